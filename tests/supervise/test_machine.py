@@ -115,7 +115,7 @@ def test_a_rank_does_not_cost_what_the_ranks_that_it_started_cost(tmp_path: Path
 
         desk = EvidenceCollector(RunDir(tmp_path / "runs" / "r"), 1, lambda: None)
         desk.update_processes(table, marks)
-        assert [len(desk.children(rank)) for rank in marks] == [1, 1]
+        assert [len(desk._ranks[rank].children) for rank in marks] == [1, 1]
         desk.close()
     finally:
         os.killpg(rank_0.pid, 9)

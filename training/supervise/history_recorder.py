@@ -7,6 +7,7 @@ that were overwritten meanwhile are recorded as a gap.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import sqlite3
@@ -47,9 +48,9 @@ class HistoryRecorder:
         self._rows_waiting = 0
 
     def record(
-        self, polls: Mapping[int, Poll], extra: Batch, snapshot: RunSnapshot | None, now_s: float
+        self, polls: Mapping[int, Poll], batch: Batch, snapshot: RunSnapshot | None, now_s: float
     ) -> None:
-        """Write the polled records, ``extra`` and ``snapshot`` in one transaction."""
+        """Write the polled records, ``batch`` and ``snapshot`` in one transaction."""
         for rank, poll in polls.items():
             if poll.records:
                 self._seen[rank] = poll.records[-1].seq + 1
@@ -57,7 +58,7 @@ class HistoryRecorder:
             self._rows_waiting += sum(_step_count(poll.records) for poll in polls.values())
             self._recover(now_s)
             return
-        batch, lost = self._add_records({r: p.records for r, p in polls.items()}, now_s, extra)
+        self._add_records(batch, {r: p.records for r, p in polls.items()}, now_s)
         if not batch and snapshot is None and not batch.cursors:
             return
         try:
@@ -67,7 +68,7 @@ class HistoryRecorder:
             self._fail(error, now_s)
             self._rows_waiting += len(batch.steps)
         else:
-            self._advance(batch, lost)
+            self._advance(batch)
 
     def write(self, write: Callable[..., None], *values: object) -> None:
         """Call ``write(*values)``, a method of the store, and note it if the store fails."""
@@ -114,35 +115,29 @@ class HistoryRecorder:
             self._rows_waiting = 0
 
     def _catch_up(self, rank: int, seen: int, now_s: float) -> None:
-        try:
+        with contextlib.suppress(OSError, QueueFileError):
             reader, base = self._queues.open_reader(rank, self._next.get(rank, 0))
-        except (OSError, QueueFileError):
-            return
-        try:
-            while self._next.get(rank, 0) < seen:
-                polled = [replace(r, seq=r.seq + base) for r in reader.poll().records]
-                records = [r for r in polled if r.seq < seen]
-                if not records:
-                    return
-                batch, lost = self._add_records({rank: records}, now_s, Batch())
-                self._store.commit(self._attempt, batch)
-                self._advance(batch, lost)
-        except (OSError, QueueFileError):
-            return
-        finally:
-            reader.close()
+            with contextlib.closing(reader):
+                while self._next.get(rank, 0) < seen:
+                    polled = [replace(r, seq=r.seq + base) for r in reader.poll().records]
+                    records = [r for r in polled if r.seq < seen]
+                    if not records:
+                        return
+                    batch = Batch()
+                    self._add_records(batch, {rank: records}, now_s)
+                    self._store.commit(self._attempt, batch)
+                    self._advance(batch)
 
-    def _advance(self, batch: Batch, lost: int) -> None:
+    def _advance(self, batch: Batch) -> None:
         self._next.update({rank: c.next_seq for rank, c in batch.cursors.items()})
-        self._lost_records += lost
+        self._lost_records += sum(missed for _, _, missed, _, _ in batch.gaps)
 
     # -- records to rows -----------------------------------------------------------------------
 
     def _add_records(
-        self, polled: Mapping[int, Iterable[Record]], now_s: float, extra: Batch
-    ) -> tuple[Batch, int]:
-        """Add rows for new records to ``extra``. Return it and the number of lost records."""
-        lost = 0
+        self, batch: Batch, polled: Mapping[int, Iterable[Record]], now_s: float
+    ) -> None:
+        """Add rows for new records, for gaps and for the cursors to ``batch``."""
         for rank, records in polled.items():
             expected = self._next.get(rank, 0)
             for record in records:
@@ -150,14 +145,12 @@ class HistoryRecorder:
                     continue
                 if record.seq > expected:
                     missed = record.seq - expected
-                    lost += missed
                     reason = "the queue was overwritten before it was read"
-                    extra.gaps.append((rank, record.seq, missed, now_s, reason))
+                    batch.gaps.append((rank, record.seq, missed, now_s, reason))
                 expected = record.seq + 1
-                _add_record(extra, rank, record, now_s)
+                _add_record(batch, rank, record, now_s)
             if expected != self._next.get(rank, 0):
-                extra.cursors[rank] = self._queues.cursor(rank, expected)
-        return extra, lost
+                batch.cursors[rank] = self._queues.cursor(rank, expected)
 
 
 def _step_count(records: Iterable[Record]) -> int:

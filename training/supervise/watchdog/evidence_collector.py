@@ -107,11 +107,6 @@ class EvidenceCollector:
                 pid for pid in children if table.entries[pid].name == LOADER_NAME
             )
 
-    def children(self, rank: int) -> tuple[int, ...]:
-        """Return the processes below the rank's own, without those of ranks that it started."""
-        processes = self._ranks.get(rank)
-        return processes.children if processes is not None else ()
-
     # -- every tick ------------------------------------------------------------------------------
 
     def judge_input(
