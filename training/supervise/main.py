@@ -42,7 +42,7 @@ def _supervise(arguments: argparse.Namespace) -> int:
     from ltui.training.supervise.open_attempt import open_attempt, record_failed_restart
 
     run_dir = RunDir(Path(arguments.run_dir))
-    plan = AttemptPlan(
+    plan: AttemptPlan | None = AttemptPlan(
         recover=arguments.adopt,
         resume_from=arguments.resume_from,
         resume_step=arguments.resume_step,
@@ -50,49 +50,40 @@ def _supervise(arguments: argparse.Namespace) -> int:
         changes=tuple(arguments.change),
         skipped=tuple(arguments.skipped),
     )
-    stop_signals = _StopSignals()
-    try:
-        supervisor = open_attempt(run_dir, plan)
-        stop_signals.attach(supervisor)
-    except (ProblemError, OSError) as error:
-        if isinstance(error, OSError):
-            problem = Problem(where=run_dir.id, what=f"its supervisor cannot start ({error}).")
-            error = ProblemError(problem)
-        print(error, file=sys.stderr, flush=True)
-        problems = [dataclasses.asdict(problem) for problem in error.problems]
-        _report(arguments.report_to, {"ok": False, "problems": problems})
-        return 2
-    _report(arguments.report_to, {"ok": True, "pid": os.getpid()})
-    while (following := supervisor.run()) is not None:
-        try:
-            supervisor = open_attempt(run_dir, following, supervisor.lock)
-            stop_signals.attach(supervisor)
-        except (ProblemError, OSError) as error:
-            record_failed_restart(run_dir, error)
-            return 1
-    return 0
+    supervisor: Supervisor | None = None
+    early_signals: list[int] = []
 
-
-class _StopSignals:
-    """Translates the stop signals into a stop request, as ``ltui stop`` sends it."""
-
-    def __init__(self) -> None:
-        self._early: list[int] = []
-        self._supervisor: Supervisor | None = None
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
-            signal.signal(number, self._handle)
-
-    def attach(self, supervisor: Supervisor) -> None:
-        """Send requests to ``supervisor``, including those that arrived before it existed."""
-        self._supervisor = supervisor
-        while self._early:
-            supervisor.request_stop(self._early.pop())
-
-    def _handle(self, number: int, _: object) -> None:
-        if self._supervisor is None:
-            self._early.append(number)
+    def request_stop(number: int, _: object) -> None:
+        """Do what ``ltui stop`` does, as soon as the next attempt has a supervisor."""
+        if supervisor is None:
+            early_signals.append(number)
         else:
-            self._supervisor.request_stop(number)
+            supervisor.request_stop(number)
+
+    for stop_signal in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(stop_signal, request_stop)
+    lock: int | None = None
+    while plan is not None:
+        try:
+            supervisor = open_attempt(run_dir, plan, lock)
+        except (ProblemError, OSError) as error:
+            if lock is not None:
+                record_failed_restart(run_dir, error)
+                return 1
+            if isinstance(error, OSError):
+                problem = Problem(where=run_dir.id, what=f"its supervisor cannot start ({error}).")
+                error = ProblemError(problem)
+            print(error, file=sys.stderr, flush=True)
+            problems = [dataclasses.asdict(problem) for problem in error.problems]
+            _report(arguments.report_to, {"ok": False, "problems": problems})
+            return 2
+        if lock is None:
+            _report(arguments.report_to, {"ok": True, "pid": os.getpid()})
+        while early_signals:
+            supervisor.request_stop(early_signals.pop())
+        plan, lock = supervisor.run(), supervisor.lock
+        supervisor = None
+    return 0
 
 
 def _report(handle: int | None, document: dict[str, Any]) -> None:
