@@ -16,7 +16,12 @@ from ltui.training.lifecycle.kill_processes import send_signal
 from ltui.training.lifecycle.stop_escalation import StopEscalation, StopStage
 from ltui.training.process.identity import ProcessIdentity
 from ltui.training.state.run_snapshot import RunState
-from ltui.training.tensor_queue.control_block import Command, ControlFile, ControlFileError
+from ltui.training.tensor_queue.control_block import (
+    Command,
+    ControlFile,
+    ControlFileError,
+    ControlState,
+)
 from ltui.training.tensor_queue.record_types import Outcome, Phase, PulseState
 
 NOT_STOPPED = "not stopped: "
@@ -105,20 +110,23 @@ class StopController:
         if self.escalation is not None or not live:
             return False
         stopping = any(p.phase is Phase.STOPPING or p.outcome is Outcome.STOPPED for p in live)
-        if not stopping and not self._stop_signal_received():
-            return False
+        if not stopping:
+            # A rank may have received a signal on which the ranks have not yet agreed.
+            control = self._read()
+            if control is None or not control.signal:
+                return False
         self.escalation = StopEscalation(now_s, STOP_TIMEOUT_S, telemetry=True)
         self.error = None
         return True
 
-    def _stop_signal_received(self) -> bool:
-        """Return True if a rank received a stop signal and the ranks have not yet agreed on it."""
+    def _read(self) -> ControlState | None:
+        """Return the content of the control file, or None if it does not exist or is damaged."""
         try:
             if self._control is None and not self._control_path.exists():
-                return False
-            return bool(self._open().read().signal)
+                return None
+            return self._open().read()
         except (OSError, ControlFileError):
-            return False
+            return None
 
     def _open(self) -> ControlFile:
         if self._control is None:
@@ -129,16 +137,10 @@ class StopController:
     def restore(self, escalation: StopEscalation | None) -> None:
         """Restore the requests of the previous supervisor: a stop (``escalation``) or a pause."""
         self.escalation = escalation
-        if not self._control_path.exists():
-            return
-        try:
-            self._control = ControlFile.open(self._control_path)
-            request = self._control.read().request
-        except (OSError, ControlFileError):
-            return
-        if request is not None:
-            self._request_id = request.request_id
-            self.pausing = request.kind is Command.PAUSE
+        state = self._read()
+        if state is not None and state.request is not None:
+            self._request_id = state.request.request_id
+            self.pausing = state.request.kind is Command.PAUSE
 
     # -- each tick -----------------------------------------------------------------------------
 
