@@ -129,7 +129,7 @@ def test_a_script_that_is_not_lightning(runs: Runs) -> None:
     run = runs.start("bash", "-c", f"echo plainly; sleep 300 & {wait}; exit 3")
     seen = runs.until(run, lambda s: s.ranks and s.ranks[0].rss_bytes)
     assert seen.ranks[0].pid
-    with pytest.raises(ProblemError, match="ranks have not begun|sends no telemetry"):
+    with pytest.raises(ProblemError, match=r"ranks have not begun|sends no telemetry"):
         runs.order(run, "pause")  # which of both depends on how long it has run
     go.touch()
     ended = runs.ended(run)
