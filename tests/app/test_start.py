@@ -82,7 +82,7 @@ def test_the_first_frame_shows_the_presets_and_needs_no_heavy_module(
 def test_the_collector_runs_again_after_the_start() -> None:
     code = (
         "import gc, time; from ltui.app import open_dashboard;"
-        "open_dashboard.COLLECTION_PAUSE_S = 0.01;"
+        "open_dashboard.COLLECTION_PAUSE_S = 0.5;"
         "open_dashboard.pause_garbage_collection(); assert not gc.isenabled()\n"
         "while not gc.isenabled(): time.sleep(0.01)\n"
         "assert gc.get_freeze_count() > 0"
