@@ -66,11 +66,8 @@ def budget_s(
     slow_phase_s = max(policy.slow_phase_s, policy.floor_s)
     if not in_known_step(pulse, rank, slowest_s):
         return slow_phase_s
-    assert pulse is not None
-    assert rank is not None
-    assert slowest_s is not None
     budget = step_budget_s(policy, slowest_s)
-    if pulse.batch <= 0:
+    if pulse is not None and rank is not None and pulse.batch <= 0:
         first_s = max(FIRST_BATCH_BUDGET_S, policy.factor * (rank.between_epochs_s or 0.0))
         return max(budget, min(first_s, slow_phase_s))
     return budget

@@ -7,6 +7,11 @@ from collections.abc import Collection
 from ltui.training.diagnosis.evidence import Collective, ProcessActivity
 from ltui.training.tensor_queue.record_types import PulseState
 
+EQUAL_BATCHES = (
+    "Give every rank the same number of batches: a DistributedSampler, drop_last=True, or"
+)
+"""Remedy for ranks with different numbers of batches, before the names of Lightning's limits."""
+
 
 def ranks_text(ranks: Collection[int]) -> str:
     """Return ``rank 2``, ``ranks 0, 1 and 3`` or ``ranks 0, 1, 2 and 61 others``."""

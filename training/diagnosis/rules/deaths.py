@@ -29,6 +29,7 @@ from ltui.training.diagnosis.observations.stack_frames import (
 )
 from ltui.training.diagnosis.stalls import left_early
 from ltui.training.diagnosis.verdict_words import (
+    EQUAL_BATCHES,
     consequences_text,
     place_text,
     ranks_text,
@@ -149,8 +150,7 @@ def _left_validation(ends: _RankEnds) -> _RankEnds:
         " batch counts differ (uneven), and the next collective's sizes did not match (size"
         " mismatch)",
         frame=next(iter(inside.values())),
-        remedy="Give every rank the same number of batches: a DistributedSampler, drop_last=True,"
-        " or limit_val_batches.",
+        remedy=f"{EQUAL_BATCHES} limit_val_batches.",
         confidence=0.7,
     )
     return {past[0]: end}

@@ -15,6 +15,7 @@ from ltui.training.diagnosis.stalls.uneven_batches import (
     finished_early_verdict,
     uneven_verdict,
 )
+from ltui.training.diagnosis.verdict_words import collective_text
 from ltui.training.state.run_snapshot import RankState, Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
 from ltui.training.tensor_queue.record_types import STEP_PHASES, Phase
@@ -90,7 +91,7 @@ def _transport_verdict(case: StallCase, ranks: tuple[int, ...]) -> Verdict:
     inputs, unfinished = case.inputs, case.unfinished
     evidence = {r: inputs.settled[r] for r in ranks}
     entry = unfinished.at[ranks[0]] if unfinished is not None else None
-    collective = f"{entry.op} #{entry.seq}" if entry else "the same collective"
+    collective = collective_text(entry) if entry else "the same collective"
     unacknowledged = {str(r): e.unacknowledged_bytes for r, e in evidence.items()}
     unacknowledged = {r: count for r, count in unacknowledged.items() if count}
     total = sum(count or 0 for count in unacknowledged.values())

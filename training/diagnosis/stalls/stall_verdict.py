@@ -75,7 +75,7 @@ def stall_verdict(
     ``unfinished`` is the collective in which they wait, ``budget_s`` the budget that has passed.
     """
     pulses = inputs.pulses_of((*culprits, *waiting))
-    waits_in = _recorded_wait(unfinished, waiting) or _observed_wait(inputs, waiting)
+    waits_in = _wait_text(inputs, unfinished, waiting)
     cause = f"{ranks_text(culprits)} {reason.text}{waiting_text(waiting, waits_in)}"
     gpu_cause = breaking_cause(inputs.gpu_verdicts, culprits or waiting)
     if gpu_cause is not None:
@@ -109,21 +109,17 @@ def stall_verdict(
     )
 
 
-def _recorded_wait(unfinished: UnfinishedCollective | None, waiting: tuple[int, ...]) -> str | None:
-    """Return the collective that the waiting ranks are recorded in."""
-    if unfinished is None:
-        return None
-    entries = [unfinished.at[r] for r in waiting if r in unfinished.at]
-    return collective_text(entries[0]) if entries else None
+def _wait_text(
+    inputs: PreparedInput, unfinished: UnfinishedCollective | None, waiting: tuple[int, ...]
+) -> str | None:
+    """Return the collective that the waiting ranks are recorded in.
 
-
-def _observed_wait(inputs: PreparedInput, waiting: tuple[int, ...]) -> str | None:
-    """Return the barrier or collective that the waiting ranks are in, if it is the same."""
-    names = {
-        name
-        for r in waiting
-        if (rank_evidence := inputs.settled.get(r)) and (name := _wait_name(rank_evidence))
-    }
+    If none is recorded, return the barrier or collective on their stacks, if it is the same.
+    """
+    entries = [unfinished.at[r] for r in waiting if r in unfinished.at] if unfinished else []
+    if entries:
+        return collective_text(entries[0])
+    names = {_wait_name(inputs.settled[r]) for r in waiting if r in inputs.settled} - {None}
     return names.pop() if len(names) == 1 else None
 
 

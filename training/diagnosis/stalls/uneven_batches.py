@@ -12,7 +12,7 @@ from ltui.training.diagnosis.judge_input import PreparedInput
 from ltui.training.diagnosis.observations.collective_positions import UnfinishedCollective
 from ltui.training.diagnosis.stalls import left_early
 from ltui.training.diagnosis.stalls.stall_verdict import Activity, StallReason, stall_verdict
-from ltui.training.diagnosis.verdict_words import place_text, ranks_text, verb
+from ltui.training.diagnosis.verdict_words import EQUAL_BATCHES, place_text, ranks_text, verb
 from ltui.training.state.run_snapshot import Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
 from ltui.training.tensor_queue.record_types import STEP_PHASES, Phase, PulseState
@@ -140,8 +140,7 @@ def uneven_verdict(
         text=uneven.text,
         activity=Activity.FAULT,
         place=place,
-        remedy="Give every rank the same number of batches: a DistributedSampler, drop_last=True,"
-        " or limit_train_batches / limit_val_batches.",
+        remedy=f"{EQUAL_BATCHES} limit_train_batches / limit_val_batches.",
         confidence=0.9,
         facts={
             "epoch_batches": {
@@ -174,8 +173,7 @@ def finished_early_verdict(
         " differ (uneven)",
         activity=Activity.FAULT,
         place="ended",
-        remedy="Give every rank the same number of batches: a DistributedSampler, drop_last=True,"
-        " or limit_train_batches.",
+        remedy=f"{EQUAL_BATCHES} limit_train_batches.",
         confidence=0.9,
     )
     return stall_verdict(inputs, early, reason, waiting, unfinished)
