@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
@@ -32,6 +33,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(item.path.is_relative_to(folder) for folder in folders):
             item.add_marker(pytest.mark.xdist_group("torch"))
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector what the imports of all tests made, torch above all."""
+    gc.collect()
+    gc.freeze()
 
 
 def _wait_until_empty(left: Callable[[], list[str]], seconds: float) -> list[str]:
