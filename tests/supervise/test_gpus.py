@@ -75,6 +75,7 @@ def test_gpus_findings_and_xids(runs: Runs, steer: Callable[[str], None]) -> Non
         assert set(history.power_w) == {540.0}
 
 
+@pytest.mark.slow
 def test_a_straggler_is_reported_with_the_problem_of_its_gpu(
     runs: Runs, steer: Callable[[str], None]
 ) -> None:

@@ -65,6 +65,7 @@ def has_another_supervisor(snapshot: RunSnapshot, *, pid: int) -> bool:
     return snapshot.supervisor_pid not in (None, pid)
 
 
+@pytest.mark.slow
 def test_the_supervisor_again_and_again(runs: Runs) -> None:
     run = runs.training()
     for _ in range(3):
