@@ -11,9 +11,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import settings
 
 from tests.gpu.standin import nvml_stand_in
 from tests.live_processes import processes_with
+
+# No example has a time limit: how long one takes depends on the load of the machine.
+settings.register_profile("ltui", deadline=None)
+settings.load_profile("ltui")
 
 # Pools that asyncio, torch and the resource tracker keep for the life of the process by design.
 _LASTING_THREADS = (
@@ -39,6 +44,11 @@ def pytest_collection_finish() -> None:
     """Spare the garbage collector what the imports of all tests made, torch above all."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Let the interpreter free at its end what it froze: libraries report leaks otherwise."""
+    gc.unfreeze()
 
 
 def _wait_until_empty(left: Callable[[], list[str]], seconds: float) -> list[str]:
