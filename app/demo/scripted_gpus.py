@@ -156,8 +156,6 @@ def _healthy(index: int, seconds: float) -> GpuReading:
         nvlink_errors=0,
         ecc_corrected=0,
         ecc_uncorrected=0,
-        ecc_corrected_ever=0,
-        ecc_uncorrected_ever=0,
         remapped_rows=0,
         repair_pending=False,
         repair_failed=False,

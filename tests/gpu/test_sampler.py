@@ -45,7 +45,6 @@ def test_everything_an_h100_tells(under):
     assert (r.nvlinks, r.nvlinks_up, r.nvlink_errors) == (18, 18, 0)
     assert r.nvlink_tx_bytes_per_s == pytest.approx(41e6 * 1024, rel=1e-3)
     assert (r.ecc_corrected, r.ecc_uncorrected) == (0, 0)
-    assert (r.ecc_corrected_ever, r.ecc_uncorrected_ever) == (0, 0)
     assert (r.retired_pages, r.remapped_rows) == (None, 0)
     assert (r.repair_pending, r.repair_failed) == (False, False)
     assert (r.sm_activity, r.sm_occupancy) == (0.84, pytest.approx(0.31))

@@ -60,7 +60,5 @@ class GpuReading(GpuValues):
     gpu_instance: int | None = None
     mig_enabled: bool = False
     """True if MIG is enabled. Work then runs in MIG devices, which have their own readings."""
-    ecc_corrected_ever: int | None = None
-    ecc_uncorrected_ever: int | None = None
     processes: tuple[GpuProcess, ...] | None = None
     last_xid: Xid | None = None
