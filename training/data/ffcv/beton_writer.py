@@ -45,7 +45,7 @@ from ltui.training.data.ffcv.beton_file import (
 )
 from ltui.training.data.ffcv.beton_sources import ImageFile, IndexedDataset, SourceError
 
-_CHUNK = 32
+_CHUNK = 8
 """Number of samples that a worker takes at a time."""
 _PR_SET_PDEATHSIG = 1
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
 import numpy as np
 
-from ltui.training.data.ffcv.beton_file import FLOAT, INT, BetonFile
+from ltui.training.data.ffcv.beton_file import BetonFile
 from ltui.training.data.ffcv.epoch_order import EpochOrder
 from ltui.training.data.ffcv.keyed_random import epoch_key
-from ltui.training.data.ffcv.torch_dataset import NO_LABEL, BetonSamples, collate
+from ltui.training.data.ffcv.torch_dataset import FILLERS, BetonSamples, collate
 from ltui.training.data.sample_order import OpenBatches, torch_batches
-
-_FILLERS = {INT: NO_LABEL, FLOAT: math.nan}
 
 
 def ffcv_batches(
@@ -25,7 +22,7 @@ def ffcv_batches(
 
     ``sides``: resolution of the images by the first epoch for which it applies.
     """
-    fillers = [_FILLERS.get(reader.file.fields[i].type_id) for i in reader.columns]
+    fillers = [FILLERS.get(reader.file.fields[i].type_id) for i in reader.columns]
 
     def open_batches(numbers: list[int]) -> Iterator[Any]:
         if side := side_at_epoch(sides, order.epoch):

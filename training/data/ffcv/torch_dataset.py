@@ -32,6 +32,8 @@ from ltui.training.data.ffcv.keyed_random import (
 )
 
 NO_LABEL = -1
+FILLERS = {INT: NO_LABEL, FLOAT: math.nan}
+"""Values of numbers in padding. Other fields keep the values of a sample."""
 
 
 class BetonSamples(Dataset[tuple[Any, ...]]):
@@ -72,12 +74,9 @@ class BetonSamples(Dataset[tuple[Any, ...]]):
 
     def __getitem__(self, sample: int) -> tuple[Any, ...]:
         if sample == self.file.samples:
-            return tuple(self._padding(i, v) for i, v in zip(self._columns, self[0], strict=True))
+            types = (self.file.fields[column].type_id for column in self._columns)
+            return tuple(FILLERS.get(t, v) for t, v in zip(types, self[0], strict=True))
         return tuple(self._value(sample, i) for i in self._columns)
-
-    def _padding(self, column: int, value: Any) -> Any:
-        kind = self.file.fields[column].type_id
-        return NO_LABEL if kind == INT else math.nan if kind == FLOAT else value
 
     def _value(self, sample: int, column: int) -> Any:
         field = self.file.fields[column]
