@@ -107,6 +107,11 @@ def row_line(row: Mapping[str, Cells], placed: Sequence[PlacedColumn]) -> Cells:
     return tuple(cells)
 
 
+def centred(text: str, width: int) -> Cells:
+    """Return a dim text in the middle of ``width`` cells."""
+    return Cell(text=" " * max(0, (width - cell_len(text)) // 2)), Cell(text=text, tone=Tone.DIM)
+
+
 def changed_columns(
     old: Mapping[str, Cells], new: Mapping[str, Cells], placed: Sequence[PlacedColumn]
 ) -> tuple[PlacedColumn, ...]:

@@ -7,16 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
-from rich.segment import Segment
-from textual.geometry import Size
 from textual.reactive import reactive
-from textual.strip import Strip
-from textual.widget import Widget
 
 from ltui.widgets.bars import bar_cells
 from ltui.widgets.columns import Cells
 from ltui.widgets.formats import NA, percent
-from ltui.widgets.palette import line_styles
+from ltui.widgets.line_sheet import LiveLines
 from ltui.widgets.view_models import Cell, HeaderViewModel, Tone
 
 BAR_WIDTH = 12
@@ -100,6 +96,12 @@ def _joined(parts: Sequence[_Part]) -> list[Cell]:
     return cells
 
 
+def header_lines(view_model: HeaderViewModel, width: int) -> list[Cells]:
+    """Return the status line, the banner and the notes."""
+    below = banner_and_note_lines(view_model, width)
+    return [status_line(view_model, width), *((cell,) for cell in below)]
+
+
 def banner_and_note_lines(view_model: HeaderViewModel, width: int) -> tuple[Cell, ...]:
     """Return the banner and the notes, wrapped between words to ``width`` cells."""
     lines = []
@@ -115,50 +117,15 @@ def banner_and_note_lines(view_model: HeaderViewModel, width: int) -> tuple[Cell
     return tuple(lines)
 
 
-class RunHeader(Widget):
+class RunHeader(LiveLines):
     """A widget that draws a ``HeaderViewModel`` and is as high as its banner and notes."""
 
     DEFAULT_CSS = """
-    RunHeader { height: auto; width: 1fr; padding: 0 1; }
+    RunHeader { padding: 0 1; }
     """
 
-    view_model: reactive[HeaderViewModel | None] = reactive(None)
+    view_model: reactive[HeaderViewModel | None] = reactive(None, repaint=False)
 
-    def __init__(
-        self,
-        view_model: HeaderViewModel | None = None,
-        *,
-        id: str | None = None,  # noqa: A002 - Textual's name for it
-        classes: str | None = None,
-    ) -> None:
-        super().__init__(id=id, classes=classes)
-        self._cached_lines: tuple[HeaderViewModel | None, int, tuple[Cells, ...]] = (None, 0, ())
-        self.set_reactive(RunHeader.view_model, view_model)
-
-    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:  # noqa: ARG002
-        return 1 + (len(banner_and_note_lines(self.view_model, width)) if self.view_model else 0)
-
-    def watch_view_model(self, old: HeaderViewModel | None, new: HeaderViewModel | None) -> None:
-        width = self.size.width
-        count_before = len(banner_and_note_lines(old, width)) if old else 0
-        count_now = len(banner_and_note_lines(new, width)) if new else 0
-        if count_before != count_now:
-            self.refresh(layout=True)
-
-    def lines(self) -> tuple[Cells, ...]:
-        """Return the lines for the present width."""
-        view_model, width = self.view_model, self.size.width
-        if view_model is None:
-            return ()
-        if self._cached_lines[0] is not view_model or self._cached_lines[1] != width:
-            below = tuple((cell,) for cell in banner_and_note_lines(view_model, width))
-            self._cached_lines = (view_model, width, (status_line(view_model, width), *below))
-        return self._cached_lines[2]
-
-    def render_line(self, y: int) -> Strip:
-        lines, base, width = self.lines(), self.rich_style, self.size.width
-        if y >= len(lines):
-            return Strip.blank(width, base)
-        styles = line_styles(self.app)
-        segments = [Segment(cell.text, base + styles.of(cell.tone)) for cell in lines[y]]
-        return Strip(segments).adjust_cell_length(width, base)
+    def watch_view_model(self, view_model: HeaderViewModel | None) -> None:
+        if view_model is not None:
+            self.show(lambda width: header_lines(view_model, width))

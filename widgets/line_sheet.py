@@ -1,4 +1,4 @@
-"""A widget for lines of cells that are laid out again for each width. Its container scrolls it."""
+"""Widgets for lines of cells that are laid out again for each width. A container scrolls them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from collections.abc import Callable, Sequence
 
 from rich.text import Text
 from textual.geometry import Size
+from textual.strip import Strip
 from textual.widget import Widget
 
 from ltui.widgets.columns import Cells
-from ltui.widgets.palette import line_styles
+from ltui.widgets.palette import cells_strip, line_styles
 
 LayOut = Callable[[int], Sequence[Cells]]
 """Return the lines for a width in cells."""
 
 
 class LineSheet(Widget):
-    """A widget that is as high as its lines."""
+    """A widget that is as high as its lines. The text can be selected with the mouse."""
 
     DEFAULT_CSS = """
     LineSheet { height: auto; width: 1fr; }
@@ -29,13 +30,15 @@ class LineSheet(Widget):
 
     def show(self, lay_out: LayOut) -> None:
         """Show the lines that ``lay_out`` returns; repaint only if they changed."""
-        before, width = self._lines.get(self.size.width), self.size.width
+        before = self._lines.get(self.size.width)
         self._lay_out, self._lines = lay_out, {}
-        if width and before is not None and before == self._lines_for(width):
-            return
-        self.refresh(layout=True)
+        now = self.lines_for(self.size.width)
+        if not now or now != before:
+            # Only another number of lines changes the layout.
+            self.refresh(layout=before is None or len(before) != len(now))
 
-    def _lines_for(self, width: int) -> list[Cells]:
+    def lines_for(self, width: int) -> list[Cells]:
+        """Return the lines for a width in cells."""
         if width not in self._lines:
             # Textual may measure another width than it draws. Older widths are not needed.
             if len(self._lines) > 2:
@@ -44,14 +47,23 @@ class LineSheet(Widget):
         return self._lines[width]
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:  # noqa: ARG002
-        return max(1, len(self._lines_for(width)))
+        return max(1, len(self.lines_for(width)))
 
     def render(self) -> Text:
         styles = line_styles(self.app)
         rows = []
-        for cells in self._lines_for(self.size.width):
+        for cells in self.lines_for(self.size.width):
             row = Text(no_wrap=True, overflow="crop", end="")
             for cell in cells:
                 row.append(cell.text, styles.of(cell.tone))
             rows.append(row)
         return Text("\n", no_wrap=True, overflow="crop", end="").join(rows)
+
+
+class LiveLines(LineSheet):
+    """Lines that change with every frame: cheaper to draw, because they can't be selected."""
+
+    def render_line(self, y: int) -> Strip:
+        width = self.size.width
+        lines = self.lines_for(width)
+        return cells_strip(lines[y] if y < len(lines) else (), width, self)

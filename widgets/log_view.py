@@ -7,24 +7,24 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from rich.cells import cell_len
-from rich.segment import Segment
-from rich.style import Style
 from rich.text import Text
 from textual import on
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
-from textual.geometry import Region, Size
+from textual.geometry import Size
 from textual.message import Message
 from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widgets import Input, Static
 
+from ltui.widgets.columns import centred
 from ltui.widgets.formats import NA
+from ltui.widgets.key_table import bindings
 from ltui.widgets.log_lines import LogBuffer, occurrences
 from ltui.widgets.log_rows import LogLevel, LogRows, shown_text
-from ltui.widgets.palette import LineStyles, line_styles
+from ltui.widgets.palette import LineStyles, cells_strip, line_styles
 from ltui.widgets.view_models import LogLine, Tone
 
 MAX_LINES = 5000
@@ -32,10 +32,6 @@ RANK_CELLS = 5
 """Cells for the rank before a line."""
 TIME_CELLS = 9
 """Cells for the time of day before a line."""
-FOLLOW_TIP = "Follow the newest line, or stay"
-WRAP_TIP = "Wrap long lines, or scroll sideways"
-LEVEL_TIP = "All lines, warnings and errors, or errors only"
-TIMES_TIP = "Show when lines arrived (only lines that arrived while ltui watched)"
 
 
 class LogLines(ScrollView, can_focus=True):
@@ -45,48 +41,36 @@ class LogLines(ScrollView, can_focus=True):
     DEFAULT_CSS = """
     LogLines { height: 1fr; width: 1fr; scrollbar-size: 0 1; }
     """
+    BINDINGS: ClassVar[list[BindingType]] = bindings(
+        "log",
+        """
+        f | toggle('follow') | follow | Follow the newest line, or stay
+        w | toggle('wrap')   | wrap   | Wrap long lines, or scroll sideways
+        L | next_level       | level  | All lines, warnings and errors, or errors only
+        T | toggle('times')  | times  | Show when lines arrived (only if ltui watched at that time)
+        """,
+    )
 
     follow: reactive[bool] = reactive(True, repaint=False)
     """Keep the newest line in view as lines arrive."""
     show_ranks: reactive[bool] = reactive(True)
     wrap: reactive[bool] = reactive(True)
     """Wrap long lines; otherwise scroll sideways to read them."""
-    show_times: reactive[bool] = reactive(False)
+    times: reactive[bool] = reactive(False)
     """Show when each line was read; n/a for lines that were in the file at the start."""
     level: reactive[LogLevel] = reactive(LogLevel.ALL)
     note: reactive[str] = reactive("nothing written yet")
     """Text in the middle while there are no lines."""
 
-    class FollowChanged(Message):
-        """The view started or stopped following the newest line."""
+    class ModeChanged(Message):
+        """The view started or stopped following the newest line, or filters by another level."""
 
-        def __init__(self, lines: LogLines, follow: bool) -> None:
-            super().__init__()
-            self.lines = lines
-            self.follow = follow
-
-        @property
-        def control(self) -> LogLines:
-            return self.lines
-
-    class LevelChanged(Message):
-        """Lines are filtered by another level."""
-
-        def __init__(self, lines: LogLines) -> None:
-            super().__init__()
-            self.lines = lines
-
-        @property
-        def control(self) -> LogLines:
-            return self.lines
-
-    def __init__(self, *, max_lines: int = MAX_LINES) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._lines = LogBuffer(max_lines)
+        self._lines = LogBuffer(MAX_LINES)
         self._rows = LogRows(self._lines)
         self._widest = 0
-        self._query = ""
-        self._styles: tuple[Style, LineStyles] | None = None
+        self.query_text = ""
         self._current_hit: int | None = None
         """Number of the line at which the last search stopped."""
 
@@ -139,7 +123,7 @@ class LogLines(ScrollView, can_focus=True):
         return self.size.width - 1 - self._prefix_cells() if self.wrap and self.size.width else None
 
     def _prefix_cells(self) -> int:
-        return (TIME_CELLS if self.show_times else 0) + (RANK_CELLS if self.show_ranks else 0)
+        return (TIME_CELLS if self.times else 0) + (RANK_CELLS if self.show_ranks else 0)
 
     def on_resize(self) -> None:
         # The size is unknown before, and the scroll offset of the end depends on it.
@@ -152,15 +136,14 @@ class LogLines(ScrollView, can_focus=True):
         self.scroll_x = 0
         self._lay_out()
 
-    def watch_show_ranks(self) -> None:
-        self._lay_out()
-
-    def watch_show_times(self) -> None:
-        self._lay_out()
+    watch_show_ranks = watch_times = _lay_out
 
     def watch_level(self) -> None:
         self._lay_out()
-        self.post_message(self.LevelChanged(self))
+        self.post_message(self.ModeChanged())
+
+    def action_next_level(self) -> None:
+        self.level = self.level.next()
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -172,7 +155,7 @@ class LogLines(ScrollView, can_focus=True):
     def watch_follow(self, follow: bool) -> None:
         if follow:
             self._scroll_to_end()
-        self.post_message(self.FollowChanged(self, follow))
+        self.post_message(self.ModeChanged())
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         super().watch_scroll_y(old_value, new_value)
@@ -187,20 +170,16 @@ class LogLines(ScrollView, can_focus=True):
 
     # Search
 
-    @property
-    def query_text(self) -> str:
-        return self._query
-
     def search(self, query: str) -> int:
         """Highlight ``query`` in all lines, and return the number of lines that contain it."""
-        self._query = query
+        self.query_text = query
         self._current_hit = None
         self.refresh()
         return len(self.hits())
 
     def hits(self) -> Sequence[int]:
         """Return the indices of the shown lines that contain the query."""
-        hits = self._lines.hits(self._query)
+        hits = self._lines.hits(self.query_text)
         if self.level is LogLevel.ALL:
             return hits
         return [hit for hit in hits if self.level.shows(self._lines[hit])]
@@ -233,23 +212,18 @@ class LogLines(ScrollView, can_focus=True):
 
     # Drawing
 
-    def render_lines(self, crop: Region) -> list[Strip]:
-        # Get the styles once for each repaint, not for each line.
-        self._styles = self.rich_style, line_styles(self.app)
-        return super().render_lines(crop)
-
     def render_line(self, y: int) -> Strip:
         width, height = self.size
-        base, styles = self._styles or (self.rich_style, line_styles(self.app))
+        base, styles = self.visual_style.rich_style, line_styles(self.app)
         if not len(self._rows):
-            note = self._empty_note() if y == (height - 1) // 2 else ""
-            return _centred(note, width, styles, base)
+            is_middle = y == (height - 1) // 2
+            return cells_strip(centred(self._empty_note(), width) if is_middle else (), width, self)
         index = self.scroll_offset.y + y
         if index >= len(self._rows):
             return Strip.blank(width, base)
         row = self._rows[index]
         line = self._lines[row.number - self._lines.first]
-        text = _styled_text(line, styles, self._query)[row.begin : row.end]
+        text = _styled_text(line, styles, self.query_text)[row.begin : row.end]
         prefix = self._prefix(line, styles) if row.begin == 0 else Text(" " * self._prefix_cells())
         if self._current_hit == row.number:
             text.stylize(styles.selected)
@@ -267,11 +241,11 @@ class LogLines(ScrollView, can_focus=True):
 
     def _prefix(self, line: LogLine, styles: LineStyles) -> Text:
         text = Text(no_wrap=True, end="")
-        if self.show_times:
+        if self.times:
             text.append(_time_of_day(line.seen_at), styles.of(Tone.DIM))
         if self.show_ranks:
             ranks = styles.series
-            ink = styles.title if line.rank is None else ranks[line.rank % len(ranks)]
+            ink = styles.of(Tone.DIM) if line.rank is None else ranks[line.rank % len(ranks)]
             name = "" if line.rank is None else f"r{line.rank}"
             text.append(name.ljust(RANK_CELLS - 1) + " ", ink)
         return text
@@ -281,12 +255,6 @@ def _time_of_day(seen_at: float | None) -> str:
     if seen_at is None:
         return NA.rjust(TIME_CELLS - 1) + " "
     return time.strftime("%H:%M:%S ", time.localtime(seen_at))
-
-
-def _centred(text: str, width: int, styles: LineStyles, base: Style) -> Strip:
-    left = max(0, (width - cell_len(text)) // 2)
-    strip = Strip([Segment(" " * left), Segment(text, styles.title)])
-    return strip.adjust_cell_length(width).apply_style(base)
 
 
 def _styled_text(line: LogLine, styles: LineStyles, query: str) -> Text:
@@ -308,40 +276,19 @@ class LogView(Vertical):
     LogView #log-query { width: 1fr; border: none; height: 1; padding: 0 1; }
     LogView #log-hits { width: auto; padding: 0 1; color: $text-muted; }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("slash", "find", "find", id="log.find", tooltip="Search in the log"),
-        Binding("n", "seek(1)", "next", show=False, id="log.next", tooltip="Next match"),
-        Binding(
-            "N,shift+n",
-            "seek(-1)",
-            "previous",
-            show=False,
-            id="log.previous",
-            tooltip="Previous match",
-        ),
-        Binding("f", "follow", "follow", show=False, id="log.follow", tooltip=FOLLOW_TIP),
-        Binding("w", "wrap", "wrap", show=False, id="log.wrap", tooltip=WRAP_TIP),
-        Binding("L", "level", "level", show=False, id="log.level", tooltip=LEVEL_TIP),
-        Binding("T", "times", "times", show=False, id="log.times", tooltip=TIMES_TIP),
-        Binding(
-            "escape",
-            "leave",
-            "close search",
-            show=False,
-            id="log.leave",
-            tooltip="Close the search",
-        ),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = bindings(
+        "log",
+        """
+        slash     | find     | find         | Search in the log
+        n         | seek(1)  | next         | Next match
+        N,shift+n | seek(-1) | previous     | Previous match
+        escape    | leave    | close search | Close the search
+        """,
+    )
 
-    def __init__(
-        self,
-        *,
-        max_lines: int = MAX_LINES,
-        id: str | None = None,  # noqa: A002 - Textual's name for it
-        classes: str | None = None,
-    ) -> None:
-        super().__init__(id=id, classes=classes)
-        self.lines = LogLines(max_lines=max_lines)
+    def __init__(self, *, id: str | None = None) -> None:  # noqa: A002 - Textual's name for it
+        super().__init__(id=id)
+        self.lines = LogLines()
 
     def compose(self) -> ComposeResult:
         yield self.lines
@@ -349,35 +296,9 @@ class LogView(Vertical):
             yield Input(placeholder="find", id="log-query", compact=True)
             yield Static("", id="log-hits", markup=False)
 
-    def extend(self, lines: Iterable[LogLine]) -> None:
-        self.lines.extend(lines)
-
-    def set_lines(self, lines: Iterable[LogLine]) -> None:
-        self.lines.set_lines(lines)
-
-    @property
-    def follow(self) -> bool:
-        return self.lines.follow
-
-    @follow.setter
-    def follow(self, follow: bool) -> None:
-        self.lines.follow = follow
-
     def action_find(self) -> None:
         self.add_class("-searching")
         self.query_one("#log-query", Input).focus()
-
-    def action_follow(self) -> None:
-        self.follow = not self.follow
-
-    def action_wrap(self) -> None:
-        self.lines.wrap = not self.lines.wrap
-
-    def action_level(self) -> None:
-        self.lines.level = self.lines.level.next()
-
-    def action_times(self) -> None:
-        self.lines.show_times = not self.lines.show_times
 
     def action_seek(self, direction: int) -> None:
         self._show_position(self.lines.seek(direction))

@@ -13,13 +13,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from rich.segment import Segment
 from rich.style import Style
 from textual.app import App
 from textual.color import Color, ColorParseError
+from textual.strip import Strip
 from textual.theme import Theme
 
 if TYPE_CHECKING:
-    from ltui.widgets.view_models import Tone
+    from collections.abc import Sequence
+
+    from textual.widget import Widget
+
+    from ltui.widgets.view_models import Cell, Tone
 
 DARK_SERIES = (
     "#5f87ff", "#ffaf5f", "#5fd787", "#d787ff", "#5fd7d7", "#ff8787", "#949494", "#d7d7ff",
@@ -148,15 +154,10 @@ class LineStyles:
     series: tuple[Style, ...]
     faint_series: tuple[Style, ...]
     """The series colours nearer to the background, for raw values behind a curve and for bands."""
-    faint: Style
-    """Style of grid lines and of the empty part of a bar."""
     selected: Style
     """Style that is added to the row under the cursor."""
-    title: Style
-    """Style of column titles."""
     match: Style
     """Style of text that matches a search."""
-    colourless: bool
 
     def of(self, tone: Tone) -> Style:
         """Return the style of a tone."""
@@ -190,6 +191,13 @@ def line_styles(app: App[object]) -> LineStyles:
     )
 
 
+def cells_strip(cells: Sequence[Cell], width: int, widget: Widget) -> Strip:
+    """Return a line of exactly ``width`` cells in the styles of the theme, on the widget's own."""
+    base, styles = widget.visual_style.rich_style, line_styles(widget.app)
+    segments = [Segment(cell.text, base + styles.of(cell.tone)) for cell in cells if cell.text]
+    return Strip(segments).adjust_cell_length(width, base)
+
+
 def _mix(colour: str, towards: str, share: float) -> str:
     return Color.parse(colour).blend(Color.parse(towards), share).hex6
 
@@ -214,11 +222,8 @@ def _coloured(named: tuple[str, ...], series: tuple[str, ...]) -> LineStyles:
         },
         series=tuple(_ink(ink) for ink in inks),
         faint_series=tuple(_ink(ink.blend(ground, 0.55) if ink else None) for ink in inks),
-        faint=_ink(faint),
         selected=Style(bgcolor=selected.rich_color) if selected else Style(reverse=True),
-        title=_ink(dim),
         match=Style(color=ground.rich_color, bgcolor=warn.rich_color if warn else None),
-        colourless=False,
     )
 
 
@@ -253,9 +258,6 @@ def _colourless() -> LineStyles:
         },
         series=(plain,) * count,
         faint_series=(dim,) * count,
-        faint=dim,
         selected=Style(reverse=True, dim=False),
-        title=dim,
         match=Style(reverse=True),
-        colourless=True,
     )

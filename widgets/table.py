@@ -6,12 +6,12 @@ Only visible lines are drawn, so a thousand rows cost no more than the visible o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from rich.segment import Segment
-from rich.style import Style
-from textual import events
-from textual.binding import Binding, BindingType
+from textual import events, on
+from textual.binding import BindingType
 from textual.geometry import Region, Size
 from textual.message import Message
 from textual.reactive import reactive
@@ -22,13 +22,15 @@ from ltui.widgets.columns import (
     Cells,
     Column,
     PlacedColumn,
+    centred,
     changed_columns,
     fit_columns,
     row_line,
     title_line,
 )
-from ltui.widgets.palette import LineStyles, line_styles
-from ltui.widgets.view_models import Tone
+from ltui.widgets.key_table import bindings
+from ltui.widgets.palette import cells_strip, line_styles
+from ltui.widgets.view_models import Cell, Tone
 
 Row = TypeVar("Row")
 
@@ -43,22 +45,18 @@ class Table(ScrollView, Generic[Row], can_focus=True):
     Table { height: 1fr; width: 1fr; overflow-x: hidden; overflow-y: auto;
             scrollbar-size-vertical: 1; }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "move(-1)", "up", show=False, id="table.up"),
-        Binding("down", "move(1)", "down", show=False, id="table.down"),
-        Binding("pageup", "page(-1)", "page up", show=False, id="table.page_up"),
-        Binding("pagedown", "page(1)", "page down", show=False, id="table.page_down"),
-        Binding("home", "end(-1)", "first", show=False, id="table.first"),
-        Binding("end", "end(1)", "last", show=False, id="table.last"),
-        Binding(
-            "enter",
-            "select",
-            "open",
-            show=False,
-            id="table.select",
-            tooltip="Open the row under the cursor",
-        ),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = bindings(
+        "table",
+        """
+        up       | move(-1) | up        | Move the cursor to the previous row
+        down     | move(1)  | down      | Move the cursor to the next row
+        pageup   | page(-1) | page up   | Move the cursor up by one page
+        pagedown | page(1)  | page down | Move the cursor down by one page
+        home     | end(-1)  | first     | Move the cursor to the first row
+        end      | end(1)   | last      | Move the cursor to the last row
+        enter    | select   | open      | Open the row under the cursor
+        """,
+    )
     COLUMNS: ClassVar[tuple[Column, ...]] = ()
     NOTE: ClassVar[str] = "nothing yet"
     """Text in the middle of an empty table, unless ``note`` is set."""
@@ -70,29 +68,19 @@ class Table(ScrollView, Generic[Row], can_focus=True):
     cursor: reactive[int] = reactive(0, repaint=False)
     note: reactive[str | None] = reactive(None)
 
+    @dataclass
     class RowSelected(Message):
         """A row was opened with Enter or a click."""
 
-        def __init__(self, table: Table[Any], key: str) -> None:
-            super().__init__()
-            self.table = table
-            self.key = key
+        table: Table[Any]
+        key: str
 
-        @property
-        def control(self) -> Table[Any]:
-            return self.table
-
+    @dataclass
     class RowHighlighted(Message):
         """The cursor moved to another row; ``key`` is None if the table is empty."""
 
-        def __init__(self, table: Table[Any], key: str | None) -> None:
-            super().__init__()
-            self.table = table
-            self.key = key
-
-        @property
-        def control(self) -> Table[Any]:
-            return self.table
+        table: Table[Any]
+        key: str | None
 
     def __init__(
         self,
@@ -104,7 +92,6 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         super().__init__(id=id, classes=classes)
         self._rows: tuple[Row, ...] = tuple(rows)
         self._placed: tuple[PlacedColumn, ...] = ()
-        self._styles: tuple[Style, LineStyles] | None = None
         self._keys: tuple[str, ...] = tuple(self.key_of(r) for r in self._rows)
         self._cells: dict[str, tuple[Row, Mapping[str, Cells]]] = {}
 
@@ -127,10 +114,6 @@ class Table(ScrollView, Generic[Row], can_focus=True):
     @property
     def rows(self) -> tuple[Row, ...]:
         return self._rows
-
-    @rows.setter
-    def rows(self, rows: Sequence[Row]) -> None:
-        self.set_rows(rows)
 
     def set_rows(self, rows: Sequence[Row]) -> None:
         """Replace all rows. The cursor stays on its row; if that is gone, it keeps its position."""
@@ -184,7 +167,6 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         self.virtual_size = Size(width, len(self._rows) + 1)
 
     def on_mount(self) -> None:
-        self._refresh_scrollbars()
         self._update_virtual_size()
 
     def on_resize(self) -> None:
@@ -194,45 +176,30 @@ class Table(ScrollView, Generic[Row], can_focus=True):
 
     # Drawing
 
-    def render_lines(self, crop: Region) -> list[Strip]:
-        # Get the styles once for each repaint, not for each line.
-        self._styles = self.rich_style, line_styles(self.app)
-        return super().render_lines(crop)
-
     def render_line(self, y: int) -> Strip:
-        width = self.size.width
-        base, styles = self._styles or (self.rich_style, line_styles(self.app))
-        if not self._rows:
-            return self._empty_line(y).apply_style(base)
-        if not self._placed:
-            self._placed = self._placed_columns()
-        index = self.scroll_offset.y + y - 1
-        if y == 0:
-            cells, sign = title_line(self._placed), " " * len(_CURSOR_SIGN)
-        elif index < len(self._rows):
-            cells = row_line(self._cached_cells(self._rows[index]), self._placed)
-            sign = _CURSOR_SIGN if self._is_current(index) else " " * len(_CURSOR_SIGN)
-        else:
-            return Strip.blank(width, base)
-        shade = Tone.PLAIN if self.has_focus else Tone.DIM
-        segments = [Segment(sign, base + styles.of(shade))]
-        segments += [Segment(c.text, base + styles.of(c.tone)) for c in cells if c.text]
-        strip = Strip(segments).adjust_cell_length(width, base)
-        if y and self._is_current(index) and self.has_focus:
-            return _with_style(strip, styles.selected)
-        return strip
-
-    def _is_current(self, index: int) -> bool:
-        return index == self.cursor and (self.KEEPS_CURSOR or self.has_focus)
-
-    def _empty_line(self, y: int) -> Strip:
         width, height = self.size
-        text = self.NOTE if self.note is None else self.note
-        if y != max(0, (height - 1) // 2):
-            return Strip.blank(width)
-        from_left = max(0, (width - len(text)) // 2)
-        dim = line_styles(self.app).title
-        return Strip([Segment(" " * from_left), Segment(text, dim)]).adjust_cell_length(width)
+        if not self._rows:
+            note = self.NOTE if self.note is None else self.note
+            is_middle = y == max(0, (height - 1) // 2)
+            return cells_strip(centred(note, width) if is_middle else (), width, self)
+        index = self.scroll_offset.y + y - 1
+        if y and index >= len(self._rows):
+            return Strip.blank(width, self.visual_style.rich_style)
+        focused = self.has_focus
+        is_current = y > 0 and index == self.cursor and (self.KEEPS_CURSOR or focused)
+        sign = Cell(
+            text=_CURSOR_SIGN if is_current else " " * len(_CURSOR_SIGN),
+            tone=Tone.PLAIN if focused else Tone.DIM,
+        )
+        if y:
+            cells = row_line(self._cached_cells(self._rows[index]), self._placed)
+        else:
+            cells = title_line(self._placed)
+        strip = cells_strip((sign, *cells), width, self)
+        if not (is_current and focused):
+            return strip
+        selected = line_styles(self.app).selected
+        return Strip(Segment.apply_style(strip, post_style=selected), width)
 
     # The cursor
 
@@ -248,7 +215,7 @@ class Table(ScrollView, Generic[Row], can_focus=True):
             return
         self._show_cursor()
         for index in (old, new):
-            self.refresh(Region(0, index - self.scroll_offset.y + 1, self.size.width, 1))
+            self._repaint_row(index)
         self.post_message(self.RowHighlighted(self, self.cursor_key))
 
     def _show_cursor(self) -> None:
@@ -272,14 +239,13 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         if self.cursor_key is not None:
             self.post_message(self.RowSelected(self, self.cursor_key))
 
-    def on_focus(self) -> None:
-        self._repaint_cursor()
+    def _repaint_row(self, index: int) -> None:
+        self.refresh(Region(0, index - self.scroll_offset.y + 1, self.size.width, 1))
 
-    def on_blur(self) -> None:
-        self._repaint_cursor()
-
-    def _repaint_cursor(self) -> None:
-        self.refresh(Region(0, self.cursor - self.scroll_offset.y + 1, self.size.width, 1))
+    @on(events.Focus)
+    @on(events.Blur)
+    def _focus_moved(self) -> None:
+        self._repaint_row(self.cursor)
 
     def on_click(self, event: events.Click) -> None:
         index = event.y - 1 + self.scroll_offset.y
@@ -287,8 +253,3 @@ class Table(ScrollView, Generic[Row], can_focus=True):
             self.cursor = index
             if self.CLICK_OPENS:
                 self.action_select()
-
-
-def _with_style(strip: Strip, style: Style) -> Strip:
-    """Return ``strip`` with ``style`` added to every segment."""
-    return Strip([Segment(s.text, (s.style or Style()) + style) for s in strip], strip.cell_length)

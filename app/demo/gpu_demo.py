@@ -16,7 +16,6 @@ from textual.widgets import Static
 
 from ltui.app.demo.scripted_gpus import ScriptedGpus
 from ltui.app.keys.footer import KeyFooter, KeyHint
-from ltui.app.keys.key_table import bindings
 from ltui.app.live.frame import Frame
 from ltui.app.live.gpu_history import GpuHistory
 from ltui.app.panels.gpu_panel import GpuOverview
@@ -28,6 +27,7 @@ from ltui.training.gpu.findings import verdicts
 from ltui.training.gpu.run_gpus import GpuSource, RunGpus
 from ltui.training.state.run_snapshot import RankSnapshot, RankState, RunSnapshot, RunState
 from ltui.widgets.gpu_table import GpuTable
+from ltui.widgets.key_table import bindings
 
 LABEL = "simulated GPUs and ranks, not those of this machine"
 POLL_INTERVAL_S = 0.5

@@ -10,7 +10,7 @@ from ltui.app.presentation.notifications import CONTROLS, refusal
 from ltui.training.config.verdict_severity import BLOCKING_LEVELS
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.widgets.charts.chart import Chart
-from ltui.widgets.log_view import LogView
+from ltui.widgets.log_view import LogLines
 
 KEYS = """
 [Run]
@@ -63,9 +63,9 @@ SCALE_HINTS = (
 LOG_HINTS = (
     KeyHint("/", "find", "screen.search"),
     KeyHint("v", "choose rank", "screen.next_log"),
-    KeyHint("f", "follow", "screen.follow_log"),
-    KeyHint("L", "level", "screen.log_level"),
-    KeyHint("w", "wrap", "screen.wrap_log"),
+    KeyHint("f", "follow", "focused.toggle('follow')"),
+    KeyHint("L", "level", "focused.next_level"),
+    KeyHint("w", "wrap", "focused.toggle('wrap')"),
 )
 """Hints while the log has the focus."""
 TYPING_HINTS = (
@@ -87,7 +87,7 @@ def run_hints(
     stuck = blocked and snapshot.state in LIVE
     diagnose = KeyHint("d", "diagnose", "screen.diagnose", keep=stuck)
     kill = KeyHint("k", "kill", "screen.kill", keep=stuck)
-    in_log = focused is not None and any(isinstance(a, LogView) for a in focused.ancestors)
+    in_log = isinstance(focused, LogLines)
     panel_hints = CHART_HINTS if isinstance(focused, Chart) else LOG_HINTS if in_log else ()
     hints = [
         # The keys that help a stuck run come first.

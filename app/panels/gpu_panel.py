@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 from rich.text import Text
@@ -15,8 +16,9 @@ from ltui.app.live.gpu_history import HEAT_S
 from ltui.app.panels.panel import Panel
 from ltui.app.presentation import run_view
 from ltui.app.presentation.gpu_view import HEAT_STRIP_MIN_GPUS, findings_text, gpu_rows, gpus_title
-from ltui.widgets.gpu_heat import GpuHeat
+from ltui.widgets.gpu_heat import heat_lines
 from ltui.widgets.gpu_table import GpuTable
+from ltui.widgets.line_sheet import LiveLines
 from ltui.widgets.view_models import GpuRow
 
 TITLE = "GPUs"
@@ -86,7 +88,7 @@ class GpuOverview(Vertical):
     _findings: Text | None = None
 
     def compose(self) -> ComposeResult:
-        yield GpuHeat(id="gpu-heat")
+        yield LiveLines(id="gpu-heat")
         yield GpuTable(id="gpu-table")
         findings = Static(id="gpu-findings", markup=False)
         # Hidden here and not in on_mount: if a screen is closed while it opens, on_mount is called
@@ -120,7 +122,7 @@ class GpuOverview(Vertical):
 
     def _show_heat(self, rows: Sequence[GpuRow], *, alone: bool) -> int:
         """Draw the heat strips in the lines that rows and findings leave; return their lines."""
-        heat = self.query_one(GpuHeat)
+        heat = self.query_one("#gpu-heat", LiveLines)
         available = MAX_HEAT_LINES
         if alone:
             available = self.size.height - (len(rows) + 1) - self._max_findings(alone=True) - 1
@@ -129,5 +131,5 @@ class GpuOverview(Vertical):
         heat.display = len(rows) >= HEAT_STRIP_MIN_GPUS and available > 0
         if not heat.display:
             return 0
-        heat.show(rows, min(available, len(rows)), HEAT_S)
-        return heat.lines(max(1, heat.size.width or self.size.width))
+        heat.show(partial(heat_lines, rows, min(available, len(rows)), HEAT_S))
+        return len(heat.lines_for(max(1, heat.size.width or self.size.width)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from textual import on
 from textual.app import ComposeResult
-from textual.message import Message
 
 from ltui.app.live.frame import Frame
 from ltui.app.panels.panel import Panel
@@ -31,17 +30,17 @@ class LogPanel(Panel):
 
     def show(self, frame: Frame) -> None:
         """Add the new lines of ``frame``; replace all lines if the attempt or source changed."""
-        view = self.query_one(LogView)
+        lines = self.query_one(LogLines)
         shown, current = self._shown, (frame.snapshot.attempt, self.source, frame.log_count)
         if shown == current:
             return
         self._shown = current
         if shown is not None and shown[:2] == current[:2] and shown[2] <= frame.log_count:
             new = frame.log[max(0, len(frame.log) - (frame.log_count - shown[2])) :]
-            view.extend(line for line in new if is_from(line, self.source))
+            lines.extend(line for line in new if is_from(line, self.source))
         else:
-            view.lines.show_ranks = self.source == ALL_RANKS
-            view.set_lines(line for line in frame.log if is_from(line, self.source))
+            lines.show_ranks = self.source == ALL_RANKS
+            lines.set_lines(line for line in frame.log if is_from(line, self.source))
         self._update_titles()
 
     def next_source(self, frame: Frame | None) -> None:
@@ -54,16 +53,15 @@ class LogPanel(Panel):
             self.show(frame)
 
     def _update_titles(self) -> None:
-        lines = self.query_one(LogView).lines
+        lines = self.query_one(LogLines)
         following = "live" if lines.follow else "f: jump to newest"
         level = "" if lines.level is LogLevel.ALL else f", {lines.level.value}"
         names = {ALL_RANKS: "all ranks", LAUNCHER: "launcher"}
         source = names.get(self.source, f"rank {self.source}")
         self.set_titles(f"log, {source}{level}", f"v: choose rank · L: level · {following}")
 
-    @on(LogLines.FollowChanged)
-    @on(LogLines.LevelChanged)
-    def _view_changed(self, message: Message) -> None:
+    @on(LogLines.ModeChanged)
+    def _mode_changed(self, message: LogLines.ModeChanged) -> None:
         message.stop()
         self._update_titles()
 

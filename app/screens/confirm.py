@@ -11,7 +11,7 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from ltui.app.keys.key_table import bindings
+from ltui.widgets.key_table import bindings
 
 
 class ConfirmScreen(ModalScreen[bool]):

@@ -23,7 +23,6 @@ from ltui.app.diagnosis.diagnosis_view import DiagnosisContext, diagnosis_view_m
 from ltui.app.diagnosis.request_diagnosis import DiagnosisResult, from_snapshot, request_diagnosis
 from ltui.app.diagnosis.text_report import file_name, report
 from ltui.app.keys.footer import KeyFooter, KeyHint
-from ltui.app.keys.key_table import bindings
 from ltui.app.live.frame import Frame
 from ltui.app.panels.panel import Panel
 from ltui.app.panels.tab_bar import TabBar
@@ -32,6 +31,7 @@ from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets import diagnosis as parts
+from ltui.widgets.key_table import bindings
 from ltui.widgets.line_sheet import LineSheet
 from ltui.widgets.view_models import DiagnosisViewModel
 

@@ -13,13 +13,13 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from ltui.app.keys.key_table import bindings
 from ltui.app.live.frame import Frame
 from ltui.app.live.gpu_history import GpuSeries
 from ltui.app.panels.panel import Panel
 from ltui.app.presentation.gpu_charts import CHART_NAMES, gpu_charts
 from ltui.app.presentation.gpu_view import find_gpu, gpu_rows, readings_text
 from ltui.widgets.charts.chart import Chart
+from ltui.widgets.key_table import bindings
 
 REFRESH_S = 1.0
 """Seconds between two updates of the screen."""

@@ -14,9 +14,9 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen, Screen
 from textual.widgets import Static
 
-from ltui.app.keys.key_table import bindings
 from ltui.app.keys.screen_keys import EVERYWHERE, SCREEN, groups_of, listed_keys, refusal_of
 from ltui.widgets.columns import Cells
+from ltui.widgets.key_table import bindings
 from ltui.widgets.line_sheet import LineSheet
 from ltui.widgets.view_models import Cell, Tone
 

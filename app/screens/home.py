@@ -17,7 +17,6 @@ from textual.widgets import Input, Select, Static
 
 from ltui.app.keys.footer import KeyFooter
 from ltui.app.keys.home_keys import KEYS, home_hints
-from ltui.app.keys.key_table import bindings
 from ltui.app.panels.form_panel import FormPanel
 from ltui.app.panels.panel import Panel
 from ltui.app.panels.preset_catalog import PresetCatalog
@@ -26,6 +25,7 @@ from ltui.app.panels.runs_panel import RunsPanel
 from ltui.app.panels.worker_calls import call_screen
 from ltui.app.screens.home_runs import RunListScreen
 from ltui.training.config.preset_names import shipped_names
+from ltui.widgets.key_table import bindings
 from ltui.widgets.sanitise import clean_name
 
 if TYPE_CHECKING:

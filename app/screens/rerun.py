@@ -16,7 +16,6 @@ from textual.message import Message
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from ltui.app.keys.key_table import bindings
 from ltui.app.launch.local_machine import detect_machine
 from ltui.app.launch.rerun import (
     FROM_CHECKPOINT,
@@ -48,6 +47,7 @@ from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.run_snapshot import CheckpointInfo
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets import formats
+from ltui.widgets.key_table import bindings
 from ltui.widgets.sanitise import clean_line, clean_name
 
 CHECK_AFTER_S = 0.15

@@ -17,7 +17,6 @@ from textual.message import Message
 from textual.widgets import Static
 
 from ltui.app.keys.footer import KeyFooter
-from ltui.app.keys.key_table import bindings
 from ltui.app.keys.run_keys import KEYS, run_hints
 from ltui.app.live.frame import Frame
 from ltui.app.live.metric_history import LatestCurveRequest
@@ -32,6 +31,7 @@ from ltui.training.state.run_snapshot import LIVE, RunSnapshot
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets.gpu_table import GpuTable
 from ltui.widgets.header import RunHeader
+from ltui.widgets.key_table import bindings
 from ltui.widgets.log_view import LogView
 from ltui.widgets.sanitise import clean_name
 
@@ -222,15 +222,6 @@ class RunScreen(RunCommandScreen):
 
     def action_next_log(self) -> None:
         self.panels.log_panel.next_source(self.frame)
-
-    def action_follow_log(self) -> None:
-        self.query_one(LogView).action_follow()
-
-    def action_wrap_log(self) -> None:
-        self.query_one(LogView).action_wrap()
-
-    def action_log_level(self) -> None:
-        self.query_one(LogView).action_level()
 
     def action_search(self) -> None:
         self.action_panel("log")

@@ -14,9 +14,9 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
-from ltui.app.keys.key_table import bindings
 from ltui.training.problem import ProblemError
 from ltui.training.state.stop_conditions import parse_condition
+from ltui.widgets.key_table import bindings
 from ltui.widgets.sanitise import clean_line
 
 ABOUT = """\

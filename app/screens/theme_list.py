@@ -14,7 +14,7 @@ from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from ltui.app.keys.key_table import bindings
+from ltui.widgets.key_table import bindings
 
 
 class ThemeScreen(ModalScreen[str]):

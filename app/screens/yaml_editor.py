@@ -13,9 +13,9 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Static, TextArea
 
-from ltui.app.keys.key_table import bindings
 from ltui.app.screens.confirm import ConfirmScreen
 from ltui.training.problem import Problem
+from ltui.widgets.key_table import bindings
 from ltui.widgets.sanitise import clean_line
 
 CHECK_AFTER_S = 0.3

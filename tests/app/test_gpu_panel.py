@@ -16,7 +16,6 @@ from ltui.app.presentation import gpu_view
 from ltui.app.screens.gpu import GpuScreen
 from ltui.training.gpu.findings import Finding, verdicts
 from ltui.training.state.run_snapshot import GpuProcessSnapshot, RunState
-from ltui.widgets.gpu_heat import GpuHeat
 from ltui.widgets.gpu_table import GpuTable
 from ltui.widgets.view_models import Tone
 from tests.app.frames import NOW, frame, gpu, snapshot
@@ -120,7 +119,7 @@ async def test_enter_opens_a_gpu(count: int, heat: bool) -> None:
     app = OneRun(Script(frame(snapshot=snapshot(gpus=gpus))))
     async with app.run_test(size=(160, 50)) as pilot:
         screen = await shown(pilot, app)
-        assert screen.query_one(GpuHeat).display == heat
+        assert screen.query_one("#gpu-heat").display == heat
         assert len(screen.query_one(GpuTable).rows) == count
         await pilot.press("3", "down", "enter")
         await until(pilot, lambda: isinstance(app.screen, GpuScreen))

@@ -21,7 +21,7 @@ from ltui.app.screens.stop_question import StopScreen
 from ltui.app.textual_app import LtuiApp
 from ltui.training.state.run_snapshot import RunState
 from ltui.widgets.charts.chart import Chart
-from ltui.widgets.log_view import LogView
+from ltui.widgets.log_view import LogLines, LogView
 from ltui.widgets.table import Table
 from tests.app.frames import frame, snapshot
 from tests.app.one_run import OneRun, Script, shown, until
@@ -200,7 +200,7 @@ async def test_readonly_is_marked_on_every_screen(private_home: Path) -> None:
 
 
 def test_every_binding_of_a_widget_says_what_it_does() -> None:
-    kinds: tuple[type[Widget], ...] = (Chart, LogView, Table)
+    kinds: tuple[type[Widget], ...] = (Chart, LogLines, LogView, Table)
     for kind in kinds:
         for binding in Binding.make_bindings(kind.BINDINGS):
             assert binding.id, binding

@@ -150,7 +150,9 @@ class Board(App[None]):
         self.theme = theme
 
     def compose(self) -> ComposeResult:
-        yield RunHeader(HEADER)
+        header = RunHeader()
+        header.view_model = HEADER
+        yield header
         with Horizontal(id="charts"):
             yield Chart(loss())
             yield Chart(throughput())
@@ -159,6 +161,6 @@ class Board(App[None]):
         yield LogView()
 
     def on_mount(self) -> None:
-        self.query_one(LogView).extend(LOG)
+        self.query_one(LogView).lines.extend(LOG)
         self.query_one(RankTable).focus()
         self.query(Chart).first(Chart).crosshair = 300.0

@@ -87,7 +87,7 @@ async def test_without_colour_there_is_none(monkeypatch: pytest.MonkeyPatch) -> 
         app = Themed()
     async with app.run_test():
         paint = line_styles(app)
-        styles = [*paint.tones.values(), *paint.series, paint.selected, paint.match, paint.faint]
+        styles = [*paint.tones.values(), *paint.series, paint.selected, paint.match]
         assert all(s.color is None and s.bgcolor is None for s in styles)
         assert paint.of(Tone.BAD) != paint.of(Tone.PLAIN)
         assert paint.of(Tone.WARN) != paint.of(Tone.PLAIN)

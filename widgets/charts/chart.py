@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from rich.style import Style
 from textual import events
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.geometry import Region
 from textual.message import Message
 from textual.reactive import reactive
@@ -22,18 +22,14 @@ from ltui.widgets.charts.canvas import changed_spans
 from ltui.widgets.charts.chart_view_state import ChartOptions
 from ltui.widgets.charts.plot import Plot, data_range, nearest_x, next_x, plot
 from ltui.widgets.charts.viewport import Viewport, pan_viewport, visible_range, zoom_viewport
-from ltui.widgets.palette import LineStyles, line_styles
+from ltui.widgets.key_table import bindings
+from ltui.widgets.palette import line_styles
 from ltui.widgets.view_models import ChartViewModel, Tone
 
 ZOOM = 1.5
 """Factor of one zoom step."""
 PAN_SHARE = 0.25
 """Fraction of the visible width that one pan step moves."""
-
-
-def _key(key: str, action: str, words: str, tooltip: str) -> Binding:
-    name = words.replace(" ", "_")
-    return Binding(key, action, words, show=False, id=f"chart.{name}", tooltip=tooltip)
 
 
 class Chart(Widget, can_focus=True):
@@ -43,20 +39,23 @@ class Chart(Widget, can_focus=True):
     Chart { height: 1fr; width: 1fr; min-height: 3; }
     """
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        _key("up", "zoom(1)", "zoom in", "Zoom in; also the mouse wheel"),
-        _key("down", "zoom(-1)", "zoom out", "Zoom out"),
-        _key("left", "move(-1)", "crosshair left", "Move the crosshair left; also the mouse"),
-        _key("right", "move(1)", "crosshair right", "Move the crosshair right"),
-        _key("shift+left", "pan(-1)", "pan left", "Move the zoomed part left; also drag"),
-        _key("shift+right", "pan(1)", "pan right", "Move the zoomed part right"),
-        _key("home", "show_all", "show all", "Show the whole x axis again"),
-        _key("end", "follow", "newest", "Move to the newest points and follow them"),
-        _key("y", "toggle_log", "log scale", "Linear or logarithmic y axis"),
-        _key("o", "toggle_outliers", "outliers", "Show all values, or cut outliers off"),
-        _key("g", "toggle_grid", "grid", "Show or hide the grid lines"),
-        _key("escape", "clear", "clear", "Remove the crosshair, then the zoom"),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = bindings(
+        "chart",
+        """
+        up          | zoom(1)            | zoom in         | Zoom in; also the mouse wheel
+        down        | zoom(-1)           | zoom out        | Zoom out
+        left        | move(-1)           | crosshair left  | Move the crosshair left; also the mouse
+        right       | move(1)            | crosshair right | Move the crosshair right
+        shift+left  | pan(-1)            | pan left        | Move the zoomed part left; also drag
+        shift+right | pan(1)             | pan right       | Move the zoomed part right
+        home        | show_all           | show all        | Show the whole x axis again
+        end         | follow             | newest          | Go to the newest points and follow them
+        y           | toggle_log         | log scale       | Linear or logarithmic y axis
+        o           | toggle('outliers') | outliers        | Show all values, or cut outliers off
+        g           | toggle('grid')     | grid            | Show or hide the grid lines
+        escape      | clear              | clear           | Remove the crosshair, then the zoom
+        """,
+    )
 
     view_model: reactive[ChartViewModel | None] = reactive(None, repaint=False)
     view: reactive[Viewport | None] = reactive(None, repaint=False)
@@ -69,32 +68,22 @@ class Chart(Widget, can_focus=True):
     outliers: reactive[bool] = reactive(False, repaint=False)
     """Show all values, even if the view model cuts outliers."""
 
+    @dataclass
     class CrosshairMoved(Message):
         """The user moved the crosshair; ``x`` is None if it was removed."""
 
-        def __init__(self, chart: Chart, x: float | None) -> None:
-            super().__init__()
-            self.chart = chart
-            self.x = x
-
-        @property
-        def control(self) -> Chart:
-            return self.chart
+        chart: Chart
+        x: float | None
 
         def can_replace(self, message: Message) -> bool:
             return isinstance(message, Chart.CrosshairMoved) and message.chart is self.chart
 
+    @dataclass
     class ViewChanged(Message):
         """The user zoomed or panned."""
 
-        def __init__(self, chart: Chart, view: Viewport | None) -> None:
-            super().__init__()
-            self.chart = chart
-            self.view = view
-
-        @property
-        def control(self) -> Chart:
-            return self.chart
+        chart: Chart
+        view: Viewport | None
 
     def __init__(
         self,
@@ -129,8 +118,10 @@ class Chart(Widget, can_focus=True):
         return super().render_lines(crop)
 
     def _ink_styles(self) -> list[Style]:
-        base = self.rich_style
-        return [base + style for style in _canvas_styles(line_styles(self.app))]
+        """Return the styles in the order of the canvas's inks."""
+        base, styles = self.rich_style, line_styles(self.app)
+        fixed = [styles.of(tone) for tone in (Tone.PLAIN, Tone.DIM, Tone.FAINT, Tone.DIM)]
+        return [base + style for style in (*fixed, *styles.series, *styles.faint_series)]
 
     def render_line(self, y: int) -> Strip:
         plotted = self._current_plot()
@@ -163,21 +154,6 @@ class Chart(Widget, can_focus=True):
             self._y_ranges.clear()
         self._redraw()
 
-    def watch_view(self) -> None:
-        self._redraw()
-
-    def watch_crosshair(self) -> None:
-        self._redraw()
-
-    def watch_log_y(self) -> None:
-        self._redraw()
-
-    def watch_outliers(self) -> None:
-        self._redraw()
-
-    def watch_grid(self) -> None:
-        self._redraw()
-
     def _redraw(self) -> None:
         """Repaint only the cells that changed: over a slow connection each cell costs time."""
         before = self._plot
@@ -196,14 +172,10 @@ class Chart(Widget, can_focus=True):
             for y, first, last in spans:
                 self.refresh(Region(first, y, last - first, 1))
 
+    watch_view = watch_crosshair = watch_log_y = watch_outliers = watch_grid = _redraw
+
     def action_toggle_log(self) -> None:
         self.log_y = not self.is_log
-
-    def action_toggle_outliers(self) -> None:
-        self.outliers = not self.outliers
-
-    def action_toggle_grid(self) -> None:
-        self.grid = not self.grid
 
     def action_zoom(self, direction: int) -> None:
         self.zoom(1.0 if self.crosshair is None else self._crosshair_fraction(), direction)
@@ -329,10 +301,3 @@ class Chart(Widget, can_focus=True):
         if x != self.crosshair:
             self.crosshair = x
             self.post_message(self.CrosshairMoved(self, x))
-
-
-def _canvas_styles(styles: LineStyles) -> list[Style]:
-    """Return the styles in the order of the canvas's inks."""
-    tones = (Tone.PLAIN, Tone.DIM)
-    fixed = [*(styles.of(t) for t in tones), styles.faint, styles.of(Tone.DIM)]
-    return [*fixed, *styles.series, *styles.faint_series]
