@@ -75,15 +75,20 @@ def pad_or_cut(cells: Cells, placed: PlacedColumn) -> Cells:
     return (pad, *cells) if placed.column.right else (*cells, pad)
 
 
+def shortened(text: str, width: int) -> str:
+    """Cut a text that is longer than ``width`` cells; it then ends with an ellipsis."""
+    if cell_len(text) <= width:
+        return text
+    return set_cell_size(text, width - 1).rstrip() + "…"
+
+
 def _cut(cells: Cells, width: int) -> Cells:
     cut: list[Cell] = []
     available = width - 1
     for cell in cells:
         if available <= 0:
             break
-        text = (
-            cell.text if cell_len(cell.text) <= available else set_cell_size(cell.text, available)
-        )
+        text = set_cell_size(cell.text, min(cell_len(cell.text), available))
         cut.append(Cell(text=text, tone=cell.tone))
         available -= cell_len(text)
     tone = cut[-1].tone if cut else Tone.PLAIN

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from rich.cells import cell_len, set_cell_size
 
-from ltui.widgets.columns import Cells, Column, fit_columns, row_line, title_line
+from ltui.widgets.columns import Cells, Column, fit_columns, row_line, shortened, title_line
 from ltui.widgets.view_models import (
     Cell,
     CollectiveCell,
@@ -297,9 +297,7 @@ def _split(text: str, width: int, *, indent: int = 0, first: int = 0) -> list[st
 
 
 def _pad_or_cut(text: str, width: int) -> str:
-    if cell_len(text) <= width:
-        return set_cell_size(text, width)
-    return set_cell_size(text, width - 1).rstrip() + "…"
+    return set_cell_size(shortened(text, width), width)
 
 
 def _padded(cells: Cells, width: int) -> Cells:

@@ -6,11 +6,11 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len
 from textual.reactive import reactive
 
 from ltui.widgets.bars import bar_cells
-from ltui.widgets.columns import Cells
+from ltui.widgets.columns import Cells, shortened
 from ltui.widgets.formats import NA, percent
 from ltui.widgets.line_sheet import LiveLines
 from ltui.widgets.view_models import Cell, HeaderViewModel, Tone
@@ -20,6 +20,7 @@ MAX_BANNER_LINES = 3
 MAX_QUIET_BANNER_LINES = 2
 """Maximum lines of a banner that reports a warning or a recovery."""
 MAX_NAME_WIDTH = 32
+"""Maximum cells of a name or command, so that the parts behind it still fit."""
 _GAP = "   "
 
 
@@ -56,10 +57,12 @@ def status_line(view_model: HeaderViewModel, width: int) -> Cells:
 
 def _parts(view_model: HeaderViewModel) -> list[_Part]:
     state = Cell(text=f"{view_model.state_sign} {view_model.state}", tone=view_model.tone)
+    name = shortened(view_model.name, MAX_NAME_WIDTH)
+    preset = shortened(view_model.preset, MAX_NAME_WIDTH)
     parts = [
         _Part((state,), 0, left=True),
-        _Part((Cell(text=_shortened(view_model.name), tone=Tone.ACCENT),), 1, left=True),
-        _Part((Cell(text=_shortened(view_model.preset), tone=Tone.DIM),), 8, left=True),
+        _Part((Cell(text=name, tone=Tone.ACCENT),), 1, left=True),
+        _Part((Cell(text=preset, tone=Tone.DIM),), 8, left=True),
         _Part((Cell(text=view_model.epoch),), 5),
         _Part((Cell(text=view_model.step),), 2),
     ]
@@ -70,13 +73,6 @@ def _parts(view_model: HeaderViewModel) -> list[_Part]:
     parts.append(_Part((Cell(text=view_model.elapsed, tone=Tone.DIM),), 9))
     parts.append(_Part((Cell(text=view_model.attempt, tone=Tone.DIM),), 7))
     return [p for p in parts if p.width and p.cells[0].text != NA]
-
-
-def _shortened(name: str) -> str:
-    """Cut a long name or command, so that the parts behind it still fit."""
-    if cell_len(name) <= MAX_NAME_WIDTH:
-        return name
-    return set_cell_size(name, MAX_NAME_WIDTH - 1).rstrip() + "…"
 
 
 def _bar_tone(tone: Tone) -> Tone:

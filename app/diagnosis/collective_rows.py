@@ -29,9 +29,6 @@ SILENT = "no report since"
 SILENT_S = 3.0
 """Seconds without a heartbeat from which a rank counts as silent."""
 
-_Operation = tuple[str, tuple[tuple[int, ...], ...], str]
-"""Operation, sizes and call site."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Group:
@@ -102,51 +99,44 @@ def _first_unfinished(group: _Group) -> int | None:
 def _first_difference(group: _Group) -> int | None:
     """Return the first number at which the ranks that reached it did not do the same."""
     numbers = sorted({seq for entries in group.entries.values() for seq in entries})
-    return next((seq for seq in numbers if _sequence_row(group, seq).mixed), None)
+    return next((seq for seq in numbers if _differing_ranks(group, seq)), None)
 
 
-@dataclass(frozen=True, slots=True)
-class _SequenceRow:
-    """The operations of all ranks at one sequence number."""
+def _differing_ranks(group: _Group, seq: int) -> set[int]:
+    """Return the ranks whose operation at one number is not that of most ranks.
 
-    with_sites: bool
-    """Call sites are compared, because each of them is known."""
-    mixed: bool
-    """The ranks did not all do the same."""
-    usual: _Operation | None
-    """The operation of the majority, or None if there is no majority."""
-
-    def differs(self, entry: Collective) -> bool:
-        return self.mixed and (
-            self.usual is None or _operation(entry, self.with_sites) != self.usual
+    Without a majority, all ranks that reached the number differ.
+    """
+    reached = {rank: entries[seq] for rank, entries in group.entries.items() if seq in entries}
+    # Call sites are compared only if each of them is known.
+    with_sites = all(entry.call_site is not None for entry in reached.values())
+    operations = {
+        rank: (
+            entry.op,
+            entry.sizes,
+            (entry.call_site.file, entry.call_site.line)
+            if with_sites and entry.call_site
+            else None,
         )
-
-
-def _sequence_row(group: _Group, seq: int) -> _SequenceRow:
-    reached = [entries[seq] for entries in group.entries.values() if seq in entries]
-    with_sites = all(entry.call_site is not None for entry in reached)
-    operations = Counter(_operation(entry, with_sites) for entry in reached).most_common()
-    is_tie = len(operations) > 1 and operations[0][1] == operations[1][1]
-    return _SequenceRow(
-        with_sites, len(operations) > 1, None if is_tie or not operations else operations[0][0]
-    )
-
-
-def _operation(entry: Collective, with_site: bool) -> _Operation:
-    site = entry.call_site if with_site else None
-    return entry.op, entry.sizes, f"{site.file}:{site.line}" if site is not None else ""
+        for rank, entry in reached.items()
+    }
+    counts = Counter(operations.values()).most_common()
+    if len(counts) < 2:
+        return set()
+    is_tie = counts[0][1] == counts[1][1]
+    return {rank for rank, operation in operations.items() if is_tie or operation != counts[0][0]}
 
 
 def _group_table(group: _Group, culprits: set[int], alarm: bool) -> CollectiveTable:
     pending, differs = _first_unfinished(group), _first_difference(group)
     numbers = _row_numbers(group, pending, differs)
-    sequence_rows = {seq: _sequence_row(group, seq) for seq in numbers if seq is not None}
+    differing = {seq: _differing_ranks(group, seq) for seq in numbers if seq is not None}
     columns: dict[tuple[CollectiveCell, ...], list[int]] = {}
     for rank in group.ranks:
         cells = tuple(
             CollectiveCell(text="…")
             if seq is None
-            else _table_cell(group, rank, seq, sequence_rows[seq], alarm)
+            else _table_cell(group, rank, seq, rank in differing[seq], alarm)
             for seq in numbers
         )
         columns.setdefault(cells, []).append(rank)
@@ -191,13 +181,10 @@ def _row_numbers(group: _Group, pending: int | None, differs: int | None) -> lis
     return [differs, *gap, *shown]
 
 
-def _table_cell(
-    group: _Group, rank: int, seq: int, row: _SequenceRow, alarm: bool
-) -> CollectiveCell:
+def _table_cell(group: _Group, rank: int, seq: int, differs: bool, alarm: bool) -> CollectiveCell:
     entry = group.entries.get(rank, {}).get(seq)
     if entry is None:
         return _absent_cell(group, rank, seq, alarm)
-    differs = row.differs(entry)
     state = "done" if entry.retired else "waiting" if alarm else "started"
     site = frame_location(entry.call_site) if entry.call_site is not None else ""
     waits = Tone.WARN if alarm else Tone.PLAIN
@@ -236,8 +223,7 @@ def _sizes_text(entry: Collective) -> str:
 
 def _column_header(members: Sequence[int], culprits: set[int]) -> Cell:
     marked = bool(culprits & set(members))
-    word = "rank" if len(members) == 1 else "ranks"
-    text = f"{'! ' if marked else '  '}{word} {formats.ranks(tuple(members))}"
+    text = f"{'! ' if marked else '  '}{formats.rank_words(members)}"
     return Cell(text=text, tone=Tone.BAD if marked else Tone.PLAIN)
 
 
@@ -270,7 +256,6 @@ def _barrier_notes(group: _Group) -> list[str]:
         if rank in group.ranks:
             by_name.setdefault(clean_name(name, 80), []).append(rank)
     return [
-        f"in Lightning's barrier {name}: {'rank' if len(ranks) == 1 else 'ranks'} "
-        f"{formats.ranks(tuple(ranks))}"
+        f"in Lightning's barrier {name}: {formats.rank_words(ranks)}"
         for name, ranks in by_name.items()
     ]

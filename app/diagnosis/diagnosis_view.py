@@ -6,7 +6,7 @@ All text that a run wrote (messages, paths, function names) is made safe here, o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ltui.app.diagnosis import collective_rows
@@ -21,6 +21,7 @@ from ltui.training.state.good_checkpoints import last_good_checkpoint
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, Verdict
 from ltui.training.state.verdict_tracker import is_superseded, most_severe_first
 from ltui.widgets import formats
+from ltui.widgets.columns import shortened
 from ltui.widgets.sanitise import clean_line, clean_lines, clean_name
 from ltui.widgets.view_models import (
     Cell,
@@ -74,7 +75,7 @@ class DiagnosisContext:
     """Remarks that are needed to read the rest correctly: ``the supervisor does not answer``."""
     full_paths: bool = False
     """Show complete paths, as in a report. On a screen the last two parts of a path are enough."""
-    asking: bool = field(default=False)
+    asking: bool = False
     """Evidence was requested and has not arrived yet."""
 
 
@@ -147,10 +148,7 @@ def _headline(diagnosis: Diagnosis, active: Sequence[Verdict], context: Diagnosi
 
 def _about_line(diagnosis: Diagnosis, context: DiagnosisContext) -> str:
     run = context.snapshot
-    program = clean_name(program_text(run))
-    program = (
-        program if len(program) <= MAX_PROGRAM_CHARS else f"{program[: MAX_PROGRAM_CHARS - 1]}…"
-    )
+    program = shortened(clean_name(program_text(run)), MAX_PROGRAM_CHARS)
     old_s = context.now - diagnosis.taken_at
     checked = "checking ..." if context.asking else f"checked {formats.ago(max(0.0, old_s))}"
     parts = [

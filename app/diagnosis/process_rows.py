@@ -116,7 +116,7 @@ def _process_row(
     ended: str | None,
     note: str,
     *,
-    bad: bool,
+    bad: bool = False,
     marked: bool,
 ) -> ProcessRow:
     doing = ended or _process_state(process, marked=marked)
@@ -140,18 +140,8 @@ def _worker_rows(rank: RankEvidence, marked: bool) -> list[ProcessRow]:
     rows = [_worker_row(worker, marked) for worker in unusual[:MAX_SINGLE_ROWS]]
     usual = [w for w in rank.workers if w not in unusual]
     if usual:
-        shares = [w.process.cpu_share for w in usual if w.process.cpu_share is not None]
-        kind = "workers" if len(usual) > 1 else "worker"
-        cpu = formats.percent(max(shares)) if shares else formats.NA
-        rows.append(
-            ProcessRow(
-                owner=f"    {len(usual)} {kind}",
-                pid="",
-                state=Cell(text="normal"),
-                cpu=cpu,
-                memory=_max_memory([w.process for w in usual]),
-            )
-        )
+        owner = f"    {len(usual)} {'workers' if len(usual) > 1 else 'worker'}"
+        rows.append(_shared_row(owner, "", "normal", [w.process for w in usual]))
     return rows
 
 
@@ -164,14 +154,24 @@ def _worker_row(worker: WorkerEvidence, marked: bool) -> ProcessRow:
         worker.process.pid,
         clean_line(ended, 120) if ended else None,
         _wait_note(worker.process),
-        bad=False,
         marked=marked,
     )
 
 
-def _max_memory(processes: Sequence[ProcessActivity]) -> str:
+def _shared_row(
+    owner: str, pid: str, state: str, processes: Sequence[ProcessActivity], note: str = ""
+) -> ProcessRow:
+    """Return one row for several processes, with the largest of their values."""
+    shares = [p.cpu_share for p in processes if p.cpu_share is not None]
     sizes = [p.rss_bytes for p in processes if p.rss_bytes is not None]
-    return formats.size(max(sizes)) if sizes else formats.NA
+    return ProcessRow(
+        owner=owner,
+        pid=pid,
+        state=Cell(text=state),
+        cpu=formats.percent(max(shares, default=None)),
+        memory=formats.size(max(sizes, default=None)),
+        note=note,
+    )
 
 
 def _merged_rows(ranks: Sequence[RankEvidence]) -> list[ProcessRow]:
@@ -184,28 +184,12 @@ def _merged_rows(ranks: Sequence[RankEvidence]) -> list[ProcessRow]:
     by_size = sorted(ranks_by_state.items(), key=lambda item: -len(item[1]))
     for (doing, phase), members in by_size[:MAX_SINGLE_ROWS]:
         processes = [r.process for r in members if r.process is not None]
-        shares = [p.cpu_share for p in processes if p.cpu_share is not None]
-        rows.append(
-            ProcessRow(
-                owner=f"  {formats.rank_words([r.rank for r in members])}",
-                pid=f"×{len(members)}",
-                state=Cell(text=doing),
-                cpu=formats.percent(max(shares)) if shares else formats.NA,
-                memory=_max_memory(processes),
-                note=phase,
-            )
-        )
+        owner = f"  {formats.rank_words([r.rank for r in members])}"
+        rows.append(_shared_row(owner, f"×{len(members)}", doing, processes, phase))
     hidden = sum(len(members) for _, members in by_size[MAX_SINGLE_ROWS:])
     if hidden:
-        rows.append(
-            ProcessRow(
-                owner="  others",
-                pid=str(hidden),
-                state=Cell(text="other states"),
-                cpu="",
-                memory="",
-            )
-        )
+        state = Cell(text="other states")
+        rows.append(ProcessRow(owner="  others", pid=str(hidden), state=state, cpu="", memory=""))
     return rows
 
 

@@ -64,12 +64,11 @@ def _request_evidence(run_dir: RunDir, snapshot: RunSnapshot) -> Diagnosis:
         send_request(run_dir, {"cmd": "ping"}, PING_TIMEOUT_S)
         answer = send_request(run_dir, {"cmd": "diagnose"}, ANSWER_TIMEOUT_S)
         return Diagnosis.from_document(answer["diagnosis"])
-    except (ProblemError, KeyError, ValueError) as error:
-        problems = (
-            "; ".join(p.what for p in error.problems) if isinstance(error, ProblemError) else ""
-        )
-        reason = f"the supervisor gave no evidence: {problems or error}"
-        return from_snapshot(snapshot, missing=(reason,))
+    except ProblemError as error:
+        reason = "; ".join(p.what for p in error.problems)
+    except (KeyError, ValueError) as error:
+        reason = str(error)
+    return from_snapshot(snapshot, missing=(f"the supervisor gave no evidence: {reason}",))
 
 
 def from_snapshot(
@@ -97,32 +96,26 @@ def post_mortem(
 ) -> Diagnosis:
     """Return the diagnosis of an ended run: how it ended, the verdicts of its last attempt, the
     last evidence."""
-    last = diagnoses[-1] if diagnoses else None
-    verdicts = most_severe_first(_without_duplicates([*stored_verdicts, *snapshot.verdicts]))
-    missing = (
-        ()
-        if last is not None
-        else ("no evidence was kept, because no problem was noticed while the run lived",)
-    )
-    diagnosis = last or Diagnosis(
-        run=snapshot.id, attempt=snapshot.attempt, taken_at=snapshot.ended_at or 0.0, headline=""
+    # Each verdict once, in its latest version.
+    latest = {(v.kind, v.began): v for v in (*stored_verdicts, *snapshot.verdicts)}
+    verdicts = most_severe_first(list(latest.values()))
+    diagnosis = (
+        diagnoses[-1]
+        if diagnoses
+        else Diagnosis(
+            run=snapshot.id,
+            attempt=snapshot.attempt,
+            taken_at=snapshot.ended_at or 0.0,
+            headline="",
+            missing=("no evidence was kept, because no problem was noticed while the run lived",),
+        )
     )
     return replace(
         diagnosis,
-        headline=_how_it_ended(snapshot, verdicts),
+        # The sentence that every user interface shows, with the verdicts of the store.
+        headline=state_sentence(replace(snapshot, verdicts=tuple(verdicts))),
         verdicts=tuple(verdicts),
-        missing=(*diagnosis.missing, *missing),
     )
-
-
-def _how_it_ended(snapshot: RunSnapshot, verdicts: Iterable[Verdict]) -> str:
-    """Return the sentence that every user interface shows, with the verdicts of the store."""
-    return state_sentence(replace(snapshot, verdicts=tuple(verdicts)))
-
-
-def _without_duplicates(verdicts: Iterable[Verdict]) -> list[Verdict]:
-    """Return each verdict once, in its latest version."""
-    return list({(v.kind, v.began): v for v in verdicts}.values())
 
 
 def _stored_verdicts(run_dir: RunDir, snapshot: RunSnapshot) -> tuple[Verdict, ...]:

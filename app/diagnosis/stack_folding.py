@@ -55,9 +55,8 @@ def stack_lines(frames: Sequence[Frame], *, full_paths: bool = False) -> tuple[C
 
     def fold(shown_calls: int) -> None:
         informative = [f for f in library if not f.file.startswith(_IMPORTING)]
-        shown = (
-            library if full_paths or len(library) <= shown_calls + 1 else informative[:shown_calls]
-        )
+        folds = not full_paths and len(library) > shown_calls + 1
+        shown = informative[:shown_calls] if folds else library
         lines.extend(
             Cell(text=f"  {frame_location(f, full_paths=full_paths)}", tone=Tone.DIM) for f in shown
         )
@@ -97,9 +96,8 @@ def stack_title(group: StackGroup, culprits: set[int]) -> str:
     sign = "! " if culprits & set(group.ranks) else ""
     plain = all(re.fullmatch(r"rank \d+", who) for who in group.who)
     if plain and group.ranks:
-        count = len(set(group.ranks))
-        text = f"{'ranks' if count > 1 else 'rank'} {formats.ranks(group.ranks)}"
-        return f"{sign}{text} alike" if count > 1 else f"{sign}{text}"
+        alike = " alike" if len(set(group.ranks)) > 1 else ""
+        return f"{sign}{formats.rank_words(group.ranks)}{alike}"
     named = [clean_name(who) for who in group.who]
     more = f" and {len(named) - 4} more" if len(named) > 4 else ""
     suffix = " alike" if len(named) > 1 else ""

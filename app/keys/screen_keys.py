@@ -8,6 +8,7 @@ from typing import Any
 
 from textual.binding import Binding
 from textual.dom import DOMNode
+from textual.keys import format_key
 from textual.screen import Screen
 from textual.widget import Widget
 
@@ -33,24 +34,6 @@ EVERYWHERE = (
     ("shift+drag", "Select text to copy it, in most terminals"),
 )
 """Keys that Textual binds on every screen."""
-NAMES = {
-    "question_mark": "?",
-    "left_square_bracket": "[",
-    "right_square_bracket": "]",
-    "plus": "+",
-    "minus": "-",
-    "slash": "/",
-    "equals_sign": "=",
-    "escape": "esc",
-    "delete": "del",
-    "up": "↑",
-    "down": "↓",
-    "left": "←",
-    "right": "→",
-    "shift+left": "shift+←",
-    "shift+right": "shift+→",
-}
-"""Textual's names of keys, with the text shown for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +51,7 @@ class ListedKey:
     @property
     def keys(self) -> str:
         """Return the keys as printed on a keyboard, such as ``+ =``."""
-        return " ".join(b.key_display or NAMES.get(b.key, b.key) for b in self.bindings)
+        return " ".join(b.key_display or _key_text(b.key) for b in self.bindings)
 
     @property
     def title(self) -> str:
@@ -89,6 +72,11 @@ class ListedKey:
     def moves(self) -> bool:
         """Return whether all keys move a cursor or the focus."""
         return all(binding.key in MOTION for binding in self.bindings)
+
+
+def _key_text(key: str) -> str:
+    """Return ``shift+←`` for ``shift+left``."""
+    return key if key == "enter" else "+".join(map(format_key, key.split("+")))
 
 
 def listed_keys(screen: Screen[Any]) -> list[ListedKey]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from textual import events
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
-from textual.widgets import Static
 
 from ltui.app.live.frame import Frame
+from ltui.app.panels.live_text import LiveText
 from ltui.app.presentation import run_details
 
 TWO_COLUMNS_FROM = 100
@@ -27,22 +27,14 @@ class DetailsView(VerticalScroll):
     """
 
     def compose(self) -> ComposeResult:
-        yield Static(id="detail-figures", markup=False)
-        yield Static(id="detail-facts", markup=False)
-
-    def on_mount(self) -> None:
-        self._shown: dict[str, object] = {}
+        yield LiveText(id="detail-figures", wraps=True)
+        yield LiveText(id="detail-facts", wraps=True)
 
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.width >= TWO_COLUMNS_FROM, "-wide")
 
     def show(self, frame: Frame) -> None:
         """Draw the details of ``frame``; unchanged parts are not repainted."""
-        parts = {
-            "#detail-figures": run_details.metrics_and_configuration(frame),
-            "#detail-facts": run_details.checkpoints_and_events(frame),
-        }
-        for selector, text in parts.items():
-            if self._shown.get(selector) != text:
-                self._shown[selector] = text
-                self.query_one(selector, Static).update(text)
+        figures, facts = self.query(LiveText)
+        figures.show(run_details.metrics_and_configuration(frame))
+        facts.show(run_details.checkpoints_and_events(frame))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rich.text import Text
 from textual import on
 from textual.app import ComposeResult
-from textual.containers import Horizontal
+from textual.containers import Horizontal, VerticalScroll
 from textual.message import Message
 from textual.widget import Widget
 from textual.widgets import Input, Select, Static
@@ -156,31 +156,42 @@ def select(options: Sequence[tuple[Text, str]], value: str) -> Select[str]:
     return Select(options, value=value, allow_blank=False, compact=True)
 
 
-def show_problems(
-    fields: Iterable[FormField], other_problems: Iterable[Static], problems: Iterable[Problem]
-) -> None:
-    """Show each problem at its field, and problems of no field in ``other_problems``."""
-    by_key: dict[str, list[Problem]] = {}
-    for problem in problems:
-        by_key.setdefault(problem.where, []).append(problem)
-    for field in fields:
-        field.show_problems(by_key.pop(field.key, ()))
-    lines = [str(problem) for unassigned in by_key.values() for problem in unassigned]
-    text = Text("\n".join(f"✗ {clean_line(line)}" for line in lines), "bold")
-    for widget in other_problems:
-        widget.update(text)
-        widget.display = bool(lines)
+class Form(VerticalScroll):
+    """Fields, and a ``#form-problems`` below them for the problems that belong to no field."""
 
+    can_focus = False
 
-def problem_lines(problems: Iterable[Problem], fields: Iterable[FormField]) -> list[str]:
-    """Return problems as lines that name fields by label, as in ``epochs (trainer.max_epochs)``."""
-    labels = {field.key: field.label for field in fields}
-    lines = []
-    for problem in problems:
-        label = labels.get(problem.where, problem.where)
-        where = label if label == problem.where else f"{label} ({problem.where})"
-        lines.append(clean_line(f"{where}: {_sentence(problem)}"))
-    return lines
+    def show_problems(self, problems: Sequence[Problem]) -> None:
+        """Show each problem at its field, and the others below the fields."""
+        by_key: dict[str, list[Problem]] = {}
+        for problem in problems:
+            by_key.setdefault(problem.where, []).append(problem)
+        for field in self.query(FormField):
+            field.show_problems(by_key.pop(field.key, ()))
+        lines = [str(problem) for unassigned in by_key.values() for problem in unassigned]
+        text = Text("\n".join(f"✗ {clean_line(line)}" for line in lines), "bold")
+        for widget in self.query("#form-problems").results(Static):
+            widget.update(text)
+            widget.display = bool(lines)
+
+    def problem_lines(self, problems: Sequence[Problem]) -> list[str]:
+        """Return one line for each problem, with the label and the key of its field."""
+        labels = self._labels()
+        lines = []
+        for problem in problems:
+            label = labels.get(problem.where, problem.where)
+            where = label if label == problem.where else f"{label} ({problem.where})"
+            lines.append(clean_line(f"{where}: {_sentence(problem)}"))
+        return lines
+
+    def error_summary(self, problems: Sequence[Problem]) -> str:
+        """Return the sentence of the first error, and the number of errors if there are several."""
+        count = "" if len(problems) == 1 else f"{len(problems)} errors, first: "
+        where = self._labels().get(problems[0].where, problems[0].where)
+        return clean_line(f"{count}{where}: {_sentence(problems[0])}")
+
+    def _labels(self) -> dict[str, str]:
+        return {field.key: field.label for field in self.query(FormField)}
 
 
 def _sentence(problem: Problem) -> str:

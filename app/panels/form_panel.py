@@ -5,7 +5,6 @@ The form is checked while the user types. It can be edited as YAML, and launched
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +16,7 @@ from textual.message import Message
 
 from ltui.app.panels.launch_line import LaunchLine
 from ltui.app.panels.panel import Panel
-from ltui.app.panels.worker_calls import call_screen
+from ltui.app.panels.worker_calls import call_screen, error_lines
 from ltui.app.screens.confirm import ProblemScreen
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from ltui.training.config.device_selection import Machine
     from ltui.training.config.preset_form import FormResult
     from ltui.training.config.presets import Preset
-    from ltui.training.problem import Problem
     from ltui.training.store.run_directory import RunDir
 
 CHECK_AFTER_S = 0.15
@@ -60,6 +58,8 @@ class FormPanel(Panel):
         self.result: FormResult | None = None
         """The result of the last check; None while the form is being checked."""
         self.machine: Machine
+        self.form: LaunchForm | None = None
+        """The form; None before it is mounted."""
         self._has_machine = False
         self._edited: dict[str, Preset] = {}
         self._check_timer: Timer | None = None
@@ -78,25 +78,20 @@ class FormPanel(Panel):
         from ltui.training.config.device_selection import UNKNOWN_MACHINE
 
         self.machine = UNKNOWN_MACHINE
-        await self.mount(LaunchForm(id="launch-form"), before="#launch-line")
+        form = LaunchForm(id="launch-form")
+        await self.mount(form, before="#launch-line")
+        self.form = form
 
     def use_machine(self, machine: Machine) -> None:
         """Check the form for this machine from now on."""
         self.machine, self._has_machine = machine, True
         self._check_form()
 
-    def form(self) -> LaunchForm | None:
-        """Return the form; None before it is mounted."""
-        # Imported here: the first frame has no form.
-        from ltui.app.panels.launch_form import LaunchForm
-
-        return next(iter(self.query(LaunchForm)), None)
-
     # -- the preset in the form --------------------------------------------------------------------
 
     async def show_preset(self, preset: Preset, *, keep: bool = True) -> None:
         """Show the form of ``preset``; with ``keep``, with the values and edits made before."""
-        form = self.form()
+        form = self.form
         if form is None:
             return
         shown = self._edited.get(preset.name, preset)
@@ -114,9 +109,8 @@ class FormPanel(Panel):
         self.preset = self.result = None
         self.set_titles(title)
         self.query_one(LaunchLine).display = False
-        form = self.form()
-        if form is not None:
-            await form.show_message(text)
+        if self.form is not None:
+            await self.form.show_message(text)
 
     async def reset(self, preset: Preset) -> None:
         """Discard the values and edits made for ``preset``."""
@@ -137,7 +131,7 @@ class FormPanel(Panel):
         self.launch()
 
     def _check_form(self) -> None:
-        form = self.form()
+        form = self.form
         if form is None or not self._has_machine:
             return
         if form.preset is not None and form.preset is self.preset:
@@ -168,7 +162,7 @@ class FormPanel(Panel):
             summary += f", from {start}"
 
         def checked() -> None:
-            form = self.form()
+            form = self.form
             if form is None or form.preset is not preset:
                 return
             if (form.texts(), form.start_from) == (texts, start_from):
@@ -181,25 +175,21 @@ class FormPanel(Panel):
     def _show_result(self, form: LaunchForm, result: FormResult, summary: str) -> None:
         self.result = result
         form.show_problems(result.problems)
-        line, count = self.query_one(LaunchLine), len(result.problems)
+        line = self.query_one(LaunchLine)
         if self.readonly:
             line.show("off: this dashboard only watches (--readonly)", ready=False)
-        elif count:
-            line.show(
-                "1 mistake to correct" if count == 1 else f"{count} mistakes to correct",
-                ready=False,
-            )
+        elif result.problems:
+            line.show_error(form.error_summary(result.problems))
         else:
             line.show(summary, ready=True)
 
     def check_with_classes(self) -> None:
         """Check the form by importing the classes of its configuration."""
-        form = self.form()
-        if self.preset is None or form is None:
+        if self.preset is None or self.form is None:
             self.refuse(NOTHING_SELECTED)
             return
         self.notify("checking (a few seconds) …", timeout=4)
-        self._deep_check(self.preset, form.texts())
+        self._deep_check(self.preset, self.form.texts())
 
     @work(thread=True, exclusive=True, group="deep check", exit_on_error=False)
     def _deep_check(self, preset: Preset, texts: dict[str, str]) -> None:
@@ -214,11 +204,9 @@ class FormPanel(Panel):
             if result.problems:
                 raise ProblemError(*result.problems)
             check_with_classes(prepare_preset_launch(preset, result.overrides, self.python))
-        except ProblemError as error:
-            title = f"{preset.name} would not run"
-            call_screen(self, self._show_problems, title, preset, error.problems)
         except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
-            call_screen(self, self._show_failure, f"{preset.name} could not be checked", error)
+            wrong = "would not run" if isinstance(error, ProblemError) else "could not be checked"
+            call_screen(self, self._show_error, f"{preset.name} {wrong}", preset, error)
         else:
             message = f"{preset.name}: OK. The configuration loads in this environment."
             call_screen(self, self._show_notice, message)
@@ -227,8 +215,7 @@ class FormPanel(Panel):
 
     def edit(self) -> None:
         """Open the configuration as YAML."""
-        form = self.form()
-        if self.preset is None or form is None:
+        if self.preset is None or self.form is None:
             self.refuse(NOTHING_SELECTED)
             return
         # Imported here: the first frame has no editor.
@@ -237,7 +224,7 @@ class FormPanel(Panel):
         from ltui.training.config.preset_form import apply_form
 
         preset = self.preset
-        text = editor_text(preset, apply_form(preset, form.texts(), self.machine).document)
+        text = editor_text(preset, apply_form(preset, self.form.texts(), self.machine).document)
 
         async def edited(new: str | None) -> None:
             if new is not None and new != text:
@@ -254,14 +241,13 @@ class FormPanel(Panel):
 
     def launch(self) -> None:
         """Launch the run that the launch line describes."""
-        form = self.form()
         if self.readonly:
             self.refuse(READONLY)
-        elif self.preset is None or form is None:
+        elif self.preset is None or self.form is None:
             self.refuse(NOTHING_SELECTED)
         elif not self._launching:
             self._launching = True
-            self._launch(self.preset, form.texts(), form.start_from)
+            self._launch(self.preset, self.form.texts(), self.form.start_from)
 
     @work(thread=True, group="launch", exit_on_error=False)
     def _launch(self, preset: Preset, texts: dict[str, str], start_from: str) -> None:
@@ -270,7 +256,6 @@ class FormPanel(Panel):
         from ltui.training.config.preset_form import apply_form
         from ltui.training.problem import ProblemError
 
-        title = f"{preset.name} was not launched"
         try:
             result = apply_form(preset, texts, self.machine)
             if result.problems:
@@ -283,10 +268,9 @@ class FormPanel(Panel):
                 start_from,
                 lambda: call_screen(self, self._show_notice, f"launching {preset.name} …"),
             )
-        except ProblemError as error:
-            call_screen(self, self._show_problems, title, preset, error.problems)
         except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
-            call_screen(self, self._show_failure, title, error)
+            title = f"{preset.name} was not launched"
+            call_screen(self, self._show_error, title, preset, error)
         else:
             call_screen(self, self.post_message, self.Launched(run_dir))
         finally:
@@ -294,15 +278,12 @@ class FormPanel(Panel):
 
     # -- messages ----------------------------------------------------------------------------------
 
-    def _show_problems(self, title: str, preset: Preset, problems: Sequence[Problem]) -> None:
-        form, lines = self.form(), [str(problem) for problem in problems]
-        if form is not None and form.preset is preset:
-            form.show_problems(problems)
-            lines = form.problem_lines(problems)
+    def _show_error(self, title: str, preset: Preset, error: Exception) -> None:
+        lines, problems = error_lines(error), getattr(error, "problems", ())
+        if problems and self.form is not None and self.form.preset is preset:
+            self.form.show_problems(problems)
+            lines = self.form.problem_lines(problems)
         self.app.push_screen(ProblemScreen(title, lines))
-
-    def _show_failure(self, title: str, error: Exception) -> None:
-        self.app.push_screen(ProblemScreen(title, [f"{type(error).__name__}: {error}"]))
 
     def _show_notice(self, message: str) -> None:
         self.notify(message, timeout=4, markup=False)

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import ClassVar
 
-from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Vertical
-from textual.widgets import Static
 
 from ltui.app.live.frame import Frame
 from ltui.app.live.gpu_history import HEAT_S
+from ltui.app.panels.live_text import LiveText
 from ltui.app.panels.panel import Panel
 from ltui.app.presentation import run_view
 from ltui.app.presentation.gpu_view import HEAT_STRIP_MIN_GPUS, findings_text, gpu_rows, gpus_title
@@ -47,18 +46,17 @@ class GpuPanel(Panel):
 
     def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's name for it
         super().__init__(3, TITLE, id=id)
-        self._note: Text | None = None
 
     def compose(self) -> ComposeResult:
         yield GpuOverview(id="gpu-overview")
-        yield Static(id="gpu-note", markup=False)
+        yield LiveText(id="gpu-note")
 
     def show(self, frame: Frame, *, alone: bool) -> int:
         """Draw ``frame``; return the lines that the panel takes if other panels are visible.
 
         With ``alone`` the panel has the whole height of the screen.
         """
-        overview, note = self.query_one(GpuOverview), self.query_one("#gpu-note", Static)
+        overview, note = self.query_one(GpuOverview), self.query_one("#gpu-note", LiveText)
         has_gpus = bool(frame.snapshot.gpus)
         overview.display = has_gpus
         note.display = not has_gpus
@@ -66,13 +64,8 @@ class GpuPanel(Panel):
         if has_gpus:
             return min(overview.show(frame, alone=alone), MAX_LINES)
         text = run_view.processes_text(frame)
-        lines = text.plain.count("\n") + 1
-        if text != self._note:
-            # Only another number of lines changes the layout.
-            layout = self._note is None or self._note.plain.count("\n") + 1 != lines
-            self._note = text
-            note.update(text, layout=layout)
-        return min(lines, MAX_NOTE_LINES)
+        note.show(text)
+        return min(text.plain.count("\n") + 1, MAX_NOTE_LINES)
 
 
 class GpuOverview(Vertical):
@@ -85,12 +78,10 @@ class GpuOverview(Vertical):
     MORE: ClassVar[str] = ": d diagnose"
     """The key that shows the findings that do not fit."""
 
-    _findings: Text | None = None
-
     def compose(self) -> ComposeResult:
         yield LiveLines(id="gpu-heat")
         yield GpuTable(id="gpu-table")
-        findings = Static(id="gpu-findings", markup=False)
+        findings = LiveText(id="gpu-findings")
         # Hidden here and not in on_mount: if a screen is closed while it opens, on_mount is called
         # without children.
         findings.display = False
@@ -106,13 +97,10 @@ class GpuOverview(Vertical):
         heat_lines = self._show_heat(rows, alone=alone)
         self.query_one(GpuTable).set_rows(rows)
         findings = findings_text(frame, max_findings, more=self.MORE)
-        below = self.query_one("#gpu-findings", Static)
+        below = self.query_one("#gpu-findings", LiveText)
         below.display = bool(findings)
         below.styles.max_height = max_findings
-        if findings != self._findings:
-            before = None if self._findings is None else self._findings.plain.count("\n")
-            self._findings = findings
-            below.update(findings, layout=before != findings.plain.count("\n"))
+        below.show(findings)
         finding_lines = findings.plain.count("\n") + 1 if findings else 0
         return heat_lines + min(len(rows) + 1, MAX_TABLE_LINES) + finding_lines
 

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 from asyncio import Lock
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.text import Text
-from textual.containers import VerticalScroll
 from textual.widget import Widget
 from textual.widgets import Static
 
-from ltui.app.panels.form_fields import (
-    FormField,
-    KnobField,
-    StartField,
-    problem_lines,
-    show_problems,
-)
+from ltui.app.panels.form_fields import Form, KnobField, StartField
 from ltui.training.config.preset_form import field_texts
 from ltui.training.config.presets import Preset
-from ltui.training.problem import Problem
 from ltui.widgets.sanitise import clean_line
 
 
@@ -33,10 +24,8 @@ class FormValues:
     start_from: str
 
 
-class LaunchForm(VerticalScroll):
+class LaunchForm(Form):
     """The fields of one preset at a time. Values that were typed are stored for each preset."""
-
-    can_focus = False
 
     def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's name for it
         super().__init__(id=id)
@@ -108,12 +97,3 @@ class LaunchForm(VerticalScroll):
         """Describe the checkpoint to start from; an empty text means a start from the beginning."""
         for field in self.query(StartField):
             field.describe(description)
-
-    def show_problems(self, problems: Sequence[Problem]) -> None:
-        """Show each problem at its field, and the others below the fields."""
-        other_problems = self.query("#form-problems").results(Static)
-        show_problems(self.query(FormField), other_problems, problems)
-
-    def problem_lines(self, problems: Sequence[Problem]) -> list[str]:
-        """Return the problems as lines that name the fields by their labels."""
-        return problem_lines(problems, self.query(FormField))

@@ -26,6 +26,10 @@ class LaunchLine(Static, can_focus=True):
         style = "bold reverse" if ready else "dim"
         self.update(Text.assemble((f" ⏎ {name} ", style), "  ", description))
 
+    def show_error(self, sentence: str) -> None:
+        """Show what prevents a launch. Without the button, more of it fits."""
+        self.update(Text(f"✗ {sentence}", "bold"))
+
     def on_click(self, event: events.Click) -> None:
         event.stop()
         self.action_press()

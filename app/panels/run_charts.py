@@ -11,10 +11,10 @@ from rich.text import Text
 from textual import on
 from textual.app import ComposeResult
 from textual.containers import Horizontal
-from textual.widgets import Static
 
 from ltui.app.live.frame import Frame
 from ltui.app.live.metric_history import CurveRequest, LatestCurveRequest
+from ltui.app.panels.live_text import LiveText
 from ltui.app.panels.metric_grid import MetricGrid
 from ltui.app.panels.panel import Panel
 from ltui.app.preferences import read_preferences, write_preference
@@ -48,14 +48,13 @@ class RunCharts(Horizontal):
         self._drawn: dict[str, tuple[Any, ...]] = {}
         """The content from which each panel was drawn, by panel name."""
         self._drawn_at: dict[str, float] = {}
-        self._waiting = ""
 
     def compose(self) -> ComposeResult:
         with Panel(1, "metrics", id="loss"):
             yield MetricGrid(id="metric-grid")
         with Panel(2, "throughput", id="throughput"):
             yield Chart(id="throughput-chart")
-            yield Static(id="waiting", markup=False)
+            yield LiveText(id="waiting")
 
     def invalidate(self) -> None:
         """Draw everything again with the next frame, because hidden panels have missed frames."""
@@ -75,14 +74,15 @@ class RunCharts(Horizontal):
                 view_model = metric_charts.throughput_chart(frame, self.settings)
                 self.query_one("#throughput-chart", Chart).view_model = view_model
                 self._caption("throughput", view_model.title, view_model.subtitle)
-            self._draw_waiting(metric_charts.step_time_text(frame))
+            waiting = Text(metric_charts.step_time_text(frame))
+            self.query_one("#waiting", LiveText).show(waiting)
 
     def _is_due(self, name: str, frame: Frame) -> bool:
         """Return True if a panel must be drawn: it changed, and was not drawn just before."""
         silence = run_view.silence_text(frame)
         waited = None if frame.curves else int(frame.now)
         figures = (metric_charts.throughput_subtitle(frame), frame.snapshot.metrics)
-        options = (self.settings, self._view())
+        options = (self.settings, self.query_one("#throughput-chart", Chart).view)
         content = (options, frame.curves_version, silence, figures, waited, frame.snapshot.state)
         drawn = self._drawn.get(name)
         if drawn == content:
@@ -115,13 +115,6 @@ class RunCharts(Horizontal):
             return f"zoomed {formats.duration(low)}-{formats.duration(high)} · home: all"
         digits = formats.count if self.settings.axis == "step" else formats.significant
         return f"zoomed {digits(low)}-{digits(high)} · home: all"
-
-    def _draw_waiting(self, text: str) -> None:
-        if text != self._waiting:
-            # Only another number of lines changes the layout.
-            layout = text.count("\n") != self._waiting.count("\n") or not self._waiting
-            self._waiting = text
-            self.query_one("#waiting", Static).update(Text(text), layout=layout)
 
     # -- keys ------------------------------------------------------------------------------------
 
@@ -230,9 +223,6 @@ class RunCharts(Horizontal):
         self._requests.request = CurveRequest(
             names=frozenset(chosen) if chosen else None, steps=steps
         )
-
-    def _view(self) -> object:
-        return self.query_one("#throughput-chart", Chart).view
 
     def _range(self) -> AxisRange | None:
         """Return the visible part of the x axis; None for the whole axis."""

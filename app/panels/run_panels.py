@@ -17,14 +17,14 @@ from textual.widgets import Static
 
 from ltui.app.live.frame import Frame
 from ltui.app.live.metric_history import LatestCurveRequest
-from ltui.app.panels import gpu_panel, ranks_panel
+from ltui.app.panels import gpu_panel
 from ltui.app.panels.details_panel import DetailsView
 from ltui.app.panels.gpu_panel import GpuPanel
 from ltui.app.panels.log_panel import LogPanel
 from ltui.app.panels.panel import Panel
-from ltui.app.panels.ranks_panel import RanksPanel
 from ltui.app.panels.run_charts import RunCharts
 from ltui.app.panels.tab_bar import TabBar
+from ltui.app.presentation import run_view
 from ltui.app.presentation.panel_layout import (
     DETAILS,
     FRAME_LINES,
@@ -41,7 +41,7 @@ TITLES = {
     "loss": "metrics",
     "throughput": "throughput",
     "gpus": gpu_panel.TITLE,
-    "ranks": ranks_panel.TITLE,
+    "ranks": "ranks",
     "log": "log",
     "details": "details",
 }
@@ -70,7 +70,8 @@ class RunPanels(Vertical):
             with Vertical(id="body"):
                 yield RunCharts(self._home, self._requests, id="charts")
                 yield GpuPanel(id="gpus")
-                yield RanksPanel(id="ranks")
+                with Panel(4, TITLES["ranks"], id="ranks"):
+                    yield RankTable(id="rank-table")
                 yield LogPanel(id="log")
             with Panel(6, TITLES["details"], id="details"):
                 yield DetailsView(id="details-view")
@@ -162,8 +163,10 @@ class RunPanels(Vertical):
             alone = not self.panel_layout.fits_rows()
             self._fit_height("gpus", self.query_one(GpuPanel).show(frame, alone=alone))
         if "ranks" in visible:
-            lines = self.query_one(RanksPanel).show(frame)
-            self._fit_height("ranks", min(lines, MAX_RANK_LINES))
+            rows = run_view.rank_rows(frame)
+            self.query_one(RankTable).set_rows(rows)
+            self.query_one("#ranks", Panel).set_titles(TITLES["ranks"], run_view.ranks_title(frame))
+            self._fit_height("ranks", min(len(rows) + 1, MAX_RANK_LINES))
         if "log" in visible:
             self.log_panel.show(frame)
         if DETAILS in visible:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from textual import on, work
 from textual.app import ComposeResult
@@ -13,7 +13,7 @@ from textual.message import Message
 from textual.widgets import Input
 
 from ltui.app.panels.panel import Panel
-from ltui.app.panels.worker_calls import call_screen
+from ltui.app.panels.worker_calls import call_screen, error_lines
 
 if TYPE_CHECKING:
     from ltui.app.live.run_list import RunList, RunListEntry
@@ -61,10 +61,7 @@ class RunsPanel(Panel):
 
     @property
     def table(self) -> RunsTable:
-        # Imported here: the first frame has no table.
-        from ltui.app.panels.runs_table import RunsTable
-
-        return self.query_one(RunsTable)
+        return cast("RunsTable", self.query_one("#runs-table"))
 
     @property
     def filter_text(self) -> str:
@@ -73,11 +70,7 @@ class RunsPanel(Panel):
     @property
     def selected(self) -> RunListEntry | None:
         """The run under the cursor; None before the table is shown."""
-        # Imported here: the first frame has no table.
-        from ltui.app.panels.runs_table import RunsTable
-
-        table = next(iter(self.query(RunsTable)), None)
-        return self.lines.get(table.cursor_key or "") if table is not None else None
+        return self.lines.get(self.table.cursor_key or "") if self.query("#runs-table") else None
 
     @work(thread=True, exclusive=False, group="runs", exit_on_error=False)
     def refresh_runs(self) -> None:
@@ -94,14 +87,12 @@ class RunsPanel(Panel):
                 self._list = RunList(self.home, current_snapshot)
             lines = self._list.poll()
         except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
-            call_screen(self, self._failed, f"{type(error).__name__}: {error}")
+            reason = "; ".join(error_lines(error))
+            call_screen(self, self.set_titles, TITLE, f"can't be read: {reason}")
         else:
             call_screen(self, self._read, lines)
         finally:
             self._reading = False
-
-    def _failed(self, reason: str) -> None:
-        self.set_titles(TITLE, f"can't be read: {reason}")
 
     def _read(self, lines: Sequence[RunListEntry]) -> None:
         self.lines = {line.id: line for line in lines}

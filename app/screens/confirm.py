@@ -20,8 +20,8 @@ class ConfirmScreen(ModalScreen[bool]):
     BINDINGS: ClassVar[list[BindingType]] = bindings(
         "confirm",
         """
-        y          | answer(True)  | yes | Do it
-        n,escape,q | answer(False) | no  | Cancel
+        y          | dismiss(True)  | yes | Do it
+        n,escape,q | dismiss(False) | no  | Cancel
         """,
     )
 
@@ -35,14 +35,11 @@ class ConfirmScreen(ModalScreen[bool]):
             start = len(keys)
             keys.append(key, "bold")
             keys.append(f" {meaning}")
-            keys.apply_meta({"@click": f"screen.answer({value})"}, start, len(keys))
+            keys.apply_meta({"@click": f"screen.dismiss({value})"}, start, len(keys))
             keys.append("     ")
         with Vertical(classes="dialog"):
             yield Static(Text(self._question), id="question")
             yield Static(keys, id="answers")
-
-    def action_answer(self, value: bool) -> None:
-        self.dismiss(value)
 
 
 class ProblemScreen(ModalScreen[None]):
@@ -51,7 +48,7 @@ class ProblemScreen(ModalScreen[None]):
     BINDINGS: ClassVar[list[BindingType]] = bindings(
         "problem",
         """
-        escape,enter,q,space | close | close | Back
+        escape,enter,q,space | dismiss | close | Back
         """,
     )
 
@@ -65,6 +62,3 @@ class ProblemScreen(ModalScreen[None]):
             for line in self._lines:
                 yield Static(Text(f"✗ {line}"), classes="problem")
             yield Static(Text("Enter or Esc: close"), id="answers")
-
-    def action_close(self) -> None:
-        self.dismiss(None)

@@ -54,7 +54,7 @@ HINTS = (
     KeyHint("y", "copy", "screen.copy", keep=True),
     KeyHint("w", "save a file", "screen.write", keep=True),
     KeyHint("a", "refresh", "screen.again", keep=True),
-    KeyHint("q", "back", "screen.close", keep=True),
+    KeyHint("q", "back", "screen.dismiss", keep=True),
     KeyHint("1-4", "panel", "screen.panel('verdict')"),
     KeyHint("z", "maximise", "screen.zoom"),
     KeyHint("?", "help", "app.help"),
@@ -83,7 +83,7 @@ class DiagnoseScreen(Screen[None]):
         4      | panel('processes')   | processes   | Go to the processes
         z      | zoom                 | maximise    | Maximise the panel in focus, or restore all
         escape | cancel               | cancel      | Restore a maximised panel, or go back
-        q,d    | close                | close       | Go back to the run
+        q,d    | dismiss              | close       | Go back to the run
         """,
     )
 
@@ -286,10 +286,7 @@ class DiagnoseScreen(Screen[None]):
         if self.zoomed:
             self.action_zoom()
         else:
-            self.action_close()
-
-    def action_close(self) -> None:
-        self.dismiss(None)
+            self.dismiss(None)
 
 
 def _evidence_key(run: RunSnapshot) -> tuple[object, ...]:

@@ -15,6 +15,7 @@ from textual.widgets import Static
 
 from ltui.app.live.frame import Frame
 from ltui.app.live.gpu_history import GpuSeries
+from ltui.app.panels.live_text import LiveText
 from ltui.app.panels.panel import Panel
 from ltui.app.presentation.gpu_charts import CHART_NAMES, gpu_charts
 from ltui.app.presentation.gpu_view import find_gpu, gpu_rows, readings_text
@@ -34,7 +35,7 @@ class GpuScreen(ModalScreen[None]):
     BINDINGS: ClassVar[list[BindingType]] = bindings(
         "gpu",
         """
-        escape,q,enter | close    | close    | Close
+        escape,q,enter | dismiss  | close    | Close
         [,left         | other(-1) | previous | Previous GPU
         ],right        | other(1)  | next     | Next GPU
         """,
@@ -45,13 +46,12 @@ class GpuScreen(ModalScreen[None]):
     ) -> None:
         super().__init__()
         self._frame_of, self.gpu, self._label = frame_of, name, label
-        self._shown: Text | None = None
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog -wide"):
             with Horizontal(id="one-gpu"):
                 with VerticalScroll(id="readings-scroll"):
-                    yield Static(id="readings", markup=False)
+                    yield LiveText(id="readings", wraps=True)
                 with Vertical(id="gpu-charts"):
                     for name in CHART_NAMES:
                         with Panel(None, name, id=f"gpu-{name}"):
@@ -75,22 +75,17 @@ class GpuScreen(ModalScreen[None]):
     def _update(self) -> None:
         frame = self._frame_of()
         gpu = find_gpu(frame, self.gpu) if frame is not None else None
-        dialog = self.query_one(".dialog")
-        dialog.border_title = f"{self._label} {self.gpu}"
+        self.query_one(".dialog").border_title = f"{self._label} {self.gpu}"
+        readings = self.query_one("#readings", LiveText)
         if frame is None or gpu is None:
-            self._show_readings(Text("no readings of this GPU at present"))
+            readings.show(Text("no readings of this GPU at present"))
             return
-        self._show_readings(readings_text(gpu, frame))
+        readings.show(readings_text(gpu, frame))
         for name, view_model in gpu_charts(
             gpu, frame.gpu_series.get(gpu.index, GpuSeries())
         ).items():
             self.query_one(f"#gpu-{name}-chart", Chart).view_model = view_model
             self.query_one(f"#gpu-{name}", Panel).set_titles(view_model.title, view_model.subtitle)
-
-    def _show_readings(self, text: Text) -> None:
-        if text != self._shown:
-            self._shown = text
-            self.query_one("#readings", Static).update(text)
 
     def action_other(self, by: int) -> None:
         frame = self._frame_of()
@@ -98,6 +93,3 @@ class GpuScreen(ModalScreen[None]):
         if self.gpu in names:
             self.gpu = names[(names.index(self.gpu) + by) % len(names)]
             self._update()
-
-    def action_close(self) -> None:
-        self.dismiss(None)

@@ -37,7 +37,7 @@ class HelpScreen(ModalScreen[None]):
     BINDINGS: ClassVar[list[BindingType]] = bindings(
         "help",
         """
-        escape,q,question_mark,enter | close | close | Close the help
+        escape,q,question_mark,enter | dismiss | close | Close the help
         """,
     )
 
@@ -67,9 +67,6 @@ class HelpScreen(ModalScreen[None]):
         self.query_one("#help-scroll").focus()
         groups, about = self._groups, self._about
         self.query_one(LineSheet).show(lambda width: help_lines(groups, about, width))
-
-    def action_close(self) -> None:
-        self.dismiss(None)
 
 
 def help_lines(groups: list[Group], about: str, width: int) -> list[Cells]:

@@ -31,9 +31,7 @@ from ltui.widgets.sanitise import clean_name
 if TYPE_CHECKING:
     from textual.widget import Widget
 
-    from ltui.app.live.run_list import RunListEntry
     from ltui.training.config.device_selection import Machine
-    from ltui.training.config.preset_form import FormResult
     from ltui.training.config.presets import Preset
     from ltui.training.gpu.sampler import GpuSampler
 
@@ -78,7 +76,7 @@ class HomeScreen(RunListScreen):
         self._fit_size(*self.app.size)
         self.watch(self, "focused", self._focus_moved)
         # Loading imports modules and reads files, so it starts after the first frame.
-        self.call_after_refresh(self._begin_loading)
+        self.call_after_refresh(lambda: self._load(self.presets_panel.highlighted_name))
 
     def on_resize(self, event: events.Resize) -> None:
         self._fit_size(event.size.width, event.size.height)
@@ -104,25 +102,7 @@ class HomeScreen(RunListScreen):
     def form_panel(self) -> FormPanel:
         return self.query_one(FormPanel)
 
-    @property
-    def lines(self) -> dict[str, RunListEntry]:
-        """All runs by id."""
-        return self.runs_panel.lines
-
-    @property
-    def preset(self) -> Preset | None:
-        """The preset in the form, as edited."""
-        return self.form_panel.preset
-
-    @property
-    def result(self) -> FormResult | None:
-        """The result of the form's last check; None while it is being checked."""
-        return self.form_panel.result
-
     # -- loading -----------------------------------------------------------------------------------
-
-    def _begin_loading(self) -> None:
-        self._load(self.presets_panel.highlighted_name)
 
     @work(thread=True, group="presets", exit_on_error=False)
     def _load(self, first_name: str | None) -> None:
@@ -180,7 +160,7 @@ class HomeScreen(RunListScreen):
         # Imported here: only machines with GPUs need it.
         from ltui.app.presentation.free_gpus import free_gpus_text
 
-        form = self.form_panel.form()
+        form = self.form_panel.form
         if self._gpus is not None and form is not None:
             form.show_gpus(free_gpus_text(self._gpus.latest()))
 
@@ -242,7 +222,8 @@ class HomeScreen(RunListScreen):
         self.form_panel.check_with_classes()
 
     async def action_reset_form(self) -> None:
-        preset = self._catalog.presets.get(self.preset.name) if self.preset is not None else None
+        shown = self.form_panel.preset
+        preset = self._catalog.presets.get(shown.name) if shown is not None else None
         if preset is not None:
             await self.form_panel.reset(preset)
 
@@ -258,9 +239,7 @@ class HomeScreen(RunListScreen):
         """Clear the filter of the panel in focus; from a field, go to the presets."""
         panel = self.runs_panel if self._in_runs() else self.presets_panel
         in_form = isinstance(self.focused, (Input, Select)) and not self.focused.has_class("filter")
-        if in_form:
-            self.action_go("presets")
-        elif panel.has_class("-filtering"):
+        if panel.has_class("-filtering") and not in_form:
             panel.clear_filter()
         else:
             self.action_go("presets")
@@ -279,7 +258,7 @@ class HomeScreen(RunListScreen):
 
     def farewell(self) -> str | None:
         """Return the message to print when the dashboard is closed: the runs that keep running."""
-        live = [line.id for line in self.lines.values() if line.live]
+        live = [line.id for line in self.runs_panel.lines.values() if line.live]
         if not live:
             return None
         names = ", ".join(live[:4]) + (" and others" if len(live) > 4 else "")

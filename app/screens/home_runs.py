@@ -10,8 +10,8 @@ from textual.screen import Screen
 from ltui.app.keys.footer import KeyFooter
 from ltui.app.panels.form_panel import READONLY, FormPanel
 from ltui.app.panels.runs_panel import RunsPanel
-from ltui.app.panels.worker_calls import call_screen
-from ltui.app.screens.confirm import ConfirmScreen, ProblemScreen
+from ltui.app.panels.worker_calls import call_screen, show_error
+from ltui.app.screens.confirm import ConfirmScreen
 
 if TYPE_CHECKING:
     from ltui.app.live.run_list import RunListEntry
@@ -130,19 +130,14 @@ class RunListScreen(Screen[None]):
     def _delete(self, line: RunListEntry) -> None:
         # Imported here: the first frame deletes nothing.
         from ltui.training.lifecycle.resume_run import delete
-        from ltui.training.problem import ProblemError
 
         try:
             delete(line.run_dir)
-        except ProblemError as error:
-            lines = [str(p) for p in error.problems]
-            call_screen(self, self._show_problems, f"{line.id} was not deleted", lines)
+        except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
+            show_error(self, f"{line.id} was not deleted", error)
         else:
             call_screen(self, self._deleted, line.id)
 
     def _deleted(self, run_id: str) -> None:
         self.notify(f"deleted {run_id}", markup=False)
         self.runs_panel.refresh_runs()
-
-    def _show_problems(self, title: str, lines: list[str]) -> None:
-        self.app.push_screen(ProblemScreen(title, lines))

@@ -8,14 +8,16 @@ from typing import ClassVar
 from rich.text import Text
 from textual import on
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from ltui.app.presentation.metric_selection import DESCRIPTIONS, matching
+from ltui.widgets.columns import shortened
 from ltui.widgets.formats import metric
+from ltui.widgets.key_table import bindings
 from ltui.widgets.sanitise import clean_name
 
 MAX_NAME_CELLS = 40
@@ -26,12 +28,17 @@ class MetricChooser(ModalScreen[tuple[str, ...] | None]):
     """Return the chosen names, an empty tuple for the default choice, or None after Esc."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("space", "select", "select", id="metrics.select", tooltip="Select, or deselect"),
-        Binding("enter", "apply", "apply", id="metrics.apply", priority=True, tooltip="Show these"),
-        Binding("escape", "cancel", "cancel", id="metrics.cancel", tooltip="Change nothing"),
-        Binding("slash", "filter", "filter", id="metrics.filter", tooltip="Filter the names"),
-        Binding("down", "to_list", "to the list", show=False, id="metrics.list"),
-        Binding("d", "default", "default", id="metrics.default", tooltip="The default choice"),
+        *bindings(
+            "metrics",
+            """
+            space  | select  | select      | Select, or deselect
+            escape | dismiss | cancel      | Change nothing
+            slash  | filter  | filter      | Filter the names
+            down   | to_list | to the list | Go to the list
+            d      | default | default     | The default choice
+            """,
+        ),
+        *bindings("metrics", "enter | apply | apply | Show these", priority=True),
     ]
 
     def __init__(
@@ -65,9 +72,8 @@ class MetricChooser(ModalScreen[tuple[str, ...] | None]):
     def _row(self, name: str) -> Text:
         # The sign differs in form, so that the choice can be read without colour.
         sign = "[x]" if name in self._chosen else "[ ]"
-        label = clean_name(name)
         cells = min(MAX_NAME_CELLS, max(len(clean_name(one)) for one in self._names))
-        label = label if len(label) <= cells else f"{label[: cells - 1]}…"
+        label = shortened(clean_name(name), cells)
         value = metric(self._values[name]) if name in self._values else ""
         row = Text(f"{sign} {label.ljust(cells)} {value.rjust(10)}", no_wrap=True)
         return row.append(f"  {DESCRIPTIONS.get(name, '')}".rstrip(), "dim")
@@ -104,6 +110,3 @@ class MetricChooser(ModalScreen[tuple[str, ...] | None]):
 
     def action_to_list(self) -> None:
         self.query_one(OptionList).focus()
-
-    def action_cancel(self) -> None:
-        self.dismiss(None)

@@ -11,7 +11,7 @@ from rich.text import Text
 from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.containers import Vertical, VerticalScroll
+from textual.containers import Vertical
 from textual.message import Message
 from textual.screen import ModalScreen
 from textual.widgets import Static
@@ -32,18 +32,17 @@ from ltui.app.launch.rerun import (
 )
 from ltui.app.panels.form_fields import (
     ChoiceField,
+    Form,
     FormField,
     KnobField,
     TextField,
-    problem_lines,
-    show_problems,
 )
 from ltui.app.panels.launch_line import LaunchLine
 from ltui.app.panels.worker_calls import call_screen
 from ltui.app.screens.confirm import ProblemScreen
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.preset_form import field_text
-from ltui.training.problem import Problem, ProblemError
+from ltui.training.problem import Problem
 from ltui.training.state.run_snapshot import CheckpointInfo
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets import formats
@@ -85,7 +84,7 @@ class RerunScreen(ModalScreen[RunDir]):
         with Vertical(classes="dialog"):
             title = "Run again" if self.new_run else "Resume"
             yield Static(Text(f"{title}: {clean_name(self.run_dir.id)}", "bold"), id="question")
-            yield VerticalScroll(Static("reading the run …"), id="fields", can_focus=False)
+            yield Form(Static("reading the run …"), id="fields")
             yield LaunchLine(id="launch-line", markup=False)
             yield Static("Enter: start   Tab: next field   Esc: cancel", id="answers")
 
@@ -148,23 +147,19 @@ class RerunScreen(ModalScreen[RunDir]):
     def _check(self) -> None:
         if self.past is None:
             return
-        choice = self._choice()
-        for field in self.query(FormField):
+        choice, form = self._choice(), self.query_one(Form)
+        for field in form.query(FormField):
             if field.key == CHECKPOINT:
                 field.display = choice.mode != FROM_START
         self.checked = check_choice(self.past, choice, self._machine)
-        self._show_problems(self.checked.problems)
+        form.show_problems(self.checked.problems)
         name = "Resume" if choice.mode == RESUME else "Launch"
-        count = len(self.checked.problems)
-        problems = "1 mistake to correct" if count == 1 else f"{count} mistakes to correct"
+        problems = self.checked.problems
         line = self.query_one(LaunchLine)
-        line.show(
-            clean_line(self.checked.words) if not count else problems, ready=not count, name=name
-        )
-
-    def _show_problems(self, problems: Sequence[Problem]) -> None:
-        other_problems = self.query("#form-problems").results(Static)
-        show_problems(self.query(FormField), other_problems, problems)
+        if problems:
+            line.show_error(form.error_summary(problems))
+        else:
+            line.show(clean_line(self.checked.words), ready=True, name=name)
 
     def on_form_field_changed(self, event: Message) -> None:
         event.stop()
@@ -199,20 +194,18 @@ class RerunScreen(ModalScreen[RunDir]):
     def _start(self, past: PastRun, choice: Choice, overrides: tuple[str, ...]) -> None:
         try:
             run_dir = start_choice(self.run_dir.home, past, choice, overrides)
-        except ProblemError as error:
-            call_screen(self, self._not_started, error.problems)
         except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
             problem = Problem(where=self.run_dir.id, what=f"{type(error).__name__}: {error}")
-            call_screen(self, self._not_started, [problem])
+            call_screen(self, self._not_started, getattr(error, "problems", (problem,)))
         else:
             call_screen(self, self.dismiss, run_dir)
 
     def _not_started(self, problems: Sequence[Problem]) -> None:
         self._starting = False
         self._check()
-        self._show_problems(problems)
-        lines = problem_lines(problems, self.query(FormField))
-        self.app.push_screen(ProblemScreen("nothing was started", lines))
+        form = self.query_one(Form)
+        form.show_problems(problems)
+        self.app.push_screen(ProblemScreen("nothing was started", form.problem_lines(problems)))
 
     def action_cancel(self) -> None:
         if not self._starting:

@@ -9,12 +9,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import ClassVar
 
-from rich.text import Text
 from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.message import Message
-from textual.widgets import Static
 
 from ltui.app.keys.footer import KeyFooter
 from ltui.app.keys.run_keys import KEYS, run_hints
@@ -22,6 +20,7 @@ from ltui.app.live.frame import Frame
 from ltui.app.live.metric_history import LatestCurveRequest
 from ltui.app.live.poller_thread import Poller, PollerThread
 from ltui.app.live.run_poller import RunPoller
+from ltui.app.panels.live_text import LiveText
 from ltui.app.panels.run_panels import RunPanels
 from ltui.app.presentation import run_view
 from ltui.app.presentation.notifications import farewell, resume_hint, toasts_for
@@ -69,13 +68,12 @@ class RunScreen(RunCommandScreen):
         self._requests = LatestCurveRequest()
         self._make_poller = make_poller or (lambda: RunPoller(run_dir, self._requests))
         self._poller_thread: PollerThread | None = None
-        self._ending: Text | None = None
         self._header_lines: tuple[bool, int] | None = None
         """Last drawn state of the header: True without a banner, and the number of notes."""
 
     def compose(self) -> ComposeResult:
         yield RunHeader(id="header")
-        yield Static(id="ending", markup=False)
+        yield LiveText(id="ending")
         yield RunPanels(self.run_dir.home, self._requests, id="panels")
         yield KeyFooter(id="keys")
 
@@ -155,16 +153,11 @@ class RunScreen(RunCommandScreen):
 
     def _draw_ending(self, frame: Frame) -> None:
         lines = run_view.end_cells(frame)
-        ending = self.query_one("#ending", Static)
+        ending = self.query_one("#ending", LiveText)
         ending.display = bool(lines)
-        if not lines:
-            return
-        text = run_view.cells_text(lines, resume_hint(frame.snapshot, readonly=self.readonly))
-        if text != self._ending:
-            # Only another number of lines changes the layout.
-            before = None if self._ending is None else self._ending.plain.count("\n")
-            self._ending = text
-            ending.update(text, layout=before != text.plain.count("\n"))
+        if lines:
+            hint = resume_hint(frame.snapshot, readonly=self.readonly)
+            ending.show(run_view.cells_text(lines, hint))
 
     def _draw_keys(self) -> None:
         if self.snapshot is not None:

@@ -11,12 +11,11 @@ from typing import Any
 from textual import work
 from textual.screen import Screen
 
-from ltui.app.panels.worker_calls import call_screen
+from ltui.app.panels.worker_calls import call_screen, show_error
 from ltui.app.presentation.notifications import refusal
-from ltui.app.screens.confirm import ConfirmScreen, ProblemScreen
+from ltui.app.screens.confirm import ConfirmScreen
 from ltui.app.screens.schedule_stop import StopWhenScreen
 from ltui.app.screens.stop_question import StopScreen, kill_question, stop_question
-from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import RunSnapshot, RunState
 from ltui.training.store.run_directory import RunDir
 
@@ -99,16 +98,11 @@ class RunCommandScreen(Screen[None]):
 
         try:
             send_request(self.run_dir, request)
-        except ProblemError as error:
-            call_screen(self, self._show_failure, [str(p) for p in error.problems])
         except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
-            call_screen(self, self._show_failure, [f"{type(error).__name__}: {error}"])
+            show_error(self, "The request failed", error)
         else:
             if confirmation is not None:
                 call_screen(self, self._show_confirmation, confirmation)
 
     def _show_confirmation(self, confirmation: str) -> None:
         self.notify(confirmation, timeout=3, markup=False)
-
-    def _show_failure(self, lines: list[str]) -> None:
-        self.app.push_screen(ProblemScreen("The request failed", lines))

@@ -32,7 +32,7 @@ class StopWhenScreen(ModalScreen[dict[str, Any]]):
     BINDINGS: ClassVar[list[BindingType]] = bindings(
         "stop_when",
         """
-        escape | cancel | cancel | Change nothing
+        escape | dismiss | cancel | Change nothing
         """,
     )
 
@@ -76,6 +76,3 @@ class StopWhenScreen(ModalScreen[dict[str, Any]]):
                 self._explain(str(error.problems[0]))
             else:
                 self.dismiss({"cmd": "stop_when", "conditions": [condition.to_document()]})
-
-    def action_cancel(self) -> None:
-        self.dismiss(None)

@@ -20,7 +20,7 @@ class StopScreen(ConfirmScreen):
     BINDINGS: ClassVar[list[BindingType]] = bindings(
         "stop_question",
         """
-        s | answer(True) | stop | Stop the run
+        s | dismiss(True) | stop | Stop the run
         """,
     )
 

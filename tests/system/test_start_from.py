@@ -55,7 +55,7 @@ async def test_it_goes_on_from_the_other_runs_weights(
 
         screen = app.screen
         assert isinstance(screen, HomeScreen)
-        await until(lambda: screen.result is not None)
+        await until(lambda: screen.form_panel.result is not None)
         fields = {field.knob.key: field for field in screen.query(KnobField)}
         fields["trainer.max_epochs"].query_one(Input).value = "1000"
         fields["data.init_args.loader"].query_one(Select).value = "torch"

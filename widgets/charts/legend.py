@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from rich.cells import cell_len, set_cell_size
 
+from ltui.widgets import formats
 from ltui.widgets.charts.canvas import Canvas
 from ltui.widgets.charts.chart_view_state import INK_DIM, INK_TEXT, ChartOptions, ink_of, marker_of
-from ltui.widgets.formats import NA, duration, metric, significant
 from ltui.widgets.view_models import ChartSeries, ChartViewModel
 
 _GAP = "   "
@@ -35,9 +35,11 @@ def draw_legend(canvas: Canvas, view_model: ChartViewModel, options: ChartOption
     """Draw names and values: of the last points, or of the points at the crosshair."""
     x = 1
     if options.cursor is not None:
-        position = duration(options.cursor) if view_model.x_time else _x_text(options.cursor)
+        position = (
+            formats.duration(options.cursor) if view_model.x_time else _x_text(options.cursor)
+        )
         unit = "" if view_model.x_time else f"{view_model.x_label} "
-        x = canvas.write(x, 0, f"{unit}{position}", INK_TEXT) + len(_GAP)
+        x = canvas.write(x, 0, f"{unit}{x_text(options.cursor)}", INK_TEXT) + len(_GAP)
     # If not all fit, the entries of faint curves are omitted first.
     ordered = sorted(view_model.series, key=lambda s: s.dim)
     entries = [_Entry(series=s, name=s.name, value=value_text(s, options.cursor)) for s in ordered]
@@ -116,9 +118,9 @@ def value_text(series: ChartSeries, cursor: float | None) -> str:
     else:
         value = float(series.y[-1]) if series.y.size else None
     if value is not None and np.isfinite(value):
-        return metric(value)
-    return NA if value is None or not np.isfinite(series.y).any() else str(value)
+        return formats.metric(value)
+    return formats.NA if value is None or not np.isfinite(series.y).any() else str(value)
 
 
 def _x_text(x: float) -> str:
-    return f"{round(x):,}".replace(",", "\N{THIN SPACE}") if x == round(x) else significant(x, 4)
+    return formats.count(x) if x == round(x) else formats.significant(x, 4)
