@@ -35,9 +35,7 @@ def draw_legend(canvas: Canvas, view_model: ChartViewModel, options: ChartOption
     """Draw names and values: of the last points, or of the points at the crosshair."""
     x = 1
     if options.cursor is not None:
-        position = (
-            formats.duration(options.cursor) if view_model.x_time else _x_text(options.cursor)
-        )
+        x_text = formats.duration if view_model.x_time else _x_text
         unit = "" if view_model.x_time else f"{view_model.x_label} "
         x = canvas.write(x, 0, f"{unit}{x_text(options.cursor)}", INK_TEXT) + len(_GAP)
     # If not all fit, the entries of faint curves are omitted first.
