@@ -87,9 +87,8 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         rows: Sequence[Row] = (),
         *,
         id: str | None = None,  # noqa: A002 - Textual's name for it
-        classes: str | None = None,
     ) -> None:
-        super().__init__(id=id, classes=classes)
+        super().__init__(id=id)
         self._rows: tuple[Row, ...] = tuple(rows)
         self._placed: tuple[PlacedColumn, ...] = ()
         self._keys: tuple[str, ...] = tuple(self.key_of(r) for r in self._rows)

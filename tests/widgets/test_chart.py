@@ -12,6 +12,7 @@ from textual.containers import Horizontal
 from textual.geometry import Region
 
 from ltui.widgets.charts.chart import Chart
+from ltui.widgets.charts.plot import data_range
 from ltui.widgets.charts.viewport import visible_range
 from ltui.widgets.view_models import ChartSeries, ChartViewModel
 
@@ -108,7 +109,7 @@ async def test_zoom_at_the_end_follows_new_points() -> None:
         assert app.chart.view.follow
         app.chart.view_model = chart_of(count=3000)
         await pilot.pause()
-        data = app.chart._data_range()
+        data = data_range(app.chart.view_model)
         assert data is not None
         now = visible_range(app.chart.view, data)
         assert now.low > 2000

@@ -12,6 +12,8 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
 
+from ltui.widgets.charts.braille import BLANK
+
 _SPACE = ord(" ")
 
 
@@ -40,10 +42,10 @@ class Canvas:
             x += width
         return x
 
-    def blit(self, x: int, y: int, codes: npt.NDArray[np.uint32], blank: int, ink: int) -> None:
-        """Copy a block of code points onto the canvas, except ``blank`` ones."""
+    def blit(self, x: int, y: int, codes: npt.NDArray[np.uint32], ink: int) -> None:
+        """Copy a block of braille code points onto the canvas, except those without a dot."""
         height, width = codes.shape
-        drawn = codes != blank
+        drawn = codes != BLANK
         self.chars[y : y + height, x : x + width][drawn] = codes[drawn]
         self.ink[y : y + height, x : x + width][drawn] = ink
 

@@ -90,9 +90,8 @@ class Chart(Widget, can_focus=True):
         view_model: ChartViewModel | None = None,
         *,
         id: str | None = None,  # noqa: A002 - Textual's name for it
-        classes: str | None = None,
     ) -> None:
-        super().__init__(id=id, classes=classes)
+        super().__init__(id=id)
         self._plot: Plot | None = None
         self._plot_key: tuple[object, ...] = ()
         self._y_ranges: dict[tuple[bool, bool], AxisRange] = {}
@@ -109,7 +108,7 @@ class Chart(Widget, can_focus=True):
 
     def zoomed_range(self) -> AxisRange | None:
         """Return the visible part of the x axis; None while the whole axis is visible."""
-        data = self._data_range()
+        data = data_range(self.view_model)
         return None if self.view is None or data is None else visible_range(self.view, data)
 
     def render_lines(self, crop: Region) -> list[Strip]:
@@ -181,9 +180,13 @@ class Chart(Widget, can_focus=True):
         self.zoom(1.0 if self.crosshair is None else self._crosshair_fraction(), direction)
 
     def action_pan(self, direction: int) -> None:
-        data = self._data_range()
+        self._pan(direction * PAN_SHARE)
+
+    def _pan(self, share: float) -> None:
+        """Move the zoomed part by a fraction of its width."""
+        data = data_range(self.view_model)
         if data is not None:
-            self._set_view(pan_viewport(self.view, data, direction * PAN_SHARE))
+            self._set_view(pan_viewport(self.view, data, share))
 
     def action_show_all(self) -> None:
         self._set_view(None)
@@ -200,7 +203,7 @@ class Chart(Widget, can_focus=True):
         if self.view_model is None or plotted.x is None or plotted.area is None:
             return
         if self.crosshair is None:
-            data = self._data_range()
+            data = data_range(self.view_model)
             self._set_crosshair(None if data is None else min(data.high, plotted.x.high))
             return
         cell = plotted.x.span / plotted.area.width
@@ -230,7 +233,7 @@ class Chart(Widget, can_focus=True):
 
     def zoom(self, anchor: float, direction: int) -> None:
         """Zoom in (1) or out (-1) around ``anchor``, a fraction of the width."""
-        data = self._data_range()
+        data = data_range(self.view_model)
         if data is not None:
             self._set_view(
                 zoom_viewport(self.view, data, anchor, ZOOM if direction > 0 else 1 / ZOOM)
@@ -264,10 +267,8 @@ class Chart(Widget, can_focus=True):
         if plotted.x is None or plotted.area is None or self.view_model is None:
             return
         if self._drag_x is not None:
-            data = self._data_range()
-            moved = (self._drag_x - event.x) / plotted.area.width
-            if data is not None and moved:
-                self._set_view(pan_viewport(self.view, data, moved))
+            if event.x != self._drag_x:
+                self._pan((self._drag_x - event.x) / plotted.area.width)
                 self._drag_x = event.x
             return
         x = plotted.x.low + self._width_fraction(event.x) * plotted.x.span
@@ -288,9 +289,6 @@ class Chart(Widget, can_focus=True):
         if x is None or self.crosshair is None or x.span <= 0:
             return 1.0
         return min(1.0, max(0.0, (self.crosshair - x.low) / x.span))
-
-    def _data_range(self) -> AxisRange | None:
-        return data_range(self.view_model)
 
     def _set_view(self, view: Viewport | None) -> None:
         if view != self.view:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ltui.widgets.charts.viewport import Viewport
-from ltui.widgets.palette import MARKERS
+from ltui.widgets.palette import DARK_SERIES, MARKERS
 from ltui.widgets.view_models import ChartSeries
 
+COLOURS = len(DARK_SERIES)
+"""Number of series colours."""
 INK_TEXT, INK_DIM, INK_FAINT, INK_CURSOR, INK_SERIES = 0, 1, 2, 3, 4
 """Style indices of the canvas. INK_SERIES is the first series colour; faint variants follow."""
 
@@ -25,13 +27,11 @@ class ChartOptions:
     """Show all values, even if the view model cuts outliers."""
     dashes: bool = False
     """Draw curves with different dashes, because there is no colour."""
-    colours: int = 8
-    """Number of series colours."""
 
 
-def ink_of(series: ChartSeries, options: ChartOptions, faint: bool) -> int:
+def ink_of(series: ChartSeries, *, faint: bool = False) -> int:
     """Return the ink of a series, normal or faint."""
-    return INK_SERIES + series.colour % options.colours + (options.colours if faint else 0)
+    return INK_SERIES + series.colour % COLOURS + (COLOURS if faint else 0)
 
 
 def marker_of(series: ChartSeries) -> str:

@@ -44,7 +44,7 @@ def draw_legend(canvas: Canvas, view_model: ChartViewModel, options: ChartOption
     shown = _fitting(entries, canvas.width - x, names=options.cursor is None)
     for entry in shown:
         end = canvas.write(x, 0, entry.text, INK_DIM)
-        canvas.write(x, 0, marker_of(entry.series), ink_of(entry.series, options, entry.series.dim))
+        canvas.write(x, 0, marker_of(entry.series), ink_of(entry.series, faint=entry.series.dim))
         canvas.write(end - cell_len(entry.value), 0, entry.value, INK_TEXT)
         x = end + len(_GAP)
     left_out = sum(not s.dim for s in ordered) - sum(not e.series.dim for e in shown)

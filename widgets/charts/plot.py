@@ -311,22 +311,18 @@ def _draw_curves(
     for curve in order:
         if curve.low is not None and curve.high is not None:
             dots = braille.band(curve.low, curve.high, *size)
-            canvas.blit(
-                area.left, area.top, dots, braille.BLANK, ink_of(curve.series, options, True)
-            )
+            canvas.blit(area.left, area.top, dots, ink_of(curve.series, faint=True))
     for curve in order:
         dash = curve.series.colour % 4 if options.dashes else 0
         dots = braille.line(curve.line, *size, dash=dash)
-        ink = ink_of(curve.series, options, curve.series.dim)
-        canvas.blit(area.left, area.top, dots, braille.BLANK, ink)
+        ink = ink_of(curve.series, faint=curve.series.dim)
+        canvas.blit(area.left, area.top, dots, ink)
     for curve in order:
         if not curve.series.dim:
-            _draw_end_marker(canvas, area, curve, y, options)
+            _draw_end_marker(canvas, area, curve, y)
 
 
-def _draw_end_marker(
-    canvas: Canvas, area: PlotArea, curve: _Curve, y: AxisRange, options: ChartOptions
-) -> None:
+def _draw_end_marker(canvas: Canvas, area: PlotArea, curve: _Curve, y: AxisRange) -> None:
     """Draw the series' sign at its last value, unless the curve continues beyond the right edge."""
     line = curve.line
     inside = np.flatnonzero(np.isfinite(line.last) & (line.at >= 0))
@@ -336,9 +332,7 @@ def _draw_end_marker(
     row = int(braille.rows_of(line.last[last : last + 1], y.low, y.high, 4 * area.height)[0]) // 4
     if 0 <= row < area.height:
         x = area.left + int(line.at[last]) // 2
-        canvas.write(
-            x, area.top + row, marker_of(curve.series), ink_of(curve.series, options, False)
-        )
+        canvas.write(x, area.top + row, marker_of(curve.series), ink_of(curve.series))
 
 
 def _draw_crosshair(canvas: Canvas, area: PlotArea, x: AxisRange, cursor: float) -> None:
