@@ -114,6 +114,7 @@ def row_line(row: Mapping[str, Cells], placed: Sequence[PlacedColumn]) -> Cells:
 
 def centred(text: str, width: int) -> Cells:
     """Return a dim text in the middle of ``width`` cells."""
+    text = shortened(text, width)
     return Cell(text=" " * max(0, (width - cell_len(text)) // 2)), Cell(text=text, tone=Tone.DIM)
 
 

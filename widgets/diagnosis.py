@@ -234,7 +234,8 @@ def processes_lines(view_model: DiagnosisViewModel, width: int) -> Lines:
     for text in view_model.machine:
         lines += _wrapped(text, width, tone=Tone.DIM)
     if view_model.missing:
-        lines += [_EMPTY, _title("missing evidence, and how to get it")]
+        lines += [_EMPTY] if lines else []
+        lines.append(_title("missing evidence, and how to get it"))
         for text in view_model.missing:
             lines += _wrapped(text, width, indent=2)
     return lines
