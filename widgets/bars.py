@@ -15,13 +15,10 @@ from ltui.widgets.view_models import Cell, Tone
 _HEIGHTS = "▁▂▃▄▅▆▇"
 
 
-def bar(share: float | None, width: int) -> str:
-    """Return a bar of ``width`` cells for a fraction, to half a cell; blanks if it is unknown."""
-    return "".join(cell.text for cell in bar_cells(share, width))
-
-
 def bar_cells(share: float | None, width: int, tone: Tone = Tone.PLAIN) -> tuple[Cell, ...]:
-    """Return a bar as cells: its filled part in ``tone``, the rest faint.
+    """Return a bar of ``width`` cells for a fraction, to half a cell; blanks if it is unknown.
+
+    Its filled part is in ``tone``, the rest faint.
 
     The bar is a thin line, because blocks in adjacent rows would merge. A small fraction is always
     visible, and a fraction below 1 never fills the bar.

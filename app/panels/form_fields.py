@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from rich.text import Text
 from textual import on
 from textual.app import ComposeResult
 from textual.containers import Horizontal, VerticalScroll
 from textual.message import Message
-from textual.widget import Widget
 from textual.widgets import Input, Select, Static
 
 from ltui.training.config.ltui_section import Knob
@@ -27,32 +27,48 @@ class FormField(Horizontal):
     class Entered(Message):
         """Enter was pressed in the field."""
 
-    def __init__(self, key: str, label: str, text: str, *, default: str | None = None) -> None:
-        """``key`` is the place that problems name. Texts other than ``default`` are marked."""
+    def __init__(
+        self,
+        key: str,
+        *,
+        label: str = "",
+        text: str = "",
+        default: str | None = None,
+        options: Sequence[tuple[str, str]] = (),
+        meaning: str = "",
+    ) -> None:
+        """``key`` is the place that problems name. Texts other than ``default`` are marked.
+
+        With ``options``, texts with their values, one of them is chosen; the first by default.
+        """
         super().__init__()
-        self.key, self.label = key, label
-        self._first, self._default = text, default
-        self._last = text
-        self._control: Widget | None = None
+        self.key, self.label = key, label or key
+        self.meaning = meaning
+        """What the field is for, in a short phrase."""
+        self._default, self._last = default, text
+        self._control: Input | Select[str]
+        if options:
+            values = [value for _, value in options]
+            self._control = Select(
+                [(Text(option), value) for option, value in options],
+                value=text if text in values else values[0],
+                allow_blank=False,
+                compact=True,
+            )
+        else:
+            self._control = Input(text, compact=True, select_on_focus=False)
 
     def compose(self) -> ComposeResult:
         yield Static(Text(clean_name(self.label)), classes="label")
-        self._control = self._make_control()
         yield self._control
         yield Static(self._note(), classes="field-note", markup=False)
 
     def on_mount(self) -> None:
         self.set_class(self.changed, "-changed")
 
-    def _make_control(self) -> Widget:
-        return Input(self._first, compact=True, select_on_focus=False)
-
     @property
     def text(self) -> str:
-        control = self._control
-        if isinstance(control, (Input, Select)):
-            return str(control.value)
-        return self._first
+        return str(self._control.value)
 
     @property
     def changed(self) -> bool:
@@ -68,12 +84,8 @@ class FormField(Horizontal):
         if problems:
             sentences = " ".join(_sentence(p) for p in problems)
             return Text(f"✗ {clean_line(sentences)}", "bold")
-        parts = [f"was {self._default or 'empty'}"] if self.changed else []
-        return Text(clean_line(" · ".join([*parts, *self.meaning()])))
-
-    def meaning(self) -> list[str]:
-        """Return what the field is for, in short phrases."""
-        return []
+        parts = (f"was {self._default or 'empty'}" if self.changed else "", self.meaning)
+        return Text(clean_line(" · ".join(part for part in parts if part)))
 
     @on(Input.Changed)
     @on(Select.Changed)
@@ -94,66 +106,31 @@ class KnobField(FormField):
     """A field for one key of the configuration."""
 
     def __init__(self, knob: Knob, text: str) -> None:
-        super().__init__(knob.key, knob.label or knob.key, text, default=field_text(knob.default))
+        choices = knob.choices if knob.type == "choice" else ()
+        if knob.type == "bool":
+            choices = ("true", "false")
+        super().__init__(
+            knob.key,
+            label=knob.label or "",
+            text=text,
+            default=field_text(knob.default),
+            options=[(choice, choice) for choice in choices],
+            meaning=" · ".join(w.replace("`", "") for w in (knob.unit, knob.help) if w),
+        )
         self.knob = knob
-
-    def _make_control(self) -> Widget:
-        choices = self._choices()
-        if not choices:
-            return super()._make_control()
-        first = self._first if self._first in choices else choices[0]
-        return select([(Text(choice), choice) for choice in choices], first)
-
-    def _choices(self) -> Sequence[str]:
-        if self.knob.type == "bool":
-            return ("true", "false")
-        return self.knob.choices if self.knob.type == "choice" else ()
-
-    def meaning(self) -> list[str]:
-        return [w.replace("`", "") for w in (self.knob.unit, self.knob.help) if w]
 
 
 class StartField(FormField):
     """A field for another run's checkpoint, from which the run starts."""
 
+    MEANING: ClassVar[str] = "another run's checkpoint: RUN or RUN:STEP"
+
     def __init__(self, text: str) -> None:
-        super().__init__(START_FROM, START_FROM, text)
-        self._description = ""
+        super().__init__(START_FROM, text=text, meaning=self.MEANING)
 
     def describe(self, description: str) -> None:
         """Describe the chosen checkpoint; an empty text restores the general meaning."""
-        self._description = description
-
-    def meaning(self) -> list[str]:
-        return [self._description or "another run's checkpoint: RUN or RUN:STEP"]
-
-
-class TextField(FormField):
-    """A field for any text."""
-
-    def __init__(self, key: str, meaning: str) -> None:
-        super().__init__(key, key, "")
-        self._meaning = meaning
-
-    def meaning(self) -> list[str]:
-        return [self._meaning]
-
-
-class ChoiceField(FormField):
-    """A field to choose one of several options."""
-
-    def __init__(self, key: str, options: Sequence[tuple[str, str]]) -> None:
-        """``options`` are texts with their values. The first option is chosen."""
-        super().__init__(key, key, options[0][1])
-        self._options = tuple(options)
-
-    def _make_control(self) -> Widget:
-        return select([(Text(text), value) for text, value in self._options], self._first)
-
-
-def select(options: Sequence[tuple[Text, str]], value: str) -> Select[str]:
-    """Return a selection that is as high and wide as an input."""
-    return Select(options, value=value, allow_blank=False, compact=True)
+        self.meaning = description or self.MEANING
 
 
 class Form(VerticalScroll):

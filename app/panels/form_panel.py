@@ -6,6 +6,7 @@ The form is checked while the user types. It can be edited as YAML, and launched
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -208,8 +209,7 @@ class FormPanel(Panel):
             wrong = "would not run" if isinstance(error, ProblemError) else "could not be checked"
             call_screen(self, self._show_error, f"{preset.name} {wrong}", preset, error)
         else:
-            message = f"{preset.name}: OK. The configuration loads in this environment."
-            call_screen(self, self._show_notice, message)
+            self._show_notice(f"{preset.name}: OK. The configuration loads in this environment.")
 
     # -- editing -----------------------------------------------------------------------------------
 
@@ -266,7 +266,7 @@ class FormPanel(Panel):
                 result.overrides,
                 self.python,
                 start_from,
-                lambda: call_screen(self, self._show_notice, f"launching {preset.name} …"),
+                lambda: self._show_notice(f"launching {preset.name} …"),
             )
         except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
             title = f"{preset.name} was not launched"
@@ -286,7 +286,8 @@ class FormPanel(Panel):
         self.app.push_screen(ProblemScreen(title, lines))
 
     def _show_notice(self, message: str) -> None:
-        self.notify(message, timeout=4, markup=False)
+        """Show a message of a worker's thread."""
+        call_screen(self, partial(self.notify, message, timeout=4, markup=False))
 
     def refuse(self, reason: str) -> None:
         """Show the reason why nothing was done."""

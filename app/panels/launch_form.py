@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from asyncio import Lock
-from dataclasses import dataclass
 
 from rich.text import Text
 from textual.widget import Widget
 from textual.widgets import Static
 
 from ltui.app.panels.form_fields import Form, KnobField, StartField
-from ltui.training.config.preset_form import field_texts
+from ltui.training.config.preset_form import START_FROM, field_texts
 from ltui.training.config.presets import Preset
 from ltui.widgets.sanitise import clean_line
-
-
-@dataclass(frozen=True, slots=True)
-class FormValues:
-    """The values that were typed into the form of one preset."""
-
-    texts: dict[str, str]
-    """Texts of the fields by knob key."""
-    start_from: str
 
 
 class LaunchForm(Form):
@@ -32,7 +22,8 @@ class LaunchForm(Form):
         self.preset: Preset | None = None
         """The preset of the shown fields; None while they are being replaced."""
         self._changing = Lock()
-        self._values: dict[str, FormValues] = {}
+        self._values: dict[str, dict[str, str]] = {}
+        """The typed texts by field key, by preset name."""
         self._gpus = Text()
 
     @property
@@ -52,9 +43,9 @@ class LaunchForm(Form):
         """
         async with self._changing:
             self._store_values()
-            typed = self._values.get(preset.name, FormValues({}, ""))
+            typed = self._values.get(preset.name, {})
             await self.remove_children()
-            values = typed if keep else FormValues({}, typed.start_from)
+            values = typed if keep else {START_FROM: typed.get(START_FROM, "")}
             await self.mount_all(self._make_widgets(preset, values))
             self.preset = preset
 
@@ -68,11 +59,11 @@ class LaunchForm(Form):
     def _store_values(self) -> None:
         """Store the typed values; after that the fields belong to no preset."""
         if self.preset is not None:
-            self._values[self.preset.name] = FormValues(self.texts(), self.start_from)
+            self._values[self.preset.name] = {**self.texts(), START_FROM: self.start_from}
         self.preset = None
 
-    def _make_widgets(self, preset: Preset, values: FormValues) -> list[Widget]:
-        texts = {**field_texts(preset), **values.texts}
+    def _make_widgets(self, preset: Preset, values: dict[str, str]) -> list[Widget]:
+        texts = {**field_texts(preset), **values}
         about = Text(clean_line(" ".join(preset.about.split()) or preset.title))
         rows = [KnobField(knob, texts[knob.key]) for knob in preset.knobs]
         gpus = Static(self._gpus, id="form-gpus", markup=False)
@@ -83,7 +74,7 @@ class LaunchForm(Form):
         devices = [n for n, row in enumerate(rows, 1) if row.knob.type == "devices"]
         below = devices[0] if devices else len(rows)
         widgets: list[Widget] = [*rows[:below], gpus, *rows[below:]]
-        return [Static(about, id="about"), *widgets, StartField(values.start_from), others]
+        return [Static(about, id="about"), *widgets, StartField(values.get(START_FROM, "")), others]
 
     def show_gpus(self, text: Text) -> None:
         """Show which GPUs of this machine are free."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from rich.text import Text
 from textual import events, on
@@ -12,7 +13,7 @@ from textual.message import Message
 from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
-from ltui.app.panels.panel import Panel
+from ltui.app.panels.filter_panel import FilterPanel
 from ltui.widgets.sanitise import clean_name
 
 TITLE = "presets"
@@ -64,8 +65,10 @@ class PresetList(OptionList):
             self.action_select()
 
 
-class PresetsPanel(Panel):
+class PresetsPanel(FilterPanel):
     """The panel of presets that match the filter."""
+
+    LIST: ClassVar[str] = "#preset-list"
 
     class Highlighted(Message):
         """The cursor moved to another preset; ``name`` is None if no preset matches the filter."""
@@ -94,21 +97,17 @@ class PresetsPanel(Panel):
     def options(self) -> PresetList:
         return self.query_one(PresetList)
 
-    @property
-    def filter_text(self) -> str:
-        return self.query_one("#filter", Input).value.strip()
-
     def show(self, entries: Sequence[PresetEntry]) -> None:
         """Replace the list; the cursor stays on its preset."""
         self._entries = tuple(entries)
-        self._fill_list()
+        self.fill_list()
 
     @on(PresetList.WidthChanged)
     def _fit_labels(self, event: PresetList.WidthChanged) -> None:
         event.stop()
-        self._fill_list()
+        self.fill_list()
 
-    def _fill_list(self) -> None:
+    def fill_list(self) -> None:
         options = self.options
         pattern = self.filter_text.lower()
         shown = [e for e in self._entries if pattern in f"{e.name} {' '.join(e.labels())}".lower()]
@@ -156,7 +155,7 @@ class PresetsPanel(Panel):
         self._last = name
         if name not in (option.id for option in self.options.options):
             self.clear_filter()
-            self._fill_list()
+            self.fill_list()
         self.options.highlighted = self.options.get_option_index(name)
         self.options.focus()
 
@@ -173,26 +172,3 @@ class PresetsPanel(Panel):
     def _entered(self, event: OptionList.OptionSelected) -> None:
         event.stop()
         self.post_message(self.Launch())
-
-    @on(Input.Changed, "#filter")
-    def _typed(self, event: Input.Changed) -> None:
-        event.stop()
-        self._fill_list()
-
-    @on(Input.Submitted, "#filter")
-    def _submitted(self, event: Input.Submitted) -> None:
-        event.stop()
-        self.set_class(bool(self.filter_text), "-filtering")
-        self.options.focus()
-
-    # -- the filter --------------------------------------------------------------------------------
-
-    def open_filter(self) -> None:
-        self.add_class("-filtering")
-        self.query_one("#filter", Input).focus()
-
-    def clear_filter(self) -> None:
-        """Show all presets and move the focus to the list."""
-        self.remove_class("-filtering")
-        self.query_one("#filter", Input).value = ""
-        self.options.focus()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
-from textual import on, work
+from textual import work
 from textual.app import ComposeResult
 from textual.message import Message
 from textual.widgets import Input
 
-from ltui.app.panels.panel import Panel
+from ltui.app.panels.filter_panel import FilterPanel
 from ltui.app.panels.worker_calls import call_screen, error_lines
 
 if TYPE_CHECKING:
@@ -25,8 +25,10 @@ REFRESH_S = 1.0
 NEWEST_FIRST = "newest first"
 
 
-class RunsPanel(Panel):
+class RunsPanel(FilterPanel):
     """The panel of runs in ``home`` that match the filter."""
+
+    LIST: ClassVar[str] = "#runs-table"
 
     class Opened(Message):
         """A run was opened with Enter or a click."""
@@ -64,10 +66,6 @@ class RunsPanel(Panel):
         return cast("RunsTable", self.query_one("#runs-table"))
 
     @property
-    def filter_text(self) -> str:
-        return self.query_one("#runs-filter", Input).value.strip()
-
-    @property
     def selected(self) -> RunListEntry | None:
         """The run under the cursor; None before the table is shown."""
         return self.lines.get(self.table.cursor_key or "") if self.query("#runs-table") else None
@@ -96,9 +94,9 @@ class RunsPanel(Panel):
 
     def _read(self, lines: Sequence[RunListEntry]) -> None:
         self.lines = {line.id: line for line in lines}
-        self._show()
+        self.fill_list()
 
-    def _show(self) -> None:
+    def fill_list(self) -> None:
         # Imported here: the first frame shows no run.
         from ltui.app.presentation.run_order import matches, ordered
         from ltui.app.presentation.run_rows import run_row
@@ -147,17 +145,7 @@ class RunsPanel(Panel):
         if line is not None:
             self.post_message(self.Opened(line))
 
-    # -- filter and order --------------------------------------------------------------------------
-
-    def open_filter(self) -> None:
-        self.add_class("-filtering")
-        self.query_one("#runs-filter", Input).focus()
-
-    def clear_filter(self) -> None:
-        """Show all runs and move the focus to the table."""
-        self.remove_class("-filtering")
-        self.query_one("#runs-filter", Input).value = ""
-        self.table.focus()
+    # -- order -------------------------------------------------------------------------------------
 
     def next_order(self) -> None:
         """Sort the runs in the next order."""
@@ -165,15 +153,4 @@ class RunsPanel(Panel):
         from ltui.app.presentation.run_order import next_order
 
         self.order = next_order(self.order)
-        self._show()
-
-    @on(Input.Changed, "#runs-filter")
-    def _typed(self, event: Input.Changed) -> None:
-        event.stop()
-        self._show()
-
-    @on(Input.Submitted, "#runs-filter")
-    def _submitted(self, event: Input.Submitted) -> None:
-        event.stop()
-        self.set_class(bool(self.filter_text), "-filtering")
-        self.table.focus()
+        self.fill_list()

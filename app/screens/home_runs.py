@@ -95,16 +95,15 @@ class RunListScreen(Screen[None]):
         return self.runs_panel.selected
 
     def action_resume(self) -> None:
-        line = self._selected_for("resume")
-        if line is not None:
-            self._rerun(line, new_run=False)
+        self._rerun("resume", new_run=False)
 
     def action_rerun(self) -> None:
-        line = self._selected_for("rerun")
-        if line is not None:
-            self._rerun(line, new_run=True)
+        self._rerun("rerun", new_run=True)
 
-    def _rerun(self, line: RunListEntry, *, new_run: bool) -> None:
+    def _rerun(self, action: str, *, new_run: bool) -> None:
+        line = self._selected_for(action)
+        if line is None:
+            return
         # Imported here: the first frame starts nothing.
         from ltui.app.screens.rerun import RerunScreen
 

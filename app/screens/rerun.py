@@ -31,11 +31,9 @@ from ltui.app.launch.rerun import (
     start_choice,
 )
 from ltui.app.panels.form_fields import (
-    ChoiceField,
     Form,
     FormField,
     KnobField,
-    TextField,
 )
 from ltui.app.panels.launch_line import LaunchLine
 from ltui.app.panels.worker_calls import call_screen
@@ -125,13 +123,13 @@ class RerunScreen(ModalScreen[RunDir]):
             # A new run needs the settings; the weights to start from are a second choice.
             modes.sort(key=lambda mode: mode != FROM_START)
         fields: list[FormField] = [
-            ChoiceField(START, [(_mode_text(mode, past), mode) for mode in modes])
+            FormField(START, options=[(_mode_text(mode, past), mode) for mode in modes])
         ]
         if past.checkpoints:
-            fields.append(ChoiceField(CHECKPOINT, _checkpoint_options(past.checkpoints)))
+            fields.append(FormField(CHECKPOINT, options=_checkpoint_options(past.checkpoints)))
         fields += [KnobField(k, field_text(k.default)) for k in past.preset.knobs]
         if past.spec.config is not None:
-            fields.append(TextField(OTHER_CHANGES, OTHER_MEANING))
+            fields.append(FormField(OTHER_CHANGES, meaning=OTHER_MEANING))
         return fields
 
     def _choice(self) -> Choice:

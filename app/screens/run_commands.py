@@ -6,6 +6,7 @@ A request is sent to the run's supervisor in a worker thread.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from textual import work
@@ -45,16 +46,10 @@ class RunCommandScreen(Screen[None]):
         return reason is not None
 
     def action_stop(self) -> None:
-        if self.is_refused("stop") or self.snapshot is None:
-            return
-
-        def answered(yes: bool | None) -> None:
-            if yes:
-                self._send_request(
-                    {"cmd": "stop"}, "stopping after the current step, with a checkpoint"
-                )
-
-        self.app.push_screen(StopScreen(stop_question(self.snapshot)), answered)
+        if not self.is_refused("stop") and self.snapshot is not None:
+            confirmation = "stopping after the current step, with a checkpoint"
+            question = StopScreen(stop_question(self.snapshot))
+            self._send_after(question, {"cmd": "stop"}, confirmation)
 
     def action_stop_when(self) -> None:
         if self.is_refused("stop") or self.snapshot is None:
@@ -67,12 +62,9 @@ class RunCommandScreen(Screen[None]):
         self.app.push_screen(StopWhenScreen(self.snapshot.stops), answered)
 
     def action_pause(self) -> None:
-        if self.is_refused("pause"):
-            return
-        if self.snapshot is not None and self.snapshot.state in (RunState.PAUSED, RunState.PAUSING):
-            self._send_request({"cmd": "continue"}, None)
-        else:
-            self._send_request({"cmd": "pause"}, None)
+        if not self.is_refused("pause") and self.snapshot is not None:
+            paused = self.snapshot.state in (RunState.PAUSED, RunState.PAUSING)
+            self._send_request({"cmd": "continue" if paused else "pause"}, None)
 
     def action_checkpoint(self) -> None:
         if not self.is_refused("checkpoint"):
@@ -80,15 +72,21 @@ class RunCommandScreen(Screen[None]):
             self._send_request({"cmd": "checkpoint"}, confirmation)
 
     def action_kill(self) -> None:
-        if self.is_refused("kill") or self.snapshot is None:
-            return
+        if not self.is_refused("kill") and self.snapshot is not None:
+            text = kill_question(self.snapshot)
+            question = ConfirmScreen(text, yes="kill it", no="keep it running")
+            self._send_after(question, {"cmd": "kill"}, "killing every process of the run")
+
+    def _send_after(
+        self, question: ConfirmScreen, request: dict[str, Any], confirmation: str
+    ) -> None:
+        """Ask ``question``, and send a request if the answer is yes."""
 
         def answered(yes: bool | None) -> None:
             if yes:
-                self._send_request({"cmd": "kill"}, "killing every process of the run")
+                self._send_request(request, confirmation)
 
-        question = kill_question(self.snapshot)
-        self.app.push_screen(ConfirmScreen(question, yes="kill it", no="keep it running"), answered)
+        self.app.push_screen(question, answered)
 
     @work(thread=True, exclusive=True, group="command", exit_on_error=False)
     def _send_request(self, request: dict[str, Any], confirmation: str | None) -> None:
@@ -102,7 +100,4 @@ class RunCommandScreen(Screen[None]):
             show_error(self, "The request failed", error)
         else:
             if confirmation is not None:
-                call_screen(self, self._show_confirmation, confirmation)
-
-    def _show_confirmation(self, confirmation: str) -> None:
-        self.notify(confirmation, timeout=3, markup=False)
+                call_screen(self, partial(self.notify, confirmation, timeout=3, markup=False))

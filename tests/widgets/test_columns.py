@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from ltui.widgets.bars import bar, bar_cells, step_strip, strip
+from ltui.widgets.bars import bar_cells, step_strip, strip
 from ltui.widgets.columns import (
     Column,
     changed_columns,
@@ -28,6 +28,10 @@ COLUMNS = (
     Column(key="b", title="b", width=10, importance=2),
     Column(key="c", title="c", width=6, grows=True),
 )
+
+
+def bar(share: float | None, width: int) -> str:
+    return "".join(cell.text for cell in bar_cells(share, width))
 
 
 def test_the_least_important_column_goes_first() -> None:
