@@ -236,14 +236,14 @@ class RunScreen(RunCommandScreen):
         self.app.push_screen(DiagnoseScreen(self.run_dir, lambda: self.frame))
 
     def action_resume(self) -> None:
-        self._rerun("resume", new_run=False)
+        if not self.is_refused("resume"):
+            self._rerun(new_run=False)
 
     def action_rerun(self) -> None:
-        self._rerun("rerun", new_run=True)
+        if not self.is_refused("rerun"):
+            self._rerun(new_run=True)
 
-    def _rerun(self, action: str, *, new_run: bool) -> None:
-        if self.is_refused(action):
-            return
+    def _rerun(self, *, new_run: bool) -> None:
         # Imported here: what starts runs is not needed for the first frame.
         from ltui.app.screens.rerun import RerunScreen
 
