@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ltui.training.state.record_fold import (
@@ -28,6 +28,9 @@ from tests.state.records import SECOND, labelled, pulse, step, steps
 
 values = st.floats(allow_nan=True, allow_infinity=True, width=64)
 gaps = st.floats(min_value=1e-4, max_value=30.0)
+
+UNHURRIED = settings(suppress_health_check=[HealthCheck.too_slow])
+"""For a machine that is busy, on which it takes long to generate inputs."""
 
 
 @st.composite
@@ -49,6 +52,7 @@ def histories(draw: st.DrawFn) -> list:
     return records
 
 
+@UNHURRIED
 @given(histories(), st.lists(st.integers(0, 60), max_size=5))
 def test_any_split_folds_to_the_same(records: list, cuts: list[int]) -> None:
     whole = fold(FoldState(), 0, records).ranks[0]
@@ -65,6 +69,7 @@ def test_any_split_folds_to_the_same(records: list, cuts: list[int]) -> None:
     assert repr(split.samples_per_s) == repr(whole.samples_per_s)
 
 
+@UNHURRIED
 @given(histories(), st.floats(0, 1000))
 def test_rates_are_never_negative_nor_from_nowhere(records: list, later_s: float) -> None:
     state = fold(FoldState(), 0, records)
@@ -74,6 +79,7 @@ def test_rates_are_never_negative_nor_from_nowhere(records: list, later_s: float
     assert found.data_wait_share is None or 0 <= found.data_wait_share <= 1
 
 
+@UNHURRIED
 @given(histories())
 def test_bounds_hold(records: list) -> None:
     rank = fold(FoldState(), 0, records * 3).ranks[0]
