@@ -86,7 +86,7 @@ def test_a_failed_creation_leaves_nothing(tmp_path: Path) -> None:
         RingWriter.create(tmp_path / "small", 100)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     capacity=st.sampled_from([4096, 8192, 1 << 16]),
     sizes=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 1500)), min_size=1, max_size=120),
@@ -232,7 +232,7 @@ def check_never_wrong(path: Path, count: int) -> int:
     return len(seqs)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_damaged_bytes_anywhere_never_give_a_wrong_record(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -86,7 +86,7 @@ VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     dtype=st.sampled_from(DENSE),
     shape=st.lists(st.integers(0, 5), max_size=4),
@@ -137,7 +137,7 @@ def test_bfloat16_is_float32_to_the_watchers_and_keeps_its_name(loop: Loop) -> N
     assert record.array.tolist() == [1.5, -3.0, float("inf")]
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     dtype=st.sampled_from(SIMPLE),
     sparse=st.lists(st.integers(1, 5), min_size=1, max_size=3),
@@ -187,7 +187,7 @@ COMPRESSED: dict[Layout, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     form=st.sampled_from(sorted(COMPRESSED)),
     dtype=st.sampled_from(SIMPLE),
@@ -237,7 +237,7 @@ def test_csr_with_small_indices_keeps_their_type(loop: Loop) -> None:
 QUANTIZED = {torch.qint8: torch.int8, torch.quint8: torch.uint8, torch.qint32: torch.int32}
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     dtype=st.sampled_from(list(QUANTIZED)),
     rows=st.integers(1, 4),
