@@ -14,7 +14,7 @@ from textual.screen import Screen
 
 from ltui.app.keys.key_order import OrderedKeysApp
 from ltui.app.preferences import write_preference
-from ltui.app.themes import first_theme, theme_names
+from ltui.app.theme_choice import first_theme, theme_names
 from ltui.training.store.run_directory import RunDir, list_runs
 from ltui.widgets.palette import THEMES
 

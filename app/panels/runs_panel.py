@@ -98,7 +98,7 @@ class RunsPanel(FilterPanel):
 
     def fill_list(self) -> None:
         # Imported here: the first frame shows no run.
-        from ltui.app.presentation.run_order import matches, ordered
+        from ltui.app.presentation.filter_and_sort_runs import matches, ordered
         from ltui.app.presentation.run_rows import run_row
 
         pattern = self.filter_text
@@ -150,7 +150,7 @@ class RunsPanel(FilterPanel):
     def next_order(self) -> None:
         """Sort the runs in the next order."""
         # Imported here: the first frame shows no run.
-        from ltui.app.presentation.run_order import next_order
+        from ltui.app.presentation.filter_and_sort_runs import next_order
 
         self.order = next_order(self.order)
         self.fill_list()

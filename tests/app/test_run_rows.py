@@ -8,8 +8,8 @@ import pytest
 
 from ltui.app.live.run_list import RunListEntry
 from ltui.app.panels.runs_table import RunsTable
+from ltui.app.presentation.filter_and_sort_runs import ordered
 from ltui.app.presentation.headline_metric import headline_metric
-from ltui.app.presentation.run_order import ordered
 from ltui.app.presentation.run_rows import RunRow, run_row
 from ltui.training.config.preset_form import apply_form
 from ltui.training.config.preset_names import shipped_names

@@ -10,7 +10,7 @@ from textual.widgets import OptionList
 from ltui.app.preferences import read_preferences, write_preference
 from ltui.app.screens.theme_list import ThemeScreen
 from ltui.app.textual_app import LtuiApp
-from ltui.app.themes import has_light_background
+from ltui.app.theme_choice import has_light_background
 from ltui.widgets.palette import THEMES
 from tests.app.frames import frame
 from tests.app.one_run import OneRun, Script, shown, until

@@ -14,7 +14,8 @@ import pytest
 PARENT = textwrap.dedent(
     """
     import multiprocessing, os, signal, subprocess, sys, time
-    from ltui.training.rank.coordination.worker_signals import STOP_SIGNALS, protect_workers
+    from ltui.training.rank.coordination.worker_signals import protect_workers
+    from ltui.training.tensor_queue.control_block import STOP_SIGNALS
 
     def work(pipe):
         pipe.send("started")

@@ -22,7 +22,7 @@ DEFAULT_QUEUE_BYTES = 4 << 20
 # seconds for them. Without the first variable, SIGUSR1 and SIGUSR2 would end the agent at once.
 # Versions without these options ignore the variables.
 _AGENT = {
-    "PET_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2",
+    "PET_SIGNALS_TO_HANDLE": ",".join(["SIGHUP", "SIGQUIT", *(s.name for s in STOP_SIGNALS)]),
     "PET_SHUTDOWN_TIMEOUT": "60",
 }
 

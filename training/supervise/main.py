@@ -60,7 +60,7 @@ def _supervise(arguments: argparse.Namespace) -> int:
         else:
             supervisor.request_stop(number)
 
-    for stop_signal in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+    for stop_signal in STOP_SIGNALS:
         signal.signal(stop_signal, request_stop)
     lock: int | None = None
     while plan is not None:

@@ -30,7 +30,7 @@ _GRACE_S = 1.0
 """Seconds between SIGTERM and SIGKILL for the processes that the engine left running."""
 _STOP_GRACE_S = 30.0
 """Grace period in seconds if a stop signal ended the engine: ranks then save and exit."""
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 _KILL_TIMEOUT_S = 15.0
 """Seconds to wait after SIGKILL. A process that still exists is blocked in the kernel."""
 _MAX_RESTARTS = 5
@@ -163,7 +163,10 @@ class Shim:
         begun = time.monotonic()
         signalled: dict[int, int] = {}
         status = self.engine_status
-        stopped = status is not None and -os.waitstatus_to_exitcode(status) in _STOP_SIGNALS
+        stopped = status is not None and -os.waitstatus_to_exitcode(status) in (
+            *_STOP_SIGNALS,
+            signal.SIGHUP,
+        )
         grace_s = _STOP_GRACE_S if stopped else _GRACE_S
         while time.monotonic() - begun < grace_s + _KILL_TIMEOUT_S:
             self._reap()
@@ -298,7 +301,7 @@ def main(run_dir: str, attempt: int, starter: int) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     shim = Shim(run_dir, attempt)
     # If a user sends a signal to the shim, terminate the engine. The rest is a regular end.
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+    for number in _STOP_SIGNALS:
         signal.signal(number, lambda *_: shim.terminate_engine())
     error = shim.start_engine()
     shim.write_identity()

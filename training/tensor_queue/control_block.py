@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import signal
 import tempfile
 import zlib
 from dataclasses import dataclass
@@ -22,6 +23,12 @@ from pathlib import Path
 from struct import Struct
 from typing import Literal
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that request a stop, in every process of a run.
+
+SLURM sends one of them to all processes of a job step. The shim, which imports nothing of ltui, has
+a copy.
+"""
 _MAGIC = b"LTUICTRL"
 _VERSION = 1
 _FILE_BYTES = 4096

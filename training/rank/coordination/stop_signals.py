@@ -16,8 +16,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from ltui.training.rank.coordination.worker_signals import STOP_SIGNALS, protect_workers
+from ltui.training.rank.coordination.worker_signals import protect_workers
 from ltui.training.rank.lightning_internals import signal_connector
+from ltui.training.tensor_queue.control_block import STOP_SIGNALS
 
 REPEAT_S = 1.0
 """Seconds in which further SIGINTs count as the first one.

@@ -25,8 +25,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that request a stop."""
+from ltui.training.tensor_queue.control_block import STOP_SIGNALS
 
 _rank_pid: int | None = None
 """The process whose ``multiprocessing`` children ignore the stop signals."""

@@ -24,11 +24,6 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from ltui.training.rank.resume.loader_samplers import (
-    read_generators,
-    restore_generators,
-    samplers_of,
-)
 from ltui.training.rank.resume.random_states import (
     preserve_random_states,
     read_random_states,
@@ -39,6 +34,11 @@ from ltui.training.rank.resume.resharding import (
     remaining_indices,
     sampler_sharding,
     shards_batches,
+)
+from ltui.training.rank.resume.samplers_and_generators import (
+    read_generators,
+    restore_generators,
+    samplers_of,
 )
 from ltui.training.rank.torch_internals import (
     create_iterator,

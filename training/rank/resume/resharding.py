@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from ltui.training.rank.lightning_internals import wrapped_sampler
-from ltui.training.rank.resume.loader_samplers import samplers_of
+from ltui.training.rank.resume.samplers_and_generators import samplers_of
 
 _TORCH_SAMPLERS = ("RandomSampler", "SequentialSampler", "DistributedSampler")
 """Samplers whose order this module draws by torch's own rule."""

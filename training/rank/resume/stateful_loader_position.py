@@ -23,17 +23,17 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from ltui.training.rank.resume.loader_samplers import (
-    innermost_sampler,
-    read_generators,
-    restore_generators,
-)
 from ltui.training.rank.resume.nested_tensors import is_equal, is_plain_data
 from ltui.training.rank.resume.random_states import (
     States,
     preserve_random_states,
     read_random_states,
     restore_random_states,
+)
+from ltui.training.rank.resume.samplers_and_generators import (
+    innermost_sampler,
+    read_generators,
+    restore_generators,
 )
 from ltui.training.rank.torch_internals import (
     create_iterator,
