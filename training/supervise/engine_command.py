@@ -14,6 +14,7 @@ from ltui.training.config.run_spec import Nodes, RunSpec
 from ltui.training.lifecycle.rank_package import install_rank_package
 from ltui.training.state.run_snapshot import to_json
 from ltui.training.store.run_directory import RunDir, write_json
+from ltui.training.tensor_queue.control_block import STOP_SIGNALS
 
 DEFAULT_QUEUE_BYTES = 4 << 20
 """Size of each rank's queue file."""

@@ -40,6 +40,7 @@ def _supervise(arguments: argparse.Namespace) -> int:
     from ltui.training.problem import Problem, ProblemError
     from ltui.training.store.run_directory import RunDir
     from ltui.training.supervise.open_attempt import open_attempt, record_failed_restart
+    from ltui.training.tensor_queue.control_block import STOP_SIGNALS
 
     run_dir = RunDir(Path(arguments.run_dir))
     plan: AttemptPlan | None = AttemptPlan(
