@@ -22,7 +22,7 @@ from ltui.training.config.yaml_document import Document, value_at, with_value
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.run_snapshot import LIVE, CheckpointInfo, RunState
-from ltui.training.store.checkpoint_manifest import furthest_checkpoint, list_checkpoints
+from ltui.training.store.run_checkpoints import furthest_checkpoint, list_checkpoints
 from ltui.training.store.run_directory import RunDir, new_run_id
 from ltui.widgets import formats
 

@@ -19,7 +19,7 @@ from ltui.training.rank.checkpoint_files import (
     publish_checkpoint,
     rank_file,
 )
-from ltui.training.store.checkpoint_manifest import checkpoint_to_resume, list_checkpoints, verify
+from ltui.training.store.run_checkpoints import checkpoint_to_resume, list_checkpoints, verify
 
 WRITER = """
 import os, sys

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ltui.training.store.checkpoint_manifest import checkpoint_to_resume, damage_of
+from ltui.training.store.run_checkpoints import checkpoint_to_resume, damage_of
 
 SCRIPT = Path(__file__).parent / "scripts" / "sharded.py"
 

@@ -13,11 +13,11 @@ import pytest
 
 from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import GpuSnapshot, Verdict
-from ltui.training.store.checkpoint_manifest import checkpoint_to_resume, list_checkpoints, verify
 from ltui.training.store.database_schema import LAYOUT, StoreError
 from ltui.training.store.export_file import write_csv, write_json
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.history_writer import Batch, Cursor, StoreWriter
+from ltui.training.store.run_checkpoints import checkpoint_to_resume, list_checkpoints, verify
 from tests.store.histories import begin, run_dir, snapshot, steps, stored_rows
 
 

@@ -18,12 +18,12 @@ from typing import Any
 
 import pynvml
 
-from ltui.training.gpu.device import Device
 from ltui.training.gpu.mig_device import MigDevice, open_mig_devices
 from ltui.training.gpu.nvml_client import DriverGoneError, GpuLostError, NvmlClient, PendingCall
 from ltui.training.gpu.nvml_device import NvmlDevice
 from ltui.training.gpu.process_info import ProcessInfoCache
 from ltui.training.gpu.reading import GpuReading, Xid
+from ltui.training.gpu.whole_gpu import Device
 
 CALL_TIMEOUT_S = 2.0
 """Age in seconds from which a driver call is reported as hanging."""

@@ -48,7 +48,7 @@ def launch(
         _create_run_directory(run_dir, spec)
         arguments: list[str] = []
         if start_from is not None:
-            from ltui.training.store.checkpoint_manifest import import_checkpoint
+            from ltui.training.store.run_checkpoints import import_checkpoint
 
             brought = import_checkpoint(start_from, run_dir.checkpoints_dir)
             arguments = ["--resume-from", brought.path, "--resume-step", str(brought.global_step)]

@@ -26,7 +26,7 @@ from ltui.training.lifecycle.start_supervisor import (
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.identity import lock_holder
 from ltui.training.state.run_snapshot import LIVE, RunState
-from ltui.training.store.checkpoint_manifest import (
+from ltui.training.store.run_checkpoints import (
     ResumeChoice,
     choose_checkpoint,
     list_checkpoints,

@@ -34,9 +34,9 @@ from ltui.training.state.run_snapshot import (
     RunState,
 )
 from ltui.training.state.snapshot_from_fold import progress, rank_snapshots, training_has_started
-from ltui.training.store.checkpoint_manifest import list_checkpoints
 from ltui.training.store.database_schema import NoHistoryError, StoreError
 from ltui.training.store.history_reader import RunStore
+from ltui.training.store.run_checkpoints import list_checkpoints
 from ltui.training.store.run_directory import RunDir
 from ltui.training.tensor_queue.record_types import PulseState
 

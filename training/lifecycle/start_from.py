@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import CheckpointInfo
-from ltui.training.store.checkpoint_manifest import (
+from ltui.training.store.run_checkpoints import (
     checkpoint_to_resume,
     furthest_checkpoint,
     list_checkpoints,

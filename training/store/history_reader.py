@@ -19,7 +19,7 @@ import numpy as np
 from ltui.training.state.json_decoder import from_json
 from ltui.training.state.metric_name_patterns import TRAIN_LOSS
 from ltui.training.state.run_snapshot import RunSnapshot, Verdict, snapshot_from_json
-from ltui.training.store.attempt_lineage import spans
+from ltui.training.store.counted_steps import spans
 from ltui.training.store.curve_reader import (
     Curve,
     FloatArray,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ltui.training.state.run_snapshot import CheckpointInfo, RunSnapshot
-from ltui.training.store.checkpoint_manifest import list_checkpoints, verify
+from ltui.training.store.run_checkpoints import list_checkpoints, verify
 
 MAX_KEPT = 100
 """Maximum number of reported checkpoints that are kept."""

@@ -27,9 +27,9 @@ from ltui.training.lifecycle.start_supervisor import save_environment, superviso
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.identity import any_process_has, boot_id, lock_holder, write_lock_text
 from ltui.training.state.run_snapshot import RunState
-from ltui.training.store.checkpoint_manifest import remove_unfinished
 from ltui.training.store.database_schema import damaged_error, find_damage, rename_damaged
 from ltui.training.store.history_writer import StoreWriter
+from ltui.training.store.run_checkpoints import remove_unfinished
 from ltui.training.store.run_directory import RunDir, open_private_log, write_json
 from ltui.training.supervise.engine_command import engine_start, write_rank_config
 

@@ -22,7 +22,7 @@ from ltui.training.lifecycle.restart_rules import (
 )
 from ltui.training.lifecycle.shim_files import EngineExit
 from ltui.training.state.run_snapshot import RunState
-from ltui.training.store.checkpoint_manifest import choose_checkpoint
+from ltui.training.store.run_checkpoints import choose_checkpoint
 from ltui.training.store.run_directory import RunDir
 
 _NOT_WRITTEN = "the restart could not be written to disk"

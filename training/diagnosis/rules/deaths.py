@@ -27,7 +27,7 @@ from ltui.training.diagnosis.observations.stack_frames import (
     frame_text,
     is_library_file,
 )
-from ltui.training.diagnosis.stalls import left_early
+from ltui.training.diagnosis.stalls import left_epoch_early
 from ltui.training.diagnosis.verdict_words import (
     EQUAL_BATCHES,
     consequences_text,
@@ -160,8 +160,8 @@ def _left_training_early(inputs: PreparedInput, died: Sequence[int]) -> _RankEnd
     """Return the ranks that left training before the others, whose collectives then failed."""
     ends = {}
     for rank in inputs.ended:
-        if (departure := left_early.find_departure(inputs, (rank,))) is not None:
-            reason = left_early.departure_reason(departure, died, None)
+        if (departure := left_epoch_early.find_departure(inputs, (rank,))) is not None:
+            reason = left_epoch_early.departure_reason(departure, died, None)
             ends[rank] = _RankEnd(
                 kind=reason.kind,
                 predicate=reason.text,

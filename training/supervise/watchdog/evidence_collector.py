@@ -26,7 +26,7 @@ from ltui.training.diagnosis.judge_input import (
 from ltui.training.diagnosis.rules.stopped_processes import STOPPED_AFTER_S
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.rank_queue_poller import QueuePoll
-from ltui.training.process.exit_statuses import ExitWatch
+from ltui.training.process.exit_watch import ExitWatch
 from ltui.training.process.host_evidence import oom_kills, read_host
 from ltui.training.process.identity import ProcessIdentity, is_alive, is_stopped
 from ltui.training.process.process_activity import LOADER_NAME
