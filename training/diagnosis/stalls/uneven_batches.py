@@ -1,6 +1,7 @@
 """Ranks that left an epoch, a validation or training before the others. Pure.
 
-Usually they have fewer batches. If all ranks have the same number, ``left_epoch_early`` gives the reason.
+Usually they have fewer batches. If all ranks have the same number, ``left_epoch_early`` gives the
+reason.
 """
 
 from __future__ import annotations
