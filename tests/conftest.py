@@ -23,7 +23,7 @@ settings.load_profile("ltui")
 # Pools that asyncio, torch and the resource tracker keep for the life of the process by design.
 _LASTING_THREADS = (
     *("asyncio_", "ThreadPoolExecutor", "pytest_timeout", "QueueFeederThread", "tqdm"),
-    "ltui-witness",  # of a rank, here of a training within the test
+    "ltui-heartbeat",  # of a rank, here of a training within the test
 )
 _LASTING_PROCESSES = ("resource_tracker", "forkserver")
 

@@ -58,7 +58,7 @@ class HeartbeatThread:
         self._join_check_due = 0.0
         self._answered = self.slot.evidence_request()
         self._main = threading.main_thread().ident
-        self._thread = threading.Thread(target=self._run, name="ltui-witness", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="ltui-heartbeat", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
