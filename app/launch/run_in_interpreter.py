@@ -1,7 +1,7 @@
 """Run a program of the rank package in the training interpreter, and read what it reports.
 
-Such a program prints one JSON object per line (``training/data/ffcv/beton_build_program.py``). This process
-imports neither torch nor FFCV.
+Such a program prints one JSON object per line (``training/data/ffcv/beton_program.py``). This
+process imports neither torch nor FFCV.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class BetonData(RankData):
         for part, source in self.sources.items():
             if self.paths.get(part) and not self.path_of(part).exists():
                 # Local: most runs build no file.
-                from ltui.training.data.ffcv.beton_build_program import build_source
+                from ltui.training.data.ffcv.beton_program import build_source
 
                 build_source(source, self.path_of(part))
 

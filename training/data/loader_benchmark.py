@@ -2,7 +2,7 @@
 
     python -m ltui.training.data.loader_benchmark '{"config": ..., "workers": [1, 2], ...}'
 
-It prints JSON lines like ``beton_build_program.py``. A data module can define the variants to compare with
+It prints JSON lines like ``beton_program.py``. A data module can define the variants to compare with
 ``loader_variants(workers) -> list[Variant]``. Without this method, a DataLoader is measured with
 several numbers of workers.
 """
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from ltui.training.data.ffcv.beton_build_program import EXIT_BAD_INPUT, Reporter
+from ltui.training.data.ffcv.beton_program import EXIT_BAD_INPUT, Reporter
 from ltui.training.data.ffcv.beton_file import BetonError
 from ltui.training.data.loader_variant import Variant
 from ltui.training.rank.config_errors import to_config_error
