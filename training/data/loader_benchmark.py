@@ -2,9 +2,9 @@
 
     python -m ltui.training.data.loader_benchmark '{"config": ..., "workers": [1, 2], ...}'
 
-It prints JSON lines like ``beton_program.py``. A data module can define the variants to compare with
-``loader_variants(workers) -> list[Variant]``. Without this method, a DataLoader is measured with
-several numbers of workers.
+It prints JSON lines like ``beton_program.py``. A data module can define the variants to compare
+with ``loader_variants(workers) -> list[Variant]``. Without this method, a DataLoader is measured
+with several numbers of workers.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from ltui.training.data.ffcv.beton_program import EXIT_BAD_INPUT, Reporter
 from ltui.training.data.ffcv.beton_file import BetonError
+from ltui.training.data.ffcv.beton_program import EXIT_BAD_INPUT, Reporter
 from ltui.training.data.loader_variant import Variant
 from ltui.training.rank.config_errors import to_config_error
 from ltui.training.rank.telemetry import count_samples
