@@ -92,6 +92,31 @@ def test_a_slow_reader_holds_nobody_up(server: ControlServer, tmp_path: Path) ->
             assert len(json.loads(file.readline())["snapshot"]["name"]) == 3_000_000
 
 
+def test_a_handler_that_fails_and_a_missing_thread_use_up_no_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: dict[str, object]) -> dict[str, object]:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    path, start = tmp_path / "failing.sock", threading.Thread.start
+    server = ControlServer(path, path, fail)
+    for _ in range(70):
+        assert _ask(path, b'{"cmd": "fail"}\n') == []
+
+    def cannot_start(thread: threading.Thread) -> None:
+        monkeypatch.setattr(threading.Thread, "start", start)
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", cannot_start)
+    with socket.socket(socket.AF_UNIX) as link:
+        link.settimeout(60)
+        link.connect(str(path))
+        assert link.recv(1) == b""
+    assert _ask(path, b'{"cmd": "ping"}\n')[0]["ok"]
+    server.close()
+
+
 def test_an_endless_request_is_cut_off(server: ControlServer, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as link:
         link.settimeout(60)

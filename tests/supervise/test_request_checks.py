@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -10,6 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from ltui.training.state.run_snapshot import RunSnapshot, RunState
+from ltui.training.supervise import request_handler
 from ltui.training.supervise.request_handler import RequestHandler, check_coordination
 
 
@@ -46,3 +48,19 @@ def test_ranks_without_a_pulse_are_not_paused(
     requests = RequestHandler(attempt, Mock(), threading.Event())
     with pytest.raises(ValueError, match=why):
         requests.accept({"cmd": "pause"})
+
+
+@pytest.mark.parametrize("request_", [{"cmd": "diagnose"}, {"cmd": "stop_when", "cancel": True}])
+def test_a_request_without_an_answer_is_given_up(
+    request_: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_handler, "ANSWER_S", 0.01)
+    attempt: Any = SimpleNamespace(
+        snapshot=RunSnapshot(id="a", name="a", state=RunState.RUNNING),
+        spec=SimpleNamespace(nodes=None, command=None),
+        evidence=SimpleNamespace(request_diagnosis=Future),
+        coordination_error=lambda: None,
+    )
+    requests = RequestHandler(attempt, Mock(), threading.Event())
+    with pytest.raises(ValueError, match="its supervisor does not answer"):
+        requests.accept(request_)

@@ -27,7 +27,7 @@ _MAX_CONNECTIONS = 64
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
 """Returns the answer to a command other than ping and status, or raises ``ValueError``.
 
-It is called in the thread of the client, and may wait.
+It is called in the thread of the client, and may wait for a limited time, as clients are limited.
 """
 
 
@@ -79,16 +79,23 @@ class ControlServer:
                 client.close()
                 continue
             self._clients.add(client)
-            threading.Thread(
+            thread = threading.Thread(
                 target=self._serve, args=(client,), name="control client", daemon=True
-            ).start()
+            )
+            try:
+                thread.start()
+            except RuntimeError:  # too many threads are running
+                self._clients.discard(client)
+                client.close()
 
     def _serve(self, client: socket.socket) -> None:
-        with contextlib.suppress(OSError), client, client.makefile("rb") as requests:
-            # A longer request, and one without a line break, ends the connection.
-            while (line := requests.readline(_REQUEST_BYTES)).endswith(b"\n"):
-                client.sendall(self._answer(line) + b"\n")
-        self._clients.discard(client)
+        try:
+            with contextlib.suppress(OSError), client, client.makefile("rb") as requests:
+                # A longer request, and one without a line break, ends the connection.
+                while (line := requests.readline(_REQUEST_BYTES)).endswith(b"\n"):
+                    client.sendall(self._answer(line) + b"\n")
+        finally:
+            self._clients.discard(client)
 
     def _answer(self, line: bytes) -> bytes:
         try:

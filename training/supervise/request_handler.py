@@ -11,7 +11,8 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Future
-from typing import Any
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, TypeVar
 
 from ltui.training.config.defaults import STOP_TIMEOUT_S
 from ltui.training.state.run_event import Event
@@ -29,6 +30,11 @@ from ltui.training.tensor_queue.control_block import Command
 
 POLICY_STOP_S = 5.0
 """Seconds within which the ranks of a stalled run must save and stop before force is used."""
+
+_Result = TypeVar("_Result")
+
+ANSWER_S = 30.0
+"""Seconds to wait for the answer to a request. No client waits longer."""
 
 COORDINATED_COMMANDS = ("pause", "continue", "checkpoint")
 """Commands that all ranks carry out at the same step, after which the run is still live."""
@@ -52,6 +58,14 @@ def check_coordination(request: dict[str, Any], error: str | None) -> None:
         f"its ranks cannot {action} ({error})."
         " Only a kill can end the run, without a new checkpoint."
     )
+
+
+def _result(future: Future[_Result]) -> _Result:
+    """Wait for a result. Its thread occupies a place among the clients, so the wait is limited."""
+    try:
+        return future.result(ANSWER_S)
+    except FutureTimeoutError:
+        raise ValueError("its supervisor does not answer.") from None
 
 
 class RequestHandler:
@@ -80,7 +94,7 @@ class RequestHandler:
         self._check(request)
         command = request["cmd"]
         if command == "diagnose":
-            return self._attempt.evidence.request_diagnosis().result()
+            return _result(self._attempt.evidence.request_diagnosis())
         if command != "stop_when":
             self._queue(request)
             return {"ok": True}
@@ -88,7 +102,7 @@ class RequestHandler:
         stored: Future[None] = Future()
         self._queue({"cmd": "stop_when", "conditions": conditions, "stored": stored})
         # Answered when the conditions are on disk, so that no confirmed condition is lost.
-        stored.result()
+        _result(stored)
         return {"ok": True, "stops": [c.describe() for c in conditions or ()]}
 
     def request_stop(self, number: int) -> None:
