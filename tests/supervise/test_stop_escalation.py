@@ -6,9 +6,13 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.lifecycle.stop_escalation import INTERRUPT_S, StopEscalation, StopStage
+from ltui.training.process.identity import ProcessIdentity
 from ltui.training.state.run_snapshot import RunState
+from ltui.training.supervise import stop_controller
 from ltui.training.supervise.stop_controller import NOT_STOPPED, StopController
 from tests.required import required
 from tests.supervise.conftest import Runs
@@ -75,3 +79,26 @@ def test_ranks_that_cannot_save_are_not_forced(tmp_path: Path) -> None:
     controller.stop_failed("too late")
     assert controller.escalation is not None
     controller.close()
+
+
+def test_each_rank_is_interrupted_twice_even_by_a_late_supervisor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[tuple[float, int, int]] = []
+    controller = StopController(tmp_path / "queue" / "control.bin")
+    controller.restore(StopEscalation(0.0, 60.0, telemetry=True))
+    for now_s in (63.0, 63.25, 64.0, 65.0, 65.25, 67.0):
+
+        def send(process: ProcessIdentity, number: int, *, at_s: float = now_s) -> bool:
+            sent.append((at_s, process.pid, number))
+            return True
+
+        monkeypatch.setattr(stop_controller, "send_signal", send)
+        ranks = {0: ProcessIdentity(11, 1)} | ({1: ProcessIdentity(12, 1)} if now_s > 64 else {})
+        controller.escalate(now_s, {}, None, ranks)
+    assert sorted(sent) == [
+        (63.0, 11, signal.SIGINT),
+        (65.0, 11, signal.SIGINT),
+        (65.0, 12, signal.SIGINT),
+        (67.0, 12, signal.SIGINT),
+    ]

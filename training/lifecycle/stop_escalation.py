@@ -12,7 +12,7 @@ INTERRUPT_S = 8.0
 """Seconds between the interrupt and the kill."""
 
 INTERRUPT_AGAIN_S = 2.0
-"""Seconds between the first and the second SIGINT.
+"""Seconds between the first and the second SIGINT to a rank.
 
 Longer than ``REPEAT_S`` of the ranks (``training/rank/coordination/stop_signals.py``).
 """
@@ -51,10 +51,6 @@ class StopEscalation:
         if waited_s < self.timeout_s:
             return StopStage.AGREE
         return StopStage.INTERRUPT if waited_s < self.timeout_s + INTERRUPT_S else StopStage.KILL
-
-    def interrupts_due(self, now_s: float) -> int:
-        """Return how many SIGINTs each rank has to get by ``now_s`` in the stage INTERRUPT."""
-        return 1 if now_s - self.began_s - self.timeout_s < INTERRUPT_AGAIN_S else 2
 
     def describe(self, now_s: float) -> str:
         """Return a sentence that states what the stop is waiting for."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ltui.training.config.defaults import STOP_TIMEOUT_S
 from ltui.training.lifecycle.kill_processes import send_signal
-from ltui.training.lifecycle.stop_escalation import StopEscalation, StopStage
+from ltui.training.lifecycle.stop_escalation import INTERRUPT_AGAIN_S, StopEscalation, StopStage
 from ltui.training.process.identity import ProcessIdentity
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.tensor_queue.control_block import (
@@ -40,6 +40,8 @@ class StopController:
         self._control: ControlFile | None = None
         self._request_id = 0
         self._sent: set[tuple[StopStage, ProcessIdentity, int]] = set()
+        self._interrupted_s: dict[ProcessIdentity, float] = {}
+        """Rank -> monotonic second of its first SIGINT."""
         self.escalation: StopEscalation | None = None
         self.pausing = False
         self.forced_reason: str | None = None
@@ -167,8 +169,9 @@ class StopController:
                 self._signal_once(stage, process, signal.SIGCONT, turn=2)
         elif stage is StopStage.INTERRUPT:
             # The first SIGINT sets a flag in the rank. The second interrupts it, as Ctrl-C does.
-            turn = self.escalation.interrupts_due(now_s)
             for process in ranks:
+                first_s = self._interrupted_s.setdefault(process, now_s)
+                turn = 1 if now_s - first_s < INTERRUPT_AGAIN_S else 2
                 self._signal_once(stage, process, signal.SIGINT, turn=turn)
         elif stage is StopStage.KILL:
             for process in ranks:
