@@ -10,7 +10,7 @@ import pytest
 
 from ltui.training.lifecycle.pending_stops import PendingStopStore
 from ltui.training.state.record_fold import FoldState, fold_many
-from ltui.training.state.stop_conditions import parse_metric_condition
+from ltui.training.state.stop_conditions import from_document, parse_metric_condition
 from ltui.training.store.run_directory import RunDir
 from ltui.training.tensor_queue.queue_reader import Poll
 from ltui.training.tensor_queue.record_types import RecordKind
@@ -72,3 +72,12 @@ def test_values_before_the_condition_do_not_count_after_a_recovery(tmp_path: Pat
     polls = {0: logged("val/loss", [0.1, 0.1, 0.19, 0.5], first_step=7)}
     recovered.check_metrics(fold_many(FoldState(), polls), polls)
     assert recovered.pop_due(0.0, 0.0) == "because val/loss is 0.19 (< 0.2) at step 9"
+
+
+@pytest.mark.parametrize("name", ["val/loss", ["val/loss"]])
+def test_only_the_fields_of_its_kind_are_compared(store: PendingStopStore, name: object) -> None:
+    document = {"kind": "step", "step": 500, "metric": name, "compare": "?", "at_s": "now"}
+    store.add([from_document(document)])
+    polls = {0: logged("val/loss", [0.5], first_step=7)}
+    store.check_metrics(fold_many(FoldState(), polls), polls)
+    assert store.pop_due(0.0, 0.0) is None

@@ -114,8 +114,8 @@ class PendingStopStore:
         from ltui.training.state.snapshot_from_fold import logged_values
 
         for condition in self.pending.conditions:
-            if condition.metric is not None and condition not in self._met:
-                values = logged_values(fold, polls, condition.metric)
+            if condition.kind == "metric" and condition not in self._met:
+                values = logged_values(fold, polls, condition.metric or "")
                 if (reason := metric_reason(condition, values)) is not None:
                     self._met[condition] = reason
 
@@ -125,7 +125,10 @@ class PendingStopStore:
         ``now_s`` is wall clock time, ``steady_s`` monotonic time.
         """
         for condition in self.pending.conditions:
-            reason = self._met.pop(condition, None) or time_reason(condition, now_s, steady_s)
+            if condition.kind == "metric":
+                reason = self._met.pop(condition, None)
+            else:
+                reason = time_reason(condition, now_s, steady_s)
             if reason is not None:
                 self._write_conditions(c for c in self.pending.conditions if c is not condition)
                 return reason

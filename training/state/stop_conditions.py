@@ -201,9 +201,12 @@ def add_condition(
 
 def time_reason(condition: StopCondition, now_s: float, steady_s: float) -> str | None:
     """Return why a resolved condition on a time is met; None if it is not met, or another kind."""
-    clock_due = condition.at_s is not None and now_s >= condition.at_s
-    wait_due = condition.until_s is not None and steady_s >= condition.until_s
-    return condition.describe() if clock_due or wait_due else None
+    due_s, current_s = None, now_s
+    if condition.kind == "clock":
+        due_s = condition.at_s
+    elif condition.kind == "wait":
+        due_s, current_s = condition.until_s, steady_s
+    return condition.describe() if due_s is not None and current_s >= due_s else None
 
 
 def metric_reason(condition: StopCondition, values: Iterable[tuple[int, float]]) -> str | None:
