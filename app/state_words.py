@@ -76,7 +76,9 @@ def bad_loss_sentence(snapshot: RunSnapshot) -> str:
     step, rank = verdict.evidence.get("step"), verdict.evidence.get("first_rank")
     since = "" if step is None else f" since step {step}"
     first = "" if rank is None else f", first on rank {rank}"
-    return f"the loss is {verdict.evidence.get('loss', 'NaN')}{since}{first}"
+    # Runs of an older version name the value only in the cause.
+    is_infinite = "infinite" in (verdict.evidence.get("loss"), *verdict.cause.split())
+    return f"the loss is {'infinite' if is_infinite else 'NaN'}{since}{first}"
 
 
 def state_sentence(snapshot: RunSnapshot) -> str:

@@ -104,7 +104,8 @@ def _append_checkpoints(out: Text, frame: Frame) -> None:
         out.append(f"{none}\n", "dim")
     for checkpoint in _newest_first(saved):
         age = formats.ago(frame.now - checkpoint.saved_at) if checkpoint.saved_at else ""
-        out.append(f"{checkpoint_text(checkpoint)}, {checkpoint.reason or 'saved'} {age}\n")
+        reason = clean_line(checkpoint.reason or "saved")
+        out.append(f"{checkpoint_text(checkpoint)}, {reason} {age}\n")
 
 
 def _newest_first(saved: Iterable[CheckpointInfo]) -> list[CheckpointInfo]:

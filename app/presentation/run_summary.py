@@ -110,7 +110,7 @@ def end_report(snapshot: RunSnapshot) -> list[str]:
     if snapshot.history_note:
         rows.append(("history", clean_line(snapshot.history_note)))
     if snapshot.log_dir:
-        rows.append(("logs", snapshot.log_dir))
+        rows.append(("logs", clean_line(snapshot.log_dir)))
     lines = _indented([(name, text) for name, text in rows[1:] if text])
     return [rows[0][1], *lines, *_next_steps(snapshot)]
 
@@ -202,8 +202,8 @@ def _facts(snapshot: RunSnapshot, now: float) -> list[tuple[str, str]]:
         ("supervisor", supervisor),
         ("history", clean_line(snapshot.history_note) if snapshot.history_note else ""),
         ("GPUs", clean_line(snapshot.gpu_note) if snapshot.gpu_note else ""),
-        ("logs", snapshot.log_dir or ""),
-        ("directory", snapshot.run_dir or ""),
+        ("logs", clean_line(snapshot.log_dir or "")),
+        ("directory", clean_line(snapshot.run_dir or "")),
     ]
     return [(name, text) for name, text in rows if text]
 

@@ -141,8 +141,9 @@ def rank_line(snapshot: RunSnapshot, rank: RankSnapshot) -> str:
     """Return one rank as a line of columns."""
     step = "" if rank.global_step is None else f"step {rank.global_step}"
     note = rank_note(snapshot, rank)
+    device, phase = clean_name(rank.device or ""), clean_name(rank.phase or NA)
     return (
-        f"r{rank.rank:<3} {rank.device or '':<7} {step:<12} {rank.phase or NA:<11} "
+        f"r{rank.rank:<3} {device:<7} {step:<12} {phase:<11} "
         f"{age(rank.age_s):>7}  {rank_word(rank.state)}{f'  {note}' if note else ''}"
     )
 
@@ -179,7 +180,7 @@ def checkpoint_text(checkpoint: CheckpointInfo, *, with_path: bool = False) -> s
     verified = {True: "verified", False: "DAMAGED", None: "not verified"}[checkpoint.ok]
     parts = [f"step {checkpoint.global_step}", verified]
     if with_path and checkpoint.reason:
-        parts.append(checkpoint.reason)
+        parts.append(clean_line(checkpoint.reason))
     if checkpoint.size_bytes is not None:
         parts.append(formats.size(checkpoint.size_bytes))
     text = ", ".join(parts)

@@ -225,5 +225,5 @@ def _checkpoint_options(checkpoints: Sequence[CheckpointInfo]) -> list[tuple[str
 
 
 def _checkpoint_text(info: CheckpointInfo) -> str:
-    reason = f" ({info.reason})" if info.reason else ""
+    reason = f" ({clean_line(info.reason)})" if info.reason else ""
     return f"step {formats.count(info.global_step)}{reason}"

@@ -82,3 +82,12 @@ def test_checkpoints_of_the_script_are_marked_as_its_own() -> None:
     assert text.startswith("checkpoints\nnone by ltui yet\n")
     assert "script's own callbacks\nstep 15, best by val/loss = 0.16, 2.00 KiB, 5 s ago\n" in text
     assert "/csv/15-0.160.ckpt" in text
+
+
+def test_the_reason_of_a_checkpoint_is_made_safe() -> None:
+    hostile = CheckpointInfo(path="/a.ckpt", global_step=15, reason="end\x1b]0;title\x07\x9b2J")
+    for changes in ({"checkpoints": (hostile,)}, {"script_checkpoints": (hostile,)}):
+        shown = snapshot(**changes)
+        text = run_details.checkpoints_and_events(frame(snapshot=shown)).plain
+        assert "step 15" in text
+        assert not {"\x1b", "\x07", "\x9b"} & set(text)

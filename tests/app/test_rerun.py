@@ -24,7 +24,7 @@ from ltui.app.panels.form_fields import FormField
 from ltui.app.panels.launch_line import LaunchLine
 from ltui.app.panels.runs_table import RunsTable
 from ltui.app.screens.home import HomeScreen
-from ltui.app.screens.rerun import CHECKPOINT, START, RerunScreen
+from ltui.app.screens.rerun import CHECKPOINT, START, RerunScreen, _checkpoint_options
 from ltui.app.textual_app import LtuiApp
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.presets import build_spec, load_preset
@@ -32,7 +32,7 @@ from ltui.training.config.run_spec import RunSpec
 from ltui.training.config.yaml_document import resolve
 from ltui.training.lifecycle import launch_run, resume_run
 from ltui.training.rank.checkpoint_files import checkpoint_name, partial_path, publish_checkpoint
-from ltui.training.state.run_snapshot import RunState
+from ltui.training.state.run_snapshot import CheckpointInfo, RunState
 from ltui.training.store.run_directory import RunDir
 from tests.app.one_run import until
 
@@ -285,3 +285,8 @@ async def test_the_launch_form_fits_small_terminals(home: Path, size: tuple[int,
         await pilot.pause()
         right = app.screen.query_one("#form").content_region.right
         assert all(field.region.right <= right for field in app.screen.query("#form Input"))
+
+
+def test_the_reason_of_a_checkpoint_is_made_safe() -> None:
+    hostile = CheckpointInfo(path="/a.ckpt", global_step=15, reason="end\x1b]0;title\x07\x9b2J")
+    assert _checkpoint_options([hostile, hostile])[1][0] == "step 15 (end)"

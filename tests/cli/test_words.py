@@ -139,6 +139,13 @@ def test_a_run_that_ended_with_a_nan_loss_says_so_everywhere() -> None:
     assert said in "\n".join(show_lines(run, 0.0))
 
 
+@pytest.mark.parametrize("evidence", [{"loss": "infinite"}, {}], ids=["current", "older version"])
+def test_an_infinite_loss_is_named(evidence: dict[str, str]) -> None:
+    infinite = replace(NAN, cause="the loss of rank 0 is infinite since step 7", evidence=evidence)
+    run = replace(WELL, state=RunState.FINISHED, verdicts=(infinite,))
+    assert "the loss is infinite" in end_report(run)[0]
+
+
 def test_a_loss_that_is_not_finite_survives_the_store() -> None:
     value = MetricValue(last=math.nan, step=152, best_min=0.1)
     run = replace(WELL, metrics={"train/loss": value})
@@ -218,9 +225,12 @@ def test_nothing_that_a_run_wrote_reaches_the_terminal_as_a_command() -> None:
             HOSTILE: MetricValue(last=1.0, step=1),
             f"val{HOSTILE}": MetricValue(last=1.0, step=1),
         },
-        ranks=(RankSnapshot(rank=0, note=HOSTILE, phase="x"),),
+        ranks=(RankSnapshot(rank=0, note=HOSTILE, phase=HOSTILE, device=HOSTILE),),
         verdicts=(Verdict(kind="k", level="stalled", cause=HOSTILE, remedy=HOSTILE),),
-        checkpoints=(replace(SOUND, path=HOSTILE),),
+        checkpoints=(replace(SOUND, path=HOSTILE, reason=HOSTILE),),
+        script_checkpoints=(replace(SOUND, path=HOSTILE, reason=HOSTILE),),
+        log_dir=HOSTILE,
+        run_dir=HOSTILE,
         state=RunState.STOPPED,
     )
     lines = [
