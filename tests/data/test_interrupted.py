@@ -139,3 +139,76 @@ def test_the_next_build_removes_what_a_kill_left(tmp_path: Path) -> None:
     done = ltui("data", "build", source, "-o", "x.beton", "--page-size", "2", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert others(tmp_path) == ["x.beton"]
+
+
+WRITE = """
+import multiprocessing, os, signal, sys, time
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from ltui.training.data.ffcv.beton_sources import SourceError
+from ltui.training.data.ffcv.beton_writer import WriteOptions, write
+
+case, path = sys.argv[1], Path(sys.argv[2])
+reads = multiprocessing.Value("i")
+
+class Numbers:
+    def __len__(self):
+        return 400
+    def __getitem__(self, index):
+        time.sleep(0.002)
+        with reads.get_lock():
+            reads.value += 1
+        return index
+
+def is_set(event, of_event=Event.is_set):
+    with event._cond:  # a lock that a killed process keeps
+        time.sleep(0.3)
+    return of_event(event)
+
+def progress(done, samples):
+    if case == "killed":
+        os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+        time.sleep(5)  # the signal of its end interrupts this process here
+    elif case == "ahead":
+        time.sleep(1)
+        print(reads.value - done)
+    raise SystemExit(3)
+
+if case == "locked":
+    Event.is_set = is_set
+page_bytes = 64 << 20 if case == "ahead" else 2 << 20
+try:
+    write(Numbers(), path, WriteOptions(workers=2, page_bytes=page_bytes), progress)
+except SourceError as error:
+    print(error)
+"""
+
+
+def written(case: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", WRITE, case, str(folder / "x.beton")],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert others(folder) == []
+    return done
+
+
+@needs_ffcv
+def test_a_worker_that_is_killed_while_this_process_writes(tmp_path: Path) -> None:
+    done = written("killed", tmp_path)
+    assert "it ended before it was finished (killed by signal 9)" in done.stdout, done.stderr
+
+
+@needs_ffcv
+def test_a_build_ends_while_its_workers_hold_a_lock(tmp_path: Path) -> None:
+    assert written("locked", tmp_path).returncode == 3
+
+
+@needs_ffcv
+def test_few_large_samples_are_read_ahead(tmp_path: Path) -> None:
+    done = written("ahead", tmp_path)
+    assert done.returncode == 3, done.stderr
+    assert int(done.stdout) < 8

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import io
+import itertools
 import multiprocessing
 import signal
 import threading
@@ -45,8 +46,8 @@ from ltui.training.data.ffcv.beton_file import (
 )
 from ltui.training.data.ffcv.beton_sources import ImageFile, IndexedDataset, SourceError
 
-_CHUNK = 8
-"""Number of samples that a worker takes at a time."""
+_CHUNK, _CHUNK_BYTES = 8, 64 << 20
+"""Maximum number and size of the samples that a worker takes at a time."""
 _PR_SET_PDEATHSIG = 1
 
 Stored = tuple[Any, bytes | None]
@@ -106,9 +107,14 @@ def write(
     columns = _columns(dataset)
     samples = _StoredSamples(dataset, columns, options)
     bad: list[BadSample] = []
-    with atomic_write(path) as part, _open_for_writing(part) as file:
+    chunk = max(1, min(_CHUNK, _CHUNK_BYTES // options.page_bytes))
+    with (
+        atomic_write(path) as part,
+        _open_for_writing(part) as file,
+        _read_in_processes(samples, options.workers, chunk) as stored,
+    ):
         pages = _BetonFileWriter(file, columns, len(dataset), options.page_bytes)
-        for done, sample in enumerate(_read_in_processes(samples, options.workers), 1):
+        for done, sample in enumerate(stored, 1):
             if isinstance(sample, BadSample):
                 bad.append(sample)
                 if not options.skip_bad:
@@ -308,11 +314,15 @@ class _StoredSamples(Dataset[Any]):
 # The processes that read the samples.
 
 
-def _read_in_processes(samples: Dataset[Any], workers: int) -> Iterator[Any]:
-    """Yield all samples in their order. Raises ``SourceError`` if a worker process dies."""
+@contextlib.contextmanager
+def _read_in_processes(samples: Dataset[Any], workers: int, chunk: int) -> Iterator[Iterator[Any]]:
+    """Yield an iterator of all samples in their order.
+
+    Raises ``SourceError`` if a worker process dies, which interrupts the block at any line.
+    """
     loader = DataLoader(
         samples,
-        batch_size=_CHUNK,
+        batch_size=chunk,
         num_workers=workers,
         collate_fn=list,
         worker_init_fn=_prepare_worker,
@@ -321,11 +331,10 @@ def _read_in_processes(samples: Dataset[Any], workers: int) -> Iterator[Any]:
     )
     others = set(multiprocessing.active_children())
     with defer_signals():
-        chunks = iter(loader)
+        chunks: Any = iter(loader)
     processes = set(multiprocessing.active_children()) - others
     try:
-        for chunk in chunks:
-            yield from chunk
+        yield itertools.chain.from_iterable(chunks)
     except RuntimeError as error:
         dead = [p.exitcode for p in processes if p.exitcode not in (None, 0)]
         if not dead:
@@ -334,7 +343,9 @@ def _read_in_processes(samples: Dataset[Any], workers: int) -> Iterator[Any]:
         text = f"it ended before it was finished ({reason})."
         raise SourceError("a writer process", text) from error
     finally:
-        # torch would wait for a slow sample. It raises RuntimeError about the end of a worker.
+        # torch would wait for a slow sample, and forever for a lock of a killed process. It raises
+        # RuntimeError about the end of a worker.
+        chunks._shutdown = True
         for process in processes:
             with contextlib.suppress(RuntimeError):
                 process.kill()
