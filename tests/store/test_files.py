@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
@@ -178,6 +179,18 @@ def test_only_whole_checkpoints_are_resumed_from(tmp_path: Path) -> None:
     best = checkpoint_to_resume(tmp_path)
     assert best is not None
     assert (best.global_step, best.ok) == (10, True)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "folder", "pipe"])
+def test_a_manifest_that_names_no_regular_file_is_damaged(tmp_path: Path, name: str) -> None:
+    (tmp_path / "step-00000010-stop.ckpt" / "folder").mkdir(parents=True)
+    os.mkfifo(tmp_path / "step-00000010-stop.ckpt" / "pipe")
+    files = {name: {"sha256": "0", "size_bytes": 0}}
+    manifest = json.dumps({"global_step": 10, "saved_at": 1.0, "files": files})
+    (tmp_path / "step-00000010-stop.ckpt.json").write_text(manifest)
+    (info,) = list_checkpoints(tmp_path)
+    assert verify(info).ok is False
+    assert checkpoint_to_resume(tmp_path) is None
 
 
 def test_the_last_saved_counts_not_the_furthest(tmp_path: Path) -> None:

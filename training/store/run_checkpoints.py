@@ -133,6 +133,8 @@ def damage_of(info: CheckpointInfo) -> str | None:
     for file, digest, size in parts:
         part = "" if file == path else f" of {file.name}"
         try:
+            if not file.is_file():
+                return f"is gone{part}"
             if file.stat().st_size != size:
                 return f"is truncated: {file.stat().st_size} of {size} bytes{part}"
             if _sha256(file) != digest:
