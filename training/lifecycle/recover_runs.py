@@ -12,10 +12,11 @@ import time
 
 from ltui.training.lifecycle.kill_processes import kill_run_processes
 from ltui.training.lifecycle.run_status import is_abandoned, resolve_snapshot
+from ltui.training.lifecycle.shim_files import shim_identity
 from ltui.training.lifecycle.start_supervisor import restart_supervisor
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import lock_holder
-from ltui.training.state.run_snapshot import RunSnapshot, RunState
+from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.training.store.run_directory import RunDir
 
 _RECORDED_S = 10.0
@@ -31,8 +32,8 @@ def current_snapshot(run: RunDir) -> RunSnapshot:
 def recover_run(run: RunDir, timeout_s: float = _RECORDED_S) -> bool:
     """Recover the run if it is abandoned, and return True if it was.
 
-    Returns when the run waits in the queue again or its end is recorded. It raises no errors: a run
-    that cannot be recovered, for example on a read-only disk, is shown as it is.
+    Returns when the run waits in the queue again, has left it, or its end is recorded. It raises no
+    errors: a run that cannot be recovered, for example on a read-only disk, is shown as it is.
     """
     if not is_abandoned(run):
         return False
@@ -44,7 +45,16 @@ def recover_run(run: RunDir, timeout_s: float = _RECORDED_S) -> bool:
             kill_run_processes(run)
     deadline = time.monotonic() + timeout_s
     while lock_holder(run.lock_path) is not None and time.monotonic() < deadline:
-        if resolve_snapshot(run).state is RunState.QUEUED:
+        if stays_live(run):
             break
         time.sleep(0.02)
     return True
+
+
+def stays_live(run_dir: RunDir) -> bool:
+    """Return True if the run continues: its supervisor is not only recording the end."""
+    snapshot = resolve_snapshot(run_dir)
+    if snapshot.state not in LIVE:
+        return False
+    shim = shim_identity(run_dir)
+    return snapshot.state is RunState.QUEUED or (shim is not None and shim.alive())

@@ -13,9 +13,8 @@ from pathlib import Path
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.launch_run import home_not_writable
 from ltui.training.lifecycle.rank_package import install_rank_package
-from ltui.training.lifecycle.recover_runs import recover_run
+from ltui.training.lifecycle.recover_runs import recover_run, stays_live
 from ltui.training.lifecycle.run_status import resolve_snapshot
-from ltui.training.lifecycle.shim_files import shim_identity
 from ltui.training.lifecycle.start_checks import check_start
 from ltui.training.lifecycle.start_supervisor import (
     START_S,
@@ -156,15 +155,6 @@ def _wait_for_supervisor_exit(run_dir: RunDir, seconds: float = _EXIT_S) -> None
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         holder = lock_holder(run_dir.lock_path)
-        if holder is None or _stays_live(run_dir):
+        if holder is None or stays_live(run_dir):
             return
         time.sleep(0.05)
-
-
-def _stays_live(run_dir: RunDir) -> bool:
-    """Return True if the run continues: its supervisor is not only recording the end."""
-    snapshot = resolve_snapshot(run_dir)
-    if snapshot.state not in LIVE:
-        return False
-    shim = shim_identity(run_dir)
-    return snapshot.state is RunState.QUEUED or (shim is not None and shim.alive())
