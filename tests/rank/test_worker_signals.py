@@ -56,7 +56,7 @@ def test_only_the_parent_terminates_a_worker(tmp_path: Path, method: str) -> Non
         lines, _ = parent.communicate(timeout=120)
     assert lines.splitlines() == [
         f"program ended with {-signal.SIGTERM}",
-        "worker ended with 0",
+        f"worker ended with {-signal.SIGTERM}",
     ]
 
 
@@ -72,7 +72,139 @@ def test_a_worker_without_its_parent_can_be_terminated(tmp_path: Path) -> None:
     os.close(worker)
 
 
-def start_parent(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
-    script = tmp_path / "parent.py"
-    script.write_text(PARENT)
-    return subprocess.Popen([sys.executable, script, *arguments], stdout=subprocess.PIPE, text=True)
+NESTED = textwrap.dedent(
+    """
+    import multiprocessing, os, signal, sys, time
+    from ltui.training.rank.coordination.worker_signals import protect_workers
+
+    BLOCKED = "grep -q 'SigBlk:.*0000$' /proc/self/status"
+
+    class Sleeping(multiprocessing.get_context(sys.argv[1]).Process):
+        def run(self):
+            time.sleep(60)
+
+    def end(process):
+        process.start()
+        time.sleep(0.5)
+        process.terminate()
+        process.join(20)
+        code = process.exitcode
+        process.kill()
+        return code
+
+    def work(pipe):
+        nested = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
+        pipe.send(end(nested))
+        pipe.send(os.system(BLOCKED))
+        program = os.posix_spawn("/bin/sh", ["sh", "-c", BLOCKED], os.environ)
+        pipe.send(os.waitpid(program, 0)[1])
+        received = []
+        signal.signal(signal.SIGUSR1, lambda *_: received.append("SIGUSR1"))
+
+        def end_with_3(*_):
+            received.append("SIGTERM")
+            pipe.send(received)
+            os._exit(3)
+
+        signal.signal(signal.SIGTERM, end_with_3)
+        pipe.send("ready")
+        time.sleep(60)
+
+    if __name__ == "__main__":
+        protect_workers()
+        context = multiprocessing.get_context(sys.argv[1])
+        own, its = context.Pipe()
+        worker = context.Process(target=work, args=(its,), daemon=False)
+        worker.start()
+        assert "_target" not in vars(worker), "it may refer to the worker itself"
+        its.close()
+        answers = [own.recv() for _ in range(4)]
+        os.kill(worker.pid, signal.SIGUSR1)
+        time.sleep(0.3)
+        worker.terminate()
+        answers.append(own.recv())
+        worker.join()
+        print(*answers, worker.exitcode, end(Sleeping()))
+    """
+)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_what_a_worker_starts_and_its_handlers_have_the_usual_signals(
+    tmp_path: Path, method: str
+) -> None:
+    with start_parent(tmp_path, method, script=NESTED) as parent:
+        output, _ = parent.communicate(timeout=120)
+    ended = -int(signal.SIGTERM)
+    assert output == f"{ended} 0 0 ready ['SIGUSR1', 'SIGTERM'] 3 {ended}\n"
+
+
+LOADER_WORKER = textwrap.dedent(
+    """
+    from torch.utils.data import DataLoader
+    from ltui.training.rank.coordination.worker_signals import protect_workers
+
+    if __name__ == "__main__":
+        protect_workers()
+        iterator = iter(DataLoader(range(8), num_workers=1))
+        next(iterator)
+        worker = iterator._workers[0]
+        worker.terminate()
+        worker.join()
+        print(worker.exitcode)
+    """
+)
+
+
+def test_a_terminated_loader_worker_has_not_failed(tmp_path: Path) -> None:
+    """Torch raises an exception in the rank if one of its workers fails."""
+    with start_parent(tmp_path, script=LOADER_WORKER) as parent:
+        assert parent.communicate(timeout=120)[0] == "0\n"
+
+
+RANK_OF_A_RANK = textwrap.dedent(
+    """
+    import multiprocessing, os, signal
+    from ltui.training.rank.coordination.stop_signals import StopSignals
+    from ltui.training.rank.coordination.worker_signals import protect_workers
+
+    def train(pipe):
+        received = set()
+        assert StopSignals(received.add).install()
+        pipe.send("ready")
+        while True:
+            pipe.recv()
+            while len(received) < 2:
+                pass
+            received.clear()
+            pipe.send("received")
+
+    if __name__ == "__main__":
+        protect_workers()
+        context = multiprocessing.get_context("spawn")
+        own, its = context.Pipe()
+        rank = context.Process(target=train, args=(its,))
+        rank.start()
+        its.close()
+        own.recv()
+        for _ in range(50):
+            for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGUSR1, signal.SIGCONT):
+                os.kill(rank.pid, number)
+            own.send("wait")
+            assert own.poll(20) and own.recv() == "received"
+        rank.kill()
+        print("done")
+    """
+)
+
+
+def test_a_child_that_becomes_a_rank_receives_its_signals(tmp_path: Path) -> None:
+    """``torch.multiprocessing.spawn`` may start the ranks of a script's second ``fit``."""
+    with start_parent(tmp_path, script=RANK_OF_A_RANK) as parent:
+        assert parent.communicate(timeout=120)[0] == "done\n"
+
+
+def start_parent(tmp_path: Path, *arguments: str, script: str = PARENT) -> subprocess.Popen[str]:
+    path = tmp_path / "parent.py"
+    path.write_text(script)
+    return subprocess.Popen([sys.executable, path, *arguments], stdout=subprocess.PIPE, text=True)
