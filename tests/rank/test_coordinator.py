@@ -219,6 +219,23 @@ def test_programs_of_a_rank_may_begin_sessions() -> None:
     subprocess.run([sys.executable, "-c", SESSIONS], timeout=60, check=True)
 
 
+OWN_HANDLER = """
+import signal
+from ltui.training.rank.coordination.stop_signals import StopSignals
+
+signal.signal(signal.SIGUSR2, print)
+signals = StopSignals(print)
+assert signals.install()
+signals.restore_defaults()
+assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+assert signal.getsignal(signal.SIGUSR2) is print
+"""
+
+
+def test_the_sigusr2_handler_of_a_script_stays_when_the_coordinator_fails() -> None:
+    subprocess.run([sys.executable, "-c", OWN_HANDLER], timeout=60, check=True)
+
+
 def test_pause_then_checkpoint_then_continue(run: RunFolder, fit: Any) -> None:
     observed: list[Any] = []
 

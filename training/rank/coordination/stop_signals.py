@@ -44,7 +44,8 @@ class StopSignals:
         self._disabled = True
         if threading.current_thread() is threading.main_thread():
             for number in STOP_SIGNALS:
-                signal.signal(number, signal.SIG_DFL)
+                if number != signal.SIGUSR2 or signal.getsignal(number) == self._handle:
+                    signal.signal(number, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def install(self) -> bool:
