@@ -117,3 +117,21 @@ def test_dataloaders(
     assert len(lengths) == 1
     assert sorted(use_counts) == data
     assert use_counts.total() - samples < max(ranks, 1)
+
+
+def test_a_batch_sampler_may_have_an_attribute_named_tracked() -> None:
+    import torch
+    from torch.utils.data import DataLoader
+
+    from ltui.training.rank.resume.samplers_and_generators import read_generators
+
+    class Batches:
+        def __init__(self) -> None:
+            self.tracked: list[int] = []
+            self.generator = torch.Generator()
+
+        def __iter__(self) -> Any:
+            yield torch.randperm(4, generator=self.generator).tolist()
+
+    loader = DataLoader(range(4), batch_sampler=Batches())  # type: ignore[arg-type,var-annotated]
+    assert len(read_generators(loader)) == 1

@@ -206,20 +206,20 @@ class _RemainingIndices(NamedTuple):
 
 
 class _TrackedSampler:
-    """An index sampler as the loader's iterator sees it. ``tracked`` is the original sampler."""
+    """An index sampler as the loader's iterator sees it. ``ltui_original`` is the sampler."""
 
     def __init__(self, sampler: Any, position: DataLoaderPosition) -> None:
-        self.tracked = sampler
+        self.ltui_original = sampler
         self._position = position
 
     def __iter__(self) -> Iterator[Any]:
-        return self._position.begin_pass(self.tracked)
+        return self._position.begin_pass(self.ltui_original)
 
     def __len__(self) -> int:
-        return len(self.tracked)
+        return len(self.ltui_original)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.tracked, name)
+        return getattr(self.ltui_original, name)
 
 
 class _DrawStates:

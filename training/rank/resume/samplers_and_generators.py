@@ -17,7 +17,7 @@ def samplers_of(loader: Any) -> tuple[Any, ...]:
     ``DataLoaderPosition`` replaces one of them, the original is returned.
     """
     sampler, batch_sampler = (
-        getattr(each, "tracked", each)
+        getattr(each, "ltui_original", each)
         for each in (getattr(loader, name, None) for name in ("sampler", "batch_sampler"))
     )
     batched_sampler = getattr(batch_sampler, "sampler", None)
