@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 
 from ltui.training.rank import lightning_internals, torch_internals
 from ltui.training.rank.coordination.stop_exception import RunStopped
+from ltui.training.rank.rank_queue import Channel
 from ltui.training.tensor_queue.control_block import Command
 from tests.rank.models import Linear, loader
 from tests.rank.runs import RunFolder
@@ -129,6 +130,20 @@ def test_a_failure_when_the_state_is_read_costs_no_checkpoint(
     assert (model.order[0], model.order[-1]) == ("train 7", "epoch end 2")
     (note,) = run.events("note")
     assert "could not be read when it was saved" in note["text"]
+
+
+def test_a_rank_other_than_0_reports_that_it_could_not_read_its_state(
+    run: RunFolder, fit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*arguments: Any) -> None:
+        raise ValueError("no state")
+
+    monkeypatch.setattr("ltui.training.rank.resume.exact_state.read_random_states", fails)
+    monkeypatch.setattr(Channel, "event_from_rank_0", lambda *arguments, **fields: None)
+    with pytest.raises(RunStopped):
+        fit(model_that_stops(run, 3), loader(5), max_epochs=1)
+    (note,) = run.events("note")
+    assert "will not be exact: ValueError: no state" in note["text"]
 
 
 def test_a_resume_that_cannot_be_prepared_is_reported(

@@ -151,7 +151,7 @@ class RankHooks:
             self._trainer_prepared = True
             report_saved_checkpoints(trainer, channel)
             self._start_heartbeat(trainer, channel)
-            self._exact = create_exact_state(trainer, channel.event_from_rank_0)
+            self._exact = create_exact_state(trainer, channel)
             self._boundaries.use_exact_state(self._exact)
             self.telemetry.install_marks(trainer)
             self._boundaries.detect_batch_and_training_end(trainer, finder, self._finder_batch)

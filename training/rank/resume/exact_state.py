@@ -28,6 +28,7 @@ import torch
 from ltui.training.rank import lightning_internals, torch_internals
 from ltui.training.rank.checkpoint_files import rank_file
 from ltui.training.rank.library_versions import lightning_version
+from ltui.training.rank.rank_queue import Channel
 from ltui.training.rank.resume.ddp_buckets import DdpBuckets
 from ltui.training.rank.resume.epoch_metric_state import (
     logged_state,
@@ -49,7 +50,7 @@ _NO_STATE = 0
 """In place of the version if the state could not be read when the checkpoint was saved."""
 
 
-def create_exact_state(trainer: Any, send_event: Callable[..., None]) -> ExactState | None:
+def create_exact_state(trainer: Any, channel: Channel) -> ExactState | None:
     """Return the exact state of ``trainer``.
 
     If the installed Lightning or torch has not the attributes that it needs, send a warning and
@@ -58,10 +59,14 @@ def create_exact_state(trainer: Any, send_event: Callable[..., None]) -> ExactSt
     try:
         lightning_internals.require_exact_resume(trainer)
         torch_internals.require_exact_resume()
-        return ExactState(trainer, lambda text: send_event("note", text))
+        return ExactState(
+            trainer,
+            functools.partial(channel.event_from_rank_0, "note"),
+            functools.partial(channel.event, "note"),
+        )
     except Exception as error:  # noqa: BLE001  (training matters more than exactness)
         versions = f"Lightning {lightning_version(trainer)} and torch {torch.__version__}"
-        send_event(
+        channel.event_from_rank_0(
             "warning",
             f"Resuming will not be exact: ltui was not tested with {versions} ({error}). A resume "
             "continues from Lightning's own checkpoint, without random states and the position in "
@@ -74,12 +79,15 @@ def create_exact_state(trainer: Any, send_event: Callable[..., None]) -> ExactSt
 class ExactState:
     """Saves and restores the exact state of one Trainer.
 
-    ``report(text)`` is called with what is not exact.
+    ``report(text)`` is called with what is not exact on all ranks, and ``report_own(text)`` with
+    what may be so on this rank alone.
     """
 
-    def __init__(self, trainer: Any, report: Callable[[str], None]) -> None:
+    def __init__(
+        self, trainer: Any, report: Callable[[str], None], report_own: Callable[[str], None]
+    ) -> None:
         self._trainer = trainer
-        self._report = report
+        self._report, self._report_own = report, report_own
         self._loaders = LoaderPositions(lambda: trainer.fit_loop.epoch_progress.current.processed)
         self._inexact = self._loaders.inexact
         """What is not exact, as middles of sentences, until it is reported."""
@@ -189,7 +197,7 @@ class ExactState:
         try:
             return self._read_state(boundary)
         except Exception as error:  # noqa: BLE001  (the checkpoint is saved in any case)
-            self._report(
+            self._report_own(
                 f"A resume from this checkpoint will not be exact: {type(error).__name__}: {error}"
             )
             return {"version": _NO_STATE}
