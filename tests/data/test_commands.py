@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ltui.training.data.ffcv.beton_file import BetonFile
+from ltui.training.data.ffcv.beton_sources import ImageFolder
 from tests.data.conftest import ltui, needs_ffcv
 
 pytestmark = needs_ffcv
@@ -52,6 +53,19 @@ def test_a_damaged_image_is_named(beton: Path, tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "copy.beton: sample 23: the image in 'image' is damaged" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_folder_is_listed_in_the_order_of_its_paths_and_links_are_not_followed(
+    tmp_path: Path,
+) -> None:
+    names = ["a/x/1.jpg", "a/x-y/2.JPG", "a/z.png", "b/.hidden/3.jpg"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "a" / "loop").symlink_to(tmp_path / "a")
+    folder = ImageFolder(tmp_path)
+    assert [folder.name_of(index) for index in range(len(folder))] == names
+    assert [label for _, label in folder.samples] == [0, 0, 0, 1]
 
 
 def damage(path: Path, sample: int) -> None:

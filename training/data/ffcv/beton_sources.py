@@ -7,7 +7,6 @@ my_project.data.Scans?split=train    a dataset class, or a function that returns
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import inspect
 import json
@@ -16,6 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import parse_qsl
+
+IMAGE_ENDINGS = frozenset(
+    (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+)
 
 
 class SourceError(ValueError):
@@ -45,14 +48,15 @@ class ImageFolder:
     """Dataset of ``root/class/image``. A sample is (image file, class index)."""
 
     def __init__(self, root: Path) -> None:
-        # Local: importing it takes seconds.
-        from torchvision.datasets import ImageFolder as Listed
-
         self.root = root
-        self.samples: list[tuple[str, int]] = []
-        with contextlib.suppress(FileNotFoundError):  # there is no class
-            listed = Listed(str(root), allow_empty=True)
-            self.samples, self.classes = listed.samples, listed.classes
+        self.classes = sorted(p.name for p in root.iterdir() if p.is_dir())
+        # torchvision's ImageFolder follows symbolic links, also to a folder that contains them.
+        self.samples = [
+            (path, number)
+            for number, name in enumerate(self.classes)
+            for path in sorted((root / name).rglob("*"))
+            if path.suffix.lower() in IMAGE_ENDINGS and not path.is_dir()
+        ]
         if not self.samples:
             raise SourceError(
                 str(root),
@@ -65,11 +69,11 @@ class ImageFolder:
 
     def __getitem__(self, index: int) -> tuple[ImageFile, int]:
         path, number = self.samples[index]
-        return ImageFile(Path(path)), number
+        return ImageFile(path), number
 
     def name_of(self, index: int) -> str:
         """Return the displayed name of a sample."""
-        return str(Path(self.samples[index][0]).relative_to(self.root))
+        return str(self.samples[index][0].relative_to(self.root))
 
 
 def open_source(source: str, downloads: Path) -> IndexedDataset:
