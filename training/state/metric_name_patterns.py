@@ -18,7 +18,9 @@ TRAIN_LOSS_ALIASES = frozenset({*TRAIN_LOSS_NAMES, "train/loss_epoch", "train_lo
 """All names, in lower case, that a run list shows as ``loss``."""
 
 _EVALUATION_WORDS = "val|valid|validation|test|eval"
-_EVALUATION = re.compile(rf"(^|[/_.\- ])({_EVALUATION_WORDS})($|[/_.\- ])", re.IGNORECASE)
+_EVALUATION = re.compile(
+    rf"(^|[/_.\- ])({_EVALUATION_WORDS}|validate|testing)\d*($|[/_.\- ])", re.IGNORECASE
+)
 
 DATA_SPLIT = re.compile(
     rf"(^|[/_.\- ])(train|training|{_EVALUATION_WORDS})(?=$|[/_.\- ])", re.IGNORECASE
