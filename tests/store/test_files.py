@@ -181,6 +181,21 @@ def test_only_whole_checkpoints_are_resumed_from(tmp_path: Path) -> None:
     assert (best.global_step, best.ok) == (10, True)
 
 
+def test_an_export_reports_a_damaged_page(tmp_path: Path) -> None:
+    path = _written(tmp_path)
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+        query = "SELECT rootpage FROM sqlite_master WHERE name = 'steps'"
+        (page,) = connection.execute(query).fetchone()
+    connection.close()
+    with path.open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xff" * 100)
+    with RunStore(run_dir(tmp_path)) as history, pytest.raises(StoreError, match="damaged"):
+        list(history.export(["train/loss"]))
+
+
 @pytest.mark.parametrize("name", ["a\0b", "folder", "pipe"])
 def test_a_manifest_that_names_no_regular_file_is_damaged(tmp_path: Path, name: str) -> None:
     (tmp_path / "step-00000010-stop.ckpt" / "folder").mkdir(parents=True)

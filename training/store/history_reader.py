@@ -245,13 +245,16 @@ class RunStore:
 
     # -- export --------------------------------------------------------------------------------
 
-    @_raises_store_error
     def export(self, metrics: Sequence[str]) -> Iterator[ExportRow]:
         """Yield one row per metric, step and rank, without superseded steps.
 
-        Old steps that are stored only as windows give one row per window.
+        Old steps that are stored only as windows give one row per window. Raise ``StoreError`` if
+        SQLite reports an error.
         """
-        return self._export(metrics)
+        try:
+            yield from self._export(metrics)
+        except sqlite3.DatabaseError as error:
+            raise damaged_error(self.path, error) from error
 
     def _export(self, metrics: Sequence[str]) -> Iterator[ExportRow]:
         for metric in metrics:
