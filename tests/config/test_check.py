@@ -119,6 +119,7 @@ def test_all_errors_are_reported_at_once_with_their_lines() -> None:
         ("trainer.max_epochs", "KEY=VALUE"),
         ("trainer..max_epochs=1", "KEY=VALUE"),
         ("model.init_args.x=[1", "invalid YAML"),
+        ("model.init_args.x=\1", "invalid YAML"),
         ("model.init_args.x=${nowhere.y}", "cannot be resolved"),
     ],
 )
@@ -213,6 +214,7 @@ def test_what_is_done_about_a_stall_survives_the_file(called: tuple[str, ...] | 
         ("a: [1", "my.yaml:"),
         ("", "empty"),
         ("- 1", "not a mapping"),
+        ("model: \0", r"contains '\x00', which is not allowed"),
         ("model: {}\nmodel: {}\n", "my.yaml:2 model: duplicate key"),
         ("model: &m\n  x: *m\n", "contains itself"),
         ("model: !!python/object:os.system {}\n", "invalid YAML"),

@@ -60,7 +60,10 @@ class Fault:
 
 def read_document(text: str, where: str) -> Source:
     """Parse YAML. Raise ``ProblemError`` with the line if the text is not a YAML mapping."""
-    loader = _Loader(text)
+    try:
+        loader = _open_loader(text)
+    except ValueError as error:
+        raise ProblemError.of(where=where, what=f"invalid YAML: {error}.") from error
     lines: dict[str, int] = {}
     faults: list[Problem] = []
     try:
@@ -88,6 +91,14 @@ def read_document(text: str, where: str) -> Source:
         raise ProblemError(*faults)
     assert isinstance(values, dict)
     return Source(values=values, lines=lines)
+
+
+def _open_loader(text: str) -> _Loader:
+    """Return a loader. Raise ``ValueError`` if the text has a character that YAML forbids."""
+    try:
+        return _Loader(text)
+    except yaml.reader.ReaderError as error:
+        raise ValueError(f"it contains {chr(error.character)!r}, which is not allowed") from error
 
 
 def _collect_lines(
@@ -121,7 +132,7 @@ def _collect_lines(
 
 def parse_value(text: str) -> Any:
     """Parse one YAML value, as in ``--set key=value``. Raise ``ValueError`` with a short reason."""
-    loader = _Loader(text)
+    loader = _open_loader(text)
     try:
         return loader.get_single_data()
     except yaml.MarkedYAMLError as error:
