@@ -62,8 +62,6 @@ class LtuiApp(OrderedKeysApp):
         for theme in THEMES:
             self.register_theme(theme)
         self.theme = first_theme(home, self.available_themes, os.environ)
-        # In tables k would be "up", but on a run's screen it kills. Keys mean the same everywhere.
-        self.set_keymap({"table.up": "up", "table.down": "down"})
 
     def get_default_screen(self) -> Screen[None]:
         # Imported here, so that neither screen loads what only the other one needs.

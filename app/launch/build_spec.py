@@ -56,7 +56,7 @@ def prepare_launch(name: str, overrides: Sequence[str], named_python: str | None
 
 
 def prepare_preset_launch(
-    preset: Preset, overrides: Sequence[str], named_python: str | None
+    preset: Preset, overrides: Sequence[str], named_python: str | None = None
 ) -> LaunchRequest:
     """Check a preset that is loaded already, perhaps after a person edited it.
 

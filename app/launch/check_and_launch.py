@@ -22,7 +22,6 @@ def start_run(
     home: Path,
     preset: Preset,
     overrides: Sequence[str],
-    python: str | None,
     start_from: str,
     on_start: Callable[[], None] = lambda: None,
 ) -> RunDir:
@@ -31,7 +30,7 @@ def start_run(
     ``start_from`` is ``RUN`` or ``RUN:STEP``, or empty. ``on_start`` is called once everything is
     checked. Raises ``ProblemError`` if there is no run. Blocks; for threads.
     """
-    request = prepare_preset_launch(preset, overrides, python)
+    request = prepare_preset_launch(preset, overrides)
     run_id, name = new_run_id(home, None)
     spec, checkpoint = request.spec(run_id, name, time.time()), None
     if start_from:

@@ -52,9 +52,9 @@ class FormPanel(Panel):
             super().__init__()
             self.text = text
 
-    def __init__(self, home: Path, *, readonly: bool, python: str | None, id: str) -> None:  # noqa: A002
+    def __init__(self, home: Path, *, readonly: bool, id: str) -> None:  # noqa: A002
         super().__init__(2, "reading presets …", id=id)
-        self.home, self.readonly, self.python = home, readonly, python
+        self.home, self.readonly = home, readonly
         self.preset: Preset | None = None
         self.result: FormResult | None = None
         """The result of the last check; None while the form is being checked."""
@@ -204,7 +204,7 @@ class FormPanel(Panel):
         try:
             if result.problems:
                 raise ProblemError(*result.problems)
-            check_with_classes(prepare_preset_launch(preset, result.overrides, self.python))
+            check_with_classes(prepare_preset_launch(preset, result.overrides))
         except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
             wrong = "would not run" if isinstance(error, ProblemError) else "could not be checked"
             call_screen(self, self._show_error, f"{preset.name} {wrong}", preset, error)
@@ -264,7 +264,6 @@ class FormPanel(Panel):
                 self.home,
                 preset,
                 result.overrides,
-                self.python,
                 start_from,
                 lambda: self._show_notice(f"launching {preset.name} …"),
             )

@@ -50,9 +50,9 @@ class HomeScreen(RunListScreen):
     ABOUT = "Quitting ltui never stops a run."
     BINDINGS: ClassVar[list[BindingType]] = bindings("home", KEYS)
 
-    def __init__(self, home: Path, *, readonly: bool = False, python: str | None = None) -> None:
+    def __init__(self, home: Path, *, readonly: bool = False) -> None:
         super().__init__(readonly=readonly)
-        self.home, self.python = home, python
+        self.home = home
         self._catalog = PresetCatalog()
         self._gpus: GpuSampler | None = None
 
@@ -62,7 +62,7 @@ class HomeScreen(RunListScreen):
         yield Static(Text(" ltui", "bold"), id="title", markup=False)
         with Horizontal(id="upper"):
             yield PresetsPanel(shipped_names(), id="presets")
-            yield FormPanel(self.home, readonly=self.readonly, python=self.python, id="form")
+            yield FormPanel(self.home, readonly=self.readonly, id="form")
             with Panel(None, "configuration", id="yaml"):
                 yield Static(id="yaml-text", markup=False)
         yield RunsPanel(self.home, id="runs")
@@ -145,7 +145,7 @@ class HomeScreen(RunListScreen):
             from ltui.training.gpu.sampler import GpuSampler
 
             self._gpus = GpuSampler(period_s=SAMPLE_GPUS_S)
-        subtitle = clean_name(f"{_short_path(folder)} · {_python_text(self.python)}")
+        subtitle = clean_name(f"{_short_path(folder)} · {_python_text()}")
         call_screen(self, self._show_machine, machine, subtitle)
 
     def _show_machine(self, machine: Machine, subtitle: str) -> None:
@@ -272,7 +272,7 @@ def _short_path(path: Path) -> str:
     return f"~{text[len(home) :]}" if text == home or text.startswith(f"{home}/") else text
 
 
-def _python_text(python: str | None) -> str:
+def _python_text() -> str:
     """Return the Python interpreter for runs that are started here, or why there is none."""
     # Imported here: finding the interpreter takes longer than the first frame.
     import os
@@ -281,6 +281,6 @@ def _python_text(python: str | None) -> str:
     from ltui.training.problem import ProblemError
 
     try:
-        return f"Python: {_short_path(Path(choose_python(python, os.environ)))}"
+        return f"Python: {_short_path(Path(choose_python(None, os.environ)))}"
     except ProblemError as error:
         return str(error.problems[0])
