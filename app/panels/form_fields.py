@@ -44,7 +44,7 @@ class FormField(Horizontal):
         super().__init__()
         self.key, self.label = key, label or key
         self.meaning = meaning
-        """What the field is for, in a short phrase."""
+        """The purpose of the field, in a short phrase."""
         self._default, self._last = default, text
         self._control: Input | Select[str]
         if options:

@@ -1,1 +1,1 @@
-"""What stacks, flight recorders, error messages and GPU findings show about a rank. Pure."""
+"""Facts about a rank from stacks, flight recorders, error messages and GPU findings. Pure."""

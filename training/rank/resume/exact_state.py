@@ -90,7 +90,7 @@ class ExactState:
         self._report, self._report_own = report, report_own
         self._loaders = LoaderPositions(lambda: trainer.fit_loop.epoch_progress.current.processed)
         self._inexact = self._loaders.inexact
-        """What is not exact, as middles of sentences, until it is reported."""
+        """The parts that are not exact, as middles of sentences, until they are reported."""
         self._buckets = DdpBuckets(trainer)
         self._before_validation: tuple[States, dict[str, Any]] | None = None
         """Random states and metric states from when the last validation began."""
