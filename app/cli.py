@@ -53,7 +53,7 @@ def _run_command(argv: list[str]) -> int:
 
 
 def _parse_arguments(argv: list[str]) -> Namespace:
-    from ltui.app.commands.arguments import build_parser
+    from ltui.app.commands.parser import build_parser
 
     command: list[str] | None = None
     if argv[:1] == ["exec"] and "--" in argv:

@@ -12,7 +12,7 @@ from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
-from ltui.app.keys.key_order import OrderedKeysApp
+from ltui.app.keys.key_queue import OrderedKeysApp
 from ltui.app.preferences import write_preference
 from ltui.app.theme_choice import first_theme, theme_names
 from ltui.training.store.run_directory import RunDir, list_runs

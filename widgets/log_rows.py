@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from rich.cells import cell_len, get_character_cell_size
 
-from ltui.widgets.log_lines import LogBuffer
+from ltui.widgets.log_buffer import LogBuffer
 from ltui.widgets.view_models import LogLine, Tone
 
 MIN_WRAP_CELLS = 8

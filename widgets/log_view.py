@@ -21,9 +21,9 @@ from textual.widgets import Input, Static
 
 from ltui.widgets.columns import centred
 from ltui.widgets.formats import NA
-from ltui.widgets.key_table import bindings
-from ltui.widgets.log_lines import LogBuffer, occurrences
+from ltui.widgets.log_buffer import LogBuffer, occurrences
 from ltui.widgets.log_rows import LogLevel, LogRows, shown_text
+from ltui.widgets.make_bindings import bindings
 from ltui.widgets.palette import LineStyles, cells_strip, line_styles
 from ltui.widgets.view_models import LogLine, Tone
 

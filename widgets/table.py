@@ -28,7 +28,7 @@ from ltui.widgets.columns import (
     row_line,
     title_line,
 )
-from ltui.widgets.key_table import bindings
+from ltui.widgets.make_bindings import bindings
 from ltui.widgets.palette import cells_strip, line_styles
 from ltui.widgets.view_models import Cell, Tone
 

@@ -7,9 +7,9 @@ from argparse import Namespace
 
 import shtab
 
-from ltui.app.commands.arguments import build_parser
+from ltui.app.commands.parser import build_parser
 from ltui.app.exit_codes import EXIT_DONE
-from ltui.training.config.preset_names import preset_names
+from ltui.training.config.preset_discovery import preset_names
 
 # Runs change, so the shell lists their directories itself. Tab does not start Python.
 _RUNS = '$(cd "${LTUI_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/ltui}/runs" 2>/dev/null && ls)'

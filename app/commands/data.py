@@ -23,7 +23,7 @@ from ltui.training.problem import ProblemError
 from ltui.widgets.formats import count, duration, percent, size
 from ltui.widgets.sanitise import clean_line
 
-_PROGRAM = "ltui.training.data.ffcv.beton_program"
+_PROGRAM = "ltui.training.data.ffcv.beton_script"
 _SHOWN = 20
 """Maximum number of damaged samples that are printed."""
 _MIB = 1 << 20

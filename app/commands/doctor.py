@@ -26,7 +26,7 @@ from ltui.app.launch.training_interpreter import (
     pip_names,
     probe_interpreter,
 )
-from ltui.app.presentation.run_summary import columns
+from ltui.app.presentation.run_report import columns
 from ltui.training.problem import ProblemError
 from ltui.training.store.run_directory import ltui_home
 from ltui.widgets.formats import NA, size

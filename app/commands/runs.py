@@ -9,7 +9,7 @@ from typing import Any
 
 from ltui.app.commands.output_file import print_json
 from ltui.app.exit_codes import EXIT_DONE
-from ltui.app.presentation.run_summary import runs_lines, show_lines
+from ltui.app.presentation.run_report import runs_lines, show_lines
 from ltui.app.state_words import state_words
 from ltui.training.lifecycle.recover_runs import current_snapshot
 from ltui.training.lifecycle.resume_run import delete as delete_run

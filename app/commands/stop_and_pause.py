@@ -8,7 +8,7 @@ from argparse import Namespace
 
 from ltui.app.exit_codes import EXIT_DONE, EXIT_FAILED
 from ltui.app.live.run_requests import require_live, send_request, wait_until
-from ltui.app.presentation.run_summary import state_line
+from ltui.app.presentation.run_report import state_line
 from ltui.app.presentation.snapshot_text import checkpoint_text
 from ltui.app.state_words import state_word
 from ltui.training.problem import ProblemError

@@ -21,13 +21,13 @@ from ltui.app.live.gpu_history import GpuHistory
 from ltui.app.panels.gpu_panel import GpuOverview
 from ltui.app.panels.panel import Panel
 from ltui.app.presentation.gpu_view import gpus_title
-from ltui.app.screens.gpu import GpuScreen
+from ltui.app.screens.gpu_details import GpuScreen
 from ltui.app.textual_app import LtuiApp
 from ltui.training.gpu.findings import verdicts
 from ltui.training.gpu.run_gpus import GpuSource, RunGpus
 from ltui.training.state.run_snapshot import RankSnapshot, RankState, RunSnapshot, RunState
 from ltui.widgets.gpu_table import GpuTable
-from ltui.widgets.key_table import bindings
+from ltui.widgets.make_bindings import bindings
 
 LABEL = "simulated GPUs and ranks, not those of this machine"
 POLL_INTERVAL_S = 0.5

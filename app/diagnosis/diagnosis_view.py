@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ltui.app.diagnosis import collective_rows
+from ltui.app.diagnosis import collective_tables
 from ltui.app.diagnosis.process_rows import MAX_SINGLE_ROWS, machine_lines, process_rows
-from ltui.app.diagnosis.stack_folding import stack_lines, stack_title
+from ltui.app.diagnosis.stack_lines import stack_lines, stack_title
 from ltui.app.presentation.snapshot_text import program_text
 from ltui.app.presentation.verdict_text import level_word
 from ltui.app.state_words import state_word
@@ -90,7 +90,7 @@ def diagnosis_view_model(diagnosis: Diagnosis, context: DiagnosisContext) -> Dia
     culprits = {rank for v in active for rank in v.culprits}
     waiting = {rank for v in active for rank in v.waiting}
     alarm = any(v.level in BLOCKING_LEVELS for v in active)
-    grids = collective_rows.collective_tables(diagnosis, culprits, alarm=alarm)
+    grids = collective_tables.collective_tables(diagnosis, culprits, alarm=alarm)
     return DiagnosisViewModel(
         headline=_headline(diagnosis, active, context),
         about=_about_line(diagnosis, context),

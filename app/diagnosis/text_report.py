@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ltui.widgets import diagnosis as parts
+from ltui.widgets import diagnosis_lines as parts
 from ltui.widgets.view_models import DiagnosisViewModel
 
 WIDTH = 100

@@ -18,7 +18,7 @@ from ltui.app.foreground.interrupt_signals import ReceivedSignals
 from ltui.app.foreground.progress_display import Display, display_for
 from ltui.app.live.run_requests import send_request
 from ltui.app.presentation.notifications import started_line
-from ltui.app.presentation.run_summary import end_report
+from ltui.app.presentation.run_report import end_report
 from ltui.app.presentation.verdict_text import warning_line
 from ltui.app.state_words import FAILED
 from ltui.training.lifecycle.run_status import resolve_snapshot

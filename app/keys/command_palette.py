@@ -8,7 +8,7 @@ from typing import Any
 from textual.app import SystemCommand
 from textual.screen import Screen
 
-from ltui.app.keys.screen_keys import ListedKey, listed_keys, refusal_of
+from ltui.app.keys.listed_keys import ListedKey, listed_keys, refusal_of
 
 
 def commands(screen: Screen[Any]) -> Iterator[SystemCommand]:

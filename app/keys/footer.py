@@ -10,7 +10,7 @@ from rich.text import Text
 from textual.app import RenderResult
 from textual.widget import Widget
 
-from ltui.app.keys.screen_keys import refusal_of
+from ltui.app.keys.listed_keys import refusal_of
 
 READONLY_BADGE = " READ-ONLY "
 """Shown on every screen with ``--readonly``."""

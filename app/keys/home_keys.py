@@ -19,7 +19,7 @@ c      | check         | check      | Check by loading the model and data classe
 escape | back          | back       | Clear the filter, or leave the field for the presets
 q      | leave         | quit       | Quit (training continues)
 """
-"""Table of bindings for ``key_table.bindings``."""
+"""Table of bindings for ``make_bindings.bindings``."""
 
 _LAUNCH_HINT = KeyHint("⏎", "launch", "screen.launch", keep=True)
 _NEXT_HINT = KeyHint("tab", "next", "app.focus_next")

@@ -8,7 +8,7 @@ import sys
 from ltui.app.launch.local_machine import usable_cores
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.problem import Problem
-from ltui.training.state.freeze_warnings import precheck
+from ltui.training.state.freeze_checks import precheck
 from ltui.widgets.sanitise import clean_line
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - only its size is read

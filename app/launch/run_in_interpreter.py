@@ -1,6 +1,6 @@
 """Run a program of the rank package in the training interpreter, and read what it reports.
 
-Such a program prints one JSON object per line (``training/data/ffcv/beton_program.py``). This
+Such a program prints one JSON object per line (``training/data/ffcv/beton_script.py``). This
 process imports neither torch nor FFCV.
 """
 

@@ -43,7 +43,7 @@ class PresetCatalog:
     def read_all(self, folder: Path, first: Preset | None) -> list[PresetEntry]:
         """Read every preset but ``first``, which was read before; return the lines of the list."""
         # Imported here: the first frame shows names only.
-        from ltui.training.config.preset_names import preset_names
+        from ltui.training.config.preset_discovery import preset_names
         from ltui.training.config.presets import damaged_files, load_preset
         from ltui.training.problem import ProblemError
 

@@ -13,7 +13,7 @@ from textual.message import Message
 from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
-from ltui.app.panels.filter_panel import FilterPanel
+from ltui.app.panels.filtered_list_panel import FilterPanel
 from ltui.widgets.sanitise import clean_name
 
 TITLE = "presets"

@@ -19,7 +19,7 @@ from ltui.app.panels.metric_grid import MetricGrid
 from ltui.app.panels.panel import Panel
 from ltui.app.preferences import read_preferences, write_preference
 from ltui.app.presentation import metric_charts, run_view
-from ltui.app.presentation.metric_selection import preference_key
+from ltui.app.presentation.metric_list import preference_key
 from ltui.widgets import formats
 from ltui.widgets.charts.axis_scale import AxisRange
 from ltui.widgets.charts.chart import Chart

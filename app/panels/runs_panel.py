@@ -12,8 +12,8 @@ from textual.app import ComposeResult
 from textual.message import Message
 from textual.widgets import Input
 
-from ltui.app.panels.filter_panel import FilterPanel
-from ltui.app.panels.worker_calls import call_screen, error_lines
+from ltui.app.panels.filtered_list_panel import FilterPanel
+from ltui.app.panels.worker_results import call_screen, error_lines
 
 if TYPE_CHECKING:
     from ltui.app.live.run_list import RunList, RunListEntry

@@ -13,7 +13,7 @@ from ltui.app.presentation.run_rows import RunRow
 from ltui.widgets.bars import bar_cells
 from ltui.widgets.columns import Cells, Column
 from ltui.widgets.formats import percent
-from ltui.widgets.key_table import bindings
+from ltui.widgets.make_bindings import bindings
 from ltui.widgets.table import Table
 from ltui.widgets.view_models import Cell, Tone
 

@@ -12,7 +12,7 @@ from ltui.app.live.curve_arithmetic import epoch_positions, select_points, smoot
 from ltui.app.live.default_metrics import default_choice
 from ltui.app.live.frame import Frame
 from ltui.app.live.metric_history import MAX_RANK_CURVES
-from ltui.app.presentation.metric_selection import chart_groups, metric_quantity
+from ltui.app.presentation.metric_list import chart_groups, metric_quantity
 from ltui.app.presentation.run_view import SAMPLES_PER_S, silence_text
 from ltui.app.state_words import is_blocked
 from ltui.training.state.metric_name_patterns import LEARNING_RATE, is_evaluation

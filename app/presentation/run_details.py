@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ltui.app.live.frame import Frame
 from ltui.app.presentation.run_configuration import hyperparameters, settings
-from ltui.app.presentation.run_summary import ordered_metrics
+from ltui.app.presentation.run_report import ordered_metrics
 from ltui.app.presentation.snapshot_text import checkpoint_text, program_text
 from ltui.training.state.run_snapshot import CheckpointInfo
 from ltui.widgets import formats

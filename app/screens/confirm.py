@@ -11,7 +11,7 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from ltui.widgets.key_table import bindings
+from ltui.widgets.make_bindings import bindings
 
 
 class ConfirmScreen(ModalScreen[bool]):

@@ -30,9 +30,9 @@ from ltui.app.presentation.run_view import note_lines
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot
 from ltui.training.store.run_directory import RunDir
-from ltui.widgets import diagnosis as parts
-from ltui.widgets.key_table import bindings
+from ltui.widgets import diagnosis_lines as parts
 from ltui.widgets.line_sheet import LineSheet
+from ltui.widgets.make_bindings import bindings
 from ltui.widgets.view_models import DiagnosisViewModel
 
 REFRESH_S = 1.0

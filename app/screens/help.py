@@ -14,10 +14,10 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen, Screen
 from textual.widgets import Static
 
-from ltui.app.keys.screen_keys import EVERYWHERE, SCREEN, groups_of, listed_keys, refusal_of
+from ltui.app.keys.listed_keys import EVERYWHERE, SCREEN, groups_of, listed_keys, refusal_of
 from ltui.widgets.columns import Cells
-from ltui.widgets.key_table import bindings
 from ltui.widgets.line_sheet import LineSheet
+from ltui.widgets.make_bindings import bindings
 from ltui.widgets.view_models import Cell, Tone
 
 TWO_COLUMNS_FROM = 100

@@ -17,15 +17,15 @@ from textual.widgets import Input, Select, Static
 
 from ltui.app.keys.footer import KeyFooter
 from ltui.app.keys.home_keys import KEYS, home_hints
-from ltui.app.panels.form_panel import FormPanel
+from ltui.app.panels.launch_panel import FormPanel
 from ltui.app.panels.panel import Panel
 from ltui.app.panels.preset_catalog import PresetCatalog
 from ltui.app.panels.presets_panel import PresetEntry, PresetsPanel
 from ltui.app.panels.runs_panel import RunsPanel
-from ltui.app.panels.worker_calls import call_screen
+from ltui.app.panels.worker_results import call_screen
 from ltui.app.screens.home_runs import RunListScreen
-from ltui.training.config.preset_names import shipped_names
-from ltui.widgets.key_table import bindings
+from ltui.training.config.preset_discovery import shipped_names
+from ltui.widgets.make_bindings import bindings
 from ltui.widgets.sanitise import clean_name
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class HomeScreen(RunListScreen):
     def _load(self, first_name: str | None) -> None:
         """Load the form of one preset, then all presets, then the machine, then the runs."""
         # Imported here, in the worker's thread: the first frame has no form.
-        from ltui.app.panels import launch_form  # noqa: F401
+        from ltui.app.panels import preset_fields  # noqa: F401
 
         folder = Path.cwd()
         first = self._catalog.read_first(first_name, folder)

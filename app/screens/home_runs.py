@@ -8,9 +8,9 @@ from textual import on, work
 from textual.screen import Screen
 
 from ltui.app.keys.footer import KeyFooter
-from ltui.app.panels.form_panel import READONLY, FormPanel
+from ltui.app.panels.launch_panel import READONLY, FormPanel
 from ltui.app.panels.runs_panel import RunsPanel
-from ltui.app.panels.worker_calls import call_screen, show_error
+from ltui.app.panels.worker_results import call_screen, show_error
 from ltui.app.screens.confirm import ConfirmScreen
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class RunListScreen(Screen[None]):
         if line is None:
             return
         # Imported here: the first frame starts nothing.
-        from ltui.app.screens.rerun import RerunScreen
+        from ltui.app.screens.resume_or_rerun import RerunScreen
 
         def started(run_dir: RunDir | None) -> None:
             if run_dir is not None:

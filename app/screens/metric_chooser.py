@@ -14,10 +14,10 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from ltui.app.presentation.metric_selection import DESCRIPTIONS, matching
+from ltui.app.presentation.metric_list import DESCRIPTIONS, matching
 from ltui.widgets.columns import shortened
 from ltui.widgets.formats import metric
-from ltui.widgets.key_table import bindings
+from ltui.widgets.make_bindings import bindings
 from ltui.widgets.sanitise import clean_name
 
 MAX_NAME_CELLS = 40

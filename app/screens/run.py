@@ -24,14 +24,14 @@ from ltui.app.panels.live_text import LiveText
 from ltui.app.panels.run_panels import RunPanels
 from ltui.app.presentation import run_view
 from ltui.app.presentation.notifications import farewell, resume_hint, toasts_for
-from ltui.app.screens.gpu import GpuScreen
+from ltui.app.screens.gpu_details import GpuScreen
 from ltui.app.screens.run_commands import RunCommandScreen
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets.gpu_table import GpuTable
 from ltui.widgets.header import RunHeader
-from ltui.widgets.key_table import bindings
 from ltui.widgets.log_view import LogView
+from ltui.widgets.make_bindings import bindings
 from ltui.widgets.sanitise import clean_name
 
 
@@ -245,7 +245,7 @@ class RunScreen(RunCommandScreen):
 
     def _rerun(self, *, new_run: bool) -> None:
         # Imported here: what starts runs is not needed for the first frame.
-        from ltui.app.screens.rerun import RerunScreen
+        from ltui.app.screens.resume_or_rerun import RerunScreen
 
         def started(run_dir: RunDir | None) -> None:
             if run_dir is not None and run_dir != self.run_dir:

@@ -12,7 +12,7 @@ from typing import Any
 from textual import work
 from textual.screen import Screen
 
-from ltui.app.panels.worker_calls import call_screen, show_error
+from ltui.app.panels.worker_results import call_screen, show_error
 from ltui.app.presentation.notifications import refusal
 from ltui.app.screens.confirm import ConfirmScreen
 from ltui.app.screens.schedule_stop import StopWhenScreen

@@ -16,7 +16,7 @@ from textual.widgets import Input, Static
 
 from ltui.training.problem import ProblemError
 from ltui.training.state.stop_conditions import parse_condition
-from ltui.widgets.key_table import bindings
+from ltui.widgets.make_bindings import bindings
 from ltui.widgets.sanitise import clean_line
 
 ABOUT = """\

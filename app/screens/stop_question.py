@@ -10,7 +10,7 @@ from ltui.app.screens.confirm import ConfirmScreen
 from ltui.training.state.good_checkpoints import last_good_checkpoint
 from ltui.training.state.run_snapshot import RunSnapshot
 from ltui.widgets import formats
-from ltui.widgets.key_table import bindings
+from ltui.widgets.make_bindings import bindings
 from ltui.widgets.sanitise import clean_name
 
 

@@ -14,7 +14,7 @@ from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from ltui.widgets.key_table import bindings
+from ltui.widgets.make_bindings import bindings
 
 
 class ThemeScreen(ModalScreen[str]):

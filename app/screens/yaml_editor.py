@@ -15,7 +15,7 @@ from textual.widgets import Static, TextArea
 
 from ltui.app.screens.confirm import ConfirmScreen
 from ltui.training.problem import Problem
-from ltui.widgets.key_table import bindings
+from ltui.widgets.make_bindings import bindings
 from ltui.widgets.sanitise import clean_line
 
 CHECK_AFTER_S = 0.3

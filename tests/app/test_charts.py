@@ -16,7 +16,7 @@ from ltui.app.presentation.metric_charts import (
     step_phases_text,
     throughput_chart,
 )
-from ltui.app.presentation.metric_selection import matching, preference_key
+from ltui.app.presentation.metric_list import matching, preference_key
 from ltui.training.state.run_snapshot import RankState, RunState, Throughput, Verdict
 from tests.app.frames import NOW, curve, frame, rank, snapshot
 

@@ -19,7 +19,7 @@ from ltui.app.diagnosis.request_diagnosis import (
     post_mortem,
     stored_diagnoses,
 )
-from ltui.app.diagnosis.stack_folding import frame_location, in_library, stack_lines
+from ltui.app.diagnosis.stack_lines import frame_location, in_library, stack_lines
 from ltui.app.diagnosis.text_report import report
 from ltui.app.screens.diagnosis import DiagnoseScreen
 from ltui.app.state_words import state_sentence

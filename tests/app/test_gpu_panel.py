@@ -13,7 +13,7 @@ from ltui.app.live.frame import Frame
 from ltui.app.live.gpu_history import GpuHistory, GpuSample, window_means
 from ltui.app.panels.gpu_panel import GpuOverview
 from ltui.app.presentation import gpu_view
-from ltui.app.screens.gpu import GpuScreen
+from ltui.app.screens.gpu_details import GpuScreen
 from ltui.training.gpu.findings import Finding, verdicts
 from ltui.training.state.run_snapshot import GpuProcessSnapshot, RunState
 from ltui.widgets.gpu_table import GpuTable

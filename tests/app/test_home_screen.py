@@ -17,9 +17,9 @@ from ltui.app.keys.footer import KeyFooter
 from ltui.app.launch import local_machine
 from ltui.app.live.run_list import RunListEntry
 from ltui.app.panels.form_fields import KnobField, StartField
-from ltui.app.panels.form_panel import FormPanel
-from ltui.app.panels.launch_form import LaunchForm
 from ltui.app.panels.launch_line import LaunchLine
+from ltui.app.panels.launch_panel import FormPanel
+from ltui.app.panels.preset_fields import LaunchForm
 from ltui.app.panels.runs_table import RunsTable
 from ltui.app.screens.confirm import ConfirmScreen, ProblemScreen
 from ltui.app.screens.home import HomeScreen

@@ -11,7 +11,7 @@ from textual.screen import Screen
 from textual.widget import Widget
 
 from ltui.app.keys.footer import READONLY_BADGE, KeyFooter
-from ltui.app.keys.screen_keys import SCREEN, listed_keys
+from ltui.app.keys.listed_keys import SCREEN, listed_keys
 from ltui.app.panels.run_charts import RunCharts
 from ltui.app.presentation.metric_charts import shown_metrics
 from ltui.app.screens.help import HelpScreen

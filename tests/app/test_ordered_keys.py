@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 from textual.screen import ModalScreen
 from textual.widgets import Input
 
-from ltui.app.keys.key_order import OrderedKeysApp
+from ltui.app.keys.key_queue import OrderedKeysApp
 
 
 class Question(ModalScreen[str]):

@@ -11,7 +11,7 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import Input, Select
 
-from ltui.app.launch.rerun import (
+from ltui.app.launch.past_run import (
     FROM_CHECKPOINT,
     FROM_START,
     OTHER_CHANGES,
@@ -24,7 +24,7 @@ from ltui.app.panels.form_fields import FormField
 from ltui.app.panels.launch_line import LaunchLine
 from ltui.app.panels.runs_table import RunsTable
 from ltui.app.screens.home import HomeScreen
-from ltui.app.screens.rerun import CHECKPOINT, START, RerunScreen, _checkpoint_options
+from ltui.app.screens.resume_or_rerun import CHECKPOINT, START, RerunScreen, _checkpoint_options
 from ltui.app.textual_app import LtuiApp
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.presets import build_spec, load_preset
@@ -166,7 +166,8 @@ async def test_the_form_of_a_finished_run_begins_at_the_field_to_raise(
     a_run(home)
     past = read_past_run(RunDir(home / "runs" / "calm-fox-1a2b"))
     monkeypatch.setattr(
-        "ltui.app.screens.rerun.read_past_run", lambda _: replace(past, state=RunState.FINISHED)
+        "ltui.app.screens.resume_or_rerun.read_past_run",
+        lambda _: replace(past, state=RunState.FINISHED),
     )
     app = LtuiApp(home)
     async with app.run_test(size=(120, 40)) as pilot:

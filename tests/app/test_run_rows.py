@@ -11,8 +11,8 @@ from ltui.app.panels.runs_table import RunsTable
 from ltui.app.presentation.filter_and_sort_runs import ordered
 from ltui.app.presentation.headline_metric import headline_metric
 from ltui.app.presentation.run_rows import RunRow, run_row
+from ltui.training.config.preset_discovery import shipped_names
 from ltui.training.config.preset_form import apply_form
-from ltui.training.config.preset_names import shipped_names
 from ltui.training.config.presets import load_preset
 from ltui.training.state.run_snapshot import MetricValue
 from ltui.training.store.run_directory import RunDir

@@ -36,7 +36,7 @@ import json, os, sys, time
 from pathlib import Path
 from ltui.training.tensor_queue.record_types import RecordKind, Phase, StepField
 from ltui.training.tensor_queue.queue_writer import QueueWriter
-from ltui.training.rank.rank_queue import own_start_ticks
+from ltui.training.rank.channel import own_start_ticks
 import torch
 from array import array
 rank = int(sys.argv[2])

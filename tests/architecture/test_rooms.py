@@ -16,7 +16,7 @@ WITH_TORCH = (
     "training/models/",
     "training/data/",
     "training/tensor_queue/queue_writer.py",
-    "training/tensor_queue/torch_tensors.py",
+    "training/tensor_queue/torch_codec.py",
     "training/tensor_queue/cuda_staging.py",
 )
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from ltui.training.config.preset_names import shipped_names
+from ltui.training.config.preset_discovery import shipped_names
 from tests.bench.bench_run import _ltui, torchrun
 from tests.bench.terminal_screen import TerminalScreen
 

@@ -17,7 +17,7 @@ from ltui.app.foreground.progress_display import (
     panel_lines,
     plain_line,
 )
-from ltui.app.presentation.run_summary import columns, end_report, runs_lines, show_lines
+from ltui.app.presentation.run_report import columns, end_report, runs_lines, show_lines
 from ltui.app.presentation.run_view import state_sign
 from ltui.app.state_words import state_sentence, state_word
 from ltui.training.state.run_snapshot import (

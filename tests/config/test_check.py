@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from ltui.training.config.device_selection import Machine
+from ltui.training.config.preset_discovery import preset_names
 from ltui.training.config.preset_form import apply_form, field_texts
-from ltui.training.config.preset_names import preset_names
 from ltui.training.config.presets import (
     Preset,
     build_spec,

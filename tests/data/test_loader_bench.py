@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ltui.training.config.preset_names import shipped_names
+from ltui.training.config.preset_discovery import shipped_names
 from tests.data.conftest import ltui, needs_ffcv
 from tests.presets.test_all_presets import scaled_down
 from tests.presets.test_training import TRUSTING, made_up_cifar

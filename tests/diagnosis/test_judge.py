@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from ltui.training.diagnosis.diagnosis_document import build_diagnosis, diagnosis_headline
+from ltui.training.diagnosis.build_diagnosis import build_diagnosis, diagnosis_headline
 from ltui.training.diagnosis.evidence import (
     Collective,
     Diagnosis,

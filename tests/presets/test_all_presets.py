@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from ltui.training.config.device_selection import Machine
-from ltui.training.config.preset_names import shipped_names
+from ltui.training.config.preset_discovery import shipped_names
 from ltui.training.config.presets import build_spec, load_preset
 from tests.presets.made_up import SHAPES, image_folder
 

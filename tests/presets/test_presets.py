@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ltui.training.config.device_selection import Machine
+from ltui.training.config.preset_discovery import shipped_names
 from ltui.training.config.preset_form import apply_form, field_texts
-from ltui.training.config.preset_names import shipped_names
 from ltui.training.config.presets import build_spec, load_preset
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.config.trainer_arguments import TRAINER_ARGUMENTS

@@ -49,8 +49,8 @@ def fit(run: RunFolder) -> Iterator[Any]:
         return trainer
 
     yield train
-    from ltui.training.rank import rank_queue
+    from ltui.training.rank import channel
 
-    if rank_queue._current is not None:
-        rank_queue._current.close()
-        rank_queue._current = None
+    if channel._current is not None:
+        channel._current.close()
+        channel._current = None

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from ltui.training.data.ffcv.array_beton import has_ffcv
+from ltui.training.data.ffcv.in_memory_images import has_ffcv
 from tests.rank.runs import ROOT
 
 ALL = os.environ.get("LTUI_EXACTNESS") == "all"

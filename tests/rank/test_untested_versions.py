@@ -21,8 +21,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from ltui.training.rank import lightning_internals, torch_internals
+from ltui.training.rank.channel import Channel
 from ltui.training.rank.coordination.stop_exception import RunStopped
-from ltui.training.rank.rank_queue import Channel
 from ltui.training.tensor_queue.control_block import Command
 from tests.rank.models import Linear, loader
 from tests.rank.runs import RunFolder

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ltui.training.state.freeze_warnings import MAX_WARNINGS, all_warnings, precheck, uneven_batches
+from ltui.training.state.freeze_checks import MAX_WARNINGS, all_warnings, precheck, uneven_batches
 from ltui.training.state.record_fold import FoldState, RankFold, fold
 from ltui.training.state.run_snapshot import (
     FreezeWarning,

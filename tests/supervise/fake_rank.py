@@ -28,7 +28,7 @@ from ltui.training.rank.checkpoint_files import (
     require_space,
 )
 from ltui.training.tensor_queue.control_block import Command, ControlFile
-from ltui.training.tensor_queue.rank_pulse import PulseWriter
+from ltui.training.tensor_queue.pulse_block import PulseWriter
 from ltui.training.tensor_queue.record_types import Outcome, Phase, RecordKind, StepField
 from ltui.training.tensor_queue.ring_writer import RingWriter
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ltui.training.lifecycle.attempt_origin import AttemptPlan
+from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.launch_run import launch
 from ltui.training.lifecycle.resume_run import delete, resume
 from ltui.training.lifecycle.run_status import resolve_snapshot

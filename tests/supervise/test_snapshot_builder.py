@@ -14,7 +14,7 @@ from ltui.training.config.run_spec import RunSpec
 from ltui.training.diagnosis.judge import Judgement
 from ltui.training.diagnosis.judge_input import HealthHistory
 from ltui.training.gpu.run_gpus import RunGpusView
-from ltui.training.lifecycle.attempt_origin import AttemptPlan
+from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.pending_stops import PendingStopStore
 from ltui.training.process.identity import identify
 from ltui.training.state.record_fold import FoldState, fold

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ltui.training.lifecycle.attempt_origin import AttemptPlan
+from ltui.training.lifecycle.attempt_plan import AttemptPlan
+from ltui.training.lifecycle.engine_start_checks import check_start
 from ltui.training.lifecycle.shim_files import engine_identity
-from ltui.training.lifecycle.start_checks import check_start
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.supervise import supervisor as supervisor_module

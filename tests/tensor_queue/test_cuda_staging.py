@@ -9,11 +9,11 @@ from typing import ClassVar
 import pytest
 import torch
 
-from ltui.training.tensor_queue import cuda_staging, torch_tensors
+from ltui.training.tensor_queue import cuda_staging, torch_codec
 from ltui.training.tensor_queue.cuda_staging import StagingQueue
 from ltui.training.tensor_queue.queue_reader import QueueReader
 from ltui.training.tensor_queue.queue_writer import QueueWriter
-from ltui.training.tensor_queue.torch_tensors import to_tensor
+from ltui.training.tensor_queue.torch_codec import to_tensor
 from tests.tensor_queue.rows import put_row
 
 
@@ -39,7 +39,7 @@ class ManualCopy:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> list[ManualCopy]:
     """Every tensor counts as a CUDA tensor; the copies that were asked for."""
-    monkeypatch.setattr(torch_tensors.EncodedTensor, "on_cuda", lambda self: True)
+    monkeypatch.setattr(torch_codec.EncodedTensor, "on_cuda", lambda self: True)
     monkeypatch.setattr(ManualCopy, "made", [])
     monkeypatch.setattr(cuda_staging, "PinnedCopy", ManualCopy)
     return ManualCopy.made
@@ -109,7 +109,7 @@ def test_copies_that_never_arrive_are_missed(tmp_path: Path, device: list[Manual
 
 def test_a_full_staging_queue_refuses_records(device: list[ManualCopy]) -> None:
     stage = StagingQueue(limit=1)
-    encoded = torch_tensors.encode(torch.ones(1))
+    encoded = torch_codec.encode(torch.ones(1))
     assert stage.add(1, 0, b"", encoded)
     assert not stage.add(1, 0, b"", encoded)
     assert list(stage.arrived()) == []

@@ -19,7 +19,7 @@ from tests.tensor_queue.test_ring import drain, values_of
 WRITE_FOREVER = """
 import sys
 from pathlib import Path
-from ltui.training.tensor_queue.rank_pulse import PulseWriter
+from ltui.training.tensor_queue.pulse_block import PulseWriter
 from ltui.training.tensor_queue.ring_writer import RingWriter
 from tests.tensor_queue.rows import put_row
 ring = RingWriter.create(Path(sys.argv[1]), 1 << 15)
@@ -187,7 +187,7 @@ def test_the_readers_side_needs_no_torch_and_the_ring_no_numpy() -> None:
     program = """
 import sys
 import ltui.training.tensor_queue.control_block
-import ltui.training.tensor_queue.rank_pulse
+import ltui.training.tensor_queue.pulse_block
 import ltui.training.tensor_queue.ring_writer
 assert "numpy" not in sys.modules and "torch" not in sys.modules
 import ltui.training.tensor_queue.queue_reader

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ltui.widgets.log_lines import LogBuffer, occurrences
+from ltui.widgets.log_buffer import LogBuffer, occurrences
 from ltui.widgets.view_models import LogLine
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ltui.widgets.charts.canvas import Canvas, changed_spans
-from ltui.widgets.charts.chart_view_state import ChartOptions
+from ltui.widgets.charts.chart_options import ChartOptions
 from ltui.widgets.charts.plot import plot
 from ltui.widgets.charts.viewport import Viewport
 from ltui.widgets.view_models import ChartSeries, ChartViewModel

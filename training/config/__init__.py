@@ -1,4 +1,4 @@
 """Configuration of runs: presets, overrides, checks, specification.
 
-Pure, except that ``presets.py`` and ``preset_names.py`` read files.
+Pure, except that ``presets.py`` and ``preset_discovery.py`` read files.
 """

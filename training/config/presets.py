@@ -2,7 +2,7 @@
 
 A preset is a configuration file that LightningCLI would accept, with one more section, ``ltui:``.
 The shipped ones are in ``ltui.presets``; a LightningCLI file of the user works without the section.
-Only this module and ``preset_names`` read files in ``training/config``.
+Only this module and ``preset_discovery`` read files in ``training/config``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ltui.training.config.device_selection import UNKNOWN_MACHINE, Machine
 from ltui.training.config.ltui_section import LtuiSection, read_section
 from ltui.training.config.pip_names import MODULES
 from ltui.training.config.preflight import preflight
-from ltui.training.config.preset_names import (
+from ltui.training.config.preset_discovery import (
     SUFFIXES,
     preset_names,
     shipped_folder,

@@ -17,20 +17,24 @@ import torch
 
 from ltui.training.data.cache_folder import data_folder
 from ltui.training.data.cpu_memory_limits import available_bytes, cores_per_rank
-from ltui.training.data.ffcv.array_beton import has_ffcv, uses_ffcv
 from ltui.training.data.ffcv.beton_file import BetonError, BetonFile
-from ltui.training.data.ffcv.epoch_order import BetonLoader, EpochOrder, Order
-from ltui.training.data.ffcv.image_transform import ImageTransformConfig, Triple, precision_dtype
-from ltui.training.data.ffcv.open_epoch import (
+from ltui.training.data.ffcv.epoch_openers import (
     dataloader_batches,
     ffcv_batches,
     side_at_epoch,
     uniform_side,
 )
+from ltui.training.data.ffcv.epoch_order import BetonLoader, EpochOrder, Order
+from ltui.training.data.ffcv.image_transform_config import (
+    ImageTransformConfig,
+    Triple,
+    precision_dtype,
+)
+from ltui.training.data.ffcv.in_memory_images import has_ffcv, uses_ffcv
 from ltui.training.data.ffcv.torch_dataset import NO_LABEL as NO_LABEL
 from ltui.training.data.ffcv.torch_dataset import BetonSamples
 from ltui.training.data.loader_variant import Variant
-from ltui.training.data.rank_data import RankData
+from ltui.training.data.rank_data_module import RankData
 from ltui.training.data.sample_order import OpenBatches
 
 Crop = Literal["auto", "resized", "shifted", "none"]
@@ -123,7 +127,7 @@ class BetonData(RankData):
         for part, source in self.sources.items():
             if self.paths.get(part) and not self.path_of(part).exists():
                 # Local: most runs build no file.
-                from ltui.training.data.ffcv.beton_program import build_source
+                from ltui.training.data.ffcv.beton_script import build_source
 
                 build_source(source, self.path_of(part))
 

@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 from torchvision.datasets import CIFAR10
 
 from ltui.training.data.cache_folder import data_folder
-from ltui.training.data.rank_data import NO_LABEL, RankData
+from ltui.training.data.rank_data_module import NO_LABEL, RankData
 from ltui.training.data.sample_order import RankLoader, RankOrder, torch_batches
 
 

@@ -17,7 +17,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import default_loader
 from torchvision.transforms import v2
 
-from ltui.training.data.rank_data import NO_LABEL, RankData
+from ltui.training.data.rank_data_module import NO_LABEL, RankData
 from ltui.training.data.sample_order import RankLoader, RankOrder, torch_batches
 
 VALIDATION_FRACTION = 0.2

@@ -2,7 +2,7 @@
 
     python -m ltui.training.data.loader_benchmark '{"config": ..., "workers": [1, 2], ...}'
 
-It prints JSON lines like ``beton_program.py``. A data module can define the variants to compare
+It prints JSON lines like ``beton_script.py``. A data module can define the variants to compare
 with ``loader_variants(workers) -> list[Variant]``. Without this method, a DataLoader is measured
 with several numbers of workers.
 """
@@ -24,7 +24,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from ltui.training.data.ffcv.beton_file import BetonError
-from ltui.training.data.ffcv.beton_program import EXIT_BAD_INPUT, Reporter
+from ltui.training.data.ffcv.beton_script import EXIT_BAD_INPUT, Reporter
 from ltui.training.data.loader_variant import Variant
 from ltui.training.rank.config_errors import to_config_error
 from ltui.training.rank.telemetry import count_samples

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ltui.training.data.cache_folder import data_folder
-from ltui.training.data.rank_data import RankData
+from ltui.training.data.rank_data_module import RankData
 from ltui.training.data.sample_order import RankLoader, torch_batches
 from ltui.training.data.sequence_format.length_batches import LengthOrder, Padded, pad
 from ltui.training.data.sequence_format.sequence_dataset import SequenceDataset

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
-from ltui.training.data.rank_data import NO_LABEL, RankData
+from ltui.training.data.rank_data_module import NO_LABEL, RankData
 from ltui.training.data.sample_order import RankLoader, RankOrder, torch_batches
 
 VALIDATION_FRACTION = TEST_FRACTION = 0.05

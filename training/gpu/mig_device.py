@@ -8,7 +8,7 @@ import pynvml
 
 from ltui.training.gpu.nvml_client import DeviceClient, NvmlClient
 from ltui.training.gpu.nvml_device import NvmlDevice
-from ltui.training.gpu.process_info import ProcessInfoCache
+from ltui.training.gpu.process_owners import ProcessInfoCache
 from ltui.training.gpu.reading import GpuReading, mig_index
 from ltui.training.gpu.whole_gpu import Device
 

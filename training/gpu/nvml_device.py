@@ -10,7 +10,7 @@ import pynvml
 
 from ltui.training.gpu.gpm_metrics import GpmSampler
 from ltui.training.gpu.nvml_client import DeviceClient, NvmlClient
-from ltui.training.gpu.process_info import ProcessInfoCache
+from ltui.training.gpu.process_owners import ProcessInfoCache
 from ltui.training.gpu.reading import GpuProcess, GpuReading
 
 T = TypeVar("T")

@@ -21,7 +21,7 @@ import pynvml
 from ltui.training.gpu.mig_device import MigDevice, open_mig_devices
 from ltui.training.gpu.nvml_client import DriverGoneError, GpuLostError, NvmlClient, PendingCall
 from ltui.training.gpu.nvml_device import NvmlDevice
-from ltui.training.gpu.process_info import ProcessInfoCache
+from ltui.training.gpu.process_owners import ProcessInfoCache
 from ltui.training.gpu.reading import GpuReading, Xid
 from ltui.training.gpu.whole_gpu import Device
 

@@ -15,7 +15,7 @@ import pynvml
 from ltui.training.gpu import throttle_reasons
 from ltui.training.gpu.nvml_client import NvmlClient
 from ltui.training.gpu.nvml_device import NvmlDevice
-from ltui.training.gpu.process_info import ProcessInfoCache
+from ltui.training.gpu.process_owners import ProcessInfoCache
 from ltui.training.gpu.reading import GpuReading
 
 ALL_LINKS = 0xFFFFFFFF

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ltui.training.diagnosis.observations.backend_messages import is_consequence
+from ltui.training.diagnosis.observations.lost_peer_errors import is_consequence
 from ltui.training.diagnosis.verdict_words import consequences_text
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.shim_files import EngineExit

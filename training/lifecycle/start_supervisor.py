@@ -14,8 +14,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ltui.training.lifecycle.engine_start_checks import failure_reason
 from ltui.training.lifecycle.shim_files import shim_identity
-from ltui.training.lifecycle.start_checks import failure_reason
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.identity import lock_holder
 from ltui.training.store.run_directory import RunDir, open_private_log, read_json, write_json

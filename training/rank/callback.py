@@ -18,17 +18,17 @@ import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from ltui.training.rank.channel import Channel, open_channel
 from ltui.training.rank.coordination.stop_exception import RunStopped
 from ltui.training.rank.coordination.trainer_boundaries import TrainerBoundaries
 from ltui.training.rank.environment import RankEnvironment, rank_from_environment
 from ltui.training.rank.heartbeat.heartbeat_thread import publish_barriers, start_heartbeat_thread
 from ltui.training.rank.hyperparameters import send_hyperparameters
-from ltui.training.rank.library_versions import report_old_lightning
-from ltui.training.rank.rank_queue import Channel, open_channel
+from ltui.training.rank.lightning_version import report_old_lightning
+from ltui.training.rank.report_script_checkpoints import report_saved_checkpoints
 from ltui.training.rank.resume.exact_state import ExactState, create_exact_state
 from ltui.training.rank.resume.keep_overrides import keep_overrides
-from ltui.training.rank.resume.resume_checkpoint import fit_number, resume_from
-from ltui.training.rank.script_checkpoints import report_saved_checkpoints
+from ltui.training.rank.resume.resume_fit import fit_number, resume_from
 from ltui.training.rank.telemetry import Telemetry
 from ltui.training.rank.tuner_fits import TunerFits, active_finder
 from ltui.training.rank.worker_exceptions import unwrap_worker_exception

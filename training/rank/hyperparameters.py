@@ -6,7 +6,7 @@ import json
 import os
 from typing import Any
 
-from ltui.training.rank.rank_queue import Channel
+from ltui.training.rank.channel import Channel
 
 MAX_HYPERPARAMETERS = 100
 MAX_VALUE = 200

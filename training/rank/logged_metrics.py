@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from ltui.training.rank.channel import Channel
 from ltui.training.rank.lightning_internals import callback_metrics
-from ltui.training.rank.rank_queue import Channel
 from ltui.training.tensor_queue.record_types import RecordKind
 
 

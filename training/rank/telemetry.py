@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from ltui.training.rank import lightning_internals
+from ltui.training.rank.channel import Channel
 from ltui.training.rank.logged_metrics import LoggedMetrics
 from ltui.training.rank.phase_clock import (
     BACKWARD,
@@ -33,7 +34,6 @@ from ltui.training.rank.phase_clock import (
     PhaseClock,
     clock,
 )
-from ltui.training.rank.rank_queue import Channel
 from ltui.training.tensor_queue.record_types import RecordKind, StepField
 
 _NAN = math.nan

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ltui.training.state.freeze_warnings import add_warnings
+from ltui.training.state.freeze_checks import add_warnings
 from ltui.training.state.run_snapshot import FreezeWarning, MetricValue
 from ltui.training.tensor_queue.queue_reader import Poll, Record
 from ltui.training.tensor_queue.record_types import RecordKind, StepField

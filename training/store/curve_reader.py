@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ltui.training.store.history_windows import WINDOW_SIZES
-from ltui.training.store.series import SeriesPart
+from ltui.training.store.series_query import SeriesPart
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import itemgetter
 
-from ltui.training.store.counted_steps import Span
+from ltui.training.store.attempt_spans import Span
 from ltui.training.store.history_windows import SAMPLES, WINDOW_SIZES
-from ltui.training.store.series import Series, SeriesPart
+from ltui.training.store.series_query import Series, SeriesPart
 
 
 @dataclass(frozen=True, slots=True)

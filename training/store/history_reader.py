@@ -19,7 +19,7 @@ import numpy as np
 from ltui.training.state.json_decoder import from_json
 from ltui.training.state.metric_name_patterns import TRAIN_LOSS
 from ltui.training.state.run_snapshot import RunSnapshot, Verdict, snapshot_from_json
-from ltui.training.store.counted_steps import spans
+from ltui.training.store.attempt_spans import spans
 from ltui.training.store.curve_reader import (
     Curve,
     FloatArray,
@@ -37,7 +37,7 @@ from ltui.training.store.database_schema import (
 from ltui.training.store.export_rows import ExportRow, export_rows
 from ltui.training.store.history_windows import SAMPLES, STEPS
 from ltui.training.store.run_directory import RunDir
-from ltui.training.store.series import Series, SeriesPart
+from ltui.training.store.series_query import Series, SeriesPart
 
 STEP_SERIES = {
     TRAIN_LOSS: "loss",

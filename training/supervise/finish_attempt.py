@@ -33,7 +33,7 @@ from ltui.training.supervise.control_server import ControlServer
 from ltui.training.supervise.live_attempt import LiveAttempt
 from ltui.training.supervise.request_handler import RequestHandler
 from ltui.training.supervise.snapshot_builder import final_snapshot
-from ltui.training.supervise.watchdog.verdict_events import VerdictNotifier
+from ltui.training.supervise.watchdog.verdict_notifier import VerdictNotifier
 from ltui.training.tensor_queue.record_types import Outcome
 
 HOOK_WAIT_S = 2.0

@@ -15,7 +15,7 @@ from typing import Any
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.diagnosis.judge import Judgement
 from ltui.training.gpu.flop_utilisation import BatchFlops
-from ltui.training.lifecycle.attempt_origin import AttemptPlan
+from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.pending_stops import PendingStopStore
 from ltui.training.lifecycle.rank_queue_poller import QueuePoll, QueuePoller
@@ -38,7 +38,7 @@ from ltui.training.supervise.restart_policy import RestartPolicy
 from ltui.training.supervise.snapshot_builder import build_snapshot
 from ltui.training.supervise.stop_controller import StopController
 from ltui.training.supervise.watchdog.evidence_collector import EvidenceCollector
-from ltui.training.supervise.watchdog.health_monitor import HealthMonitor
+from ltui.training.supervise.watchdog.rank_judge import HealthMonitor
 from ltui.training.tensor_queue.record_types import Outcome, PulseState
 
 

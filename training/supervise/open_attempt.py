@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ltui.training.config.run_spec import RunSpec
-from ltui.training.lifecycle.attempt_origin import AttemptPlan
+from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.kill_processes import kill_run_processes
 from ltui.training.lifecycle.shim_files import engine_exit, latest_attempt, shim_identity
 from ltui.training.lifecycle.start_supervisor import save_environment, supervisor_argv

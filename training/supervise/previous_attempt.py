@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import replace
 
-from ltui.training.lifecycle.attempt_origin import AttemptPlan
+from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.problem import ProblemError
 from ltui.training.state.metric_name_patterns import TRAIN_LOSS
 from ltui.training.state.record_fold import FoldState, RankFold

@@ -25,7 +25,7 @@ from ltui.training.state.stop_conditions import (
 )
 from ltui.training.state.verdict_tracker import headline
 from ltui.training.supervise.live_attempt import LiveAttempt
-from ltui.training.supervise.watchdog.verdict_events import VerdictNotifier
+from ltui.training.supervise.watchdog.verdict_notifier import VerdictNotifier
 from ltui.training.tensor_queue.control_block import Command
 
 POLICY_STOP_S = 5.0

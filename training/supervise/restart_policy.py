@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ltui.training.config.run_spec import RunSpec
-from ltui.training.lifecycle.attempt_origin import AttemptPlan
+from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.classify_end import AttemptEnd
 from ltui.training.lifecycle.restart_rules import (
     BEFORE_TRAINING,

@@ -12,7 +12,7 @@ from ltui.training.gpu.flop_utilisation import model_flop_utilisation
 from ltui.training.lifecycle.classify_end import AttemptEnd
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.restart_rules import ScheduledRestart
-from ltui.training.state.freeze_warnings import all_warnings
+from ltui.training.state.freeze_checks import all_warnings
 from ltui.training.state.run_snapshot import (
     LIVE,
     RankSnapshot,

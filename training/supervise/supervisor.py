@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.diagnosis.judge import Judgement
-from ltui.training.lifecycle.attempt_origin import AttemptPlan
+from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.rank_queue_poller import QueuePoll
 from ltui.training.lifecycle.restart_rules import ScheduledRestart
 from ltui.training.lifecycle.shim_files import EngineExit, engine_exit, shim_identity
@@ -33,7 +33,7 @@ from ltui.training.supervise.live_attempt import LiveAttempt
 from ltui.training.supervise.machine_readings import READINGS_S
 from ltui.training.supervise.previous_attempt import stored_snapshot
 from ltui.training.supervise.request_handler import RequestHandler
-from ltui.training.supervise.watchdog.verdict_events import VerdictNotifier
+from ltui.training.supervise.watchdog.verdict_notifier import VerdictNotifier
 
 TICK_S = 0.25
 """Seconds between two ticks of the loop."""

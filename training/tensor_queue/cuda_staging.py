@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ltui.training.tensor_queue.torch_tensors import EncodedTensor
+from ltui.training.tensor_queue.torch_codec import EncodedTensor
 
 
 class PinnedCopy:

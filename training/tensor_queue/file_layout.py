@@ -4,7 +4,7 @@ Standard library only: no torch, no NumPy, no file access, no clock.
 
 ```
 0     page 0: fixed header, the reserved position, two commit slots
-4096  page 1: the pulse (rank_pulse.py)
+4096  page 1: the pulse (pulse_block.py)
 8192  the ring, ``capacity`` bytes
 ```
 

@@ -39,8 +39,8 @@ from ltui.training.tensor_queue.file_layout import (
     pad_word,
 )
 from ltui.training.tensor_queue.file_layout import QueueFileError as QueueFileError
-from ltui.training.tensor_queue.numpy_arrays import Payload, to_payload
-from ltui.training.tensor_queue.rank_pulse import PULSE_BYTES, parse_pulse
+from ltui.training.tensor_queue.numpy_codec import Payload, to_payload
+from ltui.training.tensor_queue.pulse_block import PULSE_BYTES, parse_pulse
 from ltui.training.tensor_queue.record_types import PulseState
 
 _CHUNK_BYTES = 256 << 10
@@ -67,7 +67,7 @@ class Record:
     shape: tuple[int, ...] = ()
     coalesced: bool = False
     payload: bytes = b""
-    """The original bytes. ``torch_tensors.to_tensor`` restores the tensor from them bit by bit."""
+    """The original bytes. ``torch_codec.to_tensor`` restores the tensor from them bit by bit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 
 from ltui.training.tensor_queue.cuda_staging import StagingQueue
-from ltui.training.tensor_queue.rank_pulse import PulseWriter
+from ltui.training.tensor_queue.pulse_block import PulseWriter
 from ltui.training.tensor_queue.ring_writer import RingWriter, Row
-from ltui.training.tensor_queue.torch_tensors import EncodedTensor, encode
+from ltui.training.tensor_queue.torch_codec import EncodedTensor, encode
 
 _open_writers: weakref.WeakSet[QueueWriter] = weakref.WeakSet()
 

@@ -19,10 +19,10 @@ from textual.widget import Widget
 
 from ltui.widgets.charts.axis_scale import AxisRange
 from ltui.widgets.charts.canvas import changed_spans
-from ltui.widgets.charts.chart_view_state import ChartOptions
+from ltui.widgets.charts.chart_options import ChartOptions
 from ltui.widgets.charts.plot import Plot, data_range, nearest_x, next_x, plot
 from ltui.widgets.charts.viewport import Viewport, pan_viewport, visible_range, zoom_viewport
-from ltui.widgets.key_table import bindings
+from ltui.widgets.make_bindings import bindings
 from ltui.widgets.palette import line_styles
 from ltui.widgets.view_models import ChartViewModel, Tone
 

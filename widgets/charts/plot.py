@@ -22,7 +22,7 @@ from ltui.widgets.charts.axis_scale import (
     sticky_range,
 )
 from ltui.widgets.charts.canvas import Canvas
-from ltui.widgets.charts.chart_view_state import (
+from ltui.widgets.charts.chart_options import (
     INK_CURSOR,
     INK_DIM,
     INK_FAINT,

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ltui.training.data.ffcv.array_beton import has_ffcv
-from ltui.training.rank.rank_queue import open_channel  # noqa: F401  (imported before forking)
+from ltui.training.data.ffcv.in_memory_images import has_ffcv
+from ltui.training.rank.channel import open_channel  # noqa: F401  (imported before forking)
 from ltui.training.rank.resume.dataloader_position import shut_down
 from tests.rank.exactness import regroup, world
 from tests.rank.exactness.every import LOADERS, SHARES_BY_ITSELF, WITHOUT_WORKERS

@@ -19,7 +19,7 @@ from ffcv.transforms import Squeeze, ToDevice, ToTensor, ToTorchImage
 from ffcv.types import TYPE_ID_HANDLER
 
 from ltui.training.data.ffcv.beton_file import FLOAT, IMAGE, INT, BetonFile
-from ltui.training.data.ffcv.image_transform import ImageTransformConfig
+from ltui.training.data.ffcv.image_transform_config import ImageTransformConfig
 from ltui.training.data.ffcv.pipeline_operations import Augment, DecodeImages, Normalize
 
 

@@ -19,7 +19,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from ltui.training.data.ffcv.beton_file import FLOAT, IMAGE, INT, JPEG, BetonError, BetonFile, Field
-from ltui.training.data.ffcv.image_transform import ImageTransformConfig
+from ltui.training.data.ffcv.image_transform_config import ImageTransformConfig
 from ltui.training.data.ffcv.keyed_random import (
     AUGMENT_SALT,
     CROP_SALT,

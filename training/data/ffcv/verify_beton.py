@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from ltui.training.data.ffcv.beton_file import IMAGE, JPEG, BetonError, BetonFile
-from ltui.training.data.ffcv.image_transform import ImageTransformConfig
+from ltui.training.data.ffcv.image_transform_config import ImageTransformConfig
 from ltui.training.data.ffcv.torch_dataset import BetonSamples
 
 _CHUNK = 64

@@ -20,14 +20,14 @@ from ltui.training.diagnosis.judge_input import (
     first_change_s,
     position_facts,
 )
-from ltui.training.diagnosis.observations.backend_messages import is_consequence
+from ltui.training.diagnosis.observations.lost_peer_errors import is_consequence
 from ltui.training.diagnosis.observations.stack_frames import (
     at_frame,
     frame_facts,
     frame_text,
     is_library_file,
 )
-from ltui.training.diagnosis.stalls import left_epoch_early
+from ltui.training.diagnosis.stalls import skipped_rest_of_epoch
 from ltui.training.diagnosis.verdict_words import (
     EQUAL_BATCHES,
     consequences_text,
@@ -160,8 +160,8 @@ def _left_training_early(inputs: PreparedInput, died: Sequence[int]) -> _RankEnd
     """Return the ranks that left training before the others, whose collectives then failed."""
     ends = {}
     for rank in inputs.ended:
-        if (departure := left_epoch_early.find_departure(inputs, (rank,))) is not None:
-            reason = left_epoch_early.departure_reason(departure, died, None)
+        if (departure := skipped_rest_of_epoch.find_departure(inputs, (rank,))) is not None:
+            reason = skipped_rest_of_epoch.departure_reason(departure, died, None)
             ends[rank] = _RankEnd(
                 kind=reason.kind,
                 predicate=reason.text,

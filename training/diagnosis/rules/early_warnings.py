@@ -10,7 +10,7 @@ from ltui.training.diagnosis.evidence import HostEvidence, RankEvidence
 from ltui.training.diagnosis.judge_input import PreparedInput, position_facts
 from ltui.training.diagnosis.observations.collective_positions import Divergence, find_divergence
 from ltui.training.diagnosis.observations.stack_frames import frame_text
-from ltui.training.diagnosis.stalls import left_epoch_early
+from ltui.training.diagnosis.stalls import skipped_rest_of_epoch
 from ltui.training.diagnosis.verdict_words import ranks_text
 from ltui.training.state.record_fold import FoldState
 from ltui.training.state.run_snapshot import Verdict
@@ -84,13 +84,15 @@ def find_drifting_ranks(inputs: PreparedInput) -> tuple[int, ...] | None:
 def drift_warning(inputs: PreparedInput, ranks: tuple[int, ...]) -> Verdict:
     """Return the warning about ``ranks``, which drift from the lowest rank."""
     alive, rank_folds = inputs.alive, inputs.fold.ranks
-    departed = tuple(r for r in alive if left_epoch_early.find_departure(inputs, (r,)) is not None)
+    departed = tuple(
+        r for r in alive if skipped_rest_of_epoch.find_departure(inputs, (r,)) is not None
+    )
     departure = None
     if 0 < len(departed) < len(alive):
-        departure = left_epoch_early.find_departure(inputs, departed)
+        departure = skipped_rest_of_epoch.find_departure(inputs, departed)
     reason, remedy = "batch counts differ (uneven)", _UNEVEN_REMEDY
     if departure is not None:
-        ranks, remedy = departed, left_epoch_early.REMEDY
+        ranks, remedy = departed, skipped_rest_of_epoch.REMEDY
         reason = (
             f"it left epoch {departure.epoch} early,"
             f" after {departure.done} of {departure.planned} batches"

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 from ltui.training.diagnosis.judge_input import PreparedInput
 from ltui.training.diagnosis.stalls import (
-    all_ranks_wait,
     furthest_behind,
     missing_ranks,
     no_rank_waits,
     not_exiting,
     rendezvous,
+    rules_for_all_ranks,
 )
 from ltui.training.diagnosis.stalls.stall_case import StallCase, build_case, find_suspects
 from ltui.training.state.run_snapshot import Verdict
@@ -31,11 +31,11 @@ Rule = Callable[[StallCase], list[Verdict] | None]
 
 RULES: tuple[Rule, ...] = (
     rendezvous.incomplete_rendezvous,
-    all_ranks_wait.mismatched_collective,
+    rules_for_all_ranks.mismatched_collective,
     missing_ranks.missing_ranks,
-    all_ranks_wait.finished_early,
-    all_ranks_wait.rank_died,
-    all_ranks_wait.all_ranks_wait,
+    rules_for_all_ranks.finished_early,
+    rules_for_all_ranks.rank_died,
+    rules_for_all_ranks.all_ranks_wait,
     no_rank_waits.no_rank_waits,
     furthest_behind.furthest_behind,
 )

@@ -1,7 +1,7 @@
 """Ranks that left an epoch, a validation or training before the others. Pure.
 
-Usually they have fewer batches. If all ranks have the same number, ``left_epoch_early`` gives the
-reason.
+Usually they have fewer batches. If all ranks have the same number, ``skipped_rest_of_epoch``
+gives the reason.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ltui.training.diagnosis.judge_input import PreparedInput
 from ltui.training.diagnosis.observations.collective_positions import UnfinishedCollective
-from ltui.training.diagnosis.stalls import left_epoch_early
+from ltui.training.diagnosis.stalls import skipped_rest_of_epoch
 from ltui.training.diagnosis.stalls.stall_verdict import Activity, StallReason, stall_verdict
 from ltui.training.diagnosis.verdict_words import EQUAL_BATCHES, place_text, ranks_text, verb
 from ltui.training.state.run_snapshot import Verdict
@@ -129,10 +129,10 @@ def uneven_verdict(
     ranks = uneven.ranks
     place = place_text(inputs.pulses.get(ranks[0]))
     others = unfinished.others(ranks) if unfinished is not None else ()
-    departure = left_epoch_early.find_departure(inputs, ranks)
+    departure = skipped_rest_of_epoch.find_departure(inputs, ranks)
     if departure is not None and not uneven.left_validation:
         still_in_epoch = others or tuple(sorted(r for r in inputs.alive if r not in ranks))
-        reason = left_epoch_early.departure_reason(
+        reason = skipped_rest_of_epoch.departure_reason(
             departure, still_in_epoch, place_text(inputs.pulses.get(ranks[0]))
         )
         return stall_verdict(inputs, ranks, reason, others, unfinished)
@@ -161,9 +161,9 @@ def finished_early_verdict(
     unfinished: UnfinishedCollective,
 ) -> Verdict:
     """Return the verdict on ranks that finished training while others wait in a collective."""
-    departure = left_epoch_early.find_departure(inputs, early)
+    departure = skipped_rest_of_epoch.find_departure(inputs, early)
     if departure is not None:
-        reason = left_epoch_early.departure_reason(departure, waiting, "ended")
+        reason = skipped_rest_of_epoch.departure_reason(departure, waiting, "ended")
         return stall_verdict(inputs, early, reason, waiting, unfinished)
     done = completed_batches(inputs, early[0])
     others_done = max((completed_batches(inputs, r) or 0 for r in waiting), default=0)

@@ -29,6 +29,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ltui.training.rank.channel import Channel
 from ltui.training.rank.checkpoint_files import prune_periodic
 from ltui.training.rank.coordination.best_checkpoints import BestCheckpoints
 from ltui.training.rank.coordination.request_leader import RequestLeader
@@ -45,7 +46,6 @@ from ltui.training.rank.coordination.step_consensus import (
     waiting_state,
 )
 from ltui.training.rank.coordination.stop_exception import RunStopped
-from ltui.training.rank.rank_queue import Channel
 from ltui.training.rank.resume.exact_state import ExactState
 from ltui.training.rank.resume.loop_counters import BoundaryKind, can_act_at, checkpoint_amendment
 from ltui.training.tensor_queue.control_block import ControlFile

@@ -29,8 +29,8 @@ from ltui.training.rank.checkpoint_files import (
     remove,
     require_space,
 )
-from ltui.training.rank.library_versions import lightning_version
 from ltui.training.rank.lightning_internals import checkpoint_connector
+from ltui.training.rank.lightning_version import lightning_version
 from ltui.training.rank.resume.nested_tensors import tensor_bytes
 
 

@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ltui.training.rank.channel import Channel
 from ltui.training.rank.coordination.coordinator import RankCoordinator
 from ltui.training.rank.coordination.stop_exception import RunStopped
 from ltui.training.rank.coordination.stop_signals import (
@@ -20,7 +21,6 @@ from ltui.training.rank.coordination.stop_signals import (
     replace_lightning_handlers,
 )
 from ltui.training.rank.lightning_internals import logger_connector
-from ltui.training.rank.rank_queue import Channel
 from ltui.training.rank.resume.loop_counters import BoundaryKind, check_loops
 
 if TYPE_CHECKING:

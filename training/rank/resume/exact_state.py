@@ -26,9 +26,9 @@ from typing import Any
 import torch
 
 from ltui.training.rank import lightning_internals, torch_internals
+from ltui.training.rank.channel import Channel
 from ltui.training.rank.checkpoint_files import rank_file
-from ltui.training.rank.library_versions import lightning_version
-from ltui.training.rank.rank_queue import Channel
+from ltui.training.rank.lightning_version import lightning_version
 from ltui.training.rank.resume.ddp_buckets import DdpBuckets
 from ltui.training.rank.resume.epoch_metric_state import (
     logged_state,

@@ -18,7 +18,7 @@ from ltui.training.diagnosis.observations.stack_frames import is_library_file
 from ltui.training.lifecycle.elastic_log import WorkerFailure, last_error_line, log_tail
 from ltui.training.process.stack_dumps import parse_stacks
 from ltui.training.store.run_directory import RunDir
-from ltui.training.supervise.watchdog.stored_diagnoses import evidence_dir
+from ltui.training.supervise.watchdog.diagnosis_writer import evidence_dir
 
 _FATAL_ERROR = re.compile(r"^Fatal Python error: (.+)$", re.M)
 _SIGNAL_NAMES = {

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ltui.training.config.run_spec import StallPolicy
-from ltui.training.diagnosis.diagnosis_document import build_diagnosis
+from ltui.training.diagnosis.build_diagnosis import build_diagnosis
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence, HostEvidence
 from ltui.training.diagnosis.judge import Judgement
 from ltui.training.diagnosis.judge_input import (
@@ -35,13 +35,13 @@ from ltui.training.state.record_fold import FoldState
 from ltui.training.state.run_snapshot import RunSnapshot, Verdict, to_json
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.watchdog.death_evidence import describe_death
+from ltui.training.supervise.watchdog.diagnosis_writer import DiagnosisWriter, shortened
 from ltui.training.supervise.watchdog.evidence_thread import EvidenceThread
 from ltui.training.supervise.watchdog.gather_evidence import (
     CollectorCache,
     EvidenceRequest,
     RankTarget,
 )
-from ltui.training.supervise.watchdog.stored_diagnoses import DiagnosisWriter, shortened
 from ltui.training.tensor_queue.record_types import Outcome, PulseState
 
 _STILL_NS = 800_000_000

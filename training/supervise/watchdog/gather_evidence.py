@@ -34,7 +34,7 @@ from ltui.training.process.process_table import ProcessTable
 from ltui.training.process.stack_dumps import PySpy, dump_by_signal
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.watchdog import heartbeat_answers
-from ltui.training.supervise.watchdog.stored_diagnoses import evidence_dir
+from ltui.training.supervise.watchdog.diagnosis_writer import evidence_dir
 from ltui.training.tensor_queue.heartbeat_table import HeartbeatState, HeartbeatTable
 from ltui.training.tensor_queue.record_types import PulseState
 

@@ -10,7 +10,7 @@ import functools
 import os
 from typing import Any
 
-from ltui.training.rank.rank_queue import Channel
+from ltui.training.rank.channel import Channel
 from ltui.training.rank.tuner_fits import is_tuner_checkpoint
 from ltui.training.tensor_queue.record_types import Phase
 

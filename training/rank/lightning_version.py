@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ltui.training.rank.rank_queue import Channel
+    from ltui.training.rank.channel import Channel
 
 
 def lightning_version(trainer: Any) -> str:

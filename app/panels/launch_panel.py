@@ -17,13 +17,13 @@ from textual.message import Message
 
 from ltui.app.panels.launch_line import LaunchLine
 from ltui.app.panels.panel import Panel
-from ltui.app.panels.worker_calls import call_screen, error_lines
+from ltui.app.panels.worker_results import call_screen, error_lines
 from ltui.app.screens.confirm import ProblemScreen
 
 if TYPE_CHECKING:
     from textual.timer import Timer
 
-    from ltui.app.panels.launch_form import LaunchForm
+    from ltui.app.panels.preset_fields import LaunchForm
     from ltui.training.config.device_selection import Machine
     from ltui.training.config.preset_form import FormResult
     from ltui.training.config.presets import Preset
@@ -75,7 +75,7 @@ class FormPanel(Panel):
     async def start(self) -> None:
         """Mount the form. It is checked once ``use_machine`` was called."""
         # Imported here: the first frame has no form.
-        from ltui.app.panels.launch_form import LaunchForm
+        from ltui.app.panels.preset_fields import LaunchForm
         from ltui.training.config.device_selection import UNKNOWN_MACHINE
 
         self.machine = UNKNOWN_MACHINE

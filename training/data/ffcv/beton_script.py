@@ -1,6 +1,6 @@
 """Program that builds and verifies ``.beton`` files, run by the interpreter that trains:
 
-    python -m ltui.training.data.ffcv.beton_program '{"do": "build", "source": ..., "output": ...}'
+    python -m ltui.training.data.ffcv.beton_script '{"do": "build", "source": ..., "output": ...}'
 
 It prints one JSON object per line: ``{"done": n, "of": n}`` periodically, ``{"problem": {"where",
 "what", "remedy"}}`` for each problem (exit code 2) and ``{"result": {...}}`` at the end. Output of
@@ -132,7 +132,7 @@ def build_source(source: str, output: Path) -> None:
     options = {"workers": max(1, len(os.sched_getaffinity(0)))}
     request = {"do": "build", "source": source, "output": str(output), "options": options}
     program = subprocess.Popen(
-        [sys.executable, "-m", "ltui.training.data.ffcv.beton_program", json.dumps(request)],
+        [sys.executable, "-m", "ltui.training.data.ffcv.beton_script", json.dumps(request)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

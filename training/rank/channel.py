@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ltui.training.rank.environment import RankEnvironment
-from ltui.training.rank.library_versions import lightning_version
+from ltui.training.rank.lightning_version import lightning_version
 from ltui.training.rank.log_redirect import redirect_rank_log
 from ltui.training.tensor_queue.queue_writer import QueueWriter
 from ltui.training.tensor_queue.record_types import Outcome, Phase, RecordKind

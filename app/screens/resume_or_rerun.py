@@ -17,7 +17,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from ltui.app.launch.local_machine import detect_machine
-from ltui.app.launch.rerun import (
+from ltui.app.launch.past_run import (
     FROM_CHECKPOINT,
     FROM_START,
     NEWEST,
@@ -36,7 +36,7 @@ from ltui.app.panels.form_fields import (
     KnobField,
 )
 from ltui.app.panels.launch_line import LaunchLine
-from ltui.app.panels.worker_calls import call_screen
+from ltui.app.panels.worker_results import call_screen
 from ltui.app.screens.confirm import ProblemScreen
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.preset_form import field_text
@@ -44,7 +44,7 @@ from ltui.training.problem import Problem
 from ltui.training.state.run_snapshot import CheckpointInfo
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets import formats
-from ltui.widgets.key_table import bindings
+from ltui.widgets.make_bindings import bindings
 from ltui.widgets.sanitise import clean_line, clean_name
 
 CHECK_AFTER_S = 0.15

@@ -20,7 +20,7 @@ from ltui.app.panels.panel import Panel
 from ltui.app.presentation.gpu_charts import CHART_NAMES, gpu_charts
 from ltui.app.presentation.gpu_view import find_gpu, gpu_rows, readings_text
 from ltui.widgets.charts.chart import Chart
-from ltui.widgets.key_table import bindings
+from ltui.widgets.make_bindings import bindings
 
 REFRESH_S = 1.0
 """Seconds between two updates of the screen."""
