@@ -340,9 +340,12 @@ def _add_control_commands(add: AddCommand) -> None:
 
 
 def _add_setup_commands(add: AddCommand) -> None:
-    add_json_option(add("presets", "presets:list_all", "list the presets"))
+    add_json_option(add("presets", "presets_and_check:list_all", "list the presets"))
     check = add(
-        "check", "presets:check", "check a configuration without starting a run", _CHECK_EPILOG
+        "check",
+        "presets_and_check:check",
+        "check a configuration without starting a run",
+        _CHECK_EPILOG,
     )
     _add_preset_argument(check)
     _add_set_option(check)
