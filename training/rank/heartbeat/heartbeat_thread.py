@@ -10,6 +10,7 @@ uses the device and adds no collective.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import json
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ltui.training.rank.heartbeat import stack_dump_setup
-from ltui.training.rank.heartbeat.flight_recorder import UNKNOWN, FlightRecorder
+from ltui.training.rank.heartbeat.flight_recorder import UNKNOWN, Counts, FlightRecorder
 from ltui.training.tensor_queue.heartbeat_table import (
     JOINED,
     RECORDED,
@@ -36,6 +37,8 @@ _JOIN_CHECK_S = 2.0
 """Seconds between checks for a process group while the process has joined none."""
 _MAX_THREADS, _MAX_FRAMES = 64, 80
 """Threads, and frames of each, that are sent as evidence."""
+_EXIT_WAIT_S = 1.0
+"""Maximum seconds for which the exit of the process waits for a call of torch."""
 _SECOND_STACK_S = 0.1
 """Seconds between two stacks of the main thread, which show if it moves between lines."""
 
@@ -56,12 +59,20 @@ class HeartbeatThread:
         self._joined = False
         """True if this process has joined a process group."""
         self._join_check_due = 0.0
+        self._counts = UNKNOWN
+        self._torch_lock = threading.Lock()
+        """Held during calls of torch, and for ever once the process exits.
+
+        When Python ends, it ends a daemon thread where it next needs the GIL. Within C++ code of
+        torch that aborts the process.
+        """
         self._answered = self.slot.evidence_request()
         self._main = threading.main_thread().ident
         self._thread = threading.Thread(target=self._run, name="ltui-heartbeat", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
+        atexit.register(self._torch_lock.acquire, timeout=_EXIT_WAIT_S)
         self._thread.start()
 
     def _run(self) -> None:
@@ -81,20 +92,26 @@ class HeartbeatThread:
     def _beat(self) -> None:
         """Write one heartbeat."""
         now_ns = time.monotonic_ns()
-        counts = UNKNOWN
-        with contextlib.suppress(Exception):  # a heartbeat without counts is still valid
-            if self._joined or now_ns * 1e-9 >= self._join_check_due:
-                self._join_check_due = now_ns * 1e-9 + _JOIN_CHECK_S
-                self._joined = self._recorder.refresh()
-            if self._joined:
-                counts = self._recorder.counts()
+        if self._torch_lock.acquire(blocking=False):
+            try:
+                self._counts = self._read_counts(now_ns * 1e-9)
+            except Exception:  # noqa: BLE001  (a heartbeat without counts is still valid)
+                self._counts = UNKNOWN
+            finally:
+                self._torch_lock.release()
         flags = (
             SIGNAL_HANDLER_OURS * stack_dump_setup.is_handler_installed()
             | JOINED * self._joined
             | RECORDED * self._recorder.is_recording
         )
         thread = threading.get_native_id()
-        self.slot.publish(now_ns, thread, *counts, self._answered, flags)
+        self.slot.publish(now_ns, thread, *self._counts, self._answered, flags)
+
+    def _read_counts(self, now_s: float) -> Counts:
+        if self._joined or now_s >= self._join_check_due:
+            self._join_check_due = now_s + _JOIN_CHECK_S
+            self._joined = self._recorder.refresh()
+        return self._recorder.counts() if self._joined else UNKNOWN
 
     def _write_evidence(self, request: int) -> None:
         """Write the stacks of all threads and the last collectives to this rank's file."""
@@ -104,14 +121,22 @@ class HeartbeatThread:
         threads = self._stacks()
         collectives: list[dict[str, Any]] = []
         enqueued: dict[str, int] = {}
-        self._joined = self._recorder.refresh()
-        if self._recorder.missing is not None:
-            missing.append(self._recorder.missing)
+        groups: dict[str, list[int]] = {}
+        if not self._torch_lock.acquire(blocking=False):
+            missing.append("the process is exiting")
         else:
             try:
-                collectives, enqueued = self._recorder.entries(), self._recorder.last_enqueued()
+                self._joined = self._recorder.refresh()
+                if self._recorder.missing is not None:
+                    missing.append(self._recorder.missing)
+                else:
+                    collectives = self._recorder.entries()
+                    enqueued = self._recorder.last_enqueued()
             except Exception as error:  # noqa: BLE001  (another version's format)
                 missing.append(f"the flight recorder gave {type(error).__name__}: {error}")
+            finally:
+                groups = self._recorder.groups()
+                self._torch_lock.release()
         document = {
             "question": request,
             "rank": self.rank,
@@ -122,7 +147,7 @@ class HeartbeatThread:
             "earlier_main": first_stack,
             "collectives": collectives,
             "last_enqueued": enqueued,
-            "groups": self._recorder.groups(),
+            "groups": groups,
             "missing": missing,
         }
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
