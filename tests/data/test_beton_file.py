@@ -113,3 +113,12 @@ def test_the_command_tells_what_it_holds(beton: Path, tmp_path: Path) -> None:
     assert said["fields"][0]["jpeg"] == 1.0
     assert 0 < said["page_use"] <= 1
     assert "45" in ltui("data", "info", str(beton), folder=tmp_path).stdout
+
+
+def test_samples_of_numbers_alone(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    numbers = "class Numbers(list):\n    def __init__(self): super().__init__([(1, 0.5), (2, 1.5)])"
+    (tmp_path / "my_numbers.py").write_text(numbers)
+    done = ltui("data", "build", "my_numbers.Numbers", "-o", "x.beton", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert BetonFile(tmp_path / "x.beton").metadata["f0"].tolist() == [1, 2]

@@ -427,6 +427,7 @@ class _BetonFileWriter:
     def complete(self) -> None:
         """Write the tables of the added samples."""
         self._fill_page()
+        self._file.truncate(self._at)  # also if no field is stored in pages
         self._file.write(self._allocations[: self._written].tobytes())
         header = np.zeros(1, HEADER)
         header[0] = (VERSION, len(self._columns), self._page_bytes, self._written, self._at)
