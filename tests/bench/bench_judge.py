@@ -1,4 +1,4 @@
-"""What judging costs, and what the rank's witness costs where all is well."""
+"""What judging costs, and what a rank's heartbeat thread costs in a healthy run."""
 
 from __future__ import annotations
 
@@ -60,27 +60,27 @@ def _stalled() -> float:
     return statistics.median(times)
 
 
-def _witness() -> float:
+def _heartbeat() -> float:
     """Microseconds of one beat, on the rank's own processor time."""
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder)
         (run_dir / "queue" / "1").mkdir(parents=True)
-        witness = HeartbeatThread(run_dir, 1, 0)
+        heartbeat = HeartbeatThread(run_dir, 1, 0)
         times = []
         for _ in range(200):
             began = time.thread_time_ns()
-            witness._beat()
+            heartbeat._beat()
             times.append(time.thread_time_ns() - began)
         assert HeartbeatTable(run_dir / "queue" / "1").read()[0].beat_ns > 0, TABLE_FILE_NAME
     return statistics.median(times) / 1e3
 
 
 def measure() -> list[dict[str, Any]]:
-    beat_us = _witness()
+    beat_us = _heartbeat()
     return [
         {"what": f"judging {RANKS} ranks, one stalled", "value": _stalled() * 1e3, "unit": "ms",
          "bound": 200},
-        {"what": "the witness thread, one beat", "value": beat_us, "unit": "us"},
-        {"what": "the witness thread, share of a core", "value": beat_us / BEAT_S / 1e4,
+        {"what": "the heartbeat thread, one beat", "value": beat_us, "unit": "us"},
+        {"what": "the heartbeat thread, share of a core", "value": beat_us / BEAT_S / 1e4,
          "unit": "%", "bound": 0.1},
     ]  # fmt: skip

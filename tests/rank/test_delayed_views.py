@@ -11,14 +11,8 @@ import random
 from collections import deque
 from pathlib import Path
 
-from ltui.training.rank.coordination.step_consensus import (
-    Action,
-    BarrierTable,
-    Move,
-    boundary_position,
-    passed_state,
-    waiting_state,
-)
+from ltui.training.rank.coordination.step_consensus import Action, BarrierTable
+from tests.rank.simulated_rank import SimulatedRank
 
 ROW, STATE, ACTED = BarrierTable._ROW, BarrierTable._STATE, BarrierTable._ACTED
 
@@ -56,37 +50,6 @@ class Node:
             table.close()
 
 
-class Rank:
-    """A rank as ``RankCoordinator`` drives it, one memory access at a time."""
-
-    def __init__(self, table: BarrierTable, steps: int) -> None:
-        self.table, self.steps, self.step = table, steps, 0
-        self.acted_at: list[tuple[int, Action, int]] = []
-        self.done = 0
-        self.life = self.live()
-
-    def live(self):
-        while self.step < self.steps:
-            self.step += 1
-            here = boundary_position(1, self.step)
-            yield
-            while self.table.words[0] != self.done:
-                number, action = self.table.request()
-                yield
-                self.table.set_state(waiting_state(here))
-                yield
-                while (move := self.table.next_move(here, number)) is Move.WAIT:
-                    yield
-                if move is Move.PROCEED:
-                    break
-                yield
-                self.table.set_acted(number)
-                self.done = number << 4 | action
-                self.acted_at.append((number, action, self.step))
-                yield
-            self.table.set_state(passed_state(here))
-
-
 def test_delayed_copies_never_part_the_ranks(tmp_path: Path) -> None:
     """400 runs of 2 to 12 ranks on 2 to 4 nodes, with slow and fast, single and repeated copies."""
     requests_served = [simulate(tmp_path / str(seed), random.Random(seed)) for seed in range(400)]
@@ -105,7 +68,7 @@ def simulate(folder: Path, dice: random.Random) -> int:
         Node(folder / f"{index}.bin", range(start, start + size), world)
         for index, (start, size) in enumerate(zip(starts, sizes, strict=True))
     ]
-    ranks = [Rank(node.tables[rank], steps) for node in nodes for rank in node.ranks]
+    ranks = [SimulatedRank(node.tables[rank], steps) for node in nodes for rank in node.ranks]
     head = nodes[0]
     lead = dice.choice([1, 1, 3])
     copy_chance, old_copy_chance = dice.choice([0.02, 0.2, 0.7]), dice.choice([0.0, 0.2])
@@ -130,7 +93,7 @@ def simulate(folder: Path, dice: random.Random) -> int:
         rank = dice.choice(alive)
         if rank.step - min(r.step for r in ranks) >= lead:
             continue  # the collectives hold it back
-        if next(rank.life, "end") == "end":
+        if next(rank.program, "end") == "end":
             alive.remove(rank)
     assert not alive, f"ranks wait forever at {[(r.step, r.acted_at) for r in ranks]}"
     assert len({tuple(rank.acted_at) for rank in ranks}) == 1

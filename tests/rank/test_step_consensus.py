@@ -19,6 +19,7 @@ from ltui.training.rank.coordination.step_consensus import (
     passed_state,
     waiting_state,
 )
+from tests.rank.simulated_rank import SimulatedRank
 
 HERE = boundary_position(1, 10)
 BEFORE, AFTER = boundary_position(1, 9), boundary_position(1, 11)
@@ -58,38 +59,6 @@ def test_next_move(words: list[int], acted: list[int], move: Move) -> None:
     assert next_move(words, acted, HERE, 7) is move
 
 
-class SimulatedRank:
-    """A rank as ``RankCoordinator`` drives it, one memory access at a time."""
-
-    def __init__(self, table: BarrierTable, last: int, is_leader: bool) -> None:
-        self.table, self.last, self.is_leader = table, last, is_leader
-        self.acted_at: list[tuple[int, int, int]] = []
-        self.done = table.words[0]
-        self.step = 0
-        self.program = self.run()
-
-    def run(self):
-        while self.step < self.last:
-            self.step += 1
-            position = boundary_position(1, self.step)
-            yield  # the batch itself
-            if self.table.words[0] != self.done:
-                number, action = self.table.request()
-                yield
-                self.table.set_state(waiting_state(position))
-                yield
-                while (move := self.table.next_move(position, number)) is Move.WAIT:
-                    yield
-                if move is Move.ACT:
-                    yield
-                    self.table.set_acted(number)
-                    self.done = number << 4 | action
-                    self.acted_at.append((number, action, self.step))
-                    yield
-            yield
-            self.table.set_state(passed_state(position))
-
-
 @pytest.mark.parametrize("seed", range(300))
 def test_all_ranks_act_at_one_step_in_any_interleaving(tmp_path: Path, seed: int) -> None:
     """Ranks of 1 to 4, no more than one step apart (as an all-reduce keeps them) or far apart."""
@@ -97,7 +66,7 @@ def test_all_ranks_act_at_one_step_in_any_interleaving(tmp_path: Path, seed: int
     world, steps = rng.randint(1, 4), 12
     steps_ahead = rng.choice([1, 1, 3])
     tables = [BarrierTable(tmp_path / "b", rank, world) for rank in range(world)]
-    ranks = [SimulatedRank(table, steps, table.rank == 0) for table in tables]
+    ranks = [SimulatedRank(table, steps) for table in tables]
     waiting = [Action.PAUSE, Action.CONTINUE, Action.STOP]
     ask_at = rng.randint(1, 8)
     running = list(ranks)

@@ -45,7 +45,7 @@ def another_runs() -> None:
 
 
 late = asleep
-"""Its witness lives and never answers."""
+"""Its heartbeat thread runs and never answers."""
 
 
 def never(*_: object) -> None:

@@ -53,13 +53,12 @@ def protect_workers() -> None:
                 _start(process)
                 return
             process._target = functools.partial(_run_protected, os.getpid(), target)
-            if (
-                getattr(process, "_start_method", None) or multiprocessing.get_start_method()
-            ) != "fork":
+            method = getattr(process, "_start_method", None) or multiprocessing.get_start_method()
+            if method != "fork":
                 # Starting the tracker later would unblock the signals again.
                 resource_tracker.ensure_running()
             try:
-                with _blocked():
+                with _masked(signal.SIG_BLOCK):
                     _start(process)
             finally:
                 if "_target" in vars(process):  # a started process has deleted it
@@ -127,24 +126,16 @@ def _discard_signals(rank_pid: int, handled: set[int], is_loader_worker: bool) -
 def _with_signals_unblocked(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
-        with _unblocked():
+        with _masked(signal.SIG_UNBLOCK):
             return function(*arguments, **named)
 
     return call
 
 
 @contextlib.contextmanager
-def _blocked() -> Iterator[None]:
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-@contextlib.contextmanager
-def _unblocked() -> Iterator[None]:
-    mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+def _masked(how: int) -> Iterator[None]:
+    """Block or unblock (``SIG_BLOCK``, ``SIG_UNBLOCK``) this thread's stop signals meanwhile."""
+    mask = signal.pthread_sigmask(how, STOP_SIGNALS)
     try:
         yield
     finally:
