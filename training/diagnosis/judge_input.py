@@ -12,7 +12,7 @@ from typing import Any
 from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.evidence import Evidence, Frame, HostEvidence, RankEvidence
 from ltui.training.state.record_fold import FoldState
-from ltui.training.state.run_snapshot import RankState, Verdict
+from ltui.training.state.run_snapshot import NodeSnapshot, RankState, Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
 from ltui.training.tensor_queue.record_types import STEP_PHASES, Outcome, Phase, PulseState
 
@@ -105,7 +105,11 @@ class JudgeInput:
     evidence_expected: bool = False
     """True if evidence will be collected for suspects, so pulses need not decide alone."""
     host: HostEvidence | None = None
-    """The current condition of the machine."""
+    """The current condition of this machine."""
+    nodes: Sequence[NodeSnapshot] = ()
+    """The machines of a run on several machines, by number; empty on one machine."""
+    hosts: Mapping[int, HostEvidence] = field(default_factory=dict)
+    """node -> the current condition of that machine, of a run on several machines."""
     gpu_verdicts: Sequence[Verdict] = ()
     """Active findings about GPUs."""
 

@@ -63,6 +63,46 @@ class RankState(str, Enum):
     UNKNOWN = "unknown"
 
 
+class NodeState(str, Enum):
+    """State of one machine of a run on several, as node 0 observes it."""
+
+    JOINING = "joining"
+    """Its agent has not connected yet."""
+    CONNECTED = "connected"
+    SILENT = "silent"
+    """Its agent has not reported for some seconds, and the reason is not known yet."""
+    UNREACHABLE = "unreachable"
+    """Nothing answers at its address: the link is cut or the machine is down."""
+    FROZEN = "frozen"
+    """The machine answers but its agent does not run: it is stopped or starved."""
+    AGENT_DEAD = "agent dead"
+    """The machine answers, and no agent runs there."""
+    GONE = "gone"
+    """It was unreachable for longer than the limit, so its ranks count as lost."""
+    ENDED = "ended"
+    """Its engine has ended and all of its processes have exited."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeSnapshot:
+    """One machine of a run on several machines."""
+
+    node: int
+    """Number of the machine, from 0. Node 0 holds the run directory."""
+    name: str
+    """Name for display, unique within the run: the host name, or ``host#2`` for a second one."""
+    host: str | None = None
+    address: str | None = None
+    state: NodeState = NodeState.JOINING
+    ranks: tuple[int, ...] = ()
+    link_age_s: float | None = None
+    """Seconds since the last report of its agent; None for node 0 and before the first report."""
+    clock_skew_s: float | None = None
+    """Seconds by which its wall clock is ahead of node 0's."""
+    note: str | None = None
+    """Reason for the state in a few words: ``no answer from 10.0.0.2 for 12 s``."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MetricValue:
     """Last and best values of a metric. ``last`` may be NaN."""
@@ -120,6 +160,8 @@ class RankSnapshot:
     """Reason for the state in a few words: ``killed by SIGKILL``, ``telemetry off: ...``."""
     missed_records: int = 0
     """Number of records that were lost."""
+    node: int = 0
+    """Number of the machine on which it runs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,6 +193,8 @@ class GpuSnapshot(GpuValues):
     xid_code: int | None = None
     """Code of the last XID error; ``xid_at`` is when it was read."""
     xid_at: float | None = None
+    node: int = 0
+    """Number of the machine that it is in."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,6 +212,8 @@ class Verdict:
     """Ranks at fault; empty if no rank is."""
     waiting: tuple[int, ...] = ()
     """Ranks that wait for the culprits."""
+    nodes: tuple[int, ...] = ()
+    """Machines at fault, if the cause is a machine or its link; empty otherwise."""
     place: str | None = None
     """Place in the code or phase of training."""
     cause: str
@@ -234,6 +280,8 @@ class RunSnapshot:
     metrics: dict[str, MetricValue] = field(default_factory=dict)
     throughput: Throughput = Throughput()
     ranks: tuple[RankSnapshot, ...] = ()
+    nodes: tuple[NodeSnapshot, ...] = ()
+    """The machines of a run on several machines, by number; empty on one machine."""
     gpus: tuple[GpuSnapshot, ...] = ()
     gpu_note: str | None = None
     """Reason why there are no GPU readings: ``no NVIDIA driver on this machine``."""
