@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ltui.training.rank.coordination.step_consensus import (
     Action,
@@ -21,9 +21,15 @@ class SimulatedRank:
     ranks in any order.
     """
 
-    def __init__(self, table: BarrierTable, last: int) -> None:
-        """``last`` is the last step."""
-        self.table, self.last = table, last
+    def __init__(
+        self, table: BarrierTable, last: int, publish: Callable[[int], None] | None = None
+    ) -> None:
+        """``last`` is the last step.
+
+        ``publish`` is called with the step before each boundary. Rank 0 publishes requests in it,
+        and nowhere else, as ``RankCoordinator`` does.
+        """
+        self.table, self.last, self.publish = table, last, publish
         self.acted_at: list[tuple[int, Action, int]] = []
         """Number of each request, its action, and the step at which this rank acted on it."""
         self.done = table.words[0]
@@ -35,6 +41,9 @@ class SimulatedRank:
             self.step += 1
             position = boundary_position(1, self.step)
             yield  # the batch itself
+            if self.publish is not None:
+                self.publish(self.step)
+                yield
             while self.table.words[0] != self.done:
                 number, action = self.table.request()
                 yield

@@ -18,7 +18,12 @@ ROW, STATE, ACTED = BarrierTable._ROW, BarrierTable._STATE, BarrierTable._ACTED
 
 
 class Node:
-    """A machine with a table for all ranks of the run, of which some run here."""
+    """A machine with a table for all ranks of the run, of which some run here.
+
+    The last word of a copy is rank 0's request, if the copy contains it. It is read before all rows
+    and stored after all rows, so that no rank sees a request with rows that are older than it: in
+    such rows rank 0 may still wait at the boundary at which it acted on the previous request.
+    """
 
     def __init__(self, path: Path, ranks: range, world: int) -> None:
         self.ranks = ranks
@@ -33,12 +38,13 @@ class Node:
         reads a rank's state before its acted word, and stores them the other way round.
         """
         words = self.table.words
-        copied = [(0, words[0])] if include_header else []
+        copied = []
+        request = [(0, words[0])] if include_header else []
         for rank in self.ranks:
             row = ROW * (1 + rank)
             state = words[row + STATE]
             copied += [(row + ACTED, words[row + ACTED]), (row + STATE, state)]
-        return copied
+        return copied + request
 
     def receive(self, copied: list[tuple[int, int]]) -> None:
         # Every word only grows: an old copy changes nothing.
@@ -68,19 +74,26 @@ def simulate(folder: Path, dice: random.Random) -> int:
         Node(folder / f"{index}.bin", range(start, start + size), world)
         for index, (start, size) in enumerate(zip(starts, sizes, strict=True))
     ]
-    ranks = [SimulatedRank(node.tables[rank], steps) for node in nodes for rank in node.ranks]
     head = nodes[0]
     lead = dice.choice([1, 1, 3])
     copy_chance, old_copy_chance = dice.choice([0.02, 0.2, 0.7]), dice.choice([0.0, 0.2])
     requests = [Action.PAUSE, Action.CONTINUE, Action.STOP]
     request_at = dice.randint(1, 8)
+
+    def publish(step: int) -> None:
+        if requests and step >= request_at and head.table.all_acted():
+            head.table.publish(requests.pop(0))
+
+    ranks = [
+        SimulatedRank(node.tables[rank], steps, publish if rank == 0 else None)
+        for node in nodes
+        for rank in node.ranks
+    ]
     in_flight: list[tuple[Node, list[tuple[int, int]]]] = []
     alive = list(ranks)
     for _ in range(400_000):
         if not alive:
             break
-        if requests and ranks[0].step >= request_at and head.table.all_acted():
-            head.table.publish(requests.pop(0))
         if dice.random() < copy_chance:
             source, target = dice.sample(nodes, 2)
             in_flight.append((target, source.rows(source is head)))

@@ -66,13 +66,16 @@ def test_all_ranks_act_at_one_step_in_any_interleaving(tmp_path: Path, seed: int
     world, steps = rng.randint(1, 4), 12
     steps_ahead = rng.choice([1, 1, 3])
     tables = [BarrierTable(tmp_path / "b", rank, world) for rank in range(world)]
-    ranks = [SimulatedRank(table, steps) for table in tables]
     waiting = [Action.PAUSE, Action.CONTINUE, Action.STOP]
-    ask_at = rng.randint(1, 8)
+    request_at = rng.randint(1, 8)
+
+    def publish(step: int) -> None:
+        if waiting and step >= request_at and tables[0].all_acted():
+            tables[0].publish(waiting.pop(0))
+
+    ranks = [SimulatedRank(t, steps, publish if t.rank == 0 else None) for t in tables]
     running = list(ranks)
     for _ in range(100_000):
-        if waiting and ranks[0].step >= ask_at and tables[0].all_acted():
-            tables[0].publish(waiting.pop(0))
         if not running:
             break
         rank = rng.choice(running)
