@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
 from ltui.training.config.node_environment import choose_nodes, first_host, read_node_environment
 from ltui.training.config.run_spec import Nodes, RunSpec
+from ltui.training.store.spec_file import spec_text
+from tests.required import required
 
 BY_HAND = {"NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1"}
 BY_SRUN = {
@@ -66,6 +69,18 @@ def test_the_first_of_slurms_hosts(hosts: str, first: str | None) -> None:
 
 
 def test_a_specification_keeps_it() -> None:
-    nodes = Nodes(count=2, rank=1, address="a", port=1)
+    nodes = Nodes(
+        count=3, rank=0, address="a", port=1, control_port=0, start="ssh", hosts=("b", "c")
+    )
     spec = RunSpec(id="i", name="n", created_at=0.0, cwd="/", python="python", nodes=nodes)
-    assert RunSpec.from_document(spec.to_document()) == spec
+    stored = yaml.safe_load(spec_text(spec))
+    assert RunSpec.from_document(stored) == spec
+
+
+def test_a_specification_without_the_newer_fields_of_nodes() -> None:
+    spec = RunSpec(id="i", name="n", created_at=0.0, cwd="/", python="python")
+    nodes = {"count": 2, "rank": 1, "address": "a", "port": 29500}
+    loaded = required(RunSpec.from_document({**spec.to_document(), "nodes": nodes}).nodes)
+    assert loaded == Nodes(count=2, rank=1, address="a", port=29500, control_port=29501)
+    assert loaded.start == "launcher"
+    assert loaded.join_timeout_s == 600

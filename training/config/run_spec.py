@@ -16,6 +16,12 @@ from ltui.training.problem import ProblemError
 SPEC_VERSION = 1
 STALL_ACTIONS = ("nothing", "stop", "restart")
 """Values of ``StallPolicy.then``."""
+NODE_STARTERS = ("by hand", "ssh", "srun", "launcher")
+"""Values of ``Nodes.start``.
+
+``by hand``: a person runs ``ltui join`` on each. ``ssh``: the head runs ``ltui join`` there.
+``srun`` and ``launcher``: the same command was started on every node, by SLURM or another launcher.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,14 +79,35 @@ class StallPolicy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Nodes:
-    """Rendezvous of a run on several machines, and the position of this machine."""
+    """Nodes of a run on several machines, and the position of this machine among them."""
 
     count: int
+    """Number of nodes, 2 or more."""
     rank: int
-    """Number of this machine, from 0."""
+    """Number of this node, from 0. Node 0 is the head; all others run an agent."""
     address: str
-    """Address of machine 0 for the others."""
+    """Address of node 0 for the others: of torch's rendezvous and of the head's link."""
     port: int
+    """Port of torch's rendezvous at node 0."""
+    control_port: int = -1
+    """Port of the head's link. 0: chosen by the kernel. -1: the port after ``port``.
+
+    It is never -1 after the construction.
+    """
+    join_timeout_s: float = 600.0
+    """Seconds for which the head waits for the other nodes before it gives up."""
+    start: str = "launcher"
+    """How the other nodes are started: one of ``NODE_STARTERS``."""
+    hosts: tuple[str, ...] = ()
+    """Host names of the nodes 1, 2, ... if ``start`` is ``ssh``."""
+    fewer_allowed: bool = False
+    """True if a restart may continue with fewer nodes when one of them is gone."""
+
+    def __post_init__(self) -> None:
+        if self.control_port < 0:
+            object.__setattr__(self, "control_port", self.port + 1)
+        # YAML has no tuples. A specification must equal the one that it was written from.
+        object.__setattr__(self, "hosts", tuple(self.hosts))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +133,7 @@ class RunSpec:
     nproc: int = 1
     """Number of ranks started on this machine; 0 for a command, which decides itself."""
     nodes: Nodes | None = None
-    """Set if a preset runs on several machines; None for one machine."""
+    """Set if the run uses several machines; None for one machine."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables added to the environment of the engine."""
     overrides: tuple[str, ...] = ()
