@@ -1,8 +1,9 @@
 """Position of this machine among several nodes, read from environment variables. Pure.
 
-The variables are those of torchrun or of SLURM's ``srun``. On each node a user, or ``srun``, starts
-the same command. Each ``ltui`` starts the ranks of its node, and torch elastic connects them at the
-address of the first node.
+A launcher starts the same ``ltui`` command on each node and tells them apart by the environment.
+Each launcher has variables of its own. They are read one after the other, and the first that is
+set counts: by hand (``NODE_RANK``, ``MASTER_ADDR``), then Kubeflow (``PET_*``), SkyPilot, dstack,
+SLURM, Open MPI. Without any of them, this machine is node 0 and the others join it.
 """
 
 from __future__ import annotations
@@ -13,15 +14,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from ltui.training.config.run_spec import Nodes
+from ltui.training.config.slurm_hosts import expand_hosts
 from ltui.training.config.yaml_document import Fault
 
 DEFAULT_PORT = 29500
 """Default port of torchrun."""
-_FIRST_HOST = re.compile(r"(?P<prefix>[^\[,]+)(?:\[(?P<first>[^\],-]+)[^\]]*\](?P<suffix>[^,]*))?")
+BY_HAND = "the environment"
+"""Name of a launcher that is only known by ``NODE_RANK`` or ``MASTER_ADDR``."""
 _PATH = "trainer.num_nodes"
+_ENDPOINT = re.compile(r"\[?(?P<host>[^\]]+?)\]?(?::(?P<port>\d+))?")
 _REMEDY = (
     "Start the same command on every node with NODE_RANK=0, 1, ... and MASTER_ADDR=<address of "
-    "node 0>, or by `srun --ntasks-per-node=1`."
+    "node 0>, or by `srun --ntasks-per-node=1`. Or start it on one node with none of these "
+    "variables set; ltui then prints the `ltui join` command for the others."
 )
 
 
@@ -29,36 +34,53 @@ _REMEDY = (
 class NodeEnvironment:
     """Values from the environment; None if a variable is missing or invalid."""
 
+    launcher: str | None = None
+    """Name of the launcher that started this process; None without one."""
     rank: int | None = None
     """Number of this node, from 0."""
+    rank_variable: str = "NODE_RANK"
+    """Variable that ``rank`` was read from, for messages."""
     address: str | None = None
     """Address of node 0."""
     port: int = DEFAULT_PORT
+    """Port of torch's rendezvous."""
+    control_port: int = DEFAULT_PORT + 1
+    """Port of the head's link."""
     count: int | None = None
-    """Number of nodes that SLURM allocated."""
+    """Number of nodes that the launcher started."""
+    step_count: int | None = None
+    """``count`` if every one of these nodes runs this command for certain; otherwise None.
+
+    A batch script of SLURM runs on one node of its allocation.
+    """
+    hosts: tuple[str, ...] = ()
+    """Names or addresses of all nodes, if the launcher lists them."""
     second_on_node: bool = False
-    """True if ``srun`` has started another ``ltui`` on this node."""
+    """True if the launcher has started another ``ltui`` on this node."""
+    own_address: str | None = None
+    """Address of this machine for other machines, used if there is no launcher."""
 
 
 def read_node_environment(environ: Mapping[str, str]) -> NodeEnvironment:
-    """Read the variables of torchrun, or else those of SLURM."""
-    hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or ""
-    rank = _number(environ.get("NODE_RANK"))
+    """Read the variables of every launcher and combine them in the order of precedence."""
+    sources = [read(environ) for read in (_by_hand, _kubeflow, _skypilot, _dstack, _slurm, _mpi)]
+    launchers = [source for source in sources if source.launcher is not None]
+    ranked = next((s for s in launchers if s.rank is not None), NodeEnvironment())
+    counted = next((s for s in launchers if s.count is not None), NodeEnvironment())
+    # MASTER_PORT alone is no launcher, but it counts.
+    ported = next((s for s in sources if s.port), None)
     return NodeEnvironment(
-        rank=_number(environ.get("SLURM_NODEID")) if rank is None else rank,
-        address=environ.get("MASTER_ADDR") or first_host(hosts),
-        port=_number(environ.get("MASTER_PORT")) or _port_of_job(environ.get("SLURM_JOB_ID")),
-        count=_number(environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_JOB_NUM_NODES")),
-        second_on_node=(_number(environ.get("SLURM_LOCALID")) or 0) > 0,
+        launcher=_launcher_name(launchers),
+        rank=ranked.rank,
+        rank_variable=ranked.rank_variable,
+        address=next((s.address for s in launchers if s.address), None),
+        port=DEFAULT_PORT if ported is None else ported.port,
+        control_port=DEFAULT_PORT + 1 if ported is None else ported.control_port,
+        count=counted.count,
+        step_count=counted.step_count,
+        hosts=next((s.hosts for s in launchers if s.hosts), ()),
+        second_on_node=any(s.second_on_node for s in launchers),
     )
-
-
-def first_host(hosts: str) -> str | None:
-    """Return the first host of a SLURM node list: ``n3`` for ``n[3-5,9]``; None if it is empty."""
-    match = _FIRST_HOST.match(hosts.strip())
-    if match is None:
-        return None
-    return match["prefix"] + (match["first"] or "") + (match["suffix"] or "")
 
 
 def choose_nodes(
@@ -66,41 +88,201 @@ def choose_nodes(
 ) -> tuple[Nodes | None, list[Fault]]:
     """Return the position of this machine among ``trainer.num_nodes``, and the errors.
 
-    The position is None if there is only one node or the environment is unknown.
+    Without ``num_nodes`` the number of nodes is that of the launcher. The position is None if there
+    is only one node or the environment is unknown.
     """
     count = trainer.get("num_nodes")
-    if not isinstance(count, int) or isinstance(count, bool) or count < 2 or environment is None:
+    if environment is None:
         return None, []
+    if count is None and environment.rank is not None:
+        count = environment.step_count
+    if not isinstance(count, int) or isinstance(count, bool) or count < 2:
+        return None, []
+    return place_among_nodes(count, environment, _PATH)
+
+
+def place_among_nodes(
+    count: int, environment: NodeEnvironment, path: str
+) -> tuple[Nodes | None, list[Fault]]:
+    """Return the position of this machine among ``count`` nodes, and the errors.
+
+    ``path`` is the place of the count for the user.
+    """
     error = _fault(count, environment)
     if error is not None:
-        return None, [Fault(path=_PATH, what=error, remedy=_REMEDY)]
-    assert environment.rank is not None
-    assert environment.address is not None
-    return Nodes(
-        count=count, rank=environment.rank, address=environment.address, port=environment.port
-    ), []
+        return None, [Fault(path=path, what=error, remedy=_REMEDY)]
+    by_hand = environment.launcher is None
+    address = environment.own_address if by_hand else environment.address
+    if address is None:
+        what = "no address was found at which other machines can reach this one."
+        return None, [Fault(path=path, what=what, remedy="Give it: --address ADDRESS.")]
+    nodes = Nodes(
+        count=count,
+        rank=0 if environment.rank is None else environment.rank,
+        address=address,
+        port=environment.port,
+        control_port=environment.control_port,
+        start="by hand" if by_hand else "srun" if environment.launcher == "SLURM" else "launcher",
+    )
+    return nodes, []
+
+
+def without_launcher(
+    environment: NodeEnvironment, address: str | None = None, port: int | None = None
+) -> NodeEnvironment:
+    """Return the environment of a head that starts the other nodes itself or waits for them."""
+    port = DEFAULT_PORT if port is None else port
+    own = environment.own_address if address is None else address
+    return NodeEnvironment(own_address=own, port=port, control_port=port + 1)
 
 
 def _fault(count: int, environment: NodeEnvironment) -> str | None:
+    if environment.launcher is None:
+        return None
     if environment.second_on_node:
-        return "srun has started more than one ltui on this node."
+        program = "srun" if environment.launcher == "SLURM" else environment.launcher
+        return f"{program} has started more than one ltui on this node."
     if environment.rank is None or environment.address is None:
         missing = "NODE_RANK" if environment.rank is None else "MASTER_ADDR"
         return f"the number of this node among {count} nodes is unknown: {missing} is not set."
     if environment.count is not None and environment.count != count:
-        return f"SLURM allocated {environment.count} nodes, not {count}."
+        return f"{_counted(environment)}, not {count}."
+    if environment.rank_variable == "SLURM_NODEID" and environment.step_count is None:
+        return "SLURM runs a batch script on one node only; srun runs the command on every node."
     if environment.rank >= count:
-        return f"NODE_RANK is {environment.rank}, but {count} nodes are numbered 0 to {count - 1}."
+        name = environment.rank_variable
+        return f"{name} is {environment.rank}, but {count} nodes are numbered 0 to {count - 1}."
     return None
+
+
+def _counted(environment: NodeEnvironment) -> str:
+    if environment.launcher == BY_HAND:
+        return f"NNODES is {environment.count}"
+    verb = "allocated" if environment.launcher == "SLURM" else "started"
+    return f"{environment.launcher} {verb} {environment.count} nodes"
+
+
+def _launcher_name(launchers: list[NodeEnvironment]) -> str | None:
+    """Return the launcher to name in messages: a real one rather than variables set by hand."""
+    names = [source.launcher for source in launchers]
+    return next((name for name in names if name != BY_HAND), names[0] if names else None)
+
+
+def _by_hand(environ: Mapping[str, str]) -> NodeEnvironment:
+    rank, address = _number(environ.get("NODE_RANK")), environ.get("MASTER_ADDR") or None
+    port = _number(environ.get("MASTER_PORT"))
+    return NodeEnvironment(
+        # A port alone is a common leftover, and no position.
+        launcher=None if rank is None and address is None else BY_HAND,
+        rank=rank,
+        address=address,
+        count=_number(environ.get("NNODES")),
+        step_count=_number(environ.get("NNODES")),
+        **_ports(port),
+    )
+
+
+def _kubeflow(environ: Mapping[str, str]) -> NodeEnvironment:
+    """Read the options of torchrun as variables, which Kubeflow sets in each pod."""
+    rank = _number(environ.get("PET_NODE_RANK"))
+    endpoint = _ENDPOINT.fullmatch(environ.get("PET_RDZV_ENDPOINT") or "")
+    address = environ.get("PET_MASTER_ADDR") or (endpoint["host"] if endpoint else None)
+    count = _number(environ.get("PET_NNODES"))  # not a number if it is a range such as 1:4
+    return NodeEnvironment(
+        launcher=None if rank is None and address is None else "Kubeflow",
+        rank=rank,
+        rank_variable="PET_NODE_RANK",
+        address=address,
+        count=count,
+        step_count=count,
+        **_ports(
+            _number(environ.get("PET_MASTER_PORT"))
+            or (_number(endpoint["port"]) if endpoint else None)
+        ),
+    )
+
+
+def _skypilot(environ: Mapping[str, str]) -> NodeEnvironment:
+    hosts = tuple((environ.get("SKYPILOT_NODE_IPS") or "").split())
+    return _listed(
+        environ, "SkyPilot", "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", hosts, hosts[:1]
+    )
+
+
+def _dstack(environ: Mapping[str, str]) -> NodeEnvironment:
+    hosts = tuple((environ.get("DSTACK_NODES_IPS") or "").split())
+    master = environ.get("DSTACK_MASTER_NODE_IP")
+    first = (master,) if master else hosts[:1]
+    return _listed(environ, "dstack", "DSTACK_NODE_RANK", "DSTACK_NODES_NUM", hosts, first)
+
+
+def _listed(
+    environ: Mapping[str, str],
+    launcher: str,
+    rank_variable: str,
+    count_variable: str,
+    hosts: tuple[str, ...],
+    first: tuple[str, ...],
+) -> NodeEnvironment:
+    """Return the values of a launcher that lists the addresses of its nodes, line by line."""
+    rank = _number(environ.get(rank_variable))
+    count = _number(environ.get(count_variable)) or len(hosts) or None
+    return NodeEnvironment(
+        launcher=None if rank is None else launcher,
+        rank=rank,
+        rank_variable=rank_variable,
+        address=first[0] if first else None,
+        count=count,
+        step_count=count,
+        hosts=hosts,
+        **_ports(None),
+    )
+
+
+def _slurm(environ: Mapping[str, str]) -> NodeEnvironment:
+    listed = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or ""
+    try:
+        hosts = expand_hosts(listed)
+    except ValueError:
+        hosts = ()
+    in_step = _number(environ.get("SLURM_STEP_NUM_NODES"))
+    job = environ.get("SLURM_JOB_ID")
+    port = None if _number(job) is None else 15000 + int(str(job)[-4:])
+    return NodeEnvironment(
+        launcher="SLURM" if hosts or "SLURM_NODEID" in environ else None,
+        rank=_number(environ.get("SLURM_NODEID")),
+        rank_variable="SLURM_NODEID",
+        address=hosts[0] if hosts else None,
+        # Lightning chooses the port in the same way. Jobs that share a machine often have
+        # consecutive numbers, so the port after it could be that of the next job.
+        port=port or 0,
+        control_port=0 if port is None else port + 10000,
+        count=in_step or _number(environ.get("SLURM_JOB_NUM_NODES")),
+        step_count=in_step,
+        hosts=hosts,
+        second_on_node=(_number(environ.get("SLURM_LOCALID")) or 0) > 0,
+    )
+
+
+def _mpi(environ: Mapping[str, str]) -> NodeEnvironment:
+    """Read the variables of Open MPI. It does not name the first node: ``MASTER_ADDR`` must."""
+    rank = _number(environ.get("OMPI_COMM_WORLD_RANK"))
+    size = _number(environ.get("OMPI_COMM_WORLD_SIZE"))
+    return NodeEnvironment(
+        launcher=None if rank is None else "mpirun",
+        rank=rank,
+        rank_variable="OMPI_COMM_WORLD_RANK",
+        count=size,
+        step_count=size,
+        second_on_node=(_number(environ.get("OMPI_COMM_WORLD_LOCAL_RANK")) or 0) > 0,
+        **_ports(None),
+    )
+
+
+def _ports(port: int | None) -> dict[str, Any]:
+    """Return the two ports as arguments; 0 if the launcher chooses none."""
+    return {"port": port or 0, "control_port": port + 1 if port else 0}
 
 
 def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.strip().isdecimal() else None
-
-
-def _port_of_job(job: str | None) -> int:
-    """Return a port that depends on the job, so that two jobs on a machine use different ports.
-
-    Lightning chooses the port in the same way.
-    """
-    return DEFAULT_PORT if _number(job) is None else 15000 + int(str(job)[-4:])

@@ -50,14 +50,16 @@ def preflight(
     document, _ = resolve(document)
     trainer = dict(document.get("trainer") or {})
     devices, _ = choose_devices(trainer, machine, cpu_ranks)
+    nodes = choose_nodes(trainer, machine.node)[0]
     document["trainer"] = {
         **trainer,
+        **({} if nodes is None else {"num_nodes": nodes.count}),
         "accelerator": devices.accelerator,
         "devices": devices.devices,
     }
     return CheckedConfiguration(
         document=document,
         nproc=devices.nproc,
-        nodes=choose_nodes(trainer, machine.node)[0],
+        nodes=nodes,
         gpus=devices.gpus,
     )
