@@ -1,0 +1,5 @@
+"""Fixtures of the tests of several machines."""
+
+from __future__ import annotations
+
+from tests.nodes.two_machines import two_machines as two_machines
