@@ -90,7 +90,7 @@ class RunPoller:
         self._log: LogTail | None = None
         self._gpu_history = GpuHistory()
         self._gpus_loaded: set[int] = set()
-        self._active_verdicts: dict[tuple[str, str, tuple[int, ...]], Verdict] = {}
+        self._active_verdicts: dict[tuple[str, str, tuple[int, ...], tuple[int, ...]], Verdict] = {}
         self._resolved_verdicts: deque[ResolvedVerdict] = deque(maxlen=8)
         self._rank_exceptions: tuple[RankException, ...] = ()
         self._spec: RunSpec | None = None
@@ -151,7 +151,7 @@ class RunPoller:
     def _track_verdicts(self, snapshot: RunSnapshot, now: float) -> None:
         active = {
             # The GPUs that a finding names change, so its place does not identify it.
-            (v.kind, "" if is_gpu_kind(v.kind) else v.place or "", v.culprits): v
+            (v.kind, "" if is_gpu_kind(v.kind) else v.place or "", v.culprits, v.nodes): v
             for v in snapshot.verdicts
             if v.ended is None
         }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ltui.training.config.verdict_severity import BLOCKING_LEVELS
 from ltui.training.state.run_snapshot import FreezeWarning, Verdict
-from ltui.training.state.verdict_kinds import is_gpu_kind
+from ltui.training.state.verdict_kinds import VerdictKind, is_gpu_kind
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line
 
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 _DURATION = re.compile(r"\bfor \d[\d.]* ?(s|m|h)\b")
 """A duration in a sentence: ``is stopped (SIGSTOP) in backward for 9 s``."""
+_NO_REPORTS = frozenset(
+    {VerdictKind.NODE_UNREACHABLE, VerdictKind.AGENT_KILLED, VerdictKind.AGENT_FROZEN}
+)
+"""Kinds of a machine that does not report."""
 
 
 def verdict_line(verdict: Verdict) -> str:
@@ -54,6 +58,10 @@ def recovery_text(resolved: ResolvedVerdict) -> str:
     lasted = formats.age(resolved.lasted_s)
     if is_gpu_kind(verdict.kind):
         return f"Recovered after {lasted}: {clean_line(verdict.cause)}"
+    if verdict.kind in _NO_REPORTS:
+        return (
+            f"Recovered after {lasted}: {clean_line(verdict.place or 'the machine')} reports again"
+        )
     if not verdict.culprits:
         return f"Recovered after {lasted}: the run was {verdict.level}"
     ranks = formats.rank_words(verdict.culprits)

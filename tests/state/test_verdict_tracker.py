@@ -119,3 +119,11 @@ def test_the_first_report_of_a_death_is_superseded_by_a_better_one() -> None:
     assert is_superseded(first, [first, better])
     assert not is_superseded(better, [first, better])
     assert not is_superseded(STALL, [STALL, better])
+
+
+def test_one_cut_that_reaches_more_machines_is_one_verdict() -> None:
+    lost = Verdict(kind="node_unreachable", level="warning", nodes=(1,), cause="b", began=100.0)
+    more = replace(lost, nodes=(1, 2), cause="b and c", began=100.2)
+    other = replace(lost, nodes=(5,), cause="f")
+    reports = reports_of((0, [lost]), (1, [more]), (2, [other]))
+    assert reports == [("new", "b"), ("new", "f"), ("over", "b and c")]

@@ -97,6 +97,7 @@ def test_a_command_gets_the_verdict_without_a_shell(tmp_path: Path) -> None:
     assert document["text"] == "brave-owl: STALLED: ranks 1 and 3 stand still in train.py:8"
     assert json.loads(received["env"]["LTUI_VERDICT"]) == document
     assert received["env"]["LTUI_VERDICT_CULPRITS"] == "1 3"
+    assert received["env"]["LTUI_VERDICT_NODES"] == ""
     # What a command leaves running must not pass for a process of the run.
     assert "LTUI_RUN_ID" not in received["env"]
     assert received["args"] == ["an argument; $HOME"]

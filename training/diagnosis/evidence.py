@@ -122,6 +122,10 @@ class RankEvidence:
     """Everything that was observed of one rank."""
 
     rank: int
+    node: int = 0
+    """Number of the machine on which it runs."""
+    taken_ns: int | None = None
+    """CLOCK_MONOTONIC of node 0 at the end of its machine's round; None: ``Evidence.taken_ns``."""
     pid: int | None = None
     alive: bool | None = None
     how_ended: str | None = None
@@ -198,6 +202,8 @@ class Evidence:
     host: HostEvidence = HostEvidence()
     missing: tuple[str, ...] = ()
     """Sentences about all ranks: ``no permission to ptrace: ...``, each with a remedy."""
+    hosts: Mapping[int, HostEvidence] = field(default_factory=dict)
+    """node -> the condition of that machine, of a run on several machines."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,6 +24,7 @@ from ltui.training.diagnosis.judge_input import (
     verdict_key,
 )
 from ltui.training.diagnosis.rules import data_slowdown, early_warnings, straggler
+from ltui.training.diagnosis.rules.clock_jumps import clock_jump_warnings, clock_skews_s
 from ltui.training.diagnosis.rules.deaths import death_verdicts
 from ltui.training.diagnosis.rules.stopped_processes import (
     find_stopped_ranks,
@@ -31,6 +32,7 @@ from ltui.training.diagnosis.rules.stopped_processes import (
     stopped_verdict,
 )
 from ltui.training.diagnosis.stalls.find_stalls import Stalls, find_stalls
+from ltui.training.diagnosis.stalls.lost_machines import machine_verdicts
 from ltui.training.diagnosis.thresholds import slowest_step_s
 from ltui.training.state.run_snapshot import RankState, Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
@@ -53,6 +55,9 @@ _EXPLAINED_BY_DEATH = frozenset(
         VerdictKind.LEFT_EARLY,
         VerdictKind.UNEVEN,
         VerdictKind.RENDEZVOUS,
+        VerdictKind.NODE_UNREACHABLE,
+        VerdictKind.AGENT_KILLED,
+        VerdictKind.AGENT_FROZEN,
     }
 )
 """Verdicts that the end of a rank causes among the ranks that are left."""
@@ -83,6 +88,8 @@ def judge(inputs: JudgeInput) -> Judgement:
     stalls, stall_verdicts = _stalls(prepared)
     suspects = stalls.suspects
     verdicts += stall_verdicts
+    kinds = {v.kind for v in verdicts}
+    verdicts += [v for v in machine_verdicts(prepared) if v.kind not in kinds]
     straggling_since_ns: int | None = None
     if RankState.PAUSED not in prepared.states.values():
         prepared = replace(prepared, states=_final_states(prepared, verdicts, stalls.waiting))
@@ -135,6 +142,8 @@ def _final_states(
     live = set(inputs.alive)
     stopped = {r for v in verdicts if v.kind == VerdictKind.STOPPED for r in v.culprits}
     states.update(dict.fromkeys(stopped & inputs.silent_s.keys(), RankState.STALLED))
+    gone = {r for v in verdicts if v.kind == VerdictKind.NODE_GONE for r in v.culprits}
+    states.update(dict.fromkeys(gone, RankState.DEAD))
     if verdicts and verdicts[0].level == VerdictLevel.DEAD:
         held_up = {r for r in live if inputs.still_s.get(r, 0.0) > inputs.policy.floor_s}
         states.update(dict.fromkeys(held_up, RankState.WAITING))
@@ -144,7 +153,7 @@ def _final_states(
             states.update(dict.fromkeys(live.intersection(verdict.waiting), RankState.WAITING))
     for verdict in verdicts:
         if verdict.level == VerdictLevel.STALLED:
-            stalled = verdict.culprits or verdict.waiting
+            stalled = verdict.culprits or (() if verdict.nodes else verdict.waiting)
             states.update(dict.fromkeys(live.intersection(stalled), RankState.STALLED))
     return states
 
@@ -186,20 +195,31 @@ def _slowness(
 
 
 def _early_warnings(inputs: PreparedInput, verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Return warnings about the loss, the machine and the call sites of collectives."""
+    """Return warnings about the loss, the machines and the call sites of collectives."""
     kinds = {v.kind for v in verdicts}
-    warnings = [early_warnings.loss_warning(inputs.fold)]
-    if inputs.host is not None and inputs.alive:
-        machine = (
-            early_warnings.memory_warning(inputs.host),
-            early_warnings.shared_memory_warning(inputs.host),
-        )
-        warnings += [w for w in machine if w is not None and w.kind not in kinds]
+    warnings = [early_warnings.loss_warning(inputs.fold, inputs.machines)]
+    if inputs.alive:
+        warnings += [w for w in _host_warnings(inputs) if w.kind not in kinds]
+        warnings += clock_jump_warnings(inputs)
     evidence = inputs.evidence
     recent = evidence and inputs.now_ns - evidence.taken_ns < _EVIDENCE_LIFETIME_S * 1e9
     if evidence and recent and VerdictKind.MISMATCH not in kinds:
-        warnings.append(early_warnings.divergence_warning(evidence.ranks))
+        warnings.append(early_warnings.divergence_warning(evidence.ranks, inputs.machines))
     return [warning for warning in warnings if warning is not None]
+
+
+def _host_warnings(inputs: PreparedInput) -> list[Verdict]:
+    """Return warnings about the memory of each machine."""
+    hosts = {} if inputs.host is None else {0: inputs.host}
+    names = {n.node: n.name for n in inputs.nodes} if inputs.machines else {}
+    warnings = []
+    for node, host in {**hosts, **inputs.hosts}.items():
+        if node in inputs.lost:
+            continue
+        for rule in (early_warnings.memory_warning, early_warnings.shared_memory_warning):
+            if (warning := rule(host, names.get(node))) is not None:
+                warnings.append(replace(warning, nodes=(node,) if names else ()))
+    return warnings
 
 
 def _drift(
@@ -238,14 +258,23 @@ def _ended_verdicts(
 ) -> tuple[Verdict, ...]:
     """Return the verdicts of the last call that are not active any more.
 
-    A warning whose kind is still active for other ranks does not count as ended.
+    A warning whose kind is still active for other ranks does not count as ended, nor does a verdict
+    about machines of which one still has the problem.
     """
-    kinds = {v.kind for v in active.values()}
     return tuple(
         replace(v, ended=now_s)
         for key, v in history.active.items()
-        if key not in active and not (v.kind in kinds and v.level == VerdictLevel.WARNING)
+        if key not in active and not any(_continues(v, other) for other in active.values())
     )
+
+
+def _continues(earlier: Verdict, current: Verdict) -> bool:
+    """Return True if two verdicts are about one problem of other ranks or more machines."""
+    if earlier.kind != current.kind:
+        return False
+    if earlier.nodes or current.nodes:
+        return bool({*earlier.nodes} & {*current.nodes})
+    return earlier.level == VerdictLevel.WARNING
 
 
 def _next_history(
@@ -272,6 +301,9 @@ def _next_history(
     return replace(
         history,
         judged_ns=inputs.now_ns,
+        judged_s=inputs.now_s,
+        lost=frozenset(inputs.lost),
+        clock_skews_s={**history.clock_skews_s, **clock_skews_s(inputs.nodes)},
         active=active,
         places=places,
         longest_s=longest_s,

@@ -5,12 +5,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import islice
 from typing import Any
 
 from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.evidence import Evidence, Frame, HostEvidence, RankEvidence
+from ltui.training.diagnosis.machines import (
+    lost_machines,
+    rank_machines,
+    rank_nodes,
+    report_ages_ns,
+)
+from ltui.training.diagnosis.verdict_words import ranks_text
 from ltui.training.state.record_fold import FoldState
 from ltui.training.state.run_snapshot import NodeSnapshot, RankState, Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
@@ -24,6 +32,11 @@ CLOCK_JUMP_S = 5.0
 """A longer gap in seconds between two judgements means that the supervisor itself was asleep."""
 _SETTLED_NS = 700_000_000
 """Evidence is valid for a rank that had made no progress for this long when it was collected."""
+_CLOCK_ERROR_NS = 200_000_000
+"""Error in nanoseconds up to which clocks of several machines are compared."""
+_RANKS_WITH_FACTS = 64
+"""Maximum number of ranks whose positions a verdict contains, because verdicts are published
+several times a second."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +78,12 @@ class HealthHistory:
     straggling_since_ns: int | None = None
     evaluated: Mapping[int, int] = field(default_factory=dict)
     """rank -> batches of the last validation in which the rank was observed."""
+    lost: frozenset[int] = frozenset()
+    """Machines whose ranks could not be observed at the last call."""
+    judged_s: float | None = None
+    """Unix time of the last call."""
+    clock_skews_s: Mapping[int, float] = field(default_factory=dict)
+    """node -> seconds by which its clock was ahead of node 0's at the last call."""
 
     def active_of(self, kind: VerdictKind) -> Verdict | None:
         """Return an active verdict of this kind, or None."""
@@ -116,7 +135,8 @@ class JudgeInput:
 
 def verdict_key(verdict: Verdict) -> str:
     """Return the key that identifies a verdict from one judgement to the next."""
-    return f"{verdict.kind} {','.join(map(str, verdict.culprits))}"
+    key = f"{verdict.kind} {','.join(map(str, verdict.culprits))}"
+    return f"{key} @{','.join(map(str, verdict.nodes))}" if verdict.nodes else key
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,6 +148,12 @@ class PreparedInput(JudgeInput):
     states: Mapping[int, RankState]
     settled: Mapping[int, RankEvidence]
     """Evidence of the ranks that have not moved since it was collected."""
+    machines: Mapping[int, str]
+    """rank -> name of its machine, as sentences name it; empty on one machine."""
+    node_of: Mapping[int, int]
+    """rank -> number of its machine; empty on one machine."""
+    lost: Mapping[int, NodeSnapshot]
+    """node -> machines whose ranks cannot be observed now; their state is ``UNKNOWN``."""
 
     @property
     def alive(self) -> dict[int, PulseState]:
@@ -140,35 +166,61 @@ class PreparedInput(JudgeInput):
     def ended(self) -> list[int]:
         return [r for r, s in self.states.items() if s is RankState.ENDED]
 
+    def ranks_text(self, ranks: Collection[int]) -> str:
+        """Return ``rank 2``, or ``rank 2 on b`` in a run on several machines."""
+        return ranks_text(ranks, self.machines)
+
+    def oom_kills_of(self, rank: int) -> int | None:
+        """Return how many processes the kernel ended recently on the machine of the rank."""
+        host = self.hosts.get(self.node_of.get(rank, 0))
+        return self.oom_kills if host is None or host.oom_kills is None else host.oom_kills
+
     def pulses_of(self, ranks: Iterable[int]) -> dict[int, PulseState]:
         """Return the pulses of those of ``ranks`` that have one."""
         return {r: p for r in ranks if (p := self.pulses.get(r)) is not None}
 
     def still_facts(self, ranks: Iterable[int]) -> dict[str, float]:
         """Return the seconds without progress, as the evidence of a verdict contains them."""
-        return {str(r): round(self.still_s[r], 1) for r in ranks if r in self.still_s}
+        observed = [r for r in ranks if r in self.still_s]
+        return {str(r): round(self.still_s[r], 1) for r in observed[:_RANKS_WITH_FACTS]}
 
 
 def prepare(inputs: JudgeInput) -> PreparedInput:
     """Compute the values that rules share.
 
-    After a clock jump, such as a suspended laptop, ranks get their whole budget again.
+    After a clock jump, such as a suspended laptop, ranks get their whole budget again. So do all
+    ranks when a machine is observed again that was not, because they may have waited for it.
+
+    A rank of another machine is judged at the time of the last report from there: the age of the
+    report is no time without progress. If that report is old, nothing is concluded about the rank.
     """
-    history = inputs.history
-    if history.judged_ns is not None and inputs.now_ns - history.judged_ns > CLOCK_JUMP_S * 1e9:
+    history, lost = inputs.history, lost_machines(inputs.nodes)
+    slept = history.judged_ns is not None and inputs.now_ns - history.judged_ns > CLOCK_JUMP_S * 1e9
+    if slept or history.lost - lost.keys():
         history = replace(history, forgiven_ns=inputs.now_ns)
     given = {f.name: getattr(inputs, f.name) for f in fields(JudgeInput)}
     pulses = {**inputs.pulses, **dict.fromkeys(inputs.dead - inputs.pulses.keys())}
     given["history"] = history
+    unseen = {rank for node in lost.values() for rank in node.ranks}
+    if unseen:
+        for name in ("stopped_pids", "stopped_workers", "silent_s", "cpu_delays"):
+            given[name] = {r: value for r, value in given[name].items() if r not in unseen}
+    ages_ns = report_ages_ns(inputs.nodes)
+    seen_ns = {r: inputs.now_ns - ages_ns.get(r, 0) for r in inputs.pulses}
+    states = {r: _initial_state(p, is_dead=r in inputs.dead) for r, p in pulses.items()}
+    states.update({r: RankState.UNKNOWN for r in unseen if states.get(r) in LIVE_STATES})
     return PreparedInput(
         **given,
         still_s={
-            r: max(0.0, (inputs.now_ns - max(p.changed_ns, history.forgiven_ns)) / 1e9)
+            r: max(0.0, (seen_ns[r] - max(p.changed_ns, history.forgiven_ns)) / 1e9)
             for r, p in inputs.pulses.items()
             if p is not None
         },
-        states={r: _initial_state(p, is_dead=r in inputs.dead) for r, p in pulses.items()},
-        settled=_settled_evidence(inputs.evidence, inputs.pulses),
+        states=states,
+        settled=_settled_evidence(inputs.evidence, inputs.pulses, seen_ns),
+        machines=rank_machines(inputs.nodes),
+        node_of=rank_nodes(inputs.nodes),
+        lost=lost,
     )
 
 
@@ -189,23 +241,31 @@ def _initial_state(pulse: PulseState | None, *, is_dead: bool) -> RankState:
 
 
 def _settled_evidence(
-    evidence: Evidence | None, pulses: Mapping[int, PulseState | None]
+    evidence: Evidence | None,
+    pulses: Mapping[int, PulseState | None],
+    seen_ns: Mapping[int, int],
 ) -> dict[int, RankEvidence]:
-    """Return the evidence of the ranks that are still where they were when it was collected."""
+    """Return the evidence of the ranks that are still where they were when it was collected.
+
+    ``seen_ns`` is when each pulse was read. A pulse that is older than the evidence does not show
+    whether the rank has moved since.
+    """
     if evidence is None:
         return {}
     settled = {}
     for rank, rank_evidence in evidence.ranks.items():
         pulse = pulses.get(rank)
+        taken_ns = evidence.taken_ns if rank_evidence.taken_ns is None else rank_evidence.taken_ns
         if pulse is None or (
-            pulse.pid == rank_evidence.pid and pulse.changed_ns + _SETTLED_NS < evidence.taken_ns
+            pulse.pid == rank_evidence.pid
+            and pulse.changed_ns + _SETTLED_NS < taken_ns <= seen_ns[rank] + _CLOCK_ERROR_NS
         ):
             settled[rank] = rank_evidence
     return settled
 
 
 def position_facts(pulses: Mapping[int, PulseState]) -> dict[str, Any]:
-    """Return where ranks are, as the evidence of a verdict contains it."""
+    """Return where the first ranks are, as the evidence of a verdict contains it."""
     return {
         str(rank): {
             "phase": pulse.phase.label,
@@ -213,7 +273,7 @@ def position_facts(pulses: Mapping[int, PulseState]) -> dict[str, Any]:
             "batch": pulse.batch,
             "global_step": pulse.global_step,
         }
-        for rank, pulse in pulses.items()
+        for rank, pulse in islice(pulses.items(), _RANKS_WITH_FACTS)
     }
 
 

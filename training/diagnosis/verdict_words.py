@@ -2,23 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from ltui.training.diagnosis.evidence import Collective, ProcessActivity
+from ltui.training.diagnosis.machines import NO_MACHINES
 from ltui.training.tensor_queue.record_types import PulseState
 
 EQUAL_BATCHES = (
     "Give every rank the same number of batches: a DistributedSampler, drop_last=True, or"
 )
 """Remedy for ranks with different numbers of batches, before the names of Lightning's limits."""
+_NAMED = 6
+"""Maximum number of ranks that a sentence lists."""
 
 
-def ranks_text(ranks: Collection[int]) -> str:
-    """Return ``rank 2``, ``ranks 0, 1 and 3`` or ``ranks 0, 1, 2 and 61 others``."""
+def ranks_text(ranks: Collection[int], machines: Mapping[int, str] = NO_MACHINES) -> str:
+    """Return ``rank 2``, ``ranks 0, 1 and 3`` or ``ranks 0, 1, 2 and 61 others``.
+
+    With ``machines``, the name of each rank's machine, return ``rank 2 on b`` or ``ranks 0 and 1 on
+    a and rank 2 on b``.
+    """
+    ranks_by_machine: dict[str | None, list[int]] = {}
+    for rank in ranks:
+        ranks_by_machine.setdefault(machines.get(rank), []).append(rank)
+    if len(ranks) > _NAMED and len(ranks_by_machine) > 1:
+        return f"{_numbers(ranks)} on {len(ranks_by_machine)} machines"
+    parts = [
+        _numbers_on(group, machine, machines) for machine, group in ranks_by_machine.items()
+    ] or [_numbers(ranks)]
+    *first, last = parts
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _numbers_on(ranks: Collection[int], machine: str | None, machines: Mapping[int, str]) -> str:
+    if machine is None:
+        return _numbers(ranks)
+    if len(ranks) > _NAMED and len(ranks) == sum(name == machine for name in machines.values()):
+        return f"the {len(ranks)} ranks on {machine}"
+    return f"{_numbers(ranks)} on {machine}"
+
+
+def _numbers(ranks: Collection[int]) -> str:
     names = [str(r) for r in ranks]
     if len(names) == 1:
         return f"rank {names[0]}"
-    if len(names) > 6:
+    if len(names) > _NAMED:
         return f"ranks {', '.join(names[:3])} and {len(names) - 3} others"
     return f"ranks {', '.join(names[:-1])} and {names[-1]}"
 
@@ -38,12 +66,14 @@ def sizes_text(entry: Collective) -> str:
     return "x".join(str(list(s)) for s in entry.sizes) or "no tensor"
 
 
-def waiting_text(waiting: Collection[int], where: str | None) -> str:
+def waiting_text(
+    waiting: Collection[int], where: str | None, machines: Mapping[int, str] = NO_MACHINES
+) -> str:
     """Return ``; ranks 0 and 2 wait in all_reduce #34``; empty if no rank waits."""
     if not waiting:
         return ""
     place = f" in {where}" if where else ""
-    return f"; {ranks_text(waiting)} {verb(waiting, 'waits', 'wait')}{place}"
+    return f"; {ranks_text(waiting, machines)} {verb(waiting, 'waits', 'wait')}{place}"
 
 
 def place_text(pulse: PulseState | None, detail: str | None = None) -> str | None:
@@ -52,12 +82,12 @@ def place_text(pulse: PulseState | None, detail: str | None = None) -> str | Non
     return f"{label}, {detail}" if label and detail and detail != label else detail or label
 
 
-def consequences_text(ranks: Collection[int]) -> str:
+def consequences_text(ranks: Collection[int], machines: Mapping[int, str] = NO_MACHINES) -> str:
     """Return ``; the error of rank 0 followed from that``; empty for no ranks."""
     if not ranks:
         return ""
     errors = verb(ranks, "the error of", "the errors of")
-    return f"; {errors} {ranks_text(ranks)} followed from that"
+    return f"; {errors} {ranks_text(ranks, machines)} followed from that"
 
 
 def activity_text(process: ProcessActivity | None) -> str:

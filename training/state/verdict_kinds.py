@@ -25,6 +25,8 @@ class VerdictKind(str, Enum):
     """The rank exited, with or without an exit code that is known."""
     WORKER_DIED = "worker_died"
     """A DataLoader worker ended."""
+    NODE_GONE = "node_gone"
+    """A machine was unreachable for longer than the limit, so its ranks count as lost."""
 
     # Stalled: the run makes no progress.
     STOPPED = "stopped"
@@ -72,6 +74,8 @@ class VerdictKind(str, Enum):
     """A rank compiles code (torch.compile, Triton, Numba) while the others wait."""
     CHECKPOINT = "checkpoint"
     """A rank writes a checkpoint while the others wait."""
+    SLOW_NODE = "slow_node"
+    """All ranks of one machine are slower than those of the others."""
 
     # Warning: the run is not affected yet.
     NOT_EXITING = "not_exiting"
@@ -86,6 +90,14 @@ class VerdictKind(str, Enum):
     """``/dev/shm`` is almost full, or a worker died because it was."""
     NAN_LOSS = "nan_loss"
     """The loss is not finite."""
+    NODE_UNREACHABLE = "node_unreachable"
+    """A machine does not answer: its link is cut, or it is down."""
+    AGENT_KILLED = "agent_killed"
+    """A machine answers and no agent runs there."""
+    AGENT_FROZEN = "agent_frozen"
+    """A machine answers but its agent does not run."""
+    CLOCK_JUMP = "clock_jump"
+    """The wall clock of a machine was set to another time."""
 
     __str__ = str.__str__
 

@@ -102,6 +102,8 @@ def _ended(verdict: Verdict, now_s: float) -> Verdict:
 
 def _is_same(one: Verdict, other: Verdict) -> bool:
     """Return True if both describe one problem; its wording and known cause may have changed."""
+    if (one.nodes or other.nodes) and not one.culprits and not other.culprits:
+        return one.kind == other.kind and bool({*one.nodes} & {*other.nodes})
     if one.kind == other.kind and one.began == other.began:
         return True
     if one.culprits != other.culprits or one.level != other.level:
@@ -114,7 +116,7 @@ def _is_same(one: Verdict, other: Verdict) -> bool:
 def is_superseded(verdict: Verdict, others: Sequence[Verdict]) -> bool:
     """Return True if another verdict on the same problem began with this one and lasted longer."""
     return any(
-        (o.culprits, o.level) == (verdict.culprits, verdict.level)
+        (o.culprits, o.nodes, o.level) == (verdict.culprits, verdict.nodes, verdict.level)
         and o.kind != verdict.kind
         and abs((o.began or 0.0) - (verdict.began or 0.0)) < 1.0
         and (o.ended is None or (verdict.ended is not None and o.ended > verdict.ended))

@@ -110,11 +110,13 @@ def find_unfinished_collective(
     that do wait are held up by the same ranks in the end. If all absent ranks wait elsewhere, the
     groups are used in different orders.
     """
+    recorded = _index_by_group(evidence, ranks)
     groups = sorted({g for r in ranks if r in evidence for g in evidence[r].last_enqueued})
     candidates = [
         c
         for g in groups
-        if (c := _unfinished_of_group(g, evidence, ranks)) is not None and c.waiting
+        if (c := _unfinished_of_group(g, evidence, ranks, recorded.get(g, {}))) is not None
+        and c.waiting
     ]
     waiting = {r for c in candidates for r in c.waiting}
     for preferred in (
@@ -137,13 +139,27 @@ def pending_collective(rank_evidence: RankEvidence) -> Collective | None:
     return next((e for e in rank_evidence.collectives if not e.retired and not e.p2p), None)
 
 
+_Recorded = dict[int, dict[int, Collective]]
+"""rank -> number -> entry, of one process group."""
+
+
+def _index_by_group(evidence: Mapping[int, RankEvidence], ranks: set[int]) -> dict[str, _Recorded]:
+    """Return the entries of all process groups, without those of sends and receives."""
+    index: dict[str, _Recorded] = {}
+    for rank in ranks & evidence.keys():
+        for entry in evidence[rank].collectives:
+            if not entry.p2p:
+                index.setdefault(entry.group, {}).setdefault(rank, {})[entry.seq] = entry
+    return index
+
+
 def _unfinished_of_group(
-    group: str, evidence: Mapping[int, RankEvidence], ranks: set[int]
+    group: str, evidence: Mapping[int, RankEvidence], ranks: set[int], recorded: _Recorded
 ) -> UnfinishedCollective | None:
     first_unfinished: dict[int, int] = {}
-    recorded: dict[int, dict[int, Collective]] = {}
     count_only: dict[int, int] = {}
-    members = {r for other in evidence.values() for r in other.groups.get(group, ())}
+    # Every member knows all members, so equal tuples are merged only once.
+    members = {r for known in {e.groups.get(group, ()) for e in evidence.values()} for r in known}
     for rank in ranks & evidence.keys():
         rank_evidence = evidence[rank]
         last = rank_evidence.last_enqueued.get(group)
@@ -152,27 +168,27 @@ def _unfinished_of_group(
             if not is_member:
                 continue  # or it is not known whether the rank is a member
             last = 0
-        entries = {e.seq: e for e in rank_evidence.collectives if e.group == group and not e.p2p}
+        entries = recorded.get(rank, {})
         if last and not entries:
             # The number is from the last heartbeat, which may be half a second old.
             count_only[rank] = last
             continue
-        recorded[rank] = entries
         last = max([last, *entries])
         pending = min((s for s, e in entries.items() if not e.retired), default=None)
         first_unfinished[rank] = pending if pending is not None else last + 1
     if not first_unfinished:
         return None
     seq = min(first_unfinished.values())
-    at = {r: recorded[r][seq] for r in first_unfinished if seq in recorded[r]}
-    absent = tuple(
-        sorted(
-            [r for r in first_unfinished if r not in at and first_unfinished[r] <= seq]
-            + [r for r, last in count_only.items() if last < seq]
-        )
+    at = {r: recorded[r][seq] for r in first_unfinished if seq in recorded.get(r, {})}
+    absent = {r for r in first_unfinished if r not in at and first_unfinished[r] <= seq}
+    absent |= {r for r, last in count_only.items() if last < seq}
+    return UnfinishedCollective(
+        group=group,
+        seq=seq,
+        at=at,
+        absent=tuple(sorted(absent)),
+        unknown=tuple(sorted(ranks - at.keys() - absent)),
     )
-    unknown = tuple(sorted(r for r in ranks if r not in at and r not in absent))
-    return UnfinishedCollective(group=group, seq=seq, at=at, absent=absent, unknown=unknown)
 
 
 def find_mismatch_by_stacks(

@@ -35,7 +35,7 @@ def slow_data_verdict(inputs: PreparedInput) -> Verdict | None:
     if len(shares) < len(alive) or min(shares) < _DATA_SHARE:
         return None
     last_s = max(inputs.fold.ranks[r].recent_step_s[-1] for r in alive)
-    ranks = "all ranks are" if len(alive) > 1 else f"rank {next(iter(alive))} is"
+    ranks = "all ranks are" if len(alive) > 1 else f"{inputs.ranks_text((next(iter(alive)),))} is"
     return Verdict(
         kind=VerdictKind.SLOW_DATA,
         level=VerdictLevel.SLOW,

@@ -15,6 +15,7 @@ from typing import Any
 from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis.evidence import Frame
 from ltui.training.diagnosis.judge_input import (
+    LIVE_STATES,
     Death,
     PreparedInput,
     first_change_s,
@@ -28,11 +29,11 @@ from ltui.training.diagnosis.observations.stack_frames import (
     is_library_file,
 )
 from ltui.training.diagnosis.stalls import skipped_rest_of_epoch
+from ltui.training.diagnosis.stalls.lost_machines import machine_verdicts
 from ltui.training.diagnosis.verdict_words import (
     EQUAL_BATCHES,
     consequences_text,
     place_text,
-    ranks_text,
     verb,
 )
 from ltui.training.state.run_snapshot import RankState, Verdict
@@ -110,10 +111,15 @@ def death_verdicts(inputs: PreparedInput) -> list[Verdict]:
     if all(e.kind is VerdictKind.MISMATCH and e.confidence <= _UNSURE for e in causes.values()):
         waited_s = max((inputs.still_s.get(r, _HOLD_BACK_S + 1) for r in died), default=0.0)
         allowed_s = _MISMATCH_HOLD_BACK_S if causes else _HOLD_BACK_S
+        # The cause may be in the next report of another machine.
+        ages_s = [n.link_age_s or 0.0 for n in inputs.nodes if n.node not in inputs.lost]
+        allowed_s += max(ages_s, default=0.0)
         if waited_s <= allowed_s and len(died) < len(inputs.states):
             return []
-        causes = _left_validation(ends) or causes
+        causes = _left_validation(inputs, ends) or causes
     causes = causes or _left_training_early(inputs, died)
+    if not causes and inputs.lost:
+        return _caused_by_lost_machines(inputs, ends)
     if not causes:
         first = min(ends, key=lambda r: (ends[r].at_s, r))
         causes = {first: replace(ends[first], confidence=0.4)}
@@ -130,7 +136,24 @@ def death_verdicts(inputs: PreparedInput) -> list[Verdict]:
     return [_verdict(inputs, group, affected, consequences) for group in alike.values()]
 
 
-def _left_validation(ends: _RankEnds) -> _RankEnds:
+def _caused_by_lost_machines(inputs: PreparedInput, ends: _RankEnds) -> list[Verdict]:
+    """Blame machines that do not answer for the end of the ranks that lost their peers there."""
+    died = tuple(sorted(ends))
+    living = (r for r, s in inputs.states.items() if s in LIVE_STATES)
+    return [
+        replace(
+            verdict,
+            level=VerdictLevel.DEAD,
+            waiting=tuple(sorted({*living, *died})),
+            cause=verdict.cause + consequences_text(died, inputs.machines),
+            confidence=min(verdict.confidence, 0.8),
+            evidence={**verdict.evidence, "consequences": _texts(ends)},
+        )
+        for verdict in machine_verdicts(inputs)
+    ]
+
+
+def _left_validation(inputs: PreparedInput, ends: _RankEnds) -> _RankEnds:
     """Return the one rank that had left a validation in which the others still were.
 
     This applies to ranks whose collectives did not match in size. Back ends abort the rank that
@@ -146,9 +169,9 @@ def _left_validation(ends: _RankEnds) -> _RankEnds:
         return {}
     end = _RankEnd(
         kind=VerdictKind.UNEVEN,
-        predicate=f"left validation while {ranks_text(sorted(inside))} had batches left: validation"
-        " batch counts differ (uneven), and the next collective's sizes did not match (size"
-        " mismatch)",
+        predicate=f"left validation while {inputs.ranks_text(sorted(inside))} had batches left:"
+        " validation batch counts differ (uneven), and the next collective's sizes did not match"
+        " (size mismatch)",
         frame=next(iter(inside.values())),
         remedy=f"{EQUAL_BATCHES} limit_val_batches.",
         confidence=0.7,
@@ -159,15 +182,15 @@ def _left_validation(ends: _RankEnds) -> _RankEnds:
 def _left_training_early(inputs: PreparedInput, died: Sequence[int]) -> _RankEnds:
     """Return the ranks that left training before the others, whose collectives then failed."""
     ends = {}
-    for rank in inputs.ended:
-        if (departure := skipped_rest_of_epoch.find_departure(inputs, (rank,))) is not None:
-            reason = skipped_rest_of_epoch.departure_reason(departure, died, None)
-            ends[rank] = _RankEnd(
-                kind=reason.kind,
-                predicate=reason.text,
-                remedy=reason.remedy,
-                confidence=reason.confidence,
-            )
+    departures = skipped_rest_of_epoch.find_departures(inputs, inputs.ended)
+    for rank, departure in departures.items():
+        reason = skipped_rest_of_epoch.departure_reason(inputs, departure, died, None)
+        ends[rank] = _RankEnd(
+            kind=reason.kind,
+            predicate=reason.text,
+            remedy=reason.remedy,
+            confidence=reason.confidence,
+        )
     return ends
 
 
@@ -185,7 +208,8 @@ def _verdict(
         culprits=ranks,
         waiting=tuple(r for r in affected if r not in ranks),
         place=place_text(next(iter(pulses.values()), None), frame_text(first.frame)),
-        cause=f"{ranks_text(ranks)} {first.text(ranks)}{consequences_text(sorted(errors))}",
+        cause=f"{inputs.ranks_text(ranks)} {first.text(ranks)}"
+        f"{consequences_text(sorted(errors), inputs.machines)}",
         remedy=first.remedy,
         confidence=first.confidence,
         began=first_change_s(pulses),
@@ -209,10 +233,12 @@ def _end_of(inputs: PreparedInput, rank: int) -> _RankEnd:
     rank_fold = inputs.fold.ranks.get(rank)
     event = rank_fold.exception if rank_fold is not None else None
     if event is None:
-        return _end_of_process(inputs.deaths.get(rank) or Death(), inputs.oom_kills)
+        return _end_of_process(inputs.deaths.get(rank) or Death(), inputs.oom_kills_of(rank))
     t = event.fields.get("t")
     at_s = float(t) if isinstance(t, (int, float)) else event.t_ns / 1e9
-    return replace(_end_by_exception(event.fields, event.text, inputs.oom_kills), at_s=at_s)
+    return replace(
+        _end_by_exception(event.fields, event.text, inputs.oom_kills_of(rank)), at_s=at_s
+    )
 
 
 def _end_by_exception(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis.evidence import HostEvidence, RankEvidence
 from ltui.training.diagnosis.judge_input import PreparedInput, position_facts
+from ltui.training.diagnosis.machines import NO_MACHINES
 from ltui.training.diagnosis.observations.collective_positions import Divergence, find_divergence
 from ltui.training.diagnosis.observations.stack_frames import frame_text
 from ltui.training.diagnosis.stalls import skipped_rest_of_epoch
@@ -30,16 +31,20 @@ _SCARCE_SHARE, _SCARCE_BYTES = 0.05, 256 << 20
 """Memory is scarce if less is free than this fraction of the total and than these bytes."""
 _SCARCE_SHM_SHARE, _SCARCE_SHM_BYTES = 0.03, 64 << 20
 """Shared memory is scarce if less is free than this fraction and than these bytes."""
+_COMPARED_CALLS = 4
+"""Number of calls by which it is decided whether one rank's calls are shifted."""
 
 
-def loss_warning(fold: FoldState) -> Verdict | None:
+def loss_warning(fold: FoldState, machines: Mapping[int, str] = NO_MACHINES) -> Verdict | None:
     """Return a warning if the loss of a rank is not finite any more."""
     bad = {r: f for r, f in sorted(fold.ranks.items()) if f.bad_loss >= BAD_LOSSES}
     if not bad:
         return None
     first = min(bad, key=lambda r: (bad[r].bad_loss_step or 0, r))
     step = bad[first].bad_loss_step
-    since = "" if step is None else f" since step {step} (first on rank {first})"
+    since = (
+        "" if step is None else f" since step {step} (first on {ranks_text((first,), machines)})"
+    )
     last_loss = bad[first].recent_loss[-1] if bad[first].recent_loss else None
     value = "infinite" if last_loss is not None and math.isinf(last_loss) else "NaN"
     return Verdict(
@@ -47,7 +52,7 @@ def loss_warning(fold: FoldState) -> Verdict | None:
         level=VerdictLevel.WARNING,
         culprits=tuple(bad),
         place="loss",
-        cause=f"the loss of {ranks_text(list(bad))} is {value}{since}",
+        cause=f"the loss of {ranks_text(list(bad), machines)} is {value}{since}",
         remedy="Stop, and resume from a checkpoint before that step with a lower learning rate.",
         began=bad[first].bad_loss_wall_s,
         evidence={
@@ -84,12 +89,11 @@ def find_drifting_ranks(inputs: PreparedInput) -> tuple[int, ...] | None:
 def drift_warning(inputs: PreparedInput, ranks: tuple[int, ...]) -> Verdict:
     """Return the warning about ``ranks``, which drift from the lowest rank."""
     alive, rank_folds = inputs.alive, inputs.fold.ranks
-    departed = tuple(
-        r for r in alive if skipped_rest_of_epoch.find_departure(inputs, (r,)) is not None
-    )
+    departures = skipped_rest_of_epoch.find_departures(inputs, tuple(alive))
+    departed = tuple(departures)
     departure = None
-    if 0 < len(departed) < len(alive):
-        departure = skipped_rest_of_epoch.find_departure(inputs, departed)
+    if 0 < len(departed) < len(alive) and len({*departures.values()}) == 1:
+        departure = departures[departed[0]]
     reason, remedy = "batch counts differ (uneven)", _UNEVEN_REMEDY
     if departure is not None:
         ranks, remedy = departed, skipped_rest_of_epoch.REMEDY
@@ -105,9 +109,9 @@ def drift_warning(inputs: PreparedInput, ranks: tuple[int, ...]) -> Verdict:
         culprits=ranks,
         place=f"step {drifting.global_step}",
         cause=(
-            f"{ranks_text(ranks)} drifts: at step {drifting.global_step} it is in epoch"
-            f" {drifting.epoch} batch {drifting.batch}, rank {lowest} in epoch {reference.epoch}"
-            f" batch {reference.batch}: {reason}, the run will freeze"
+            f"{inputs.ranks_text(ranks)} drifts: at step {drifting.global_step} it is in epoch"
+            f" {drifting.epoch} batch {drifting.batch}, {inputs.ranks_text((lowest,))} in epoch"
+            f" {reference.epoch} batch {reference.batch}: {reason}, the run will freeze"
         ),
         remedy=remedy,
         confidence=0.9,
@@ -120,8 +124,11 @@ def drift_warning(inputs: PreparedInput, ranks: tuple[int, ...]) -> Verdict:
     )
 
 
-def memory_warning(host: HostEvidence) -> Verdict | None:
-    """Return a warning if a further allocation may exceed the memory of the machine."""
+def memory_warning(host: HostEvidence, machine: str | None = None) -> Verdict | None:
+    """Return a warning if a further allocation may exceed the memory of the machine.
+
+    ``machine`` is its name, in a run on several.
+    """
     limit, used = host.memory_limit_bytes, host.memory_used_bytes
     if limit is not None and used is not None and limit - used < _scarce_bytes(limit):
         free, total, owner = limit - used, limit, "the control group's limit"
@@ -135,8 +142,8 @@ def memory_warning(host: HostEvidence) -> Verdict | None:
         kind=VerdictKind.MEMORY,
         level=VerdictLevel.WARNING,
         cause=(
-            f"memory is about to run out: {free / 1e6:.0f} MB of {total / 1e9:.1f} GB ({owner})"
-            " left"
+            f"memory{_on(machine)} is about to run out: {free / 1e6:.0f} MB of {total / 1e9:.1f} GB"
+            f" ({owner}) left"
         ),
         remedy="Use fewer DataLoader workers or smaller batches before the kernel kills a rank.",
         confidence=0.8,
@@ -144,7 +151,7 @@ def memory_warning(host: HostEvidence) -> Verdict | None:
     )
 
 
-def shared_memory_warning(host: HostEvidence) -> Verdict | None:
+def shared_memory_warning(host: HostEvidence, machine: str | None = None) -> Verdict | None:
     """Return a warning if ``/dev/shm`` is almost full."""
     free, total = host.shm_free_bytes, host.shm_total_bytes
     if free is None or not total:
@@ -155,7 +162,8 @@ def shared_memory_warning(host: HostEvidence) -> Verdict | None:
         kind=VerdictKind.SHARED_MEMORY,
         level=VerdictLevel.WARNING,
         cause=(
-            f"shared memory is full: {free / 1e6:.0f} MB of {total / 1e6:.0f} MB of /dev/shm left"
+            f"shared memory{_on(machine)} is full: {free / 1e6:.0f} MB of {total / 1e6:.0f} MB of"
+            " /dev/shm left"
         ),
         remedy="Give the container more (--shm-size), or use fewer DataLoader workers.",
         confidence=0.8,
@@ -163,11 +171,17 @@ def shared_memory_warning(host: HostEvidence) -> Verdict | None:
     )
 
 
+def _on(machine: str | None) -> str:
+    return "" if machine is None else f" on {machine}"
+
+
 def _scarce_bytes(total: int) -> float:
     return min(_SCARCE_SHARE * total, _SCARCE_BYTES)
 
 
-def divergence_warning(evidence: Mapping[int, RankEvidence]) -> Verdict | None:
+def divergence_warning(
+    evidence: Mapping[int, RankEvidence], machines: Mapping[int, str] = NO_MACHINES
+) -> Verdict | None:
     """Return a warning if one rank has called one collective more than another rank.
 
     Equal numbers that are called from different lines are common and harmless (``if rank == 0:
@@ -176,17 +190,25 @@ def divergence_warning(evidence: Mapping[int, RankEvidence]) -> Verdict | None:
     divergence = find_divergence(evidence)
     if divergence is None:
         return None
-    for culprit in divergence.minority:
-        for other in evidence:
-            both_blamed = other in divergence.minority
-            if both_blamed and len(divergence.minority) < len(evidence):
-                continue
-            if other != culprit and _is_shifted(evidence, divergence, culprit, other):
-                return _divergence_verdict(divergence, culprit, other)
+    minority = {*divergence.minority}
+    calls = {r: _calls_from(evidence[r], divergence) for r in divergence.sites}
+    # Ranks with equal calls need to be compared only once.
+    culprits = {calls[r]: r for r in reversed(divergence.minority)}
+    others = {
+        calls[r]: r
+        for r in sorted(divergence.sites, reverse=True)
+        if r not in minority or len(minority) == len(evidence)
+    }
+    for culprit in sorted(culprits.values()):
+        for other in sorted(others.values()):
+            if _is_shifted(calls[culprit], calls[other]):
+                return _divergence_verdict(divergence, culprit, other, machines)
     return None
 
 
-def _divergence_verdict(divergence: Divergence, culprit: int, other: int) -> Verdict:
+def _divergence_verdict(
+    divergence: Divergence, culprit: int, other: int, machines: Mapping[int, str]
+) -> Verdict:
     line, other_line = divergence.sites[culprit], divergence.sites[other]
     return Verdict(
         kind=VerdictKind.DIVERGING,
@@ -194,8 +216,9 @@ def _divergence_verdict(divergence: Divergence, culprit: int, other: int) -> Ver
         culprits=(culprit,),
         place=frame_text(line),
         cause=(
-            f"rank {culprit} called {divergence.op} #{divergence.seq} at {frame_text(line)},"
-            f" rank {other} at {frame_text(other_line)}: all their later collectives are mismatched"
+            f"{ranks_text((culprit,), machines)} called {divergence.op} #{divergence.seq} at"
+            f" {frame_text(line)}, {ranks_text((other,), machines)} at {frame_text(other_line)}:"
+            " all their later collectives are mismatched"
         ),
         remedy="Move the collective out of code that only some ranks run (rank-zero code).",
         confidence=0.7,
@@ -203,20 +226,27 @@ def _divergence_verdict(divergence: Divergence, culprit: int, other: int) -> Ver
     )
 
 
-def _is_shifted(
-    evidence: Mapping[int, RankEvidence], divergence: Divergence, culprit: int, other: int
-) -> bool:
-    """Return True if the culprit makes the other rank's calls one number later."""
-    calls = {
-        rank: {
-            e.seq: (e.op, e.call_site.file, e.call_site.line)
-            for e in evidence[rank].collectives
-            if e.group == divergence.group and e.call_site is not None and not e.p2p
-        }
-        for rank in (culprit, other)
+_Call = tuple[str, str, int]
+"""Operation, and file and line of the call."""
+
+
+def _calls_from(rank_evidence: RankEvidence, divergence: Divergence) -> tuple[_Call | None, ...]:
+    """Return the rank's calls from the divergence on; None for a call that is not recorded."""
+    by_number = {
+        e.seq: (e.op, e.call_site.file, e.call_site.line)
+        for e in rank_evidence.collectives
+        if e.group == divergence.group
+        and e.call_site is not None
+        and not e.p2p
+        and 0 <= e.seq - divergence.seq <= _COMPARED_CALLS
     }
-    numbers = range(divergence.seq, divergence.seq + 4)
-    comparable = [s for s in numbers if s in calls[other] and s + 1 in calls[culprit]]
-    shifted = [s for s in comparable if calls[other][s] == calls[culprit][s + 1]]
-    different = [s for s in comparable if calls[other].get(s) != calls[culprit].get(s)]
+    return tuple(by_number.get(divergence.seq + i) for i in range(_COMPARED_CALLS + 1))
+
+
+def _is_shifted(culprit: Sequence[_Call | None], other: Sequence[_Call | None]) -> bool:
+    """Return True if the culprit makes the other rank's calls one number later."""
+    numbers = range(_COMPARED_CALLS)
+    comparable = [i for i in numbers if other[i] is not None and culprit[i + 1] is not None]
+    shifted = [i for i in comparable if other[i] == culprit[i + 1]]
+    different = [i for i in comparable if other[i] != culprit[i]]
     return len(shifted) >= 2 and len(shifted) == len(comparable) and len(different) >= 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis.judge_input import (
@@ -11,7 +11,7 @@ from ltui.training.diagnosis.judge_input import (
     first_change_s,
     position_facts,
 )
-from ltui.training.diagnosis.verdict_words import ranks_text, verb, waiting_text
+from ltui.training.diagnosis.verdict_words import verb, waiting_text
 from ltui.training.state.run_snapshot import RankState, Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
 
@@ -61,13 +61,13 @@ def stopped_verdict(
     )
     pulses = inputs.pulses_of(stopped)
     phase = next((p.phase.label for p in pulses.values()), None)
-    subject = ranks_text(stopped)
+    subject = inputs.ranks_text(stopped)
     if len(stopped) == 1:
         subject = f"the process of {subject}"
     cause = f"{subject} {verb(stopped, 'is', 'are')} stopped (SIGSTOP or a debugger)"
     if phase is not None:
         cause += f" in {phase} for {max(inputs.still_s[r] for r in pulses):.0f} s"
-    cause += waiting_text(waiting, None)
+    cause += waiting_text(waiting, None, inputs.machines)
     pids = {r: inputs.stopped_pids[r] for r in stopped}
     return Verdict(
         kind=VerdictKind.STOPPED,
@@ -76,7 +76,7 @@ def stopped_verdict(
         waiting=waiting,
         place=phase,
         cause=cause,
-        remedy=f"To continue it: kill -CONT {' '.join(map(str, pids.values()))}",
+        remedy=_remedy(inputs, pids),
         confidence=1.0,
         began=first_change_s(pulses),
         evidence={
@@ -85,3 +85,15 @@ def stopped_verdict(
             "ranks": position_facts(pulses),
         },
     )
+
+
+def _remedy(inputs: PreparedInput, pids: Mapping[int, int]) -> str:
+    """Return the command that continues the processes, for each machine."""
+    pids_by_machine: dict[str | None, list[str]] = {}
+    for rank, pid in pids.items():
+        pids_by_machine.setdefault(inputs.machines.get(rank), []).append(str(pid))
+    commands = [
+        f"kill -CONT {' '.join(group)}" + (f" on {machine}" if machine is not None else "")
+        for machine, group in pids_by_machine.items()
+    ]
+    return f"To continue it: {'; '.join(commands)}"

@@ -276,9 +276,9 @@ def straggler_verdict(
         waiting=tuple(r for r in inputs.alive if r != rank),
         place=f"{part}, {frame_text(line)}" if line is not None else part,
         cause=(
-            f"rank {rank} is the STRAGGLER: the others wait for it {100 * straggler.share:.0f} %"
-            f" of each step ({straggler.step_s:.2f} s); it spends the time in {part}{at_line}:"
-            f" {reason}"
+            f"{inputs.ranks_text((rank,))} is the STRAGGLER: the others wait for it"
+            f" {100 * straggler.share:.0f} % of each step ({straggler.step_s:.2f} s);"
+            f" it spends the time in {part}{at_line}: {reason}"
         ),
         remedy=remedy,
         confidence=0.8,

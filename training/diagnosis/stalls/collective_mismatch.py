@@ -19,7 +19,6 @@ from ltui.training.diagnosis.stalls.uneven_batches import find_uneven_ranks, une
 from ltui.training.diagnosis.verdict_words import (
     collective_text,
     place_text,
-    ranks_text,
     sizes_text,
     verb,
 )
@@ -28,6 +27,8 @@ from ltui.training.state.verdict_kinds import VerdictKind
 from ltui.training.tensor_queue.record_types import Phase
 
 _AFTER_BACKWARD = frozenset({Phase.OPTIMIZER, Phase.BATCH_END, Phase.FETCH, Phase.TRANSFER})
+_CALLS_NAMED = 4
+"""Maximum number of calls that a sentence lists."""
 _UNKNOWN_CULPRIT = " (it is unknown which of them is wrong)"
 
 
@@ -91,12 +92,15 @@ def _earlier_divergence(inputs: PreparedInput, unfinished: UnfinishedCollective)
     ):
         return None
     culprits = divergence.minority
-    lines = [f"rank {r} at {frame_text(frame)}" for r, frame in sorted(divergence.sites.items())]
+    lines = [
+        f"{inputs.ranks_text((r,))} at {frame_text(frame)}"
+        for r, frame in sorted(divergence.sites.items())[:_CALLS_NAMED]
+    ]
     first_line = divergence.sites[culprits[0]]
     reason = StallReason(
         kind=VerdictKind.MISMATCH,
         text=f"called {divergence.op} #{divergence.seq} from a different line than the others"
-        f" ({'; '.join(lines[:4])}): all later collectives are mismatched",
+        f" ({'; '.join(lines)}): all later collectives are mismatched",
         activity=Activity.FAULT,
         place=frame_text(first_line),
         remedy="Move the collective out of code that only some ranks run (rank-zero code).",
@@ -116,7 +120,7 @@ def _different_calls(inputs: PreparedInput, unfinished: UnfinishedCollective) ->
         line = call_site_of(entry, inputs.settled.get(rank))
         show_sizes = entry.sizes or (recorded and same_operation)
         sizes = f" of {sizes_text(entry)}" if show_sizes else ""
-        calls.append(f"rank {rank} {entry.op}{sizes}{at_frame(line)}")
+        calls.append(f"{inputs.ranks_text((rank,))} {entry.op}{sizes}{at_frame(line)}")
     difference = "mismatch"
     if same_operation:
         difference = (
@@ -153,7 +157,7 @@ def crossed_groups_verdict(inputs: PreparedInput, unfinished: UnfinishedCollecti
         first_line = line if rank == culprits[0] else first_line
         call = f"{collective_text(entry)} of group {entry.group}{at_frame(line)}"
         ranks_by_call.setdefault(call, []).append(rank)
-    calls = [f"{ranks_text(callers)} {call}" for call, callers in ranks_by_call.items()]
+    calls = [f"{inputs.ranks_text(callers)} {call}" for call, callers in ranks_by_call.items()]
     reason = StallReason(
         kind=VerdictKind.MISMATCH,
         text=f"{verb(culprits, 'waits', 'wait')} in another process group's collective than the"
@@ -166,4 +170,4 @@ def crossed_groups_verdict(inputs: PreparedInput, unfinished: UnfinishedCollecti
         confidence=0.8 if culprit_known else 0.5,
     )
     verdict = stall_verdict(inputs, culprits, reason, unfinished.others(culprits), unfinished)
-    return replace(verdict, cause=f"{ranks_text(culprits)} {reason.text}")
+    return replace(verdict, cause=f"{inputs.ranks_text(culprits)} {reason.text}")

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from ltui.training.diagnosis.judge_input import PreparedInput
 from ltui.training.diagnosis.stalls import (
     furthest_behind,
+    lost_machines,
     missing_ranks,
     no_rank_waits,
     not_exiting,
@@ -35,6 +36,7 @@ RULES: tuple[Rule, ...] = (
     missing_ranks.missing_ranks,
     rules_for_all_ranks.finished_early,
     rules_for_all_ranks.rank_died,
+    lost_machines.unobserved_ranks,
     rules_for_all_ranks.all_ranks_wait,
     no_rank_waits.no_rank_waits,
     furthest_behind.furthest_behind,

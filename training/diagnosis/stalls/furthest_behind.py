@@ -8,7 +8,7 @@ from ltui.training.diagnosis.judge_input import PreparedInput, progress_key
 from ltui.training.diagnosis.stalls.stall_case import StallCase
 from ltui.training.diagnosis.stalls.stall_verdict import Activity, StallReason, stall_verdict
 from ltui.training.diagnosis.stalls.uneven_batches import find_uneven_ranks, uneven_verdict
-from ltui.training.diagnosis.verdict_words import activity_text, ranks_text, verb
+from ltui.training.diagnosis.verdict_words import activity_text, verb
 from ltui.training.state.run_snapshot import Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
 from ltui.training.tensor_queue.record_types import STEP_PHASES, Phase
@@ -46,7 +46,7 @@ def furthest_behind(case: StallCase) -> list[Verdict] | None:
             f" {seconds:.0f} s; none is behind the others"
         )
     ended = inputs.ended
-    ended_text = f"; {ranks_text(ended)} already ended" if ended else ""
+    ended_text = f"; {inputs.ranks_text(ended)} already ended" if ended else ""
     reason = StallReason(
         kind=VerdictKind.UNKNOWN,
         text=text,

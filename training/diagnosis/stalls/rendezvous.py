@@ -45,7 +45,7 @@ def incomplete_rendezvous(case: StallCase) -> list[Verdict] | None:
             replace(reason, kind=VerdictKind.RENDEZVOUS, text=text),
             level=VerdictLevel.STALLED if stuck else VerdictLevel.SLOW,
         )
-        cause = verdict.cause + waiting_text(inside, "the rendezvous")
+        cause = verdict.cause + waiting_text(inside, "the rendezvous", inputs.machines)
         verdicts.append(replace(verdict, waiting=inside, cause=cause))
     return verdicts
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ltui.training.diagnosis.judge_input import PreparedInput
 from ltui.training.diagnosis.stalls.stall_verdict import Activity, StallReason
-from ltui.training.diagnosis.verdict_words import ranks_text, verb
+from ltui.training.diagnosis.verdict_words import verb
 from ltui.training.state.verdict_kinds import VerdictKind
 from ltui.training.tensor_queue.record_types import STEP_PHASES
 
@@ -36,11 +36,18 @@ class EarlyDeparture:
 
 def find_departure(inputs: PreparedInput, ranks: Sequence[int]) -> EarlyDeparture | None:
     """Return the epoch that all of ``ranks`` left early; None if their data may be shorter."""
+    departures = find_departures(inputs, ranks)
+    of_all = set(departures.values())
+    return of_all.pop() if len(of_all) == 1 and len(departures) == len(ranks) else None
+
+
+def find_departures(inputs: PreparedInput, ranks: Sequence[int]) -> dict[int, EarlyDeparture]:
+    """Return rank -> epoch that it left early, for those of ``ranks`` that left one."""
     planned = planned_batches(inputs)
     if planned is None:
-        return None
-    departures = {_departure_of(inputs, rank, planned) for rank in ranks}
-    return departures.pop() if len(departures) == 1 else None
+        return {}
+    departures = {rank: _departure_of(inputs, rank, planned) for rank in ranks}
+    return {rank: departure for rank, departure in departures.items() if departure is not None}
 
 
 def planned_batches(inputs: PreparedInput) -> int | None:
@@ -66,11 +73,13 @@ def _departure_of(inputs: PreparedInput, rank: int, planned: int) -> EarlyDepart
 
 
 def departure_reason(
-    departure: EarlyDeparture, others: Sequence[int], place: str | None
+    inputs: PreparedInput, departure: EarlyDeparture, others: Sequence[int], place: str | None
 ) -> StallReason:
     """Return the reason of a stall; ``others`` are the ranks that are still in the epoch."""
     others_text = (
-        f", while {ranks_text(others)} {verb(others, 'is', 'are')} still in it" if others else ""
+        f", while {inputs.ranks_text(others)} {verb(others, 'is', 'are')} still in it"
+        if others
+        else ""
     )
     return StallReason(
         kind=VerdictKind.LEFT_EARLY,

@@ -42,7 +42,11 @@ STARVED_REMEDY = "Run fewer processes on this machine, or give each rank its own
 
 def explain_rank(inputs: PreparedInput, rank: int) -> StallReason:
     """Return why a rank of which there is evidence makes no progress."""
-    return explain_stall(inputs.settled[rank], inputs.pulses.get(rank))
+    reason = explain_stall(inputs.settled[rank], inputs.pulses.get(rank))
+    machine = inputs.machines.get(rank)
+    if machine is None or reason.kind is not VerdictKind.WORKER_STOPPED:
+        return reason
+    return replace(reason, remedy=f"{reason.remedy} on {machine}")
 
 
 def explain_stall(rank_evidence: RankEvidence, pulse: PulseState | None) -> StallReason:

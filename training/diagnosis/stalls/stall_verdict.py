@@ -17,7 +17,6 @@ from ltui.training.diagnosis.observations.gpu_causes import breaking_cause
 from ltui.training.diagnosis.observations.stack_frames import frame_facts
 from ltui.training.diagnosis.verdict_words import (
     collective_text,
-    ranks_text,
     sizes_text,
     waiting_text,
 )
@@ -76,7 +75,8 @@ def stall_verdict(
     """
     pulses = inputs.pulses_of((*culprits, *waiting))
     waits_in = _wait_text(inputs, unfinished, waiting)
-    cause = f"{ranks_text(culprits)} {reason.text}{waiting_text(waiting, waits_in)}"
+    cause = f"{inputs.ranks_text(culprits)} {reason.text}"
+    cause += waiting_text(waiting, waits_in, inputs.machines)
     gpu_cause = breaking_cause(inputs.gpu_verdicts, culprits or waiting)
     if gpu_cause is not None:
         cause = f"{cause}; {gpu_cause.text}"

@@ -13,7 +13,7 @@ from ltui.training.diagnosis.judge_input import PreparedInput
 from ltui.training.diagnosis.observations.collective_positions import UnfinishedCollective
 from ltui.training.diagnosis.stalls import skipped_rest_of_epoch
 from ltui.training.diagnosis.stalls.stall_verdict import Activity, StallReason, stall_verdict
-from ltui.training.diagnosis.verdict_words import EQUAL_BATCHES, place_text, ranks_text, verb
+from ltui.training.diagnosis.verdict_words import EQUAL_BATCHES, place_text, verb
 from ltui.training.state.run_snapshot import Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
 from ltui.training.tensor_queue.record_types import STEP_PHASES, Phase, PulseState
@@ -48,11 +48,11 @@ def find_uneven_ranks(inputs: PreparedInput, ranks: set[int]) -> UnevenRanks | N
     counts = {r: completed_batches(inputs, r) for r in pulses}
     if evaluating:
         if _training_batches_ran_out(evaluating, pulses, counts):
-            return _left_epoch(tuple(sorted(evaluating)), pulses, counts)
+            return _left_epoch(inputs, tuple(sorted(evaluating)), pulses, counts)
         return _left_validation(inputs, evaluating, pulses)
     first_stage = min(stages.values())
     early = tuple(sorted(r for r, s in stages.items() if s != first_stage))
-    return _left_epoch(early, pulses, counts)
+    return _left_epoch(inputs, early, pulses, counts)
 
 
 def _stage(pulse: PulseState) -> tuple[int, int]:
@@ -85,7 +85,7 @@ def _left_validation(
     evaluated = inputs.history.evaluated
     after = f" after {evaluated[early[0]]} batches" if early and early[0] in evaluated else ""
     text = (
-        f"left validation{after} while {ranks_text(sorted(evaluating))}"
+        f"left validation{after} while {inputs.ranks_text(sorted(evaluating))}"
         f" {verb(evaluating, 'is', 'are')} still at validation batch {batch}:"
         " validation batch counts differ (uneven)"
     )
@@ -93,7 +93,10 @@ def _left_validation(
 
 
 def _left_epoch(
-    early: tuple[int, ...], pulses: Mapping[int, PulseState], counts: Mapping[int, int | None]
+    inputs: PreparedInput,
+    early: tuple[int, ...],
+    pulses: Mapping[int, PulseState],
+    counts: Mapping[int, int | None],
 ) -> UnevenRanks:
     others = [r for r in pulses if r not in early]
     epoch = min((pulses[r].epoch for r in others), default=pulses[early[0]].epoch)
@@ -101,7 +104,7 @@ def _left_epoch(
     after = f" after {done} batches" if done is not None else ""
     others_done = max(((counts[r] or 0) for r in others), default=0)
     text = (
-        f"ended epoch {epoch}{after} while {ranks_text(sorted(others))} still"
+        f"ended epoch {epoch}{after} while {inputs.ranks_text(sorted(others))} still"
         f" {verb(others, 'trains', 'train')} (batch {others_done + 1}): batch counts differ"
         " (uneven)"
     )
@@ -133,7 +136,7 @@ def uneven_verdict(
     if departure is not None and not uneven.left_validation:
         still_in_epoch = others or tuple(sorted(r for r in inputs.alive if r not in ranks))
         reason = skipped_rest_of_epoch.departure_reason(
-            departure, still_in_epoch, place_text(inputs.pulses.get(ranks[0]))
+            inputs, departure, still_in_epoch, place_text(inputs.pulses.get(ranks[0]))
         )
         return stall_verdict(inputs, ranks, reason, others, unfinished)
     reason = StallReason(
@@ -163,7 +166,7 @@ def finished_early_verdict(
     """Return the verdict on ranks that finished training while others wait in a collective."""
     departure = skipped_rest_of_epoch.find_departure(inputs, early)
     if departure is not None:
-        reason = skipped_rest_of_epoch.departure_reason(departure, waiting, "ended")
+        reason = skipped_rest_of_epoch.departure_reason(inputs, departure, waiting, "ended")
         return stall_verdict(inputs, early, reason, waiting, unfinished)
     done = completed_batches(inputs, early[0])
     others_done = max((completed_batches(inputs, r) or 0 for r in waiting), default=0)

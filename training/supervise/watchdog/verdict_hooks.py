@@ -213,6 +213,7 @@ def _environment(added: Mapping[str, str], document: Mapping[str, Any]) -> dict[
         "LTUI_VERDICT_KIND": str(document["kind"]),
         "LTUI_VERDICT_LEVEL": str(document["level"]),
         "LTUI_VERDICT_CULPRITS": " ".join(str(r) for r in document["culprits"]),
+        "LTUI_VERDICT_NODES": " ".join(str(n) for n in document["nodes"]),
         "LTUI_VERDICT_RUN": str(document["run"]),
     }
 

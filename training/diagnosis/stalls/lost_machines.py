@@ -1,0 +1,159 @@
+"""Stall rule: ranks wait while machines with other ranks cannot be observed. Pure.
+
+Old pulses of a machine that does not answer say nothing about its ranks. So if no observed rank is
+at fault, the ranks that make no progress wait for that machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ltui.training.config.verdict_severity import VerdictLevel
+from ltui.training.diagnosis.judge_input import PreparedInput, position_facts
+from ltui.training.diagnosis.machines import MAY_BE_LATE, machines_text
+from ltui.training.diagnosis.stalls.stall_case import StallCase
+from ltui.training.diagnosis.verdict_words import collective_text, verb
+from ltui.training.state.run_snapshot import NodeSnapshot, NodeState, Verdict
+from ltui.training.state.verdict_kinds import VerdictKind
+
+_UNREACHABLE_S = 6.0
+"""Seconds without a report after which a machine is reported as unreachable. A link that was cut
+for five seconds is up again by then."""
+_UNEXPLAINED_S = 8.0
+"""Seconds after which it is reported that nothing is known about a silent machine's reason."""
+_AGENT_LOST_S = 3.0
+"""Seconds without a report after which a dead or frozen agent is reported. A dead one is normally
+replaced within a second."""
+_LINK_REMEDY = (
+    "Check the link and whether {} runs (ping, ssh). The run continues by itself when the link is"
+    " back, unless the ranks' own connections have failed."
+)
+_AGENT_REMEDY = "Its log says why it ended (agent.log in its folder on {}); it can be joined again."
+_FROZEN_REMEDY = (
+    "Look for the agent on {} with `ps -o pid,stat,args -C ltui`; if it is stopped (state T),"
+    " continue it with `kill -CONT PID`."
+)
+_GONE_REMEDY = "Resume the run from its last checkpoint, with that machine or without it."
+
+
+def unobserved_ranks(case: StallCase) -> list[Verdict] | None:
+    """Blame the lost machines if observed ranks wait and none of them is at fault.
+
+    Without evidence as well, because by pulses alone a rank that waits for a lost machine looks
+    like one that is stuck.
+    """
+    inputs = case.inputs
+    if not _with_unfinished_ranks(inputs) or (case.located and not case.waiting):
+        return None
+    waiting = tuple(sorted(case.overdue))
+    if not waiting:
+        return []
+    where = None
+    if case.unfinished is not None:
+        entry = next(iter(case.unfinished.at.values()), None)
+        where = collective_text(entry) if entry is not None else None
+    return machine_verdicts(inputs, waiting, where)
+
+
+def machine_verdicts(
+    inputs: PreparedInput, waiting: tuple[int, ...] = (), where: str | None = None
+) -> list[Verdict]:
+    """Return one verdict for each reason why machines do not report.
+
+    ``waiting`` are the ranks elsewhere that wait in ``where``. Without them it is a warning,
+    because a run may do without the connection between its machines' agents.
+    """
+    by_kind: dict[VerdictKind, list[NodeSnapshot]] = {}
+    for _, node in sorted(inputs.lost.items()):
+        if (kind := _kind(node)) is not None:
+            by_kind.setdefault(kind, []).append(node)
+    return [_verdict(inputs, kind, nodes, waiting, where) for kind, nodes in by_kind.items()]
+
+
+def _with_unfinished_ranks(inputs: PreparedInput) -> list[NodeSnapshot]:
+    return [n for n in inputs.lost.values() if {*n.ranks} - {*inputs.ended}]
+
+
+def _kind(node: NodeSnapshot) -> VerdictKind | None:
+    """Return why the machine does not report; None if that is too short to say."""
+    age_s = node.link_age_s
+    kind, after_s = {
+        NodeState.GONE: (VerdictKind.NODE_GONE, 0.0),
+        NodeState.UNREACHABLE: (VerdictKind.NODE_UNREACHABLE, _UNREACHABLE_S),
+        NodeState.AGENT_DEAD: (VerdictKind.AGENT_KILLED, _AGENT_LOST_S),
+        NodeState.FROZEN: (VerdictKind.AGENT_FROZEN, _AGENT_LOST_S),
+    }.get(node.state, (VerdictKind.NODE_UNREACHABLE, _UNEXPLAINED_S))
+    return kind if age_s is None or age_s >= after_s else None
+
+
+def _verdict(
+    inputs: PreparedInput,
+    kind: VerdictKind,
+    nodes: Sequence[NodeSnapshot],
+    waiting: tuple[int, ...],
+    where: str | None,
+) -> Verdict:
+    names = [n.name for n in nodes]
+    ages_s = [n.link_age_s for n in nodes if n.link_age_s is not None]
+    lost = sorted(r for n in nodes for r in n.ranks if r not in inputs.ended)
+    gone = kind is VerdictKind.NODE_GONE
+    level = VerdictLevel.STALLED if waiting else VerdictLevel.WARNING
+    state = _predicate(kind, one=len(nodes) == 1, age_s=max(ages_s, default=None))
+    cause = f"{machines_text(names)} {state}"
+    if waiting:
+        wait, place = verb(waiting, "waits", "wait"), f" in {where}" if where else ""
+        cause = (
+            f"{inputs.ranks_text(waiting)} {wait}{place} for {machines_text(names)}, which {state}"
+        )
+    if lost and not gone:
+        cause += f"; {inputs.ranks_text(lost)} cannot be observed"
+    reason_known = all(n.state not in MAY_BE_LATE for n in nodes)
+    earlier = inputs.history.active_of(kind)
+    began = inputs.now_s - max(ages_s) if inputs.now_s is not None and ages_s else inputs.now_s
+    if earlier is not None and {*earlier.nodes} & {n.node for n in nodes}:
+        began = earlier.began
+    return Verdict(
+        kind=kind,
+        level=VerdictLevel.DEAD if gone else level,
+        nodes=tuple(n.node for n in nodes),
+        culprits=tuple(lost) if gone else (),
+        waiting=waiting,
+        place=machines_text(names),
+        cause=cause,
+        remedy=_remedy(kind, names),
+        confidence=0.9 if reason_known else 0.6,
+        began=began,
+        evidence={
+            "link_age_s": {n.name: n.link_age_s for n in nodes},
+            "notes": {n.name: n.note for n in nodes if n.note is not None},
+            "still_s": inputs.still_facts(waiting),
+            "ranks": position_facts(inputs.pulses_of(waiting)),
+        },
+    )
+
+
+def _predicate(kind: VerdictKind, *, one: bool, age_s: float | None) -> str:
+    """Return what is wrong with one machine, or with several alike."""
+    age = "" if age_s is None else f" (no report for {age_s:.0f} s)"
+    if kind is VerdictKind.NODE_GONE:
+        return (
+            f"is gone{age}, and its ranks count as lost"
+            if one
+            else f"are gone{age}, and their ranks count as lost"
+        )
+    if kind is VerdictKind.NODE_UNREACHABLE:
+        does, down = ("does", "it is down") if one else ("do", "they are down")
+        return f"{does} not answer{age}: the link is cut or {down}"
+    answers = "answers, but its agent" if one else "answer, but their agents"
+    if kind is VerdictKind.AGENT_KILLED:
+        return f"{answers} {'has' if one else 'have'} ended{age}"
+    return f"{answers} {'does' if one else 'do'} not run, stopped or starved{age}"
+
+
+def _remedy(kind: VerdictKind, names: Sequence[str]) -> str:
+    remedies = {
+        VerdictKind.NODE_GONE: _GONE_REMEDY,
+        VerdictKind.AGENT_KILLED: _AGENT_REMEDY,
+        VerdictKind.AGENT_FROZEN: _FROZEN_REMEDY,
+    }
+    return remedies.get(kind, _LINK_REMEDY).format(machines_text(names))
