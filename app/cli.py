@@ -56,7 +56,7 @@ def _parse_arguments(argv: list[str]) -> Namespace:
     from ltui.app.commands.parser import build_parser
 
     command: list[str] | None = None
-    if argv[:1] == ["exec"] and "--" in argv:
+    if argv[:1] in (["exec"], ["submit"]) and "--" in argv:
         # Split here, because argparse treats `--` before a remainder differently by version.
         at = argv.index("--")
         argv, command = argv[:at], argv[at + 1 :]

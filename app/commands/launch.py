@@ -50,12 +50,13 @@ def execute(options: Namespace) -> int:
     from ltui.training.lifecycle.launch_run import launch
 
     home = ltui_home()
-    spec = _command_spec(options, home)
+    spec = command_spec(options, home)
     spec = with_stall_options(spec, options.on_stall, options.on_verdict)
     return _start_and_follow(lambda: launch(spec, home), options)
 
 
-def _command_spec(options: Namespace, home: Path) -> RunSpec:
+def command_spec(options: Namespace, home: Path) -> RunSpec:
+    """Return the specification of a user's command. Raises ``ProblemError``."""
     command = tuple(options.command)
     if not command:
         raise ProblemError.of(
@@ -88,7 +89,7 @@ def _command_spec(options: Namespace, home: Path) -> RunSpec:
         nproc=0,
         # Kept, so that a resume from another shell finds the same program.
         env={"PATH": path},
-        restarts=options.restarts,
+        restarts=options.restarts or 0,
         checkpoint=_checkpoint_policy(options.keep_best),
         gpus=gpus,
     )

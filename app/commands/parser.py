@@ -19,6 +19,7 @@ from ltui.app.commands.data_arguments import (
     add_data,
     add_flag,
     add_json_option,
+    positive_number,
 )
 from ltui.app.exit_codes import EXIT_BAD_INPUT
 from ltui.training.config.defaults import STOP_TIMEOUT_S
@@ -236,6 +237,7 @@ def _add_launch_commands(add: AddCommand) -> None:
     execute.add_argument(
         "command", metavar="COMMAND", nargs=argparse.REMAINDER, help="the command, after `--`"
     )
+    _add_submit(add)
     resume = add(
         "resume", "launch:resume", "continue an ended run from its checkpoint", _RESUME_EPILOG
     )
@@ -248,6 +250,61 @@ def _add_launch_commands(add: AddCommand) -> None:
     )
     attach.add_argument("run", metavar="RUN", nargs="?", default="last", help=RUN_HELP)
     _add_readonly_option(attach)
+
+
+def _add_submit(add: AddCommand) -> None:
+    submit = add("submit", "submit:submit", "hand a run over to SLURM", _SUBMIT_EPILOG)
+    submit.add_argument(
+        "preset",
+        metavar="PRESET|FILE",
+        nargs="?",
+        help="the name of a preset, or a LightningCLI configuration file; or a command after `--`",
+    )
+    _add_set_option(submit)
+    submit.add_argument("--name", help="a name for the run (default: two random words)")
+    submit.add_argument(
+        "--python",
+        metavar="PATH",
+        help="the Python interpreter that trains, as the nodes see it (default: that of the "
+        "active virtual environment)",
+    )
+    _add_restarts_option(submit, None, "the value in the file, or 0")
+    submit.add_argument(
+        "--nodes", type=positive_number, metavar="N", default=1, help="nodes (default: 1)"
+    )
+    submit.add_argument(
+        "--gpus-per-node",
+        type=whole_number,
+        metavar="G",
+        help="GPUs, and so ranks, on each node (default: none; the run trains on the CPU)",
+    )
+    submit.add_argument(
+        "--cpus-per-node",
+        type=positive_number,
+        metavar="C",
+        help="CPU cores on each node (default: what the cluster gives, often one)",
+    )
+    submit.add_argument(
+        "--time", metavar="TIME", help="time limit of one job, such as 4:00:00 or 2-12"
+    )
+    submit.add_argument("--partition", metavar="P", help="the partition")
+    submit.add_argument("--account", metavar="A", help="the account that pays")
+    submit.add_argument(
+        "--sbatch",
+        metavar="OPTION[=VALUE]",
+        action="append",
+        default=[],
+        help="another option of sbatch, such as --sbatch=qos=high; can be repeated",
+    )
+    submit.add_argument(
+        "--checkpoint-time",
+        type=seconds,
+        metavar="S",
+        help="seconds that a checkpoint takes (default: 60); the run stops at least twice this "
+        "time before the time limit",
+    )
+    add_flag(submit, "--print", "only print the batch script")
+    submit.set_defaults(command=[], gpus=None, keep_best=None)
 
 
 def _add_inspection_commands(add: AddCommand) -> None:
@@ -435,6 +492,19 @@ lines. Ctrl-C and the exit codes are those of `ltui run`.
 examples:
   ltui exec -- python train.py --lr 0.1
   ltui exec --name sweep-3 --detach -- torchrun --nproc-per-node 2 train.py
+"""
+
+_SUBMIT_EPILOG = """\
+ltui writes a batch script into a new run directory and submits it with sbatch. The
+run is listed as queued until SLURM starts it. Before the time limit and when the
+job is preempted, the ranks stop with a checkpoint and the job is requeued; each
+start of the job is an attempt of the same run. Options come before the two dashes.
+
+examples:
+  ltui submit gpt-fsdp --nodes 2 --gpus-per-node 8 --time 4:00:00 --partition gpu
+  ltui submit conf/my.yaml --gpus-per-node 4 --sbatch=qos=high --sbatch=exclusive
+  ltui submit --gpus-per-node 1 --time 90 -- python train.py --lr 0.1
+  ltui submit quickstart --time 30 --print
 """
 
 _RESUME_EPILOG = """\

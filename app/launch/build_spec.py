@@ -18,6 +18,7 @@ from ltui.app.launch.training_interpreter import (
     missing_packages,
     probe_interpreter,
 )
+from ltui.training.config.device_selection import Machine
 from ltui.training.config.overrides import overridden_paths
 from ltui.training.config.preflight import CheckedConfiguration, preflight
 from ltui.training.config.presets import Preset, build_spec, load_preset, required_modules
@@ -35,6 +36,8 @@ class LaunchRequest:
     preset: Preset
     overrides: tuple[str, ...]
     python: str
+    machine: Machine | None = None
+    """The machine that will train, if it is another one."""
 
     def spec(self, run_id: str, name: str, created_at: float) -> RunSpec:
         """Return the specification of a run with this id and name."""
@@ -46,17 +49,28 @@ class LaunchRequest:
             cwd=Path.cwd(),
             python=self.python,
             created_at=created_at,
-            machine=detect_machine(os.environ),
+            machine=self.machine or detect_machine(os.environ),
         )
 
 
-def prepare_launch(name: str, overrides: Sequence[str], named_python: str | None) -> LaunchRequest:
-    """Load and check a preset. Raises ``ProblemError`` with every problem found."""
-    return prepare_preset_launch(load_preset(name, Path.cwd()), overrides, named_python)
+def prepare_launch(
+    name: str,
+    overrides: Sequence[str],
+    named_python: str | None,
+    machine: Machine | None = None,
+) -> LaunchRequest:
+    """Load and check a preset for ``machine``; None means this one.
+
+    Raises ``ProblemError`` with every problem found.
+    """
+    return prepare_preset_launch(load_preset(name, Path.cwd()), overrides, named_python, machine)
 
 
 def prepare_preset_launch(
-    preset: Preset, overrides: Sequence[str], named_python: str | None = None
+    preset: Preset,
+    overrides: Sequence[str],
+    named_python: str | None = None,
+    machine: Machine | None = None,
 ) -> LaunchRequest:
     """Check a preset that is loaded already, perhaps after a person edited it.
 
@@ -65,8 +79,8 @@ def prepare_preset_launch(
     python = choose_python(named_python, os.environ)
     requires = {module: r for r, module in required_modules(preset.requires).items()}
     folders = import_folders(preset)
-    _check(preset, overrides, python, requires, folders)
-    return LaunchRequest(preset=preset, overrides=tuple(overrides), python=python)
+    _check(preset, overrides, python, requires, folders, machine)
+    return LaunchRequest(preset=preset, overrides=tuple(overrides), python=python, machine=machine)
 
 
 def _check(
@@ -75,6 +89,7 @@ def _check(
     python: str,
     requires: Mapping[str, str],
     folders: Sequence[str],
+    machine: Machine | None = None,
 ) -> CheckedConfiguration:
     """Return the checked configuration of a preset. Raises ``ProblemError`` with every problem."""
     keys = overridden_paths(overrides)
@@ -84,7 +99,7 @@ def _check(
         overrides,
         preset.where,
         lines=preset.lines,
-        machine=detect_machine(os.environ),
+        machine=machine or detect_machine(os.environ),
         cpu_ranks=preset.cpu_ranks,
     )
     problems = _interpreter_problems(

@@ -45,7 +45,7 @@ def launch(
     run_dir = RunDir(home / "runs" / spec.id)
     try:
         install_rank_package(home)
-        _create_run_directory(run_dir, spec)
+        create_run_directory(run_dir, spec)
         arguments: list[str] = []
         if start_from is not None:
             from ltui.training.store.run_checkpoints import import_checkpoint
@@ -69,7 +69,23 @@ def launch(
     return run_dir
 
 
-def _create_run_directory(run_dir: RunDir, spec: RunSpec) -> None:
+def start_first_attempt(run_dir: RunDir, *, because: str | None = None) -> None:
+    """Start a run whose directory exists, from the beginning. ``because`` becomes an event.
+
+    Raises ``ProblemError`` if the run could not be started.
+    """
+    check_start(run_dir.read_spec())
+    try:
+        install_rank_package(run_dir.home)
+        start_supervisor(run_dir, () if because is None else (f"--because={because}",))
+    except OSError as error:
+        raise home_not_writable(run_dir.home, error) from error
+    except SupervisorKilledError:
+        if not shim_restarts_supervisor(run_dir):
+            raise
+
+
+def create_run_directory(run_dir: RunDir, spec: RunSpec) -> None:
     """Create the run directory with its specification, completely or not at all."""
     temporary = RunDir(run_dir.path.with_name(f".new-{run_dir.id}"))
     try:

@@ -37,10 +37,17 @@ _EXIT_S = 3.0
 """Seconds within which a supervisor exits after it has recorded the end of its run."""
 
 
-def resume(run_dir: RunDir, *, spec: RunSpec | None = None, checkpoint: Path | None = None) -> None:
+def resume(
+    run_dir: RunDir,
+    *,
+    spec: RunSpec | None = None,
+    checkpoint: Path | None = None,
+    because: str | None = None,
+) -> None:
     """Start another attempt from ``checkpoint``, or from the last verified one.
 
-    ``spec`` replaces the stored specification. Raises ``ProblemError`` if the run is live, or if
+    ``spec`` replaces the stored specification. ``because`` is the reason if no person resumes the
+    run. Raises ``ProblemError`` if the run is live, or if
     there is nothing to resume from.
     """
     _wait_for_supervisor_exit(run_dir)
@@ -69,6 +76,7 @@ def resume(run_dir: RunDir, *, spec: RunSpec | None = None, checkpoint: Path | N
     check_start(spec or before)
     arguments = ["--resume-from", str(path), "--resume-step", str(step)]
     arguments += [f"--skipped={words}" for words in skipped]
+    arguments += [] if because is None else [f"--because={because}"]
     new_spec_path: Path | None = None
     try:
         install_rank_package(run_dir.home)

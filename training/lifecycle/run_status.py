@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ltui.training.lifecycle.classify_end import EndFacts, classify_end
+from ltui.training.lifecycle.job_snapshot import job_place, note_of_job, snapshot_of_job
 from ltui.training.lifecycle.kill_processes import run_processes
 from ltui.training.lifecycle.rank_queue_poller import rank_alive, read_pulses
 from ltui.training.lifecycle.restart_rules import read_restart_history
@@ -25,6 +26,7 @@ from ltui.training.process.identity import (
     lock_from_earlier_boot,
     lock_holder,
 )
+from ltui.training.slurm.run_place import Place
 from ltui.training.state.record_fold import FoldState
 from ltui.training.state.run_snapshot import (
     LIVE,
@@ -46,6 +48,17 @@ def resolve_snapshot(run_dir: RunDir) -> RunSnapshot:
 
     Raises ``StoreError`` or ``ProblemError`` if the files of the run cannot be read.
     """
+    if (snapshot := snapshot_of_job(run_dir)) is not None:
+        return snapshot
+    snapshot = _resolve_here(run_dir)
+    if snapshot.state not in LIVE and (note := note_of_job(run_dir)) is not None:
+        detail = "; ".join(text for text in (snapshot.detail, note) if text)
+        return replace(snapshot, detail=detail)
+    return snapshot
+
+
+def _resolve_here(run_dir: RunDir) -> RunSnapshot:
+    """Return the snapshot of a run whose files and processes are on this machine."""
     supervisor = lock_holder(run_dir.lock_path)
     if supervisor is not None:
         answer = ControlClient(run_dir).status(timeout_s=1.0)
@@ -71,6 +84,8 @@ def is_abandoned(run_dir: RunDir) -> bool:
 
     This reads only the lock file if the run has ended regularly.
     """
+    if (place := job_place(run_dir)) is not None and place.place is not Place.HERE:
+        return False  # Its processes are on another machine, or its job waits.
     try:
         if not run_dir.lock_path.stat().st_size or not os.access(run_dir.path, os.W_OK):
             return False  # Ended regularly or never started, or the run cannot be changed.

@@ -19,8 +19,20 @@ def read_spec_file(path: Path) -> RunSpec:
     where = str(path)
     try:
         text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ProblemError.of(
+            where=where,
+            what=f"it cannot be read ({_first_line(error)}).",
+            remedy="Restore it or delete the run.",
+        ) from error
+    return parse_spec(text, where)
+
+
+def parse_spec(text: str, where: str) -> RunSpec:
+    """Return the specification that ``spec_text`` wrote. Raise ``ProblemError``."""
+    try:
         document = yaml.load(text, Loader=_LOADER)  # noqa: S506 - both loaders are safe
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except yaml.YAMLError as error:
         raise ProblemError.of(
             where=where,
             what=f"it cannot be read ({_first_line(error)}).",

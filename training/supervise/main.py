@@ -50,6 +50,7 @@ def _supervise(arguments: argparse.Namespace) -> int:
         spec_path=arguments.spec,
         changes=tuple(arguments.change),
         skipped=tuple(arguments.skipped),
+        restarted_because=arguments.because,
     )
     supervisor: Supervisor | None = None
     early_signals: list[int] = []
@@ -105,6 +106,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--spec", type=Path)
     parser.add_argument("--change", action="append", default=[])
     parser.add_argument("--skipped", action="append", default=[])
+    parser.add_argument("--because")
     parser.add_argument("--report-to", type=int)
     return parser.parse_args(argv)
 

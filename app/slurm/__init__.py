@@ -1,0 +1,1 @@
+"""The processes of a run on the nodes of a SLURM job."""

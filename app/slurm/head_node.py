@@ -1,0 +1,222 @@
+"""The first node of a job: start the next attempt of the run, and wait until it has ended.
+
+SLURM signals every process of a job. The supervisor and the ranks act on the signal themselves.
+This process records that there was one, because the job is then requeued.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from dataclasses import dataclass, replace
+from types import FrameType
+
+from ltui.app.exit_codes import EXIT_DONE
+from ltui.training.lifecycle.launch_run import start_first_attempt
+from ltui.training.lifecycle.recover_runs import recover_run
+from ltui.training.lifecycle.resume_run import resume
+from ltui.training.lifecycle.run_status import resolve_snapshot
+from ltui.training.lifecycle.shim_files import latest_attempt
+from ltui.training.lifecycle.supervisor_client import ControlClient
+from ltui.training.problem import ProblemError
+from ltui.training.slurm.job_options import signal_lead_s
+from ltui.training.slurm.job_record import (
+    JobRecord,
+    read_record,
+    snapshot_path,
+    with_unfinished_closed,
+    write_head,
+    write_lives,
+)
+from ltui.training.slurm.lives import Life, refusal
+from ltui.training.slurm.slurm_client import SlurmError, job_properties, unix_time
+from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState, to_json
+from ltui.training.store.database_schema import StoreError
+from ltui.training.store.run_checkpoints import furthest_checkpoint
+from ltui.training.store.run_directory import RunDir, write_json
+
+POLL_S = 0.5
+"""Seconds between two looks at the run."""
+PUBLISH_S = 5.0
+"""Seconds between two snapshots for other machines while the state is unchanged."""
+STOP_MARGIN_S = 15.0
+"""Seconds between the end of a stop and the time limit, for the end of the job."""
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+@dataclass(slots=True)
+class Warnings:
+    """The signals that this process has received."""
+
+    asked_to_continue: bool = False
+    """SLURM announced the time limit or a preemption: the run has to continue later."""
+    terminated: bool = False
+    """SLURM ends the job."""
+
+    def install(self) -> None:
+        for number in _SIGNALS:
+            signal.signal(number, self._receive)
+
+    def _receive(self, number: int, _frame: FrameType | None) -> None:
+        if number in (signal.SIGUSR1, signal.SIGUSR2):
+            self.asked_to_continue = True
+        else:
+            self.terminated = True
+
+    @property
+    def any(self) -> bool:
+        return self.asked_to_continue or self.terminated
+
+
+def run_head(run_dir: RunDir) -> int:
+    """Start the next attempt and wait until it has ended. Return the exit code of the process.
+
+    Raises ``ProblemError`` if the attempt cannot be started.
+    """
+    warnings = Warnings()
+    warnings.install()
+    life = _open_life(run_dir)
+    ends_at = _time_limit()
+    if ends_at is not None:
+        # The supervisor shows the remaining time.
+        os.environ["SLURM_JOB_END_TIME"] = str(int(ends_at))
+    write_head(run_dir, life.job_id, ends_at, os.environ.get("SLURM_JOB_NODELIST"))
+    try:
+        _start_attempt(run_dir, life)
+        snapshot = _follow(run_dir, warnings, ends_at)
+    except BaseException:
+        _close_life(run_dir, outcome="failed", requeue=False)
+        raise
+    stopped = snapshot.state is RunState.STOPPED
+    _close_life(
+        run_dir, outcome=snapshot.state.value, requeue=stopped and warnings.asked_to_continue
+    )
+    _publish(run_dir, snapshot)
+    print(f"ltui: {run_dir.id} {snapshot.state.value}: {snapshot.detail or ''}", flush=True)
+    return EXIT_DONE
+
+
+def _open_life(run_dir: RunDir) -> Life:
+    """Record the start of this job. Raises ``ProblemError`` if the run must not start again."""
+    record = _record(run_dir)
+    step = _good_step(run_dir)
+    lives = with_unfinished_closed(record.lives, step, time.time())
+    if (why := refusal(lives)) is not None:
+        write_lives(run_dir, lives, note=f"not started again: {why}")
+        raise ProblemError.of(
+            where=run_dir.id,
+            what=f"it is not started again: {why}.",
+            remedy="Look at its log, then resume it by hand.",
+        )
+    life = Life(
+        job_id=os.environ.get("SLURM_JOB_ID", "0"),
+        restart=int(os.environ.get("SLURM_RESTART_COUNT", "0")),
+        host=os.environ.get("SLURMD_NODENAME"),
+        started_at=time.time(),
+        start_step=step or 0,
+    )
+    write_lives(run_dir, (*lives, life))
+    return life
+
+
+def _close_life(run_dir: RunDir, *, outcome: str, requeue: bool) -> None:
+    record = _record(run_dir)
+    lives = list(record.lives)
+    if lives:
+        lives[-1] = replace(
+            lives[-1],
+            ended_at=time.time(),
+            end_step=_good_step(run_dir),
+            outcome=outcome,
+            requeued=requeue,
+        )
+        write_lives(run_dir, lives, note=record.note)
+
+
+def _record(run_dir: RunDir) -> JobRecord:
+    record = read_record(run_dir)
+    if record is None:
+        raise ProblemError.of(where=run_dir.id, what="its record of the job is damaged.")
+    return record
+
+
+def _good_step(run_dir: RunDir) -> int | None:
+    """Return the step of the furthest good checkpoint."""
+    checkpoint = furthest_checkpoint(run_dir.checkpoints_dir)
+    return None if checkpoint is None else checkpoint.global_step
+
+
+def _start_attempt(run_dir: RunDir, life: Life) -> None:
+    """Start the first attempt, or resume from the last good checkpoint if there is one."""
+    if latest_attempt(run_dir) is None:
+        start_first_attempt(run_dir)
+        return
+    because = f"SLURM started job {life.job_id} again"
+    if furthest_checkpoint(run_dir.checkpoints_dir) is not None:
+        resume(run_dir, because=because)
+    else:
+        recover_run(run_dir)
+        start_first_attempt(run_dir, because=because)
+
+
+def _time_limit() -> float | None:
+    """Return the unix time of the job's time limit, or None if it is unknown."""
+    text = os.environ.get("SLURM_JOB_END_TIME", "")
+    if text.isdecimal():
+        return float(text)
+    try:
+        properties = job_properties(os.environ.get("SLURM_JOB_ID", "0"))
+    except SlurmError:
+        return None
+    return unix_time(properties.get("EndTime", ""))
+
+
+def _follow(run_dir: RunDir, warnings: Warnings, ends_at: float | None) -> RunSnapshot:
+    """Wait until the run has ended, and return its last snapshot.
+
+    Before the time limit and after a signal, the supervisor is asked to stop the run.
+    """
+    record = _record(run_dir)
+    lead_s = float(record.options.warn_s)
+    published_at, published_state = 0.0, None
+    stop_requested = False
+    while True:
+        with contextlib.suppress(StoreError):
+            snapshot = resolve_snapshot(run_dir)
+            if snapshot.state not in LIVE:
+                return snapshot
+            now_s = time.time()
+            lead_s = max(lead_s, _measured_lead_s(snapshot))
+            if ends_at is not None and now_s >= ends_at - lead_s:
+                warnings.asked_to_continue = True
+            if warnings.any and not stop_requested:
+                stop_requested = _request_stop(run_dir, ends_at)
+            if published_state is not snapshot.state or now_s - published_at >= PUBLISH_S:
+                published_at, published_state = now_s, snapshot.state
+                _publish(run_dir, snapshot)
+        time.sleep(POLL_S)
+
+
+def _measured_lead_s(snapshot: RunSnapshot) -> float:
+    """Return the seconds that a stop needs before the time limit; 0 if nothing was measured."""
+    slowest = [max(rank.recent_step_s) for rank in snapshot.ranks if rank.recent_step_s]
+    return float(signal_lead_s(None, max(slowest))) if slowest else 0.0
+
+
+def _request_stop(run_dir: RunDir, ends_at: float | None) -> bool:
+    """Ask the supervisor for a stop with a checkpoint. Return True if it has the request."""
+    remaining_s = 3600.0 if ends_at is None else ends_at - time.time()
+    request = {"cmd": "stop", "timeout_s": max(10.0, remaining_s - STOP_MARGIN_S)}
+    try:
+        ControlClient(run_dir).request(request)
+    except ProblemError:
+        return False  # It is starting or ending; the next round tries again.
+    return True
+
+
+def _publish(run_dir: RunDir, snapshot: RunSnapshot) -> None:
+    """Write the snapshot for machines that cannot reach the supervisor."""
+    with contextlib.suppress(OSError):
+        write_json(snapshot_path(run_dir), to_json(snapshot))

@@ -1,0 +1,78 @@
+"""Write the batch script of a run into a new run directory, and submit it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from ltui.training.config.run_spec import RunSpec
+from ltui.training.lifecycle.launch_run import create_run_directory, home_not_writable
+from ltui.training.problem import ProblemError
+from ltui.training.slurm.batch_script import BatchScript
+from ltui.training.slurm.job_options import JobOptions
+from ltui.training.slurm.job_record import JobRecord, script_path, slurm_dir, write_submission
+from ltui.training.slurm.slurm_client import SlurmError, require_sbatch, submit
+from ltui.training.store.run_directory import RunDir, write_atomically
+from ltui.training.store.spec_file import spec_text
+
+
+def batch_script(spec: RunSpec, home: Path, options: JobOptions, token: str) -> BatchScript:
+    """Return the batch script of a run."""
+    run_dir = RunDir(home / "runs" / spec.id)
+    return BatchScript(
+        run_id=spec.id,
+        token=token,
+        spec_text=spec_text(spec),
+        python=sys.executable,
+        home=str(home),
+        cwd=spec.cwd,
+        output=_output(run_dir, spec.cwd),
+        options=options,
+    )
+
+
+def submit_run(spec: RunSpec, home: Path, options: JobOptions) -> tuple[RunDir, str]:
+    """Submit a run. Return its directory and the number of its job.
+
+    Raises ``ProblemError`` if SLURM rejects it; then there is no run directory.
+    """
+    require_sbatch()
+    run_dir = RunDir(home / "runs" / spec.id)
+    record = JobRecord(token=secrets.token_hex(8), submitted_at=time.time(), options=options)
+    try:
+        create_run_directory(run_dir, spec)
+        write_submission(run_dir, record)
+        script = batch_script(spec, home, options, record.token)
+        write_atomically(script_path(run_dir), script.text().encode())
+    except OSError as error:
+        shutil.rmtree(run_dir.path, ignore_errors=True)
+        raise home_not_writable(home, error) from error
+    try:
+        job_id = submit(script_path(run_dir), spec.cwd)
+    except BaseException as error:
+        shutil.rmtree(run_dir.path, ignore_errors=True)
+        if isinstance(error, SlurmError):
+            raise ProblemError.of(
+                where="ltui submit", what=f"SLURM did not accept the job ({error})."
+            ) from error
+        raise
+    write_submission(run_dir, replace(record, first_job_id=job_id))
+    return run_dir, job_id
+
+
+def _output(run_dir: RunDir, cwd: str) -> str:
+    """Return the file of the job's output.
+
+    The nodes see the working directory, so they see the run directory if it is on the same file
+    system. A relative path is safe otherwise, because SLURM could not open a missing folder.
+    """
+    try:
+        shared = os.stat(run_dir.home).st_dev == os.stat(cwd).st_dev
+    except OSError:
+        shared = False
+    return str(slurm_dir(run_dir) / "job-%j.log") if shared else f"{run_dir.id}-%j.log"

@@ -1,0 +1,197 @@
+"""The batch script of a run, and the options that reach sbatch."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ltui.training.problem import ProblemError
+from ltui.training.slurm.batch_script import BatchScript
+from ltui.training.slurm.job_options import (
+    JobOptions,
+    check_options,
+    parse_extra,
+    signal_lead_s,
+    time_limit_s,
+)
+
+PLAIN = BatchScript(
+    run_id="brave-owl-12ab",
+    token="t0ken",
+    spec_text="version: 1\nid: brave-owl-12ab\n",
+    python="/venv/bin/python",
+    home="/shared/ltui",
+    cwd="/project",
+    output="/shared/ltui/runs/brave-owl-12ab/slurm/job-%j.log",
+    options=JobOptions(nodes=2, gpus_per_node=8, time="4:00:00", partition="gpu"),
+)
+PRINTER = """#!/bin/bash
+printf '%s\\0' "$@" "LTUI_HOME=$LTUI_HOME" >>"$CALLS"
+[ "$3" = prepare ] && cat >"$SPEC"
+exit 0
+"""
+TEXT = st.text(
+    st.characters(codec="utf-8", exclude_categories=["Cs"], exclude_characters="\0"), min_size=1
+)
+
+
+def directives(script: str) -> list[str]:
+    """The options of the script, as sbatch splits them into words."""
+    lines = [line for line in script.splitlines() if line.startswith("#SBATCH ")]
+    return [word for line in lines for word in shlex.split(line.removeprefix("#SBATCH "))]
+
+
+def test_the_script_requests_what_was_asked_for() -> None:
+    options = directives(PLAIN.text())
+    for expected in (
+        "--nodes=2", "--gpus-per-node=8", "--time=4:00:00", "--partition=gpu",
+        "--ntasks-per-node=1", "--open-mode=append", "--requeue", "--signal=USR2@180",
+        "--job-name=brave-owl-12ab", "--chdir=/project",
+    ):  # fmt: skip
+        assert expected in options
+    assert "srun --ntasks-per-node=1 --kill-on-bad-exit=1" in PLAIN.text()
+    assert not any(option.startswith("--account") for option in options)
+
+
+def test_an_option_of_sbatch_replaces_that_of_ltui() -> None:
+    options = replace(PLAIN.options, extra=("--output=mine.log", "--qos=high"))
+    listed = directives(replace(PLAIN, options=options).text())
+    assert [o for o in listed if o.startswith("--output")] == ["--output=mine.log"]
+    assert "--qos=high" in listed
+
+
+@settings(max_examples=25)
+@given(home=TEXT, folder=TEXT, spec=TEXT, account=TEXT)
+def test_no_value_of_a_user_becomes_code(
+    tmp_path_factory: pytest.TempPathFactory, home: str, folder: str, spec: str, account: str
+) -> None:
+    """The script is run by bash, with a program that prints its arguments instead of python."""
+    place = tmp_path_factory.mktemp("script")
+    name = folder.replace("/", "_").encode()[:100].decode("utf-8", "ignore") or "x"
+    program = place / f"p{name}"
+    program.write_text(PRINTER)
+    program.chmod(0o700)
+    srun = place / "srun"
+    srun.write_text("#!/bin/bash\nexit 0\n")
+    srun.chmod(0o700)
+    script = replace(
+        PLAIN,
+        python=str(program),
+        home=home,
+        spec_text=spec,
+        options=replace(PLAIN.options, account=account.splitlines()[0] or "a"),
+    )
+    path = place / "job.sh"
+    path.write_text(script.text(), newline="")
+    environment = {
+        "PATH": f"{place}:/usr/bin:/bin",
+        "CALLS": str(place / "calls"),
+        "SPEC": str(place / "spec"),
+    }
+    done = subprocess.run(
+        ["bash", str(path)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    words = (place / "calls").read_bytes().decode().split("\0")
+    assert words[:2] == ["-m", "ltui.app.slurm.job_process"]
+    assert f"LTUI_HOME={home}" in words
+    assert (place / "spec").read_bytes().decode().rstrip("\n") == spec.rstrip("\n")
+    assert sorted(p.name for p in place.iterdir()) == sorted(
+        ["calls", "job.sh", "spec", "srun", program.name]
+    )
+
+
+@settings(max_examples=200)
+@given(value=st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), min_size=1))
+def test_a_value_is_one_option_of_the_script(value: str) -> None:
+    extra = parse_extra([f"comment={value}"])
+    script = replace(PLAIN, options=replace(PLAIN.options, extra=extra)).text()
+    assert f"--comment={value}" in directives(script)
+
+
+@pytest.mark.parametrize(
+    ("text", "option"),
+    [
+        ("qos=high", "--qos=high"),
+        ("--qos=high", "--qos=high"),
+        ("exclusive", "--exclusive"),
+        ("comment=a=b c", "--comment=a=b c"),
+    ],
+)
+def test_an_option_of_sbatch(text: str, option: str) -> None:
+    assert parse_extra([text]) == (option,)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("-N2", "not an option of sbatch in its long form"),
+        ("", "not an option of sbatch in its long form"),
+        ("comment=a\n#SBATCH --uid=0", "not an option of sbatch in its long form"),
+        ("nodes=2", "Use --nodes."),
+        ("cpus-per-task=4", "Use --cpus-per-node."),
+        ("wrap=rm", "set by ltui"),
+        ("array=1-3", "set by ltui"),
+        ("signal=TERM", "set by ltui"),
+    ],
+)
+def test_an_option_of_sbatch_that_is_refused(text: str, said: str) -> None:
+    with pytest.raises(ProblemError, match=said):
+        parse_extra([text])
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [
+        ("90", 5400),
+        ("1:30", 90),
+        ("4:00:00", 14400),
+        ("2-12", 216000),
+        ("1-00:30", 88200),
+        ("1-00:00:05", 86405),
+        ("0", None),
+        ("soon", None),
+        ("4h", None),
+        ("", None),
+    ],
+)
+def test_a_time_limit(text: str, limit: int | None) -> None:
+    assert time_limit_s(text) == limit
+
+
+def test_a_time_that_is_none_is_refused() -> None:
+    with pytest.raises(ProblemError, match="not a time limit of SLURM"):
+        check_options(JobOptions(time="4h"))
+    with pytest.raises(ProblemError, match="--account"):
+        check_options(JobOptions(account="a\nb"))
+
+
+@pytest.mark.parametrize(
+    ("checkpoint_s", "step_s", "limit_s", "lead_s"),
+    [
+        (None, None, None, 180),
+        (10.0, 5.0, None, 85),
+        (600.0, None, 3600.0, 1260),
+        (None, None, 60.0, 30),
+        (1e6, None, None, 65535),
+    ],
+)
+def test_when_the_ranks_are_warned(
+    checkpoint_s: float | None, step_s: float | None, limit_s: float | None, lead_s: int
+) -> None:
+    assert signal_lead_s(checkpoint_s, step_s, limit_s) == lead_s
+
+
+def test_options_survive_their_document() -> None:
+    options = replace(PLAIN.options, extra=("--qos=high",), warn_s=99)
+    assert JobOptions.from_document(options.to_document()) == options
+
+
+def test_the_run_is_found_by_its_name(tmp_path: Path) -> None:
+    assert "--run brave-owl-12ab --token t0ken" in PLAIN.text()

@@ -1,0 +1,207 @@
+"""``ltui submit`` with stand-ins for SLURM's commands: what is asked, refused and left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ltui.training.slurm.queue_cache import ASK_S, QueueCache
+from tests.ltui_command import run_ltui
+
+STAND_IN = """#!{python}
+import json, os, sys
+with open({calls!r}, "a") as calls:
+    calls.write(json.dumps([{name!r}, *sys.argv[1:]]) + "\\n")
+sys.stdout.write({output!r})
+sys.stderr.write({error!r})
+sys.exit({code})
+"""
+
+
+class Slurm:
+    """Stand-ins for SLURM's commands, in a folder that is the first on ``PATH``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._calls = folder, folder / "calls.jsonl"
+        folder.mkdir()
+        self.add("true")
+
+    def add(self, name: str, output: str = "", error: str = "", code: int = 0) -> None:
+        path = self._folder / name
+        path.write_text(
+            STAND_IN.format(
+                python=sys.executable,
+                calls=str(self._calls),
+                name=name,
+                output=output,
+                error=error,
+                code=code,
+            )
+        )
+        path.chmod(0o700)
+
+    @property
+    def path(self) -> str:
+        # A machine may have the real commands, so its own folders are left out.
+        return f"{self._folder}{os.pathsep}{Path(sys.executable).parent}"
+
+    def calls(self, name: str) -> list[list[str]]:
+        if not self._calls.exists():
+            return []
+        lines = map(json.loads, self._calls.read_text().splitlines())
+        return [words[1:] for words in lines if words[0] == name]
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
+    stand_ins = Slurm(tmp_path / "slurm-bin")
+    monkeypatch.setenv("PATH", stand_ins.path)
+    return stand_ins
+
+
+@pytest.fixture
+def ltui(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    return lambda *words, code: run_ltui(*words, cwd=tmp_path, code=code)
+
+
+Ltui = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def runs(home: Path) -> list[str]:
+    return sorted(p.name for p in (home / "runs").glob("*")) if home.exists() else []
+
+
+def test_a_submitted_run_stands_in_the_list_as_queued(
+    ltui: Ltui, slurm: Slurm, private_home: Path
+) -> None:
+    slurm.add("sbatch", output="4711\n")
+    slurm.add("squeue", output="4711|PENDING|Priority|N/A|N/A|\n")
+    done = ltui("submit", "--time", "90", "--name", "mine", "--", "true", code=0)
+    assert "is queued in SLURM as job 4711" in done.stdout
+    (run_id,) = runs(private_home)
+    script = private_home / "runs" / run_id / "slurm" / "job.sh"
+    assert slurm.calls("sbatch") == [["--parsable", str(script)]]
+    assert oct(script.stat().st_mode & 0o777) == "0o600"
+    (listed,) = json.loads(ltui("runs", "--json", code=0).stdout)
+    assert listed["state"] == "queued"
+    assert listed["detail"] == "queued in SLURM: waits for priority"
+    shown = ltui("show", "mine", code=0).stdout
+    assert "queued in SLURM: waits for priority" in shown
+    assert len(slurm.calls("squeue")) == 1
+
+
+def test_only_printing_leaves_nothing(ltui: Ltui, slurm: Slurm, private_home: Path) -> None:
+    done = ltui("submit", "--nodes", "2", "--print", "--", "true", "it's", code=0)
+    assert done.stdout.startswith("#!/bin/bash\n#SBATCH --job-name=")
+    assert "#SBATCH --nodes=2\n" in done.stdout
+    assert runs(private_home) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--", "true"], "sbatch was not found on PATH"),
+        (["--time", "4h", "--", "true"], "not a time limit of SLURM"),
+        (["--sbatch=-N2", "--", "true"], "not an option of sbatch"),
+        (["--sbatch=nodes=2", "--", "true"], "Use --nodes."),
+        (["--nodes", "0", "--", "true"], "not a whole number of 1 or more"),
+        (["--print"], "there is nothing to run"),
+        (["--print", "quickstart", "--", "true"], "a preset and a command are given"),
+        (["--print", "--set", "a=1", "--", "true"], "a command has no configuration"),
+        (["--print", "--", "no-such-program-here"], "no executable program of that name"),
+        (["--print", "quikstart"], "Did you mean `quickstart`"),
+        (["--print", "quickstart", "--set", "trainer.num_nodes=2"], "Use --nodes."),
+        (
+            ["--print", "quickstart", "--gpus-per-node=2", "--set", "trainer.accelerator=cpu"],
+            "trains on the CPU",
+        ),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    ltui: Ltui, slurm: Slurm, private_home: Path, words: list[str], said: str
+) -> None:
+    done = ltui("submit", *words, code=2)
+    assert said in done.stderr, done.stderr
+    assert done.stderr.count("\n") == 1
+    assert runs(private_home) == []
+
+
+@pytest.mark.parametrize(
+    ("output", "error", "code", "said"),
+    [
+        (
+            "",
+            "sbatch: error: Batch job submission failed: Invalid partition name specified\n",
+            1,
+            "did not accept the job (Batch job submission failed: Invalid partition name",
+        ),
+        ("", "", 1, "did not accept the job (sbatch failed)"),
+        ("no number\n", "", 0, "printed no job number: no number"),
+    ],
+)
+def test_what_sbatch_rejects_leaves_no_run(
+    ltui: Ltui, slurm: Slurm, private_home: Path, output: str, error: str, code: int, said: str
+) -> None:
+    slurm.add("sbatch", output, error, code)
+    done = ltui("submit", "--", "true", code=2)
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert runs(private_home) == []
+
+
+def test_all_processes_together_ask_slurm_at_most_twice_a_minute(
+    slurm: Slurm, private_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    private_home.mkdir()
+    now_s = 1e9
+    monkeypatch.setattr("ltui.training.slurm.queue_cache.time.time", lambda: now_s)
+    slurm.add("squeue", output="7|RUNNING|None|N/A|N/A|n1\n8|PENDING|Resources|N/A|N/A|\n")
+    caches = [QueueCache(private_home) for _ in range(3)]
+    for _ in range(5):
+        for cache in caches:
+            seven, eight = cache.job("7"), cache.job("8")
+            assert seven is not None
+            assert eight is not None
+            assert (seven.state, eight.reason) == ("RUNNING", "Resources")
+    assert len(slurm.calls("squeue")) == 1
+    now_s += ASK_S
+    slurm.add("squeue", error="squeue: error: Unable to contact slurm controller\n", code=1)
+    for cache in caches:
+        seven = cache.job("7")
+        assert seven is not None
+        assert seven.state == "RUNNING"
+    assert len(slurm.calls("squeue")) == 2
+    now_s += ASK_S
+    caches[0].job("7")
+    assert len(slurm.calls("squeue")) == 2, "asked again too early after a failure"
+
+
+def test_a_job_that_squeue_has_forgotten_is_looked_up_once(
+    slurm: Slurm, private_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    private_home.mkdir()
+    now_s = 1e9
+    monkeypatch.setattr("ltui.training.slurm.queue_cache.time.time", lambda: now_s)
+    slurm.add("squeue", output="")
+    slurm.add("sacct", output="7|CANCELLED by 1000|0:15|Unknown|2026-05-03T14:30:00|n1\n")
+    cache = QueueCache(private_home)
+    states = []
+    for _ in range(4):
+        job = cache.job("7")
+        states.append(None if job is None else job.state)
+        now_s += ASK_S
+    assert states == ["GONE", "CANCELLED", "CANCELLED", "CANCELLED"]
+    assert (len(slurm.calls("squeue")), len(slurm.calls("sacct"))) == (1, 1)
+    slurm.add("sacct", error="Slurm accounting storage is disabled\n", code=1)
+    states = []
+    for _ in range(3):
+        job = cache.job("9")
+        states.append(None if job is None else job.state)
+        now_s += ASK_S
+    assert states == ["GONE", "FORGOTTEN", "FORGOTTEN"]

@@ -1,0 +1,98 @@
+"""Snapshot of a run whose state another machine or SLURM's queue knows."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from ltui.training.slurm.job_record import JobRecord, read_record, snapshot_path
+from ltui.training.slurm.job_states import SlurmJob
+from ltui.training.slurm.queue_cache import QueueCache
+from ltui.training.slurm.run_place import Place, RunPlace, place_of
+from ltui.training.state.run_snapshot import (
+    LIVE,
+    RunSnapshot,
+    RunState,
+    snapshot_from_json,
+)
+from ltui.training.store.run_checkpoints import list_checkpoints
+from ltui.training.store.run_directory import RunDir, read_json
+
+
+def job_place(run_dir: RunDir) -> RunPlace | None:
+    """Return where a run that SLURM starts is, or None if SLURM does not start the run.
+
+    SLURM is asked only if the record does not say it.
+    """
+    record = read_record(run_dir)
+    return None if record is None else place_of(record, _job(run_dir, record), time.time())
+
+
+def _job(run_dir: RunDir, record: JobRecord) -> SlurmJob | None:
+    last = record.last_life
+    running_elsewhere = (
+        last is not None
+        and last.ended_at is None
+        and record.head is not None
+        and not record.head.is_here
+    )
+    if record.job_id is None or not (record.waits or running_elsewhere):
+        return None
+    return QueueCache(run_dir.home).job(record.job_id)
+
+
+def snapshot_of_job(run_dir: RunDir) -> RunSnapshot | None:
+    """Return the snapshot of a run that waits in SLURM's queue or runs on another machine.
+
+    None means that the files and processes of this machine know the state of the run.
+    """
+    place = job_place(run_dir)
+    if place is None or place.place is Place.HERE:
+        return None
+    assert place.state is not None
+    base = _published(run_dir) or _from_specification(run_dir)
+    if place.place is Place.ELSEWHERE and base.state in LIVE and base.taken_at is not None:
+        # The head publishes its snapshot, which says more than SLURM does.
+        return base if base.state is not RunState.QUEUED else replace(base, detail=place.detail)
+    return replace(
+        base,
+        state=place.state,
+        detail=place.detail,
+        supervisor_pid=None,
+        ended_at=base.ended_at if place.state not in LIVE else None,
+        eta_s=None,
+        ranks=(),
+        gpus=(),
+        verdicts=(),
+    )
+
+
+def note_of_job(run_dir: RunDir) -> str | None:
+    """Return why SLURM does not continue an ended run, or None."""
+    record = read_record(run_dir)
+    return None if record is None else record.note
+
+
+def _published(run_dir: RunDir) -> RunSnapshot | None:
+    """Return the snapshot that the head published last."""
+    document = read_json(snapshot_path(run_dir))
+    if document is None:
+        return None
+    try:
+        return snapshot_from_json(document)
+    except ValueError:
+        return None
+
+
+def _from_specification(run_dir: RunDir) -> RunSnapshot:
+    spec = run_dir.read_spec()
+    return RunSnapshot(
+        id=run_dir.id,
+        name=spec.name,
+        state=RunState.QUEUED,
+        preset=spec.preset,
+        command=spec.command,
+        created_at=spec.created_at,
+        checkpoints=tuple(list_checkpoints(run_dir.checkpoints_dir)),
+        run_dir=str(run_dir.path),
+    )

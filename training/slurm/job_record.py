@@ -1,0 +1,180 @@
+"""What a run directory records about the SLURM jobs of its run.
+
+The folder ``slurm`` of the run directory holds one file for each writer:
+
+- ``submission.json``: written by ``ltui submit``, and by the job if it cannot see that file,
+- ``lives.json``, ``head.json`` and ``snapshot.json``: written by the job on its first node,
+- ``cancelled.json``: written by whoever cancels the job while it waits.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from ltui.training.process.identity import boot_id
+from ltui.training.slurm.job_options import JobOptions
+from ltui.training.slurm.lives import Life
+from ltui.training.store.run_directory import RunDir, read_json, write_json
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Head:
+    """The machine that holds the run while a job runs, and until when it may."""
+
+    job_id: str
+    host: str
+    boot_id: str | None
+    ends_at: float | None = None
+    """Unix time of the job's time limit."""
+    nodes: str | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """True if the head is this machine, in its current boot."""
+        return self.boot_id is not None and self.boot_id == boot_id()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobRecord:
+    """Everything that is recorded about the jobs of one run."""
+
+    token: str
+    submitted_at: float
+    options: JobOptions
+    first_job_id: str | None = None
+    """None until sbatch has answered."""
+    private: bool = False
+    """True if the job created this directory, because it could not see that of ``ltui submit``."""
+    lives: tuple[Life, ...] = ()
+    next_job_id: str | None = None
+    """The job that follows the last life, if that is another one."""
+    note: str | None = None
+    """Why the run was not continued: ``not requeued: no progress in 3 starts of its job``."""
+    head: Head | None = None
+    cancelled_at: float | None = None
+
+    @property
+    def job_id(self) -> str | None:
+        """The job that runs or continues the run."""
+        if self.next_job_id is not None:
+            return self.next_job_id
+        return self.lives[-1].job_id if self.lives else self.first_job_id
+
+    @property
+    def last_life(self) -> Life | None:
+        return self.lives[-1] if self.lives else None
+
+    @property
+    def waits(self) -> bool:
+        """True if the job has not started yet, or has to start again."""
+        last = self.last_life
+        if self.cancelled_at is not None and (
+            last is None or last.ended_at is None or self.cancelled_at >= last.ended_at
+        ):
+            return False
+        return last is None or (last.ended_at is not None and last.requeued)
+
+
+def slurm_dir(run_dir: RunDir) -> Path:
+    """Return the folder of the record. Creates nothing."""
+    return run_dir.path / "slurm"
+
+
+def script_path(run_dir: RunDir) -> Path:
+    """Return the path of the batch script."""
+    return slurm_dir(run_dir) / "job.sh"
+
+
+def snapshot_path(run_dir: RunDir) -> Path:
+    """Return the path of the snapshot that the job publishes for other machines."""
+    return slurm_dir(run_dir) / "snapshot.json"
+
+
+def read_record(run_dir: RunDir) -> JobRecord | None:
+    """Return the record of a run; None if SLURM does not start the run."""
+    folder = slurm_dir(run_dir)
+    submission = read_json(folder / "submission.json")
+    if submission is None:
+        return None
+    lives = read_json(folder / "lives.json") or {}
+    head = read_json(folder / "head.json")
+    cancelled = read_json(folder / "cancelled.json") or {}
+    try:
+        return JobRecord(
+            token=str(submission["token"]),
+            submitted_at=float(submission["submitted_at"]),
+            options=JobOptions.from_document(submission["options"]),
+            first_job_id=submission.get("job_id"),
+            private=bool(submission.get("private")),
+            lives=tuple(Life.from_document(life) for life in lives.get("lives") or ()),
+            next_job_id=lives.get("next_job_id"),
+            note=lives.get("note"),
+            head=None if head is None else Head(**head),
+            cancelled_at=cancelled.get("at"),
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def write_submission(run_dir: RunDir, record: JobRecord) -> None:
+    """Write the part of ``record`` that is known at submission."""
+    folder = slurm_dir(run_dir)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    write_json(
+        folder / "submission.json",
+        {
+            "token": record.token,
+            "submitted_at": record.submitted_at,
+            "options": record.options.to_document(),
+            "job_id": record.first_job_id,
+            "private": record.private,
+        },
+    )
+
+
+def write_lives(
+    run_dir: RunDir,
+    lives: Sequence[Life],
+    *,
+    next_job_id: str | None = None,
+    note: str | None = None,
+) -> None:
+    """Write the lives. Called only by the job, on its first node."""
+    document = {
+        "lives": [life.to_document() for life in lives],
+        "next_job_id": next_job_id,
+        "note": note,
+    }
+    write_json(slurm_dir(run_dir) / "lives.json", document)
+
+
+def write_head(run_dir: RunDir, job_id: str, ends_at: float | None, nodes: str | None) -> None:
+    """Record that this machine holds the run."""
+    head = Head(
+        job_id=job_id, host=socket.gethostname(), boot_id=boot_id(), ends_at=ends_at, nodes=nodes
+    )
+    write_json(slurm_dir(run_dir) / "head.json", asdict(head))
+
+
+def write_cancelled(run_dir: RunDir) -> None:
+    """Record that the waiting job was cancelled."""
+    write_json(slurm_dir(run_dir) / "cancelled.json", {"at": time.time()})
+
+
+def with_unfinished_closed(
+    lives: Sequence[Life], step: int | None, now_s: float
+) -> tuple[Life, ...]:
+    """Return ``lives`` with an end for a life that was killed before it could record its own.
+
+    ``step`` is the step of the last good checkpoint.
+    """
+    return tuple(
+        replace(life, ended_at=now_s, end_step=step, outcome=life.outcome or "lost")
+        if life.ended_at is None
+        else life
+        for life in lives
+    )

@@ -1,0 +1,101 @@
+"""Where a run that SLURM starts is at the moment, from its record and its job. Pure.
+
+The record of ltui comes first. The state of the job only says what the record cannot: why the job
+waits, and that it ended without recording anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from ltui.training.slurm.job_record import JobRecord
+from ltui.training.slurm.job_states import SlurmJob, queued_detail, state_words
+from ltui.training.state.run_snapshot import RunState
+
+
+class Place(Enum):
+    """Who knows the state of the run."""
+
+    QUEUE = "queue"
+    """Its job waits."""
+    HERE = "here"
+    """The processes of this machine, or the files of a run that has ended."""
+    ELSEWHERE = "elsewhere"
+    """Another machine, on which its job runs."""
+    ENDED = "ended"
+    """Its job ended without leaving a record in this directory."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunPlace:
+    """The place of a run. ``state`` and ``detail`` are set unless it is ``HERE``."""
+
+    place: Place
+    state: RunState | None = None
+    detail: str | None = None
+
+
+_STATE_OF_EXIT_CODE = {0: RunState.FINISHED, 3: RunState.STOPPED}
+"""State of a run by the exit code of its job, which is that of `ltui run`."""
+
+
+def place_of(record: JobRecord, job: SlurmJob | None, now_s: float) -> RunPlace:
+    """Return where the run is. ``job`` is None if SLURM has not answered about it."""
+    last = record.last_life
+    if last is not None and last.ended_at is None:
+        head = record.head
+        if head is None or head.is_here or (job is not None and job.ended):
+            return RunPlace(place=Place.HERE)
+        return RunPlace(
+            place=Place.ELSEWHERE, state=RunState.RUNNING, detail=_elsewhere(record, head.host)
+        )
+    if record.waits:
+        return _waiting(record, job, now_s)
+    if last is None:
+        detail = "cancelled while it waited in SLURM's queue: nothing was trained"
+        return RunPlace(place=Place.ENDED, state=RunState.STOPPED, detail=detail)
+    return RunPlace(place=Place.HERE)
+
+
+def _waiting(record: JobRecord, job: SlurmJob | None, now_s: float) -> RunPlace:
+    job_id = record.job_id
+    if job_id is None:
+        detail = "its job was not submitted: `ltui submit` was interrupted"
+        return RunPlace(place=Place.ENDED, state=RunState.FAILED, detail=detail)
+    if job is None or job.pending:
+        return RunPlace(
+            place=Place.QUEUE, state=RunState.QUEUED, detail=queued_detail(job, job_id, now_s)
+        )
+    if not job.ended:
+        return RunPlace(
+            place=Place.ELSEWHERE, state=RunState.RUNNING, detail=_elsewhere(record, job.nodes)
+        )
+    return _ended(record, job)
+
+
+def _ended(record: JobRecord, job: SlurmJob) -> RunPlace:
+    """Return the end of a run whose job ended without a record of it here."""
+    if record.last_life is not None:
+        # An earlier start of the job has recorded how far the run came.
+        return RunPlace(place=Place.HERE)
+    detail = f"SLURM's job {job.job_id} {state_words(job.state)}"
+    if job.state == "CANCELLED":
+        return RunPlace(place=Place.ENDED, state=RunState.STOPPED, detail=detail)
+    state = _STATE_OF_EXIT_CODE.get(-1 if job.exit_code is None else job.exit_code)
+    if job.state == "COMPLETED" and job.exit_code is None:
+        state = RunState.FINISHED
+    where = f"; its folder is on {job.nodes}" if job.nodes else ""
+    return RunPlace(
+        place=Place.ENDED,
+        state=state or (RunState.LOST if job.state in _UNKNOWN_ENDS else RunState.FAILED),
+        detail=f"{detail}{where}",
+    )
+
+
+_UNKNOWN_ENDS = frozenset({"GONE", "FORGOTTEN"})
+
+
+def _elsewhere(record: JobRecord, host: str | None) -> str:
+    on = f" on {host}" if host else ""
+    return f"job {record.job_id} runs{on}"
