@@ -94,6 +94,7 @@ class LiveValues:
         return replace(
             row,
             pid=pulse.pid,
+            node=pulse.node,
             phase=pulse.phase.label,
             epoch=pulse.epoch,
             batch=pulse.batch,

@@ -5,7 +5,6 @@ There is no thread here: ``poller_thread.py`` calls ``poll`` one to four times a
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections import deque
 from collections.abc import Mapping
@@ -35,7 +34,7 @@ from ltui.training.lifecycle.recover_runs import current_snapshot
 from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.problem import ProblemError
 from ltui.training.state.metric_name_patterns import TRAIN_LOSS
-from ltui.training.state.record_fold import FoldState, fold, step_rows
+from ltui.training.state.record_fold import FoldState, fold, json_label, step_rows
 from ltui.training.state.run_snapshot import (
     LIVE,
     RunSnapshot,
@@ -284,7 +283,7 @@ class RunPoller:
         for record in records:
             if record.kind != RecordKind.METRICS:
                 continue
-            label = _decode_label(record.label)
+            label = json_label(record) or {}
             place = [label.get(key) for key in ("step", "epoch", "t")]
             if not all(isinstance(v, (int, float)) for v in place):
                 continue
@@ -323,14 +322,6 @@ class RunPoller:
             log_count=log.count if log else 0,
             error=self._history_error,
         )
-
-
-def _decode_label(label: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(label)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _first_exceptions(store: RunStore, attempt: int) -> tuple[RankException, ...]:

@@ -90,7 +90,7 @@ class RunGpus:
         return self._sampler.stop(wait_s)
 
     def _locate_rank(self, rank: RankSnapshot) -> RankLocation:
-        on_this_host = rank.host in (None, self._host)
+        on_this_host = rank.node == 0 and rank.host in (None, self._host)
         visible, order = self._environment(rank.pid) if on_this_host else (None, None)
         return RankLocation(
             rank=rank.rank,

@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ltui.training.process.identity import is_alive, is_stopped
+from ltui.training.process.identity import ProcessIdentity, is_alive, is_stopped
 from ltui.training.store.history_writer import Cursor
 from ltui.training.tensor_queue.queue_reader import Poll, QueueFileError, QueueReader, Record
 from ltui.training.tensor_queue.record_types import Outcome, PulseState
@@ -32,9 +32,10 @@ class QueuePoll:
     polls: Mapping[int, Poll] = field(default_factory=dict)
     pulses: Mapping[int, PulseState | None] = field(default_factory=dict)
     dead_ranks: frozenset[int] = frozenset()
-    """Ranks whose process has exited although their pulse says that they are running."""
+    """Ranks of this machine whose process has exited although their pulse says that they are
+    running."""
     stopped_pids: Mapping[int, int] = field(default_factory=dict)
-    """rank -> pid of the processes that are stopped (by SIGSTOP or a debugger)."""
+    """rank -> pid of the processes of this machine that are stopped (by SIGSTOP or a debugger)."""
     more_waiting: bool = False
     """True if the queues hold more records than one poll reads."""
 
@@ -83,7 +84,9 @@ class QueuePoller:
                 pulses.setdefault(rank, None)
         gone = frozenset(r for r, p in pulses.items() if p is not None and is_dead(p))
         held = {
-            r: p.pid for r, p in pulses.items() if p is not None and p.pid and is_stopped(p.pid)
+            rank: process.pid
+            for rank, process in local_processes(pulses).items()
+            if is_stopped(process.pid)
         }
         return QueuePoll(polls, pulses, gone, held, behind)
 
@@ -183,10 +186,26 @@ def read_pulses(queue_dir: Path) -> dict[int, PulseState | None]:
 
 
 def is_dead(pulse: PulseState) -> bool:
-    """Return True if the rank's process has exited although its pulse says that it is running."""
-    return pulse.outcome is Outcome.RUNNING and not rank_alive(pulse)
+    """Return True if the rank's process has exited although its pulse says that it is running.
+
+    Only the agent of its node knows this of a rank of another node: the result is False.
+    """
+    return pulse.node == 0 and pulse.outcome is Outcome.RUNNING and not rank_alive(pulse)
 
 
 def rank_alive(pulse: PulseState) -> bool:
-    """Return True if the process that wrote the pulse is alive."""
-    return pulse.pid > 0 and is_alive(pulse.pid, pulse.start_ticks)
+    """Return True if the process that wrote the pulse is alive on this machine."""
+    return pulse.node == 0 and pulse.pid > 0 and is_alive(pulse.pid, pulse.start_ticks)
+
+
+def local_processes(pulses: Mapping[int, PulseState | None]) -> dict[int, ProcessIdentity]:
+    """Return the processes of this machine that wrote the pulses.
+
+    Only these may be read in ``/proc`` or receive a signal. The pid of a rank of another node
+    belongs to some other process here.
+    """
+    return {
+        rank: ProcessIdentity(pulse.pid, pulse.start_ticks)
+        for rank, pulse in pulses.items()
+        if pulse is not None and pulse.pid > 0 and pulse.node == 0
+    }

@@ -216,21 +216,26 @@ def _waits_to_start(run_dir: RunDir, current: RunSnapshot, attempt: int) -> bool
     return not begun or (waiting is not None and waiting.attempt == attempt)
 
 
-_POSITION_FIELDS = ("pid", "state", "phase", "epoch", "batch", "global_step", "age_s")
+_POSITION_FIELDS = ("pid", "node", "state", "phase", "epoch", "batch", "global_step", "age_s")
 """Fields of a rank that its pulse shows."""
 
 
 def _merged_ranks(
     stored: RunSnapshot, pulses: Mapping[int, PulseState | None], alive: set[int]
 ) -> tuple[RankSnapshot, ...]:
-    """Return the stored ranks with the position and state that their pulses show."""
+    """Return the stored ranks with the position and state that their pulses show.
+
+    A rank of another node keeps its stored state, because only the agent of its node reads it.
+    """
+    previous = {r.rank: r for r in stored.ranks}
     states = {
-        rank: RankState.OK if rank in alive else RankState.DEAD
+        rank: _state_by_process(rank in alive)
+        if pulse.node == 0 or rank not in previous
+        else previous[rank].state
         for rank, pulse in pulses.items()
         if pulse is not None
     }
     current = {r.rank: r for r in rank_snapshots(FoldState(), pulses, states, time.monotonic_ns())}
-    previous = {r.rank: r for r in stored.ranks}
     merged = {**current, **previous}
     for rank in current.keys() & previous.keys():
         position = {name: getattr(current[rank], name) for name in _POSITION_FIELDS}
@@ -238,6 +243,10 @@ def _merged_ranks(
             previous[rank], **position, cpu_percent=None, rss_bytes=None, samples_per_s=None
         )
     return tuple(merged[rank] for rank in sorted(merged))
+
+
+def _state_by_process(is_alive: bool) -> RankState:
+    return RankState.OK if is_alive else RankState.DEAD
 
 
 def _final_state(rank: RankSnapshot) -> RankState:

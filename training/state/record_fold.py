@@ -231,11 +231,14 @@ def step_rows(records: Iterable[Record]) -> tuple[list[int], np.ndarray[Any, Any
     if not steps:
         return times, np.empty((0, _STEP_WIDTH))
     if all(a.size == _STEP_WIDTH for a in arrays):
-        return times, np.concatenate(arrays).reshape(-1, _STEP_WIDTH)
-    rows = np.full((len(arrays), _STEP_WIDTH), math.nan)
-    for row, values in zip(rows, arrays, strict=True):
-        n = min(values.size, _STEP_WIDTH)
-        row[:n] = np.asarray(values, dtype=np.float64).reshape(-1)[:n]
+        rows = np.concatenate(arrays).reshape(-1, _STEP_WIDTH)
+    else:
+        rows = np.full((len(arrays), _STEP_WIDTH), math.nan)
+        for row, values in zip(rows, arrays, strict=True):
+            n = min(values.size, _STEP_WIDTH)
+            row[:n] = np.asarray(values, dtype=np.float64).reshape(-1)[:n]
+    if steps[0].wall_offset_s:
+        rows[:, StepField.WALL_S] += steps[0].wall_offset_s
     return times, rows
 
 
@@ -379,7 +382,7 @@ def _fold_labels(
                 metrics = dict(rank.metrics) if metrics is None else metrics
                 _fold_metrics(metrics, record)
             continue
-        label = _json_label(record)
+        label = json_label(record)
         if label is None:
             continue
         if record.kind == RecordKind.HELLO:
@@ -410,7 +413,7 @@ def _fold_metrics(metrics: dict[str, MetricValue], record: Record) -> None:
 
 def metric_values(record: Record) -> list[tuple[str, int, float]]:
     """Return the name, step and value of each metric in a METRICS record."""
-    label = _json_label(record)
+    label = json_label(record)
     names = label.get("names") if label else None
     if label is None or not isinstance(names, list):
         return []
@@ -419,13 +422,20 @@ def metric_values(record: Record) -> list[tuple[str, int, float]]:
     return [(str(name), step, value) for name, value in zip(names, values, strict=False)]
 
 
-def _json_label(record: Record) -> Mapping[str, Any] | None:
-    """Return the label's JSON object; None if it is not one (a writer of another version)."""
+def json_label(record: Record) -> dict[str, Any] | None:
+    """Return the label's JSON object; None if it is not one (a writer of another version).
+
+    Its unix time ``t`` is by the clock of this machine.
+    """
     try:
         value = json.loads(record.label)
     except ValueError:
         return None
-    return value if isinstance(value, dict) else None
+    if not isinstance(value, dict):
+        return None
+    if record.wall_offset_s and isinstance(value.get("t"), (int, float)):
+        value["t"] += record.wall_offset_s
+    return value
 
 
 def _int_or_previous(value: float, previous: int | None) -> int | None:

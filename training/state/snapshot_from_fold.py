@@ -158,6 +158,7 @@ def rank_snapshot(
         rank=rank.rank,
         local_rank=pulse.local_rank if pulse else _first_int(hello.get("local_rank")),
         pid=pulse.pid if pulse else _first_int(hello.get("pid")),
+        node=pulse.node if pulse else 0,
         host=_text_or_none(hello.get("host")),
         device=_text_or_none(hello.get("device")),
         gpu_uuid=_text_or_none(hello.get("gpu_uuid")),

@@ -8,7 +8,6 @@ that were overwritten meanwhile are recorded as a gap.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import sqlite3
 import time
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from ltui.training.lifecycle.rank_queue_poller import QueuePoller
+from ltui.training.state.record_fold import json_label
 from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import RunSnapshot
 from ltui.training.store.history_writer import Batch, StoreWriter
@@ -161,9 +161,10 @@ def _add_record(batch: Batch, rank: int, record: Record, now_s: float) -> None:
     if record.kind == RecordKind.STEP:
         values = _values(record)
         values += [math.nan] * (len(StepField) - len(values))
+        values[StepField.WALL_S] += record.wall_offset_s
         batch.steps.append((rank, record.seq, values))
         return
-    label = _label(record)
+    label = json_label(record) or {}
     if record.kind == RecordKind.METRICS:
         t, step, epoch = _number(label.get("t")), _integer(label.get("step")), label.get("epoch")
         for name, value in zip(label.get("names") or (), _values(record), strict=False):
@@ -182,14 +183,6 @@ def _values(record: Record) -> list[float]:
     if not isinstance(record.array, np.ndarray):
         return []
     return [float(value) for value in record.array.reshape(-1).tolist()]
-
-
-def _label(record: Record) -> dict[str, Any]:
-    try:
-        label = json.loads(record.label)
-    except ValueError:
-        return {}
-    return label if isinstance(label, dict) else {}
 
 
 def _number(value: Any) -> float | None:

@@ -18,7 +18,7 @@ from ltui.training.gpu.flop_utilisation import BatchFlops
 from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.pending_stops import PendingStopStore
-from ltui.training.lifecycle.rank_queue_poller import QueuePoll, QueuePoller
+from ltui.training.lifecycle.rank_queue_poller import QueuePoll, QueuePoller, local_processes
 from ltui.training.lifecycle.shim_files import engine_identity, from_earlier_boot
 from ltui.training.process.identity import ProcessIdentity
 from ltui.training.state.record_fold import FoldedEvent, fold_many
@@ -200,13 +200,9 @@ class LiveAttempt:
         return self._engine
 
     def rank_processes(self) -> list[ProcessIdentity]:
-        """Return the processes of the ranks that have a pulse."""
-        return [
-            ProcessIdentity(p.pid, p.start_ticks)
-            for p in self.pulses.values()
-            # After a reboot another process may have the same pid and even the same start time.
-            if p is not None and p.pid > 0 and not self.rebooted
-        ]
+        """Return the processes of this machine's ranks that have a pulse."""
+        # After a reboot another process may have the same pid and even the same start time.
+        return [] if self.rebooted else list(local_processes(self.pulses).values())
 
     # -- readings and judgement ----------------------------------------------------------------
 

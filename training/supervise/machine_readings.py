@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from ltui.training.gpu.findings import verdicts as gpu_verdicts
 from ltui.training.gpu.run_gpus import RunGpus, RunGpusView
+from ltui.training.lifecycle.rank_queue_poller import local_processes
 from ltui.training.process.identity import ProcessIdentity
 from ltui.training.process.process_table import ProcessTable
 from ltui.training.process.rank_usage import RankFinder, RankUsage, UsageMeter
@@ -64,14 +65,10 @@ class MachineMonitor:
         self._read_at = now
         batch = Batch()
         self.table = table = ProcessTable()
-        reported = {
-            rank: ProcessIdentity(p.pid, p.start_ticks)
-            for rank, p in pulses.items()
-            if p is not None and p.pid > 0
-        }
-        self.unreported_processes = self._without_telemetry(
-            table, engine, reported, snapshot.world_size
-        )
+        reported = local_processes(pulses)
+        remote = sum(p is not None and p.node != 0 for p in pulses.values())
+        local_size = None if snapshot.world_size is None else snapshot.world_size - remote
+        self.unreported_processes = self._without_telemetry(table, engine, reported, local_size)
         if self._user_command and engine is not None and not reported:
             self.program = self._program_reader.read(table, engine, self.unreported_processes)
         self.rank_processes = {**self.unreported_processes, **reported}

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ltui.training.config.defaults import STOP_TIMEOUT_S
 from ltui.training.lifecycle.kill_processes import send_signal
+from ltui.training.lifecycle.rank_queue_poller import local_processes
 from ltui.training.lifecycle.stop_escalation import INTERRUPT_AGAIN_S, StopEscalation, StopStage
 from ltui.training.process.identity import ProcessIdentity
 from ltui.training.state.run_snapshot import RunState
@@ -160,8 +161,7 @@ class StopController:
         if self.escalation is None:
             return
         stage = self.escalation.stage(now_s)
-        ranks = {ProcessIdentity(p.pid, p.start_ticks) for p in pulses.values() if p and p.pid > 0}
-        ranks |= set(others.values())
+        ranks = {*local_processes(pulses).values(), *others.values()}
         if stage is StopStage.TERMINATE and engine is not None:
             self._signal_once(stage, engine, signal.SIGTERM, group=True)
             # A process that is stopped (SIGSTOP) does not handle SIGTERM until it continues.

@@ -3,7 +3,7 @@
 Standard library only: no torch, no NumPy, no file access, no clock.
 
 ```
-0     page 0: fixed header, the reserved position, two commit slots
+0     page 0: fixed header, the reserved position, two commit slots, the origin
 4096  page 1: the pulse (pulse_block.py)
 8192  the ring, ``capacity`` bytes
 ```
@@ -26,9 +26,11 @@ reordered stores and damage. All numbers are little-endian.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from enum import IntEnum
 from struct import Struct, unpack_from
+from typing import NamedTuple
 
 FILE_MAGIC = b"LTUIRING"
 LAYOUT_VERSION = 1
@@ -50,6 +52,12 @@ LIVE = Struct("<Q56xQQQ40xQQQ40x")
 """At ``LIVE_AT``: the reserved position, then both commit slots. Each is on its own cache line."""
 SLOT = Struct("<QQQ")
 """Next sequence number, end position, check word."""
+ORIGIN_AT = 256
+ORIGIN = Struct("<Qqqqd")
+"""The fields of ``Origin``. They are zero in files of older versions of ltui."""
+CLOCKS_AT = ORIGIN_AT + 24
+CLOCKS = Struct("<qd")
+"""The last two fields of ``Origin``, which the writer of a mirror changes. Each is one word."""
 
 RECORD = Struct("<IIQQqQIHBBBBHxxxx")
 """Magic, CRC-32 of everything after it, position, seq, t_ns, payload bytes, label bytes, kind,
@@ -71,6 +79,21 @@ unused, unused, data bytes. The shape as int64 and the data, padded to eight byt
 
 CHECK_FACTOR, CHECK_TERM, CHECK_MASK = 0x9E3779B97F4A7C15, 0x6C747569, (1 << 64) - 1
 """Constants of ``check_word``, for code on the fast path that computes it inline."""
+
+
+class Origin(NamedTuple):
+    """Where and when the rank created its queue file, and how its clocks differ from ours."""
+
+    file_id: int = 0
+    """Random number by which a copy of the file is recognised; 0 if unknown."""
+    created_ns: int = 0
+    """CLOCK_MONOTONIC time in ns, on the rank's node, when the rank created the file."""
+    node: int = 0
+    """Number of the node on which the rank runs. It is 0 except in a mirror."""
+    clock_offset_ns: int = 0
+    """Nanoseconds to add to the CLOCK_MONOTONIC times in the file."""
+    wall_offset_s: float = 0.0
+    """Seconds to add to the unix times in the file."""
 
 
 class QueueFileError(ValueError):
@@ -109,6 +132,34 @@ DTYPE_NAMES = (
 """Torch's dtype names. The index of a name is its wire code. Append only."""
 DTYPE_CODES = {name: code for code, name in enumerate(DTYPE_NAMES)}
 FLOAT64_CODE = DTYPE_CODES["float64"]
+
+
+def first_page(capacity: int, origin: Origin) -> bytes:
+    """Return page 0 of an empty queue file."""
+    fixed = FIXED.pack(FILE_MAGIC, LAYOUT_VERSION, 0, capacity, PULSE_AT, RING_AT)
+    page = bytearray(PAGE_BYTES)
+    page[: len(fixed)] = fixed
+    FIXED_CRC.pack_into(page, len(fixed), zlib.crc32(fixed))
+    SLOT.pack_into(page, SLOTS_AT[0], 0, 0, check_word(0, 0))
+    ORIGIN.pack_into(page, ORIGIN_AT, *origin)
+    return bytes(page)
+
+
+def find_record(data: bytes, at: int, start: int) -> int:
+    """Return the first offset from ``at`` at which a record may begin.
+
+    ``data`` is a copy of the ring from position ``start`` on. A record begins with a magic number,
+    followed by its own position. Return ``len(data)`` if there is none.
+    """
+    while True:
+        at = data.find(RECORD_MAGIC_BYTES, at)
+        if at < 0:
+            return len(data)
+        if at % 8 == 0:
+            position = data[at + 8 : at + 16]
+            if len(position) < 8 or int.from_bytes(position, "little") == start + at:
+                return at
+        at += 1
 
 
 def align8(size: int) -> int:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import time
 import zlib
-from dataclasses import replace
 from struct import Struct
 from typing import Final
 
@@ -97,38 +96,96 @@ class PulseWriter:
             view.release()
 
 
-def parse_pulse(block: bytes) -> PulseState | None:
-    """Return the newest valid slot of the pulse block; ``None`` if there is none yet."""
-    slots = [_parse_slot(block, at) for at in (0, _SLOT_BYTES)]
-    valid = [slot for slot in slots if slot is not None]
-    return _apply_mark(max(valid, key=lambda slot: slot[0])[1], block) if valid else None
+def parse_pulse(
+    block: bytes, node: int = 0, clock_offset_ns: int = 0, wall_offset_s: float = 0.0
+) -> PulseState | None:
+    """Return the newest valid slot of the pulse block, with the mark applied if that is newer.
 
-
-def _apply_mark(state: PulseState, block: bytes) -> PulseState:
-    """Return ``state`` with the mark's progress, if the mark is newer than ``state``."""
-    phase, since_ns, batch, global_step = _MARK.unpack_from(block, _MARK_AT)
-    if since_ns <= state.changed_ns or phase not in set(Phase):
-        return state
-    return replace(
-        state,
-        phase=Phase(phase),
-        batch=batch,
-        global_step=global_step,
-        changed_ns=since_ns,
-        changed_wall_s=state.changed_wall_s + (since_ns - state.changed_ns) / 1e9,
-        heartbeat_ns=max(since_ns, state.heartbeat_ns),
-    )
-
-
-def _parse_slot(block: bytes, at: int) -> tuple[int, PulseState] | None:
-    body = block[at : at + _BODY_BYTES]
-    (crc,) = _CRC.unpack_from(block, at + _BODY_BYTES)
-    counter, *values = _BODY.unpack(body)
-    if counter == 0 or zlib.crc32(body) != crc:
+    Return ``None`` if there is none yet. The offsets are added to the times.
+    """
+    slot = _newest_slot(block)
+    if slot is None:
         return None
+    _, *values = _BODY.unpack_from(slot)
     fields = dict(zip(_FIELDS, values, strict=True))
+    phase, since_ns, batch, global_step = _MARK.unpack_from(block, _MARK_AT)
+    changed_ns = fields["changed_ns"]
+    if since_ns > changed_ns and phase in _PHASES:
+        fields["phase"], fields["batch"], fields["global_step"] = phase, batch, global_step
+        fields["changed_ns"] = since_ns
+        fields["changed_wall_s"] += (since_ns - changed_ns) / 1e9
+        fields["heartbeat_ns"] = max(since_ns, fields["heartbeat_ns"])
     # A newer rank package may write a phase or an outcome that this reader does not have.
-    phase, outcome = fields["phase"], fields["outcome"]
-    fields["phase"] = Phase(phase) if phase in set(Phase) else Phase.UNKNOWN
-    fields["outcome"] = Outcome(outcome) if outcome in set(Outcome) else Outcome.RUNNING
-    return counter, PulseState(**fields)
+    fields["phase"] = _PHASES.get(fields["phase"], Phase.UNKNOWN)
+    fields["outcome"] = _OUTCOMES.get(fields["outcome"], Outcome.RUNNING)
+    if node:
+        fields["node"] = node
+        fields["changed_ns"] += clock_offset_ns
+        fields["changed_wall_s"] += wall_offset_s
+        if fields["heartbeat_ns"]:
+            fields["heartbeat_ns"] += clock_offset_ns
+    return PulseState(**fields)
+
+
+_PHASES = {int(phase): phase for phase in Phase}
+_OUTCOMES = {int(outcome): outcome for outcome in Outcome}
+
+
+def _newest_slot(block: bytes) -> bytes | None:
+    """Return body and CRC of the newest valid slot; ``None`` if there is none."""
+    counters = [int.from_bytes(block[at : at + 8], "little") for at in (0, _SLOT_BYTES)]
+    for index in (0, 1) if counters[0] >= counters[1] else (1, 0):
+        at = index * _SLOT_BYTES
+        (crc,) = _CRC.unpack_from(block, at + _BODY_BYTES)
+        if counters[index] and zlib.crc32(block[at : at + _BODY_BYTES]) == crc:
+            return block[at : at + _BODY_BYTES + _CRC.size]
+    return None
+
+
+class PulseMirror:
+    """The pulse block of a mirrored queue file, written from packed pulses of its source."""
+
+    def __init__(self, block: bytes = b"") -> None:
+        """``block`` is what the mirror file contains already."""
+        self.block = bytearray(block or bytes(PULSE_BYTES))
+        """The contents to store in the file."""
+        self._newest = 0
+        self._packed = b""
+        newest = _newest_slot(block) if block else None
+        self._progress = (0, 0)
+        if newest is not None:
+            self._newest = int(not block.startswith(newest))
+            self._progress = _progress(newest + block[_MARK_AT : _MARK_AT + _MARK.size])
+
+    def update(self, packed: bytes) -> bool:
+        """Take over a packed pulse. Return False if it is older or the same."""
+        if len(packed) != PACKED_PULSE_BYTES or packed == self._packed:
+            return False
+        progress, present = _progress(packed), self._progress
+        # A mark of the same time may differ: its phase is stored after its time.
+        if progress[0] < present[0] or progress[1] < present[1]:
+            return False
+        slot = packed[: -_MARK.size]
+        if progress[0] > present[0]:
+            # The two slots alternate, so that a reader always finds one that is complete.
+            self._newest ^= 1
+            at = self._newest * _SLOT_BYTES
+            self.block[at : at + len(slot)] = slot
+        self.block[_MARK_AT : _MARK_AT + _MARK.size] = packed[-_MARK.size :]
+        self._progress, self._packed = progress, packed
+        return True
+
+
+def pack_pulse(block: bytes) -> bytes:
+    """Return the newest valid slot of the block and the mark; empty if there is no slot yet."""
+    slot = _newest_slot(block)
+    return b"" if slot is None else slot + block[_MARK_AT : _MARK_AT + _MARK.size]
+
+
+PACKED_PULSE_BYTES = _BODY_BYTES + _CRC.size + _MARK.size
+
+
+def _progress(packed: bytes) -> tuple[int, int]:
+    """Return the counter of the slot and the time of the mark. Both only grow."""
+    counter = int.from_bytes(packed[:8], "little")
+    return counter, _MARK.unpack_from(packed, len(packed) - _MARK.size)[1]

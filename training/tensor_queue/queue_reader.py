@@ -7,40 +7,32 @@ with SIGBUS. Readers are independent of each other.
 
 from __future__ import annotations
 
-import os
 import struct
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from ltui.training.tensor_queue import file_layout
 from ltui.training.tensor_queue.file_layout import (
     COALESCED,
     CRC_FROM,
     DTYPE_NAMES,
-    FILE_MAGIC,
-    FIXED,
-    FIXED_CRC,
-    LAYOUT_VERSION,
-    LIVE,
-    LIVE_AT,
     PAD,
     PAD_MAGIC,
     PULSE_AT,
     RECORD,
     RECORD_BYTES,
     RECORD_MAGIC,
-    RECORD_MAGIC_BYTES,
     RING_AT,
     Layout,
     align8,
-    check_word,
+    find_record,
     pad_word,
 )
 from ltui.training.tensor_queue.file_layout import QueueFileError as QueueFileError
 from ltui.training.tensor_queue.numpy_codec import Payload, to_payload
 from ltui.training.tensor_queue.pulse_block import PULSE_BYTES, parse_pulse
+from ltui.training.tensor_queue.queue_file import Head, QueueFile
 from ltui.training.tensor_queue.record_types import PulseState
 
 _CHUNK_BYTES = 256 << 10
@@ -57,7 +49,7 @@ class Record:
     """Sequence number, counted from 0 without gaps. A gap means that records were missed."""
     kind: int
     t_ns: int
-    """CLOCK_MONOTONIC time in ns of the machine on which the rank runs."""
+    """CLOCK_MONOTONIC time in ns of the machine on which the file is read."""
     label: bytes
     array: Payload
     """Read-only. Empty if the record has only a label."""
@@ -68,6 +60,9 @@ class Record:
     coalesced: bool = False
     payload: bytes = b""
     """The original bytes. ``torch_codec.to_tensor`` restores the tensor from them bit by bit."""
+    wall_offset_s: float = 0.0
+    """Seconds to add to a unix time in the label or in the payload, because the clock of the
+    rank's node differs; 0 for a rank of this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +72,6 @@ class Poll:
     records: tuple[Record, ...]
     missed: int
     """Number of lost records between the previous poll and the last record of this one."""
-
-
-class _Head(NamedTuple):
-    """The changing part of the file's first page."""
-
-    reserved: int
-    next_seq: int
-    committed: int
 
 
 class _Entry(NamedTuple):
@@ -117,18 +104,14 @@ class QueueReader:
         self._searching = False
         self._chunk_bytes = _CHUNK_BYTES
         self._rereads = 0
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            self.capacity = self._read_fixed()
-        except BaseException:
-            os.close(self._fd)
-            raise
+        self._file = QueueFile(path)
+        self.capacity = self._file.capacity
 
     def poll(self, limit: int = 2000) -> Poll:
         """Return at most ``limit`` records in order, and the number of records that were missed."""
         records: list[Record] = []
         missed = 0
-        head = self._head()
+        head = self._file.head()
         while self._pos < head.committed and len(records) < limit:
             missed += self._read_chunk(head, records, limit)
         if self._pos >= head.committed:
@@ -142,8 +125,11 @@ class QueueReader:
 
         Return ``None`` if it was never written, or if no consistent copy was read after retries.
         """
+        _, _, node, offset_ns, wall_offset_s = self._file.origin
         for _ in range(_RETRIES):
-            state = parse_pulse(self._pread(PULSE_BYTES, file_layout.PULSE_AT))
+            state = parse_pulse(
+                self._file.pread(PULSE_BYTES, PULSE_AT), node, offset_ns, wall_offset_s
+            )
             if state is not None:
                 return state
         return None
@@ -153,18 +139,13 @@ class QueueReader:
 
         Drain this reader, then open a new one.
         """
-        try:
-            return not os.path.samestat(os.stat(self.path), os.fstat(self._fd))
-        except FileNotFoundError:
-            return False
+        return self._file.replaced()
 
     def close(self) -> None:
         """Close the file. A second call has no effect."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._file.close()
 
-    def _read_chunk(self, head: _Head, records: list[Record], limit: int) -> int:
+    def _read_chunk(self, head: Head, records: list[Record], limit: int) -> int:
         """Copy bytes from the cursor, append their complete records and advance the cursor.
 
         Return the number of missed records.
@@ -177,16 +158,16 @@ class QueueReader:
         stop = min(head.committed, start - start % capacity + capacity)
         if stop <= start:
             return 0
-        data = self._pread(min(stop - start, self._chunk_bytes), RING_AT + start % capacity)
+        data = self._file.pread(min(stop - start, self._chunk_bytes), RING_AT + start % capacity)
         # Bytes that the writer has reserved by now may be partly overwritten in the copy.
-        void = self._head().reserved - capacity - start
+        void = self._file.head().reserved - capacity - start
         at = 0
         if void > 0:
             at, self._searching = min(void, len(data)), True
         missed = 0
         while at < len(data) and len(records) < limit:
             if self._searching:
-                at = _find_record(data, at, start)
+                at = find_record(data, at, start)
                 if at == len(data):
                     break
             entry = self._parse_entry(data, at, start, stop)
@@ -253,66 +234,9 @@ class QueueReader:
         except (ValueError, IndexError, TypeError, struct.error):
             return None
         label = data[label_at : label_at + label_bytes]
-        return _Entry(
-            size, Record(seq, kind, t_ns, label, array, dtype, layout, shape, coalesced, payload)
-        )
-
-    def _read_fixed(self) -> int:
-        """Check the first page and return the capacity of the ring in bytes."""
-        fixed = os.pread(self._fd, FIXED.size + FIXED_CRC.size, 0)
-        if len(fixed) < FIXED.size + FIXED_CRC.size or not fixed.startswith(FILE_MAGIC):
-            raise QueueFileError(f"{self.path} is not a tensor queue")
-        _, version, _, capacity, pulse_at, ring_at = FIXED.unpack_from(fixed)
-        if version > LAYOUT_VERSION:
-            raise QueueFileError(
-                f"{self.path} has queue layout {version}, written by a newer ltui; "
-                f"this one reads up to {LAYOUT_VERSION}"
-            )
-        (crc,) = FIXED_CRC.unpack_from(fixed, FIXED.size)
-        if zlib.crc32(fixed[: FIXED.size]) != crc or (pulse_at, ring_at) != (PULSE_AT, RING_AT):
-            raise QueueFileError(f"the header of {self.path} is damaged")
-        size = os.fstat(self._fd).st_size
-        if size != ring_at + capacity:
-            raise QueueFileError(
-                f"{self.path} is truncated: {size} bytes instead of {ring_at + capacity}"
-            )
-        return int(capacity)
-
-    def _head(self) -> _Head:
-        for _ in range(_RETRIES):
-            reserved, *slots = LIVE.unpack(self._pread(LIVE.size, LIVE_AT))
-            next_seq, committed = max(_check_slot(*slots[:3]), _check_slot(*slots[3:]))
-            # ``reserved`` was read together with the slots and can be one put older than they are.
-            reserved = max(reserved, committed)
-            if next_seq >= 0 and reserved - committed <= 2 * self.capacity and reserved % 8 == 0:
-                return _Head(reserved, next_seq, committed)
-        raise QueueFileError(f"the header of {self.path} is damaged")
-
-    def _pread(self, size: int, at: int) -> bytes:
-        data = os.pread(self._fd, size, at)
-        if len(data) < size:
-            raise QueueFileError(f"{self.path} is truncated")
-        return data
-
-
-def _check_slot(next_seq: int, position: int, check: int) -> tuple[int, int]:
-    """Return (next seq, end position) of a commit slot; (-1, 0) if it is torn or damaged."""
-    valid = check == check_word(next_seq, position) and position % 8 == 0
-    return (next_seq, position) if valid else (-1, 0)
-
-
-def _find_record(data: bytes, at: int, start: int) -> int:
-    """Return the first offset from ``at`` at which a record may begin.
-
-    A record begins with a magic number, followed by its own position. Return ``len(data)`` if there
-    is none.
-    """
-    while True:
-        at = data.find(RECORD_MAGIC_BYTES, at)
-        if at < 0:
-            return len(data)
-        if at % 8 == 0:
-            position = data[at + 8 : at + 16]
-            if len(position) < 8 or int.from_bytes(position, "little") == start + at:
-                return at
-        at += 1
+        origin = self._file.origin
+        record = Record(
+            seq, kind, t_ns + origin.clock_offset_ns, label, array, dtype, layout, shape,
+            coalesced, payload, origin.wall_offset_s,
+        )  # fmt: skip
+        return _Entry(size, record)

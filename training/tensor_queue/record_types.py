@@ -133,3 +133,6 @@ class PulseState:
     restarts: int
     heartbeat_ns: int = 0
     """CLOCK_MONOTONIC time in ns of the last heartbeat, with or without a change; 0 if unknown."""
+    node: int = 0
+    """Node on which the rank runs. ``pid`` and ``start_ticks`` mean a process of this machine only
+    if it is 0. The times are those of this machine's clocks for every node."""

@@ -13,6 +13,7 @@ import errno
 import mmap
 import os
 import tempfile
+import time
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -97,7 +98,9 @@ class RingWriter:
         try:
             os.fchmod(fd, 0o600)
             _allocate(fd, RING_AT + capacity)
-            os.pwrite(fd, _first_page(capacity), 0)
+            file_id = int.from_bytes(os.urandom(8), "little") or 1
+            origin = file_layout.Origin(file_id, time.monotonic_ns())
+            os.pwrite(fd, file_layout.first_page(capacity, origin), 0)
             flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
             mapped = mmap.mmap(fd, RING_AT + capacity, flags=flags)
             os.rename(temporary, path)
@@ -275,22 +278,6 @@ class Row:
         words[at] = seq
         words[at + 1] = end
         words[at + 2] = (end + seq * CHECK_FACTOR + CHECK_TERM) & CHECK_MASK
-
-
-def _first_page(capacity: int) -> bytes:
-    fixed = file_layout.FIXED.pack(
-        file_layout.FILE_MAGIC,
-        file_layout.LAYOUT_VERSION,
-        0,
-        capacity,
-        file_layout.PULSE_AT,
-        RING_AT,
-    )
-    page = bytearray(file_layout.PAGE_BYTES)
-    page[: len(fixed)] = fixed
-    file_layout.FIXED_CRC.pack_into(page, len(fixed), zlib.crc32(fixed))
-    SLOT.pack_into(page, SLOTS_AT[0], 0, 0, check_word(0, 0))
-    return bytes(page)
 
 
 def _allocate(fd: int, size: int) -> None:

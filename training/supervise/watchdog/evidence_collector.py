@@ -25,7 +25,7 @@ from ltui.training.diagnosis.judge_input import (
 )
 from ltui.training.diagnosis.rules.stopped_processes import STOPPED_AFTER_S
 from ltui.training.lifecycle.elastic_log import WorkerFailure
-from ltui.training.lifecycle.rank_queue_poller import QueuePoll
+from ltui.training.lifecycle.rank_queue_poller import QueuePoll, local_processes
 from ltui.training.process.exit_watch import ExitWatch
 from ltui.training.process.host_evidence import oom_kills, read_host
 from ltui.training.process.identity import ProcessIdentity, is_alive, is_stopped
@@ -150,9 +150,8 @@ class EvidenceCollector:
 
     def _observe_deaths(self, poll: QueuePoll, failures: Iterable[WorkerFailure]) -> None:
         """Read how the processes of dead ranks ended."""
-        for pulse in poll.pulses.values():
-            if pulse is not None and pulse.pid > 0:
-                self._exits.add(pulse.pid)
+        for process in local_processes(poll.pulses).values():
+            self._exits.add(process.pid)
         failure_by_rank = {f.rank: f for f in failures}
         for rank in poll.dead_ranks:
             pulse = poll.pulses.get(rank)
@@ -259,7 +258,7 @@ class EvidenceCollector:
     def _request(self, poll: QueuePoll, fold: FoldState, snapshot: RunSnapshot) -> EvidenceRequest:
         """Return a request for evidence of all ranks."""
         pids = {rank: processes.pid for rank, processes in self._ranks.items()}
-        pids |= {r: p.pid for r, p in poll.pulses.items() if p is not None and p.pid > 0}
+        pids |= {rank: process.pid for rank, process in local_processes(poll.pulses).items()}
         gpus = {rank: gpu for gpu in snapshot.gpus for rank in gpu.ranks}
         targets = []
         for rank, pid in sorted(pids.items()):

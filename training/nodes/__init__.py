@@ -1,0 +1,1 @@
+"""Runs on several nodes: the connection between their supervisors, and mirrors of their files."""
