@@ -1,0 +1,158 @@
+"""Wire format of the link between head and agents, and the options of its sockets.
+
+A message has a header frame and payload frames, which the link does not interpret. The only module
+besides ``head_link`` and ``agent_link`` that imports pyzmq; only runs on several machines import
+these modules, because the import takes about 40 ms.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from ltui.training.problem import ProblemError
+
+try:
+    import zmq as zmq  # exported to the two links, so that the error below has one place
+except ImportError as missing:
+    raise ProblemError.of(
+        where="several machines",
+        what=f"the Python package pyzmq cannot be imported on this node ({missing}).",
+        remedy="Run `pip install pyzmq` in the environment of ltui, on every node.",
+    ) from missing
+
+PROTOCOL_VERSION = 1
+"""Version of this format. Head and agents must use the same one."""
+MAX_MESSAGE_BYTES = 16 << 20
+"""Maximum number of bytes of the payload frames of one message together."""
+MAX_FRAMES = 4096
+"""Maximum number of payload frames of one message."""
+HEARTBEAT_MS = 2000
+"""Milliseconds between two heartbeats of a connection."""
+HEARTBEAT_TIMEOUT_MS = 4000
+"""Milliseconds without an answer to a heartbeat after which a connection is closed."""
+ZAP_DOMAIN = b"ltui"
+
+_MAGIC = b"LTUI"
+_HEADER = struct.Struct("<4sBBxx8sQ")
+_IDENTITY = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+_QUEUED_MESSAGES = 2
+"""Messages in each direction that wait in one connection; more are not sent."""
+_HANDSHAKE_MS = 5000
+_CONNECT_TIMEOUT_MS = 1500
+_FIRST_RECONNECT_MS = 100
+_LONGEST_RECONNECT_MS = 800
+_BACKLOG = 512
+
+
+class MessageKind(IntEnum):
+    """What a message is."""
+
+    REPORT = 1
+    """Agent to head; the head answers with ORDERS or REFUSED of the same number."""
+    ORDERS = 2
+    REFUSED = 3
+    """Head to agent: a sentence that says why the head does not use its reports."""
+    WAKE = 4
+    """Head to agent: report at once."""
+
+
+class MalformedMessageError(ValueError):
+    """Raised for a message that is not one of this protocol version; its text is the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """First frame of every message."""
+
+    kind: MessageKind
+    instance: bytes
+    """Eight random bytes of the agent's link, which tell two agents of one identity apart."""
+    number: int
+    """Number of the report, from 1; an answer repeats it."""
+    identity: str = ""
+    """Identity of the agent, in reports."""
+
+    def encode(self) -> bytes:
+        fixed = _HEADER.pack(_MAGIC, PROTOCOL_VERSION, self.kind, self.instance, self.number)
+        return fixed + self.identity.encode("ascii")
+
+
+def decode_header(frame: bytes) -> Header:
+    """Decode a header. Raise ``MalformedMessageError``."""
+    if len(frame) < _HEADER.size or frame[:4] != _MAGIC:
+        raise MalformedMessageError("its message has no header of ltui")
+    _, version, kind, instance, number = _HEADER.unpack_from(frame)
+    if version != PROTOCOL_VERSION:
+        raise MalformedMessageError(
+            f"it uses version {version} of the protocol between nodes, and this node uses "
+            f"version {PROTOCOL_VERSION}; install the same version of ltui on every node"
+        )
+    try:
+        identity = frame[_HEADER.size :].decode("ascii")
+        if identity and _IDENTITY.fullmatch(identity) is None:
+            raise MalformedMessageError("its identity is not valid")
+        return Header(MessageKind(kind), instance, number, identity)
+    except ValueError as error:
+        raise MalformedMessageError("its message has an invalid header") from error
+
+
+def check_identity(identity: str) -> None:
+    assert _IDENTITY.fullmatch(identity), identity
+
+
+def check_size(frames: Sequence[bytes]) -> None:
+    """Raise ``ValueError`` for a message that the other side would refuse."""
+    size = sum(map(len, frames))
+    if size > MAX_MESSAGE_BYTES or len(frames) > MAX_FRAMES:
+        raise ValueError(f"a message of {size} bytes in {len(frames)} frames is too large")
+
+
+def endpoint(address: str, port: int | None) -> str:
+    """Return the endpoint of a numeric address; a port of None means a free one."""
+    host = f"[{address}]" if ":" in address else address
+    return f"tcp://{host}:{'*' if port is None else port}"
+
+
+def curve_key(secret: bytes) -> tuple[bytes, bytes]:
+    """Return the public and the secret key, in the encoding of ZeroMQ, of 32 secret bytes."""
+    encoded = z85_encode(secret)
+    return zmq.curve_public(encoded), encoded
+
+
+def z85_encode(data: bytes) -> bytes:
+    """Encode bytes as ZeroMQ's RFC 32 describes."""
+    from zmq.utils import z85  # a private detail of this function
+
+    return z85.encode(data)
+
+
+def set_common_options(socket: zmq.Socket[Any], address: str) -> None:
+    """Set the options that head and agents share: nothing waits, and nothing is kept for long."""
+    options = {
+        zmq.IPV6: int(":" in address),
+        zmq.LINGER: 0,
+        zmq.SNDHWM: _QUEUED_MESSAGES,
+        zmq.RCVHWM: _QUEUED_MESSAGES,
+        zmq.MAXMSGSIZE: MAX_MESSAGE_BYTES,
+        zmq.HANDSHAKE_IVL: _HANDSHAKE_MS,
+        zmq.HEARTBEAT_IVL: HEARTBEAT_MS,
+        zmq.HEARTBEAT_TIMEOUT: HEARTBEAT_TIMEOUT_MS,
+        zmq.HEARTBEAT_TTL: HEARTBEAT_MS + HEARTBEAT_TIMEOUT_MS,
+        zmq.RECONNECT_IVL: _FIRST_RECONNECT_MS,
+        zmq.RECONNECT_IVL_MAX: _LONGEST_RECONNECT_MS,
+        zmq.CONNECT_TIMEOUT: _CONNECT_TIMEOUT_MS,
+        zmq.BACKLOG: _BACKLOG,
+    }
+    for option, value in options.items():
+        socket.setsockopt(option, value)
+
+
+def monitor_event(frames: Sequence[bytes]) -> tuple[int, int, str]:
+    """Return the event, its value and its endpoint from a message of a socket monitor."""
+    event, value = struct.unpack("=Hi", frames[0])
+    return event, value, frames[1].decode("utf-8", "replace")

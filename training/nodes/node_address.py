@@ -1,0 +1,83 @@
+"""Addresses of nodes: ``HOST:PORT`` texts, host names, and the own address that others reach.
+
+Standard library only. No function sends a packet except those that ask the name service.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import re
+import socket
+
+from ltui.training.problem import ProblemError
+
+_HOST_AND_PORT = re.compile(r"(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^:\[\]]+)):(?P<port>\d{1,5})")
+_MAX_ADDRESSES = 4
+"""Maximum number of addresses of one host name that are used."""
+# Addresses for documentation: a route to them is the default route.
+_ELSEWHERE = ("192.0.2.1", "2001:db8::1")
+
+
+def parse_host_and_port(text: str, where: str) -> tuple[str, int]:
+    """Parse ``HOST:PORT``; an IPv6 address stands in brackets. Raise ``ProblemError``."""
+    match = _HOST_AND_PORT.fullmatch(text.strip())
+    if match is None or not 0 < int(match["port"]) < 65536:
+        raise ProblemError.of(
+            where=where,
+            what=f"{text!r} is not HOST:PORT.",
+            remedy="Write it as node 0 prints it: 10.0.0.5:29501, node-1:29501 or [fd00::5]:29501.",
+        )
+    return match["v6"] or match["host"], int(match["port"])
+
+
+def format_host_and_port(host: str, port: int) -> str:
+    """Return ``HOST:PORT``, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def resolve(host: str, where: str) -> list[str]:
+    """Return the numeric addresses of a host, at most four. Raise ``ProblemError``."""
+    try:
+        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ProblemError.of(
+            where=where,
+            what=f"the host {host!r} has no address here ({reason}).",
+            remedy="Check its name, or give its IP address.",
+        ) from error
+    return list(dict.fromkeys(str(entry[4][0]) for entry in entries))[:_MAX_ADDRESSES]
+
+
+def local_address_towards(address: str) -> str | None:
+    """Return the address that this machine sends from to a numeric address; None without a route.
+
+    An agent binds its probe socket to the one that it reaches the head from.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as unsent:
+        unsent.connect((address, 9))  # a datagram socket sends nothing when it connects
+        return str(unsent.getsockname()[0])
+    return None
+
+
+def reachable_address() -> str | None:
+    """Return the address at which other machines most likely reach this one.
+
+    This is the source address of the default route, or else an address of the host name. None if
+    there are only loopback addresses.
+    """
+    candidates = [local_address_towards(elsewhere) for elsewhere in _ELSEWHERE]
+    with contextlib.suppress(ProblemError):
+        candidates += resolve(socket.gethostname(), "")
+    return next((c for c in candidates if c is not None and is_reachable_by_others(c)), None)
+
+
+def is_reachable_by_others(address: str) -> bool:
+    """Return False for a loopback, link-local or unspecified address."""
+    try:
+        value = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return not (value.is_loopback or value.is_link_local or value.is_unspecified)
