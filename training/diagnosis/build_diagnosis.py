@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence, Frame, StackGroup
+from ltui.training.diagnosis.machines import NO_MACHINES, rank_machines
 from ltui.training.diagnosis.observations.collective_positions import collective_positions
 from ltui.training.diagnosis.verdict_words import ranks_text, verb
-from ltui.training.state.run_snapshot import RankSnapshot, RankState, Verdict
+from ltui.training.state.run_snapshot import NodeSnapshot, RankSnapshot, RankState, Verdict
 
 _COMPARED_FRAMES = 40
 """Innermost frames by which stacks are compared and which are kept."""
@@ -20,28 +21,36 @@ def build_diagnosis(
     verdicts: Sequence[Verdict],
     evidence: Evidence | None,
     ranks: Sequence[RankSnapshot] = (),
+    nodes: Sequence[NodeSnapshot] = (),
 ) -> Diagnosis:
-    """Return the diagnosis of a run."""
+    """Return the diagnosis of a run; ``nodes`` are the machines of a run on several."""
     missing: tuple[str, ...] = ()
+    machines = rank_machines(nodes)
     if evidence is not None:
         by_rank = [
-            f"rank {r}: {reason}" for r, e in sorted(evidence.ranks.items()) for reason in e.missing
+            f"{ranks_text((r,), machines)}: {reason}"
+            for r, e in sorted(evidence.ranks.items())
+            for reason in e.missing
         ]
         missing = (*evidence.missing, *by_rank)
     return Diagnosis(
         run=run,
         attempt=attempt,
         taken_at=taken_at,
-        headline=diagnosis_headline(verdicts, ranks),
+        headline=diagnosis_headline(verdicts, ranks, machines),
         verdicts=tuple(verdicts),
         evidence=evidence,
         wavefront=collective_positions(evidence.ranks) if evidence is not None else (),
-        stacks=group_stacks(evidence) if evidence is not None else (),
+        stacks=group_stacks(evidence, machines) if evidence is not None else (),
         missing=missing,
     )
 
 
-def diagnosis_headline(verdicts: Sequence[Verdict], ranks: Sequence[RankSnapshot]) -> str:
+def diagnosis_headline(
+    verdicts: Sequence[Verdict],
+    ranks: Sequence[RankSnapshot],
+    machines: Mapping[int, str] = NO_MACHINES,
+) -> str:
     """Return the cause of the most severe verdict, or a sentence about the ranks' health."""
     if verdicts:
         first = verdicts[0]
@@ -51,8 +60,8 @@ def diagnosis_headline(verdicts: Sequence[Verdict], ranks: Sequence[RankSnapshot
     silent = [r.rank for r in ranks if r.state in (RankState.RUNNING, RankState.UNKNOWN)]
     if not timed and silent:
         return (
-            f"Unknown: {ranks_text(silent)} {verb(silent, 'sends', 'send')} no telemetry, so only"
-            " the state of the processes can be checked; none of them is stopped"
+            f"Unknown: {ranks_text(silent, machines)} {verb(silent, 'sends', 'send')} no telemetry,"
+            " so only the state of the processes can be checked; none of them is stopped"
         )
     if not timed:
         return "No rank has started to train yet"
@@ -63,12 +72,15 @@ def diagnosis_headline(verdicts: Sequence[Verdict], ranks: Sequence[RankSnapshot
         return f"Healthy: rank {slowest.rank} is running, {slowest.step_s:.3g} s per step{share}"
     running = [r.rank for r in ranks]
     return (
-        f"Healthy: {ranks_text(running)} {verb(running, 'is', 'are')} running; the slowest is rank"
-        f" {slowest.rank} ({slowest.step_s:.3g} s per step{share})"
+        f"Healthy: {ranks_text(running, machines)} {verb(running, 'is', 'are')} running; the"
+        f" slowest is {ranks_text((slowest.rank,), machines)}"
+        f" ({slowest.step_s:.3g} s per step{share})"
     )
 
 
-def group_stacks(evidence: Evidence) -> tuple[StackGroup, ...]:
+def group_stacks(
+    evidence: Evidence, machines: Mapping[int, str] = NO_MACHINES
+) -> tuple[StackGroup, ...]:
     """Group the main threads of ranks and workers by equal stacks, the smallest group first.
 
     A thread that differs from the others is usually the one to look for.
@@ -77,11 +89,11 @@ def group_stacks(evidence: Evidence) -> tuple[StackGroup, ...]:
     for rank, rank_evidence in sorted(evidence.ranks.items()):
         if rank_evidence.main_stack is not None:
             frames = rank_evidence.main_stack.frames[:_COMPARED_FRAMES]
-            groups.setdefault(frames, []).append((f"rank {rank}", rank))
+            groups.setdefault(frames, []).append((ranks_text((rank,), machines), rank))
         for worker in rank_evidence.workers:
             main = next((s for s in worker.stacks if s.main), None)
             if main is not None:
-                name = f"worker {worker.process.pid} of rank {rank}"
+                name = f"worker {worker.process.pid} of {ranks_text((rank,), machines)}"
                 groups.setdefault(main.frames[:_COMPARED_FRAMES], []).append((name, rank))
     return tuple(
         StackGroup(

@@ -205,6 +205,23 @@ class Evidence:
     hosts: Mapping[int, HostEvidence] = field(default_factory=dict)
     """node -> the condition of that machine, of a run on several machines."""
 
+    def taken_of(self, rank: int) -> int:
+        """Return the CLOCK_MONOTONIC at the end of the round in which the rank was observed."""
+        rank_evidence = self.ranks.get(rank)
+        own_ns = rank_evidence.taken_ns if rank_evidence is not None else None
+        return self.taken_ns if own_ns is None else own_ns
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the evidence as plain JSON values, as an agent sends it to node 0."""
+        document = to_json(self)
+        assert isinstance(document, dict)
+        return document
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Evidence:
+        """Return the evidence in a JSON document; raise ``ValueError`` for any other document."""
+        return from_json(cls, document, tolerant=True)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StackGroup:

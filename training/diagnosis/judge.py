@@ -181,7 +181,8 @@ def _slowness(
         slow_data = data_slowdown.slow_data_verdict(inputs)
         return [] if slow_data is None else [slow_data], None, frozenset()
     evidence = inputs.evidence
-    if evidence is not None and evidence.taken_ns <= since_ns + _EVIDENCE_ROUND_S * 1e9:
+    began_ns = since_ns + _EVIDENCE_ROUND_S * 1e9
+    if evidence is not None and evidence.taken_of(current.rank) <= began_ns:
         evidence = None
     lasted_s = (inputs.now_ns - since_ns) / 1e9
     need_not_wait = (

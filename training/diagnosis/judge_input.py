@@ -255,7 +255,7 @@ def _settled_evidence(
     settled = {}
     for rank, rank_evidence in evidence.ranks.items():
         pulse = pulses.get(rank)
-        taken_ns = evidence.taken_ns if rank_evidence.taken_ns is None else rank_evidence.taken_ns
+        taken_ns = evidence.taken_of(rank)
         if pulse is None or (
             pulse.pid == rank_evidence.pid
             and pulse.changed_ns + _SETTLED_NS < taken_ns <= seen_ns[rank] + _CLOCK_ERROR_NS

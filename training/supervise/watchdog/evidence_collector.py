@@ -252,8 +252,15 @@ class EvidenceCollector:
     def _diagnose(
         self, verdicts: Sequence[Verdict], evidence: Evidence | None, snapshot: RunSnapshot
     ) -> Diagnosis:
-        now_s, ranks = time.time(), snapshot.ranks
-        return build_diagnosis(self._run_dir.id, self._attempt, now_s, verdicts, evidence, ranks)
+        return build_diagnosis(
+            self._run_dir.id,
+            self._attempt,
+            time.time(),
+            verdicts,
+            evidence,
+            snapshot.ranks,
+            snapshot.nodes,
+        )
 
     def _request(self, poll: QueuePoll, fold: FoldState, snapshot: RunSnapshot) -> EvidenceRequest:
         """Return a request for evidence of all ranks."""

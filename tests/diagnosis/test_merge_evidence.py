@@ -1,0 +1,170 @@
+"""Tests of evidence that agents of several machines send, and of one judgement on all of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ltui.training.diagnosis.build_diagnosis import build_diagnosis
+from ltui.training.diagnosis.evidence import Evidence, HostEvidence, RankEvidence
+from ltui.training.diagnosis.judge_input import Death
+from ltui.training.diagnosis.merge_evidence import merge_evidence
+from ltui.training.state.json_decoder import from_json
+from ltui.training.state.run_snapshot import NodeSnapshot, to_json
+from ltui.training.tensor_queue.record_types import Phase, PulseState
+from tests.diagnosis.machines import at, machine, trained
+from tests.diagnosis.recordings import FOLDER, load, pulses_of
+from tests.state.records import SECOND
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=3,
+)
+_fields = st.none() | st.dictionaries(st.text(max_size=3), _json, max_size=2)
+_ranks = st.builds(RankEvidence, exception=_fields, gpu=_fields)
+_evidence = st.builds(Evidence, ranks=st.dictionaries(st.integers(0, 9), _ranks, max_size=3))
+
+
+def _sent(value: Any) -> Any:
+    """Return the document of a value as it arrives at node 0."""
+    return json.loads(json.dumps(to_json(value), allow_nan=False))
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(_evidence)
+def test_any_evidence_arrives_as_it_was_sent(evidence: Evidence) -> None:
+    document = _sent(evidence)
+    assert _sent(Evidence.from_document(document)) == document
+
+
+@given(st.builds(HostEvidence), st.builds(Death))
+def test_hosts_and_deaths_arrive_as_they_were_sent(host: HostEvidence, death: Death) -> None:
+    assert _sent(from_json(HostEvidence, _sent(host), tolerant=True)) == _sent(host)
+    assert from_json(Death, _sent(death)) == death
+
+
+@pytest.mark.parametrize("name", sorted(p.stem for p in FOLDER.glob("*.json")))
+def test_recorded_evidence_arrives_unchanged(name: str) -> None:
+    evidence = load(name)
+    assert Evidence.from_document(_sent(evidence)) == evidence
+
+
+@pytest.mark.parametrize(
+    "document",
+    [{}, [], {"taken_at": 1.0}, {"taken_at": 1, "taken_ns": 1, "ranks": {"x": {}}}],
+)
+def test_another_document_is_refused(document: Any) -> None:
+    with pytest.raises(ValueError, match="Evidence"):
+        Evidence.from_document(document)
+
+
+def _split(
+    evidence: Evidence, ranks_of: dict[int, tuple[int, ...]], offsets_ns: dict[int, int]
+) -> dict[int, Evidence]:
+    """Return the evidence as each machine sees it on its own clock."""
+    return {
+        node: replace(
+            evidence,
+            taken_ns=evidence.taken_ns - offsets_ns.get(node, 0),
+            ranks={r: e for r, e in evidence.ranks.items() if r in ranks},
+            host=HostEvidence(host=f"host{node}"),
+            missing=("no permission to ptrace",),
+        )
+        for node, ranks in ranks_of.items()
+    }
+
+
+def _nodes() -> tuple[NodeSnapshot, ...]:
+    return (machine(0, (0,)), machine(1, (1,)), machine(2, (2,)))
+
+
+def test_times_are_moved_to_the_clock_of_node_0() -> None:
+    evidence, offsets_ns = load("data_sleep"), {1: 7 * SECOND, 2: -3 * SECOND}
+    parts = _split(evidence, {0: (0,), 1: (1,), 2: (2,)}, offsets_ns)
+    merged = merge_evidence(parts, offsets_ns, {1: -90.0}, {1: "b"})
+    assert merged.taken_ns == evidence.taken_ns
+    assert {r: (e.node, e.taken_ns) for r, e in merged.ranks.items()} == {
+        r: (r, evidence.taken_ns) for r in range(3)
+    }
+    assert {n: h.host for n, h in merged.hosts.items()} == {0: "host0", 1: "host1", 2: "host2"}
+    assert merged.missing == ("no permission to ptrace", "b: no permission to ptrace")
+    assert Evidence.from_document(_sent(merged)) == merged
+    newest = merge_evidence({1: parts[1]}, {}, {1: -90.0})
+    assert newest.taken_at == evidence.taken_at - 90.0
+    with pytest.raises(ValueError, match="no evidence"):
+        merge_evidence({})
+
+
+def test_the_newer_observation_of_a_rank_counts() -> None:
+    """A rank that landed on another machine after a restart."""
+    evidence = load("data_sleep")
+    old = replace(evidence, taken_ns=evidence.taken_ns - SECOND)
+    merged = merge_evidence({0: evidence, 1: old})
+    assert {e.node for e in merged.ranks.values()} == {0}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "culprit"),
+    [
+        ("data_sleep", "frozen", 1),
+        ("data_gil", "gil_held", 1),
+        ("worker_stop", "worker_stopped", 1),
+        ("mismatch_shape", "mismatch", 1),
+        ("unused_params", "unused_parameters", 1),
+        ("call_sites", "mismatch", 0),
+        ("rank0_barrier", "mismatch", 0),
+    ],
+)
+def test_a_fault_on_another_machine_is_found_from_the_merged_evidence(
+    name: str, kind: str, culprit: int
+) -> None:
+    evidence = load(name)
+    parts = _split(evidence, {n: (n,) for n in range(3)}, {1: 5 * SECOND, 2: 9 * SECOND})
+    merged = merge_evidence(parts, {1: 5 * SECOND, 2: 9 * SECOND})
+    pulses: dict[int, PulseState | None] = {
+        r: replace(p, changed_ns=p.changed_ns - 2 * SECOND)
+        for r, p in pulses_of(evidence).items()
+        if p is not None
+    }
+    now_s = evidence.taken_ns / SECOND + 4.0
+    (verdict,) = at(
+        now_s, pulses, _nodes(), fold=trained(3), evidence=merged, evidence_expected=True
+    ).verdicts
+    assert (verdict.kind, verdict.culprits) == (kind, (culprit,))
+    assert verdict.cause.startswith(f"rank {culprit} on {'abc'[culprit]} ")
+    assert f" on {'abc'[2]}" in verdict.cause
+    if kind == "worker_stopped":
+        assert str(verdict.remedy).endswith(" on b")
+
+
+def test_an_old_part_does_not_hide_that_a_rank_has_moved() -> None:
+    """Machine c answered the round before; its rank has moved since, so nothing is concluded."""
+    evidence = load("data_sleep")
+    parts = _split(evidence, {n: (n,) for n in range(3)}, {})
+    parts[2] = replace(parts[2], taken_ns=evidence.taken_ns - 20 * SECOND)
+    merged = merge_evidence(parts)
+    pulses = pulses_of(evidence)
+    moved = pulses[2]
+    assert moved is not None
+    pulses[2] = replace(moved, changed_ns=evidence.taken_ns - 5 * SECOND, phase=Phase.BACKWARD)
+    now_s = evidence.taken_ns / SECOND + 1.0
+    judgement = at(
+        now_s, pulses, _nodes(), fold=trained(3), evidence=merged, evidence_expected=True
+    )
+    assert judgement.verdicts == ()
+    assert 2 in judgement.suspects
+
+
+def test_a_diagnosis_names_the_machine_of_every_rank() -> None:
+    evidence = load("worker_stop")
+    merged = merge_evidence(_split(evidence, {n: (n,) for n in range(3)}, {}))
+    made = build_diagnosis("run", 1, 5.0, (), merged, (), _nodes())
+    who = [name for group in made.stacks for name in group.who]
+    assert {"rank 0 on a", "rank 1 on b", "rank 2 on c"} <= {*who}
+    assert any(name.startswith("worker ") and name.endswith(" of rank 1 on b") for name in who)

@@ -1,0 +1,47 @@
+"""Merge the evidence that the agents of several machines collected. Pure.
+
+An agent sends the document of its evidence (``Evidence.to_document``). Its times are those of its
+own clocks; ``merge_evidence`` moves them to the clocks of node 0, which the judge uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ltui.training.diagnosis.evidence import Evidence, HostEvidence, RankEvidence
+
+
+def merge_evidence(
+    parts: Mapping[int, Evidence],
+    clock_offsets_ns: Mapping[int, int] | None = None,
+    wall_offsets_s: Mapping[int, float] | None = None,
+    names: Mapping[int, str] | None = None,
+) -> Evidence:
+    """Return the evidence of all machines as one; ``parts`` is node -> what was collected there.
+
+    ``clock_offsets_ns`` and ``wall_offsets_s`` are what to add to a machine's CLOCK_MONOTONIC and
+    unix times, ``names`` the names of machines for sentences. Each rank keeps the time of its own
+    machine's round. If two parts contain one rank, the newer one counts.
+    """
+    if not parts:
+        raise ValueError("there is no evidence to merge")
+    clock_offsets_ns, wall_offsets_s = clock_offsets_ns or {}, wall_offsets_s or {}
+    ranks: dict[int, RankEvidence] = {}
+    missing: list[str] = []
+    taken_ns = {node: p.taken_ns + clock_offsets_ns.get(node, 0) for node, p in parts.items()}
+    for node in sorted(parts, key=lambda n: taken_ns[n]):
+        for rank, rank_evidence in parts[node].ranks.items():
+            ranks[rank] = replace(rank_evidence, node=node, taken_ns=taken_ns[node])
+    for node, part in sorted(parts.items()):
+        name = (names or {}).get(node)
+        missing += [f"{name}: {sentence}" if name else sentence for sentence in part.missing]
+    newest = max(parts, key=lambda n: taken_ns[n])
+    return Evidence(
+        taken_at=parts[newest].taken_at + wall_offsets_s.get(newest, 0.0),
+        taken_ns=taken_ns[newest],
+        ranks=dict(sorted(ranks.items())),
+        host=parts[0].host if 0 in parts else HostEvidence(),
+        hosts={node: part.host for node, part in sorted(parts.items())},
+        missing=tuple(dict.fromkeys(missing)),
+    )
