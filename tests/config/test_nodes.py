@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 import yaml
 
+from ltui.training.config.device_selection import Machine
 from ltui.training.config.node_environment import (
     choose_nodes,
     read_node_environment,
     without_launcher,
 )
+from ltui.training.config.preflight import CheckedConfiguration, preflight
 from ltui.training.config.run_spec import Nodes, RunSpec
 from ltui.training.config.slurm_hosts import expand_hosts
 from ltui.training.store.spec_file import spec_text
@@ -108,9 +110,17 @@ def test_the_position_of_a_node(environ: dict[str, str], nodes: Nodes) -> None:
 def test_the_number_of_nodes_is_that_of_the_launcher(
     environ: dict[str, str], count: int | None
 ) -> None:
-    nodes, faults = choose_nodes({}, read_node_environment(environ))
-    assert faults == []
-    assert (None if nodes is None else nodes.count) == count
+    machine = Machine(node=read_node_environment(environ))
+
+    def checked(trainer: dict[str, int], *overrides: str) -> CheckedConfiguration:
+        document = {"model": {"class_path": "a.B"}, "trainer": {**trainer, "devices": 1}}
+        return preflight(document, overrides, "my.yaml", lines={}, machine=machine, cpu_ranks=1)
+
+    for trainer in ({}, {"num_nodes": 1}):
+        configuration = checked(trainer)
+        assert (configuration.nodes and configuration.nodes.count) == count
+        assert configuration.document["trainer"].get("num_nodes", 1) == (count or 1)
+    assert checked({}, "trainer.num_nodes=1").nodes is None
 
 
 def test_without_a_launcher_this_machine_is_node_0() -> None:

@@ -21,7 +21,8 @@ DEFAULT_PORT = 29500
 """Default port of torchrun."""
 BY_HAND = "the environment"
 """Name of a launcher that is only known by ``NODE_RANK`` or ``MASTER_ADDR``."""
-_PATH = "trainer.num_nodes"
+NUM_NODES = "trainer.num_nodes"
+"""Place of the number of nodes in a configuration."""
 _ENDPOINT = re.compile(r"\[?(?P<host>[^\]]+?)\]?(?::(?P<port>\d+))?")
 _REMEDY = (
     "Start the same command on every node with NODE_RANK=0, 1, ... and MASTER_ADDR=<address of "
@@ -88,17 +89,19 @@ def choose_nodes(
 ) -> tuple[Nodes | None, list[Fault]]:
     """Return the position of this machine among ``trainer.num_nodes``, and the errors.
 
-    Without ``num_nodes`` the number of nodes is that of the launcher. The position is None if there
-    is only one node or the environment is unknown.
+    The position is None if there is only one node or the environment is unknown.
     """
     count = trainer.get("num_nodes")
-    if environment is None:
+    if not isinstance(count, int) or isinstance(count, bool) or count < 2 or environment is None:
         return None, []
-    if count is None and environment.rank is not None:
-        count = environment.step_count
-    if not isinstance(count, int) or isinstance(count, bool) or count < 2:
-        return None, []
-    return place_among_nodes(count, environment, _PATH)
+    return place_among_nodes(count, environment, NUM_NODES)
+
+
+def launcher_count(environment: NodeEnvironment | None) -> int | None:
+    """Return the number of nodes on which a launcher runs this command; None if it is unknown."""
+    if environment is None or environment.rank is None:
+        return None
+    return environment.step_count
 
 
 def place_among_nodes(
