@@ -10,24 +10,36 @@ from pathlib import Path
 from typing import Any
 
 from ltui.training.config.run_spec import StallPolicy
+from ltui.training.diagnosis.evidence import HostEvidence, RankEvidence
 from ltui.training.diagnosis.judge import judge
-from ltui.training.diagnosis.judge_input import JudgeInput
+from ltui.training.diagnosis.judge_input import HealthHistory, JudgeInput
+from ltui.training.rank.heartbeat.flight_recorder import MAX_ENTRIES
 from ltui.training.rank.heartbeat.heartbeat_thread import BEAT_S, HeartbeatThread
 from ltui.training.state.record_fold import FoldState, fold
+from ltui.training.state.run_snapshot import NodeSnapshot, NodeState
 from ltui.training.tensor_queue.heartbeat_table import TABLE_FILE_NAME, HeartbeatTable
 from ltui.training.tensor_queue.record_types import Phase
 from tests.diagnosis.recordings import load
 from tests.state.records import pulse, steps
 
 RANKS, ROUNDS = 256, 7
+LARGE_RANKS, LARGE_NODES = 1024, 128
+"""A large run on several machines."""
 
 
-def _stalled() -> float:
-    """Seconds for one round over 256 ranks of which one is stuck in its dataset, with evidence."""
+def _stalled(count: int = RANKS, nodes: tuple[NodeSnapshot, ...] = ()) -> float:
+    """Seconds for one round over ranks of which one is stuck in its dataset, with evidence."""
     recorded = load("data_sleep")
+    members = {"0": tuple(range(count))}
     ranks = {
-        r: replace(recorded.ranks[1 if r == 37 else 0], rank=r, pid=1000 + r, still_s=8.0)
-        for r in range(RANKS)
+        r: replace(
+            _with_older_collectives(recorded.ranks[1 if r == 37 else 0]),
+            rank=r,
+            pid=1000 + r,
+            still_s=8.0,
+            groups=members,
+        )
+        for r in range(count)
     }
     evidence = replace(recorded, ranks=ranks)
     pulses = {
@@ -36,11 +48,9 @@ def _stalled() -> float:
             pid=1000 + r,
             changed_ns=evidence.taken_ns - 8_000_000_000,
         )
-        for r in range(RANKS)
+        for r in range(count)
     }
-    state = FoldState()
-    for rank in range(RANKS):
-        state = fold(state, rank, steps(40, 0.1))
+    state = _trained(count)
     times = []
     for _ in range(ROUNDS):
         began = time.perf_counter()
@@ -53,11 +63,69 @@ def _stalled() -> float:
                 evidence=evidence,
                 evidence_expected=True,
                 now_s=evidence.taken_at,
+                nodes=nodes,
             )
         )
         times.append(time.perf_counter() - began)
         assert [v.culprits for v in found.verdicts] == [(37,)]
     return statistics.median(times)
+
+
+def _healthy(count: int, nodes: tuple[NodeSnapshot, ...]) -> float:
+    """Seconds for one round over ranks that all train."""
+    state = _trained(count)
+    end = state.ranks[0].totals
+    assert end is not None
+    pulses = {r: pulse(r, Phase.FORWARD, end.t_ns / 1e9, batch=40) for r in range(count)}
+    host = HostEvidence(memory_available_bytes=1 << 37, memory_total_bytes=1 << 38)
+    history, times = HealthHistory(), []
+    for round_number in range(ROUNDS):
+        inputs = JudgeInput(
+            now_ns=end.t_ns + 250_000_000 * round_number,
+            pulses=pulses,
+            policy=StallPolicy(),
+            history=history,
+            fold=state,
+            cpu_delays=dict.fromkeys(pulses, 0.01),
+            evidence_expected=True,
+            now_s=1000.0,
+            nodes=nodes,
+            hosts={n.node: host for n in nodes},
+        )
+        began = time.perf_counter()
+        found = judge(inputs)
+        times.append(time.perf_counter() - began)
+        history = found.history
+        assert found.verdicts == ()
+    return statistics.median(times)
+
+
+def _trained(count: int) -> FoldState:
+    """Return a fold in which every rank has completed the same steps."""
+    one = fold(FoldState(), 0, steps(400, 0.05, fetch_s=0.005, forward_s=0.02)).ranks[0]
+    return FoldState(ranks={rank: replace(one, rank=rank) for rank in range(count)})
+
+
+def _with_older_collectives(evidence: RankEvidence) -> RankEvidence:
+    """Return the evidence with as many collectives as a rank reports."""
+    first, *_ = recorded = evidence.collectives
+    missing = MAX_ENTRIES - len(recorded)
+    older = (replace(first, seq=first.seq - i, retired=True) for i in range(missing, 0, -1))
+    return replace(evidence, collectives=(*older, *recorded))
+
+
+def _machines(nodes: int, ranks: int) -> tuple[NodeSnapshot, ...]:
+    each = ranks // nodes
+    return tuple(
+        NodeSnapshot(
+            node=node,
+            name=f"node{node:03}",
+            state=NodeState.CONNECTED,
+            ranks=tuple(range(each * node, each * (node + 1))),
+            link_age_s=0.2 if node else None,
+        )
+        for node in range(nodes)
+    )
 
 
 def _heartbeat() -> float:
@@ -77,9 +145,15 @@ def _heartbeat() -> float:
 
 def measure() -> list[dict[str, Any]]:
     beat_us = _heartbeat()
+    nodes = _machines(LARGE_NODES, LARGE_RANKS)
+    on_nodes = f"{LARGE_RANKS} ranks on {LARGE_NODES} machines"
     return [
         {"what": f"judging {RANKS} ranks, one stalled", "value": _stalled() * 1e3, "unit": "ms",
          "bound": 200},
+        {"what": f"judging {on_nodes}, healthy", "value": _healthy(LARGE_RANKS, nodes) * 1e3,
+         "unit": "ms", "bound": 250},
+        {"what": f"judging {on_nodes}, one stalled", "value": _stalled(LARGE_RANKS, nodes) * 1e3,
+         "unit": "ms", "bound": 250},
         {"what": "the heartbeat thread, one beat", "value": beat_us, "unit": "us"},
         {"what": "the heartbeat thread, share of a core", "value": beat_us / BEAT_S / 1e4,
          "unit": "%", "bound": 0.1},

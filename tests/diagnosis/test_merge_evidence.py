@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ltui.training.diagnosis.build_diagnosis import build_diagnosis
 from ltui.training.diagnosis.evidence import Evidence, HostEvidence, RankEvidence
 from ltui.training.diagnosis.judge_input import Death
-from ltui.training.diagnosis.merge_evidence import merge_evidence
+from ltui.training.diagnosis.merge_evidence import merge_evidence, shorten_for_link
 from ltui.training.state.json_decoder import from_json
 from ltui.training.state.run_snapshot import NodeSnapshot, to_json
 from ltui.training.tensor_queue.record_types import Phase, PulseState
@@ -126,6 +126,7 @@ def test_a_fault_on_another_machine_is_found_from_the_merged_evidence(
 ) -> None:
     evidence = load(name)
     parts = _split(evidence, {n: (n,) for n in range(3)}, {1: 5 * SECOND, 2: 9 * SECOND})
+    parts = {n: Evidence.from_document(_sent(shorten_for_link(p))) for n, p in parts.items()}
     merged = merge_evidence(parts, {1: 5 * SECOND, 2: 9 * SECOND})
     pulses: dict[int, PulseState | None] = {
         r: replace(p, changed_ns=p.changed_ns - 2 * SECOND)
@@ -168,3 +169,25 @@ def test_a_diagnosis_names_the_machine_of_every_rank() -> None:
     who = [name for group in made.stacks for name in group.who]
     assert {"rank 0 on a", "rank 1 on b", "rank 2 on c"} <= {*who}
     assert any(name.startswith("worker ") and name.endswith(" of rank 1 on b") for name in who)
+
+
+def test_what_is_sent_is_short_and_keeps_what_waits() -> None:
+    evidence = load("call_sites")
+    first = evidence.ranks[0]
+    waits = replace(first.collectives[0], seq=1, retired=False)
+    frames = first.stacks[0].frames * 3
+    many = tuple(replace(waits, seq=i, retired=True, frames=frames) for i in range(2, 200))
+    other = replace(first.stacks[0], main=False, frames=frames)
+    long = replace(
+        first,
+        collectives=(waits, *many),
+        groups={"0": (0, 1, 2)},
+        stacks=(other,) * 20 + first.stacks,
+    )
+    sent = shorten_for_link(replace(evidence, ranks={0: long, 1: replace(long, rank=1)}))
+    assert [e.seq for e in sent.ranks[0].collectives] == [1, *range(136, 200)]
+    assert {e.frames for e in sent.ranks[0].collectives} == {()}
+    assert {e.call_site for e in sent.ranks[0].collectives} == {waits.call_site}
+    assert sent.ranks[0].main_stack == first.main_stack
+    assert len(sent.ranks[0].stacks) == 8
+    assert [e.groups for e in sent.ranks.values()] == [{"0": (0, 1, 2)}, {"0": ()}]

@@ -34,8 +34,8 @@ _SETTLED_NS = 700_000_000
 """Evidence is valid for a rank that had made no progress for this long when it was collected."""
 _CLOCK_ERROR_NS = 200_000_000
 """Error in nanoseconds up to which clocks of several machines are compared."""
-_RANKS_WITH_FACTS = 64
-"""Maximum number of ranks whose positions a verdict contains, because verdicts are published
+RANKS_WITH_FACTS = 64
+"""Maximum number of ranks about which a verdict contains facts, because verdicts are published
 several times a second."""
 
 
@@ -182,7 +182,7 @@ class PreparedInput(JudgeInput):
     def still_facts(self, ranks: Iterable[int]) -> dict[str, float]:
         """Return the seconds without progress, as the evidence of a verdict contains them."""
         observed = [r for r in ranks if r in self.still_s]
-        return {str(r): round(self.still_s[r], 1) for r in observed[:_RANKS_WITH_FACTS]}
+        return {str(r): round(self.still_s[r], 1) for r in observed[:RANKS_WITH_FACTS]}
 
 
 def prepare(inputs: JudgeInput) -> PreparedInput:
@@ -273,7 +273,7 @@ def position_facts(pulses: Mapping[int, PulseState]) -> dict[str, Any]:
             "batch": pulse.batch,
             "global_step": pulse.global_step,
         }
-        for rank, pulse in islice(pulses.items(), _RANKS_WITH_FACTS)
+        for rank, pulse in islice(pulses.items(), RANKS_WITH_FACTS)
     }
 
 

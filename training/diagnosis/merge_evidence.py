@@ -1,7 +1,7 @@
 """Merge the evidence that the agents of several machines collected. Pure.
 
-An agent sends the document of its evidence (``Evidence.to_document``). Its times are those of its
-own clocks; ``merge_evidence`` moves them to the clocks of node 0, which the judge uses.
+An agent sends the document of its shortened evidence. Its times are those of its own clocks;
+``merge_evidence`` moves them to the clocks of node 0, which the judge uses.
 """
 
 from __future__ import annotations
@@ -9,7 +9,56 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ltui.training.diagnosis.evidence import Evidence, HostEvidence, RankEvidence
+from ltui.training.diagnosis.evidence import (
+    Collective,
+    Evidence,
+    HostEvidence,
+    RankEvidence,
+    ThreadStack,
+)
+
+_COLLECTIVES = 64
+"""Collectives of each rank that are sent, the last ones, and all that are not complete."""
+_FRAMES, _THREADS = 64, 8
+"""Innermost frames of a stack, and threads of a process, that are sent."""
+
+
+def shorten_for_link(evidence: Evidence) -> Evidence:
+    """Return the evidence without what the judge does not need, to send it to node 0.
+
+    The stack of every recorded collective makes most of it; the line of the call remains. What
+    several ranks report alike, the members of process groups, is sent once.
+    """
+    sent: set[tuple[str, tuple[int, ...]]] = set()
+    ranks = {}
+    for rank, rank_evidence in evidence.ranks.items():
+        groups = {}
+        for group, members in rank_evidence.groups.items():
+            groups[group] = () if (group, members) in sent else members
+            sent.add((group, members))
+        ranks[rank] = replace(
+            rank_evidence,
+            groups=groups,
+            collectives=_last_collectives(rank_evidence.collectives),
+            stacks=_short_stacks(rank_evidence.stacks),
+            earlier_stacks=_short_stacks(rank_evidence.earlier_stacks),
+            workers=tuple(
+                replace(w, stacks=_short_stacks(w.stacks)) for w in rank_evidence.workers
+            ),
+        )
+    return replace(evidence, ranks=ranks)
+
+
+def _last_collectives(collectives: tuple[Collective, ...]) -> tuple[Collective, ...]:
+    older = max(0, len(collectives) - _COLLECTIVES)
+    kept = (*(c for c in collectives[:older] if not c.retired), *collectives[older:])
+    return tuple(replace(c, frames=()) for c in kept)
+
+
+def _short_stacks(stacks: tuple[ThreadStack, ...]) -> tuple[ThreadStack, ...]:
+    """Return the main thread and the first others, with their innermost frames."""
+    main_first = sorted(stacks, key=lambda stack: not stack.main)
+    return tuple(replace(s, frames=s.frames[:_FRAMES]) for s in main_first[:_THREADS])
 
 
 def merge_evidence(

@@ -8,7 +8,12 @@ from typing import Any
 
 from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis.evidence import Frame, RankEvidence
-from ltui.training.diagnosis.judge_input import PreparedInput, first_change_s, position_facts
+from ltui.training.diagnosis.judge_input import (
+    RANKS_WITH_FACTS,
+    PreparedInput,
+    first_change_s,
+    position_facts,
+)
 from ltui.training.diagnosis.observations.collective_positions import (
     UnfinishedCollective,
     collective_on_stack,
@@ -91,10 +96,11 @@ def stall_verdict(
     if unfinished is not None:
         if unfinished.seq >= 0:
             evidence["collective"] = {"group": unfinished.group, "seq": unfinished.seq}
-        evidence["at"] = {
-            **{str(r): f"{e.op} {sizes_text(e)}" for r, e in sorted(unfinished.at.items())},
-            **{str(r): "absent" for r in unfinished.absent},
-        }
+        calls = {str(r): "absent" for r in unfinished.absent[:RANKS_WITH_FACTS]}
+        for rank in sorted(unfinished.at)[: RANKS_WITH_FACTS - len(calls)]:
+            entry = unfinished.at[rank]
+            calls[str(rank)] = f"{entry.op} {sizes_text(entry)}"
+        evidence["at"] = calls
     return Verdict(
         kind=reason.kind,
         level=level,
