@@ -11,8 +11,8 @@ from statistics import median
 
 from ltui.widgets.view_models import Cell, Tone
 
-# Seven heights, because a full block would touch the row above.
-_HEIGHTS = "▁▂▃▄▅▆▇"
+HEIGHTS = "▁▂▃▄▅▆▇"
+"""Blocks of rising height. There are seven, because a full block would touch the row above."""
 
 
 def bar_cells(share: float | None, width: int, tone: Tone = Tone.PLAIN) -> tuple[Cell, ...]:
@@ -49,7 +49,7 @@ def _block(value: float, low: float, high: float) -> str:
     if not math.isfinite(value):
         return " "
     share = (value - low) / (high - low) if high > low else 0.0
-    return _HEIGHTS[min(len(_HEIGHTS) - 1, max(0, math.floor(share * len(_HEIGHTS))))]
+    return HEIGHTS[min(len(HEIGHTS) - 1, max(0, math.floor(share * len(HEIGHTS))))]
 
 
 def step_strip(seconds: Sequence[float], width: int) -> str:

@@ -16,6 +16,8 @@ LEAST_WIDTH = 22
 """Minimum cells for one GPU: sign, number, a readable strip and a percentage."""
 NARROW_WIDTH = 12
 """Minimum cells for one GPU if there are more GPUs than lines at ``LEAST_WIDTH``."""
+SHORT_LABEL = 5
+"""Maximum cells of a label for which the widths above are enough: ``15/6``."""
 GAP = 2
 """Cells between two columns of GPUs."""
 _PERCENT_CELLS = 5
@@ -31,10 +33,10 @@ def heat_lines(rows: Sequence[GpuRow], most_lines: int, block_s: float, width: i
     """
     if not rows:
         return []
-    columns = _columns(len(rows), most_lines, width)
+    label_width = max(len(row.index) for row in rows)
+    columns = _columns(len(rows), most_lines, width, max(0, label_width - SHORT_LABEL))
     lines = math.ceil(len(rows) / columns)
     column_width = (width - GAP * (columns - 1)) // columns
-    label_width = max(len(row.index) for row in rows)
     cells = max(1, column_width - label_width - 3 - _PERCENT_CELLS)
     drawn: list[Cells] = [(Cell(text=_legend(rows, cells, block_s), tone=Tone.DIM),)]
     for y in range(lines):
@@ -51,11 +53,11 @@ def heat_lines(rows: Sequence[GpuRow], most_lines: int, block_s: float, width: i
     return drawn
 
 
-def _columns(count: int, most_lines: int, width: int) -> int:
-    """Return the number of columns of strips."""
-    fitting = max(1, (width + GAP) // (LEAST_WIDTH + GAP))
+def _columns(count: int, most_lines: int, width: int, extra: int) -> int:
+    """Return the number of columns of strips. ``extra``: cells that long labels need."""
+    fitting = max(1, (width + GAP) // (LEAST_WIDTH + extra + GAP))
     if math.ceil(count / fitting) > most_lines:
-        fitting = max(1, (width + GAP) // (NARROW_WIDTH + GAP))
+        fitting = max(1, (width + GAP) // (NARROW_WIDTH + extra + GAP))
     return min(fitting, max(1, math.ceil(count / max(1, most_lines))))
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar
+
+from rich.cells import cell_len
 
 from ltui.widgets.bars import bar_cells, strip
 from ltui.widgets.columns import Cells, Column
@@ -65,7 +68,10 @@ class GpuTable(Table[GpuRow]):
         }
         if not any(row.strip for row in rows):
             omitted.add("strip")
-        return [column for column in self.COLUMNS if column.key not in omitted]
+        index, *others = self.COLUMNS
+        longest = max((cell_len(row.index) for row in rows), default=0) + len("! ")
+        label = replace(index, width=max(index.width, longest))
+        return [label, *(column for column in others if column.key not in omitted)]
 
     def cells_of(self, row: GpuRow) -> Mapping[str, Cells]:
         sign = f"{SIGNS.get(row.tone, ' ')} "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rich.text import Text
-from textual.geometry import Size
+from textual.geometry import Region, Size
 from textual.strip import Strip
 from textual.widget import Widget
 
@@ -33,9 +33,15 @@ class LineSheet(Widget):
         before = self._lines.get(self.size.width)
         self._lay_out, self._lines = lay_out, {}
         now = self.lines_for(self.size.width)
-        if not now or now != before:
+        if before is None or len(before) != len(now):
             # Only another number of lines changes the layout.
-            self.refresh(layout=before is None or len(before) != len(now))
+            self.refresh(layout=True)
+        elif not now or now != before:
+            self.repaint_changes(before, now)
+
+    def repaint_changes(self, before: Sequence[Cells], now: Sequence[Cells]) -> None:  # noqa: ARG002
+        """Repaint after a change of the text but not of the number of lines."""
+        self.refresh()
 
     def lines_for(self, width: int) -> list[Cells]:
         """Return the lines for a width in cells."""
@@ -61,7 +67,16 @@ class LineSheet(Widget):
 
 
 class LiveLines(LineSheet):
-    """Lines that change with every frame: cheaper to draw, because they can't be selected."""
+    """Lines that change with every frame: cheaper to draw, because they can't be selected.
+
+    If only some lines changed, only these are repainted.
+    """
+
+    def repaint_changes(self, before: Sequence[Cells], now: Sequence[Cells]) -> None:
+        width = self.size.width
+        for y, (old, new) in enumerate(zip(before, now, strict=True)):
+            if old != new:
+                self.refresh(Region(0, y, width, 1))
 
     def render_line(self, y: int) -> Strip:
         width = self.size.width

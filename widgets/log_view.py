@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 from textual import on
 from textual.app import ComposeResult
@@ -29,7 +29,7 @@ from ltui.widgets.view_models import LogLine, Tone
 
 MAX_LINES = 5000
 RANK_CELLS = 5
-"""Cells for the rank before a line."""
+"""Cells for the rank before a line, unless there are longer labels."""
 TIME_CELLS = 9
 """Cells for the time of day before a line."""
 
@@ -54,6 +54,8 @@ class LogLines(ScrollView, can_focus=True):
     follow: reactive[bool] = reactive(True, repaint=False)
     """Keep the newest line in view as lines arrive."""
     show_ranks: reactive[bool] = reactive(True)
+    rank_labels: reactive[Mapping[int, str]] = reactive({})
+    """Labels of ranks other than ``r0``, such as ``gpu-b:12``."""
     wrap: reactive[bool] = reactive(True)
     """Wrap long lines; otherwise scroll sideways to read them."""
     times: reactive[bool] = reactive(False)
@@ -70,6 +72,7 @@ class LogLines(ScrollView, can_focus=True):
         self._lines = LogBuffer(MAX_LINES)
         self._rows = LogRows(self._lines)
         self._widest = 0
+        self._rank_cells = RANK_CELLS
         self.query_text = ""
         self._current_hit: int | None = None
         """Number of the line at which the last search stopped."""
@@ -123,7 +126,7 @@ class LogLines(ScrollView, can_focus=True):
         return self.size.width - 1 - self._prefix_cells() if self.wrap and self.size.width else None
 
     def _prefix_cells(self) -> int:
-        return (TIME_CELLS if self.times else 0) + (RANK_CELLS if self.show_ranks else 0)
+        return (TIME_CELLS if self.times else 0) + (self._rank_cells if self.show_ranks else 0)
 
     def on_resize(self) -> None:
         # The size is unknown before, and the scroll offset of the end depends on it.
@@ -137,6 +140,11 @@ class LogLines(ScrollView, can_focus=True):
         self._lay_out()
 
     watch_show_ranks = watch_times = _lay_out
+
+    def watch_rank_labels(self, labels: Mapping[int, str]) -> None:
+        longest = max(map(cell_len, labels.values()), default=0)
+        self._rank_cells = max(RANK_CELLS, longest + 1)
+        self._lay_out()
 
     def watch_level(self) -> None:
         self._lay_out()
@@ -246,8 +254,8 @@ class LogLines(ScrollView, can_focus=True):
         if self.show_ranks:
             ranks = styles.series
             ink = styles.of(Tone.DIM) if line.rank is None else ranks[line.rank % len(ranks)]
-            name = "" if line.rank is None else f"r{line.rank}"
-            text.append(name.ljust(RANK_CELLS - 1) + " ", ink)
+            name = "" if line.rank is None else self.rank_labels.get(line.rank, f"r{line.rank}")
+            text.append(set_cell_size(name, self._rank_cells - 1) + " ", ink)
         return text
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
+from rich.cells import cell_len
+
 from ltui.widgets.bars import step_strip
 from ltui.widgets.columns import Cells, Column
 from ltui.widgets.formats import NA
@@ -15,6 +17,10 @@ from ltui.widgets.view_models import Cell, RankRow, Tone
 STRIP_WIDTH = 12
 NOTE_CELLS = 42
 """Maximum cells that notes take from other columns; longer notes are cut."""
+GROUPED_TITLE = "machine, rank"
+"""Title of the first column if the table has rows of machines."""
+GROUPED_STATE_CELLS = 14
+"""Cells of the state in a table with rows of machines: ``! unreachable``."""
 _SIGNS = {Tone.BAD: "! ", Tone.WARN: "… "}
 """Signs before the state of culprits, and of ranks that wait or are slow."""
 
@@ -41,7 +47,7 @@ class RankTable(Table[RankRow]):
     )
 
     def key_of(self, row: RankRow) -> str:
-        return row.rank
+        return row.key or row.rank
 
     def columns_of(self, rows: Sequence[RankRow]) -> Sequence[Column]:
         """Return the columns, with metrics before the state, without empty optional columns."""
@@ -53,11 +59,15 @@ class RankTable(Table[RankRow]):
         ]
         *fixed, state, note = self.COLUMNS
         notes = [row.note for row in rows]
+        if rows and rows[0].key:
+            fixed, state = _grouped(fixed, state, rows)
         return [*fixed, *shown, state, *([_widen(note, notes)] if _has_values(notes) else [])]
 
     def cells_of(self, row: RankRow) -> Mapping[str, Cells]:
         strong = Tone.BAD if row.state.tone is Tone.BAD else Tone.PLAIN
         weak = Tone.BAD if row.state.tone is Tone.BAD else Tone.DIM
+        if row.is_old:
+            strong = weak = Tone.DIM
         sign = _SIGNS.get(row.state.tone, "  ")
         return {
             "rank": (Cell(text=row.rank, tone=strong),),
@@ -69,12 +79,31 @@ class RankTable(Table[RankRow]):
             "strip": (Cell(text=step_strip(row.strip, STRIP_WIDTH), tone=weak),),
             "state": (Cell(text=sign + row.state.text, tone=row.state.tone),),
             "note": (Cell(text=row.note, tone=strong),),
-            **{metric.column.key: (metric.cell,) for metric in row.metrics},
+            **{m.column.key: (_dimmed(m.cell) if row.is_old else m.cell,) for m in row.metrics},
         }
 
 
 def _has_values(texts: Iterable[str]) -> bool:
     return any(text not in ("", NA) for text in texts)
+
+
+def _grouped(
+    fixed: Sequence[Column], state: Column, rows: Sequence[RankRow]
+) -> tuple[list[Column], Column]:
+    """Return the columns for rows of machines and ranks, without those that are blank."""
+    label, *others = fixed
+    width = max(len(GROUPED_TITLE), *(cell_len(row.rank) for row in rows))
+    # The step gives way before the phase: it is usually the same on all ranks.
+    others = [replace(c, importance=2) if c.key == "step" else c for c in others]
+    shown = [c for c in others if any(getattr(row, c.key, None) for row in rows)]
+    return (
+        [replace(label, title=GROUPED_TITLE, width=width), *shown],
+        replace(state, width=GROUPED_STATE_CELLS),
+    )
+
+
+def _dimmed(cell: Cell) -> Cell:
+    return replace(cell, tone=Tone.DIM)
 
 
 def _widen(column: Column, notes: Sequence[str]) -> Column:

@@ -106,6 +106,8 @@ class HeaderViewModel:
     banner_tone: Tone = Tone.BAD
     notes: tuple[str, ...] = ()
     """Short lines that must not be overlooked, such as ``history incomplete: disk full``."""
+    machines: str = ""
+    """Such as ``2 machines, 16 ranks``; empty on one machine."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,7 +120,7 @@ class RankMetric:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankRow:
-    """One row of the rank table."""
+    """One row of the rank table: a rank, or a machine above its ranks. Empty texts are blanks."""
 
     rank: str
     pid: str
@@ -132,6 +134,10 @@ class RankRow:
     metrics: tuple[RankMetric, ...] = ()
     """Further columns. All rows have the same metrics, in the same order."""
     note: str = ""
+    key: str = ""
+    """Identifies the row in a table with machines; empty in a table of ranks only."""
+    is_old: bool = False
+    """The values are those of the last report of a machine that does not report any more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,6 +11,13 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol, TextIO
 
+from ltui.app.presentation.machine_lines import (
+    all_ranks_text,
+    listed_ranks,
+    machine_problem_lines,
+    padded_labels,
+)
+from ltui.app.presentation.machines import machine_count, missing_machines
 from ltui.app.presentation.snapshot_text import (
     done_fraction,
     metrics_text,
@@ -75,7 +82,8 @@ class PlainLines:
     def update(self, snapshot: RunSnapshot, now: float, hint: str) -> None:  # noqa: ARG002
         # Numbers in the detail count seconds: a new number alone is no change.
         detail = re.sub(r"\d+", "", snapshot.detail or "")
-        state = (state_word(snapshot), snapshot.state, snapshot.attempt, detail)
+        machines = tuple(node.state for node in snapshot.nodes)
+        state = (state_word(snapshot), snapshot.state, snapshot.attempt, detail, machines)
         validated = {n: v.step for n, v in snapshot.metrics.items() if is_evaluation(n)}
         progress = (snapshot.epoch, tuple(validated.items()))
         waited_s = now - self._last_at
@@ -109,7 +117,9 @@ def plain_line(snapshot: RunSnapshot) -> str:
         position(snapshot),
         metrics_text(snapshot),
         speed_text(snapshot) if moving else "",
-        ranks_text(snapshot.ranks) if snapshot.state in LIVE else "",
+        all_ranks_text(snapshot) if snapshot.state in LIVE else "",
+        machine_count(snapshot) if snapshot.state in LIVE else "",
+        missing_machines(snapshot),
     ]
     return "  ".join(part for part in parts if part)
 
@@ -196,12 +206,19 @@ def panel_lines(snapshot: RunSnapshot, hint: str, width: int) -> list[tuple[str,
     lines.append((speed_text(snapshot), ""))
     if snapshot.detail:
         lines.append((clean_line(snapshot.detail, 300), "yellow"))
+    lines.append((machine_count(snapshot), ""))
+    lines += [(line, "yellow") for line in machine_problem_lines(snapshot)]
+    shown, hidden = listed_ranks(snapshot, RANKS_SHOWN)
+    labels = padded_labels(snapshot)
     lines += [
-        (rank_line(snapshot, rank), "" if rank.state in _QUIET_RANK_STATES else "yellow")
-        for rank in snapshot.ranks[:RANKS_SHOWN]
+        (
+            rank_line(snapshot, rank, labels.get(rank.rank)),
+            "" if rank.state in _QUIET_RANK_STATES else "yellow",
+        )
+        for rank in shown
     ]
-    if len(snapshot.ranks) > RANKS_SHOWN:
-        lines.append((f"and {ranks_text(snapshot.ranks[RANKS_SHOWN:])}", ""))
+    if hidden:
+        lines.append((f"and {ranks_text(hidden)}", ""))
     for verdict in open_verdicts(snapshot):
         lines.append((verdict_line(verdict), "red" if verdict.level == "dead" else "yellow"))
     if snapshot.history_note:

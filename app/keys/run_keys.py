@@ -11,6 +11,7 @@ from ltui.training.config.verdict_severity import BLOCKING_LEVELS
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.widgets.charts.chart import Chart
 from ltui.widgets.log_view import LogLines
+from ltui.widgets.rank_table import RankTable
 
 KEYS = """
 [Run]
@@ -68,6 +69,17 @@ LOG_HINTS = (
     KeyHint("w", "wrap", "focused.toggle('wrap')"),
 )
 """Hints while the log has the focus."""
+MACHINE_HINTS = (
+    KeyHint("⏎", "unfold, log", "focused.select"),
+    KeyHint("/", "filter", "screen.search"),
+    KeyHint("u", "unfold all", "focused.fold_all"),
+)
+"""Hints while the table of machines has the focus."""
+FILTER_HINTS = (
+    KeyHint("⏎", "to the list", "screen.search", keep=True),
+    KeyHint("esc", "clear the filter", "screen.cancel", keep=True),
+)
+"""Hints while the filter of ranks has the focus."""
 TYPING_HINTS = (
     KeyHint("⏎", "find", "screen.search", keep=True),
     KeyHint("esc", "close search", "screen.search", keep=True),
@@ -80,7 +92,7 @@ def run_hints(
 ) -> list[KeyHint]:
     """Return the hints for what can be done now, with the keys of the panel that has the focus."""
     if isinstance(focused, Input):
-        return list(TYPING_HINTS)
+        return list(FILTER_HINTS if focused.has_class("filter") else TYPING_HINTS)
     paused = snapshot.state in (RunState.PAUSED, RunState.PAUSING)
     leave = "close (training continues)" if snapshot.state in LIVE else "close"
     blocked = any(v.level in BLOCKING_LEVELS and v.ended is None for v in snapshot.verdicts)
@@ -88,7 +100,13 @@ def run_hints(
     diagnose = KeyHint("d", "diagnose", "screen.diagnose", keep=stuck)
     kill = KeyHint("k", "kill", "screen.kill", keep=stuck)
     in_log = isinstance(focused, LogLines)
-    panel_hints = CHART_HINTS if isinstance(focused, Chart) else LOG_HINTS if in_log else ()
+    panel_hints: tuple[KeyHint, ...] = ()
+    if isinstance(focused, Chart):
+        panel_hints = CHART_HINTS
+    elif in_log:
+        panel_hints = LOG_HINTS
+    elif isinstance(focused, RankTable) and snapshot.nodes:
+        panel_hints = MACHINE_HINTS
     hints = [
         # The keys that help a stuck run come first.
         *([diagnose, kill] if stuck else []),

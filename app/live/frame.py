@@ -51,7 +51,7 @@ class Frame:
     rates: Mapping[int | None, Curve] = field(default_factory=dict)
     """Samples per second of each rank; the key None is the total of all ranks."""
     gpu_series: Mapping[int, GpuSeries] = field(default_factory=dict)
-    """Readings of the last minutes of each GPU, by the GPU's index."""
+    """Readings of the last minutes of each GPU, by the GPU's number."""
     resolved_verdicts: tuple[ResolvedVerdict, ...] = ()
     """Verdicts that ended while the screen was open, the latest last."""
     rank_exceptions: tuple[RankException, ...] = ()

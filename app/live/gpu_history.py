@@ -18,6 +18,8 @@ STRIP_S, STRIP_POINTS = 10.0, 12
 """Seconds of a window of the strip, and the number of its windows."""
 HEAT_S, HEAT_POINTS = 3.0, 100
 """Seconds of a window of the heat strip, and the number of its windows."""
+MAX_STRIPS = 64
+"""Maximum number of GPUs with strips: each costs about 0.3 ms per second."""
 NAN = math.nan
 
 
@@ -54,36 +56,40 @@ class GpuHistory:
         self._samples: dict[int, deque[GpuSample]] = {}
         self._series: dict[int, GpuSeries] = {}
 
-    def load(self, index: int, samples: Sequence[GpuSample]) -> None:
+    def load(self, number: int, samples: Sequence[GpuSample]) -> None:
         """Add stored readings that are older than all readings kept so far."""
-        live = self._samples.get(index, deque())
+        live = self._samples.get(number, deque())
         first = live[0].at if live else math.inf
         older = [s for s in samples if s.at < first]
-        self._samples[index] = deque([*older, *live], maxlen=MAX_SAMPLES)
-        self._series.pop(index, None)
+        self._samples[number] = deque([*older, *live], maxlen=MAX_SAMPLES)
+        self._series.pop(number, None)
 
     def add(self, gpus: Sequence[GpuSnapshot]) -> None:
         """Add the newest readings. Readings that are kept already are skipped."""
         for gpu in gpus:
             if gpu.sampled_at is None or gpu.error is not None:
                 continue
-            samples = self._samples.setdefault(gpu.index, deque(maxlen=MAX_SAMPLES))
+            samples = self._samples.setdefault(gpu.number, deque(maxlen=MAX_SAMPLES))
             if samples and samples[-1].at >= gpu.sampled_at:
                 continue
             samples.append(_sample(gpu, gpu.sampled_at))
             while samples[-1].at - samples[0].at > HISTORY_S:
                 samples.popleft()
-            self._series.pop(gpu.index, None)
+            self._series.pop(gpu.number, None)
 
     def series(self) -> dict[int, GpuSeries]:
-        """Return the series by GPU index. Only GPUs with new readings are computed again."""
-        for index, samples in self._samples.items():
-            if index not in self._series:
+        """Return the series by number of the GPU. Only GPUs with new readings are computed again.
+
+        With more than ``MAX_STRIPS`` GPUs there are no strips.
+        """
+        has_strips = len(self._samples) <= MAX_STRIPS
+        for number, samples in self._samples.items():
+            if number not in self._series:
                 readings = tuple(samples)
-                self._series[index] = GpuSeries(
+                self._series[number] = GpuSeries(
                     readings,
-                    window_means(readings, STRIP_S, STRIP_POINTS),
-                    window_means(readings, HEAT_S, HEAT_POINTS),
+                    window_means(readings, STRIP_S, STRIP_POINTS) if has_strips else (),
+                    window_means(readings, HEAT_S, HEAT_POINTS) if has_strips else (),
                 )
         return dict(self._series)
 

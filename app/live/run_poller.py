@@ -231,9 +231,9 @@ class RunPoller:
     def _load_gpus(self, store: RunStore) -> None:
         """Load the GPU readings recorded before this poller began, once for each GPU."""
         assert self._snapshot is not None
-        for index in {gpu.index for gpu in self._snapshot.gpus} - self._gpus_loaded:
-            self._gpu_history.load(index, stored_gpu_samples(store, index))
-            self._gpus_loaded.add(index)
+        for number in {gpu.number for gpu in self._snapshot.gpus} - self._gpus_loaded:
+            self._gpu_history.load(number, stored_gpu_samples(store, number))
+            self._gpus_loaded.add(number)
 
     # -- the ranks' queues -------------------------------------------------------------------------
 

@@ -31,9 +31,9 @@ def stored_segment(store: RunStore, name: str, steps: tuple[int, int]) -> Curve:
     return store.curve(name, first_step=steps[0], last_step=steps[1])
 
 
-def stored_gpu_samples(store: RunStore, index: int) -> list[GpuSample]:
+def stored_gpu_samples(store: RunStore, number: int) -> list[GpuSample]:
     """Return the readings of a GPU in the last minutes, oldest first."""
-    history = store.gpu_history(index, HISTORY_S)
+    history = store.gpu_history(number, HISTORY_S)
     columns = (
         history.times,
         history.utilisation_percent / 100,

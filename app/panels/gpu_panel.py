@@ -15,6 +15,9 @@ from ltui.app.panels.live_text import LiveText
 from ltui.app.panels.panel import Panel
 from ltui.app.presentation import run_view
 from ltui.app.presentation.gpu_view import HEAT_STRIP_MIN_GPUS, findings_text, gpu_rows, gpus_title
+from ltui.app.presentation.rank_grid import gpu_grid, has_gpu_grid
+from ltui.training.state.run_snapshot import RunSnapshot
+from ltui.widgets.cell_grid import grid_lines
 from ltui.widgets.gpu_heat import heat_lines
 from ltui.widgets.gpu_table import GpuTable
 from ltui.widgets.line_sheet import LiveLines
@@ -23,10 +26,14 @@ from ltui.widgets.view_models import GpuRow
 TITLE = "GPUs"
 MAX_TABLE_LINES = 9
 """Maximum lines of the table if other panels are visible; the user scrolls to the other rows."""
+MAX_TABLE_LINES_BELOW_GRID = 5
+"""The same for a table below a grid of all GPUs of several machines."""
 MAX_HEAT_LINES = 4
 """Maximum lines of heat strips if other panels are visible."""
 MANY_GPUS = 16
 """With more GPUs than this, the heat strips get up to half of the panel's height."""
+LEGEND_LINES = 2
+"""Lines that are reserved for the legend of the grid."""
 MAX_FINDINGS = 3
 """Maximum lines of findings if other panels are visible."""
 MAX_LINES = 17
@@ -35,10 +42,16 @@ MAX_NOTE_LINES = 9
 """Maximum lines of the text that replaces the rows if there are no GPU readings."""
 
 
-def lines_for(gpus: int) -> int:
-    """Return the lines that the panel takes for a number of GPUs if other panels are visible."""
+def lines_for(run: RunSnapshot) -> int:
+    """Return the lines that the panel takes for the GPUs of a run if other panels are visible."""
+    gpus = len(run.gpus)
     heat = MAX_HEAT_LINES + 1 if gpus >= HEAT_STRIP_MIN_GPUS else 0
-    return heat + min(gpus + 1, MAX_TABLE_LINES) + MAX_FINDINGS
+    return heat + min(gpus + 1, max_table_lines(run)) + MAX_FINDINGS
+
+
+def max_table_lines(run: RunSnapshot) -> int:
+    """Return the maximum lines of the table if other panels are visible."""
+    return MAX_TABLE_LINES_BELOW_GRID if has_gpu_grid(run) else MAX_TABLE_LINES
 
 
 class GpuPanel(Panel):
@@ -94,7 +107,7 @@ class GpuOverview(Vertical):
         """
         rows = gpu_rows(frame)
         max_findings = self._max_findings(alone=alone)
-        heat_lines = self._show_heat(rows, alone=alone)
+        heat_lines = self._show_heat(frame, rows, alone=alone)
         self.query_one(GpuTable).set_rows(rows)
         findings = findings_text(frame, max_findings, more=self.MORE)
         below = self.query_one("#gpu-findings", LiveText)
@@ -102,22 +115,32 @@ class GpuOverview(Vertical):
         below.styles.max_height = max_findings
         below.show(findings)
         finding_lines = findings.plain.count("\n") + 1 if findings else 0
-        return heat_lines + min(len(rows) + 1, MAX_TABLE_LINES) + finding_lines
+        return heat_lines + min(len(rows) + 1, max_table_lines(frame.snapshot)) + finding_lines
 
     def _max_findings(self, *, alone: bool) -> int:
         """Return the maximum lines of findings, which leaves enough lines for the rows."""
         return min(2 * MAX_FINDINGS, max(2, self.size.height // 4)) if alone else MAX_FINDINGS
 
-    def _show_heat(self, rows: Sequence[GpuRow], *, alone: bool) -> int:
-        """Draw the heat strips in the lines that rows and findings leave; return their lines."""
+    def _show_heat(self, frame: Frame, rows: Sequence[GpuRow], *, alone: bool) -> int:
+        """Draw the heat strips in the lines that rows and findings leave; return their lines.
+
+        For the GPUs of many machines draw a grid with one cell for each GPU instead.
+        """
         heat = self.query_one("#gpu-heat", LiveLines)
         available = MAX_HEAT_LINES
+        has_grid = has_gpu_grid(frame.snapshot)
         if alone:
             available = self.size.height - (len(rows) + 1) - self._max_findings(alone=True) - 1
             # The table of a hundred GPUs is scrolled, but the strips show all of them.
             available = max(available, self.size.height // 2 if len(rows) > MANY_GPUS else 0)
+        if alone and has_grid:
+            below = MAX_TABLE_LINES_BELOW_GRID + self._max_findings(alone=True)
+            available = self.size.height - LEGEND_LINES - below
         heat.display = len(rows) >= HEAT_STRIP_MIN_GPUS and available > 0
         if not heat.display:
             return 0
-        heat.show(partial(heat_lines, rows, min(available, len(rows)), HEAT_S))
+        if has_grid:
+            heat.show(partial(grid_lines, gpu_grid(frame), available))
+        else:
+            heat.show(partial(heat_lines, rows, min(available, len(rows)), HEAT_S))
         return len(heat.lines_for(max(1, heat.size.width or self.size.width)))

@@ -17,14 +17,14 @@ from textual.widgets import Static
 
 from ltui.app.live.frame import Frame
 from ltui.app.live.metric_history import LatestCurveRequest
-from ltui.app.panels import gpu_panel
+from ltui.app.panels import gpu_panel, ranks_panel
 from ltui.app.panels.details_panel import DetailsView
 from ltui.app.panels.gpu_panel import GpuPanel
 from ltui.app.panels.log_panel import LogPanel
 from ltui.app.panels.panel import Panel
+from ltui.app.panels.ranks_panel import RanksPanel
 from ltui.app.panels.run_charts import RunCharts
 from ltui.app.panels.tab_bar import TabBar
-from ltui.app.presentation import run_view
 from ltui.app.presentation.panel_layout import (
     DETAILS,
     FRAME_LINES,
@@ -41,13 +41,11 @@ TITLES = {
     "loss": "metrics",
     "throughput": "throughput",
     "gpus": gpu_panel.TITLE,
-    "ranks": "ranks",
+    "ranks": ranks_panel.TITLE,
     "log": "log",
     "details": "details",
 }
 """Titles of the tabs by panel name."""
-MAX_RANK_LINES = 9
-"""Maximum lines of the ranks if other panels are visible; the user scrolls to the other rows."""
 
 
 class RunPanels(Vertical):
@@ -70,8 +68,7 @@ class RunPanels(Vertical):
             with Vertical(id="body"):
                 yield RunCharts(self._home, self._requests, id="charts")
                 yield GpuPanel(id="gpus")
-                with Panel(4, TITLES["ranks"], id="ranks"):
-                    yield RankTable(id="rank-table")
+                yield RanksPanel(id="ranks")
                 yield LogPanel(id="log")
             with Panel(6, TITLES["details"], id="details"):
                 yield DetailsView(id="details-view")
@@ -82,6 +79,10 @@ class RunPanels(Vertical):
     @property
     def charts(self) -> RunCharts:
         return self.query_one(RunCharts)
+
+    @property
+    def ranks_panel(self) -> RanksPanel:
+        return self.query_one(RanksPanel)
 
     @property
     def log_panel(self) -> LogPanel:
@@ -163,10 +164,8 @@ class RunPanels(Vertical):
             alone = not self.panel_layout.fits_rows()
             self._fit_height("gpus", self.query_one(GpuPanel).show(frame, alone=alone))
         if "ranks" in visible:
-            rows = run_view.rank_rows(frame)
-            self.query_one(RankTable).set_rows(rows)
-            self.query_one("#ranks", Panel).set_titles(TITLES["ranks"], run_view.ranks_title(frame))
-            self._fit_height("ranks", min(len(rows) + 1, MAX_RANK_LINES))
+            alone = not self.panel_layout.fits_rows()
+            self._fit_height("ranks", self.ranks_panel.show(frame, alone=alone))
         if "log" in visible:
             self.log_panel.show(frame)
         if DETAILS in visible:
@@ -178,7 +177,7 @@ class RunPanels(Vertical):
         """Show a panel and move the focus into it."""
         self._apply_layout(self.panel_layout.choose(name))
         for child in self.query_one(f"#{name}").query("*"):
-            if child.focusable:
+            if child.focusable and child.display:
                 child.focus()
                 break
 
@@ -224,8 +223,10 @@ def table_lines(snapshot: RunSnapshot) -> TableLines:
     ranks = max(len(snapshot.ranks), snapshot.world_size or 1)
     lines = 0
     if snapshot.gpus:
-        lines = gpu_panel.lines_for(len(snapshot.gpus))
+        lines = gpu_panel.lines_for(snapshot)
     elif any((rank.device or "").startswith("cuda") for rank in snapshot.ranks):
         # If the GPUs can't be read, the panel shows the reason and the processes of the ranks.
         lines = ranks + 1
-    return TableLines(gpus=min(lines, gpu_panel.MAX_LINES), ranks=min(ranks + 1, MAX_RANK_LINES))
+    return TableLines(
+        gpus=min(lines, gpu_panel.MAX_LINES), ranks=ranks_panel.lines_for(snapshot, ranks)
+    )

@@ -6,6 +6,7 @@ from rich.text import Text
 
 from ltui.app.live.frame import Frame
 from ltui.app.live.gpu_history import GpuSeries
+from ltui.app.presentation.machines import machine_names
 from ltui.app.presentation.snapshot_text import gpu_label, gpu_name, percent_of_time
 from ltui.app.state_words import open_verdicts
 from ltui.training.state.run_snapshot import LIVE, GpuProcessSnapshot, GpuSnapshot, Verdict
@@ -41,16 +42,21 @@ def active_findings(frame: Frame) -> tuple[Verdict, ...]:
     return tuple(sorted(findings, key=lambda v: not v.evidence.get("serious")))
 
 
-def _tone_by_gpu(frame: Frame) -> dict[int, Tone]:
-    """Return the tone of each GPU that has an active finding, by index."""
+def tone_by_gpu(frame: Frame) -> dict[int, Tone]:
+    """Return the tone of each GPU that has an active finding, by number of the GPU."""
     tones: dict[int, Tone] = {}
     for finding in reversed(active_findings(frame)):
         tone = _finding_tone(finding)
-        gpus = finding.evidence.get("gpus")
-        for index in gpus if isinstance(gpus, (list, tuple)) else ():
-            if isinstance(index, int):
-                tones[index] = tone
+        tones |= {gpu.number: tone for gpu in frame.snapshot.gpus if _is_about(finding, gpu)}
     return tones
+
+
+def _is_about(finding: Verdict, gpu: GpuSnapshot) -> bool:
+    """Return whether a finding names a GPU. Without machines it is about node 0."""
+    gpus = finding.evidence.get("gpus")
+    if not isinstance(gpus, (list, tuple)) or gpu.index not in gpus:
+        return False
+    return gpu.node in (finding.nodes or (0,))
 
 
 def _finding_tone(finding: Verdict) -> Tone:
@@ -59,31 +65,35 @@ def _finding_tone(finding: Verdict) -> Tone:
 
 def gpu_rows(frame: Frame) -> tuple[GpuRow, ...]:
     """Return one row per GPU or MIG slice, slices below their GPU."""
-    tones = _tone_by_gpu(frame)
+    tones = tone_by_gpu(frame)
     gpus = frame.snapshot.gpus
-    with_slices = {g.mig_parent for g in gpus if g.mig_parent is not None}
+    names = machine_names(frame.snapshot)
+    with_slices = {(g.node, g.mig_parent) for g in gpus if g.mig_parent is not None}
     return tuple(
         _gpu_row(
             gpu,
-            frame.gpu_series.get(gpu.index, GpuSeries()),
+            gpu_label(gpu, names),
+            frame.gpu_series.get(gpu.number, GpuSeries()),
             frame.now,
-            tones.get(gpu.index, Tone.PLAIN),
-            sliced=gpu.index in with_slices,
+            tones.get(gpu.number, Tone.PLAIN),
+            sliced=(gpu.node, gpu.index) in with_slices,
         )
         for gpu in sorted(gpus, key=_sort_key)
     )
 
 
-def _sort_key(gpu: GpuSnapshot) -> tuple[int, int]:
-    return (gpu.index, -1) if gpu.mig_parent is None else (gpu.mig_parent, gpu.index)
+def _sort_key(gpu: GpuSnapshot) -> tuple[int, int, int]:
+    if gpu.mig_parent is None:
+        return gpu.node, gpu.index, -1
+    return gpu.node, gpu.mig_parent, gpu.index
 
 
 def _gpu_row(
-    gpu: GpuSnapshot, history: GpuSeries, now: float, tone: Tone, *, sliced: bool
+    gpu: GpuSnapshot, label: str, history: GpuSeries, now: float, tone: Tone, *, sliced: bool
 ) -> GpuRow:
     use = gpu.utilisation_percent
     return GpuRow(
-        index=gpu_label(gpu),
+        index=label,
         name=gpu_name(gpu.name),
         ranks=f"r{formats.ranks(gpu.ranks)}" if gpu.ranks else "",
         utilisation=None if use is None else use / 100,
@@ -168,7 +178,8 @@ def gpus_title(frame: Frame) -> str:
 
 def find_gpu(frame: Frame, name: str) -> GpuSnapshot | None:
     """Return the GPU with this label."""
-    return next((gpu for gpu in frame.snapshot.gpus if gpu_label(gpu) == name), None)
+    names = machine_names(frame.snapshot)
+    return next((gpu for gpu in frame.snapshot.gpus if gpu_label(gpu, names) == name), None)
 
 
 def readings_text(gpu: GpuSnapshot, frame: Frame) -> Text:
@@ -177,7 +188,7 @@ def readings_text(gpu: GpuSnapshot, frame: Frame) -> Text:
     if gpu.error:
         out.append(f"! {clean_line(gpu.error)}\n", "bold")
     for finding in active_findings(frame):
-        if gpu.index in (finding.evidence.get("gpus") or ()):
+        if _is_about(finding, gpu):
             out.append(f"{SIGNS[_finding_tone(finding)]} {clean_line(finding.cause)}\n", "bold")
     for title, lines in _reading_groups(gpu, frame.now):
         out.append(f"{title}\n", "bold")

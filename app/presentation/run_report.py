@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from ltui.app.presentation.machine_lines import (
+    all_ranks_text,
+    listed_ranks,
+    machine_table,
+    padded_labels,
+)
+from ltui.app.presentation.machines import machine_count, machine_names
 from ltui.app.presentation.snapshot_text import (
     checkpoint_text,
     data_wait_text,
@@ -151,16 +158,21 @@ def show_lines(snapshot: RunSnapshot, now: float) -> list[str]:
             for name, value in ordered_metrics(snapshot)
         ]
         lines += ["", "metrics", *(f"  {line}" for line in columns(rows, frozenset({1, 2})))]
+    if snapshot.nodes:
+        lines += ["", "machines", *(f"  {line}" for line in columns(machine_table(snapshot)))]
     if snapshot.ranks:
+        shown, hidden = listed_ranks(snapshot, RANKS_SHOWN)
+        labels = padded_labels(snapshot)
         lines += ["", "ranks"]
-        lines += [f"  {rank_line(snapshot, rank)}" for rank in snapshot.ranks[:RANKS_SHOWN]]
-        hidden = snapshot.ranks[RANKS_SHOWN:]
+        lines += [f"  {rank_line(snapshot, rank, labels.get(rank.rank))}" for rank in shown]
         lines += [f"  and {ranks_text(hidden)}"] if hidden else []
     if snapshot.gpus:
+        names = machine_names(snapshot)
+        gpus = sorted(snapshot.gpus, key=lambda gpu: gpu.node)
         lines += [
             "",
             "GPUs",
-            *(f"  {line}" for line in columns([_gpu_columns(g) for g in snapshot.gpus])),
+            *(f"  {line}" for line in columns([_gpu_columns(g, names) for g in gpus])),
         ]
     if snapshot.checkpoints:
         lines += ["", "checkpoints"]
@@ -196,7 +208,8 @@ def _facts(snapshot: RunSnapshot, now: float) -> list[tuple[str, str]]:
         ("time", _times_text(snapshot, now) or NA),
         ("attempt", _attempt_text(snapshot)),
         ("stops", clean_line(" or ".join(snapshot.stops))),
-        ("ranks", f"{count(snapshot.world_size)}  {ranks_text(snapshot.ranks)}".rstrip()),
+        ("machines", machine_count(snapshot)),
+        ("ranks", f"{count(snapshot.world_size)}  {all_ranks_text(snapshot)}".rstrip()),
         ("throughput", pace),
         ("MFU", _flop_utilisation(snapshot)),
         ("supervisor", supervisor),
@@ -240,11 +253,11 @@ def _attempt_text(snapshot: RunSnapshot) -> str:
     return clean_line(", ".join(parts), 300)
 
 
-def _gpu_columns(gpu: GpuSnapshot) -> tuple[str, ...]:
+def _gpu_columns(gpu: GpuSnapshot, names: Mapping[int, str]) -> tuple[str, ...]:
     if gpu.error:
-        return (gpu_label(gpu), gpu_name(gpu.name), clean_line(gpu.error), "", "", "")
+        return (gpu_label(gpu, names), gpu_name(gpu.name), clean_line(gpu.error), "", "", "")
     return (
-        gpu_label(gpu),
+        gpu_label(gpu, names),
         gpu_name(gpu.name),
         f"{percent_of_time(gpu.utilisation_percent)} busy",
         size_of(gpu.memory_used_bytes, gpu.memory_total_bytes),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from rich.text import Text
 
 from ltui.app.live.frame import Frame, RankException
+from ltui.app.presentation.machines import machine_count, rank_labels
 from ltui.app.presentation.rank_metrics import cpu_text, memory_text, rank_metrics
 from ltui.app.presentation.snapshot_text import (
     checkpoint_text,
@@ -40,7 +42,7 @@ from ltui.training.state.run_snapshot import (
 from ltui.training.state.verdict_tracker import most_severe_first
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line, clean_name
-from ltui.widgets.view_models import Cell, HeaderViewModel, RankMetric, RankRow, Tone
+from ltui.widgets.view_models import Cell, HeaderViewModel, RankRow, Tone
 
 RECOVERY_SHOWN_S = 10.0
 """Seconds for which a banner reports that a verdict has ended."""
@@ -79,6 +81,14 @@ RANK_TONES: dict[RankState, Tone] = {
 """The tone of each state of a rank."""
 
 
+RANK_STATE_CELLS = {
+    state: Cell(text=rank_word(state), tone=tone) for state, tone in RANK_TONES.items()
+}
+"""The word for each state of a rank, in its tone."""
+SLOW = Cell(text="slow", tone=Tone.WARN)
+"""The state of a rank that moves but is slower than the others."""
+
+
 def _cell(text: str, tone: Tone = Tone.PLAIN) -> Cell:
     return Cell(text=text, tone=tone)
 
@@ -110,6 +120,7 @@ def header(frame: Frame) -> HeaderViewModel:
         eta=f"{formats.duration(run.eta_s)} left" if moving and run.eta_s is not None else "",
         elapsed=formats.duration(run.elapsed_s),
         attempt=f"attempt {run.attempt}",
+        machines=machine_count(run),
         banner=banner,
         banner_tone=banner_tone,
         notes=note_lines(frame),
@@ -175,33 +186,36 @@ def silence_text(frame: Frame) -> str | None:
 # -- ranks -----------------------------------------------------------------------------------------
 
 
-def rank_rows(frame: Frame) -> tuple[RankRow, ...]:
-    """Return one row per rank in order of rank, so that rows keep their places."""
-    active = most_severe_first(open_verdicts(frame.snapshot))
-    places = {rank: v for v in reversed(active) for rank in v.culprits}
-    held_up = {rank for v in active if v.level in BLOCKING_LEVELS for rank in v.waiting}
-    ordered = sorted(frame.snapshot.ranks, key=lambda r: r.rank)
-    live = frame.snapshot.state in LIVE
-    return tuple(
-        _rank_row(
-            rank,
-            places.get(rank.rank),
-            waits=rank.rank in held_up,
-            metrics=rank_metrics(rank, frame.last_steps.get(rank.rank), live=live),
-            live=live,
-        )
-        for rank in ordered
+@dataclass(frozen=True, slots=True)
+class RankVerdicts:
+    """The active verdicts by rank."""
+
+    at_fault: Mapping[int, Verdict]
+    """The most severe verdict on each culprit."""
+    waiting: frozenset[int]
+    """Ranks that wait for a culprit."""
+
+
+def rank_verdicts(run: RunSnapshot) -> RankVerdicts:
+    """Return the active verdicts of a run by rank."""
+    active = most_severe_first(open_verdicts(run))
+    waiting = {rank for v in active if v.level in BLOCKING_LEVELS for rank in v.waiting}
+    return RankVerdicts(
+        {rank: v for v in reversed(active) for rank in v.culprits}, frozenset(waiting)
     )
 
 
-def _rank_row(
-    rank: RankSnapshot,
-    verdict: Verdict | None,
-    *,
-    waits: bool,
-    metrics: tuple[RankMetric, ...],
-    live: bool,
-) -> RankRow:
+def rank_rows(frame: Frame) -> tuple[RankRow, ...]:
+    """Return one row per rank in order of rank, so that rows keep their places."""
+    verdicts = rank_verdicts(frame.snapshot)
+    ordered = sorted(frame.snapshot.ranks, key=lambda r: r.rank)
+    return tuple(rank_row(frame, rank, verdicts) for rank in ordered)
+
+
+def rank_row(frame: Frame, rank: RankSnapshot, verdicts: RankVerdicts) -> RankRow:
+    """Return the row of one rank."""
+    live = frame.snapshot.state in LIVE
+    verdict = verdicts.at_fault.get(rank.rank)
     note = rank.note or ""
     if not note and verdict is not None and verdict.place:
         note = verdict.place
@@ -215,22 +229,23 @@ def _rank_row(
         step=formats.step(rank.global_step),
         age=formats.age(rank.age_s if live else None),
         strip=rank.recent_step_s,
-        state=_rank_state(rank.state, verdict, waits),
+        state=rank_state(rank, verdicts),
         note=clean_name(note),
-        metrics=metrics,
+        metrics=rank_metrics(rank, frame.last_steps.get(rank.rank), live=live),
     )
 
 
-def _rank_state(state: RankState, verdict: Verdict | None, waits: bool) -> Cell:
+def rank_state(rank: RankSnapshot, verdicts: RankVerdicts) -> Cell:
     """Return the state of a rank. For a rank that moves, return what its verdict says."""
+    state, verdict = rank.state, verdicts.at_fault.get(rank.rank)
     if state in (RankState.OK, RankState.RUNNING, RankState.STARTING):
         if verdict is not None and verdict.level in BLOCKING_LEVELS:
             state = RankState.DEAD if verdict.level == "dead" else RankState.STALLED
-        elif waits:
+        elif rank.rank in verdicts.waiting:
             state = RankState.WAITING
         elif verdict is not None and verdict.level == "slow":
-            return _cell("slow", Tone.WARN)
-    return _cell(rank_word(state), RANK_TONES[state])
+            return SLOW
+    return RANK_STATE_CELLS[state]
 
 
 def _device_text(device: str | None) -> str:
@@ -255,13 +270,14 @@ def gpus_missing(frame: Frame) -> str:
 def processes_text(frame: Frame) -> Text:
     """Return the reason for missing GPU readings, with CPU and memory of each rank."""
     out = Text(gpus_missing(frame), "dim")
-    live = frame.snapshot.state in LIVE
+    live, labels = frame.snapshot.state in LIVE, rank_labels(frame.snapshot)
     for rank in sorted(frame.snapshot.ranks, key=lambda r: r.rank)[:PROCESS_ROWS]:
         pid = formats.NA if rank.pid is None else str(rank.pid)
         # Processes of a run that has ended are gone, so their last readings are not shown.
         cpu = cpu_text(rank) if live else formats.NA
         memory = memory_text(rank) if live else formats.NA
-        out.append(f"\nr{rank.rank:<3} pid {pid:<9} CPU {cpu:>6}   memory {memory:>9}", "not dim")
+        label = labels.get(rank.rank) or f"r{rank.rank}"
+        out.append(f"\n{label:<4} pid {pid:<9} CPU {cpu:>6}   memory {memory:>9}", "not dim")
     return out
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 
 from ltui.app.state_words import rank_note
 from ltui.training.state.metric_name_patterns import (
@@ -137,13 +138,13 @@ def data_wait_text(share: float) -> str:
     return f"{percent(share)} waiting for data"
 
 
-def rank_line(snapshot: RunSnapshot, rank: RankSnapshot) -> str:
-    """Return one rank as a line of columns."""
+def rank_line(snapshot: RunSnapshot, rank: RankSnapshot, label: str | None = None) -> str:
+    """Return one rank as a line of columns. ``label``: its label on several machines."""
     step = "" if rank.global_step is None else f"step {rank.global_step}"
     note = rank_note(snapshot, rank)
     device, phase = clean_name(rank.device or ""), clean_name(rank.phase or NA)
     return (
-        f"r{rank.rank:<3} {device:<7} {step:<12} {phase:<11} "
+        f"{label or f'r{rank.rank}':<4} {device:<7} {step:<12} {phase:<11} "
         f"{age(rank.age_s):>7}  {rank_word(rank.state)}{f'  {note}' if note else ''}"
     )
 
@@ -187,9 +188,11 @@ def checkpoint_text(checkpoint: CheckpointInfo, *, with_path: bool = False) -> s
     return f"{text}: {clean_line(checkpoint.path)}" if with_path else text
 
 
-def gpu_label(gpu: GpuSnapshot) -> str:
-    """Return the label of a GPU, or its index."""
-    return clean_name(gpu.label or str(gpu.index))
+def gpu_label(gpu: GpuSnapshot, machines: Mapping[int, str] | None = None) -> str:
+    """Return the label of a GPU, or its index; ``gpu-b:0`` if there are names of machines."""
+    label: str = clean_name(gpu.label or str(gpu.index))
+    name = (machines or {}).get(gpu.node)
+    return label if name is None else f"{name}:{label}"
 
 
 def gpu_name(model: str | None) -> str:

@@ -82,7 +82,7 @@ class GpuScreen(ModalScreen[None]):
             return
         readings.show(readings_text(gpu, frame))
         for name, view_model in gpu_charts(
-            gpu, frame.gpu_series.get(gpu.index, GpuSeries())
+            gpu, frame.gpu_series.get(gpu.number, GpuSeries())
         ).items():
             self.query_one(f"#gpu-{name}-chart", Chart).view_model = view_model
             self.query_one(f"#gpu-{name}", Panel).set_titles(view_model.title, view_model.subtitle)

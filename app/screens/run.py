@@ -21,6 +21,7 @@ from ltui.app.live.metric_history import LatestCurveRequest
 from ltui.app.live.poller_thread import Poller, PollerThread
 from ltui.app.live.run_poller import RunPoller
 from ltui.app.panels.live_text import LiveText
+from ltui.app.panels.log_panel import log_sources
 from ltui.app.panels.run_panels import RunPanels
 from ltui.app.presentation import run_view
 from ltui.app.presentation.notifications import farewell, resume_hint, toasts_for
@@ -214,9 +215,25 @@ class RunScreen(RunCommandScreen):
     # -- log ---------------------------------------------------------------------------------------
 
     def action_next_log(self) -> None:
-        self.panels.log_panel.next_source(self.frame)
+        if self.snapshot is None or not self.snapshot.nodes:
+            self.panels.log_panel.next_source(self.frame)
+            return
+        # Imported here: only runs on several machines have so many logs.
+        from ltui.app.screens.log_chooser import LogChooser
+
+        log = self.panels.log_panel
+        sources = log_sources(self.frame)
+        self.app.push_screen(LogChooser(sources, log.source), self._show_log)
+
+    def _show_log(self, source: int | None) -> None:
+        if source is not None:
+            self.panels.log_panel.choose(source, self.frame)
 
     def action_search(self) -> None:
+        ranks = self.panels.ranks_panel
+        if self.snapshot is not None and self.snapshot.nodes and ranks.has_focus_within:
+            ranks.open_filter()
+            return
         self.action_panel("log")
         self.query_one(LogView).action_find()
 
@@ -263,7 +280,9 @@ class RunScreen(RunCommandScreen):
 
     def action_cancel(self) -> None:
         """Restore a maximised panel, or go back to home. Escape never quits the program."""
-        if self.panels.zoomed:
+        if self.panels.ranks_panel.is_filtering:
+            self.panels.ranks_panel.clear_filter()
+        elif self.panels.zoomed:
             self.action_zoom()
         elif self.alone:
             self.notify("q quits ltui; training continues", timeout=2)

@@ -180,6 +180,10 @@ class GpuProcessSnapshot:
     name: str | None = None
 
 
+NODE_GPU_STRIDE = 1_000_000
+"""Difference between the numbers of the same GPU index on two neighbouring machines."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuSnapshot(GpuValues):
     """One GPU or MIG slice, with the ranks and processes that use it."""
@@ -195,6 +199,11 @@ class GpuSnapshot(GpuValues):
     xid_at: float | None = None
     node: int = 0
     """Number of the machine that it is in."""
+
+    @property
+    def number(self) -> int:
+        """Number of the GPU within the run: its index on node 0, and unique over all machines."""
+        return self.node * NODE_GPU_STRIDE + self.index
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -232,13 +232,16 @@ class RunStore:
         return [from_json(Verdict, json.loads(row[0]), tolerant=True) for row in rows]
 
     @_raises_store_error
-    def gpu_history(self, index: int, last_s: float) -> StoredGpuReadings:
-        """Return the readings of a GPU in the ``last_s`` seconds before its newest reading."""
+    def gpu_history(self, number: int, last_s: float) -> StoredGpuReadings:
+        """Return the readings of a GPU in the ``last_s`` seconds before its newest reading.
+
+        ``number`` is ``GpuSnapshot.number``.
+        """
         rows = self._connection.execute(
             "SELECT t, utilisation_percent, memory_used_bytes, power_w, temperature_c "
             "FROM gpu_samples WHERE gpu = ?1 AND t >= "
             "(SELECT max(t) FROM gpu_samples WHERE gpu = ?1) - ?2 ORDER BY t",
-            (index, last_s),
+            (number, last_s),
         ).fetchall()
         columns = np.array(rows, dtype=np.float64).reshape(-1, 5).T
         return StoredGpuReadings(*columns)

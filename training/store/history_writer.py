@@ -405,6 +405,6 @@ def _step_row(attempt: int, rank: int, seq: int, values: Sequence[float]) -> tup
 
 def _gpu_row(gpu: GpuSnapshot) -> tuple[Any, ...]:
     return (
-        gpu.index, gpu.sampled_at, gpu.utilisation_percent, gpu.memory_utilisation_percent,
+        gpu.number, gpu.sampled_at, gpu.utilisation_percent, gpu.memory_utilisation_percent,
         gpu.memory_used_bytes, gpu.power_w, gpu.temperature_c, gpu.sm_clock_mhz,
     )  # fmt: skip

@@ -1,0 +1,152 @@
+"""Names and states of the machines of a run on several machines, and labels of ranks. Pure.
+
+On one machine ``RunSnapshot.nodes`` is empty, and every function here returns an empty result.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+
+from ltui.app.presentation.snapshot_text import rank_counts
+from ltui.training.state.run_snapshot import (
+    LIVE,
+    NodeSnapshot,
+    NodeState,
+    RankSnapshot,
+    RankState,
+    RunSnapshot,
+)
+from ltui.widgets import formats
+from ltui.widgets.sanitise import clean_line, clean_name
+
+MAX_NAME_CELLS = 16
+"""Cells of a machine's name. Of a longer one the end is shown, which contains its number."""
+LOCAL = "local"
+"""Text in place of the age of the last report of the machine with the run directory."""
+NORMAL_AGE_S = 2
+"""Seconds below which the age of a report is normal."""
+NO_REPORT = "no report"
+"""State of a rank whose machine does not report."""
+NOT_REPORTING = frozenset(
+    {
+        NodeState.SILENT,
+        NodeState.UNREACHABLE,
+        NodeState.FROZEN,
+        NodeState.AGENT_DEAD,
+        NodeState.GONE,
+    }
+)
+"""States in which the values of a machine are those of its last report."""
+
+
+def machine_names(run: RunSnapshot) -> dict[int, str]:
+    """Return the names of the machines by number, short enough for labels, and still unique."""
+    full = {node.node: clean_name(node.name or node.host or str(node.node)) for node in run.nodes}
+    for shorten in (_without_domain, _cut):
+        short = {number: shorten(name) for number, name in full.items()}
+        if len(set(short.values())) == len(short):
+            full = short
+    return full
+
+
+def _without_domain(name: str) -> str:
+    first, _, rest = name.partition(".")
+    # The parts of an address are no domain, and the suffix of a second agent stays.
+    return name if not rest or first.isdigit() or "#" in rest else first
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= MAX_NAME_CELLS else f"…{name[1 - MAX_NAME_CELLS :]}"
+
+
+def machine_count(run: RunSnapshot) -> str:
+    """Return ``2 machines, 16 ranks``; empty on one machine."""
+    if not run.nodes:
+        return ""
+    machines = f"{formats.count(len(run.nodes))} {'machine' if len(run.nodes) == 1 else 'machines'}"
+    ranks = run.world_size or len(run.ranks)
+    return f"{machines}, {formats.count(ranks)} {'rank' if ranks == 1 else 'ranks'}"
+
+
+def missing_machines(run: RunSnapshot) -> str:
+    """Return ``1 machine unreachable``; empty if all machines of a live run report."""
+    counts = Counter(node.state for node in run.nodes if node.state in NOT_REPORTING)
+    if run.state not in LIVE:
+        return ""
+    return ", ".join(
+        f"{number} {'machine' if number == 1 else 'machines'} {state.value}"
+        for state, number in counts.items()
+    )
+
+
+def rank_label(names: Mapping[int, str], node: int, rank: int) -> str:
+    """Return ``gpu-b:12``, or ``r12`` on one machine."""
+    name = names.get(node)
+    return f"r{rank}" if name is None else f"{name}:{rank}"
+
+
+def rank_labels(run: RunSnapshot) -> dict[int, str]:
+    """Return the label ``machine:rank`` of each rank; empty on one machine."""
+    if not run.nodes:
+        return {}
+    names, nodes = machine_names(run), nodes_of_ranks(run)
+    return {rank: rank_label(names, nodes[rank], rank) for rank in sorted(nodes)}
+
+
+def nodes_of_ranks(run: RunSnapshot) -> dict[int, int]:
+    """Return the number of the machine of each rank, also of ranks that have not reported yet."""
+    nodes = {rank: node.node for node in run.nodes for rank in node.ranks}
+    # Until a rank has reported, its own field is 0 whatever its machine is.
+    return nodes | {r.rank: r.node for r in run.ranks if r.node or r.rank not in nodes}
+
+
+def ranks_by_machine(run: RunSnapshot) -> dict[int, list[RankSnapshot]]:
+    """Return the ranks of each machine, in order of rank; machines without ranks included."""
+    nodes = nodes_of_ranks(run)
+    grouped: dict[int, list[RankSnapshot]] = {node.node: [] for node in run.nodes}
+    for rank in sorted(run.ranks, key=lambda r: r.rank):
+        grouped.setdefault(nodes[rank.rank], []).append(rank)
+    return grouped
+
+
+def rank_summary(run: RunSnapshot) -> str:
+    """Return ``1 STALLED, 7 waiting, 8 no report``: the ranks of all machines by state."""
+    if run.state not in LIVE:
+        return rank_counts(run.ranks)
+    nodes = nodes_of_ranks(run)
+    silent = {node.node for node in run.nodes if node.state in NOT_REPORTING}
+    known = tuple(r for r in run.ranks if r.state is RankState.DEAD or nodes[r.rank] not in silent)
+    unknown = len(run.ranks) - len(known)
+    parts = [rank_counts(known), f"{unknown} {NO_REPORT}" if unknown else ""]
+    return ", ".join(part for part in parts if part)
+
+
+def rank_range(ranks: Collection[int]) -> str:
+    """Return ``0-7``; ``8 ranks`` if they do not follow each other."""
+    ordered = sorted(ranks)
+    if not ordered:
+        return "no rank"
+    if len(ordered) == 1:
+        return str(ordered[0])
+    if ordered[-1] - ordered[0] == len(ordered) - 1:
+        return f"{ordered[0]}-{ordered[-1]}"
+    return f"{len(ordered)} ranks"
+
+
+def report_age_text(node: NodeSnapshot, *, since_snapshot_s: float, live: bool) -> str:
+    """Return the age of the last report: ``< 2 s``, ``12 s``, ``local``, ``none`` before it.
+
+    A normal age is not given exactly, because it would change with every frame.
+    """
+    if not live:
+        return ""
+    if node.link_age_s is None:
+        return LOCAL if node.node == 0 else "none"
+    age_s = node.link_age_s + max(0.0, since_snapshot_s)
+    return f"< {NORMAL_AGE_S} s" if age_s < NORMAL_AGE_S else formats.age(float(int(age_s)))
+
+
+def machine_note(node: NodeSnapshot) -> str:
+    """Return the reason for the state of a machine; empty if it reports normally."""
+    return clean_line(node.note, 120) if node.note else ""

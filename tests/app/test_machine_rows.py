@@ -1,0 +1,290 @@
+"""Machines and ranks of a run on several machines, as rows, labels and lines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ltui.app.foreground.progress_display import panel_lines, plain_line
+from ltui.app.panels.log_panel import log_sources
+from ltui.app.presentation import gpu_view, run_view
+from ltui.app.presentation.machine_rows import MachineRows, RankFilter, RowSelection
+from ltui.app.presentation.machines import (
+    machine_count,
+    machine_names,
+    rank_labels,
+    rank_range,
+    rank_summary,
+)
+from ltui.app.presentation.rank_grid import MIN_RANKS, has_grid, rank_grid
+from ltui.app.presentation.run_report import show_lines
+from ltui.training.state.run_snapshot import (
+    NodeSnapshot,
+    NodeState,
+    RankState,
+    RunSnapshot,
+    RunState,
+    Verdict,
+    snapshot_from_json,
+    to_json,
+)
+from ltui.widgets.view_models import RankRow, Tone
+from tests.app.frames import NOW, snapshot
+from tests.app.machine_frames import (
+    large_run,
+    machine,
+    machine_frame,
+    machine_run,
+    stalled_run,
+    unreachable,
+)
+
+
+def rows_of(run: RunSnapshot, query: str = "", **unfolded: bool) -> tuple[RankRow, ...]:
+    """The rows, with machines ``n1`` unfolded or folded by the user."""
+    folds = {int(key[1:]): value for key, value in unfolded.items()}
+    return MachineRows(machine_frame(run), RowSelection(unfolded=folds, query=query)).rows()
+
+
+def keys_of(run: RunSnapshot, query: str = "", **unfolded: bool) -> list[str]:
+    return [row.key for row in rows_of(run, query, **unfolded)]
+
+
+def metric(row: RankRow, key: str) -> str:
+    return next(m.cell.text for m in row.metrics if m.column.key == key)
+
+
+def test_a_healthy_machine_is_one_row() -> None:
+    rows = rows_of(machine_run())
+    assert [row.rank for row in rows] == ["+ gpu-a  0-7", "+ gpu-b  8-15"]
+    assert [row.state.text for row in rows] == ["8 ok", "8 ok"]
+    assert [metric(row, "gpu") for row in rows] == ["98 %", "98 %"]
+    assert [metric(row, "report") for row in rows] == ["local", "< 2 s"]
+    assert metric(rows[0], "step_s") == "104 ms"
+    assert metric(rows[0], "rate") == "62.4\N{THIN SPACE}k"
+    assert not any(row.note for row in rows)
+
+
+def test_the_slowest_rank_is_named_if_it_is_slower_than_the_others() -> None:
+    run = machine_run(ranks={10: {"step_s": 0.25}})
+    assert metric(rows_of(run)[1], "step_s") == "250 ms r10"
+
+
+def test_the_machine_with_the_stalled_rank_is_first_and_lists_it() -> None:
+    rows = rows_of(stalled_run())
+    assert [row.key for row in rows] == ["n1", "r11", "n0"]
+    assert rows[0].state.text == "1 STALLED"
+    assert rows[0].note == "7 waiting"
+    assert rows[1].state.text == "STALLED"
+    assert rows[1].note == "augment.py:88"
+    assert rows[2].state.text == "8 waiting"
+
+
+def test_an_unfolded_machine_lists_the_worst_rank_first() -> None:
+    keys = keys_of(stalled_run(), n1=True)
+    assert keys == ["n1", "r11", "r8", "r9", "r10", "r12", "r13", "r14", "r15", "n0"]
+    assert keys_of(stalled_run(), n1=False) == ["n1", "n0"]
+
+
+def test_a_rank_of_an_unfolded_machine_shows_its_own_readings() -> None:
+    row = rows_of(machine_run(), n1=True)[3]
+    assert row.rank.strip() == "r9"
+    assert row.device == "gpu1"
+    assert (metric(row, "step_s"), metric(row, "gpu")) == ("104 ms", "98 %")
+
+
+def test_a_machine_that_does_not_report_is_dim_with_the_reason() -> None:
+    rows = rows_of(machine_run(machines={1: unreachable(1)}), n1=True)
+    assert rows[0].key == "n1"
+    assert rows[0].state.text == "unreachable"
+    assert rows[0].state.tone is Tone.BAD
+    assert rows[0].is_old
+    assert rows[0].note == "no answer from 10.0.0.2 for 12 s"
+    assert metric(rows[0], "report") == "12 s"
+    assert {row.state.text for row in rows[1:9]} == {"no report"}
+    assert all(row.is_old for row in rows[1:9])
+    assert not rows[9].is_old
+    silent = machine(1, state=NodeState.SILENT, link_age_s=3.9)
+    assert rows_of(machine_run(machines={1: silent}))[0].note == "last report 4.0 s ago"
+
+
+def test_values_of_an_ended_run_are_not_called_old() -> None:
+    run = machine_run(machines={1: unreachable(1)}, state=RunState.STOPPED)
+    assert not any(row.is_old for row in rows_of(run))
+    assert keys_of(run) == ["n0", "n1"]
+
+
+def test_a_machine_that_a_verdict_names_comes_first() -> None:
+    slow = Verdict(kind="slow", level="slow", nodes=(2,), cause="gpu-c is slow", began=NOW)
+    assert keys_of(machine_run(4, 2, verdicts=(slow,))) == ["n2", "n0", "n1", "n3"]
+
+
+def test_a_machine_that_has_not_joined_is_a_row() -> None:
+    late = NodeSnapshot(node=1, name="gpu-b", ranks=tuple(range(8, 16)))
+    run = machine_run(machines={1: late})
+    rows = rows_of(replace(run, ranks=run.ranks[:8]))
+    assert [row.rank for row in rows] == ["  gpu-b  8-15", "+ gpu-a  0-7"]
+    assert rows[0].state.text == "joining"
+    assert metric(rows[0], "report") == "none"
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("12", ["n1", "r12"]),
+        ("r12", ["n1", "r12"]),
+        ("6-9", ["n0", "r6", "r7", "n1", "r8", "r9"]),
+        ("gpu-b:12", ["n1", "r12"]),
+        ("gpu-a:12", []),
+        ("gpu-b", ["n1"]),
+        ("10.0.0.2", ["n1"]),
+        ("dead", ["n0", "r3"]),
+        ("gpu-b dead", []),
+        ("99", []),
+    ],
+)
+def test_filters(query: str, expected: list[str]) -> None:
+    run = machine_run(ranks={3: {"state": RankState.DEAD}})
+    assert keys_of(run, query) == expected
+
+
+def test_a_machine_is_found_by_its_state() -> None:
+    run = machine_run(4, 2, machines={2: unreachable(2, per_node=2)})
+    assert keys_of(run, "unreach") == ["n2"]
+    assert keys_of(run, "no report") == ["n2"]
+
+
+def test_a_number_in_the_name_of_a_machine_is_found() -> None:
+    assert RankFilter.of("12").matches("12 rack-12", 3, "ok")
+    assert not RankFilter.of("12").matches("rack-12", 3, "ok")
+
+
+# -- names and labels ------------------------------------------------------------------------------
+
+
+def named(*names: str) -> RunSnapshot:
+    nodes = tuple(NodeSnapshot(node=n, name=name) for n, name in enumerate(names))
+    return snapshot(nodes=nodes, ranks=())
+
+
+def test_names_are_short_and_unique() -> None:
+    assert machine_names(named("a.cluster", "b.cluster")) == {0: "a", 1: "b"}
+    assert machine_names(named("a.east", "a.west")) == {0: "a.east", 1: "a.west"}
+    assert machine_names(named("10.0.0.1", "10.0.0.2")) == {0: "10.0.0.1", 1: "10.0.0.2"}
+    assert machine_names(named("box", "box#2")) == {0: "box", 1: "box#2"}
+    long = machine_names(named("research-cluster-node-0001", "research-cluster-node-0002"))
+    assert long == {0: "…uster-node-0001", 1: "…uster-node-0002"}
+    assert machine_names(named("evil\x1b[31m", "b"))[0].isprintable()
+
+
+def test_labels_name_the_machine_only_on_several() -> None:
+    assert rank_labels(snapshot()) == {}
+    assert rank_labels(machine_run())[12] == "gpu-b:12"
+    run = machine_run()
+    assert rank_labels(replace(run, ranks=()))[12] == "gpu-b:12"
+    assert [name for _, name in log_sources(machine_frame())][:3] == [
+        "all ranks", "gpu-a:0", "gpu-a:1",
+    ]  # fmt: skip
+
+
+def test_ranks_of_a_machine_are_a_range() -> None:
+    assert rank_range((3,)) == "3"
+    assert rank_range((8, 9, 10)) == "8-10"
+    assert rank_range((0, 2, 4)) == "3 ranks"
+    assert rank_range(()) == "no rank"
+
+
+def test_counts() -> None:
+    assert machine_count(snapshot()) == ""
+    assert machine_count(machine_run()) == "2 machines, 16 ranks"
+    assert machine_count(large_run()) == "128 machines, 1\N{THIN SPACE}024 ranks"
+    assert rank_summary(machine_run(machines={1: unreachable(1)})) == "8 ok, 8 no report"
+    assert run_view.header(machine_frame()).machines == "2 machines, 16 ranks"
+
+
+def test_gpus_of_two_machines_are_never_merged() -> None:
+    run = machine_run(
+        verdicts=(
+            Verdict(
+                kind="gpu_thermal", level="warning", nodes=(1,), cause="GPU gpu-b:2 is hot",
+                evidence={"gpus": [2]},
+            ),
+        )
+    )  # fmt: skip
+    rows = {row.index: row for row in gpu_view.gpu_rows(machine_frame(run))}
+    assert len(rows) == 16
+    assert rows["gpu-b:2"].ranks == "r10"
+    assert rows["gpu-b:2"].tone is Tone.WARN
+    assert rows["gpu-a:2"].tone is Tone.PLAIN
+    found = gpu_view.find_gpu(machine_frame(run), "gpu-b:2")
+    assert found is not None
+    assert found.node == 1
+
+
+# -- the grid --------------------------------------------------------------------------------------
+
+
+def test_the_grid_gives_each_rank_a_sign() -> None:
+    frame = machine_frame(large_run())
+    grid = rank_grid(frame)
+    assert has_grid(frame)
+    assert not has_grid(machine_frame())
+    marks = {
+        label: mark.sign
+        for group in grid.groups
+        for label, mark in zip(group.labels, group.marks, strict=True)
+    }
+    assert len(marks) == 1024 > MIN_RANKS
+    assert marks["r517"] == "!"
+    assert marks["r90"] == "x"
+    assert marks["r3"] == "…"
+    assert marks["r616"] == "?"
+    assert marks["r1"] == "▁"
+    assert marks["r407"] == "▇"
+    # Machine 60 reported 0.2 s ago, in which its ranks took up to five steps.
+    assert [marks[f"r{n}"] for n in range(482, 488)] == ["▁", "2", "3", "4", "5", "6"]
+    words = [f"{entry.sign} {entry.words}" for entry in grid.legend]
+    assert words[:3] == ["x 1 DEAD", "! 1 STALLED", "? 8 no report"]
+    assert any("steps behind" in entry for entry in words)
+
+
+# -- lines without a dashboard ---------------------------------------------------------------------
+
+
+def test_show_lists_machines_and_labels_ranks_and_gpus() -> None:
+    text = "\n".join(show_lines(stalled_run(), NOW))
+    assert "2 machines, 16 ranks" in text
+    assert "\nmachines\n" in text
+    assert "gpu-b  ranks 8-15  1 STALLED, 7 waiting" in text
+    assert "gpu-b:11" in text
+    assert "gpu-b:3" in text
+    assert "slowest step 104 ms" in text
+    assert "GPUs 98 % busy" in text
+    cut = "\n".join(show_lines(machine_run(machines={1: unreachable(1)}), NOW))
+    assert "unreachable" in cut
+    assert "last report 12 s ago" in cut
+    assert "no answer from 10.0.0.2 for 12 s" in cut
+
+
+def test_show_lists_the_ranks_that_need_help_if_there_are_hundreds() -> None:
+    lines = show_lines(large_run(), NOW)
+    ranks = lines[lines.index("ranks") + 1 :]
+    assert {ranks[0].split()[0], ranks[1].split()[0]} == {"gpu-11:90", "gpu-64:517"}
+
+
+def test_lines_in_the_foreground_count_machines() -> None:
+    line = plain_line(machine_run(machines={1: unreachable(1)}))
+    assert "8 ok, 8 no report  2 machines, 16 ranks  1 machine unreachable" in line
+    lines = [text for text, _ in panel_lines(stalled_run(), "hint", 100)]
+    assert "2 machines, 16 ranks" in lines
+    assert any(text.startswith("gpu-a:0 ") for text in lines)
+    assert "gpu-b: unreachable  no answer from 10.0.0.2 for 12 s" in [
+        text for text, _ in panel_lines(machine_run(machines={1: unreachable(1)}), "hint", 100)
+    ]
+
+
+def test_the_snapshot_keeps_machines_as_json() -> None:
+    run = machine_run(machines={1: unreachable(1)})
+    assert snapshot_from_json(to_json(run)).nodes == run.nodes
+    assert to_json(run)["gpus"][8]["node"] == 1

@@ -1,0 +1,240 @@
+"""The run screen of a run on several machines, driven by keys on constructed frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from textual.geometry import Region
+from textual.pilot import Pilot
+from textual.widgets import Input, OptionList
+
+from ltui.app.keys.footer import KeyFooter
+from ltui.app.keys.listed_keys import listed_keys
+from ltui.app.panels.gpu_panel import GpuPanel
+from ltui.app.panels.ranks_panel import MachineTable, RanksPanel
+from ltui.app.screens.log_chooser import LogChooser
+from ltui.app.screens.run import RunScreen
+from ltui.training.state.run_snapshot import RunSnapshot
+from ltui.widgets.header import RunHeader
+from ltui.widgets.line_sheet import LiveLines
+from ltui.widgets.log_view import LogLines
+from ltui.widgets.rank_table import RankTable
+from tests.app.frames import frame
+from tests.app.machine_frames import (
+    large_run,
+    machine_frame,
+    machine_run,
+    stalled_run,
+    unreachable,
+)
+from tests.app.one_run import OneRun, Script, settled, shown, until
+
+SMALL, NORMAL = (80, 24), (160, 50)
+
+
+def keys(screen: RunScreen) -> list[str]:
+    return [row.key for row in screen.query_one(MachineTable).rows]
+
+
+def text_of(widget: Any) -> list[str]:
+    return [strip.text.rstrip() for strip in widget.render_lines(widget.size.region)]
+
+
+@pytest.mark.parametrize("size", [SMALL, NORMAL])
+@pytest.mark.parametrize("name", ["stalled", "unreachable", "large"])
+def test_pictures(snap_compare: Callable[..., bool], name: str, size: tuple[int, int]) -> None:
+    runs = {
+        "stalled": stalled_run,
+        "unreachable": lambda: machine_run(machines={1: unreachable(1)}),
+        "large": large_run,
+    }
+    app = OneRun(Script(machine_frame(runs[name]())))
+
+    async def drawn(pilot: Pilot[Any]) -> None:
+        await shown(pilot, app)
+        if size == SMALL:
+            await pilot.press("4")
+        # The grid knows its height only after the first layout.
+        await settled(pilot)
+
+    assert snap_compare(app, terminal_size=size, run_before=drawn)
+
+
+async def test_enter_and_space_unfold_a_machine_and_fold_it_again() -> None:
+    app = OneRun(Script(machine_frame()))
+    async with app.run_test(size=NORMAL) as pilot:
+        screen = await shown(pilot, app)
+        await pilot.press("4")
+        assert isinstance(screen.focused, MachineTable)
+        assert keys(screen) == ["n0", "n1"]
+        await pilot.press("down", "enter")
+        assert keys(screen) == ["n0", "n1", *(f"r{n}" for n in range(8, 16))]
+        await pilot.press("down", "down", "space")
+        assert keys(screen) == ["n0", "n1"]
+        assert screen.query_one(MachineTable).cursor_key == "n1"
+        await pilot.press("u")
+        assert len(keys(screen)) == 18
+        await pilot.press("u")
+        assert keys(screen) == ["n0", "n1"]
+
+
+async def test_the_choice_of_the_user_stays_and_rows_follow_the_frames() -> None:
+    script = Script(machine_frame())
+    app = OneRun(script)
+    async with app.run_test(size=NORMAL) as pilot:
+        screen = await shown(pilot, app)
+        script.frame = machine_frame(stalled_run())
+        await until(pilot, lambda: keys(screen) == ["n1", "r11", "n0"])
+        await pilot.press("4", "home", "enter")
+        assert len(keys(screen)) == 10
+        await pilot.press("enter")
+        assert keys(screen) == ["n1", "n0"]
+        script.frame = machine_frame()
+        await until(pilot, lambda: keys(screen) == ["n0", "n1"])
+
+
+async def test_the_filter_lists_what_matches_and_escape_clears_it() -> None:
+    app = OneRun(Script(machine_frame(stalled_run())))
+    async with app.run_test(size=NORMAL) as pilot:
+        screen = await shown(pilot, app)
+        await pilot.press("4", "slash")
+        assert isinstance(screen.focused, Input)
+        await pilot.press(*"stalled")
+        assert keys(screen) == ["n1", "r11"]
+        panel = screen.query_one(RanksPanel)
+        assert str(panel.border_subtitle) == "1 of 16 ranks match"
+        hints = {hint.words for hint in screen.query_one(KeyFooter)._hints}
+        assert hints == {"to the list", "clear the filter"}
+        await pilot.press("enter")
+        assert isinstance(screen.focused, MachineTable)
+        assert panel.is_filtering
+        await pilot.press("escape")
+        assert not panel.is_filtering
+        assert keys(screen) == ["n1", "r11", "n0"]
+        await pilot.press("slash", *"nothing")
+        assert keys(screen) == []
+        assert any("no match" in line for line in text_of(screen.query_one(MachineTable)))
+
+
+async def test_slash_elsewhere_finds_in_the_log() -> None:
+    app = OneRun(Script(machine_frame()))
+    async with app.run_test(size=NORMAL) as pilot:
+        screen = await shown(pilot, app)
+        await pilot.press("5", "slash")
+        assert screen.focused is not None
+        assert screen.focused.id == "log-query"
+
+
+async def test_enter_on_a_rank_opens_its_log_with_the_name_of_its_machine() -> None:
+    app = OneRun(Script(machine_frame(stalled_run())))
+    async with app.run_test(size=NORMAL) as pilot:
+        screen = await shown(pilot, app)
+        await pilot.press("4", "home", "down", "enter")
+        await pilot.pause()
+        assert screen.panels.log_panel.source == 11
+        assert "log, gpu-b:11" in str(screen.query_one("#log").border_title)
+
+
+async def test_a_log_is_chosen_from_a_list() -> None:
+    app = OneRun(Script(machine_frame()))
+    async with app.run_test(size=NORMAL) as pilot:
+        screen = await shown(pilot, app)
+        assert any("gpu-b:" in line for line in text_of(screen.query_one(LogLines)))
+        await pilot.press("v")
+        await until(pilot, lambda: isinstance(app.screen, LogChooser))
+        assert app.screen.query_one(OptionList).option_count == 18
+        await pilot.press(*"gpu-b:12")
+        await pilot.pause()
+        assert app.screen.query_one(OptionList).option_count == 1
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(app.screen, RunScreen))
+        assert screen.panels.log_panel.source == 12
+        await pilot.press("v")
+        await until(pilot, lambda: isinstance(app.screen, LogChooser))
+        await pilot.press("escape")
+        await until(pilot, lambda: isinstance(app.screen, RunScreen))
+        assert screen.panels.log_panel.source == 12
+
+
+async def test_a_thousand_ranks_are_readable_on_a_small_terminal() -> None:
+    app = OneRun(Script(machine_frame(large_run())))
+    async with app.run_test(size=SMALL) as pilot:
+        screen = await shown(pilot, app)
+        assert "128 machines, 1" in screen.query_one(RunHeader).render_line(0).text
+        await pilot.press("4")
+        await settled(pilot)
+        grid = text_of(screen.query_one("#rank-grid", LiveLines))
+        cells = [line.split(maxsplit=1)[1] for line in grid[2:]]
+        assert grid[2].startswith("   r0 ")
+        assert sum(len(line.replace(" ", "")) for line in cells) == 1024
+        assert "x" in cells[1]
+        table = text_of(screen.query_one(MachineTable))
+        assert "gpu-11  88-95" in table[1]
+        assert "! DEAD" in table[2]
+        assert max(map(len, (*grid, *table))) <= 80
+
+
+async def test_every_size_shows_machines_and_gpus() -> None:
+    app = OneRun(Script(machine_frame(large_run())))
+    async with app.run_test(size=(200, 60)) as pilot:
+        screen = await shown(pilot, app)
+        for size in ((80, 24), (60, 15), (100, 30), (160, 50), (200, 60)):
+            await pilot.resize_terminal(*size)
+            for key in "34":
+                await pilot.press(key)
+                await pilot.pause(0.3)
+            assert screen.query_one(MachineTable).size.height >= 3
+            assert keys(screen)[0] == "n11"
+        assert len(screen.query_one(GpuPanel).query_one("#gpu-table").rows) == 1024  # type: ignore[attr-defined]
+
+
+async def test_only_the_rows_that_changed_are_repainted(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = machine_frame(large_run())
+    script = Script(first)
+    app = OneRun(script)
+    async with app.run_test(size=NORMAL) as pilot:
+        screen = await shown(pilot, app)
+        await settled(pilot)
+        painted: list[Region] = []
+        widgets = (screen.query_one(MachineTable), screen.query_one("#rank-grid", LiveLines))
+        for widget in widgets:
+            monkeypatch.setattr(
+                widget, "refresh", lambda *regions, **_: painted.extend(regions or [None])
+            )
+        screen.query_one(RanksPanel).show(replace(first, now=first.now + 0.2), alone=False)
+        assert painted == []
+        ranks = list(first.snapshot.ranks)
+        ranks[1] = replace(ranks[1], step_s=0.4)
+        changed = replace(first, snapshot=replace(first.snapshot, ranks=tuple(ranks)))
+        screen.query_one(RanksPanel).show(changed, alone=False)
+        # The line of rank 1 in the grid, and the row of its machine.
+        assert [(region.height, region.y) for region in painted] == [(1, 1), (1, 6)]
+
+
+async def test_on_one_machine_there_is_neither_a_filter_nor_a_key_for_it() -> None:
+    app = OneRun(Script(frame()))
+    async with app.run_test(size=NORMAL) as pilot:
+        screen = await shown(pilot, app)
+        assert not screen.query(MachineTable)
+        assert not screen.query("#rank-filter")
+        assert not any("machine" in key.about for key in listed_keys(screen))
+        await pilot.press("4", "slash")
+        assert screen.focused is not None
+        assert screen.focused.id == "log-query"
+
+
+async def test_machines_that_appear_later_replace_the_table_of_ranks() -> None:
+    run: RunSnapshot = machine_run()
+    script = Script(machine_frame(replace(run, nodes=())))
+    app = OneRun(script)
+    async with app.run_test(size=NORMAL) as pilot:
+        screen = await shown(pilot, app)
+        await pilot.press("4")
+        assert isinstance(screen.focused, RankTable)
+        script.frame = machine_frame(run)
+        await until(pilot, lambda: screen.query(MachineTable))
+        await until(pilot, lambda: isinstance(screen.focused, MachineTable))
+        assert keys(screen) == ["n0", "n1"]
