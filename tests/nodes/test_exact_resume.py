@@ -113,7 +113,7 @@ SAVES: dict[str, tuple[str, ...]] = {
     "full disk of the other node": ("rank 1 on node 1", "No space left on device", "machine-1"),
     "no space at the head": ("0 MB free",),
     "truncated at the head": ("after it was received",),
-    "changed at the head": ("of node 1 has another checksum",),
+    "changed at the head": ("than the file that node 1 sent",),
 }
 RESUMES: dict[str, tuple[str, ...]] = {
     "missing part": (".ckpt.rank-00001, written by node 1, is missing",),

@@ -202,9 +202,7 @@ def _checked(path: Path, received: Mapping[Path, ReceivedPart]) -> dict[str, Any
     if part is None:
         return description
     if description["sha256"] != part.sha256:
-        raise OSError(
-            f"{path.name} was damaged when node 0 wrote it: node {part.node} sent it whole"
-        )
+        raise OSError(f"{path} has a different checksum than the file that node {part.node} sent")
     return {**description, "node": part.node}
 
 

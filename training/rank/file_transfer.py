@@ -202,7 +202,7 @@ class _FileSequence:
             while begin < len(part):
                 count = file.readinto(part[begin:])  # type: ignore[attr-defined]
                 if not count:
-                    raise OSError(f"{self._paths[segment.file].name} is shorter than expected")
+                    raise OSError(f"{self._paths[segment.file]} is shorter than expected")
                 begin += count
             self._digests[segment.file].update(part)
 
@@ -231,8 +231,8 @@ class _FileSequence:
             os.fsync(file.fileno())
             size, wanted = os.fstat(file.fileno()).st_size, self._sizes[self._index]
             if size != wanted:
-                name = self._paths[self._index].name
-                raise OSError(f"{name} has {size} of {wanted} bytes after it was received")
+                path = self._paths[self._index]
+                raise OSError(f"{path} has {size} of {wanted} bytes after it was received")
 
 
 def _describe(error: OSError) -> str:

@@ -302,8 +302,8 @@ def saves_with_all_ranks(strategy: Any) -> bool:
     The method of Lightning's base class writes on rank 0 alone. Strategies that shard the model
     override it.
     """
-    bases = [cls for cls in type(strategy).__mro__ if cls.__name__ == "Strategy"]
-    return not bases or type(strategy).save_checkpoint is not bases[0].save_checkpoint
+    base: Any = next((cls for cls in type(strategy).__mro__ if cls.__name__ == "Strategy"), None)
+    return base is None or type(strategy).save_checkpoint is not base.save_checkpoint
 
 
 def setup_model(strategy: Any) -> Function | None:
