@@ -71,6 +71,7 @@ def attempt(folder: Path, **changes: Any) -> Any:
         "script_checkpoints": ScriptCheckpoints(),
         "recorder": SimpleNamespace(note=None),
         "start": None,
+        "nodes": None,
     }
     return SimpleNamespace(**{**values, **changes})
 

@@ -10,6 +10,8 @@ from pathlib import Path
 class AttemptPlan:
     """A new attempt of a run or, with ``recover``, the attempt whose supervisor died."""
 
+    number: int | None = None
+    """Number of the attempt; None for the one after the last."""
     recover: bool = False
     resume_from: Path | None = None
     resume_step: int | None = None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 LOG_TAIL_BYTES = 65536
@@ -50,6 +51,19 @@ def worker_failures(log: str) -> list[WorkerFailure]:
     for match in _FAILURE.finditer(log, max(0, begin)):
         rank = int(match["rank"])
         failures[rank] = WorkerFailure(rank, int(match["code"]), match.start() > root_at)
+    return [failures[rank] for rank in sorted(failures)]
+
+
+def merged_failures(
+    own: list[WorkerFailure], others: Iterable[WorkerFailure]
+) -> list[WorkerFailure]:
+    """Return the failures that the agents of several machines report, each rank once.
+
+    Every agent calls one of its own ranks the first. If this machine has none, another's counts.
+    """
+    has_first = any(failure.first for failure in own)
+    failures = {f.rank: replace(f, first=f.first and not has_first) for f in others}
+    failures |= {failure.rank: failure for failure in own}
     return [failures[rank] for rank in sorted(failures)]
 
 

@@ -111,6 +111,7 @@ def _environment(
         "LTUI_RUN_DIR": str(run_dir.path),
         "LTUI_RUN_ID": run_dir.id,
         "LTUI_ATTEMPT": str(attempt),
+        "LTUI_NODES": str(1 if spec.nodes is None else spec.nodes.count),
         "LTUI_LOG_DIR": str(run_dir.logs_dir(attempt)),
         "LTUI_QUEUE_BYTES": os.environ.get("LTUI_QUEUE_BYTES", str(DEFAULT_QUEUE_BYTES)),
         "LTUI_CHECKPOINT_EVERY_S": f"{spec.checkpoint.every_s:g}",

@@ -22,6 +22,7 @@ from ltui.training.lifecycle.elastic_log import (
     WorkerFailure,
     last_error_line,
     log_tail,
+    merged_failures,
     worker_failures,
 )
 from ltui.training.lifecycle.kill_processes import kill_run_processes
@@ -76,7 +77,12 @@ class AttemptFinisher:
         shim_died = shim_died and (not attempt.recovered or bool(killed))
         log = log_tail(attempt.run_dir.engine_log_path(attempt.number))
         failures = worker_failures(log)
+        if attempt.nodes is not None:
+            failures = merged_failures(failures, attempt.nodes.failures())
         end = self._classify(engine_exit, shim_died, log, failures)
+        if attempt.nodes_failure is not None:
+            state = RunState.FAILED if attempt.furthest_step() is None else RunState.CRASHED
+            end = replace(end, state=state, detail=attempt.nodes_failure)
         judgement = attempt.judge_ended(failures)
         verdicts = (*attempt.snapshot.verdicts, *judgement.verdicts)
         end = with_verdict_cause(end, verdicts, attempt.furthest_step())
@@ -132,7 +138,9 @@ class AttemptFinisher:
                 pulses=attempt.pulses,
                 fold=attempt.fold,
                 failures=tuple(failures),
-                last_line=last_error_line(rank_log) or last_error_line(engine_log),
+                last_line=last_error_line(rank_log)
+                or last_error_line(engine_log)
+                or (attempt.nodes.last_line() if attempt.nodes is not None else None),
                 stop_requested=attempt.stops.escalation is not None,
                 forced_reason=None if all_stopped else attempt.stops.forced_reason,
                 checkpoints=attempt.catalog.verified_checkpoints(),
@@ -157,6 +165,8 @@ class AttemptFinisher:
             ended_at = attempt.last_seen_at or ended_at
         gpu_verdicts = attempt.machine.end_verdicts(ended_at)
         waiting = attempt.restarts.scheduled
+        if attempt.nodes is not None:
+            attempt.nodes.end(leave=False)
         throughput = attempt.snapshot.throughput
         now = replace(attempt.build_snapshot(judgement, time.time()), throughput=throughput)
         attempt.snapshot = final_snapshot(now, end, failures, ended_at=ended_at, waiting=waiting)
@@ -169,6 +179,8 @@ class AttemptFinisher:
             attempt.recorder.write(attempt.store.write_verdict, attempt.number, verdict)
         self._record_last_events(judgement, ended_at)
         if waiting is None:
+            if attempt.nodes is not None:
+                attempt.nodes.dismiss()
             attempt.run_dir.requests_path.unlink(missing_ok=True)
             self._release_shim()
         else:

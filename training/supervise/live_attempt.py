@@ -10,16 +10,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.diagnosis.judge import Judgement
+from ltui.training.diagnosis.judge_input import JudgeInput
 from ltui.training.gpu.flop_utilisation import BatchFlops
 from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.pending_stops import PendingStopStore
 from ltui.training.lifecycle.rank_queue_poller import QueuePoll, QueuePoller, local_processes
 from ltui.training.lifecycle.shim_files import engine_identity, from_earlier_boot
+from ltui.training.nodes.observations import merge_ranks
 from ltui.training.process.identity import ProcessIdentity
 from ltui.training.state.record_fold import FoldedEvent, fold_many
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
@@ -40,6 +42,9 @@ from ltui.training.supervise.stop_controller import StopController
 from ltui.training.supervise.watchdog.evidence_collector import EvidenceCollector
 from ltui.training.supervise.watchdog.rank_judge import HealthMonitor
 from ltui.training.tensor_queue.record_types import Outcome, PulseState
+
+if TYPE_CHECKING:
+    from ltui.training.supervise.remote_nodes import RemoteNodes
 
 
 class LiveAttempt:
@@ -77,6 +82,14 @@ class LiveAttempt:
         self.fold = restore_fold(run_dir, number, previous)
         self.stops = StopController(run_dir.queue_dir(number) / "control.bin")
         self.machine = MachineMonitor(run_dir.id, user_command=spec.command is not None)
+        self.nodes: RemoteNodes | None = None
+        """The other machines; None on one machine and in an agent."""
+        self.nodes_failure: str | None = None
+        """Why the attempt cannot go on with the other machines, once that is the case."""
+        if spec.nodes is not None and spec.nodes.rank == 0:
+            from ltui.training.supervise.remote_nodes import RemoteNodes
+
+            self.nodes = RemoteNodes(run_dir, spec, number, plan)
         self.catalog = CheckpointCatalog(run_dir.checkpoints_dir)
         self.script_checkpoints = ScriptCheckpoints(previous)
         self.flops: BatchFlops | None = None
@@ -180,13 +193,11 @@ class LiveAttempt:
     def can_stop_together(self) -> bool:
         """Return True if the ranks can agree on a step at which they save and stop.
 
-        At least one rank must send telemetry, and no rank may be on another node.
+        At least one rank must send telemetry.
         """
         if self.coordination_error() is not None:
             return False
-        return self.spec.nodes is None and any(
-            p is not None and p.telemetry_ok for p in self.pulses.values()
-        )
+        return any(p is not None and p.telemetry_ok for p in self.pulses.values())
 
     def coordination_error(self) -> str | None:
         """Return why the ranks cannot act together, or None if they can."""
@@ -198,6 +209,10 @@ class LiveAttempt:
         if self._engine is None:
             self._engine = engine_identity(self.run_dir, self.number)
         return self._engine
+
+    def local_ranks(self) -> list[int]:
+        """Return the ranks of this machine that have a process."""
+        return sorted(self.machine.rank_processes)
 
     def rank_processes(self) -> list[ProcessIdentity]:
         """Return the processes of this machine's ranks that have a pulse."""
@@ -217,14 +232,32 @@ class LiveAttempt:
 
     def judge(self, poll: QueuePoll, failures: Sequence[WorkerFailure] = ()) -> Judgement:
         """Return the judgement on the health of the ranks."""
-        inputs = self.evidence.judge_input(
-            poll,
-            self.fold,
+        ranks, nodes = self.evidence.observe(poll, failures), self.nodes
+        gpu_verdicts, evidence = self.machine.gpu_verdicts, self.evidence.evidence
+        if nodes is not None:
+            ranks = merge_ranks([ranks, *nodes.rank_observations()])
+            gpu_verdicts += nodes.gpu_verdicts()
+            evidence = nodes.merged_evidence(evidence)
+        inputs = JudgeInput(
             policy=self.spec.stall,
             history=self._health.history,
-            failures=failures,
-            gpu_verdicts=self.machine.gpu_verdicts,
+            pulses=poll.pulses,
+            fold=self.fold,
+            dead=frozenset(ranks.dead),
+            deaths=ranks.deaths,
+            stopped_pids=ranks.stopped_pids,
+            stopped_workers=ranks.stopped_workers,
+            silent_s=ranks.silent_s,
+            oom_kills=ranks.oom_kills,
             cpu_delays=self.machine.cpu_delays(),
+            evidence=evidence,
+            evidence_expected=self.evidence.evidence_expected,
+            host=self.evidence.host,
+            nodes=() if nodes is None else nodes.snapshots(self.local_ranks()),
+            hosts={} if nodes is None else nodes.hosts(self.evidence.host),
+            gpu_verdicts=gpu_verdicts,
+            now_ns=time.monotonic_ns(),
+            now_s=time.time(),
         )
         return self._health.judge(inputs, end_requested=self.stops.escalation is not None)
 
@@ -265,6 +298,8 @@ class LiveAttempt:
             return self.stops.escalation.describe(time.monotonic())
         if self.queued_because is not None:
             return self.queued_because
+        if self.nodes is not None and (waiting := self.nodes.waiting_text()) is not None:
+            return waiting
         if self.stops.error is not None:
             return self.stops.error
         if self.state is RunState.PAUSED:
@@ -284,6 +319,8 @@ class LiveAttempt:
     def close(self) -> None:
         """Stop all threads and close all files of the attempt, except the store."""
         self.machine.gpus.stop()
+        if self.nodes is not None:
+            self.nodes.close()
         self.evidence.close()
         self.queues.close()
         self.stops.close()

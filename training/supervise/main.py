@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ltui.training.supervise.node_agent import NodeAgent
     from ltui.training.supervise.supervisor import Supervisor
 
 
@@ -52,7 +53,7 @@ def _supervise(arguments: argparse.Namespace) -> int:
         skipped=tuple(arguments.skipped),
         restarted_because=arguments.because,
     )
-    supervisor: Supervisor | None = None
+    supervisor: Supervisor | NodeAgent | None = None
     early_signals: list[int] = []
 
     def request_stop(number: int, _: object) -> None:

@@ -34,6 +34,7 @@ from ltui.training.store.run_directory import RunDir, open_private_log, write_js
 from ltui.training.supervise.engine_command import engine_start, write_rank_config
 
 if TYPE_CHECKING:
+    from ltui.training.supervise.node_agent import NodeAgent
     from ltui.training.supervise.supervisor import Supervisor
 
 SHIM_PATH = str(Path(__file__).with_name("shim.py"))
@@ -43,7 +44,9 @@ _SHIM_START_S = 15.0
 """Seconds within which a shim must report that it has started."""
 
 
-def open_attempt(run_dir: RunDir, plan: AttemptPlan, lock: int | None = None) -> Supervisor:
+def open_attempt(
+    run_dir: RunDir, plan: AttemptPlan, lock: int | None = None
+) -> Supervisor | NodeAgent:
     """Open the attempt that ``plan`` describes. Return its supervisor when the engine is started.
 
     ``lock`` is the run lock, if this process already holds it from the previous attempt.
@@ -66,9 +69,9 @@ def open_attempt(run_dir: RunDir, plan: AttemptPlan, lock: int | None = None) ->
                 shim = _start_shim(run_dir, spec, attempt, plan.resume_from, plan.changes)
                 on_error.callback(_kill_shim, run_dir, shim)
             # This import takes longer than everything above, so the engine is started before it.
-            from ltui.training.supervise.supervisor import Supervisor
-
-            supervisor = Supervisor(run_dir, spec, store, attempt, lock=lock, plan=plan)
+            supervisor = _supervisor_class(spec)(
+                run_dir, spec, store, attempt, lock=lock, plan=plan
+            )
         except sqlite3.Error as error:
             raise damaged_error(run_dir.db_path, error) from error
         # From here on the supervisor closes the store and the lock.
@@ -86,6 +89,17 @@ def open_attempt(run_dir: RunDir, plan: AttemptPlan, lock: int | None = None) ->
         return supervisor
 
 
+def _supervisor_class(spec: RunSpec) -> type[Supervisor | NodeAgent]:
+    """Return what supervises the engine on this machine: an agent on any node but the first."""
+    if spec.nodes is not None and spec.nodes.rank > 0:
+        from ltui.training.supervise.node_agent import NodeAgent
+
+        return NodeAgent
+    from ltui.training.supervise.supervisor import Supervisor
+
+    return Supervisor
+
+
 def _record_attempt(
     run_dir: RunDir, plan: AttemptPlan, store: StoreWriter, damaged_copy: Path | None
 ) -> int:
@@ -97,7 +111,7 @@ def _record_attempt(
     last = max(in_store, in_files)
     if plan.recover and not last:
         raise ProblemError(Problem(where=run_dir.id, what="it was never started."))
-    attempt = last if plan.recover else last + 1
+    attempt = last if plan.recover else plan.number or last + 1
     _make_attempt_dirs(run_dir, attempt)
     if not plan.recover:
         remove_unfinished(run_dir.checkpoints_dir)
@@ -122,7 +136,11 @@ def _record_attempt(
 
 
 def _start_engine_if_due(
-    run_dir: RunDir, spec: RunSpec, store: StoreWriter, supervisor: Supervisor, plan: AttemptPlan
+    run_dir: RunDir,
+    spec: RunSpec,
+    store: StoreWriter,
+    supervisor: Supervisor | NodeAgent,
+    plan: AttemptPlan,
 ) -> None:
     """Start the engine if it has not been started yet.
 

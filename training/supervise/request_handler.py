@@ -127,10 +127,6 @@ class RequestHandler:
 
     def _check_coordinated(self, command: str) -> None:
         spec, snapshot = self._attempt.spec, self._attempt.snapshot
-        if spec.nodes is not None:
-            raise ValueError(
-                f"ranks on several nodes cannot agree on a step at which to {command}."
-            )
         if not self._attempt.has_pulses():
             if spec.command is None or snapshot.state is RunState.STARTING:
                 raise ValueError("the ranks have not begun to train yet.")
@@ -164,8 +160,6 @@ class RequestHandler:
         for document in documents:
             condition = from_document(document if isinstance(document, dict) else {})
             text = condition.describe()
-            if spec.nodes is not None and condition.kind in ("step", "epoch"):
-                raise ValueError(f"ranks on several nodes cannot agree to stop {text}.")
             if no_telemetry and condition.kind in ("step", "epoch", "metric"):
                 raise ValueError(f"this command sends no telemetry, so ltui cannot stop it {text}.")
             if (why := refusal_reason(condition, snapshot)) is not None:

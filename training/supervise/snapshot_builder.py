@@ -12,6 +12,7 @@ from ltui.training.gpu.flop_utilisation import model_flop_utilisation
 from ltui.training.lifecycle.classify_end import AttemptEnd
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.restart_rules import ScheduledRestart
+from ltui.training.process.rank_usage import RankUsage
 from ltui.training.state.freeze_checks import all_warnings
 from ltui.training.state.run_snapshot import (
     LIVE,
@@ -34,9 +35,11 @@ def build_snapshot(
     live: LiveAttempt, judgement: Judgement, now_s: float, now_ns: int
 ) -> RunSnapshot:
     """Return the snapshot of a live run. ``now_ns`` is monotonic time."""
-    spec, fold, machine = live.spec, live.fold, live.machine
+    spec, fold, machine, nodes = live.spec, live.fold, live.machine, live.nodes
     position = at_least(progress(fold, live.pulses, now_ns), live.start)
-    planned = spec.nproc if spec.command is None else machine.program.world_size
+    planned = machine.program.world_size
+    if spec.command is None:
+        planned = spec.nproc * (1 if spec.nodes is None else spec.nodes.count)
     ranks = _ranks(live, judgement, now_ns)
     speed = throughput(fold, now_ns)
     resting = live.state is RunState.PAUSED or any(
@@ -64,9 +67,14 @@ def build_snapshot(
         metrics=metrics(fold),
         throughput=without_current_rates(speed) if resting else speed,
         ranks=ranks,
-        gpus=machine.gpu_view.gpus,
+        nodes=() if nodes is None else nodes.snapshots(live.local_ranks()),
+        gpus=machine.gpu_view.gpus + (() if nodes is None else nodes.gpus()),
         gpu_note=machine.gpu_view.note,
-        verdicts=(*judgement.verdicts, *machine.gpu_verdicts),
+        verdicts=(
+            *judgement.verdicts,
+            *machine.gpu_verdicts,
+            *(() if nodes is None else nodes.gpu_verdicts()),
+        ),
         checkpoints=live.catalog.checkpoints(),
         script_checkpoints=live.script_checkpoints.existing(now_s),
         history_note=live.recorder.note,
@@ -85,7 +93,7 @@ def build_snapshot(
 
 
 def _ranks(live: LiveAttempt, judgement: Judgement, now_ns: int) -> tuple[RankSnapshot, ...]:
-    processes, readings = live.machine.unreported_processes, live.machine.readings
+    processes, readings = live.machine.unreported_processes, dict(live.machine.readings)
     silent = processes.keys() - live.pulses.keys()
     states = {rank: state for rank, state in judgement.states.items() if rank not in silent}
     ranks = {rank.rank: rank for rank in rank_snapshots(live.fold, live.pulses, states, now_ns)}
@@ -100,12 +108,28 @@ def _ranks(live: LiveAttempt, judgement: Judgement, now_ns: int) -> tuple[RankSn
                 note=WAITS_FOR_LIGHTNING if starting else NO_TELEMETRY,
             ),
         )
+    if live.nodes is not None:
+        _add_remote(live, ranks, readings)
     for number, reading in readings.items():
         if number in ranks:
             ranks[number] = replace(
                 ranks[number], cpu_percent=reading.cpu_percent, rss_bytes=reading.rss_bytes
             )
     return tuple(ranks[number] for number in sorted(ranks))
+
+
+def _add_remote(
+    live: LiveAttempt, ranks: dict[int, RankSnapshot], readings: dict[int, RankUsage]
+) -> None:
+    """Add the ranks of other machines that send no telemetry yet, and what all of them use."""
+    assert live.nodes is not None
+    for node, machine in live.nodes.machines().items():
+        readings.update(machine.usage)
+        for number, process in machine.processes.items():
+            state = _silent_state(live.state)
+            ranks.setdefault(
+                number, RankSnapshot(rank=number, pid=process.pid, state=state, node=node)
+            )
 
 
 def _silent_state(run: RunState) -> RankState:

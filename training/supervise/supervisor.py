@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.diagnosis.judge import Judgement
@@ -35,8 +36,15 @@ from ltui.training.supervise.previous_attempt import stored_snapshot
 from ltui.training.supervise.request_handler import RequestHandler
 from ltui.training.supervise.watchdog.verdict_notifier import VerdictNotifier
 
+if TYPE_CHECKING:
+    from ltui.training.supervise.remote_nodes import RemoteNodes
+
 TICK_S = 0.25
 """Seconds between two ticks of the loop."""
+ENGINES_END_S = 20.0
+"""Seconds that the engines of all machines have to end once one of them has ended or failed."""
+KILLED_S = 8.0
+"""Seconds that the agents have to kill what is left of an attempt."""
 SNAPSHOT_S = 1.0
 """Seconds between two snapshots that are written to the store while the state is unchanged."""
 
@@ -133,9 +141,25 @@ class Supervisor:
                 self._sleep(max(0.02, TICK_S - (time.monotonic() - begun)))
         # The shim records how the engine ended before it exits.
         end = end or engine_exit(self._run_dir, self.attempt)
+        if self._live.nodes is not None:
+            self._end_on_all_nodes(self._live.nodes)
         self._finisher.finish(end, shim_died and end is None)
         if not self.restart_waits:
             self._close()
+
+    def _end_on_all_nodes(self, nodes: RemoteNodes) -> None:
+        """Wait until the engines of the other machines have ended, then let the agents kill.
+
+        Each wait has a limit, since a machine may not answer any more.
+        """
+        live = self._live
+        for wait_s, is_done in ((ENGINES_END_S, nodes.engines_ended), (KILLED_S, nodes.all_killed)):
+            deadline_s = time.monotonic() + wait_s
+            while not is_done() and time.monotonic() < deadline_s:
+                self.tick()
+                self._sleep(TICK_S)
+            nodes.end(leave=False)
+        live.poll()
 
     def tick(self) -> bool:
         """Poll, judge, act and record once. Return True if the queues hold more records."""
@@ -148,10 +172,14 @@ class Supervisor:
         live.stops.escalate(
             time.monotonic(), live.pulses, live.engine(), live.machine.unreported_processes
         )
+        if live.nodes is not None:
+            batch.events += self._update_nodes(live.nodes)
         judgement = live.judge(poll)
         live.update_state(now_s)
         self._server.publish(live.build_snapshot(judgement, now_s))
         live.evidence.update(judgement, poll, live.fold, live.snapshot)
+        if live.nodes is not None and judgement.suspects:
+            live.nodes.request_evidence()
         batch.events += self._notifier.update(
             live.snapshot.verdicts,
             now_s,
@@ -161,6 +189,24 @@ class Supervisor:
         batch.events += self._requests.apply_stall_policy(now_s)
         self._write(poll, batch, judgement, now_s)
         return poll.more_waiting
+
+    def _update_nodes(self, nodes: RemoteNodes) -> list[Event]:
+        """Pass requests on to the other machines, and end the attempt if it cannot go on."""
+        live, now_s = self._live, time.monotonic()
+        if number := nodes.stop_signal():
+            self.request_stop(number)
+        nodes.set_stop(live.stops.escalation)
+        events = nodes.update(now_s)
+        if live.stops.escalation is not None and live.stops.escalation.kill_at_once:
+            return events
+        failure = nodes.failure(now_s, patience_s=ENGINES_END_S)
+        if failure is not None:
+            live.nodes_failure = failure
+            if not nodes.missing():
+                step = live.furthest_step()
+                live.restarts.request(failure, of=self._spec.restarts, step=step)
+            live.stops.kill(now_s)
+        return events
 
     def _write(self, poll: QueuePoll, batch: Batch, judgement: Judgement, now_s: float) -> None:
         """Write records, events and verdicts. Write the snapshot if it is due."""

@@ -12,20 +12,18 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.build_diagnosis import build_diagnosis
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence, HostEvidence
 from ltui.training.diagnosis.judge import Judgement
 from ltui.training.diagnosis.judge_input import (
     BEFORE_TRAINING,
     Death,
-    HealthHistory,
-    JudgeInput,
     verdict_key,
 )
 from ltui.training.diagnosis.rules.stopped_processes import STOPPED_AFTER_S
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.rank_queue_poller import QueuePoll, local_processes
+from ltui.training.nodes.observations import RankObservations
 from ltui.training.process.exit_watch import ExitWatch
 from ltui.training.process.host_evidence import oom_kills, read_host
 from ltui.training.process.identity import ProcessIdentity, is_alive, is_stopped
@@ -109,44 +107,37 @@ class EvidenceCollector:
 
     # -- every tick ------------------------------------------------------------------------------
 
-    def judge_input(
-        self,
-        poll: QueuePoll,
-        fold: FoldState,
-        *,
-        policy: StallPolicy,
-        history: HealthHistory,
-        failures: Iterable[WorkerFailure],
-        gpu_verdicts: Sequence[Verdict],
-        cpu_delays: Mapping[int, float],
-    ) -> JudgeInput:
-        """Return the input of the next judgement."""
+    def observe(self, poll: QueuePoll, failures: Iterable[WorkerFailure] = ()) -> RankObservations:
+        """Return what is observed of the ranks of this machine."""
         self._observe_deaths(poll, failures)
         silent_s = {
             rank: time.monotonic() - processes.first_seen_s
             for rank, processes in self._ranks.items()
             if poll.pulses.get(rank) is None and is_alive(processes.pid, processes.start_ticks)
         }
-        stopped_pids = {**poll.stopped_pids, **self._stopped_silent_ranks(silent_s)}
-        return JudgeInput(
-            policy=policy,
-            history=history,
-            pulses=poll.pulses,
-            fold=fold,
-            dead=frozenset(r for r in poll.dead_ranks if r in self._deaths),
+        return RankObservations(
+            dead=tuple(sorted(r for r in poll.dead_ranks if r in self._deaths)),
             deaths=dict(self._deaths),
-            stopped_pids=stopped_pids,
+            stopped_pids={**poll.stopped_pids, **self._stopped_silent_ranks(silent_s)},
             stopped_workers=self._stopped_workers(poll.pulses),
             silent_s=silent_s,
             oom_kills=self._recent_oom_kills() if self._rank_is_dying else None,
-            cpu_delays=cpu_delays,
-            evidence=self._thread.evidence,
-            evidence_expected=self._thread.error is None,
-            host=self._host,
-            gpu_verdicts=gpu_verdicts,
-            now_ns=time.monotonic_ns(),
-            now_s=time.time(),
         )
+
+    @property
+    def host(self) -> HostEvidence | None:
+        """The condition of this machine at the last sample."""
+        return self._host
+
+    @property
+    def evidence(self) -> Evidence | None:
+        """The evidence of the last complete round."""
+        return self._thread.evidence
+
+    @property
+    def evidence_expected(self) -> bool:
+        """True if evidence will be collected for suspects."""
+        return self._thread.error is None
 
     def _observe_deaths(self, poll: QueuePoll, failures: Iterable[WorkerFailure]) -> None:
         """Read how the processes of dead ranks ended."""

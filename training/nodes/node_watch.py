@@ -1,0 +1,107 @@
+"""State of one other machine, from the age of its last report and from probes.
+
+Silence alone does not say why a machine is silent. A probe of its agent's port tells a cut link, a
+dead agent and a frozen one apart (``probe.py``). Times are monotonic seconds.
+"""
+
+from __future__ import annotations
+
+from ltui.training.nodes.probe import ProbeResult
+from ltui.training.state.run_snapshot import NodeState
+
+SILENT_AFTER_S = 3.0
+"""Seconds without a report after which a machine is silent, and is probed."""
+GONE_AFTER_S = 300.0
+"""Seconds without a report after which the ranks of an unreachable machine count as lost.
+
+A shorter cut of the link ends nothing: the connections of the training survive it.
+"""
+_STATES = {
+    ProbeResult.ACCEPTED: NodeState.FROZEN,
+    ProbeResult.REFUSED: NodeState.AGENT_DEAD,
+    ProbeResult.UNREACHABLE: NodeState.UNREACHABLE,
+}
+_TEXTS = {
+    NodeState.SILENT: "no report for {s:.0f} s",
+    NodeState.UNREACHABLE: "no answer from {place} for {s:.0f} s: its link is cut or it is down",
+    NodeState.FROZEN: "its agent does not answer for {s:.0f} s, though its machine does",
+    NodeState.AGENT_DEAD: "its agent has ended {s:.0f} s ago, its machine answers",
+    NodeState.GONE: "no answer from {place} for {s:.0f} s",
+}
+
+
+class NodeWatch:
+    """Watches one machine. The link's thread calls ``heard``, the loop everything else."""
+
+    def __init__(self) -> None:
+        self.state = NodeState.JOINING
+        self._heard_s: float | None = None
+        self._address: str | None = None
+        self._port: int | None = None
+        self._probed: ProbeResult | None = None
+        """Result of the last probe since the last report."""
+        self._answers_probes = False
+        """True if a probe was accepted once, so that no firewall hides the port."""
+
+    def heard(self, now_s: float, address: str | None, port: int | None) -> None:
+        """Note a report. ``address`` and ``port`` are those of the agent's probe socket."""
+        self._heard_s, self._address, self._port = now_s, address, port
+        self._probed = None
+
+    def silent_s(self, now_s: float) -> float | None:
+        """Return the seconds since the last report; None before the first."""
+        return None if self._heard_s is None else max(0.0, now_s - self._heard_s)
+
+    def target(self, now_s: float) -> tuple[str, int] | None:
+        """Return the address to probe, or None if no probe is due.
+
+        A machine that reports is probed once, to see whether probes reach it.
+        """
+        if self._address is None or self._port is None or self._heard_s is None:
+            return None
+        if self.state is NodeState.ENDED:
+            return None
+        due = now_s - self._heard_s > SILENT_AFTER_S - 1.0 or not self._answers_probes
+        return (self._address, self._port) if due else None
+
+    def probed(self, result: ProbeResult) -> None:
+        """Note the result of a probe."""
+        self._answers_probes = self._answers_probes or result is ProbeResult.ACCEPTED
+        self._probed = result
+
+    def update(self, now_s: float, *, ended: bool) -> str | None:
+        """Derive the state. Return a phrase if it has changed to or from one that is a problem."""
+        before, self.state = self.state, self._derive(now_s, ended=ended)
+        if before is self.state or {before, self.state} <= {
+            NodeState.JOINING,
+            NodeState.CONNECTED,
+            NodeState.SILENT,
+            NodeState.ENDED,
+        }:
+            return "joined" if before is NodeState.JOINING and self._heard_s is not None else None
+        return "reports again" if self.state is NodeState.CONNECTED else self.note(now_s)
+
+    def _derive(self, now_s: float, *, ended: bool) -> NodeState:
+        silent_s = self.silent_s(now_s)
+        if silent_s is None:
+            return NodeState.JOINING
+        if ended:
+            return NodeState.ENDED
+        if silent_s <= SILENT_AFTER_S:
+            return NodeState.CONNECTED
+        probed = self._probed
+        if probed is None or (probed is not ProbeResult.ACCEPTED and not self._answers_probes):
+            # Without a probe that once succeeded, a firewall may be the reason for its result.
+            state = NodeState.SILENT if silent_s < 3 * SILENT_AFTER_S else NodeState.UNREACHABLE
+        else:
+            state = _STATES[probed]
+        if state is not NodeState.FROZEN and silent_s > GONE_AFTER_S:
+            return NodeState.GONE
+        return state
+
+    def note(self, now_s: float) -> str | None:
+        """Return the reason for the state in a few words; None if there is nothing to explain."""
+        text = _TEXTS.get(self.state)
+        if text is None:
+            return None
+        return text.format(s=self.silent_s(now_s) or 0.0, place=self._address or "it")

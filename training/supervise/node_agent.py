@@ -1,0 +1,374 @@
+"""The agent of one machine of a run on several: it starts the engine there and reports to the head.
+
+An agent does what a supervisor does on its machine: it starts the shim and the engine, reads the
+queues of its ranks, samples processes and GPUs, collects evidence, and escalates a stop. It writes
+no history and judges nothing; that is done on node 0, whose orders it carries out. Training never
+waits for the link: if it is cut, the agent keeps what is in the queues and continues to try.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from ltui.training.config.run_spec import RunSpec
+from ltui.training.diagnosis.judge import Judgement
+from ltui.training.lifecycle.attempt_plan import AttemptPlan
+from ltui.training.lifecycle.elastic_log import last_error_line, log_tail, worker_failures
+from ltui.training.lifecycle.kill_processes import kill_run_processes
+from ltui.training.lifecycle.shim_files import EngineExit, engine_exit, shim_identity
+from ltui.training.lifecycle.stop_escalation import StopEscalation
+from ltui.training.nodes.agent_link import AgentLink
+from ltui.training.nodes.barrier_mirror import BarrierMirror
+from ltui.training.nodes.link_key import KEY_FILE_NAME, LinkKey
+from ltui.training.nodes.link_place import read_link_place
+from ltui.training.nodes.log_tails import LogTails
+from ltui.training.nodes.machine_id import machine_id
+from ltui.training.nodes.messages import (
+    NodeReport,
+    Orders,
+    OrdersMessage,
+    ReportMessage,
+    own_version,
+)
+from ltui.training.nodes.observations import MachineObservations
+from ltui.training.nodes.probe import ProbeSocket
+from ltui.training.nodes.queue_chunk import (
+    QueueChunk,
+    QueuePosition,
+    pack_chunks,
+    unpack_positions,
+)
+from ltui.training.nodes.queue_tail import QueueTails
+from ltui.training.problem import ProblemError
+from ltui.training.process.identity import ProcessIdentity
+from ltui.training.state.run_snapshot import to_json
+from ltui.training.store.history_writer import StoreWriter
+from ltui.training.store.run_directory import RunDir
+from ltui.training.supervise.live_attempt import LiveAttempt
+from ltui.training.supervise.machine_readings import READINGS_S
+from ltui.training.tensor_queue.control_block import ControlFile, ControlFileError
+
+REPORT_S = 0.25
+"""Seconds between two reports."""
+URGENT_S = 0.03
+"""Seconds between two reports while ranks wait for each other at a boundary."""
+ANSWER_S = 1.0
+"""Seconds to wait for the orders that answer a report."""
+HEAD_LOST_S = 600.0
+"""Seconds without orders after which the agent ends its ranks.
+
+Without the head nobody could stop them, and they would hold their GPUs for ever.
+"""
+_LAST_REPORTS_S = 60.0
+"""Seconds for which an agent whose engine has ended tries to report that."""
+
+
+class NodeAgent:
+    """The agent of one attempt. It has the methods that ``main.py`` needs of a supervisor."""
+
+    restart_waits = False
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        spec: RunSpec,
+        store: StoreWriter,
+        attempt: int,
+        *,
+        lock: int,
+        plan: AttemptPlan,
+    ) -> None:
+        """``lock`` is the file descriptor of the lock of the agent's directory."""
+        assert spec.nodes is not None
+        self.lock = lock
+        self.attempt = attempt
+        self.shim_process: subprocess.Popen[bytes] | None = None
+        self.start_shim: Callable[[RunSpec], subprocess.Popen[bytes]] | None = None
+        self._run_dir, self._spec, self._store = run_dir, spec, store
+        self._node = spec.nodes.rank
+        self._version = own_version()
+        self._machine_id = machine_id(run_dir.home)
+        self._wake = threading.Event()
+        self._live = live = LiveAttempt(run_dir, spec, store, attempt, plan, self._wake)
+        live.begin(time.time())
+        queue_dir = run_dir.queue_dir(attempt)
+        self._barrier = BarrierMirror(queue_dir)
+        self._tails = QueueTails(queue_dir)
+        self._chunks: Mapping[int, QueueChunk] = {}
+        """The parts of the queues in the last report."""
+        self._acknowledged: Mapping[int, QueuePosition] = {}
+        self._logs = LogTails(run_dir.logs_dir(attempt))
+        self._orders = Orders(attempt=attempt)
+        self._answered_s = time.monotonic()
+        self._machine: MachineObservations | None = None
+        self._read_at = 0.0
+        self._evidence_number = 0
+        self._evidence_taken_ns = 0
+        self._evidence_requested = 0
+        self._evidence = b""
+        self._received_signal = 0
+        self._shim: ProcessIdentity | None = None
+        self._judgement: Judgement | None = None
+        place = read_link_place(run_dir)
+        address = spec.nodes.address if place is None else place.address
+        port = spec.nodes.control_port if place is None else place.port
+        key = LinkKey.find(run_dir.path / KEY_FILE_NAME, os.environ)
+        self._link = AgentLink(key, address, port, str(self._node))
+        self._probe: ProbeSocket | None = None
+        self._address = self._link.local_address
+        if self._address is not None:
+            with contextlib.suppress(OSError):
+                self._probe = ProbeSocket(self._address)
+
+    def request_stop(self, number: int) -> None:
+        """Pass a stop signal on to the head. Called by the handler of signal ``number``."""
+        self._received_signal = number
+
+    def abort(self) -> None:
+        """Exit without an engine, because nothing was started."""
+        self._close()
+
+    def run(self) -> AttemptPlan | None:
+        """Run the attempt until the head ends it. Return the plan of the next one, or None."""
+        try:
+            end = self._supervise()
+            return self._finish(end)
+        finally:
+            self._live.close()
+
+    # -- the loop ------------------------------------------------------------------------------
+
+    def _supervise(self) -> EngineExit | None:
+        """Run the loop until the engine ends or the shim dies. Return how the engine ended."""
+        end: EngineExit | None = None
+        while end is None:
+            begun_s = time.monotonic()
+            self._observe()
+            self._exchange(self._report())
+            self._carry_out()
+            end = engine_exit(self._run_dir, self.attempt)
+            if end is None and not self._shim_alive():
+                return engine_exit(self._run_dir, self.attempt)
+            urgent = self._orders.urgent or self._barrier.is_open()
+            pause_s = URGENT_S if urgent else REPORT_S
+            self._link.woken(max(0.0, pause_s - (time.monotonic() - begun_s)))
+        return end
+
+    def _observe(self) -> None:
+        """Read the queues, and once a second the machine."""
+        live, now_s = self._live, time.time()
+        poll = live.poll()
+        self._observations = live.evidence.observe(poll)
+        live.sample_machine(now_s)
+        live.update_state(now_s)
+        if time.monotonic() - self._read_at >= READINGS_S:
+            self._read_at = time.monotonic()
+            self._judgement = live.judge(poll)
+            live.build_snapshot(self._judgement, now_s)
+            machine = live.machine
+            self._machine = MachineObservations(
+                processes=machine.unreported_processes,
+                usage=machine.readings,
+                host=live.evidence.host,
+                gpus=machine.gpu_view.gpus,
+                gpu_note=machine.gpu_view.note,
+                gpu_verdicts=machine.gpu_verdicts,
+            )
+        if self._judgement is not None:
+            live.evidence.update(self._judgement, poll, live.fold, live.snapshot)
+        evidence = live.evidence.evidence
+        if evidence is not None and evidence.taken_ns != self._evidence_taken_ns:
+            self._evidence_taken_ns = evidence.taken_ns
+            self._evidence_number += 1
+            self._evidence = json.dumps(to_json(evidence)).encode()
+
+    def _report(self) -> NodeReport:
+        return NodeReport(
+            node=self._node,
+            version=self._version,
+            host=socket.gethostname(),
+            machine_id=self._machine_id,
+            pid=os.getpid(),
+            address=self._address,
+            probe_port=None if self._probe is None else self._probe.port,
+            attempt=self.attempt,
+            sent_ns=time.monotonic_ns(),
+            sent_at=time.time(),
+            ranks=tuple(sorted({*self._live.pulses, *self._live.machine.rank_processes})),
+            signal=self._received_signal or self._signal_of_rank(),
+            observations=self._observations,
+            machine=self._machine,
+            evidence_number=self._evidence_number,
+        )
+
+    def _signal_of_rank(self) -> int:
+        """Return the stop signal that a rank of this node received, or 0."""
+        path = self._run_dir.queue_dir(self.attempt) / "control.bin"
+        if not path.exists():
+            return 0
+        try:
+            with contextlib.closing(ControlFile.open(path)) as control:
+                return control.read().signal
+        except (OSError, ControlFileError):
+            return 0
+
+    def _exchange(self, report: NodeReport, *, timeout_s: float = ANSWER_S) -> bool:
+        """Send a report with everything that the head does not have yet, and store its orders.
+
+        Return True if it was answered.
+        """
+        pending = self._evidence if self._evidence_number > self._orders.evidence_received else b""
+        self._chunks = self._tails.chunks(self._acknowledged)
+        message = ReportMessage(
+            report,
+            self._barrier.export(),
+            pending,
+            pack_chunks(self._chunks),
+            self._logs.parts(),
+        )
+        frames = self._link.exchange(message.encode(), timeout_s)
+        if frames is None:
+            return False
+        try:
+            answer = OrdersMessage.decode(frames)
+        except ValueError:
+            return False
+        self._orders = answer.orders
+        self._answered_s = time.monotonic()
+        self._machine = None
+        if answer.orders.attempt == self.attempt:
+            self._acknowledged = unpack_positions(answer.queues)
+            self._logs.acknowledge(answer.orders.logs)
+            self._barrier.merge(answer.barrier)
+        return True
+
+    def _carry_out(self) -> None:
+        """Carry out the orders: stop, collect evidence, end."""
+        live, orders, now_s = self._live, self._orders, time.monotonic()
+        if orders.signal_received:
+            self._received_signal = 0
+        if orders.evidence > self._evidence_requested:
+            self._evidence_requested = orders.evidence
+            live.evidence.request_diagnosis()
+        stop = orders.stop
+        if stop is not None:
+            began_s = self._answered_s - stop.elapsed_s
+            if live.stops.escalation is not None:
+                began_s = live.stops.escalation.began_s
+            live.stops.escalation = StopEscalation(
+                began_s, stop.timeout_s, stop.telemetry, stop.kill_at_once
+            )
+        elif not self._head_is_lost():
+            live.stops.escalation = None
+        if self._head_is_lost() or orders.end or orders.attempt > self.attempt or orders.refusal:
+            live.stops.kill(now_s)
+        live.stops.escalate(now_s, live.pulses, live.engine(), live.machine.unreported_processes)
+
+    def _head_is_lost(self) -> bool:
+        return time.monotonic() - self._answered_s > HEAD_LOST_S
+
+    def _shim_alive(self) -> bool:
+        if self.shim_process is not None:
+            self.shim_process.poll()
+        if self._shim is None:
+            self._shim = shim_identity(self._run_dir, self.attempt)
+        return self._shim is not None and self._shim.alive()
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def _finish(self, end: EngineExit | None) -> AttemptPlan | None:
+        """Kill what is left, report the end, and wait until the head has everything."""
+        live = self._live
+        engine = live.engine()
+        kill_run_processes(
+            self._run_dir, [*live.rank_processes(), *([engine] if engine is not None else [])]
+        )
+        log = log_tail(self._run_dir.engine_log_path(self.attempt))
+        failures = tuple(worker_failures(log))
+        first = next((f.rank for f in failures if f.first), None)
+        line = None
+        if first is not None:
+            line = last_error_line(log_tail(self._run_dir.rank_log_path(self.attempt, first)))
+        poll = live.last_poll()
+        self._observations = live.evidence.observe(poll, failures)
+        report = replace(
+            self._report(),
+            engine_exit=end or EngineExit(error="its shim process was killed"),
+            failures=failures,
+            last_line=line or last_error_line(log),
+            killed=True,
+        )
+        deadline_s = time.monotonic() + _LAST_REPORTS_S
+        while time.monotonic() < deadline_s:
+            report = replace(report, sent_ns=time.monotonic_ns(), sent_at=time.time())
+            if not self._exchange(report):
+                continue
+            deadline_s = time.monotonic() + _LAST_REPORTS_S
+            orders = self._orders
+            complete = not any(chunk.data for chunk in self._chunks.values())
+            if orders.refusal is not None or (orders.leave and complete):
+                break
+            if orders.attempt > self.attempt:
+                return self._next_attempt(orders)
+            self._link.woken(REPORT_S)
+        self._run_dir.engine_final_path(self.attempt).touch()
+        self._close()
+        return None
+
+    def _next_attempt(self, orders: Orders) -> AttemptPlan:
+        """Return the plan of the attempt that the head has begun."""
+        self._run_dir.engine_final_path(self.attempt).touch()
+        self._close(keep_lock=True)
+        return AttemptPlan(
+            number=orders.attempt,
+            resume_from=None if orders.resume_from is None else Path(orders.resume_from),
+            resume_step=orders.resume_step,
+            changes=orders.changes,
+            restarted_because="the run was restarted on node 0",
+        )
+
+    def _close(self, *, keep_lock: bool = False) -> None:
+        self._live.close()
+        self._link.close()
+        self._barrier.close()
+        self._tails.close()
+        if self._probe is not None:
+            self._probe.close()
+        self._store.close()
+        if keep_lock:
+            return
+        os.ftruncate(self.lock, 0)
+        fcntl.flock(self.lock, fcntl.LOCK_UN)
+        os.close(self.lock)
+
+
+def report_failed_start(run_dir: RunDir, spec: RunSpec, error: ProblemError) -> None:
+    """Tell the head why the engine of this node could not be started."""
+    nodes, place = spec.nodes, read_link_place(run_dir)
+    assert nodes is not None
+    report = NodeReport(
+        node=nodes.rank,
+        version=own_version(),
+        host=socket.gethostname(),
+        attempt=1,
+        sent_ns=time.monotonic_ns(),
+        sent_at=time.time(),
+        error=str(error).splitlines()[0],
+    )
+    address = nodes.address if place is None else place.address
+    port = nodes.control_port if place is None else place.port
+    with contextlib.suppress(ProblemError):
+        key = LinkKey.find(run_dir.path / KEY_FILE_NAME, os.environ)
+        link = AgentLink(key, address, port, str(nodes.rank))
+        link.exchange(ReportMessage(report).encode(), ANSWER_S)
+        link.close()
