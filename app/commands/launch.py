@@ -11,13 +11,13 @@ import shutil
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from ltui.app.exit_codes import EXIT_DONE
 from ltui.app.foreground.interrupt_signals import ReceivedSignals
-from ltui.training.config.run_spec import CheckpointPolicy, RunSpec
+from ltui.training.config.run_spec import CheckpointPolicy, Nodes, RunSpec
 from ltui.training.problem import ProblemError
 from ltui.training.store.run_directory import RunDir, find_run, ltui_home, new_run_id
 
@@ -27,12 +27,27 @@ def run(options: Namespace) -> int:
     from ltui.app.launch.build_spec import prepare_launch
     from ltui.app.launch.check_and_launch import apply_start_from
     from ltui.app.launch.freeze_warnings import freeze_warnings, print_warnings
+    from ltui.app.nodes.node_options import (
+        agent_nodes,
+        launch_machine,
+        listed_hosts,
+        node_overrides,
+        with_node_options,
+    )
     from ltui.training.lifecycle.launch_run import launch
 
     home = ltui_home()
-    request = prepare_launch(options.preset, options.overrides, options.python)
+    hosts = listed_hosts(options.nodes)
+    machine = launch_machine(options, hosts)
+    nodes = agent_nodes(options, machine, options.overrides)
+    if nodes is not None:
+        return _join_and_follow(nodes, options, home)
+    overrides = node_overrides(options.overrides, hosts)
+    request = prepare_launch(options.preset, overrides, options.python, machine)
     run_id, name = new_run_id(home, options.name)
-    spec = request.spec(run_id, name, time.time())
+    spec = with_node_options(request.spec(run_id, name, time.time()), options, hosts)
+    if spec.nodes is not None and spec.nodes.rank > 0:
+        return _join_and_follow(spec.nodes, options, home)
     if options.restarts is not None:
         spec = spec.with_changes(restarts=options.restarts)
     start_from = None
@@ -40,19 +55,40 @@ def run(options: Namespace) -> int:
         spec, start_from = apply_start_from(home, spec, options.start_from)
     spec = with_stall_options(spec, options.on_stall, options.on_verdict)
     print_warnings(freeze_warnings(spec))
-    return _start_and_follow(
-        lambda: launch(spec, home, start_from, interpreter_checked=True), options
+    return _launch_and_follow(
+        spec,
+        options,
+        home,
+        lambda files: launch(spec, home, start_from, interpreter_checked=True, private_files=files),
     )
 
 
 def execute(options: Namespace) -> int:
     """Run ``ltui exec -- COMMAND...``."""
+    from ltui.app.nodes.node_options import (
+        agent_nodes,
+        command_nodes,
+        launch_machine,
+        listed_hosts,
+        with_node_options,
+    )
     from ltui.training.lifecycle.launch_run import launch
 
     home = ltui_home()
+    hosts = listed_hosts(options.nodes)
+    machine = launch_machine(options, hosts)
+    nodes = agent_nodes(options, machine)
+    if nodes is not None:
+        return _join_and_follow(nodes, options, home)
     spec = command_spec(options, home)
+    nodes = command_nodes(options, machine, hosts, spec.command or ())
+    spec = with_node_options(spec.with_changes(nodes=nodes), options, hosts)
+    if spec.nodes is not None and spec.nodes.rank > 0:
+        return _join_and_follow(spec.nodes, options, home)
     spec = with_stall_options(spec, options.on_stall, options.on_verdict)
-    return _start_and_follow(lambda: launch(spec, home), options)
+    return _launch_and_follow(
+        spec, options, home, lambda files: launch(spec, home, private_files=files)
+    )
 
 
 def command_spec(options: Namespace, home: Path) -> RunSpec:
@@ -176,7 +212,38 @@ def resume(options: Namespace) -> int:
     return _start_and_follow(start, options)
 
 
-def _start_and_follow(start: Callable[[], RunDir], options: Namespace) -> int:
+def _launch_and_follow(
+    spec: RunSpec,
+    options: Namespace,
+    home: Path,
+    start: Callable[[Mapping[str, str]], RunDir],
+) -> int:
+    """Start a run, on several machines as their node 0, and follow it."""
+    if spec.nodes is None:
+        return _start_and_follow(lambda: start({}), options)
+    # Imported here, because most runs use one machine.
+    from ltui.app.nodes.start_head import start_head
+
+    signals = ReceivedSignals(stop_on_terminate=spec.nodes.start in ("srun", "launcher"))
+    return _start_and_follow(lambda: start_head(spec, options, home, start), options, signals)
+
+
+def _join_and_follow(nodes: Nodes, options: Namespace, home: Path) -> int:
+    """Join the run that a launcher starts on all nodes, and wait until this node has ended."""
+    from ltui.app.foreground.follow_agent import follow_agent, joined_line
+    from ltui.app.nodes.join_by_launcher import join_by_launcher
+
+    joined = join_by_launcher(nodes, options.key_file, options.python, home)
+    print(joined_line(joined), flush=True)
+    if options.detach:
+        return EXIT_DONE
+    with ReceivedSignals(stop_on_terminate=True).catching() as signals:
+        return follow_agent(joined, signals)
+
+
+def _start_and_follow(
+    start: Callable[[], RunDir], options: Namespace, signals: ReceivedSignals | None = None
+) -> int:
     if options.detach:
         run_dir = start()
         # Imported here: only a detached run needs it.
@@ -184,9 +251,9 @@ def _start_and_follow(start: Callable[[], RunDir], options: Namespace) -> int:
 
         print(started_line(run_dir.id))
         return EXIT_DONE
-    with ReceivedSignals().catching() as signals:
+    with (signals or ReceivedSignals()).catching() as caught:
         run_dir = start()
         # Imported here, so that the run's processes start at the same time.
         from ltui.app.foreground.follow_run import follow_run
 
-        return follow_run(run_dir, signals, plain=options.plain)
+        return follow_run(run_dir, caught, plain=options.plain)

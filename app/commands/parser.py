@@ -74,6 +74,13 @@ def seconds(text: str) -> float:
     return value
 
 
+def port_number(text: str) -> int:
+    """Return a number of a port that leaves one above it."""
+    if not text.isdecimal() or not 0 < int(text) < 65535:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a port from 1 to 65534.")
+    return int(text)
+
+
 def whole_number(text: str) -> int:
     """Return a whole number of 0 or more. Digit groups as printed by the dashboard are accepted:
     ``3 157``."""
@@ -219,6 +226,7 @@ def _add_launch_commands(add: AddCommand) -> None:
         help="start from a checkpoint of another run: its last good one, or that of a step",
     )
     _add_stall_options(run)
+    _add_node_options(run)
     execute = add("exec", "launch:execute", "run your own command as a run", _EXEC_EPILOG)
     _add_launch_options(execute)
     _add_restarts_option(execute, 0, "0")
@@ -234,9 +242,18 @@ def _add_launch_commands(add: AddCommand) -> None:
         metavar="free:N",
         help="wait until N GPUs are free, and let the command see only these",
     )
+    _add_node_options(execute)
+    execute.add_argument(
+        "--num-nodes",
+        type=positive_number,
+        metavar="N",
+        help="the command runs on N machines (default: the number that torchrun's --nnodes or "
+        "the launcher gives, or 1)",
+    )
     execute.add_argument(
         "command", metavar="COMMAND", nargs=argparse.REMAINDER, help="the command, after `--`"
     )
+    _add_join(add)
     _add_submit(add)
     resume = add(
         "resume", "launch:resume", "continue an ended run from its checkpoint", _RESUME_EPILOG
@@ -250,6 +267,85 @@ def _add_launch_commands(add: AddCommand) -> None:
     )
     attach.add_argument("run", metavar="RUN", nargs="?", default="last", help=RUN_HELP)
     _add_readonly_option(attach)
+
+
+def _add_node_options(parser: Parser) -> None:
+    nodes = parser.add_argument_group(
+        "several machines (docs/several-machines.md; this one is node 0)"
+    )
+    nodes.add_argument(
+        "--nodes",
+        metavar="HOST,HOST,...",
+        help="start these machines by ssh; this one may be in the list or not",
+    )
+    nodes.add_argument(
+        "--address",
+        metavar="ADDRESS",
+        help="the address of this machine at which the others reach it (default: that of the "
+        "default route)",
+    )
+    nodes.add_argument(
+        "--port",
+        type=port_number,
+        metavar="N",
+        help="the others connect to port N (torch) and N + 1 (ltui) of this machine (default: "
+        "MASTER_PORT, or the first free pair from 29500)",
+    )
+    nodes.add_argument(
+        "--key-file",
+        metavar="PATH",
+        help="the key of the run, created if it does not exist; for launchers, in a folder that "
+        "the machines share (default: LTUI_NODE_KEY, or a new key)",
+    )
+    nodes.add_argument(
+        "--join-timeout",
+        type=seconds,
+        metavar="S",
+        help="seconds to wait for the other machines (default: 600)",
+    )
+    add_flag(
+        nodes,
+        "--allow-fewer-nodes",
+        "let an automatic restart continue without a machine that is gone",
+    )
+    nodes.add_argument(
+        "--remote-ltui",
+        metavar="PATH",
+        help="with --nodes: the ltui program on the other machines (default: the path of this one)",
+    )
+
+
+def _add_join(add: AddCommand) -> None:
+    join = add(
+        "join", "join:join", "make this machine a node of a run on another one", _JOIN_EPILOG
+    )
+    join.add_argument(
+        "place", metavar="HOST:PORT", help="where node 0 listens, as its `ltui run` prints it"
+    )
+    join.add_argument(
+        "--key-file",
+        metavar="PATH",
+        help="the key of the run, or a copy of it; `-` reads standard input (default: the "
+        "variable LTUI_NODE_KEY)",
+    )
+    join.add_argument(
+        "--node",
+        type=positive_number,
+        metavar="N",
+        help="become node N (default: the lowest number that is free)",
+    )
+    join.add_argument(
+        "--python",
+        metavar="PATH",
+        help="the Python interpreter that trains here (default: the path of that of node 0)",
+    )
+    join.add_argument(
+        "--cwd",
+        metavar="DIRECTORY",
+        help="the working directory of the ranks here (default: the path of that of node 0)",
+    )
+    add_flag(join, "--detach", "return as soon as this machine has joined")
+    add("key", "join:print_key", "print a new key for the variable LTUI_NODE_KEY")
 
 
 def _add_submit(add: AddCommand) -> None:
@@ -489,6 +585,8 @@ examples:
   ltui run conf/my.yaml --python ~/venvs/vision/bin/python
   ltui run conf/my.yaml --set trainer.devices=free:2
   ltui run quickstart --from brave-owl:1204 --restarts 3
+  ltui run gpt-fsdp --set trainer.num_nodes=2
+  ltui run gpt-fsdp --nodes gpu-02,gpu-03
 
 trainer.devices is a count (2), a list (0,2), auto, or free:2. With free:2 the run
 waits in the state `queued` until two GPUs are unused, and takes those with the
@@ -510,6 +608,16 @@ lines. Ctrl-C and the exit codes are those of `ltui run`.
 examples:
   ltui exec -- python train.py --lr 0.1
   ltui exec --name sweep-3 --detach -- torchrun --nproc-per-node 2 train.py
+"""
+
+_JOIN_EPILOG = """\
+`ltui run X --set trainer.num_nodes=2` on the first machine prints this command. The
+machine gets the specification of the run from there and checks that it can run it.
+Ctrl-C stops the whole run with a checkpoint; a second one kills the ranks here.
+
+examples:
+  ltui join 10.0.0.5:29501 --key-file node.key
+  ltui join gpu-01:29501 --detach      (with the key in LTUI_NODE_KEY)
 """
 
 _SUBMIT_EPILOG = """\

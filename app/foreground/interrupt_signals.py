@@ -14,7 +14,13 @@ from ltui.training.config.defaults import STOP_TIMEOUT_S
 class ReceivedSignals:
     """Counts the received signals. The handlers only count; the command's loop acts."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, stop_on_terminate: bool = False) -> None:
+        """``stop_on_terminate``: SIGTERM, SIGUSR1 and SIGUSR2 stop the run with a checkpoint.
+
+        A launcher sends them to every process and then ends what is left, so the command must stay
+        until the run has ended.
+        """
+        self._stop_on_terminate = stop_on_terminate
         self.interrupts = 0
         """Number of received SIGINT."""
         self.handled_interrupts = 0
@@ -36,6 +42,10 @@ class ReceivedSignals:
     def _interrupt(self, *_: Any) -> None:
         self.interrupts += 1
 
+    def _stop(self, *_: Any) -> None:
+        # Several signals of a launcher ask for one stop, and never for a kill.
+        self.interrupts = max(self.interrupts, 1)
+
     def _leave(self, number: int, _frame: FrameType | None) -> None:
         self.leave = number
 
@@ -47,6 +57,8 @@ class ReceivedSignals:
             signal.SIGTERM: self._leave,
             signal.SIGHUP: self._leave,
         }
+        if self._stop_on_terminate:
+            handlers |= dict.fromkeys((signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2), self._stop)
         before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         try:
             yield self

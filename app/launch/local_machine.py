@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.node_environment import read_node_environment
+from ltui.training.nodes.node_address import reachable_address
 
 DRIVER_TIMEOUT_S = 5.0
 """Seconds to wait for the GPU driver. A driver hangs, for example, after a GPU fell off the bus."""
@@ -20,7 +22,10 @@ def detect_machine(environment: Mapping[str, str]) -> Machine:
     """Return the GPUs that a run would see, the usable cores, and the index of this node."""
     count = call_with_timeout(DRIVER_TIMEOUT_S, gpu_count)
     gpus = visible_gpus(count, environment)
-    return Machine(gpus=gpus, cores=usable_cores(), node=read_node_environment(environment))
+    node = read_node_environment(environment)
+    if node.launcher is None:
+        node = replace(node, own_address=reachable_address())
+    return Machine(gpus=gpus, cores=usable_cores(), node=node)
 
 
 def call_with_timeout(seconds: float, function: Callable[[], _Answer]) -> _Answer | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from ltui.training.lifecycle.start_supervisor import (
 )
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import lock_holder
-from ltui.training.store.run_directory import RunDir
+from ltui.training.store.run_directory import RunDir, write_atomically
 
 if TYPE_CHECKING:
     from ltui.training.state.run_snapshot import CheckpointInfo
@@ -34,18 +35,20 @@ def launch(
     start_from: CheckpointInfo | None = None,
     *,
     interpreter_checked: bool = False,
+    private_files: Mapping[str, str] | None = None,
 ) -> RunDir:
     """Start a run and return when its supervisor answers.
 
     ``start_from`` is a checkpoint of another run (training/lifecycle/start_from.py).
-    ``interpreter_checked`` is passed to ``check_start``. Raises ``ProblemError`` if the run could
+    ``interpreter_checked`` is passed to ``check_start``. ``private_files`` (name -> text) are
+    written into the run directory before anything starts. Raises ``ProblemError`` if the run could
     not be started; then there is no run directory.
     """
     check_start(spec, interpreter_checked=interpreter_checked)
     run_dir = RunDir(home / "runs" / spec.id)
     try:
         install_rank_package(home)
-        create_run_directory(run_dir, spec)
+        create_run_directory(run_dir, spec, private_files)
         arguments: list[str] = []
         if start_from is not None:
             from ltui.training.store.run_checkpoints import import_checkpoint
@@ -85,7 +88,9 @@ def start_first_attempt(run_dir: RunDir, *, because: str | None = None) -> None:
             raise
 
 
-def create_run_directory(run_dir: RunDir, spec: RunSpec) -> None:
+def create_run_directory(
+    run_dir: RunDir, spec: RunSpec, private_files: Mapping[str, str] | None = None
+) -> None:
     """Create the run directory with its specification, completely or not at all."""
     temporary = RunDir(run_dir.path.with_name(f".new-{run_dir.id}"))
     try:
@@ -93,6 +98,8 @@ def create_run_directory(run_dir: RunDir, spec: RunSpec) -> None:
         for name in ("logs", "queue", "engine", "checkpoints"):
             (temporary.path / name).mkdir(mode=0o700)
         temporary.write_spec(spec)
+        for name, text in (private_files or {}).items():
+            write_atomically(temporary.path / name, text.encode())
         os.rename(temporary.path, run_dir.path)
     except BaseException:
         shutil.rmtree(temporary.path, ignore_errors=True)

@@ -167,7 +167,7 @@ class RunDir:
         """Return the path that the supervisor binds: ``socket_path``, or a short path if needed."""
         if len(os.fsencode(self.socket_path)) <= _SOCKET_PATH_BYTES:
             return self.socket_path
-        return _short_socket_dir() / f"{self.id[-40:]}.sock"
+        return private_runtime_dir() / f"{self.id[-40:]}.sock"
 
     def remove_stale_socket(self) -> None:
         """Remove the socket of a killed supervisor to which ``socket_path`` links."""
@@ -224,7 +224,11 @@ def open_private_log(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
 
 
-def _short_socket_dir() -> Path:
+def private_runtime_dir() -> Path:
+    """Return a folder on the local disk that only this user can read; create it if absent.
+
+    Raise ``ProblemError`` if somebody else has it.
+    """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and os.access(runtime, os.W_OK | os.X_OK):
         directory = Path(runtime) / "ltui"

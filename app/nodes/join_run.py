@@ -1,0 +1,193 @@
+"""Join a run as one of its nodes: get the specification, check it here, start the agent."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ltui.app.launch.class_path_check import class_faults, class_uses
+from ltui.app.launch.local_machine import detect_machine
+from ltui.app.launch.training_interpreter import (
+    REQUIRED_PACKAGES,
+    choose_python,
+    malicious_packages,
+    missing_packages,
+    probe_interpreter,
+)
+from ltui.training.config.device_selection import choose_devices
+from ltui.training.config.run_spec import RunSpec
+from ltui.training.lifecycle.engine_start_checks import check_start
+from ltui.training.lifecycle.kill_processes import kill_run_processes
+from ltui.training.lifecycle.launch_run import home_not_writable
+from ltui.training.lifecycle.rank_package import install_rank_package
+from ltui.training.lifecycle.start_supervisor import (
+    SupervisorKilledError,
+    shim_restarts_supervisor,
+    start_supervisor,
+)
+from ltui.training.nodes.join_client import JoinClient
+from ltui.training.nodes.join_messages import JoinOffer
+from ltui.training.nodes.join_offer import missing_files, training_versions, version_difference
+from ltui.training.nodes.link_key import KEY_FILE_NAME, LinkKey
+from ltui.training.nodes.link_place import LinkPlace, write_link_place
+from ltui.training.problem import Problem, ProblemError
+from ltui.training.process.identity import lock_holder
+from ltui.training.store.run_directory import RunDir, write_atomically
+from ltui.training.store.spec_file import parse_spec
+
+MAX_PATHS_NAMED = 3
+"""Maximum number of missing files that a message names."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JoinRequestOptions:
+    """What the user or the launcher says about this node."""
+
+    node: int | None = None
+    """Number of the node; None for the lowest that is free."""
+    python: str | None = None
+    """Training interpreter, if it is not that of node 0."""
+    cwd: Path | None = None
+    """Working directory of the ranks, if it is not that of node 0."""
+    give_up_s: float | None = None
+    """Monotonic time until which node 0 may still have to start; None if it must be there."""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedNode:
+    """A node whose agent was started."""
+
+    run_dir: RunDir
+    """Directory of the agent."""
+    spec: RunSpec
+    node: int
+    head: str
+    """Host name of node 0."""
+
+
+def join_run(
+    home: Path, key: LinkKey, host: str, port: int, options: JoinRequestOptions
+) -> JoinedNode:
+    """Join the run whose head listens at ``host`` and ``port``. Return when the agent is started.
+
+    Raise ``ProblemError`` if the head refuses this machine, or if the machine cannot run the
+    specification. Then nothing is left running here, and the head has the place back.
+    """
+    with closing(JoinClient(key, host, port, home)) as client:
+        offer = client.ask(options.node, give_up_s=options.give_up_s)
+        try:
+            spec = _own_spec(offer, options)
+            _check(offer, spec)
+            run_dir = _create_directory(home, offer, spec, key, LinkPlace(host, port))
+        except ProblemError as error:
+            client.decline(offer.node, str(error.problems[0]))
+            raise
+    try:
+        start_supervisor(run_dir, ())
+    except SupervisorKilledError:
+        if not shim_restarts_supervisor(run_dir):
+            kill_run_processes(run_dir)
+            raise
+    return JoinedNode(run_dir, spec, offer.node, offer.head)
+
+
+def _own_spec(offer: JoinOffer, options: JoinRequestOptions) -> RunSpec:
+    """Return the specification of the head with the paths of this machine."""
+    spec = parse_spec(offer.spec, f"the specification of {offer.run_id}")
+    if options.cwd is not None:
+        spec = spec.with_changes(cwd=str(options.cwd.absolute()))
+    if options.python is not None:
+        spec = spec.with_changes(python=choose_python(options.python, os.environ))
+    elif spec.command is None and not os.access(spec.python, os.X_OK):
+        spec = spec.with_changes(python=choose_python(None, os.environ))
+    return spec
+
+
+def _check(offer: JoinOffer, spec: RunSpec) -> None:
+    """Raise ``ProblemError`` with what keeps this machine from running the specification."""
+    if not Path(spec.cwd).is_dir():
+        raise ProblemError.of(
+            where=f"node {offer.node} of {offer.run_id}",
+            what=f"the working directory {spec.cwd} of node 0 does not exist on this machine.",
+            remedy="Create it, or name the one to use here: --cwd DIRECTORY",
+        )
+    if problems := [*_interpreter_problems(spec), *_device_problems(spec)]:
+        raise ProblemError(*problems)
+    difference = version_difference(offer.versions, training_versions(spec))
+    if difference is not None:
+        raise ProblemError.of(
+            where=spec.python,
+            what=f"{difference}.",
+            remedy="Install the same version, or give another interpreter with --python.",
+        )
+    if missing := missing_files(offer, spec.cwd):
+        more = f" and {len(missing) - MAX_PATHS_NAMED} more" if len(missing) > 3 else ""
+        names = ", ".join(missing[:MAX_PATHS_NAMED]) + more
+        raise ProblemError.of(
+            where=f"node {offer.node} of {offer.run_id}",
+            what=f"the configuration names files that node 0 has and this machine lacks: {names}.",
+            remedy="Copy them here. If the training makes a folder by itself, create it empty.",
+        )
+    check_start(spec, interpreter_checked=True)
+
+
+def _interpreter_problems(spec: RunSpec) -> list[Problem]:
+    """Return what the training interpreter of this machine lacks for a preset."""
+    if spec.config is None:
+        return []
+    uses = class_uses(spec.config)
+    report = probe_interpreter(
+        spec.python,
+        list(REQUIRED_PACKAGES),
+        {use.place: use.class_path for use in uses},
+        [*spec.python_path, spec.cwd],
+    )
+    if problems := malicious_packages(report) or missing_packages(report, REQUIRED_PACKAGES):
+        return problems
+    return [
+        Problem(where=fault.path, what=fault.what, remedy=fault.remedy)
+        for fault in class_faults(uses, report)
+    ]
+
+
+def _device_problems(spec: RunSpec) -> list[Problem]:
+    """Return a problem if this machine lacks the GPUs that each node uses."""
+    trainer = (spec.config or {}).get("trainer")
+    if not isinstance(trainer, Mapping) or trainer.get("accelerator") == "cpu":
+        return []
+    _, faults = choose_devices(trainer, detect_machine(os.environ), spec.nproc)
+    return [Problem(where=f.path, what=f.what, remedy=f.remedy) for f in faults]
+
+
+def _create_directory(
+    home: Path, offer: JoinOffer, spec: RunSpec, key: LinkKey, place: LinkPlace
+) -> RunDir:
+    """Create or renew the directory of the agent. Raise ``ProblemError``."""
+    run_dir = RunDir(home / "nodes" / f"{offer.run_id}-{offer.node}")
+    holder = lock_holder(run_dir.lock_path)
+    if holder is not None:
+        raise ProblemError.of(
+            where=f"node {offer.node} of {offer.run_id}",
+            what=f"its agent runs on this machine already (pid {holder.pid}).",
+        )
+    try:
+        install_rank_package(home)
+        # Node 0 has everything that an agent of an earlier attempt recorded here.
+        for name in ("logs", "queue", "engine"):
+            shutil.rmtree(run_dir.path / name, ignore_errors=True)
+        for database in run_dir.path.glob("run.db*"):
+            database.unlink(missing_ok=True)
+        for name in ("logs", "queue", "engine", "checkpoints"):
+            (run_dir.path / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        run_dir.path.chmod(0o700)
+        write_atomically(run_dir.path / KEY_FILE_NAME, f"{key.text}\n".encode())
+        write_link_place(run_dir, place)
+        assert spec.nodes is not None
+        run_dir.write_spec(spec.with_changes(nodes=replace(spec.nodes, rank=offer.node)))
+    except OSError as error:
+        raise home_not_writable(home, error) from error
+    return run_dir

@@ -1,0 +1,273 @@
+"""Options of ``ltui run`` and ``exec`` for several machines, and the place of this one."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ltui.app.launch.local_machine import detect_machine
+from ltui.training.config.device_selection import Machine
+from ltui.training.config.node_environment import (
+    DEFAULT_PORT,
+    NUM_NODES,
+    NodeEnvironment,
+    launcher_count,
+    place_among_nodes,
+    without_launcher,
+)
+from ltui.training.config.overrides import overridden_paths
+from ltui.training.config.run_spec import Nodes, RunSpec
+from ltui.training.nodes.node_address import resolve
+from ltui.training.problem import ProblemError
+
+_HOST = re.compile(r"(?!-)[\w.@:%\[\]-]{1,253}")
+_PORT_PAIRS = 50
+"""Maximum number of pairs of ports that are tried."""
+
+
+def listed_hosts(text: str | None) -> tuple[str, ...] | None:
+    """Return the other machines of ``--nodes a,b,c``; None without the option.
+
+    This machine may be in the list or not. Raise ``ProblemError``.
+    """
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if _HOST.fullmatch(name) is None:
+            raise ProblemError.of(
+                where=f"--nodes {text}",
+                what=f"{name!r} is not the name of a host.",
+                remedy="Give the names that ssh knows, with commas between them: a,b,c",
+            )
+    if len(set(names)) < len(names):
+        raise ProblemError.of(where=f"--nodes {text}", what="a host is named twice.")
+    others = tuple(name for name in names if not _is_this_machine(name))
+    if not others:
+        raise ProblemError.of(
+            where=f"--nodes {text}",
+            what="there is no machine besides this one.",
+            remedy="Name at least one other machine; this one is always node 0.",
+        )
+    return others
+
+
+def _is_this_machine(name: str) -> bool:
+    if name in ("localhost", socket.gethostname()):
+        return True
+    try:
+        return any(_is_own_address(address) for address in resolve(name, name))
+    except ProblemError:
+        return False  # ssh may know the name by its configuration
+
+
+def node_overrides(overrides: Sequence[str], hosts: Sequence[str] | None) -> list[str]:
+    """Return the overrides with the number of nodes that ``--nodes`` lists."""
+    if hosts is None or NUM_NODES in overridden_paths(overrides):
+        return list(overrides)
+    return [*overrides, f"{NUM_NODES}={len(hosts) + 1}"]
+
+
+def launch_machine(options: Namespace, hosts: Sequence[str] | None) -> Machine:
+    """Return this machine with the place that the environment and the options give it."""
+    machine = detect_machine(os.environ)
+    return replace(machine, node=_node_environment(options, hosts, machine.node))
+
+
+def _node_environment(
+    options: Namespace, hosts: Sequence[str] | None, environment: NodeEnvironment | None
+) -> NodeEnvironment:
+    environment = environment or NodeEnvironment()
+    if hosts is not None or environment.launcher is None:
+        port = options.port if options.port is not None else _port_of(environment)
+        return without_launcher(environment, options.address, port)
+    if options.address is not None:
+        environment = replace(environment, address=options.address)
+    if options.port is not None:
+        environment = replace(environment, port=options.port, control_port=options.port + 1)
+    return environment
+
+
+def _port_of(environment: NodeEnvironment) -> int | None:
+    """Return the port that MASTER_PORT gives; None if no launcher has chosen one."""
+    return None if environment.port == DEFAULT_PORT else environment.port
+
+
+def agent_nodes(
+    options: Namespace, machine: Machine, overrides: Sequence[str] = ()
+) -> Nodes | None:
+    """Return the nodes if a launcher has started this process as another node than the first.
+
+    This does not read the configuration, which the node gets from node 0. None if the number of
+    nodes stands only there.
+    """
+    environment, count = machine.node, launcher_count(machine.node)
+    if environment is None or count is None or count < 2 or not environment.rank:
+        return None
+    if NUM_NODES in overridden_paths(overrides) or options.nodes is not None:
+        return None
+    nodes, faults = place_among_nodes(count, environment, "the launcher")
+    if nodes is None or faults:
+        return None
+    if options.join_timeout is not None:
+        nodes = replace(nodes, join_timeout_s=options.join_timeout)
+    return nodes
+
+
+def command_nodes(
+    options: Namespace,
+    machine: Machine,
+    hosts: Sequence[str] | None,
+    command: Sequence[str],
+) -> Nodes | None:
+    """Return the nodes of the command of ``ltui exec``; None for one machine.
+
+    Raise ``ProblemError`` if their number is contradictory or the place of this one is unknown.
+    """
+    environment = machine.node or NodeEnvironment()
+    listed = None if hosts is None else len(hosts) + 1
+    counts = {
+        "--nodes": listed,
+        "--num-nodes": options.num_nodes,
+        "torchrun --nnodes": torchrun_nodes(command),
+    }
+    given = {name: count for name, count in counts.items() if count is not None}
+    if len(set(given.values())) > 1:
+        text = " and ".join(f"{name} gives {count}" for name, count in given.items())
+        raise ProblemError.of(where="ltui exec", what=f"the number of nodes differs: {text}.")
+    count = next(iter(given.values()), None) or launcher_count(environment)
+    if count is None or count < 2:
+        return None
+    path = next(iter(given), "the launcher's number of nodes")
+    nodes, faults = place_among_nodes(count, environment, path)
+    if faults:
+        raise ProblemError.of(where=path, what=faults[0].what, remedy=faults[0].remedy)
+    return nodes
+
+
+def torchrun_nodes(command: Sequence[str]) -> int | None:
+    """Return the number of nodes of a torchrun command that leaves the node's number open.
+
+    None if it is another command, a range of numbers, or has ``--node-rank``.
+    """
+    if not any(
+        os.path.basename(word) == "torchrun" or word == "torch.distributed.run"
+        for word in command[:4]
+    ):
+        return None
+    count = None
+    for at, word in enumerate(command):
+        name, equals, value = word.partition("=")
+        option = name.replace("_", "-")
+        if option == "--node-rank":
+            return None
+        if option == "--nnodes":
+            text = value if equals else command[at + 1] if at + 1 < len(command) else ""
+            count = int(text) if text.isdecimal() else None
+    return count
+
+
+def with_node_options(spec: RunSpec, options: Namespace, hosts: Sequence[str] | None) -> RunSpec:
+    """Return the specification with the options, checked on node 0. Raise ``ProblemError``."""
+    nodes = spec.nodes
+    if nodes is None:
+        _reject_options(options)
+        return spec
+    if hosts is not None:
+        if nodes.count != len(hosts) + 1:
+            raise ProblemError.of(
+                where=f"--nodes {options.nodes}",
+                what=f"these are {len(hosts) + 1} machines with this one, but "
+                f"{NUM_NODES} is {nodes.count}.",
+                remedy=f"Leave out --set {NUM_NODES}.",
+            )
+        nodes = replace(nodes, start="ssh", hosts=tuple(hosts))
+    if options.join_timeout is not None:
+        nodes = replace(nodes, join_timeout_s=options.join_timeout)
+    if options.allow_fewer_nodes:
+        nodes = replace(nodes, fewer_allowed=True)
+    if nodes.rank == 0:
+        _check_address(nodes, explicit=options.address is not None)
+        chosen_by_user = options.port is not None or nodes.start in ("srun", "launcher")
+        nodes = with_free_ports(nodes, fixed=chosen_by_user)
+    return spec.with_changes(nodes=nodes)
+
+
+def _reject_options(options: Namespace) -> None:
+    """Raise ``ProblemError`` for an option of several machines if there is only one."""
+    for name, value in (
+        ("--address", options.address),
+        ("--port", options.port),
+        ("--join-timeout", options.join_timeout),
+        ("--allow-fewer-nodes", options.allow_fewer_nodes or None),
+        ("--key-file", options.key_file),
+    ):
+        if value is not None:
+            raise ProblemError.of(
+                where=name,
+                what="the run uses only one machine.",
+                remedy=f"Set the number of machines: --set {NUM_NODES}=2",
+            )
+
+
+def _check_address(nodes: Nodes, *, explicit: bool) -> None:
+    where = "--address" if explicit else "the address of node 0"
+    addresses = resolve(nodes.address, where)
+    if not any(_is_own_address(address) for address in addresses):
+        raise ProblemError.of(
+            where=where,
+            what=f"{nodes.address} is not an address of this machine, which is node 0.",
+            remedy="Give one that `ip address` lists here, or start the run on that machine.",
+        )
+    if not explicit and all(
+        address.startswith("127.") or address == "::1" for address in addresses
+    ):
+        raise ProblemError.of(
+            where=where,
+            what=f"{nodes.address} leads other machines to themselves, not to this one.",
+            remedy="Give an address of this machine that they reach: --address ADDRESS",
+        )
+
+
+def with_free_ports(nodes: Nodes, *, fixed: bool) -> Nodes:
+    """Return the nodes with two ports that nobody listens on at this moment.
+
+    ``fixed``: the ports must not change. Raise ``ProblemError`` if they are taken.
+    """
+    address = resolve(nodes.address, "the address of node 0")[0]
+    for pair in range(1 if fixed else _PORT_PAIRS):
+        port, control_port = nodes.port + 2 * pair, nodes.control_port + 2 * pair
+        taken = next((p for p in (port, control_port) if p and not _is_free(address, p)), None)
+        if taken is None:
+            return replace(nodes, port=port, control_port=control_port)
+    raise ProblemError.of(
+        where=f"port {taken}",
+        what=f"another program on this machine listens on it, and the run needs {nodes.port} and "
+        f"{nodes.control_port}.",
+        remedy="Choose other ports: --port N uses N and N + 1.",
+    )
+
+
+def _is_free(address: str, port: int) -> bool:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind((address, port))
+        except OSError:
+            return False
+    return True
+
+
+def _is_own_address(address: str) -> bool:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as trial:
+        try:
+            trial.bind((address, 0))
+        except OSError:
+            return False
+    return True
