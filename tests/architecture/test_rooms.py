@@ -83,3 +83,22 @@ def test_a_room_loads_without_the_other(room: str) -> None:
         check=True,
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_the_front_ends_never_load_pyzmq() -> None:
+    # Only a run on several machines pays for its import, in its own processes.
+    modules = [m for m in _modules() if m.startswith(("ltui.app", "ltui.widgets", "ltui.presets"))]
+    assert modules
+    program = (
+        "import importlib, json, sys\n"
+        "[importlib.import_module(n) for n in json.loads(sys.argv[1])]\n"
+        "print('zmq' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(modules)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    assert done.stdout.strip() == "False"

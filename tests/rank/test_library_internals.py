@@ -274,6 +274,18 @@ def test_the_ddp_strategy_has_a_setup_method() -> None:
     assert lightning_internals.setup_model(object()) is None
 
 
+def test_strategies_that_save_in_collectives_are_recognised() -> None:
+    from lightning.pytorch.strategies import (
+        DDPStrategy,
+        ModelParallelStrategy,
+        SingleDeviceStrategy,
+    )
+
+    assert lightning_internals.saves_with_all_ranks(ModelParallelStrategy())
+    for strategy in (DDPStrategy(), SingleDeviceStrategy("cpu")):
+        assert not lightning_internals.saves_with_all_ranks(strategy)
+
+
 def test_the_sampler_inside_lightnings_wrapper_is_found() -> None:
     from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 

@@ -19,16 +19,19 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ltui.training.rank.channel import Channel, open_channel
+from ltui.training.rank.checkpoint_files import fit_number
 from ltui.training.rank.coordination.stop_exception import RunStopped
 from ltui.training.rank.coordination.trainer_boundaries import TrainerBoundaries
 from ltui.training.rank.environment import RankEnvironment, rank_from_environment
 from ltui.training.rank.heartbeat.heartbeat_thread import publish_barriers, start_heartbeat_thread
 from ltui.training.rank.hyperparameters import send_hyperparameters
 from ltui.training.rank.lightning_version import report_old_lightning
+from ltui.training.rank.node_folders import NodeFolders, node_folders
 from ltui.training.rank.report_script_checkpoints import report_saved_checkpoints
 from ltui.training.rank.resume.exact_state import ExactState, create_exact_state
 from ltui.training.rank.resume.keep_overrides import keep_overrides
-from ltui.training.rank.resume.resume_fit import fit_number, resume_from
+from ltui.training.rank.resume.receive_checkpoint import ReceivedCheckpoint
+from ltui.training.rank.resume.resume_fit import resume_from
 from ltui.training.rank.telemetry import Telemetry
 from ltui.training.rank.tuner_fits import TunerFits, active_finder
 from ltui.training.rank.worker_exceptions import unwrap_worker_exception
@@ -79,6 +82,7 @@ class RankHooks:
         self.telemetry: Telemetry | None = None
         self._boundaries = TrainerBoundaries(lambda error: self.coordinator_failed(error))
         self._exact: ExactState | None = None
+        self._nodes: NodeFolders | None = None
         self._tuner = TunerFits(self._send_phase_event)
         self._stage = ""
         self._trainer_prepared = False
@@ -114,6 +118,8 @@ class RankHooks:
     # Beginning.
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        # First, because all ranks take part in it, and what follows may fail on one of them.
+        self._nodes = node_folders(trainer, self.environment)
         try:
             self._begin_fit(trainer, str(getattr(stage, "value", stage)))
         except Exception as error:  # noqa: BLE001
@@ -137,11 +143,13 @@ class RankHooks:
             self.telemetry = self._boundaries.telemetry = Telemetry(channel, self.telemetry_failed)
         if not channel.hello_sent:
             channel.send_hello(trainer)
+            if self._nodes is not None and self._nodes.detached:
+                channel.event_from_rank_0("note", self._nodes.describe_detached())
             report_old_lightning(trainer, channel)
             atexit.register(_at_exit, channel)
         finder = functools.partial(active_finder, trainer, self)
         try:
-            self._boundaries.begin(trainer, channel, stage)
+            self._boundaries.begin(trainer, channel, stage, self._nodes)
             if not self._trainer_prepared:
                 self._boundaries.handle_signals(trainer, channel)
                 self._boundaries.detect_epoch_ends(trainer, finder)
@@ -168,16 +176,24 @@ class RankHooks:
 
     def _resume(self, trainer: Any, channel: Channel) -> None:
         """Resume from the run's checkpoint if it was saved in this ``fit``."""
-        path = self.environment.resume_from
+        path, nodes = self.environment.resume_from, self._nodes
+        source = None if nodes is None else nodes.resume
+        if source is not None:
+            path = source.path
         if path is None or channel.resumed or self._stage != "fit":
             return
-        if fit_number(path) != channel.fit_count:
+        if (fit_number(path) if source is None else source.fit) != channel.fit_count:
             return
         channel.resumed = True
-        own_folder = self.environment.checkpoints_dir.resolve()
-        trusted = own_folder in path.resolve().parents
         send_event = channel.event_from_rank_0
-        resume_from(trainer, path, send_event, trusted=trusted, exact=self._exact)
+        resume_from(
+            trainer,
+            path,
+            send_event,
+            own_folder=self.environment.checkpoints_dir,
+            exact=self._exact,
+            received=None if nodes is None or source is None else ReceivedCheckpoint(nodes, source),
+        )
         keep_overrides(trainer, self.environment.overrides, functools.partial(send_event, "note"))
 
     @guarded

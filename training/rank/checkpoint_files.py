@@ -16,7 +16,8 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,20 +43,36 @@ def partial_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.part")
 
 
-def publish_checkpoint(temporary: Path, path: Path, ranks: int, **facts: Any) -> tuple[Path, int]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReceivedPart:
+    """A file of a checkpoint that was copied from another node."""
+
+    node: int
+    sha256: str
+    """The checksum of the file on that node."""
+
+
+def publish_checkpoint(
+    temporary: Path,
+    path: Path,
+    ranks: int,
+    received: Mapping[Path, ReceivedPart] | None = None,
+    **facts: Any,
+) -> tuple[Path, int]:
     """Flush, checksum and rename the files, then write the manifest.
 
     Return the checkpoint's path and its size in bytes. ``temporary`` and the parts of ``ranks``
-    ranks are in the folder of ``path`` under their ``partial_path`` names. ``facts`` are added to
-    the manifest. Raises ``OSError``; then no manifest names what was written.
+    ranks are in the folder of ``path`` under their ``partial_path`` names. ``received`` are those
+    of these files that came from other nodes. ``facts`` are added to the manifest. Raises
+    ``OSError``; then no manifest names what was written.
     """
-    files = {}
+    files, received = {}, received or {}
     for file in _files(temporary):
         with file.open("rb") as stream:
             os.fsync(stream.fileno())
-        files[str(file.relative_to(temporary))] = _describe(file)
+        files[str(file.relative_to(temporary))] = _checked(file, received)
     parts = [partial_path(rank_file(path, rank)) for rank in range(ranks)]
-    described_parts = [(part, _describe(part)) for part in parts]
+    described_parts = [(part, _checked(part, received)) for part in parts]
     older_checkpoints = _checkpoints_of_name(path)
     final = _free_name(path)
     try:
@@ -140,6 +157,17 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest if isinstance(manifest, dict) else {}
 
 
+def fit_number(checkpoint: Path) -> int:
+    """Return the number of the script's ``fit`` that saved the checkpoint, from its manifest.
+
+    The default is 1.
+    """
+    try:
+        return int(read_manifest(Path(f"{checkpoint}.json")).get("fit", 1))
+    except (ValueError, TypeError):
+        return 1
+
+
 def remove_checkpoint(path: Path) -> None:
     """Remove a checkpoint, its manifest first: the other files without it are no checkpoint."""
     with contextlib.suppress(OSError):
@@ -168,7 +196,17 @@ def require_space(folder: Path, needed_bytes: int) -> None:
         )
 
 
-def _describe(path: Path) -> dict[str, Any]:
+def _checked(path: Path, received: Mapping[Path, ReceivedPart]) -> dict[str, Any]:
+    """Return checksum and size of a file, and its node if it was received and is undamaged."""
+    description, part = describe_file(path), received.get(path)
+    if part is None:
+        return description
+    if description["sha256"] != part.sha256:
+        raise OSError(f"{path} has a different checksum than the file that node {part.node} sent")
+    return {**description, "node": part.node}
+
+
+def describe_file(path: Path) -> dict[str, Any]:
     """Return checksum and size of a file, as in a manifest."""
     digest = hashlib.sha256()
     with path.open("rb") as file:

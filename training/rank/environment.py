@@ -36,6 +36,8 @@ class RankEnvironment:
     """``min`` or ``max``."""
     best_keep: int = 1
     """Number of best checkpoints to keep."""
+    nodes: int = 1
+    """Number of nodes of the run whose ranks ltui connects; 1 if it runs on one machine."""
     restarts: int = 0
     """How often torch elastic restarted its workers within this attempt."""
 
@@ -62,6 +64,7 @@ class RankEnvironment:
             best_metric=environ.get("LTUI_CHECKPOINT_BEST") or None,
             best_mode=environ.get("LTUI_CHECKPOINT_BEST_MODE") or "min",
             best_keep=max(1, int(environ.get("LTUI_CHECKPOINT_BEST_KEEP") or 1)),
+            nodes=max(1, int(environ.get("LTUI_NODES") or 1)),
             restarts=int(environ.get("TORCHELASTIC_RESTART_COUNT") or 0),
         )
 

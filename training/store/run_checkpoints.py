@@ -22,7 +22,8 @@ from ltui.training.state.run_snapshot import CheckpointInfo
 _CHUNK_BYTES = 4 << 20
 _RANK_FILE = re.compile(
     r"(?P<name>step-\d{8,}-[a-z]+(-\d+)?\.ckpt)(\.rank-\d{5})?"
-    r"|(?P<dot>\.)step-\d{8,}-[a-z]+(-\d+)?\.ckpt(\.json|\.rank-\d{5})?\.part"
+    r"|(?P<dot>\.)(step-\d{8,}-[a-z]+(-\d+)?\.ckpt(\.json|\.rank-\d{5}|\.node-\d{5})?\.part"
+    r"|seen-by-ranks-[0-9a-f]{32})"
 )
 """Names of the files that a rank writes before the manifest (``rank/checkpoint_files.py``)."""
 

@@ -253,7 +253,8 @@ def train(  # noqa: PLR0913  (the parts of an experiment)
     trainer = pl.Trainer(
         **{
             "accelerator": "cpu",
-            "devices": HERE.ranks,
+            "devices": HERE.ranks // HERE.nodes,
+            "num_nodes": HERE.nodes,
             "strategy": DDPStrategy(timeout=GIVE_UP) if HERE.ranks > 1 else "auto",
             "max_epochs": EPOCHS,
             "logger": False,

@@ -20,8 +20,13 @@ from pathlib import Path
 class World:
     rank: int = 0
     ranks: int = 1
+    nodes: int = 1
     samples: int | None = None
     """Samples of the data set, if any number of ranks does not get the same number of batches."""
+
+    @property
+    def node(self) -> int:
+        return self.rank // (self.ranks // self.nodes)
 
 
 HERE = World()
@@ -29,8 +34,13 @@ GIVE_UP = timedelta(seconds=400)
 """How long ranks wait for each other."""
 
 
-def start(ranks: int, do: Callable[[], object], log: Path | None = None) -> list[int]:
-    """Fork ``ranks`` processes that run ``do`` as the ranks of one launch; their process ids."""
+def start(
+    ranks: int, do: Callable[[], object], log: Path | None = None, *, nodes: int = 1
+) -> list[int]:
+    """Fork ``ranks`` processes that run ``do`` as the ranks of one launch; their process ids.
+
+    ``nodes`` is the number of machines that the ranks believe they run on.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -38,7 +48,8 @@ def start(ranks: int, do: Callable[[], object], log: Path | None = None) -> list
     for rank in range(ranks):
         pid = os.fork()
         if pid == 0:
-            _be(rank, ranks, port, do, log)
+            HERE.rank, HERE.ranks, HERE.nodes = rank, ranks, nodes
+            _be(port, do, log)
         pids.append(pid)
     return pids
 
@@ -57,16 +68,17 @@ def wait(pids: list[int]) -> list[int]:
     return [codes[pid] for pid in pids]
 
 
-def _be(rank: int, ranks: int, port: int, do: Callable[[], object], log: Path | None) -> None:
+def _be(port: int, do: Callable[[], object], log: Path | None) -> None:
     code = 1
+    rank, on_node = HERE.rank, HERE.ranks // HERE.nodes
     try:
-        HERE.rank, HERE.ranks = rank, ranks
         os.environ.update(
             RANK=str(rank),
-            LOCAL_RANK=str(rank),
-            WORLD_SIZE=str(ranks),
-            LOCAL_WORLD_SIZE=str(ranks),
-            GROUP_RANK="0",
+            LOCAL_RANK=str(rank % on_node),
+            WORLD_SIZE=str(HERE.ranks),
+            LOCAL_WORLD_SIZE=str(on_node),
+            GROUP_RANK=str(HERE.node),
+            GROUP_WORLD_SIZE=str(HERE.nodes),
             MASTER_ADDR="127.0.0.1",
             MASTER_PORT=str(port),
             TORCHELASTIC_RUN_ID="forked",

@@ -46,6 +46,7 @@ from ltui.training.rank.coordination.step_consensus import (
     waiting_state,
 )
 from ltui.training.rank.coordination.stop_exception import RunStopped
+from ltui.training.rank.node_folders import NodeFolders
 from ltui.training.rank.resume.exact_state import ExactState
 from ltui.training.rank.resume.loop_counters import BoundaryKind, can_act_at, checkpoint_amendment
 from ltui.training.tensor_queue.control_block import ControlFile
@@ -92,6 +93,8 @@ class RankCoordinator:
         self._departed = False
         self.exact: ExactState | None = None
         """The exact state of the running Trainer."""
+        self.nodes: NodeFolders | None = None
+        """Where the nodes keep checkpoints, if the run has several."""
 
     def request_stop(self, signum: int) -> None:
         """Request a stop of all ranks. A signal handler may call it: it stores one byte."""
@@ -254,15 +257,17 @@ class RankCoordinator:
         """Save a checkpoint. Return its path, or None if saving failed on any rank."""
         self._channel.pulse.set(phase=Phase.CHECKPOINT)
         environment, exact = self._channel.environment, self.exact
+        manifest_fields = {"attempt": environment.attempt, "fit": fit}
+        if reason == "best":
+            manifest_fields |= self._best.take_manifest_fields()
         saved = save_checkpoint(
             trainer,
             environment.checkpoints_dir,
             reason,
-            attempt=environment.attempt,
-            fit=fit,
+            manifest_fields=manifest_fields,
             amend=checkpoint_amendment(trainer, boundary),
             rank_state=None if exact is None else lambda: exact.state(boundary),
-            manifest_fields=self._best.take_manifest_fields() if reason == "best" else None,
+            nodes=self.nodes,
         )
         self._saves += 1
         self._table.set_save_result(self._saves, ok=saved.error is None)

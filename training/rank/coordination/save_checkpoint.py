@@ -3,7 +3,8 @@
 ``checkpoint_files.py`` defines when a checkpoint is complete on disk. A file without a manifest, or
 with another size or checksum, is never resumed from. A sharded checkpoint is a directory; its
 manifest lists the checksum of every file. Each rank also writes a small file with its own state
-(``resume/exact_state.py``); the manifest lists these files too.
+(``resume/exact_state.py``); the manifest lists these files too. Parts of nodes that do not see rank
+0's folder are brought there before the manifest is written (``collect_parts.py``).
 
 Every rank calls ``save_checkpoint`` at the same place and takes part in the same collectives,
 whatever fails. Lightning's own ``save_checkpoint`` leaves the other ranks in a barrier if rank 0's
@@ -12,6 +13,7 @@ disk is full. Therefore its parts are called here one by one.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +24,7 @@ from typing import Any
 import torch
 
 from ltui.training.rank.checkpoint_files import (
+    ReceivedPart,
     checkpoint_name,
     partial_path,
     publish_checkpoint,
@@ -29,8 +32,10 @@ from ltui.training.rank.checkpoint_files import (
     remove,
     require_space,
 )
-from ltui.training.rank.lightning_internals import checkpoint_connector
+from ltui.training.rank.coordination.collect_parts import STAGED_CHECKPOINT, collect_parts
+from ltui.training.rank.lightning_internals import checkpoint_connector, saves_with_all_ranks
 from ltui.training.rank.lightning_version import lightning_version
+from ltui.training.rank.node_folders import NodeFolders, own_path_in_broadcasts
 from ltui.training.rank.resume.nested_tensors import tensor_bytes
 
 
@@ -49,23 +54,23 @@ def save_checkpoint(
     folder: Path,
     reason: str,
     *,
-    attempt: int,
-    fit: int,
+    manifest_fields: Mapping[str, Any],
     amend: Callable[[dict[str, Any]], None] | None = None,
     rank_state: Callable[[], dict[str, Any]] | None = None,
-    manifest_fields: Mapping[str, Any] | None = None,
+    nodes: NodeFolders | None = None,
 ) -> SaveResult:
     """Write one checkpoint. All ranks call it together. No error of a disk is raised.
 
-    ``amend`` may change the dumped dictionary before it is written. ``rank_state`` returns this
-    rank's own state. ``manifest_fields`` are added to the manifest.
+    ``manifest_fields`` are added to the manifest. ``amend`` may change the dumped dictionary before
+    it is written. ``rank_state`` returns this rank's own state. ``nodes`` says where the nodes keep
+    checkpoints, if there are several.
     """
     began = time.perf_counter()
     step, epoch = trainer.global_step, trainer.current_epoch
     path = folder / checkpoint_name(step, reason)
-    temporary = partial_path(path)
+    temporary, own_part = _own_places(nodes, path, trainer.global_rank)
+    state: dict[str, Any] | None = None
     error: str | None = None
-    own_part = partial_path(rank_file(path, trainer.global_rank))
     ranks = trainer.world_size if rank_state is not None else 0
     try:
         state = None if rank_state is None else rank_state()
@@ -76,13 +81,29 @@ def save_checkpoint(
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             remove(temporary)
             require_space(folder, tensor_bytes(checkpoint))
-        trainer.strategy.save_checkpoint(checkpoint, str(temporary))
-        if state is not None:
-            _write_state(own_part, state)
+    except Exception as failure:  # noqa: BLE001  (every rank must reach the barrier below)
+        error = f"{type(failure).__name__}: {failure}"
+    may_save = error is None
+    if saves_with_all_ranks(trainer.strategy):
+        # The strategy saves in collectives, so either all ranks call it or none.
+        may_save = trainer.strategy.reduce_boolean_decision(may_save)
+        if not may_save and nodes is None and trainer.is_global_zero:
+            error = error or "another rank could not save its part"
+    try:
+        if may_save:
+            with _own_path(trainer.strategy, temporary, nodes):
+                trainer.strategy.save_checkpoint(checkpoint, str(temporary))
+            if state is not None:
+                _write_state(own_part, state)
     except Exception as failure:  # noqa: BLE001  (every rank must reach the barrier below)
         error = f"{type(failure).__name__}: {failure}"
         remove(own_part)
     trainer.strategy.barrier("ltui checkpoint")
+    received: Mapping[Path, ReceivedPart] = {}
+    if nodes is not None:
+        collected = collect_parts(nodes, path, temporary, error)
+        error, received = collected.error, collected.received
+        manifest_fields = {**manifest_fields, "node_of_rank": nodes.node_of_rank}
     size: int | None = None
     if trainer.is_global_zero:
         try:
@@ -92,13 +113,12 @@ def save_checkpoint(
                     temporary,
                     path,
                     ranks,
+                    received,
                     global_step=step,
                     epoch=epoch,
                     reason=reason,
-                    attempt=attempt,
-                    fit=fit,
                     **versions,
-                    **(manifest_fields or {}),
+                    **manifest_fields,
                 )
         except OSError as failure:
             error = f"{type(failure).__name__}: {failure}"
@@ -107,6 +127,23 @@ def save_checkpoint(
                 remove(part)
     seconds = time.perf_counter() - began
     return SaveResult(path=path, size_bytes=size, seconds=seconds, error=error)
+
+
+def _own_places(nodes: NodeFolders | None, checkpoint: Path, rank: int) -> tuple[Path, Path]:
+    """Return where this rank's strategy writes, and where the rank writes its own state."""
+    own = rank_file(checkpoint, rank)
+    if nodes is not None and nodes.is_detached:
+        staging = nodes.staging(checkpoint)
+        return staging / STAGED_CHECKPOINT, staging / own.name
+    return partial_path(checkpoint), partial_path(own)
+
+
+def _own_path(
+    strategy: Any, path: Path, nodes: NodeFolders | None
+) -> contextlib.AbstractContextManager[None]:
+    if nodes is None:
+        return contextlib.nullcontext()
+    return own_path_in_broadcasts(strategy, path)
 
 
 def _write_state(part: Path, state: dict[str, Any]) -> None:

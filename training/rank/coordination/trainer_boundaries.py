@@ -21,6 +21,7 @@ from ltui.training.rank.coordination.stop_signals import (
     replace_lightning_handlers,
 )
 from ltui.training.rank.lightning_internals import logger_connector
+from ltui.training.rank.node_folders import NodeFolders
 from ltui.training.rank.resume.loop_counters import BoundaryKind, check_loops
 
 if TYPE_CHECKING:
@@ -59,16 +60,22 @@ class TrainerBoundaries:
         self._end_saved = False
         self._signals: StopSignals | None = None
 
-    def begin(self, trainer: Any, channel: Channel, stage: str) -> None:
-        """Join the coordination of the ranks for the ``fit`` (or other ``stage``) that begins."""
+    def begin(
+        self, trainer: Any, channel: Channel, stage: str, nodes: NodeFolders | None = None
+    ) -> None:
+        """Join the coordination of the ranks for the ``fit`` (or other ``stage``) that begins.
+
+        ``nodes`` says where the nodes keep checkpoints, if there are several.
+        """
         self._fit, self._within_fit = channel.fit_count, stage == "fit"
         self._validation_batches, self._end_saved = 0, False
-        if trainer.num_nodes > 1:  # ranks agree in shared memory
+        if not _can_agree(trainer, channel):
             return
         if channel.coordinator is None:
             channel.coordinator = RankCoordinator(channel, trainer.global_rank, trainer.world_size)
         check_loops(trainer)
         self.coordinator = channel.coordinator
+        self.coordinator.nodes = nodes
 
     def use_exact_state(self, exact: ExactState | None) -> None:
         """Have checkpoints contain ``exact``."""
@@ -94,7 +101,7 @@ class TrainerBoundaries:
 
         Without a coordinator, a signal ends this process as it ends any other.
         """
-        if trainer.num_nodes > 1:
+        if not _can_agree(trainer, channel):
             disable_lightning_handlers(trainer)
             if trainer.local_rank == 0:
                 channel.event("note", _NO_COORDINATION)
@@ -208,3 +215,8 @@ class TrainerBoundaries:
             self.coordinator.leave()
         elif self.coordinator is not None:
             self.coordinator.fit_ended(self._fit)
+
+
+def _can_agree(trainer: Any, channel: Channel) -> bool:
+    """Return True if the ranks share a barrier table, or ltui mirrors it between their nodes."""
+    return trainer.num_nodes == 1 or channel.environment.nodes > 1

@@ -13,26 +13,18 @@ from __future__ import annotations
 import inspect
 import pickle
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from ltui.training.rank.checkpoint_files import read_manifest
 from ltui.training.rank.lightning_internals import checkpoint_connector, loaded_checkpoint
+from ltui.training.rank.node_folders import own_path_in_broadcasts
 from ltui.training.rank.resume.exact_state import ExactState
+from ltui.training.rank.resume.receive_checkpoint import ReceivedCheckpoint
 
 Report = Callable[..., None]
 """Sends an event: ``report(kind, text, **fields)``."""
-
-
-def fit_number(checkpoint: Path) -> int:
-    """Return the number of the script's ``fit`` that saved the checkpoint, from its manifest.
-
-    The default is 1.
-    """
-    try:
-        return int(_manifest(checkpoint).get("fit", 1))
-    except (ValueError, TypeError):
-        return 1
 
 
 def _manifest(checkpoint: Path) -> dict[str, Any]:
@@ -44,12 +36,14 @@ def resume_from(
     checkpoint: Path,
     report: Report,
     *,
-    trusted: bool,
+    own_folder: Path,
     exact: ExactState | None = None,
+    received: ReceivedCheckpoint | None = None,
 ) -> None:
     """Make the ``fit`` that begins restore ``checkpoint``, and report it as an event.
 
-    ``trusted`` allows unpickling any object. ``exact`` loads this rank's own state too.
+    Any object in a checkpoint in ``own_folder`` may be unpickled. ``exact`` loads this rank's own
+    state too. ``received`` gives each node the files if the run has several nodes.
     """
     connector = checkpoint_connector(trainer)
     start = connector.resume_start
@@ -61,13 +55,18 @@ def resume_from(
             report("note", text)
             start(checkpoint_path, *args, **kwargs)
             return
-        _load(start, checkpoint, report, trusted=trusted)
-        state = loaded_checkpoint(connector) or _manifest(checkpoint)
+        path = checkpoint if received is None else received.receive()
+        trusted = own_folder.resolve() in path.resolve().parents
+        with nullcontext() if received is None else own_path_in_broadcasts(trainer.strategy, path):
+            _load(start, path, report, trusted=trusted)
+        state = loaded_checkpoint(connector) or _manifest(path)
         step, epoch = state.get("global_step", 0), state.get("epoch", 0)
         text = f"Resumed at step {step} from {checkpoint.name}."
         report("resumed", text, path=str(checkpoint), global_step=step, step=step, epoch=epoch)
         if exact is not None:
-            exact.load(checkpoint)
+            exact.load(path)
+        if received is not None:
+            received.release()
 
     connector.resume_start = resume_start
 

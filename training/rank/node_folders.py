@@ -1,0 +1,188 @@
+"""Where the ranks of each node keep checkpoints, if a run has several nodes.
+
+The run's checkpoints are in the folder of rank 0. Another node may see the same folder, on a shared
+file system. Otherwise it is *detached*: its ranks write into a folder of that node, and files
+travel between that folder and rank 0's (``file_transfer.py``).
+
+The ranks find out by a file with a random name that rank 0 creates: who sees it, sees rank 0's
+folder. A node that sees the file too late is taken for detached. This costs time and harms nothing,
+because a detached node uses names of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from ltui.training.rank.checkpoint_files import fit_number, remove
+from ltui.training.rank.environment import RankEnvironment
+from ltui.training.rank.file_transfer import broadcast, gather
+
+_LEFTOVER = re.compile(r"\.step-.+\.node-\d{5}\.part|received-\d{5}")
+"""Names in a detached node's folder that an earlier attempt may have left."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResumeSource:
+    """The checkpoint to resume from, as rank 0 sees it."""
+
+    path: Path
+    fit: int
+    """The number of the script's ``fit`` that saved it."""
+    in_folder: bool
+    """True if it is in rank 0's checkpoint folder."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeFolders:
+    """The nodes of all ranks, seen from one rank."""
+
+    rank: int
+    node_of_rank: tuple[int, ...]
+    folder: Path
+    """The checkpoint folder in the run directory of this rank's node."""
+    detached: Mapping[int, int]
+    """Each detached node, and the rank that reads and writes files for it."""
+    writers: Mapping[int, int]
+    """Each node but that of rank 0, and the rank that writes files for it."""
+    resume: ResumeSource | None
+    root_device: Any
+
+    @property
+    def node(self) -> int:
+        """The number of this rank's node."""
+        return self.node_of_rank[self.rank]
+
+    @property
+    def is_detached(self) -> bool:
+        """True if this rank's node does not see rank 0's folder."""
+        return self.node in self.detached
+
+    def staging(self, checkpoint: Path) -> Path:
+        """Return the folder in which a detached node collects its parts of ``checkpoint``."""
+        return checkpoint.with_name(f".{checkpoint.name}.node-{self.node:05d}.part")
+
+    @property
+    def received(self) -> Path:
+        """The folder in which this node receives a checkpoint that it does not see."""
+        return self.folder / f"received-{self.node:05d}"
+
+    def describe_detached(self) -> str:
+        """Return a sentence about the nodes that do not see rank 0's folder."""
+        numbers = ", ".join(map(str, sorted(self.detached)))
+        nodes = f"Node {numbers} does" if len(self.detached) == 1 else f"Nodes {numbers} do"
+        return (
+            f"{nodes} not see the checkpoint folder of rank 0, {self.folder}, so the parts of a "
+            "checkpoint travel through the process group: to rank 0 when it is saved, and back "
+            "when the run resumes."
+        )
+
+    def describe_rank(self, rank: int) -> str:
+        """Return ``rank 3 on node 1``."""
+        return f"rank {rank} on node {self.node_of_rank[rank]}"
+
+
+_found: tuple[object, NodeFolders] | None = None
+
+
+def node_folders(trainer: Any, environment: RankEnvironment) -> NodeFolders | None:
+    """Return the folders of the nodes; None if all ranks run on one machine.
+
+    All ranks call this together. Only the first call of an attempt asks the other ranks.
+    """
+    global _found
+    if environment.nodes < 2 or trainer.num_nodes < 2:
+        return None
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    key = (os.getpid(), environment, trainer.world_size)
+    if _found is None or _found[0] != key:
+        _found = key, find_node_folders(trainer, environment)
+    return _found[1]
+
+
+def find_node_folders(trainer: Any, environment: RankEnvironment) -> NodeFolders:
+    """Ask all ranks for their folders. An error of a disk does not raise."""
+    folder, rank = environment.checkpoints_dir, trainer.global_rank
+    token = f".seen-by-ranks-{secrets.token_hex(16)}"
+    resume = None
+    if rank == 0:
+        resume = _resume_source(environment)
+        with contextlib.suppress(OSError):  # then every other node is taken for detached
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (folder / token).touch(mode=0o600)
+    token, resume = broadcast((token, resume))
+    sees_token = token in _names(folder)
+    if not sees_token and trainer.local_rank == 0 and rank != 0:
+        _remove_leftovers(folder)
+    facts = gather((trainer.node_rank, sees_token))
+    if rank == 0:
+        remove(folder / token)
+    head = facts[0][0]
+    writers: dict[int, int] = {}
+    for other, (node, _) in enumerate(facts):
+        if node != head:
+            writers.setdefault(node, other)
+    blind = {node for node, sees in facts if not sees}
+    return NodeFolders(
+        rank=rank,
+        node_of_rank=tuple(node for node, _ in facts),
+        folder=folder,
+        detached={node: writer for node, writer in writers.items() if node in blind},
+        writers=writers,
+        resume=resume,
+        root_device=trainer.strategy.root_device,
+    )
+
+
+def _resume_source(environment: RankEnvironment) -> ResumeSource | None:
+    path = environment.resume_from
+    if path is None:
+        return None
+    return ResumeSource(
+        path=path,
+        fit=fit_number(path),
+        in_folder=path.resolve().parent == environment.checkpoints_dir.resolve(),
+    )
+
+
+def _names(folder: Path) -> set[str]:
+    # Listing asks a network file system again. Testing a single name may use an old answer.
+    try:
+        return {path.name for path in folder.iterdir()}
+    except OSError:
+        return set()
+
+
+def _remove_leftovers(folder: Path) -> None:
+    for name in _names(folder):
+        if _LEFTOVER.fullmatch(name):
+            remove(folder / name)
+
+
+@contextlib.contextmanager
+def own_path_in_broadcasts(strategy: Any, path: Path) -> Iterator[None]:
+    """Let the strategy use this rank's ``path`` where it would use that of rank 0.
+
+    Strategies that shard a model broadcast rank 0's path before they write or read their parts. On
+    another node the checkpoint may have another path.
+    """
+    original = strategy.broadcast
+
+    def broadcast_other_objects(obj: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(obj, *args, **kwargs)
+        return obj if isinstance(obj, (str, Path)) and str(obj) == str(path) else result
+
+    strategy.broadcast = broadcast_other_objects
+    try:
+        yield
+    finally:
+        vars(strategy).pop("broadcast", None)
