@@ -17,13 +17,14 @@ from dataclasses import dataclass, replace
 from ltui.training.config.verdict_severity import BLOCKING_LEVELS, VerdictLevel, severity
 from ltui.training.diagnosis.judge_input import (
     BEFORE_TRAINING,
+    LIVE_STATES,
     HealthHistory,
     JudgeInput,
     PreparedInput,
     prepare,
     verdict_key,
 )
-from ltui.training.diagnosis.rules import data_slowdown, early_warnings, straggler
+from ltui.training.diagnosis.rules import data_slowdown, early_warnings, slow_node, straggler
 from ltui.training.diagnosis.rules.clock_jumps import clock_jump_warnings, clock_skews_s
 from ltui.training.diagnosis.rules.deaths import death_verdicts
 from ltui.training.diagnosis.rules.stopped_processes import (
@@ -47,6 +48,7 @@ _STRAGGLER_PATIENCE_S = 6.0
 _EVIDENCE_LIFETIME_S = 60.0
 """Age in seconds up to which call sites in evidence are compared."""
 
+_TRAINING_STATES = LIVE_STATES | {RankState.WAITING, RankState.STALLED}
 _EXPLAINED_BY_DEATH = frozenset(
     {
         VerdictKind.TRANSPORT,
@@ -101,6 +103,7 @@ def judge(inputs: JudgeInput) -> Judgement:
     verdicts += drift
     verdicts.sort(key=lambda v: severity(v.level))
     history = prepared.history
+    verdicts = [_with_machine(prepared, v) for v in verdicts]
     current = tuple(_with_beginning(v, history, inputs.now_s) for v in verdicts)
     active = {verdict_key(v): v for v in current}
     return Judgement(
@@ -161,7 +164,7 @@ def _final_states(
 def _slowness(
     inputs: PreparedInput, verdicts: Sequence[Verdict]
 ) -> tuple[list[Verdict], int | None, frozenset[int]]:
-    """Return the verdict on a straggler or on slow data, once it lasts.
+    """Return the verdict on a slow machine, a straggler or slow data, once it lasts.
 
     Return also since when a rank straggles, and the ranks of which evidence is to be collected.
     """
@@ -171,7 +174,12 @@ def _slowness(
     since_ns = inputs.history.straggling_since_ns or inputs.now_ns
     if VerdictKind.STRAGGLER in kinds:
         return [], since_ns, frozenset()
-    current = straggler.find_straggler(inputs)
+    spans = straggler.recent_spans(inputs)
+    slow_machine = slow_node.slow_node_verdict(inputs, spans)
+    if slow_machine is not None:
+        lasts = inputs.now_ns - since_ns > _STRAGGLING_S * 1e9
+        return [slow_machine] if lasts else [], since_ns, frozenset()
+    current = straggler.find_straggler(inputs, spans)
     if current is None:
         reported = inputs.history.active_of(VerdictKind.STRAGGLER)
         if reported is not None and straggler.still_straggles(inputs, reported.culprits[0]):
@@ -244,6 +252,21 @@ def _drift(
     lasts = inputs.now_ns - since_ns > early_warnings.DRIFT_S * 1e9
     warnings = [early_warnings.drift_warning(inputs, drifting)] if lasts and not explained else []
     return warnings, (since_ns, inputs.now_ns)
+
+
+def _with_machine(inputs: PreparedInput, verdict: Verdict) -> Verdict:
+    """Add the machine to a verdict on several ranks if they are all that trains there."""
+    nodes = {inputs.node_of.get(r) for r in verdict.culprits}
+    progress = (VerdictLevel.STALLED, VerdictLevel.SLOW)
+    if not inputs.machines or len(nodes) != 1 or verdict.nodes or verdict.level not in progress:
+        return verdict
+    (node,) = nodes
+    culprits = {*verdict.culprits}
+    training = {r for r, s in inputs.states.items() if s in _TRAINING_STATES}
+    there = {r for r in training if inputs.node_of.get(r) == node}
+    if node is None or len(culprits) < 2 or there - culprits or training <= culprits:
+        return verdict
+    return replace(verdict, nodes=(node,))
 
 
 def _with_beginning(verdict: Verdict, history: HealthHistory, now_s: float | None) -> Verdict:

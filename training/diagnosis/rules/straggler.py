@@ -7,10 +7,10 @@ the rank with the longest backward pass, because that contains the time the othe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_high
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis.evidence import Frame, RankEvidence
@@ -40,9 +40,9 @@ exceeds the median of the others."""
 _CROWDED_STEPS, _CROWDED_SHARE = 2, 0.35
 """Minimum steps in a window, and minimum fraction of a step, for a crowded rank."""
 _CROWDED_WINDOWS_NS = (3_000_000_000, 10_000_000_000)
-_MINIMUM_LOSS_S = 0.02
+MINIMUM_LOSS_S = 0.02
 """Seconds lost in each step below which a straggler is not reported."""
-_PARTS = ("fetch data", "forward", "optimizer")
+PARTS = ("fetch data", "forward", "optimizer")
 """Names of the parts of a step that are a rank's own work, in the order of ``OwnWork``."""
 
 
@@ -74,18 +74,70 @@ class Straggler:
     middle_s: float
     """Seconds of own work of the median of the other ranks."""
 
+    @property
+    def subject(self) -> int:
+        return self.rank
 
-def find_straggler(inputs: PreparedInput) -> Straggler | None:
+
+class Slow(Protocol):
+    """What is slower than the rest: a rank, or all ranks of a machine."""
+
+    @property
+    def subject(self) -> int: ...
+
+    @property
+    def share(self) -> float: ...
+
+
+S = TypeVar("S", bound=Slow)
+WorkByRank = Mapping[int, "OwnWork | None"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Span:
+    """A number of recent steps, and parts of them in which the same must be slow."""
+
+    overall: WorkByRank
+    minimum_share: float
+    parts: Callable[[], Iterable[WorkByRank]]
+    part_minimum_share: float
+
+    def find(self, compare: Callable[[WorkByRank], S | None], factor: float = 1.0) -> S | None:
+        """Return what ``compare`` finds in all steps together and in each part alike.
+
+        ``factor`` scales the minimum shares.
+        """
+        overall = compare(self.overall)
+        if overall is None or overall.share < factor * self.minimum_share:
+            return None
+        for work in self.parts():
+            part = compare(work)
+            if part is None or part.subject != overall.subject:
+                return None
+            if part.share < factor * self.part_minimum_share:
+                return None
+        return overall
+
+
+def recent_spans(inputs: PreparedInput) -> list[Span]:
+    """Return the spans of recent steps in which to look for what is slow."""
+    spans = [_window(inputs, window_ns, share) for window_ns, share in _WINDOWS]
+    spans.append(_last_steps(inputs, _LONG_STEPS, _LONG_STEPS_SHARE))
+    return [span for span in spans if span is not None]
+
+
+def find_straggler(inputs: PreparedInput, spans: Sequence[Span]) -> Straggler | None:
     """Return the straggler; None if no rank holds up the others or too little is known."""
-    for window_ns, minimum_share in _WINDOWS:
-        if (straggler := _in_window(inputs, window_ns, minimum_share)) is not None:
+    for span in spans:
+        if (straggler := span.find(_compare)) is not None:
             return straggler
-    return _in_last_steps(inputs, _LONG_STEPS, _LONG_STEPS_SHARE) or _crowded_straggler(inputs)
+    return _crowded_straggler(inputs)
 
 
 def still_straggles(inputs: PreparedInput, rank: int) -> bool:
     """Return True if a known straggler also prolonged the last step, or is still crowded out."""
-    last_step = _in_last_steps(inputs, 1, _EACH_STEP_SHARE)
+    span = _last_steps(inputs, 1, _EACH_STEP_SHARE)
+    last_step = span.find(_compare) if span is not None else None
     prolonged = last_step is not None and last_step.rank == rank
     return prolonged or _crowded_rank(inputs) == rank
 
@@ -127,8 +179,8 @@ def _crowded_rank(inputs: PreparedInput) -> int | None:
     return rank if crowded else None
 
 
-def _in_last_steps(inputs: PreparedInput, count: int, minimum_share: float) -> Straggler | None:
-    """Return the straggler of the last ``count`` steps together and of each of them.
+def _last_steps(inputs: PreparedInput, count: int, minimum_share: float) -> Span | None:
+    """Return the last ``count`` steps together and each of them; None if too few are known.
 
     This needs steps that are long enough for totals to be kept of each.
     """
@@ -146,49 +198,44 @@ def _in_last_steps(inputs: PreparedInput, count: int, minimum_share: float) -> S
     complete = all(b in by_batch for by_batch in marks.values() for b in batches)
     if len(batches) <= count or not complete:
         return None
-    overall = _straggler_between(marks, batches[0], end)
-    if overall is None or overall.share < minimum_share:
-        return None
-    for batch in batches[1:]:
-        step = _straggler_between(marks, batch - 1, batch)
-        if step is None or step.rank != overall.rank or step.share < _EACH_STEP_SHARE:
-            return None
-    return overall
+    return Span(
+        overall=_between(marks, batches[0], end),
+        minimum_share=minimum_share,
+        parts=lambda: (_between(marks, batch - 1, batch) for batch in batches[1:]),
+        part_minimum_share=_EACH_STEP_SHARE,
+    )
 
 
-def _straggler_between(
-    marks: Mapping[int, Mapping[int, RunningTotals]], begin: int, end: int
-) -> Straggler | None:
-    """Return the straggler of the steps between two batches."""
-    return _compare({r: _own_work(of_rank[begin], of_rank[end]) for r, of_rank in marks.items()})
+def _between(marks: Mapping[int, Mapping[int, RunningTotals]], begin: int, end: int) -> WorkByRank:
+    """Return the work of the steps between two batches."""
+    return {r: _own_work(of_rank[begin], of_rank[end]) for r, of_rank in marks.items()}
 
 
-def _in_window(inputs: PreparedInput, window_ns: int, minimum_share: float) -> Straggler | None:
-    """Return the straggler of the last ``window_ns`` and of each half, or None.
+def _window(inputs: PreparedInput, window_ns: int, minimum_share: float) -> Span | None:
+    """Return the last ``window_ns`` and each half of them; None if too few steps are known.
 
     Both halves must agree, so that a single slow step makes no straggler.
     """
-    spans = {
-        r: span
-        for r in inputs.alive
-        if (span := _span(inputs.fold.ranks.get(r), window_ns)) is not None
-    }
-    if len(spans) < 2 or len(spans) < len(inputs.alive):
-        return None
-    overall = _compare({r: _own_work(begin, end) for r, (begin, _, end) in spans.items()})
-    if overall is None or overall.share < minimum_share:
-        return None
-    halves = (
-        _compare({r: _own_work(begin, middle) for r, (begin, middle, _) in spans.items()}),
-        _compare({r: _own_work(middle, end) for r, (_, middle, end) in spans.items()}),
-    )
-    for half in halves:
-        if half is None or half.rank != overall.rank or half.share < minimum_share:
+    marks: dict[int, tuple[RunningTotals, RunningTotals, RunningTotals]] = {}
+    for rank in inputs.alive:
+        of_rank = _span(inputs.fold.ranks.get(rank), window_ns)
+        if of_rank is None:
             return None
-    return overall
+        marks[rank] = of_rank
+    if len(marks) < 2:
+        return None
+    return Span(
+        overall={r: _own_work(begin, end) for r, (begin, _, end) in marks.items()},
+        minimum_share=minimum_share,
+        parts=lambda: (
+            {r: _own_work(of_rank[i], of_rank[i + 1]) for r, of_rank in marks.items()}
+            for i in range(2)
+        ),
+        part_minimum_share=minimum_share,
+    )
 
 
-def _compare(work_by_rank: Mapping[int, OwnWork | None]) -> Straggler | None:
+def _compare(work_by_rank: WorkByRank) -> Straggler | None:
     """Return the rank that works most, compared with the median of the others."""
     work = {r: w for r, w in work_by_rank.items() if w is not None}
     if len(work) < len(work_by_rank):
@@ -197,7 +244,7 @@ def _compare(work_by_rank: Mapping[int, OwnWork | None]) -> Straggler | None:
     slowest = max(own_s, key=lambda r: own_s[r])
     median_s = median_high(s for r, s in own_s.items() if r != slowest)
     step_s = max(w.step_s for w in work.values())
-    if step_s <= 0 or own_s[slowest] - median_s < _MINIMUM_LOSS_S:
+    if step_s <= 0 or own_s[slowest] - median_s < MINIMUM_LOSS_S:
         return None
     others_parts_s = zip(*(w.parts_s for r, w in work.items() if r != slowest), strict=True)
     excess_s = [
@@ -208,7 +255,7 @@ def _compare(work_by_rank: Mapping[int, OwnWork | None]) -> Straggler | None:
         rank=slowest,
         share=(own_s[slowest] - median_s) / step_s,
         step_s=step_s,
-        part=_PARTS[excess_s.index(max(excess_s))],
+        part=PARTS[excess_s.index(max(excess_s))],
         own_s=own_s[slowest],
         middle_s=median_s,
     )
@@ -258,7 +305,7 @@ def straggler_verdict(
 ) -> Verdict:
     """Return the verdict; ``rank_evidence`` was collected while the rank straggled."""
     rank, part = straggler.rank, straggler.part
-    reason, remedy = _REASONS[part]
+    reason, remedy = REASONS[part]
     process = rank_evidence.process if rank_evidence is not None else None
     if process is not None and process.starved:
         reason = "other processes use its processor core" + activity_text(process)
@@ -307,7 +354,7 @@ _SLOW_COMPUTATION = (
     "its computation is slow",
     "Check its device: clocks, temperature, other processes on it.",
 )
-_REASONS = {
+REASONS = {
     "fetch data": ("its data is slow", "Check its storage, or give it more DataLoader workers."),
     "forward": _SLOW_COMPUTATION,
     "optimizer": _SLOW_COMPUTATION,
