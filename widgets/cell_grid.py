@@ -57,10 +57,10 @@ class CellGrid:
 
 
 def grid_lines(grid: CellGrid, most_lines: int, width: int) -> list[Cells]:
-    """Return the legend, and below it at most ``most_lines`` lines of cells.
+    """Return the legend and the cells, together in at most ``most_lines`` lines.
 
-    Machines are separated by a blank if all cells fit so. If there are too many cells, several
-    neighbours of one machine share a cell.
+    There is always a line of cells. Machines are separated by a blank if all cells fit so. If there
+    are too many cells, several neighbours of one machine share a cell.
     """
     if not any(group.marks for group in grid.groups) or most_lines < 1:
         return []
@@ -69,17 +69,18 @@ def grid_lines(grid: CellGrid, most_lines: int, width: int) -> list[Cells]:
     all_groups, merged = [group for group in grid.groups if group.marks], 1
     while True:
         groups = [_merge(group, merged) for group in all_groups]
-        lines = _separated(groups, room)
-        if lines is None or len(lines) > most_lines:
-            lines = _dense(groups, room)
-        if len(lines) <= most_lines:
+        legend = legend_lines(grid, merged, width)[: most_lines - 1]
+        free = most_lines - len(legend)
+        layouts = (_separated(groups, room), _aligned(groups, room), _dense(groups, room))
+        lines = next((lines for lines in layouts if lines is not None and len(lines) <= free), None)
+        if lines is not None:
             break
         if len(all_groups) > 1 and all(len(group.marks) == 1 for group in groups):
             # There are more machines than cells, so machines share cells too.
             all_groups, merged = [_join(all_groups)], 1
         else:
             merged *= 2
-    drawn = legend_lines(grid, merged, width)
+    drawn = legend
     for line in lines:
         label = next(label for label, mark in line if mark is not None)
         cells = [Cell(text=f"{label:>{label_width - 1}} ", tone=Tone.DIM)]
@@ -161,12 +162,16 @@ def _separated(groups: Sequence[GridGroup], room: int) -> list[_Line] | None:
     return lines
 
 
-def _dense(groups: Sequence[GridGroup], room: int) -> list[_Line]:
-    """Return all cells one after the other. A line begins with a machine if all have one size."""
+def _aligned(groups: Sequence[GridGroup], room: int) -> list[_Line] | None:
+    """Return whole machines in lines without blanks; None unless all have one size."""
+    sizes = {len(group.marks) for group in groups}
+    size = max(sizes)
+    return None if len(sizes) > 1 or size > room else _dense(groups, room - room % size)
+
+
+def _dense(groups: Sequence[GridGroup], per_line: int) -> list[_Line]:
+    """Return all cells one after the other."""
     cells: _Line = [
         pair for group in groups for pair in zip(group.labels, group.marks, strict=True)
     ]
-    sizes = {len(group.marks) for group in groups}
-    size = sizes.pop() if len(sizes) == 1 else 1
-    per_line = room - room % size if size <= room else room
     return [cells[start : start + per_line] for start in range(0, len(cells), per_line)]

@@ -1,5 +1,4 @@
-"""``ltui``, ``ltui attach`` and ``ltui demo``: open the dashboard, or its panels with simulated
-GPUs."""
+"""``ltui``, ``ltui attach`` and ``ltui demo``: open the dashboard, or a demo of its screens."""
 
 from __future__ import annotations
 
@@ -11,6 +10,11 @@ from ltui.training.store.run_directory import find_run, ltui_home
 
 if TYPE_CHECKING:
     from argparse import Namespace
+
+    from ltui.app.textual_app import LtuiApp
+
+MAX_SIMULATED_RANKS = 4096
+"""Maximum number of ranks of ``ltui demo nodes``."""
 
 
 def open_dashboard(options: Namespace) -> int:
@@ -37,16 +41,41 @@ def show_dashboard(name: str | None = None, *, readonly: bool = False) -> int:
     return run_dashboard(home, run=run, readonly=readonly)
 
 
-def show_demo(options: Namespace) -> int:  # noqa: ARG001 - `gpus` is the only demo
-    """Run ``ltui demo gpus``."""
+def show_demo(options: Namespace) -> int:
+    """Run ``ltui demo gpus`` and ``ltui demo nodes``."""
     if not _has_terminal():
-        raise ProblemError.of(where="ltui demo gpus", what="the demo needs a terminal.")
+        raise ProblemError.of(where=f"ltui demo {options.what}", what="the demo needs a terminal.")
+    app = _machines_demo(options) if options.what == "nodes" else _gpu_demo(options)
+    app.run()
+    return app.return_code or 0
+
+
+def _gpu_demo(options: Namespace) -> LtuiApp:
     # Local: a refused demo does not need Textual.
     from ltui.app.demo.gpu_demo import DemoApp
 
-    app = DemoApp()
-    app.run()
-    return app.return_code or 0
+    if options.nodes is not None or options.gpus_per_node is not None:
+        raise ProblemError.of(
+            where="ltui demo gpus",
+            what="--nodes and --gpus-per-node are for `ltui demo nodes`.",
+        )
+    return DemoApp()
+
+
+def _machines_demo(options: Namespace) -> LtuiApp:
+    # Local: as above.
+    from ltui.app.demo.machines_demo import MachinesDemoApp
+    from ltui.app.demo.scripted_machines import Cluster
+
+    chosen = {"nodes": options.nodes, "gpus_per_node": options.gpus_per_node}
+    cluster = Cluster(**{name: value for name, value in chosen.items() if value is not None})
+    if cluster.world_size > MAX_SIMULATED_RANKS:
+        raise ProblemError.of(
+            where="ltui demo nodes",
+            what=f"{cluster.world_size} ranks are more than {MAX_SIMULATED_RANKS}.",
+            remedy="Give fewer machines (--nodes) or GPUs on each (--gpus-per-node).",
+        )
+    return MachinesDemoApp(cluster)
 
 
 def _has_terminal() -> bool:

@@ -517,10 +517,28 @@ def _add_setup_commands(add: AddCommand) -> None:
         )
     )
     demo = add(
-        "demo", "dashboard:show_demo", "show the GPU panels with simulated GPUs", _DEMO_EPILOG
+        "demo",
+        "dashboard:show_demo",
+        "show the dashboard with simulated GPUs or machines",
+        _DEMO_EPILOG,
     )
     demo.add_argument(
-        "what", choices=("gpus",), metavar="gpus", help="the GPU panels (the only demo)"
+        "what",
+        choices=("gpus", "nodes"),
+        metavar="gpus|nodes",
+        help="the GPU panels, or the screen of a run on several machines",
+    )
+    demo.add_argument(
+        "--nodes",
+        type=positive_number,
+        metavar="N",
+        help="simulated machines of `ltui demo nodes` (default: 4)",
+    )
+    demo.add_argument(
+        "--gpus-per-node",
+        type=positive_number,
+        metavar="G",
+        help="GPUs, and so ranks, on each of them (default: 8)",
     )
     completion = add(
         "completion",
@@ -707,11 +725,17 @@ the terminal and the disk, and prints the command that installs what is missing.
 """
 
 _DEMO_EPILOG = """\
-Shows the GPU panels on a machine without a GPU. Eight simulated GPUs overheat,
-wait in a collective, run out of memory and report errors.
+`gpus` shows the GPU panels on a machine without a GPU. Eight simulated GPUs
+overheat, wait in a collective, run out of memory and report errors.
 
-example:
+`nodes` shows the screen of a run on several machines without any. A rank of one
+machine stalls, a GPU of another one overheats, and the link to the last one is
+cut. The script takes three minutes and repeats.
+
+examples:
   ltui demo gpus
+  ltui demo nodes
+  ltui demo nodes --nodes 128
 """
 
 _COMPLETION_EPILOG = """\

@@ -1,1 +1,1 @@
-"""``ltui demo gpus``: the GPU panels with simulated GPUs."""
+"""``ltui demo``: the GPU panels with simulated GPUs, the run screen with simulated machines."""

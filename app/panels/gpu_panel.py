@@ -32,8 +32,8 @@ MAX_HEAT_LINES = 4
 """Maximum lines of heat strips if other panels are visible."""
 MANY_GPUS = 16
 """With more GPUs than this, the heat strips get up to half of the panel's height."""
-LEGEND_LINES = 2
-"""Lines that are reserved for the legend of the grid."""
+MAX_GRID_LINES = 5
+"""Maximum lines of a grid of GPUs with its legend if other panels are visible."""
 MAX_FINDINGS = 3
 """Maximum lines of findings if other panels are visible."""
 MAX_LINES = 17
@@ -133,9 +133,9 @@ class GpuOverview(Vertical):
             available = self.size.height - (len(rows) + 1) - self._max_findings(alone=True) - 1
             # The table of a hundred GPUs is scrolled, but the strips show all of them.
             available = max(available, self.size.height // 2 if len(rows) > MANY_GPUS else 0)
-        if alone and has_grid:
+        if has_grid:
             below = MAX_TABLE_LINES_BELOW_GRID + self._max_findings(alone=True)
-            available = self.size.height - LEGEND_LINES - below
+            available = self.size.height - below if alone else MAX_GRID_LINES
         heat.display = len(rows) >= HEAT_STRIP_MIN_GPUS and available > 0
         if not heat.display:
             return 0

@@ -33,11 +33,9 @@ MAX_LINES = 9
 """Maximum lines of the table if other panels are visible; the user scrolls to the other rows."""
 MAX_LINES_BELOW_GRID = 6
 """The same for a table below a grid of cells."""
-MAX_GRID_LINES = 8
-"""Maximum lines of cells if other panels are visible."""
-LEGEND_LINES = 2
-"""Lines that are reserved for the legend of the grid."""
-MIN_TABLE_LINES = 4
+MAX_GRID_LINES = 9
+"""Maximum lines of the grid with its legend if other panels are visible."""
+MIN_TABLE_LINES = 3
 """Lines of the table that a grid leaves free if no other panel is visible."""
 
 
@@ -46,7 +44,7 @@ def lines_for(run: RunSnapshot, ranks: int) -> int:
     if not run.nodes:
         return min(ranks + 1, MAX_LINES)
     if ranks >= MIN_RANKS:
-        return MAX_GRID_LINES + LEGEND_LINES + MAX_LINES_BELOW_GRID
+        return MAX_GRID_LINES + MAX_LINES_BELOW_GRID
     return MAX_LINES
 
 
@@ -145,7 +143,7 @@ class RanksPanel(FilterPanel):
         widget = self.query_one("#rank-grid", LiveLines)
         available = MAX_GRID_LINES
         if self._alone:
-            available = self.size.height - LEGEND_LINES - MIN_TABLE_LINES - self.is_filtering
+            available = self.size.height - MIN_TABLE_LINES - self.is_filtering
         widget.display = has_grid(frame) and available > 0
         if not widget.display:
             return 0

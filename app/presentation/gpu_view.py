@@ -24,6 +24,8 @@ HOT_MARGIN_C = 3.0
 """Degrees Celsius below the slowdown temperature from which a GPU counts as hot."""
 HEAT_STRIP_MIN_GPUS = 8
 """Number of GPUs from which they are also shown as a heat strip."""
+MANY_GPUS = 16
+"""Number of GPUs on several machines above which those with a problem are listed first."""
 OWNERS = {
     "rank": "rank",
     "run": "this run",
@@ -68,6 +70,7 @@ def gpu_rows(frame: Frame) -> tuple[GpuRow, ...]:
     tones = tone_by_gpu(frame)
     gpus = frame.snapshot.gpus
     names = machine_names(frame.snapshot)
+    many = bool(names) and len(gpus) > MANY_GPUS
     with_slices = {(g.node, g.mig_parent) for g in gpus if g.mig_parent is not None}
     return tuple(
         _gpu_row(
@@ -78,8 +81,13 @@ def gpu_rows(frame: Frame) -> tuple[GpuRow, ...]:
             tones.get(gpu.number, Tone.PLAIN),
             sliced=(gpu.node, gpu.index) in with_slices,
         )
-        for gpu in sorted(gpus, key=_sort_key)
+        for gpu in sorted(gpus, key=lambda gpu: (_place(gpu, tones, many=many), _sort_key(gpu)))
     )
+
+
+def _place(gpu: GpuSnapshot, tones: dict[int, Tone], *, many: bool) -> int:
+    """Return 0 for a GPU with a problem if there are too many GPUs to look through them all."""
+    return 0 if many and (gpu.error or tones.get(gpu.number, Tone.PLAIN) in SIGNS) else 1
 
 
 def _sort_key(gpu: GpuSnapshot) -> tuple[int, int, int]:

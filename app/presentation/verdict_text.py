@@ -14,6 +14,12 @@ from ltui.widgets.sanitise import clean_line
 if TYPE_CHECKING:
     from ltui.app.live.frame import ResolvedVerdict
 
+MACHINE_RECOVERIES: dict[str, str] = {
+    VerdictKind.NODE_UNREACHABLE: "did not answer",
+    VerdictKind.AGENT_KILLED: "had no agent",
+    VerdictKind.AGENT_FROZEN: "had an agent that did not run",
+}
+"""What had happened to a machine, by kind of the verdict that is over."""
 _DURATION = re.compile(r"\bfor \d[\d.]* ?(s|m|h)\b")
 """A duration in a sentence: ``is stopped (SIGSTOP) in backward for 9 s``."""
 _NO_REPORTS = frozenset(
@@ -62,6 +68,8 @@ def recovery_text(resolved: ResolvedVerdict) -> str:
         return (
             f"Recovered after {lasted}: {clean_line(verdict.place or 'the machine')} reports again"
         )
+    if verdict.kind in MACHINE_RECOVERIES and verdict.place:
+        return f"Recovered after {lasted}: {verdict.place} {MACHINE_RECOVERIES[verdict.kind]}"
     if not verdict.culprits:
         return f"Recovered after {lasted}: the run was {verdict.level}"
     ranks = formats.rank_words(verdict.culprits)

@@ -36,8 +36,26 @@ def test_the_demo_shows_gpus_and_says_that_they_are_simulated(
     assert not list(private_home.glob("runs/*"))
 
 
-def test_the_demo_without_a_terminal_is_refused(ltui: Ltui) -> None:
-    done = ltui("demo", "gpus")
+def test_the_demo_of_machines_says_that_they_are_simulated(
+    private_home: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "ltui.app", "demo", "nodes", "--nodes", "3"]
+    terminal = Terminal(command, tmp_path, dict(os.environ), columns=140)
+    try:
+        terminal.wait_for("simulated machines, ranks and GPUs, not those of this machine")
+        terminal.wait_for("3 machines, 24 ranks")
+        terminal.press("4")
+        terminal.wait_for("sim-c  16-23")
+        terminal.press("q")
+        assert terminal.wait() == 0
+    finally:
+        terminal.close()
+    assert not list(private_home.glob("runs/*"))
+
+
+@pytest.mark.parametrize("demo", ["gpus", "nodes"])
+def test_the_demo_without_a_terminal_is_refused(ltui: Ltui, demo: str) -> None:
+    done = ltui("demo", demo)
     assert done.returncode == 2
     assert "the demo needs a terminal" in done.stderr
 

@@ -1,0 +1,105 @@
+"""The script of ``ltui demo nodes`` shows every problem that it announces, at its time."""
+
+from __future__ import annotations
+
+import pytest
+
+from ltui.app.demo.machines_demo import MachinesDemoApp, SimulatedMachines
+from ltui.app.demo.scripted_machines import (
+    CUT_S,
+    LABEL,
+    PERIOD_S,
+    SLOW_S,
+    STALL_S,
+    STEP_S,
+    Cluster,
+    snapshot_at,
+    steps_at,
+)
+from ltui.app.presentation.machine_rows import MachineRows, RowSelection
+from ltui.app.screens.run import RunScreen
+from ltui.training.state.run_snapshot import NodeState, RankState, RunSnapshot
+from ltui.widgets.header import RunHeader
+from tests.app.one_run import until
+
+FOUR = Cluster()
+
+
+def at(seconds: float, cluster: Cluster = FOUR) -> RunSnapshot:
+    return snapshot_at(cluster, seconds, 1000.0)
+
+
+def kinds(seconds: float) -> list[str]:
+    return [str(verdict.kind.value) for verdict in at(seconds).verdicts]  # type: ignore[attr-defined]
+
+
+def test_the_script_has_a_stall_a_slow_rank_and_a_cut_link() -> None:
+    assert kinds(5) == []
+    assert kinds(STALL_S[0] + 10) == ["worker_frozen"]
+    assert kinds(STALL_S[1] + 1) == []
+    assert kinds(SLOW_S[0] + 10) == ["straggler"]
+    assert kinds(CUT_S[0] + 10) == ["node_unreachable"]
+    assert kinds(PERIOD_S + STALL_S[0] + 10) == ["worker_frozen"]
+
+
+def test_the_stalled_rank_is_on_the_second_machine_and_the_others_wait() -> None:
+    run = at(STALL_S[0] + 10)
+    stalled = [rank.rank for rank in run.ranks if rank.state is RankState.STALLED]
+    assert stalled == [11]
+    assert run.ranks[11].node == 1
+    assert sum(rank.state is RankState.WAITING for rank in run.ranks) == 31
+
+
+def test_the_last_machine_is_silent_and_then_unreachable_with_its_old_values() -> None:
+    assert at(CUT_S[0] + 4).nodes[3].state is NodeState.SILENT
+    run = at(CUT_S[0] + 20)
+    assert run.nodes[3].state is NodeState.UNREACHABLE
+    assert run.nodes[3].link_age_s == 20
+    assert [node.state for node in run.nodes[:3]] == [NodeState.CONNECTED] * 3
+    assert run.ranks[31].global_step == run.ranks[0].global_step - 20 / STEP_S  # type: ignore[operator]
+    assert run.gpus[31].sampled_at == run.gpus[0].sampled_at - 20  # type: ignore[operator]
+
+
+def test_steps_never_go_back_and_rest_during_the_stall() -> None:
+    steps = [steps_at(second / 4) for second in range(4 * 2 * PERIOD_S)]
+    assert steps == sorted(steps)
+    assert steps_at(STALL_S[0]) == steps_at(STALL_S[1])
+    assert steps_at(STALL_S[1] + 10) == steps_at(STALL_S[1]) + 80
+
+
+@pytest.mark.parametrize("cluster", [Cluster(1, 1), Cluster(2, 1), Cluster(26, 2), Cluster(128, 8)])
+def test_every_size_of_a_cluster_has_its_ranks(cluster: Cluster) -> None:
+    for second in (0, STALL_S[0] + 10, SLOW_S[0] + 10, CUT_S[0] + 10):
+        run = at(second, cluster)
+        assert [rank.rank for rank in run.ranks] == list(range(cluster.world_size))
+        assert len({gpu.number for gpu in run.gpus}) == cluster.world_size
+        frame = SimulatedMachines(cluster, lambda: 1000.0).poll(1000.0 + second, 0)
+        assert MachineRows(frame, RowSelection()).rows()
+
+
+def test_every_second_a_few_ranks_write_a_line_and_ended_problems_are_reported() -> None:
+    machines = SimulatedMachines(FOUR, lambda: 1000.0)
+    assert len(machines.poll(1000.0, 0).log) == 3
+    assert len(machines.poll(1000.5, 0).log) == 3
+    shown = machines.poll(1000.0 + STALL_S[0] + 10, 0)
+    assert "no batch from the DataLoader" in shown.log[-1].text
+    assert shown.log[-1].rank == 11
+    shown = machines.poll(1000.0 + STALL_S[1] + 1, 0)
+    assert [resolved.verdict.culprits for resolved in shown.resolved_verdicts] == [(11,)]
+
+
+async def test_the_screen_says_that_it_is_simulated_and_controls_nothing() -> None:
+    app = MachinesDemoApp(FOUR)
+    async with app.run_test(size=(80, 24)) as pilot:
+        screen = app.screen_stack[0]
+        assert isinstance(screen, RunScreen)
+        await until(pilot, lambda: screen.frame is not None and screen.frame.snapshot.nodes)
+        header = screen.query_one(RunHeader)
+        assert header.view_model is not None
+        assert LABEL in header.view_model.notes
+        assert header.view_model.machines == "4 machines, 32 ranks"
+        await pilot.press("s", "k", "p", "d")
+        assert app.screen is screen
+        messages = [notice.message for notice in app._notifications]
+        assert len(messages) == 4
+        assert all("simulated" in message for message in messages)
