@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import zmq
@@ -107,3 +110,14 @@ def refused(recording: RecordingHead, text: str) -> str:
 def options(peer: zmq.Socket[Any], **values: int) -> None:
     for name, value in values.items():
         peer.setsockopt(getattr(zmq, name), value)
+
+
+def freeze(pid: int) -> None:
+    """Stop a process, and wait until all its threads have stopped."""
+
+    def states() -> set[str]:
+        tasks = Path(f"/proc/{pid}/task").iterdir()
+        return {(task / "stat").read_text().rpartition(")")[2].split()[0] for task in tasks}
+
+    os.kill(pid, signal.SIGSTOP)
+    wait_for(states, wanted=lambda found: found == {"T"})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 import subprocess
 import sys
@@ -12,6 +10,7 @@ import pytest
 
 from ltui.training.nodes.probe import ProbeResult, ProbeSocket, probe, probe_all
 from tests.nodes.addresses import LOOPBACKS
+from tests.nodes.link_fixtures import freeze
 
 _AGENT = """
 import sys, time
@@ -31,7 +30,7 @@ def test_a_frozen_process_accepts_and_a_dead_one_refuses(address: str) -> None:
             assert agent.stdout is not None
             port = int(agent.stdout.readline())
             assert probe(address, port, 10.0) is ProbeResult.ACCEPTED
-            os.kill(agent.pid, signal.SIGSTOP)
+            freeze(agent.pid)
             assert probe(address, port, 10.0) is ProbeResult.ACCEPTED
         finally:
             agent.kill()
