@@ -28,6 +28,7 @@ from ltui.widgets.columns import (
     row_line,
     title_line,
 )
+from ltui.widgets.lazy_rows import LazyRows
 from ltui.widgets.make_bindings import bindings
 from ltui.widgets.palette import cells_strip, line_styles
 from ltui.widgets.view_models import Cell, Tone
@@ -89,7 +90,7 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         id: str | None = None,  # noqa: A002 - Textual's name for it
     ) -> None:
         super().__init__(id=id)
-        self._rows: tuple[Row, ...] = tuple(rows)
+        self._rows: Sequence[Row] = tuple(rows)
         self._placed: tuple[PlacedColumn, ...] = ()
         self._keys: tuple[str, ...] = tuple(self.key_of(r) for r in self._rows)
         self._cells: dict[str, tuple[Row, Mapping[str, Cells]]] = {}
@@ -111,14 +112,25 @@ class Table(ScrollView, Generic[Row], can_focus=True):
     # Rows
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> Sequence[Row]:
         return self._rows
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of all rows."""
+        return self._keys
+
     def set_rows(self, rows: Sequence[Row]) -> None:
-        """Replace all rows. The cursor stays on its row; if that is gone, it keeps its position."""
+        """Replace all rows. The cursor stays on its row; if that is gone, it keeps its position.
+
+        Of ``LazyRows`` only the visible ones are built.
+        """
         old, old_keys, old_key = self._rows, self._keys, self.cursor_key
-        self._rows = tuple(rows)
-        keys = tuple(self.key_of(r) for r in self._rows)
+        if isinstance(rows, LazyRows):
+            self._rows, keys = rows, rows.keys
+        else:
+            self._rows = tuple(rows)
+            keys = tuple(self.key_of(r) for r in self._rows)
         self._keys = keys
         if not self.is_mounted:
             return
@@ -159,7 +171,8 @@ class Table(ScrollView, Generic[Row], can_focus=True):
 
     def _placed_columns(self) -> tuple[PlacedColumn, ...]:
         width = self.scrollable_content_region.width - len(_CURSOR_SIGN)
-        return fit_columns(self.columns_of(self._rows), max(1, width))
+        rows = self._rows.samples() if isinstance(self._rows, LazyRows) else self._rows
+        return fit_columns(self.columns_of(rows), max(1, width))
 
     def _update_virtual_size(self) -> None:
         width = max(1, self.scrollable_content_region.width)

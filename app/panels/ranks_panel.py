@@ -199,27 +199,31 @@ class RanksPanel(FilterPanel):
 
     def _fold(self, key: str) -> None:
         """Fold or unfold the machine of a row. The cursor moves to the row of the machine."""
-        rows = self.table.rows
-        index = next((i for i, row in enumerate(rows) if row.key == key), 0)
-        while index and not rows[index].key.startswith(MACHINE_KEY):
+        keys = self.table.keys
+        index = keys.index(key) if key in keys else 0
+        while index and not keys[index].startswith(MACHINE_KEY):
             index -= 1
-        if not rows:
+        if not keys:
             return
         self.table.cursor = index
-        node = int(rows[index].key.removeprefix(MACHINE_KEY))
-        unfolded = not _is_unfolded(rows[index])
+        node = int(keys[index].removeprefix(MACHINE_KEY))
+        unfolded = not _is_unfolded(self.table.rows[index])
         self._selection = self._selection.with_fold(node, unfolded=unfolded)
         self._redraw()
 
     def _fold_all(self) -> None:
         """Unfold all machines, or fold all if one is unfolded."""
-        rows = self.table.rows
-        unfold = not any(_is_unfolded(row) for row in rows)
-        machines = [row.key for row in rows if row.key.startswith(MACHINE_KEY)]
-        nodes = {int(key.removeprefix(MACHINE_KEY)): unfold for key in machines}
-        self._selection = RowSelection(unfolded=nodes, query=self._selection.query)
+        machines = {
+            int(key.removeprefix(MACHINE_KEY)): row
+            for key, row in zip(self.table.keys, self.table.rows, strict=True)
+            if key.startswith(MACHINE_KEY)
+        }
+        unfold = not any(map(_is_unfolded, machines.values()))
+        self._selection = RowSelection(
+            unfolded=dict.fromkeys(machines, unfold), query=self._selection.query
+        )
         self._redraw()
 
 
 def _is_unfolded(row: RankRow) -> bool:
-    return row.key.startswith(MACHINE_KEY) and row.rank.startswith(UNFOLDED)
+    return row.rank.startswith(UNFOLDED)

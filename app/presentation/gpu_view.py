@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.text import Text
 
 from ltui.app.live.frame import Frame
@@ -13,6 +15,7 @@ from ltui.training.state.run_snapshot import LIVE, GpuProcessSnapshot, GpuSnapsh
 from ltui.training.state.verdict_kinds import is_gpu_kind
 from ltui.widgets import formats
 from ltui.widgets.gpu_table import SIGNS
+from ltui.widgets.lazy_rows import LazyRows
 from ltui.widgets.sanitise import clean_line, clean_name
 from ltui.widgets.view_models import Cell, GpuRow, Tone
 
@@ -65,24 +68,31 @@ def _finding_tone(finding: Verdict) -> Tone:
     return Tone.BAD if finding.evidence.get("serious") else Tone.WARN
 
 
-def gpu_rows(frame: Frame) -> tuple[GpuRow, ...]:
+def gpu_rows(frame: Frame) -> Sequence[GpuRow]:
     """Return one row per GPU or MIG slice, slices below their GPU."""
     tones = tone_by_gpu(frame)
-    gpus = frame.snapshot.gpus
     names = machine_names(frame.snapshot)
-    many = bool(names) and len(gpus) > MANY_GPUS
+    many = bool(names) and len(frame.snapshot.gpus) > MANY_GPUS
+    gpus = sorted(
+        frame.snapshot.gpus, key=lambda gpu: (_place(gpu, tones, many=many), _sort_key(gpu))
+    )
     with_slices = {(g.node, g.mig_parent) for g in gpus if g.mig_parent is not None}
-    return tuple(
-        _gpu_row(
+
+    def row(index: int) -> GpuRow:
+        gpu = gpus[index]
+        return _gpu_row(
             gpu,
-            gpu_label(gpu, names),
+            labels[index],
             frame.gpu_series.get(gpu.number, GpuSeries()),
             frame.now,
             tones.get(gpu.number, Tone.PLAIN),
             sliced=(gpu.node, gpu.index) in with_slices,
         )
-        for gpu in sorted(gpus, key=lambda gpu: (_place(gpu, tones, many=many), _sort_key(gpu)))
-    )
+
+    labels = [gpu_label(gpu, names) for gpu in gpus]
+    if not many:
+        return tuple(map(row, range(len(gpus))))
+    return LazyRows(labels, row, [max(range(len(gpus)), key=lambda index: len(labels[index]))])
 
 
 def _place(gpu: GpuSnapshot, tones: dict[int, Tone], *, many: bool) -> int:

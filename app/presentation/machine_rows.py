@@ -40,6 +40,7 @@ from ltui.training.state.run_snapshot import (
 )
 from ltui.widgets import formats
 from ltui.widgets.columns import Column
+from ltui.widgets.lazy_rows import LazyRows
 from ltui.widgets.sanitise import clean_name
 from ltui.widgets.view_models import Cell, RankMetric, RankRow, Tone
 
@@ -120,6 +121,23 @@ def _matches(word: str, machine: str, rank: int, state: str) -> bool:
     return word in machine or word in state.lower()
 
 
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A row that is not built yet: a machine, or one of its ranks."""
+
+    node: NodeSnapshot
+    ranks: Sequence[RankSnapshot]
+    """All ranks of the machine."""
+    unfolded: bool
+    rank: RankSnapshot | None = None
+
+    @property
+    def key(self) -> str:
+        if self.rank is None:
+            return f"{MACHINE_KEY}{self.node.node}"
+        return f"{RANK_KEY}{self.rank.rank}"
+
+
 class MachineRows:
     """The rows for one frame and one selection."""
 
@@ -157,7 +175,7 @@ class MachineRows:
                 values.setdefault(gpu.node, []).append(gpu.utilisation_percent / 100)
         return {node: sum(parts) / len(parts) for node, parts in values.items()}
 
-    def rows(self) -> tuple[RankRow, ...]:
+    def rows(self) -> LazyRows[RankRow]:
         """Return the rows of machines, and below each unfolded machine those of its ranks."""
         wanted = RankFilter.of(self._selection.query)
         machines = []
@@ -170,18 +188,37 @@ class MachineRows:
             self.listed_ranks += len(shown)
             machines.append((self._machine_severity(node, ranks), node, ranks, shown))
         machines.sort(key=lambda entry: (-entry[0], entry[1].node))
-        rows: list[RankRow] = []
+        entries: list[_Entry] = []
         for _, node, ranks, shown in machines:
             by_user = self._selection.unfolded.get(node.node)
             unfolded = len(shown) < len(ranks) if by_user is None else by_user
-            rows.append(self._machine_row(node, ranks, unfolded=unfolded))
+            entries.append(_Entry(node, ranks, unfolded))
             listed: Sequence[RankSnapshot] = shown if unfolded else ()
             if by_user is None and not unfolded:
                 listed = self._problem_ranks(shown)[: MAX_PROBLEM_ROWS - self._problem_rows]
                 self._problem_rows += len(listed)
             worst_first = sorted(listed, key=lambda r: (-self._rank_severity(r), r.rank))
-            rows += [self._rank_row(node, rank) for rank in worst_first]
-        return tuple(rows)
+            entries += [_Entry(node, ranks, unfolded, rank) for rank in worst_first]
+        keys = [entry.key for entry in entries]
+        return LazyRows(keys, lambda index: self._row(entries[index]), self._widest(entries))
+
+    def _row(self, entry: _Entry) -> RankRow:
+        if entry.rank is not None:
+            return self._rank_row(entry.node, entry.rank)
+        return self._machine_row(entry.node, entry.ranks, unfolded=entry.unfolded)
+
+    def _widest(self, entries: Sequence[_Entry]) -> list[int]:
+        """Return the index of the machine with the longest label, and of a rank."""
+        if not entries:
+            return []
+        lengths = [len(self._label(entry)) if entry.rank is None else 0 for entry in entries]
+        ranks = (index for index, entry in enumerate(entries) if entry.rank is not None)
+        rank = next(ranks, None)
+        return [lengths.index(max(lengths)), *([] if rank is None else [rank])]
+
+    def _label(self, entry: _Entry) -> str:
+        numbers = [rank.rank for rank in entry.ranks] or list(entry.node.ranks)
+        return f"{self._names.get(entry.node.node, entry.node.name)}  {rank_range(numbers)}"
 
     def _problem_ranks(self, ranks: Sequence[RankSnapshot]) -> list[RankSnapshot]:
         """Return the ranks with a problem, unless all of the machine's ranks have the same one."""
@@ -225,13 +262,12 @@ class MachineRows:
         self, node: NodeSnapshot, ranks: Sequence[RankSnapshot], *, unfolded: bool
     ) -> RankRow:
         sign = UNFOLDED if unfolded else FOLDED if ranks else " "
-        numbers = [rank.rank for rank in ranks] or list(node.ranks)
         steps = [rank.global_step for rank in ranks if rank.global_step is not None]
         slowest = max(ranks, key=lambda rank: rank.step_s or 0.0, default=None)
         state, note = self._machine_state(node, ranks)
         return RankRow(
-            key=f"{MACHINE_KEY}{node.node}",
-            rank=f"{sign} {self._names.get(node.node, node.name)}  {rank_range(numbers)}",
+            key=_Entry(node, ranks, unfolded).key,
+            rank=f"{sign} {self._label(_Entry(node, ranks, unfolded))}",
             pid="",
             device="",
             phase="",

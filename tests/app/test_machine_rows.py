@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -41,7 +42,7 @@ from tests.app.machine_frames import (
 )
 
 
-def rows_of(run: RunSnapshot, query: str = "", **unfolded: bool) -> tuple[RankRow, ...]:
+def rows_of(run: RunSnapshot, query: str = "", **unfolded: bool) -> Sequence[RankRow]:
     """The rows, with machines ``n1`` unfolded or folded by the user."""
     folds = {int(key[1:]): value for key, value in unfolded.items()}
     return MachineRows(machine_frame(run), RowSelection(unfolded=folds, query=query)).rows()
