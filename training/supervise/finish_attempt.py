@@ -171,7 +171,7 @@ class AttemptFinisher:
         now = replace(attempt.build_snapshot(judgement, time.time()), throughput=throughput)
         attempt.snapshot = final_snapshot(now, end, failures, ended_at=ended_at, waiting=waiting)
         self._server.publish(attempt.snapshot)
-        attempt.evidence.update(judgement, attempt.last_poll(), attempt.fold, attempt.snapshot)
+        attempt.update_diagnoses(judgement, attempt.last_poll())
         deadline = time.monotonic() + END_PATIENCE_S
         while not self._write_end(end) and time.monotonic() < deadline:
             time.sleep(1.0)

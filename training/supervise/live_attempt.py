@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ltui.training.config.run_spec import RunSpec
+from ltui.training.diagnosis.evidence import Evidence
 from ltui.training.diagnosis.judge import Judgement
 from ltui.training.diagnosis.judge_input import JudgeInput
 from ltui.training.gpu.flop_utilisation import BatchFlops
@@ -94,6 +95,8 @@ class LiveAttempt:
         self.script_checkpoints = ScriptCheckpoints(previous)
         self.flops: BatchFlops | None = None
         self.evidence = EvidenceCollector(run_dir, number, wake.set)
+        self.evidence_of_all: Evidence | None = None
+        """The evidence of all machines at the last judgement; None on one machine."""
         self._health = HealthMonitor()
         self._engine: ProcessIdentity | None = None
         self.pulses: Mapping[int, PulseState | None] = {}
@@ -234,10 +237,12 @@ class LiveAttempt:
         """Return the judgement on the health of the ranks."""
         ranks, nodes = self.evidence.observe(poll, failures), self.nodes
         gpu_verdicts, evidence = self.machine.gpu_verdicts, self.evidence.evidence
+        cpu_delays = self.machine.cpu_delays()
         if nodes is not None:
             ranks = merge_ranks([ranks, *nodes.rank_observations()])
             gpu_verdicts += nodes.gpu_verdicts()
-            evidence = nodes.merged_evidence(evidence)
+            evidence = self.evidence_of_all = nodes.merged_evidence(evidence)
+            cpu_delays |= nodes.cpu_delays()
         inputs = JudgeInput(
             policy=self.spec.stall,
             history=self._health.history,
@@ -249,7 +254,7 @@ class LiveAttempt:
             stopped_workers=ranks.stopped_workers,
             silent_s=ranks.silent_s,
             oom_kills=ranks.oom_kills,
-            cpu_delays=self.machine.cpu_delays(),
+            cpu_delays=cpu_delays,
             evidence=evidence,
             evidence_expected=self.evidence.evidence_expected,
             host=self.evidence.host,
@@ -260,6 +265,23 @@ class LiveAttempt:
             now_s=time.time(),
         )
         return self._health.judge(inputs, end_requested=self.stops.escalation is not None)
+
+    def update_diagnoses(self, judgement: Judgement, poll: QueuePoll) -> None:
+        """Collect evidence if that is due, and store and answer diagnoses."""
+        nodes = self.nodes
+        if nodes is None:
+            self.evidence.update(judgement, poll, self.fold, self.snapshot)
+            return
+        if judgement.suspects or self.evidence.diagnosis_requested:
+            nodes.request_evidence()
+        self.evidence.update(
+            judgement,
+            poll,
+            self.fold,
+            self.snapshot,
+            of_all=self.evidence_of_all,
+            complete_since=nodes.has_evidence_since,
+        )
 
     def judge_ended(self, failures: Sequence[WorkerFailure] = ()) -> Judgement:
         """Return the last judgement, after all processes of the attempt have exited."""

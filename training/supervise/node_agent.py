@@ -22,6 +22,7 @@ from pathlib import Path
 
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.diagnosis.judge import Judgement
+from ltui.training.diagnosis.merge_evidence import shorten_for_link
 from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.elastic_log import last_error_line, log_tail, worker_failures
 from ltui.training.lifecycle.kill_processes import kill_run_processes
@@ -190,7 +191,7 @@ class NodeAgent:
         if evidence is not None and evidence.taken_ns != self._evidence_taken_ns:
             self._evidence_taken_ns = evidence.taken_ns
             self._evidence_number += 1
-            self._evidence = json.dumps(to_json(evidence)).encode()
+            self._evidence = json.dumps(to_json(shorten_for_link(evidence))).encode()
 
     def _report(self) -> NodeReport:
         return NodeReport(

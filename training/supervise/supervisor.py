@@ -177,9 +177,7 @@ class Supervisor:
         judgement = live.judge(poll)
         live.update_state(now_s)
         self._server.publish(live.build_snapshot(judgement, now_s))
-        live.evidence.update(judgement, poll, live.fold, live.snapshot)
-        if live.nodes is not None and judgement.suspects:
-            live.nodes.request_evidence()
+        live.update_diagnoses(judgement, poll)
         batch.events += self._notifier.update(
             live.snapshot.verdicts,
             now_s,

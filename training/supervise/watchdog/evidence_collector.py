@@ -209,9 +209,20 @@ class EvidenceCollector:
         return None if now is None or self._oom_before is None else max(0, now - self._oom_before)
 
     def update(
-        self, judgement: Judgement, poll: QueuePoll, fold: FoldState, snapshot: RunSnapshot
+        self,
+        judgement: Judgement,
+        poll: QueuePoll,
+        fold: FoldState,
+        snapshot: RunSnapshot,
+        *,
+        of_all: Evidence | None = None,
+        complete_since: Callable[[float], bool] = lambda _: True,
     ) -> None:
-        """Start a round of evidence if one is due, store diagnoses and answer requests for one."""
+        """Start a round of evidence if one is due, store diagnoses and answer requests for one.
+
+        ``of_all`` is the evidence of all machines; None on one machine. ``complete_since`` tells
+        whether it contains a round of each machine that began after a monotonic time in seconds.
+        """
         live = [p for p in poll.pulses.values() if p is not None]
         trains = bool(live) and all(p.phase not in BEFORE_TRAINING for p in live)
         self._thread.start_if_due(
@@ -220,7 +231,7 @@ class EvidenceCollector:
             make_request=lambda: self._request(poll, fold, snapshot),
         )
 
-        evidence = self._thread.evidence
+        evidence = self._thread.evidence if of_all is None else of_all
 
         def diagnose(verdict: Verdict) -> Diagnosis:
             """Return the diagnosis of one verdict, followed by the others."""
@@ -229,8 +240,13 @@ class EvidenceCollector:
 
         self._writer.update(judgement, evidence, diagnose)
         self._thread.answer(
-            lambda: self._diagnose(snapshot.verdicts, self._thread.evidence, snapshot)
+            lambda: self._diagnose(snapshot.verdicts, evidence, snapshot), complete_since
         )
+
+    @property
+    def diagnosis_requested(self) -> bool:
+        """True while a request for a diagnosis is open."""
+        return self._thread.diagnosis_requested
 
     def request_diagnosis(self) -> Future[dict[str, Any]]:
         """Return the future answer of the control command ``diagnose``."""

@@ -18,6 +18,8 @@ from ltui.training.supervise.watchdog.gather_evidence import EvidenceRequest, co
 _PAUSES_S = (0.0, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds between the end of a round and the next one, by the number of rounds so far in which the
 run was suspicious."""
+_PATIENCE_S = 6.0
+"""Seconds that a request for a diagnosis waits for the evidence of other machines."""
 _FIRST_HEALTHY_ROUND_S, _HEALTHY_ROUND_PERIOD_S = 20.0, 300.0
 """Seconds of training before the first round of a healthy run, and between two such rounds."""
 
@@ -41,6 +43,10 @@ class EvidenceThread:
     @property
     def busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def diagnosis_requested(self) -> bool:
+        return bool(self._requests)
 
     def request_diagnosis(self) -> Future[dict[str, Any]]:
         """Return a future that ``answer`` fulfils after a round that begins from now on."""
@@ -75,12 +81,25 @@ class EvidenceThread:
         )
         self._thread.start()
 
-    def answer(self, make_diagnosis: Callable[[], Diagnosis]) -> None:
-        """Fulfil the requests that are older than the last complete round."""
+    def answer(
+        self,
+        make_diagnosis: Callable[[], Diagnosis],
+        complete_since: Callable[[float], bool] = lambda _: True,
+    ) -> None:
+        """Fulfil the requests that are older than the last complete round.
+
+        A request waits some seconds for the other machines too, until ``complete_since`` it.
+        """
         if self.busy or not self._requests:
             return
-        due = [future for requested_s, future in self._requests if requested_s <= self._began_s]
-        self._requests = [entry for entry in self._requests if entry[0] > self._began_s]
+        late_s = time.monotonic() - _PATIENCE_S
+        entries = [
+            entry
+            for entry in self._requests
+            if entry[0] <= self._began_s and (entry[0] < late_s or complete_since(entry[0]))
+        ]
+        due = [future for _, future in entries]
+        self._requests = [entry for entry in self._requests if entry not in entries]
         if due:
             answer = {"ok": True, "diagnosis": make_diagnosis().to_document()}
             for future in due:
