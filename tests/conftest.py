@@ -27,7 +27,7 @@ _LASTING_THREADS = (
 )
 _LASTING_PROCESSES = ("resource_tracker", "forkserver")
 
-_TORCH_FOLDERS = ("data", "faults", "presets", "rank", "system")
+_TORCH_FOLDERS = ("data", "faults", "nodes", "presets", "rank", "system")
 """Folders of tests that train with torch, whose processes take all cores of a small machine."""
 
 

@@ -6,8 +6,9 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ltui.training.diagnosis.machines import NO_MACHINES
 from ltui.training.diagnosis.observations.lost_peer_errors import is_consequence
-from ltui.training.diagnosis.verdict_words import consequences_text
+from ltui.training.diagnosis.verdict_words import consequences_text, ranks_text
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.shim_files import EngineExit
 from ltui.training.state.record_fold import FoldedEvent, FoldState
@@ -35,6 +36,12 @@ class EndFacts:
     multi_node: bool = False
     """True if the run has ranks on other nodes. A stop here ends them without coordination."""
     global_step: int | None = None
+    machines: Mapping[int, str] = field(default_factory=dict)
+    """rank -> name of its machine; empty in a run on one machine."""
+
+    def rank_name(self, rank: int) -> str:
+        """Return ``rank 3``, or ``rank 3 on b`` in a run on several machines."""
+        return ranks_text((rank,), self.machines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +55,10 @@ class AttemptEnd:
 
 
 def with_verdict_cause(
-    end: AttemptEnd, verdicts: Sequence[Verdict], global_step: int | None
+    end: AttemptEnd,
+    verdicts: Sequence[Verdict],
+    global_step: int | None,
+    machines: Mapping[int, str] = NO_MACHINES,
 ) -> AttemptEnd:
     """Return ``end`` with the cause from the verdict on the rank that was killed or exited.
 
@@ -72,9 +82,12 @@ def with_verdict_cause(
             # The other ranks only reported that this rank had exited.
             return replace(end, detail=verdict.cause, first_failed_rank=verdict.culprits[0])
         text = verdict.evidence.get("reasons", {}).get(str(rank))
-        if verdict.kind in _SILENT_DEATHS and text:
+        if rank is not None and verdict.kind in _SILENT_DEATHS and text:
             others = sorted(int(r) for r in verdict.evidence.get("consequences", {}))
-            return replace(end, detail=f"rank {rank} {text}{step}{consequences_text(others)}")
+            detail = (
+                f"{ranks_text((rank,), machines)} {text}{step}{consequences_text(others, machines)}"
+            )
+            return replace(end, detail=detail)
     return end
 
 
@@ -196,12 +209,13 @@ def _failed(facts: EndFacts, exit_: EngineExit) -> AttemptEnd:
     killed = _killed_rank(facts)
     raised = _first_exception(facts)
     if raised is not None and (killed is None or not _is_consequence(raised)):
-        detail = f"rank {raised.rank} raised {_exception_text(raised)}{_step_of(raised)}"
+        who = facts.rank_name(raised.rank)
+        detail = f"{who} raised {_exception_text(raised)}{_step_of(raised)}"
         return AttemptEnd(RunState.FAILED, detail, first_failed_rank=raised.rank)
     if killed is not None:
         rank, how = killed
         return AttemptEnd(
-            RunState.CRASHED, f"rank {rank} {how}{_at(facts)}", first_failed_rank=rank
+            RunState.CRASHED, f"{facts.rank_name(rank)} {how}{_at(facts)}", first_failed_rank=rank
         )
     engine = "command" if facts.user_command else "launcher"
     number = _signal_of(exit_)
@@ -211,7 +225,8 @@ def _failed(facts: EndFacts, exit_: EngineExit) -> AttemptEnd:
     suffix = f": {facts.last_line}" if facts.last_line else ""
     failure = next((f for f in facts.failures if f.first), None)
     if failure is not None:
-        detail = f"rank {failure.rank} exited with code {failure.exit_code}{suffix}"
+        who = facts.rank_name(failure.rank)
+        detail = f"{who} exited with code {failure.exit_code}{suffix}"
         return AttemptEnd(RunState.FAILED, detail, first_failed_rank=failure.rank)
     return AttemptEnd(RunState.FAILED, f"the {engine} exited with code {exit_.exit_code}{suffix}")
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import sqlite3
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 
 from ltui.training.diagnosis.judge import Judgement
+from ltui.training.diagnosis.machines import NO_MACHINES, rank_machines
 from ltui.training.lifecycle.classify_end import (
     AttemptEnd,
     EndFacts,
@@ -85,7 +87,7 @@ class AttemptFinisher:
             end = replace(end, state=state, detail=attempt.nodes_failure)
         judgement = attempt.judge_ended(failures)
         verdicts = (*attempt.snapshot.verdicts, *judgement.verdicts)
-        end = with_verdict_cause(end, verdicts, attempt.furthest_step())
+        end = with_verdict_cause(end, verdicts, attempt.furthest_step(), self._machines())
         if self._requests.stopped_because is not None:
             end = replace(end, detail=f"{self._requests.stopped_because}: {end.detail}")
         end = attempt.restarts.schedule_if_due(
@@ -147,8 +149,16 @@ class AttemptFinisher:
                 user_command=attempt.spec.command is not None,
                 multi_node=attempt.spec.nodes is not None,
                 global_step=attempt.furthest_step(),
+                machines=self._machines(),
             )
         )
+
+    def _machines(self) -> Mapping[int, str]:
+        """Return rank -> name of its machine; empty in a run on one machine."""
+        attempt = self._attempt
+        if attempt.nodes is None:
+            return NO_MACHINES
+        return rank_machines(attempt.nodes.snapshots(attempt.local_ranks()))
 
     def _record(
         self,
