@@ -43,6 +43,7 @@ async def test_a_table_builds_the_rows_that_it_shows() -> None:
         table = app.query_one(RankTable)
         built: list[int] = []
         table.set_rows(lazy(1000, built))
+        await pilot.pause()
         table.cursor = 500
         await pilot.pause()
         assert any("r500" in line for line in text_of(table))
