@@ -55,7 +55,7 @@ class LogLines(ScrollView, can_focus=True):
     """Keep the newest line in view as lines arrive."""
     show_ranks: reactive[bool] = reactive(True)
     rank_labels: reactive[Mapping[int, str]] = reactive({})
-    """Labels of ranks other than ``r0``, such as ``gpu-b:12``."""
+    """Labels by ``LogLine.source`` if they are not ``r0``, such as ``gpu-b:12``."""
     wrap: reactive[bool] = reactive(True)
     """Wrap long lines; otherwise scroll sideways to read them."""
     times: reactive[bool] = reactive(False)
@@ -254,7 +254,8 @@ class LogLines(ScrollView, can_focus=True):
         if self.show_ranks:
             ranks = styles.series
             ink = styles.of(Tone.DIM) if line.rank is None else ranks[line.rank % len(ranks)]
-            name = "" if line.rank is None else self.rank_labels.get(line.rank, f"r{line.rank}")
+            plain = "" if line.rank is None else f"r{line.rank}"
+            name = self.rank_labels.get(line.source, plain)
             text.append(set_cell_size(name, self._rank_cells - 1) + " ", ink)
         return text
 

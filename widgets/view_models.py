@@ -170,6 +170,10 @@ class GpuRow:
     """WARN or BAD if something is wrong with this GPU; a sign says the same."""
 
 
+LAUNCHER = -2
+"""``LogLine.source`` of the launcher of machine 0; the numbers below it are of other machines."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogLine:
     """One line of a log, or several identical consecutive lines."""
@@ -185,6 +189,13 @@ class LogLine:
     """True if the line is part of a Python traceback."""
     seen_at: float | None = None
     """Unix seconds at which the line was read; None if it was already in the file at the start."""
+    node: int = 0
+    """Number of the machine of a launcher."""
+
+    @property
+    def source(self) -> int:
+        """The rank that wrote the line, or a negative number for the launcher of a machine."""
+        return LAUNCHER - self.node if self.rank is None else self.rank
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,17 +8,19 @@ import re
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from operator import itemgetter
 from pathlib import Path
 
 from ltui.app.exit_codes import EXIT_DONE
-from ltui.app.live.log_tail import rank_of_log
+from ltui.app.live.log_tail import node_of_launcher_log, rank_of_log
+from ltui.app.presentation.machines import log_labels
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import LIVE
 from ltui.training.store.run_directory import RunDir, find_run, ltui_home
 from ltui.widgets.sanitise import clean_line
+from ltui.widgets.view_models import LAUNCHER
 
 POLL_INTERVAL_S = 0.25
 """Seconds between two reads with ``--follow``."""
@@ -36,7 +38,7 @@ def print_logs(options: Namespace) -> int:
     folder = run_dir.logs_dir(attempt)
     if not options.follow:
         _require_rank(folder, options.rank)
-    printer = _Printer(folder, options.rank)
+    printer = _Printer(folder, options.rank, _machine_labels(run_dir))
     while True:
         # The state is read before the files, so that everything written before the end is printed.
         live = options.follow and _still_writing(run_dir, attempt)
@@ -46,6 +48,15 @@ def print_logs(options: Namespace) -> int:
         if not printed:
             time.sleep(POLL_INTERVAL_S)
     return EXIT_DONE
+
+
+def _machine_labels(run_dir: RunDir) -> dict[int, str]:
+    """Return the labels ``machine:rank`` of a run on several machines; empty if unknown."""
+    try:
+        snapshot = resolve_snapshot(run_dir)
+    except ProblemError:
+        return {}
+    return log_labels(snapshot)
 
 
 def _find_attempt(run_dir: RunDir, requested: int | None) -> int:
@@ -86,10 +97,15 @@ def _still_writing(run_dir: RunDir, attempt: int) -> bool:
 
 
 class _Printer:
-    """Prints the new lines of an attempt's files. Lines of a rank begin with the rank: ``r0``."""
+    """Prints the new lines of an attempt's files. Lines of a rank begin with the rank: ``r0``.
 
-    def __init__(self, folder: Path, rank: int | None) -> None:
-        self._folder = folder
+    On several machines they begin with ``gpu-b:12``, and lines of a launcher with ``gpu-b``.
+    """
+
+    def __init__(
+        self, folder: Path, rank: int | None, labels: Mapping[int, str] | None = None
+    ) -> None:
+        self._folder, self._labels = folder, labels or {}
         self._rank = rank
         self._files: dict[str, _LogFile] = {}
         self._safe = sys.stdout.isatty()
@@ -112,9 +128,15 @@ class _Printer:
         for path in paths:
             rank = rank_of_log(path.name)
             if path.name not in self._files and self._rank in (None, rank):
-                alone = self._rank is not None or rank is None
-                self._files[path.name] = _LogFile(path, b"" if alone else f"r{rank} ".encode())
+                self._files[path.name] = _LogFile(path, self._prefix(path.name, rank))
         return [self._files[path.name] for path in paths if path.name in self._files]
+
+    def _prefix(self, name: str, rank: int | None) -> bytes:
+        if self._rank is not None:
+            return b""
+        source = LAUNCHER - node_of_launcher_log(name) if rank is None else rank
+        label = self._labels.get(source, "" if rank is None else f"r{rank}")
+        return f"{label} ".encode() if label else b""
 
     def _write(self, prefix: bytes, line: bytes) -> None:
         if self._safe:

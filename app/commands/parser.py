@@ -650,7 +650,8 @@ examples:
 """
 
 _LOGS_EPILOG = """\
-Without --rank, each line of a rank begins with the rank (r0, r1, ...). Lines that
+Without --rank, each line of a rank begins with the rank (r0, r1, ...), on several
+machines with the machine and the rank (gpu-b:12, ...). Lines that
 begin with a date and a time are merged by it; a line without one stays behind the
 line before it, and a log without any is printed whole. On a terminal, control
 sequences are removed; into a pipe or a file, the bytes are copied unchanged.

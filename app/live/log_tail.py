@@ -43,6 +43,7 @@ class FileTail:
         is_new: bool = False,
     ) -> None:
         self.path, self.rank = path, rank
+        self._node = node_of_launcher_log(path.name)
         self._knows_arrival = is_new
         self._in_traceback = False
         self._start_bytes = start_bytes
@@ -104,7 +105,12 @@ class FileTail:
         text = clean_line(line.decode("utf-8", "replace"))
         tone, in_traceback = self._classify(_RANK_PREFIX.sub("", text))
         return LogLine(
-            rank=self.rank, text=text, tone=tone, in_traceback=in_traceback, seen_at=seen_at
+            rank=self.rank,
+            text=text,
+            tone=tone,
+            in_traceback=in_traceback,
+            seen_at=seen_at,
+            node=self._node,
         )
 
     def _classify(self, text: str) -> tuple[Tone, bool]:
@@ -186,3 +192,10 @@ def rank_of_log(name: str) -> int | None:
     stem = name.removesuffix(".log")
     digits = stem.removeprefix("rank-")
     return int(digits) if digits != stem and digits.isdigit() else None
+
+
+def node_of_launcher_log(name: str) -> int:
+    """Return the machine of a launcher's log: 1 for ``engine-1.log``, 0 for any other log."""
+    stem = name.removesuffix(".log")
+    digits = stem.removeprefix("engine-")
+    return int(digits) if digits != stem and digits.isdecimal() else 0

@@ -9,13 +9,13 @@ from textual.app import ComposeResult
 
 from ltui.app.live.frame import Frame
 from ltui.app.panels.panel import Panel
-from ltui.app.presentation.machines import rank_labels
+from ltui.app.presentation.machines import log_labels
 from ltui.widgets.log_rows import LogLevel
 from ltui.widgets.log_view import LogLines, LogView
-from ltui.widgets.view_models import LogLine
+from ltui.widgets.view_models import LAUNCHER, LogLine
 
-ALL_RANKS, LAUNCHER = -1, -2
-"""Values of ``LogPanel.source`` that are not the number of a rank."""
+ALL_RANKS = -1
+"""Value of ``LogPanel.source`` for the lines of all ranks and launchers."""
 
 
 class LogPanel(Panel):
@@ -24,7 +24,7 @@ class LogPanel(Panel):
     def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's name for it
         super().__init__(5, "log", id=id)
         self.source = ALL_RANKS
-        """The number of a rank, ``ALL_RANKS`` or ``LAUNCHER``."""
+        """``ALL_RANKS``, or the ``LogLine.source`` of the lines that are shown."""
         self._shown: tuple[int, int, int] | None = None
         """Attempt, source and number of log lines that were shown last."""
         self._labels: Mapping[int, str] = {}
@@ -44,7 +44,7 @@ class LogPanel(Panel):
             new = frame.log[max(0, len(frame.log) - (frame.log_count - shown[2])) :]
             lines.extend(line for line in new if is_from(line, self.source))
         else:
-            lines.rank_labels = self._labels = rank_labels(frame.snapshot)
+            lines.rank_labels = self._labels = log_labels(frame.snapshot)
             lines.show_ranks = self.source == ALL_RANKS
             lines.set_lines(line for line in frame.log if is_from(line, self.source))
         self._update_titles()
@@ -75,22 +75,26 @@ class LogPanel(Panel):
 
 
 def source_name(source: int, labels: Mapping[int, str]) -> str:
-    """Return ``all ranks``, ``launcher``, ``rank 2``, or ``gpu-b:12`` on several machines."""
-    names = {ALL_RANKS: "all ranks", LAUNCHER: "launcher"}
-    return names.get(source) or labels.get(source) or f"rank {source}"
+    """Return ``all ranks``, ``launcher``, ``rank 2``; ``gpu-b:12`` and ``gpu-b launcher``."""
+    if source == ALL_RANKS:
+        return "all ranks"
+    label = labels.get(source)
+    if source <= LAUNCHER:
+        return "launcher" if label is None else f"{label} launcher"
+    return f"rank {source}" if label is None else label
 
 
 def log_sources(frame: Frame | None) -> list[tuple[int, str]]:
-    """Return all sources with their names: all ranks, each rank, the launcher."""
-    run = frame.snapshot if frame is not None else None
-    labels = {} if run is None else rank_labels(run)
-    ranks = set() if run is None else {rank.rank for rank in run.ranks} | set(labels)
-    sources = [ALL_RANKS, *sorted(ranks), LAUNCHER]
+    """Return all sources with their names: all ranks, each rank, the launchers."""
+    if frame is None:
+        return [(source, source_name(source, {})) for source in (ALL_RANKS, LAUNCHER)]
+    labels = log_labels(frame.snapshot)
+    ranks = {rank.rank for rank in frame.snapshot.ranks} | {s for s in labels if s > ALL_RANKS}
+    launchers = sorted((source for source in labels if source <= LAUNCHER), reverse=True)
+    sources = [ALL_RANKS, *sorted(ranks), *(launchers or [LAUNCHER])]
     return [(source, source_name(source, labels)) for source in sources]
 
 
 def is_from(line: LogLine, source: int) -> bool:
     """Return True if a line belongs to ``source``."""
-    if source == ALL_RANKS:
-        return True
-    return line.rank is None if source == LAUNCHER else line.rank == source
+    return source in (ALL_RANKS, line.source)

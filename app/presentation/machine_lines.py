@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ltui.app.presentation.machines import (
     LOCAL,
     NOT_REPORTING,
+    clock_text,
     machine_names,
     machine_note,
     missing_machines,
@@ -41,7 +42,7 @@ def machine_table(run: RunSnapshot) -> list[tuple[str, ...]]:
             _gpu_text(run, node) if live else "",
             _report_text(node, live=live),
             clean_name(node.address or node.host or ""),
-            machine_note(node),
+            ", ".join(part for part in (machine_note(node), clock_text(node.clock_skew_s)) if part),
         )
         for node in run.nodes
     ]

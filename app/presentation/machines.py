@@ -19,6 +19,7 @@ from ltui.training.state.run_snapshot import (
 )
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line, clean_name
+from ltui.widgets.view_models import LAUNCHER
 
 MAX_NAME_CELLS = 16
 """Cells of a machine's name. Of a longer one the end is shown, which contains its number."""
@@ -94,6 +95,12 @@ def rank_labels(run: RunSnapshot) -> dict[int, str]:
     return {rank: rank_label(names, nodes[rank], rank) for rank in sorted(nodes)}
 
 
+def log_labels(run: RunSnapshot) -> dict[int, str]:
+    """Return the labels of the logs of several machines by source; empty on one machine."""
+    launchers = {LAUNCHER - node: name for node, name in machine_names(run).items()}
+    return {**rank_labels(run), **launchers}
+
+
 def nodes_of_ranks(run: RunSnapshot) -> dict[int, int]:
     """Return the number of the machine of each rank, also of ranks that have not reported yet."""
     nodes = {rank: node.node for node in run.nodes for rank in node.ranks}
@@ -150,3 +157,10 @@ def report_age_text(node: NodeSnapshot, *, since_snapshot_s: float, live: bool) 
 def machine_note(node: NodeSnapshot) -> str:
     """Return the reason for the state of a machine; empty if it reports normally."""
     return clean_line(node.note, 120) if node.note else ""
+
+
+def clock_text(skew_s: float | None) -> str:
+    """Return ``clock 90 s ahead``; empty if the clock of a machine is right to a second."""
+    if skew_s is None or abs(skew_s) < 1:
+        return ""
+    return f"clock {formats.age(abs(round(skew_s)))} {'ahead' if skew_s > 0 else 'behind'}"

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Sequence
 from rich.text import Text
 
 from ltui.app.live.frame import Frame
+from ltui.app.presentation.machines import clock_text, machine_names, rank_range
 from ltui.app.presentation.run_configuration import hyperparameters, settings
 from ltui.app.presentation.run_report import ordered_metrics
 from ltui.app.presentation.snapshot_text import checkpoint_text, program_text
-from ltui.training.state.run_snapshot import CheckpointInfo
+from ltui.training.state.run_snapshot import LIVE, CheckpointInfo, NodeState
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line, clean_name
 
@@ -22,6 +23,8 @@ MAX_METRICS = 200
 """Maximum number of metrics that are listed."""
 MAX_CHECKPOINTS = 30
 """Maximum number of checkpoints that are listed."""
+MAX_MACHINES = 32
+"""Maximum number of machines that are listed."""
 NAME_CELLS = 20
 """Columns of a metric's name."""
 LEARNING_RATE = "step/lr"
@@ -43,6 +46,7 @@ def checkpoints_and_events(frame: Frame) -> Text:
     _append_checkpoints(out, frame)
     _append_script_checkpoints(out, frame)
     _append_events(out, frame)
+    _append_machines(out, frame)
     _append_run_facts(out, frame)
     out.rstrip()
     return out
@@ -139,6 +143,30 @@ def _append_events(out: Text, frame: Frame) -> None:
         out.append(f"{clean_line(text, 200)}\n")
 
 
+def _append_machines(out: Text, frame: Frame) -> None:
+    """Append the machines of a run on several: name, address, ranks, state, difference of clocks.
+
+    Ages are left out, because they would be redrawn every second.
+    """
+    run = frame.snapshot
+    if not run.nodes:
+        return
+    names = machine_names(run)
+    out.append("\nmachines\n", "bold")
+    for node in run.nodes[:MAX_MACHINES]:
+        quiet = node.state in (NodeState.CONNECTED, NodeState.ENDED) or run.state not in LIVE
+        parts = [
+            clean_name(node.address or node.host or ""),
+            f"ranks {rank_range(node.ranks)}",
+            "" if quiet else node.state.value,
+            clock_text(node.clock_skew_s),
+        ]
+        out.append(f"{names[node.node]}  ")
+        out.append(f"{', '.join(part for part in parts if part)}\n", "" if not quiet else "dim")
+    if len(run.nodes) > MAX_MACHINES:
+        out.append(f"and {len(run.nodes) - MAX_MACHINES} more\n", "dim")
+
+
 def _append_run_facts(out: Text, frame: Frame) -> None:
     run = frame.snapshot
     out.append("\nrun\n", "bold")
@@ -148,7 +176,7 @@ def _append_run_facts(out: Text, frame: Frame) -> None:
         ("id", run.id),
         ("preset" if run.preset else "command", program_text(run)),
         ("world size", formats.count(run.world_size)),
-        ("hosts", ", ".join(hosts)),
+        ("hosts", "" if run.nodes else ", ".join(hosts)),
         ("Python", python),
         ("supervisor", "" if run.supervisor_pid is None else f"pid {run.supervisor_pid}"),
         ("FLOP per batch", _flops_text(run.flops_per_batch)),

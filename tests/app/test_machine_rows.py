@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from ltui.app.foreground.progress_display import panel_lines, plain_line
-from ltui.app.panels.log_panel import log_sources
+from ltui.app.live.log_tail import node_of_launcher_log
+from ltui.app.panels.log_panel import is_from, log_sources
 from ltui.app.presentation import gpu_view, run_view
 from ltui.app.presentation.machine_rows import MachineRows, RankFilter, RowSelection
 from ltui.app.presentation.machines import (
@@ -19,6 +20,7 @@ from ltui.app.presentation.machines import (
     rank_summary,
 )
 from ltui.app.presentation.rank_grid import MIN_RANKS, has_grid, rank_grid
+from ltui.app.presentation.run_details import checkpoints_and_events
 from ltui.app.presentation.run_report import show_lines
 from ltui.training.state.run_snapshot import (
     NodeSnapshot,
@@ -30,8 +32,8 @@ from ltui.training.state.run_snapshot import (
     snapshot_from_json,
     to_json,
 )
-from ltui.widgets.view_models import RankRow, Tone
-from tests.app.frames import NOW, snapshot
+from ltui.widgets.view_models import LogLine, RankRow, Tone
+from tests.app.frames import NOW, frame, snapshot
 from tests.app.machine_frames import (
     large_run,
     machine,
@@ -187,6 +189,25 @@ def test_labels_name_the_machine_only_on_several() -> None:
     assert [name for _, name in log_sources(machine_frame())][:3] == [
         "all ranks", "gpu-a:0", "gpu-a:1",
     ]  # fmt: skip
+
+
+def test_each_machine_has_a_launcher_with_a_log_of_its_own() -> None:
+    sources = {name: source for source, name in log_sources(machine_frame())}
+    second = LogLine(rank=None, text="elastic: ready", node=1)
+    assert is_from(second, sources["gpu-b launcher"])
+    assert is_from(second, sources["all ranks"])
+    assert not is_from(second, sources["gpu-a launcher"])
+    assert not is_from(LogLine(rank=3, text=""), sources["gpu-b launcher"])
+    assert node_of_launcher_log("engine-12.log") == 12
+    assert node_of_launcher_log("engine.log") == node_of_launcher_log("rank-00012.log") == 0
+
+
+def test_the_details_list_machines_with_the_difference_of_their_clocks() -> None:
+    nodes = {1: replace(unreachable(1), clock_skew_s=90.2)}
+    text = checkpoints_and_events(machine_frame(machine_run(machines=nodes))).plain
+    assert "machines\ngpu-a  10.0.0.1, ranks 0-7\n" in text
+    assert "gpu-b  10.0.0.2, ranks 8-15, unreachable, clock 1 m 30 s ahead" in text
+    assert "machines" not in checkpoints_and_events(frame()).plain
 
 
 def test_ranks_of_a_machine_are_a_range() -> None:

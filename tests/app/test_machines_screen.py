@@ -145,7 +145,7 @@ async def test_a_log_is_chosen_from_a_list() -> None:
         assert any("gpu-b:" in line for line in text_of(screen.query_one(LogLines)))
         await pilot.press("v")
         await until(pilot, lambda: isinstance(app.screen, LogChooser))
-        assert app.screen.query_one(OptionList).option_count == 18
+        assert app.screen.query_one(OptionList).option_count == 19
         await pilot.press(*"gpu-b:12")
         await pilot.pause()
         assert app.screen.query_one(OptionList).option_count == 1

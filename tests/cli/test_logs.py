@@ -62,3 +62,13 @@ def test_only_new_lines_follow_and_one_rank_has_no_prefix(
         file.write(" line\nrest")
     assert printer.print_new(last=True)
     assert printed(capfdbinary) == ["half line", "rest"]
+
+
+def test_lines_of_several_machines_name_the_machine(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    for name in ("rank-00000", "rank-00008", "engine", "engine-1"):
+        (tmp_path / f"{name}.log").write_text("ready\n")
+    labels = {0: "gpu-a:0", 8: "gpu-b:8", -2: "gpu-a", -3: "gpu-b"}
+    _Printer(tmp_path, None, labels).print_new(last=True)
+    assert printed(capfdbinary) == ["gpu-a:0 ready", "gpu-b:8 ready", "gpu-b ready", "gpu-a ready"]
