@@ -31,6 +31,7 @@ from ltui.training.rank import file_transfer
 from ltui.training.rank.channel import open_channel  # noqa: F401  (imported before forking)
 from ltui.training.rank.coordination import save_checkpoint
 from ltui.training.store.run_checkpoints import checkpoint_to_resume, remove_unfinished
+from tests.nodes.other_folders import hide_checkpoints, share_queues
 from tests.rank.exactness import world
 from tests.rank.exactness.__main__ import detach, everywhere
 from tests.rank.exactness.every import LOADERS, SHARES_BY_ITSELF
@@ -56,7 +57,11 @@ class Case:
     nodes: int = 2
     seed: int = 1
     layout: str = "detached"
-    """``detached``, ``shared`` (all machines see one folder), ``mixed`` (only machine 1 does)."""
+    """Which machines see the folder of machine 0.
+
+    ``detached``: none. ``shared``: all, as their own folder. ``mixed``: only machine 1, as its own.
+    ``visible``: all, at the path of machine 0.
+    """
     order: tuple[int, ...] = ()
     """The machine of each node after the stop; as before if empty."""
     fault: str = ""
@@ -69,12 +74,10 @@ def machine(folder: Path, number: int, attempt: int) -> RunFolder:
 
 def make_machines(folder: Path, case: Case) -> None:
     head = folder / "machine-0"
-    for name in ("queue", "checkpoints"):
-        (head / name).mkdir(parents=True)
+    (head / "checkpoints").mkdir(parents=True)
     for number in range(1, case.nodes):
         path = folder / f"machine-{number}"
-        path.mkdir(exist_ok=True)
-        (path / "queue").symlink_to(head / "queue")
+        share_queues(head, path)
         if case.layout == "shared" or (case.layout == "mixed" and number == 1):
             (path / "checkpoints").symlink_to(head / "checkpoints")
 
@@ -86,6 +89,8 @@ def fit(case: Case, folder: Path, attempt: int, stop: tuple[int, int], **extra: 
     data = LOADERS[case.loader](case.workers, folder)
     shares = case.loader not in SHARES_BY_ITSELF
     options = STOPS[case.stop][2] if case.stop in STOPS else {}
+    if case.layout != "visible":
+        hide_checkpoints(folder / "machine-0")
     extra["LTUI_NODES"] = str(HERE.nodes)
     try:
         return train(

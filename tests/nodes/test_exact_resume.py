@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from ltui.training.store.run_checkpoints import choose_checkpoint
+
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 900
 
@@ -52,9 +54,10 @@ def check_exact(row: dict[str, Any]) -> None:
     (name,) = set(row["checkpoint"])
     names = sorted([name, f"{name}.json", *(f"{name}.rank-{rank:05d}" for rank in ranks)])
     case = row["case"]
-    shares = {"detached": (), "mixed": (1,), "shared": range(case["nodes"])}[case["layout"]]
+    shares = {"detached": (), "mixed": (1,)}.get(case["layout"], range(case["nodes"]))
     for node, files in enumerate(row["files"]):
-        assert files == (names if node == 0 or node in shares else []), row
+        sees = node == 0 or (node in shares and case["layout"] != "visible")
+        assert files == (names if sees else []), row
     (node_of_file,) = row["node_of_file"]
     per_node = case["ranks"] // case["nodes"]
     for rank in ranks:
@@ -104,6 +107,8 @@ EXACT: list[dict[str, Any]] = [
     {"part": "average", "seed": 12},
     {"layout": "shared", "seed": 13},
     {"layout": "shared", "part": "sharded", "seed": 14},
+    {"layout": "visible", "seed": 17, "ranks": 4},
+    {"layout": "visible", "part": "sharded", "seed": 18},
     {"layout": "mixed", "seed": 15, "ranks": 3, "nodes": 3},
     {"layout": "mixed", "part": "sharded", "seed": 16, "ranks": 3, "nodes": 3},
     *({"stop": stop} for stop in ("epoch end", "validation", "sanity check", "accumulation")),
@@ -141,8 +146,14 @@ def test_a_failed_save_keeps_the_last_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S)
 def test_a_damaged_or_missing_part_is_named(tmp_path: Path) -> None:
-    for row in tried(tmp_path, [{"fault": fault} for fault in RESUMES]):
+    for number, row in enumerate(tried(tmp_path, [{"fault": fault} for fault in RESUMES])):
         check_refused(row, *RESUMES[row["case"]["fault"]])
+        # What the supervisor says when it looks for a checkpoint to resume from.
+        skipped = choose_checkpoint(tmp_path / str(number) / "machine-0/checkpoints").skipped
+        if "part" in row["case"]["fault"]:
+            assert f"damaged: {row['checkpoint'][0]}.rank-00001 of rank 1 on node 1" in skipped[0]
+        else:
+            assert skipped == ()
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.engine_command import engine_start, write_rank_config
 from ltui.training.tensor_queue.control_block import Command
 from ltui.training.tensor_queue.record_types import StepField
-from tests.nodes.two_machines import Machine, open_machines, start_on
+from tests.nodes.two_machines import Machine, Machines, open_machines, run_on, start_on
 from tests.rank.runs import RunFolder
 from tests.required import required
 from tests.waiting import wait_for
@@ -118,6 +118,13 @@ class Attempt:
         return torch.load(info.path, weights_only=True)["state_dict"]
 
 
+def hide_from_each_other(machines: Machines) -> None:
+    """Mount an empty folder over the files of the other machine, which share this disk."""
+    for machine, other in ((machines[0], machines[1]), (machines[1], machines[0])):
+        other.home.mkdir()
+        run_on(machine, ["mount", "-t", "tmpfs", "tmpfs", str(other.home)], code=0)
+
+
 def train(attempt: Attempt, stop_at: int | None = None) -> Attempt:
     """Train to the end, or until a stop that is requested at a step."""
     with attempt.mirrored():
@@ -159,6 +166,7 @@ def test_quickstart_resumes_exactly_on_swapped_machines(tmp_path: Path) -> None:
     with open_machines(tmp_path / "never") as machines:
         never = train(Attempt(list(machines), spec, 1))
     with open_machines(tmp_path / "resumed") as machines:
+        hide_from_each_other(machines)
         first = train(Attempt(list(machines), spec, 1), stop_at)
         saved = required(checkpoint_to_resume(first.folders[0].checkpoints_dir))
         assert stop_at <= saved.global_step < EPOCHS * STEPS_AN_EPOCH

@@ -185,12 +185,14 @@ class RankHooks:
         if (fit_number(path) if source is None else source.fit) != channel.fit_count:
             return
         channel.resumed = True
+        own_folder = self.environment.checkpoints_dir.resolve()
+        trusted = own_folder in path.resolve().parents if source is None else source.in_folder
         send_event = channel.event_from_rank_0
         resume_from(
             trainer,
             path,
             send_event,
-            own_folder=self.environment.checkpoints_dir,
+            trusted=trusted,
             exact=self._exact,
             received=None if nodes is None or source is None else ReceivedCheckpoint(nodes, source),
         )

@@ -1,12 +1,13 @@
 """Where the ranks of each node keep checkpoints, if a run has several nodes.
 
 The run's checkpoints are in the folder of rank 0. Another node may see the same folder, on a shared
-file system. Otherwise it is *detached*: its ranks write into a folder of that node, and files
-travel between that folder and rank 0's (``file_transfer.py``).
+file system: at rank 0's path, or as the folder of its own run directory. Otherwise it is
+*detached*: its ranks write into its own folder, and files travel between that folder and rank 0's
+(``file_transfer.py``).
 
-The ranks find out by a file with a random name that rank 0 creates: who sees it, sees rank 0's
-folder. A node that sees the file too late is taken for detached. This costs time and harms nothing,
-because a detached node uses names of its own.
+The ranks find out by a file with a random name that rank 0 creates: who finds it in a folder sees
+rank 0's folder there. A node that sees the file too late is taken for detached. This costs time and
+harms nothing, because a detached node uses names of its own.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class NodeFolders:
     rank: int
     node_of_rank: tuple[int, ...]
     folder: Path
-    """The checkpoint folder in the run directory of this rank's node."""
+    """Rank 0's checkpoint folder as this rank sees it; that of its own node if it is detached."""
     detached: Mapping[int, int]
     """Each detached node, and the rank that reads and writes files for it."""
     writers: Mapping[int, int]
@@ -111,31 +112,32 @@ def node_folders(trainer: Any, environment: RankEnvironment) -> NodeFolders | No
 
 def find_node_folders(trainer: Any, environment: RankEnvironment) -> NodeFolders:
     """Ask all ranks for their folders. An error of a disk does not raise."""
-    folder, rank = environment.checkpoints_dir, trainer.global_rank
+    own_folder, rank = environment.checkpoints_dir, trainer.global_rank
     token = f".seen-by-ranks-{secrets.token_hex(16)}"
     resume = None
     if rank == 0:
         resume = _resume_source(environment)
         with contextlib.suppress(OSError):  # then every other node is taken for detached
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            (folder / token).touch(mode=0o600)
-    token, resume = broadcast((token, resume))
-    sees_token = token in _names(folder)
-    if not sees_token and trainer.local_rank == 0 and rank != 0:
-        _remove_leftovers(folder)
-    facts = gather((trainer.node_rank, sees_token))
+            own_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (own_folder / token).touch(mode=0o600)
+    token, resume, head_folder = broadcast((token, resume, own_folder.absolute()))
+    folder = next((path for path in (own_folder, head_folder) if _sees(path, token)), None)
+    if folder != own_folder and trainer.local_rank == 0 and rank != 0:
+        _remove_leftovers(own_folder)
+    facts = gather((trainer.node_rank, folder is not None))
     if rank == 0:
-        remove(folder / token)
+        remove(own_folder / token)
     head = facts[0][0]
     writers: dict[int, int] = {}
     for other, (node, _) in enumerate(facts):
         if node != head:
             writers.setdefault(node, other)
-    blind = {node for node, sees in facts if not sees}
+    # All ranks of a node use one folder, so all have to see rank 0's.
+    blind = {node for node, sees in facts if not sees} - {head}
     return NodeFolders(
         rank=rank,
         node_of_rank=tuple(node for node, _ in facts),
-        folder=folder,
+        folder=own_folder if folder is None or facts[rank][0] in blind else folder,
         detached={node: writer for node, writer in writers.items() if node in blind},
         writers=writers,
         resume=resume,
@@ -152,6 +154,11 @@ def _resume_source(environment: RankEnvironment) -> ResumeSource | None:
         fit=fit_number(path),
         in_folder=path.resolve().parent == environment.checkpoints_dir.resolve(),
     )
+
+
+def _sees(folder: Path, token: str) -> bool:
+    """Return True if the file ``token`` is in ``folder``, and this rank may write there."""
+    return token in _names(folder) and os.access(folder, os.W_OK | os.X_OK)
 
 
 def _names(folder: Path) -> set[str]:

@@ -126,24 +126,32 @@ def damage_of(info: CheckpointInfo) -> str | None:
     """Return why a checkpoint cannot be used, None if it can; reads the whole checkpoint."""
     path = Path(info.path)
     try:
-        parts = list(_file_facts(path, _load_manifest(path)))
+        parts = list(_parts(path, _load_manifest(path)))
     except _UNREADABLE:
         return "has a manifest that cannot be read"
     if not parts:
         return "has a manifest that names no file"
-    for file, digest, size in parts:
-        part = "" if file == path else f" of {file.name}"
-        try:
-            if not file.is_file():
-                return f"is gone{part}"
-            if file.stat().st_size != size:
-                return f"is truncated: {file.stat().st_size} of {size} bytes{part}"
-            if _sha256(file) != digest:
-                return f"has a different checksum than its manifest{part}"
-        except FileNotFoundError:
-            return f"is gone{part}"
-        except OSError as error:
-            return f"cannot be read{part} ({error.strerror})"
+    for part in parts:
+        if (reason := _damage_of_part(part)) is not None:
+            # The whole checkpoint, or one of the files that it consists of.
+            own = "" if part.path == path else f"is damaged: {part.path.name}{part.writer} "
+            return own + reason
+    return None
+
+
+def _damage_of_part(part: _Part) -> str | None:
+    try:
+        if not part.path.is_file():
+            return "is gone"
+        size = part.path.stat().st_size
+        if size != part.size_bytes:
+            return f"is truncated: {size} of {part.size_bytes} bytes"
+        if _sha256(part.path) != part.sha256:
+            return "has a different checksum than its manifest"
+    except FileNotFoundError:
+        return "is gone"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
     return None
 
 
@@ -233,21 +241,38 @@ def _load_manifest(checkpoint: Path | str) -> dict[str, Any]:
     return manifest
 
 
-def _file_facts(path: Path, manifest: dict[str, Any]) -> Iterator[tuple[Path, str, int]]:
-    """Yield (file, checksum, size) of every file of the checkpoint."""
-    if "files" in manifest:
-        for name, facts in manifest["files"].items():
-            yield path / name, facts["sha256"], int(facts["size_bytes"])
-    else:
-        yield path, manifest["sha256"], int(manifest["size_bytes"])
-    for name, facts in (manifest.get("beside") or {}).items():
-        yield path.parent / name, facts["sha256"], int(facts["size_bytes"])
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Part:
+    """A file of a checkpoint, as its manifest describes it."""
+
+    path: Path
+    sha256: str
+    size_bytes: int
+    writer: str = ""
+    """`` of rank 3 on node 1`` if the manifest says so."""
+
+
+def _parts(path: Path, manifest: dict[str, Any]) -> Iterator[_Part]:
+    """Yield every file of the checkpoint."""
+    for name, facts in manifest.get("files", {".": manifest}).items():
+        yield _part(path / name, facts, "")
+    nodes = manifest.get("node_of_rank") or []
+    for rank, (name, facts) in enumerate((manifest.get("beside") or {}).items()):
+        writer = f" of rank {rank} on node {nodes[rank]}" if rank < len(nodes) else ""
+        yield _part(path.parent / name, facts, writer)
+
+
+def _part(path: Path, facts: dict[str, Any], writer: str) -> _Part:
+    writer = writer or (f" of node {facts['node']}" if "node" in facts else "")
+    return _Part(
+        path=path, sha256=facts["sha256"], size_bytes=int(facts["size_bytes"]), writer=writer
+    )
 
 
 def _sizes_match(path: Path, manifest: dict[str, Any]) -> bool:
-    parts = list(_file_facts(path, manifest))
+    parts = list(_parts(path, manifest))
     return bool(parts) and all(
-        file.is_file() and file.stat().st_size == size for file, _, size in parts
+        part.path.is_file() and part.path.stat().st_size == part.size_bytes for part in parts
     )
 
 

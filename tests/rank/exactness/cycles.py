@@ -1,5 +1,7 @@
 """Stop and resume again and again: ``python -m tests.rank.exactness.cycles FOLDER CYCLES [SEED]``.
 
+``NODES=2`` in the environment puts each rank on a machine with a checkpoint folder of its own.
+
 One run of two ranks is stopped at random moments and resumed until it has been through all cycles;
 its losses and weights must be those of the same run, never stopped. The ranks of each attempt are
 forked from this process, which has imported torch; they train, agree, save and leave as under a
@@ -10,6 +12,7 @@ to complete checkpoint; exit code 1 where something differs or stands still.
 from __future__ import annotations
 
 import json
+import os
 import random
 import statistics
 import sys
@@ -22,6 +25,7 @@ from typing import Any
 import torch
 
 from ltui.training.tensor_queue.control_block import Command
+from tests.nodes.other_folders import hide_checkpoints, share_queues
 from tests.rank.exactness import world
 from tests.rank.exactness.every import LOADERS
 from tests.rank.exactness.training import train
@@ -33,12 +37,18 @@ RANKS = 2
 STEPS_A_CYCLE = 12
 """Steps of the complete run for each cycle, so that every attempt has some to do."""
 STANDSTILL_S = 120.0
+NODES = int(os.environ.get("NODES") or 1)
 
 
 def attempt(folder: Path, number: int, path: Path | None, epochs: int) -> None:
     warnings.filterwarnings("ignore")
     run = RunFolder(folder, attempt=number)
     extra: dict[str, Any] = {} if path is None else {"LTUI_RESUME_FROM": str(path)}
+    if NODES > 1:
+        extra["LTUI_NODES"] = str(NODES)
+        hide_checkpoints(folder)
+        if HERE.node:
+            run = RunFolder(other_machine(folder), attempt=number)
     torch.manual_seed(number)
     options = {"max_epochs": epochs, "num_sanity_val_steps": 0}
     model = train(run, LOADERS["plain"](0, folder), (-9, 0), options, **extra)
@@ -53,7 +63,18 @@ def attempt(folder: Path, number: int, path: Path | None, epochs: int) -> None:
 
 def launch(folder: Path, number: int, path: Path | None, epochs: int) -> list[int]:
     do = partial(attempt, folder, number, path, epochs)
-    return world.start(RANKS, do, folder / "log")
+    return world.start(RANKS, do, folder / "log", nodes=NODES)
+
+
+def new_folder(path: Path) -> Path:
+    path.mkdir()
+    if NODES > 1:
+        share_queues(path, other_machine(path))
+    return path
+
+
+def other_machine(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}-on-machine-1")
 
 
 def seen(folder: Path, number: int) -> list[dict[str, Any]]:
@@ -100,11 +121,9 @@ def main(folder: Path, cycles: int, seed: int) -> int:
     # Steps enough that the run is not over before the last cycle: five an epoch.
     epochs = max(3, cycles * STEPS_A_CYCLE // 5)
     print(f"seed {seed}: {cycles} cycles in {epochs * 5} steps of {RANKS} ranks", flush=True)
-    never = folder / "never"
-    never.mkdir()
+    never = new_folder(folder / "never")
     assert not any(world.wait(launch(never, 1, None, epochs)))
-    run = RunFolder(folder / "run")
-    run.path.mkdir()
+    run = RunFolder(new_folder(folder / "run"))
     times: list[float] = []
     parts: list[list[dict[str, Any]]] = []
     path: Path | None = None

@@ -262,7 +262,7 @@ class RankCoordinator:
             manifest_fields |= self._best.take_manifest_fields()
         saved = save_checkpoint(
             trainer,
-            environment.checkpoints_dir,
+            environment.checkpoints_dir if self.nodes is None else self.nodes.folder,
             reason,
             manifest_fields=manifest_fields,
             amend=checkpoint_amendment(trainer, boundary),

@@ -36,14 +36,14 @@ def resume_from(
     checkpoint: Path,
     report: Report,
     *,
-    own_folder: Path,
+    trusted: bool,
     exact: ExactState | None = None,
     received: ReceivedCheckpoint | None = None,
 ) -> None:
     """Make the ``fit`` that begins restore ``checkpoint``, and report it as an event.
 
-    Any object in a checkpoint in ``own_folder`` may be unpickled. ``exact`` loads this rank's own
-    state too. ``received`` gives each node the files if the run has several nodes.
+    ``trusted`` allows unpickling any object. ``exact`` loads this rank's own state too.
+    ``received`` gives each node the files if the run has several nodes.
     """
     connector = checkpoint_connector(trainer)
     start = connector.resume_start
@@ -56,7 +56,6 @@ def resume_from(
             start(checkpoint_path, *args, **kwargs)
             return
         path = checkpoint if received is None else received.receive()
-        trusted = own_folder.resolve() in path.resolve().parents
         with nullcontext() if received is None else own_path_in_broadcasts(trainer.strategy, path):
             _load(start, path, report, trusted=trusted)
         state = loaded_checkpoint(connector) or _manifest(path)
