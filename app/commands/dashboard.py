@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from ltui.app.slurm.remote_dashboard import attach_words, run_on_terminal
 from ltui.training.problem import ProblemError
 from ltui.training.store.run_directory import find_run, ltui_home
 
@@ -35,6 +36,8 @@ def show_dashboard(name: str | None = None, *, readonly: bool = False) -> int:
         )
     home = ltui_home(to_write=False)
     run = None if name is None else find_run(home, name)
+    if run is not None and (words := attach_words(run, readonly=readonly)) is not None:
+        return run_on_terminal(words)
     # Local: importing Textual takes half a second, which the errors above need not wait for.
     from ltui.app.open_dashboard import run_dashboard
 

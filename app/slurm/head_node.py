@@ -82,6 +82,8 @@ def run_head(run_dir: RunDir) -> int:
     if ends_at is not None:
         # The supervisor shows the remaining time.
         os.environ["SLURM_JOB_END_TIME"] = str(int(ends_at))
+    # Lightning would expect one SLURM task for each rank, and would requeue the job itself.
+    os.environ["SLURM_JOB_NAME"] = "interactive"
     write_head(run_dir, life.job_id, ends_at, os.environ.get("SLURM_JOB_NODELIST"))
     try:
         _start_attempt(run_dir, life)
@@ -89,10 +91,9 @@ def run_head(run_dir: RunDir) -> int:
     except BaseException:
         _close_life(run_dir, outcome="failed", requeue=False)
         raise
-    stopped = snapshot.state is RunState.STOPPED
-    _close_life(
-        run_dir, outcome=snapshot.state.value, requeue=stopped and warnings.asked_to_continue
-    )
+    # A run that is told to stop before it has begun to train ends as failed, and continues, too.
+    requeue = warnings.asked_to_continue and snapshot.state is not RunState.FINISHED
+    _close_life(run_dir, outcome=snapshot.state.value, requeue=requeue)
     _publish(run_dir, snapshot)
     print(f"ltui: {run_dir.id} {snapshot.state.value}: {snapshot.detail or ''}", flush=True)
     return EXIT_DONE

@@ -5,6 +5,8 @@
 - ``prepare`` on the first node: find the run directory, or create it if this node does not see it.
 - ``node`` on every node, by srun: start the next attempt on the first node and wait until it ends.
 - ``end`` on the first node: requeue the job if the run has to continue.
+- ``request`` beside a running job: pass a request from standard input to the supervisor.
+- ``attach`` beside a running job: open the dashboard.
 
 Every step exits with 2 and one sentence if it cannot do its work.
 """
@@ -13,16 +15,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from ltui.app.exit_codes import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
 from ltui.app.slurm.continue_run import continue_run
 from ltui.app.slurm.head_node import run_head
+from ltui.training.lifecycle.job_control import REQUEST_TIMEOUT_S
 from ltui.training.lifecycle.launch_run import create_run_directory
+from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.problem import ProblemError
 from ltui.training.slurm.job_options import JobOptions
 from ltui.training.slurm.job_record import JobRecord, read_record, write_submission
@@ -40,6 +46,11 @@ def main(argv: list[str] | None = None) -> int:
         run_dir = find_recorded(arguments.run, arguments.token)
         if arguments.step == "node":
             return run_node(run_dir)
+        if arguments.step == "request":
+            print(json.dumps(answer(run_dir, json.loads(sys.stdin.read()))))
+            return EXIT_DONE
+        if arguments.step == "attach":
+            return attach(run_dir, readonly=arguments.readonly)
         return continue_run(run_dir, arguments.code)
     except ProblemError as error:
         for problem in error.problems:
@@ -131,13 +142,31 @@ def run_node(run_dir: RunDir) -> int:
     return run_head(run_dir)
 
 
+def answer(run_dir: RunDir, request: dict[str, Any]) -> dict[str, Any]:
+    """Return the supervisor's answer, or the problem in words."""
+    try:
+        return ControlClient(run_dir).request(request, REQUEST_TIMEOUT_S)
+    except ProblemError as error:
+        return {"problem": error.problems[0].what}
+
+
+def attach(run_dir: RunDir, *, readonly: bool) -> int:
+    """Open the dashboard at the run. Return its exit code."""
+    # Imported here: the other steps do not need Textual.
+    from ltui.app.open_dashboard import run_dashboard
+
+    return run_dashboard(run_dir.home, run=run_dir, readonly=readonly)
+
+
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="ltui-slurm")
     steps = parser.add_subparsers(dest="step", required=True)
-    for name in ("prepare", "node", "end"):
+    for name in ("prepare", "node", "end", "request", "attach"):
         step = steps.add_parser(name)
         step.add_argument("--run", required=True)
         step.add_argument("--token", required=True)
+        if name == "attach":
+            step.add_argument("--readonly", action="store_true")
         if name == "end":
             step.add_argument("--code", type=int, default=EXIT_FAILED)
     return parser.parse_args(argv)

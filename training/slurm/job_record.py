@@ -9,6 +9,7 @@ The folder ``slurm`` of the run directory holds one file for each writer:
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Sequence
@@ -28,6 +29,8 @@ class Head:
     job_id: str
     host: str
     boot_id: str | None
+    node: str | None = None
+    """SLURM's name of the machine."""
     ends_at: float | None = None
     """Unix time of the job's time limit."""
     nodes: str | None = None
@@ -155,7 +158,12 @@ def write_lives(
 def write_head(run_dir: RunDir, job_id: str, ends_at: float | None, nodes: str | None) -> None:
     """Record that this machine holds the run."""
     head = Head(
-        job_id=job_id, host=socket.gethostname(), boot_id=boot_id(), ends_at=ends_at, nodes=nodes
+        job_id=job_id,
+        host=socket.gethostname(),
+        boot_id=boot_id(),
+        node=os.environ.get("SLURMD_NODENAME"),
+        ends_at=ends_at,
+        nodes=nodes,
     )
     write_json(slurm_dir(run_dir) / "head.json", asdict(head))
 

@@ -11,11 +11,13 @@ import pwd
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
 from ltui.training.problem import ProblemError
+from ltui.training.slurm.batch_script import JOB_MODULE
 from ltui.training.slurm.job_states import SlurmJob
 
 QUERY_TIMEOUT_S = 4.0
@@ -45,7 +47,7 @@ def submit(script: Path, cwd: str, options: Sequence[str] = ()) -> str:
         ["sbatch", "--parsable", *options, str(script)],
         SUBMIT_TIMEOUT_S,
         cwd=cwd,
-        environment=_outside_job(os.environ),
+        environment=outside_job(os.environ),
     )
     match = _JOB_ID.fullmatch(output.strip().split("\n")[-1].strip())
     if match is None:
@@ -66,6 +68,29 @@ def cancel(job_id: str) -> None:
 def signal_steps(job_id: str, name: str) -> None:
     """Send a signal to all processes of the steps of a job."""
     _run(["scancel", f"--signal={name}", job_id], SUBMIT_TIMEOUT_S)
+
+
+def on_head_words(job_id: str, node: str | None, words: Sequence[str]) -> list[str]:
+    """Return the command that runs a step of ``JOB_MODULE`` beside a running job.
+
+    It runs on the machine ``node``, or on the first one of the job, without GPUs of its own.
+    """
+    place = () if node is None else (f"--nodelist={node}",)
+    return [
+        "srun", "--overlap", f"--jobid={job_id}", *place, "--nodes=1", "--ntasks=1",
+        "--gres=none", "--quiet", sys.executable, "-m", JOB_MODULE, *words,
+    ]  # fmt: skip
+
+
+def run_on_head(
+    job_id: str, node: str | None, words: Sequence[str], *, text: str, timeout_s: float
+) -> str:
+    """Run a step of ``JOB_MODULE`` beside a running job, and return its output.
+
+    ``text`` is its standard input. Raises ``SlurmError``.
+    """
+    command = on_head_words(job_id, node, words)
+    return _run(command, timeout_s, environment=outside_job(os.environ), text=text)
 
 
 def user_jobs() -> dict[str, SlurmJob]:
@@ -139,7 +164,7 @@ def _accounting_line(line: str) -> SlurmJob | None:
     )
 
 
-def _outside_job(environ: Mapping[str, str]) -> dict[str, str]:
+def outside_job(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment without the variables of the job that this process runs in."""
     return {
         name: value
@@ -154,15 +179,19 @@ def _run(
     *,
     cwd: str | None = None,
     environment: Mapping[str, str] | None = None,
+    text: str = "",
 ) -> str:
-    """Run a command of SLURM and return its output. Raises ``SlurmError``."""
+    """Run a command of SLURM with ``text`` as its input, and return its output.
+
+    Raises ``SlurmError``.
+    """
     variables = os.environ if environment is None else environment
     try:
         done = subprocess.run(
             list(words),
             cwd=cwd,
             env={**variables, "SLURM_TIME_FORMAT": "standard", "LC_ALL": "C"},
-            stdin=subprocess.DEVNULL,
+            input=text,
             capture_output=True,
             text=True,
             errors="replace",

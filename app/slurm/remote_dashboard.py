@@ -1,0 +1,51 @@
+"""Open the dashboard of a run on the machine where its SLURM job runs."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+
+from ltui.training.lifecycle.job_snapshot import job_place
+from ltui.training.problem import ProblemError
+from ltui.training.slurm.batch_script import JOB_MODULE
+from ltui.training.slurm.job_record import read_record
+from ltui.training.slurm.run_place import Place
+from ltui.training.slurm.slurm_client import installed, on_head_words, outside_job
+from ltui.training.store.run_directory import RunDir
+
+
+def attach_words(run_dir: RunDir, *, readonly: bool = False) -> list[str] | None:
+    """Return the command that opens the dashboard on the run's machine; None if it is this one.
+
+    It is a step of the job, or ssh if srun is missing here. Raises ``ProblemError`` if the run is
+    elsewhere and neither can be used.
+    """
+    place, record = job_place(run_dir), read_record(run_dir)
+    if place is None or record is None or place.place is not Place.ELSEWHERE:
+        return None
+    words = ["attach", "--run", run_dir.id, "--token", record.token]
+    words += ["--readonly"] if readonly else []
+    if installed("srun") and record.job_id is not None:
+        node = record.head.node if record.head is not None else None
+        srun, *rest = on_head_words(record.job_id, node, words)
+        return [srun, "--pty", *rest]
+    if record.head is not None and installed("ssh"):
+        remote = shlex.join([sys.executable, "-m", JOB_MODULE, *words])
+        return ["ssh", "-t", record.head.host, remote]
+    raise ProblemError.of(
+        where=run_dir.id,
+        what=f"{place.detail or 'it runs on another machine'}, and there is no srun or ssh here.",
+        remedy="Open the dashboard on that machine.",
+    )
+
+
+def run_on_terminal(words: list[str]) -> int:
+    """Run a command on this terminal and return its exit code."""
+    try:
+        return subprocess.run(words, env=outside_job(os.environ), check=False).returncode
+    except OSError as error:
+        raise ProblemError.of(
+            where=words[0], what=f"it cannot be run ({error.strerror})."
+        ) from error

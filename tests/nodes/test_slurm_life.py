@@ -1,0 +1,235 @@
+"""The life of a run under a real SLURM: submitted, queued, warned, requeued, stopped."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from ltui.training.slurm.job_record import JobRecord, read_record
+from ltui.training.store.run_directory import find_run
+from tests.nodes.slurm_cluster import SlurmCluster, in_cluster, slurm_cluster
+from tests.system.conftest import Ltui
+from tests.waiting import wait_for
+
+pytestmark = [pytest.mark.timeout(400), pytest.mark.xdist_group("slurm")]
+
+SETTINGS = ("trainer.max_epochs=2000", "trainer.devices=1", "data.init_args.loader=torch")
+PRESET = ("quickstart", *(word for setting in SETTINGS for word in ("--set", setting)))
+FOR_EVER = (sys.executable, "-c", "import time; time.sleep(3600)")
+
+
+class Login(Ltui):
+    """A login node of the cluster."""
+
+    def __init__(self, home: Path, cwd: Path, cluster: SlurmCluster) -> None:
+        super().__init__(home, cwd)
+        self.cluster = cluster
+        self.environment = dict(in_cluster(cluster, home))
+
+    def submit(self, *words: str) -> str:
+        """Submit a run and return the number of its job."""
+        self("submit", *words)
+        job_id = self.record().first_job_id
+        assert job_id is not None
+        return job_id
+
+    def record(self) -> JobRecord:
+        record = read_record(find_run(self.home, "last"))
+        assert record is not None
+        return record
+
+    def wait_for_life(self, number: int, *, ended: bool = False) -> None:
+        """Wait until the job has started that many times, or the last start has ended."""
+
+        def come() -> bool:
+            lives = self.record().lives
+            return len(lives) >= number and (not ended or lives[number - 1].ended_at is not None)
+
+        wait_for(come, seconds=120, period_s=0.2)
+
+    def job_log(self) -> str:
+        """What the jobs of the run printed."""
+        logs = sorted(self.cwd.parent.glob("**/*-[0-9]*.log"))
+        return "".join(path.read_text() for path in logs)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    with slurm_cluster(tmp_path_factory.mktemp("slurm") / "cluster") as running:
+        yield running
+
+
+@pytest.fixture
+def login(
+    private_home: Path, tmp_path: Path, cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Login]:
+    project = tmp_path / "project"
+    project.mkdir()
+    command = Login(private_home, project, cluster)
+    # The test reads the state of a run in its own process, too.
+    for name in ("PATH", "SLURM_CONF"):
+        monkeypatch.setenv(name, command.environment[name])
+    yield command
+    cluster.call("scancel", "--user=root", code=None)
+    wait_for(lambda: not cluster.call("squeue", "-h").stdout.strip(), seconds=60)
+    for process in command.processes():
+        try:
+            process.kill()
+        except psutil.Error:
+            continue
+
+
+def state(name: str) -> Any:
+    return lambda snapshot: snapshot["state"] == name
+
+
+def test_a_waiting_run_is_listed_and_taken_out_of_the_queue(login: Login) -> None:
+    job_id = login.submit("--sbatch=begin=now+3600", "--", *FOR_EVER)
+    waiting = login.wait(lambda s: "expected start" in (s["detail"] or ""))
+    assert waiting["state"] == "queued"
+    assert waiting["detail"].startswith("queued in SLURM: waits for its start time, expected start")
+    refused = login("pause", "last", check=2)
+    assert "it waits in SLURM's queue, so it cannot pause." in refused.stderr
+    assert "cancelled while it waited in SLURM's queue" in login("stop", "last").stdout
+    assert login.show()["state"] == "stopped"
+    assert login.cluster.job_state(job_id) == "CANCELLED"
+    login("delete", "last")
+
+
+def test_what_slurm_rejects_is_one_sentence(login: Login) -> None:
+    done = login("submit", "--partition", "nowhere", "--", "true", check=2)
+    assert done.stderr.count("\n") == 1
+    assert "did not accept the job (invalid partition specified: nowhere; " in done.stderr
+    done = login("submit", "--gpus-per-node", "8", "--", "true", check=2)
+    assert done.stderr.count("\n") == 1
+    assert not list((login.home / "runs").iterdir())
+
+
+@pytest.mark.slow
+def test_a_value_reaches_sbatch_as_it_was_given(login: Login) -> None:
+    comment = """it's "quoted" $HOME `x` \\ #no #SBATCH --nodes=9"""
+    job_id = login.submit("--sbatch=begin=now+3600", f"--sbatch=comment={comment}", "--", "true")
+    shown = login.cluster.call("scontrol", "-o", "show", "job", job_id).stdout
+    assert f"Comment={comment} " in shown
+    assert "NumNodes=1 " in shown
+
+
+@pytest.mark.slow
+def test_a_run_is_requeued_before_the_time_limit_and_stops_for_good_when_asked(
+    login: Login,
+) -> None:
+    job_id = login.submit(*PRESET, "--time", "3", "--checkpoint-time", "1")
+
+    def requeued() -> Any:
+        return next((x for x in login.record().lives if x.requeued and x.made_progress), None)
+
+    first = wait_for(requeued, seconds=300, period_s=0.2)
+    assert first.outcome == "stopped"
+    waiting = login.wait(lambda s: s["state"] != "stopped")
+    assert waiting["state"] in ("queued", "starting", "running"), waiting["detail"]
+    number = login.record().lives.index(first) + 1
+    login.wait_for_life(number + 1)
+    assert login.record().lives[number].start_step == first.end_step
+    running = login.wait(
+        lambda s: s["attempt"] == number + 1 and (s["global_step"] or 0) > first.end_step
+    )
+    assert running["restarted_because"] == f"SLURM started job {job_id} again"
+    login("stop", "last")
+    login.wait_for_life(number + 1, ended=True)
+    second = login.record().lives[number]
+    assert (second.outcome, second.requeued) == ("stopped", False)
+    assert login.show()["state"] == "stopped"
+    wait_for(lambda: login.cluster.job_state(job_id), wanted=lambda s: s == "FAILED")
+
+
+@pytest.mark.slow
+def test_a_preempted_run_continues_when_the_other_job_has_ended(login: Login) -> None:
+    login.submit(*PRESET, "--sbatch=exclusive", "--time", "10")
+    login.wait_for_step(5)
+    script = login.cwd / "urgent.sh"
+    script.write_text("#!/bin/sh\nsleep 3600\n")
+    urgent = login.cluster.call(
+        "sbatch", "--parsable", "-p", "urgent", "-N2", "--exclusive", str(script), cwd=login.cwd
+    ).stdout.strip()
+    login.wait_for_life(1, ended=True)
+    waiting = login.wait(state("queued"))
+    assert [c["ok"] for c in waiting["checkpoints"]] == [True]
+    login.cluster.call("scancel", urgent)
+    login.wait_for_life(2)
+    first, second = login.record().lives
+    assert second.start_step == first.end_step
+    assert first.end_step
+    login.wait(lambda s: s["attempt"] == 2 and (s["global_step"] or 0) > second.start_step)
+
+
+@pytest.mark.slow
+def test_a_run_without_progress_is_not_started_a_fourth_time(login: Login) -> None:
+    job_id = login.submit("--", *FOR_EVER)
+    for number in (1, 2, 3):
+        login.wait_for_life(number)
+        login.wait(state("running"))
+        login.cluster.call("scancel", "-s", "USR2", job_id)
+        login.wait_for_life(number, ended=True)
+    ended = login.wait(state("stopped"))
+    assert ended["detail"].endswith(
+        "not requeued: no progress in 3 starts of its job (it has no checkpoint yet)"
+    )
+    assert [life.requeued for life in login.record().lives] == [True, True, False]
+
+
+@pytest.mark.slow
+def test_a_following_job_continues_where_scontrol_is_missing(login: Login, tmp_path: Path) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("sbatch", "srun"):
+        (programs / name).symlink_to(str(shutil.which(name, path=login.environment["PATH"])))
+    path = f"{programs}:{Path(sys.executable).parent}"
+    job_id = login.submit("--name", "chain", f"--sbatch=export=ALL,PATH={path}", *PRESET)
+    login.wait_for_step(5)
+    login.cluster.call("scancel", "-s", "USR2", job_id)
+    login.wait_for_life(2)
+    first, second = login.record().lives
+    assert first.job_id == job_id
+    assert second.job_id not in ("", job_id)
+    assert second.start_step == first.end_step
+    login.wait(lambda s: s["attempt"] == 2 and (s["global_step"] or 0) > second.start_step)
+
+
+@pytest.mark.slow
+def test_a_node_that_does_not_see_the_home_trains_all_the_same(login: Login) -> None:
+    job_id = login.submit("--sbatch=begin=now+4", *PRESET)
+    elsewhere = login.home.with_name("only-on-the-login-node")
+    login.home.rename(elsewhere)
+    on_node = wait_for(
+        lambda: list(login.home.glob("runs/*/slurm/lives.json")), seconds=60, period_s=0.2
+    )
+    login.wait_for_step(5)
+    assert "does not see the directory in which the run was submitted" in login.job_log()
+    assert len(on_node) == 1
+    seen = Login(elsewhere, login.cwd, login.cluster)
+    shown = seen.wait(state("running"))
+    assert shown["detail"] == f"job {job_id} runs on 127.0.0.11"
+    stopped = login("stop", "last")
+    assert "checkpoint verified" in stopped.stdout
+    document = json.loads((on_node[0]).read_text())
+    assert document["lives"][0]["outcome"] == "stopped"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signal", ["TERM", "INT", "USR1", "USR2"])
+def test_a_signal_to_every_process_of_the_job_is_one_checkpoint(login: Login, signal: str) -> None:
+    job_id = login.submit(*PRESET, "--set", "data.init_args.workers=2")
+    login.wait_for_step(5)
+    login.cluster.call("scancel", "-s", signal, job_id)
+    login.wait_for_life(1, ended=True)
+    life = login.record().lives[0]
+    assert life.outcome == "stopped", login.job_log()
+    assert (life.end_step or 0) >= 5
+    assert life.requeued == signal.startswith("USR")
