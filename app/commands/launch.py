@@ -196,6 +196,7 @@ def _free_gpus(text: str) -> str:
 def resume(options: Namespace) -> int:
     """Run ``ltui resume RUN``."""
     from ltui.app.launch.build_spec import changed_spec
+    from ltui.app.slurm.submit_run import is_submitted, resubmit_run
     from ltui.training.lifecycle.resume_run import resume as resume_run
 
     run_dir = find_run(ltui_home(), options.run)
@@ -204,6 +205,9 @@ def resume(options: Namespace) -> int:
         spec = changed_spec(run_dir.read_spec(), options.overrides)
     if options.restarts is not None:
         spec = (spec or run_dir.read_spec()).with_changes(restarts=options.restarts)
+
+    if is_submitted(run_dir):
+        return resubmit_run(run_dir, spec)
 
     def start() -> RunDir:
         resume_run(run_dir, spec=spec, checkpoint=None)

@@ -466,6 +466,7 @@ def _add_control_commands(add: AddCommand) -> None:
         f"interrupted, then killed (default: {STOP_TIMEOUT_S:g})",
     )
     add_flag(stop, "--kill", "kill at once, without a checkpoint")
+    add_flag(stop, "--requeue", "give the SLURM job's nodes back, and continue in a later job")
     later = stop.add_argument_group(
         "schedule a stop and return at once (the first condition that is met stops the run)"
     )

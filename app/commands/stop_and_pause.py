@@ -42,6 +42,8 @@ def stop(options: Namespace) -> int:
         )
     run_dir = find_run(ltui_home(), options.run)
     before = require_live(run_dir)
+    if options.requeue:
+        return _requeue(run_dir, options.timeout)
     if later or options.cancel:
         return _schedule_stop(run_dir, before, later)
     if options.kill:
@@ -55,6 +57,24 @@ def stop(options: Namespace) -> int:
 
     snapshot, _ = wait_until(run_dir, settled, options.timeout + ESCALATION_TIMEOUT_S)
     return _report_stop(snapshot, _has_ended(snapshot), killed=False)
+
+
+def _requeue(run_dir: RunDir, timeout_s: float) -> int:
+    """Stop a run with a checkpoint and put its SLURM job back into the queue."""
+    # Imported here: most runs have no job.
+    from ltui.training.lifecycle.job_control import ask_to_continue_later
+
+    ask_to_continue_later(run_dir)
+
+    def settled(snapshot: RunSnapshot) -> bool:
+        return snapshot.state is RunState.QUEUED or _has_ended(snapshot)
+
+    snapshot, _ = wait_until(run_dir, settled, timeout_s + ESCALATION_TIMEOUT_S)
+    if snapshot.state is not RunState.QUEUED:
+        _report_stop(snapshot, _has_ended(snapshot), killed=False)
+        return EXIT_FAILED
+    print(f"{snapshot.id} is {state_line(snapshot)}")
+    return EXIT_DONE
 
 
 def _stop_conditions(options: Namespace) -> list[StopCondition]:

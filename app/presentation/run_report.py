@@ -212,6 +212,7 @@ def _facts(snapshot: RunSnapshot, now: float) -> list[tuple[str, str]]:
         ("ranks", f"{count(snapshot.world_size)}  {all_ranks_text(snapshot)}".rstrip()),
         ("throughput", pace),
         ("MFU", _flop_utilisation(snapshot)),
+        ("job", _job_text(snapshot, now)),
         ("supervisor", supervisor),
         ("history", clean_line(snapshot.history_note) if snapshot.history_note else ""),
         ("GPUs", clean_line(snapshot.gpu_note) if snapshot.gpu_note else ""),
@@ -237,6 +238,18 @@ def _times_text(snapshot: RunSnapshot, now: float) -> str:
     elif snapshot.eta_s is not None and not needs_help(snapshot):
         times.append(f"{duration(snapshot.eta_s)} left")
     return ", ".join(times)
+
+
+def _job_text(snapshot: RunSnapshot, now: float) -> str:
+    """Return ``12 on n[07-08], time limit in 3 h 10 m``."""
+    job = snapshot.job
+    if job is None or snapshot.state not in LIVE:
+        return ""
+    on = f" on {clean_name(job.node_names)}" if job.node_names else ""
+    limit = (
+        "" if job.ends_at is None else f", time limit in {duration(max(0.0, job.ends_at - now))}"
+    )
+    return f"{clean_name(job.id)}{on}{limit}"
 
 
 def _first_start(snapshot: RunSnapshot) -> float | None:

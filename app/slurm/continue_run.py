@@ -37,7 +37,8 @@ def continue_run(run_dir: RunDir, code: int) -> int:
         # The process on the first node was killed. The next ltui command records the run's end.
         checkpoint = furthest_checkpoint(run_dir.checkpoints_dir)
         step = None if checkpoint is None else checkpoint.global_step
-        write_lives(run_dir, with_unfinished_closed(record.lives, step, time.time()))
+        lives = with_unfinished_closed(record.lives, step, time.time())
+        write_lives(run_dir, lives, counted_from=record.counted_from)
         return code or EXIT_FAILED
     if last.requeued:
         _continue(run_dir, record)
@@ -48,7 +49,7 @@ def _continue(run_dir: RunDir, record: JobRecord) -> None:
     """Requeue the job or submit a following one. The record says why if neither is done."""
     assert record.last_life is not None
     job_id = record.last_life.job_id
-    why = refusal(record.lives)
+    why = refusal(record.counted_lives)
     if why is None and record.private:
         why = (
             f"the checkpoints are in {run_dir.path} on {record.last_life.host}, which the next "
@@ -58,7 +59,7 @@ def _continue(run_dir: RunDir, record: JobRecord) -> None:
         why = _requeue_or_chain(run_dir, record, job_id)
     if why is not None:
         lives = (*record.lives[:-1], replace(record.last_life, requeued=False))
-        write_lives(run_dir, lives, note=f"not requeued: {why}")
+        write_lives(run_dir, lives, counted_from=record.counted_from, note=f"not requeued: {why}")
         print(f"ltui: {run_dir.id} is not requeued: {why}.", file=sys.stderr, flush=True)
 
 
@@ -85,4 +86,4 @@ def _chain(run_dir: RunDir, record: JobRecord, job_id: str) -> None:
     spec = run_dir.read_spec()
     options = (f"--dependency=afterany:{job_id}",)
     next_job_id = submit(script_path(run_dir), spec.cwd, options)
-    write_lives(run_dir, record.lives, next_job_id=next_job_id)
+    write_lives(run_dir, record.lives, counted_from=record.counted_from, next_job_id=next_job_id)

@@ -37,8 +37,8 @@ from ltui.training.store.database_schema import StoreError
 from ltui.training.store.run_checkpoints import furthest_checkpoint
 from ltui.training.store.run_directory import RunDir, write_json
 
-POLL_S = 0.5
-"""Seconds between two looks at the run."""
+POLL_S = 0.25
+"""Seconds between two polls of the run's state."""
 PUBLISH_S = 5.0
 """Seconds between two snapshots for other machines while the state is unchanged."""
 STOP_MARGIN_S = 15.0
@@ -104,8 +104,10 @@ def _open_life(run_dir: RunDir) -> Life:
     record = _record(run_dir)
     step = _good_step(run_dir)
     lives = with_unfinished_closed(record.lives, step, time.time())
-    if (why := refusal(lives)) is not None:
-        write_lives(run_dir, lives, note=f"not started again: {why}")
+    if (why := refusal(lives[record.counted_from :])) is not None:
+        write_lives(
+            run_dir, lives, counted_from=record.counted_from, note=f"not started again: {why}"
+        )
         raise ProblemError.of(
             where=run_dir.id,
             what=f"it is not started again: {why}.",
@@ -118,7 +120,7 @@ def _open_life(run_dir: RunDir) -> Life:
         started_at=time.time(),
         start_step=step or 0,
     )
-    write_lives(run_dir, (*lives, life))
+    write_lives(run_dir, (*lives, life), counted_from=record.counted_from)
     return life
 
 
@@ -133,7 +135,16 @@ def _close_life(run_dir: RunDir, *, outcome: str, requeue: bool) -> None:
             outcome=outcome,
             requeued=requeue,
         )
-        write_lives(run_dir, lives, note=record.note)
+        write_lives(run_dir, lives, counted_from=record.counted_from, note=record.note)
+
+
+def _record_warning(run_dir: RunDir, asked_to_continue: bool) -> None:
+    """Record that the run continues after the stop, so that it is never shown as stopped."""
+    record = _record(run_dir)
+    if record.lives and record.lives[-1].requeued != asked_to_continue:
+        last = replace(record.lives[-1], requeued=asked_to_continue)
+        lives = (*record.lives[:-1], last)
+        write_lives(run_dir, lives, counted_from=record.counted_from, note=record.note)
 
 
 def _record(run_dir: RunDir) -> JobRecord:
@@ -184,6 +195,8 @@ def _follow(run_dir: RunDir, warnings: Warnings, ends_at: float | None) -> RunSn
     published_at, published_state = 0.0, None
     stop_requested = False
     while True:
+        if warnings.any:
+            _record_warning(run_dir, warnings.asked_to_continue)
         with contextlib.suppress(StoreError):
             snapshot = resolve_snapshot(run_dir)
             if snapshot.state not in LIVE:

@@ -10,13 +10,23 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from ltui.app.exit_codes import EXIT_DONE
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.launch_run import create_run_directory, home_not_writable
+from ltui.training.lifecycle.resume_run import check_resumable
 from ltui.training.problem import ProblemError
 from ltui.training.slurm.batch_script import BatchScript
 from ltui.training.slurm.job_options import JobOptions
-from ltui.training.slurm.job_record import JobRecord, script_path, slurm_dir, write_submission
-from ltui.training.slurm.slurm_client import SlurmError, require_sbatch, submit
+from ltui.training.slurm.job_record import (
+    JobRecord,
+    read_record,
+    script_path,
+    slurm_dir,
+    write_resubmitted,
+    write_submission,
+)
+from ltui.training.slurm.slurm_client import SlurmError, installed, require_sbatch, submit
+from ltui.training.store.run_checkpoints import checkpoint_to_resume
 from ltui.training.store.run_directory import RunDir, write_atomically
 from ltui.training.store.spec_file import spec_text
 
@@ -57,12 +67,48 @@ def submit_run(spec: RunSpec, home: Path, options: JobOptions) -> tuple[RunDir, 
     except BaseException as error:
         shutil.rmtree(run_dir.path, ignore_errors=True)
         if isinstance(error, SlurmError):
-            raise ProblemError.of(
-                where="ltui submit", what=f"SLURM did not accept the job ({error})."
-            ) from error
+            raise _rejected(error, "ltui submit") from error
         raise
     write_submission(run_dir, replace(record, first_job_id=job_id))
     return run_dir, job_id
+
+
+def is_submitted(run_dir: RunDir) -> bool:
+    """Return True if SLURM starts this run, and this machine can submit jobs."""
+    return read_record(run_dir) is not None and "SLURM_JOB_ID" not in os.environ and installed()
+
+
+def resubmit_run(run_dir: RunDir, spec: RunSpec | None) -> int:
+    """Submit another job for a run that has ended, and return the exit code of the command.
+
+    ``spec`` replaces the stored specification. Raises ``ProblemError`` if the run is live or has no
+    checkpoint, or if SLURM rejects the job; then the run is as before.
+    """
+    record = read_record(run_dir)
+    assert record is not None
+    check_resumable(run_dir, allow_finished=spec is not None)
+    if checkpoint_to_resume(run_dir.checkpoints_dir) is None and not record.private:
+        raise ProblemError.of(
+            where=run_dir.id,
+            what="there is nothing to resume from: no checkpoint was completed.",
+            remedy="Submit it again as a new run.",
+        )
+    before, new = run_dir.read_spec(), spec or run_dir.read_spec()
+    script = batch_script(new, run_dir.home, record.options, record.token)
+    run_dir.write_spec(new)
+    write_atomically(script_path(run_dir), script.text().encode())
+    try:
+        job_id = submit(script_path(run_dir), new.cwd)
+    except SlurmError as error:
+        run_dir.write_spec(before)
+        raise _rejected(error, "ltui resume") from error
+    write_resubmitted(run_dir, record, job_id)
+    print(f"{run_dir.id} is queued in SLURM as job {job_id}.")
+    return EXIT_DONE
+
+
+def _rejected(error: SlurmError, where: str) -> ProblemError:
+    return ProblemError.of(where=where, what=f"SLURM did not accept the job ({error}).")
 
 
 def _output(run_dir: RunDir, cwd: str) -> str:

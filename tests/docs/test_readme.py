@@ -77,10 +77,13 @@ def words_of(command: str) -> list[str]:
 
 def parse(command: str) -> tuple[bool, str]:
     """Return whether the real parser accepts the command, and its message if it does not."""
-    output = io.StringIO()
+    output, words = io.StringIO(), words_of(command)
+    if words[:1] == ["submit"] and "--" in words:
+        # The command line removes the command before it parses the options.
+        words = words[: words.index("--")]
     try:
         with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
-            build_parser().parse_args(words_of(command))
+            build_parser().parse_args(words)
     except SystemExit as stop:
         return stop.code in (0, None), output.getvalue()
     return True, ""

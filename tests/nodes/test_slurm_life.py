@@ -204,7 +204,7 @@ def test_a_following_job_continues_where_scontrol_is_missing(login: Login, tmp_p
 
 @pytest.mark.slow
 def test_a_node_that_does_not_see_the_home_trains_all_the_same(login: Login) -> None:
-    job_id = login.submit("--sbatch=begin=now+4", *PRESET)
+    job_id = login.submit("--sbatch=begin=now+4", "--sbatch=output=private-%j.log", *PRESET)
     elsewhere = login.home.with_name("only-on-the-login-node")
     login.home.rename(elsewhere)
     on_node = wait_for(

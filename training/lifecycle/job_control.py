@@ -8,9 +8,10 @@ from typing import Any
 from ltui.training.config.defaults import STOP_TIMEOUT_S
 from ltui.training.lifecycle.job_snapshot import job_place
 from ltui.training.problem import ProblemError
+from ltui.training.slurm.batch_script import WARNING_SIGNAL
 from ltui.training.slurm.job_record import JobRecord, read_record, write_cancelled
 from ltui.training.slurm.run_place import Place
-from ltui.training.slurm.slurm_client import SlurmError, cancel, run_on_head
+from ltui.training.slurm.slurm_client import SlurmError, cancel, run_on_head, signal_steps
 from ltui.training.store.run_directory import RunDir
 
 REQUEST_TIMEOUT_S = 30.0
@@ -28,6 +29,29 @@ def request_from_job(run_dir: RunDir, request: dict[str, Any]) -> dict[str, Any]
     if place.place is Place.QUEUE:
         return _cancel(run_dir, record, request)
     return _pass_on(run_dir, record, request)
+
+
+def ask_to_continue_later(run_dir: RunDir) -> None:
+    """Signal the job of a run as SLURM does before the time limit, so that it is requeued.
+
+    Raises ``ProblemError`` if the run has no job that runs.
+    """
+    record, place = read_record(run_dir), job_place(run_dir)
+    if record is None or record.job_id is None or place is None:
+        raise ProblemError.of(
+            where=run_dir.id,
+            what="it was not started by `ltui submit`, so there is no job to requeue.",
+            remedy=f"`ltui stop {run_dir.id}` stops it with a checkpoint.",
+        )
+    last = record.last_life
+    if place.place is Place.QUEUE or last is None or last.ended_at is not None:
+        raise ProblemError.of(where=run_dir.id, what="its job does not run.")
+    try:
+        signal_steps(record.job_id, WARNING_SIGNAL)
+    except SlurmError as error:
+        raise ProblemError.of(
+            where=run_dir.id, what=f"its job {record.job_id} could not be signalled ({error})."
+        ) from error
 
 
 def _cancel(run_dir: RunDir, record: JobRecord, request: dict[str, Any]) -> dict[str, Any]:

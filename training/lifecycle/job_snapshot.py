@@ -67,10 +67,25 @@ def snapshot_of_job(run_dir: RunDir) -> RunSnapshot | None:
     )
 
 
-def note_of_job(run_dir: RunDir) -> str | None:
-    """Return why SLURM does not continue an ended run, or None."""
-    record = read_record(run_dir)
-    return None if record is None else record.note
+def with_job(run_dir: RunDir, snapshot: RunSnapshot) -> RunSnapshot:
+    """Return the snapshot of a run on this machine with what its SLURM job adds to it.
+
+    A run that has stopped to continue in the next start of its job is queued. Of a run that is not
+    continued, the detail says why.
+    """
+    record = None if snapshot.state in LIVE else read_record(run_dir)
+    if record is None:
+        return snapshot
+    last = record.last_life
+    finished = snapshot.state is RunState.FINISHED
+    if last is not None and last.ended_at is None and last.requeued and not finished:
+        job = QueueCache(run_dir.home).job(last.job_id)
+        if job is None or not job.ended:
+            detail = f"{snapshot.detail or snapshot.state.value}; its job is being requeued"
+            return replace(snapshot, state=RunState.QUEUED, detail=detail)
+    if record.note is None:
+        return snapshot
+    return replace(snapshot, detail="; ".join(t for t in (snapshot.detail, record.note) if t))
 
 
 def _published(run_dir: RunDir) -> RunSnapshot | None:

@@ -47,31 +47,13 @@ def resume(
     """Start another attempt from ``checkpoint``, or from the last verified one.
 
     ``spec`` replaces the stored specification. ``because`` is the reason if no person resumes the
-    run. Raises ``ProblemError`` if the run is live, or if
-    there is nothing to resume from.
+    run. Raises ``ProblemError`` if the run is live, or if there
+    is nothing to resume from.
     """
-    _wait_for_supervisor_exit(run_dir)
-    # The end of an abandoned attempt includes the records that are still in its queues.
-    recover_run(run_dir, START_S)
-    snapshot = resolve_snapshot(run_dir)
-    if snapshot.state in LIVE:
-        raise ProblemError.of(
-            where=run_dir.id,
-            what=f"the run is {snapshot.state.value}, so it cannot be resumed.",
-            remedy=f"ltui attach {run_dir.id} shows it.",
-        )
     before = run_dir.read_spec()
-    same_overrides = spec is None or spec.overrides == before.overrides
-    if snapshot.state is RunState.FINISHED and same_overrides and checkpoint is None:
-        raise ProblemError.of(
-            where=run_dir.id,
-            what="the run is finished.",
-            remedy=(
-                "To train longer: --set trainer.max_epochs=..."
-                if before.command is None
-                else "To train longer, start a command with a later end with `ltui exec`."
-            ),
-        )
+    changed = spec is not None and spec.overrides != before.overrides
+    allow_finished = changed or checkpoint is not None or because is not None
+    check_resumable(run_dir, allow_finished=allow_finished)
     step, path, skipped = _resume_point(run_dir, checkpoint)
     check_start(spec or before)
     arguments = ["--resume-from", str(path), "--resume-step", str(step)]
@@ -82,8 +64,8 @@ def resume(
         install_rank_package(run_dir.home)
         if spec is not None:
             new_spec_path = _write_new_spec(run_dir, spec)
-            changed = spec.overrides[len(before.overrides) :]
-            arguments += [f"--change={override}" for override in changed]
+            new = spec.overrides[len(before.overrides) :]
+            arguments += [f"--change={override}" for override in new]
             arguments += ["--spec", str(new_spec_path)]
         start_supervisor(run_dir, arguments)
     except OSError as error:
@@ -94,6 +76,30 @@ def resume(
     finally:
         if new_spec_path is not None:
             shutil.rmtree(new_spec_path.parent, ignore_errors=True)
+
+
+def check_resumable(run_dir: RunDir, *, allow_finished: bool) -> None:
+    """Raise ``ProblemError`` if the run is live, or if it is finished and that is not allowed."""
+    _wait_for_supervisor_exit(run_dir)
+    # The end of an abandoned attempt includes the records that are still in its queues.
+    recover_run(run_dir, START_S)
+    snapshot = resolve_snapshot(run_dir)
+    if snapshot.state in LIVE:
+        raise ProblemError.of(
+            where=run_dir.id,
+            what=f"the run is {snapshot.state.value}, so it cannot be resumed.",
+            remedy=f"ltui attach {run_dir.id} shows it.",
+        )
+    if snapshot.state is RunState.FINISHED and not allow_finished:
+        raise ProblemError.of(
+            where=run_dir.id,
+            what="the run is finished.",
+            remedy=(
+                "To train longer: --set trainer.max_epochs=..."
+                if snapshot.command is None
+                else "To train longer, start a command with a later end with `ltui exec`."
+            ),
+        )
 
 
 def delete(run_dir: RunDir) -> None:

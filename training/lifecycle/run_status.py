@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ltui.training.lifecycle.classify_end import EndFacts, classify_end
-from ltui.training.lifecycle.job_snapshot import job_place, note_of_job, snapshot_of_job
+from ltui.training.lifecycle.job_snapshot import job_place, snapshot_of_job, with_job
 from ltui.training.lifecycle.kill_processes import run_processes
 from ltui.training.lifecycle.rank_queue_poller import rank_alive, read_pulses
 from ltui.training.lifecycle.restart_rules import read_restart_history
@@ -50,11 +50,7 @@ def resolve_snapshot(run_dir: RunDir) -> RunSnapshot:
     """
     if (snapshot := snapshot_of_job(run_dir)) is not None:
         return snapshot
-    snapshot = _resolve_here(run_dir)
-    if snapshot.state not in LIVE and (note := note_of_job(run_dir)) is not None:
-        detail = "; ".join(text for text in (snapshot.detail, note) if text)
-        return replace(snapshot, detail=detail)
-    return snapshot
+    return with_job(run_dir, _resolve_here(run_dir))
 
 
 def _resolve_here(run_dir: RunDir) -> RunSnapshot:

@@ -55,6 +55,9 @@ class JobRecord:
     lives: tuple[Life, ...] = ()
     next_job_id: str | None = None
     """The job that follows the last life, if that is another one."""
+    counted_from: int = 0
+    """Number of lives before a person resumed the run. They do not count as lives without
+    progress."""
     note: str | None = None
     """Why the run was not continued: ``not requeued: no progress in 3 starts of its job``."""
     head: Head | None = None
@@ -66,6 +69,11 @@ class JobRecord:
         if self.next_job_id is not None:
             return self.next_job_id
         return self.lives[-1].job_id if self.lives else self.first_job_id
+
+    @property
+    def counted_lives(self) -> tuple[Life, ...]:
+        """The lives since a person last started or resumed the run."""
+        return self.lives[self.counted_from :]
 
     @property
     def last_life(self) -> Life | None:
@@ -115,6 +123,7 @@ def read_record(run_dir: RunDir) -> JobRecord | None:
             private=bool(submission.get("private")),
             lives=tuple(Life.from_document(life) for life in lives.get("lives") or ()),
             next_job_id=lives.get("next_job_id"),
+            counted_from=int(lives.get("counted_from") or 0),
             note=lives.get("note"),
             head=None if head is None else Head(**head),
             cancelled_at=cancelled.get("at"),
@@ -143,16 +152,28 @@ def write_lives(
     run_dir: RunDir,
     lives: Sequence[Life],
     *,
+    counted_from: int,
     next_job_id: str | None = None,
     note: str | None = None,
 ) -> None:
-    """Write the lives. Called only by the job, on its first node."""
+    """Write the lives. Called by the job on its first node, or by a person's resume."""
     document = {
         "lives": [life.to_document() for life in lives],
         "next_job_id": next_job_id,
+        "counted_from": counted_from,
         "note": note,
     }
     write_json(slurm_dir(run_dir) / "lives.json", document)
+
+
+def write_resubmitted(run_dir: RunDir, record: JobRecord, job_id: str) -> None:
+    """Record that a person has submitted another job for a run that had ended."""
+    (slurm_dir(run_dir) / "cancelled.json").unlink(missing_ok=True)
+    if not record.lives:
+        write_submission(run_dir, replace(record, first_job_id=job_id))
+        return
+    lives = (*record.lives[:-1], replace(record.lives[-1], requeued=True))
+    write_lives(run_dir, lives, counted_from=len(lives), next_job_id=job_id)
 
 
 def write_head(run_dir: RunDir, job_id: str, ends_at: float | None, nodes: str | None) -> None:

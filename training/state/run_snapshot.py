@@ -104,6 +104,20 @@ class NodeSnapshot:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class JobSnapshot:
+    """The job of SLURM that a run runs in."""
+
+    id: str
+    nodes: int = 1
+    node_names: str | None = None
+    """Names of its nodes: ``n[07-08]``."""
+    gpus: int | None = None
+    """Number of GPUs of all nodes together; None if the job has requested none."""
+    ends_at: float | None = None
+    """Unix time of its time limit; None if it is unknown."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MetricValue:
     """Last and best values of a metric. ``last`` may be NaN."""
 
@@ -317,6 +331,8 @@ class RunSnapshot:
     stops: tuple[str, ...] = ()
     """Pending stop conditions: ``at step 500``, ``when val/loss < 0.2``."""
     cautions: tuple[FreezeWarning, ...] = ()
+    job: JobSnapshot | None = None
+    """The SLURM job that the run runs in; None outside of one."""
 
 
 HEAD_FIELDS = (

@@ -13,9 +13,11 @@ from ltui.training.lifecycle.classify_end import AttemptEnd
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.restart_rules import ScheduledRestart
 from ltui.training.process.rank_usage import RankUsage
+from ltui.training.slurm.allocation import job_of_environment, pause_cost
 from ltui.training.state.freeze_checks import all_warnings
 from ltui.training.state.run_snapshot import (
     LIVE,
+    JobSnapshot,
     RankSnapshot,
     RankState,
     RunSnapshot,
@@ -42,6 +44,7 @@ def build_snapshot(
         planned = spec.nproc * (1 if spec.nodes is None else spec.nodes.count)
     ranks = _ranks(live, judgement, now_ns)
     speed = throughput(fold, now_ns)
+    job = job_of_environment(os.environ)
     resting = live.state is RunState.PAUSED or any(
         v.level in BLOCKING_LEVELS and v.ended is None for v in judgement.verdicts
     )
@@ -49,7 +52,7 @@ def build_snapshot(
         id=live.run_dir.id,
         name=spec.name,
         state=live.state,
-        detail=live.detail(),
+        detail=_detail(live, job, now_s),
         preset=spec.preset,
         command=spec.command,
         attempt=live.number,
@@ -85,11 +88,19 @@ def build_snapshot(
         restarted_because=live.restarted_because,
         stops=live.pending_stops.pending.descriptions(),
         cautions=all_warnings(fold),
+        job=job,
         flops_per_batch=live.flops.flops if live.flops is not None else None,
         model_flop_utilisation=model_flop_utilisation(
             live.flops, ranks, {number: rank.hello for number, rank in fold.ranks.items()}
         ),
     )
+
+
+def _detail(live: LiveAttempt, job: JobSnapshot | None, now_s: float) -> str | None:
+    detail = live.detail()
+    if job is None or live.state is not RunState.PAUSED:
+        return detail
+    return "; ".join(t for t in (detail, pause_cost(job, live.run_dir.id, now_s)) if t)
 
 
 def _ranks(live: LiveAttempt, judgement: Judgement, now_ns: int) -> tuple[RankSnapshot, ...]:
