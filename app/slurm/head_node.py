@@ -14,12 +14,15 @@ from dataclasses import dataclass, replace
 from types import FrameType
 
 from ltui.app.exit_codes import EXIT_DONE
+from ltui.app.nodes.node_options import with_free_ports
+from ltui.app.slurm.other_node import hide_slurm_from_lightning, job_nodes
 from ltui.training.lifecycle.launch_run import start_first_attempt
 from ltui.training.lifecycle.recover_runs import recover_run
 from ltui.training.lifecycle.resume_run import resume
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.lifecycle.shim_files import latest_attempt
 from ltui.training.lifecycle.supervisor_client import ControlClient
+from ltui.training.nodes.link_key import KEY_FILE_NAME, KEY_VARIABLE, LinkKey
 from ltui.training.problem import ProblemError
 from ltui.training.slurm.job_options import signal_lead_s
 from ltui.training.slurm.job_record import (
@@ -35,7 +38,7 @@ from ltui.training.slurm.slurm_client import SlurmError, job_properties, unix_ti
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState, to_json
 from ltui.training.store.database_schema import StoreError
 from ltui.training.store.run_checkpoints import furthest_checkpoint
-from ltui.training.store.run_directory import RunDir, write_json
+from ltui.training.store.run_directory import RunDir, write_atomically, write_json
 
 POLL_S = 0.25
 """Seconds between two polls of the run's state."""
@@ -82,10 +85,10 @@ def run_head(run_dir: RunDir) -> int:
     if ends_at is not None:
         # The supervisor shows the remaining time.
         os.environ["SLURM_JOB_END_TIME"] = str(int(ends_at))
-    # Lightning would expect one SLURM task for each rank, and would requeue the job itself.
-    os.environ["SLURM_JOB_NAME"] = "interactive"
+    hide_slurm_from_lightning()
     write_head(run_dir, life.job_id, ends_at, os.environ.get("SLURM_JOB_NODELIST"))
     try:
+        _write_nodes(run_dir)
         _start_attempt(run_dir, life)
         snapshot = _follow(run_dir, warnings, ends_at)
     except BaseException:
@@ -171,6 +174,22 @@ def _start_attempt(run_dir: RunDir, life: Life) -> None:
     else:
         recover_run(run_dir)
         start_first_attempt(run_dir, because=because)
+
+
+def _write_nodes(run_dir: RunDir) -> None:
+    """Write the nodes of this start of the job into the specification, and the key of their link.
+
+    Raises ``ProblemError`` if there is no key or a port is taken.
+    """
+    spec, nodes = run_dir.read_spec(), job_nodes(os.environ)
+    if nodes is not None:
+        nodes = with_free_ports(nodes, fixed=True)
+        key = LinkKey.find(None, os.environ)
+        write_atomically(run_dir.path / KEY_FILE_NAME, f"{key.text}\n".encode())
+    # The ranks must not inherit it; the supervisor reads the file.
+    os.environ.pop(KEY_VARIABLE, None)
+    if nodes != spec.nodes:
+        run_dir.write_spec(spec.with_changes(nodes=nodes))
 
 
 def _time_limit() -> float | None:

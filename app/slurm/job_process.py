@@ -3,6 +3,7 @@
 ``python -m ltui.app.slurm.job_process STEP --run RUN --token TOKEN`` with one of these steps:
 
 - ``prepare`` on the first node: find the run directory, or create it if this node does not see it.
+- ``key``: print a new key for the connections between the nodes.
 - ``node`` on every node, by srun: start the next attempt on the first node and wait until it ends.
 - ``end`` on the first node: requeue the job if the run has to continue.
 - ``request`` beside a running job: pass a request from standard input to the supervisor.
@@ -26,9 +27,11 @@ from typing import Any
 from ltui.app.exit_codes import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
 from ltui.app.slurm.continue_run import continue_run
 from ltui.app.slurm.head_node import run_head
+from ltui.app.slurm.other_node import job_nodes, run_other_node
 from ltui.training.lifecycle.job_control import REQUEST_TIMEOUT_S
 from ltui.training.lifecycle.launch_run import create_run_directory
 from ltui.training.lifecycle.supervisor_client import ControlClient
+from ltui.training.nodes.link_key import LinkKey
 from ltui.training.problem import ProblemError
 from ltui.training.slurm.job_options import JobOptions
 from ltui.training.slurm.job_record import JobRecord, read_record, write_submission
@@ -43,9 +46,14 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.step == "prepare":
             prepare(arguments.run, arguments.token, sys.stdin.read())
             return EXIT_DONE
+        if arguments.step == "key":
+            print(LinkKey.generate().text)
+            return EXIT_DONE
+        if arguments.step == "node" and (nodes := job_nodes(os.environ)) is not None and nodes.rank:
+            return run_other_node(nodes, local_home())
         run_dir = find_recorded(arguments.run, arguments.token)
         if arguments.step == "node":
-            return run_node(run_dir)
+            return run_head(run_dir)
         if arguments.step == "request":
             print(json.dumps(answer(run_dir, json.loads(sys.stdin.read()))))
             return EXIT_DONE
@@ -119,27 +127,30 @@ def _homes() -> list[Path]:
     homes = []
     with contextlib.suppress(ProblemError):
         homes.append(ltui_home())
-    local = Path(os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir()) / f"ltui-{os.getuid()}"
-    with contextlib.suppress(OSError):
-        (local / "runs").mkdir(mode=0o700, parents=True, exist_ok=True)
-        if local.stat().st_uid == os.getuid():
-            homes.append(local)
-    if not homes:
-        raise ProblemError.of(
-            where=str(local),
-            what="neither LTUI_HOME nor this folder can be written on this node.",
-            remedy="Set LTUI_HOME to a folder that the nodes can write.",
-        )
+    try:
+        homes.append(local_home())
+    except ProblemError:
+        if not homes:
+            raise
     return homes
 
 
-def run_node(run_dir: RunDir) -> int:
-    """Run the part of this node, and return the exit code of its process."""
-    if int(os.environ.get("SLURM_NODEID", "0")) != 0:
-        raise ProblemError.of(
-            where="--nodes", what="runs on several nodes of a SLURM job are not supported yet."
-        )
-    return run_head(run_dir)
+def local_home() -> Path:
+    """Return a folder on a disk of this machine, for this user alone. Raises ``ProblemError``."""
+    local = Path(os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir()) / f"ltui-{os.getuid()}"
+    try:
+        (local / "runs").mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = local.lstat()
+        if status.st_uid == os.getuid() and not status.st_mode & 0o077:
+            return local
+        reason = "it belongs to someone else or is open to others"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    raise ProblemError.of(
+        where=str(local),
+        what=f"this folder cannot be used ({reason}).",
+        remedy="Set LTUI_HOME to a folder that the nodes can write, and TMPDIR to one of the node.",
+    )
 
 
 def answer(run_dir: RunDir, request: dict[str, Any]) -> dict[str, Any]:
@@ -161,6 +172,7 @@ def attach(run_dir: RunDir, *, readonly: bool) -> int:
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="ltui-slurm")
     steps = parser.add_subparsers(dest="step", required=True)
+    steps.add_parser("key")
     for name in ("prepare", "node", "end", "request", "attach"):
         step = steps.add_parser(name)
         step.add_argument("--run", required=True)

@@ -150,6 +150,28 @@ def test_a_run_is_requeued_before_the_time_limit_and_stops_for_good_when_asked(
 
 
 @pytest.mark.slow
+def test_two_nodes_are_one_run_that_is_requeued_and_stopped(login: Login) -> None:
+    job_id = login.submit(*PRESET, "--nodes", "2")
+    running = login.wait_for_step(5)
+    assert running["world_size"] == 2
+    assert [(r["rank"], r["node"]) for r in running["ranks"]] == [(0, 0), (1, 1)]
+    assert [n["state"] for n in running["nodes"]] == ["connected", "connected"]
+    login.cluster.call("scancel", "-s", "USR2", job_id)
+    login.wait_for_life(1, ended=True)
+    first = login.record().lives[0]
+    assert (first.outcome, first.requeued) == ("stopped", True), login.job_log()
+    login.wait_for_life(2)
+    second = login.record().lives[1]
+    assert second.start_step == first.end_step
+    assert (first.end_step or 0) >= 5
+    login.wait(lambda s: s["attempt"] == 2 and (s["global_step"] or 0) > second.start_step)
+    login("stop", "last")
+    login.wait_for_life(2, ended=True)
+    assert login.record().lives[1].outcome == "stopped"
+    wait_for(lambda: login.cluster.job_state(job_id), wanted=lambda s: s == "FAILED")
+
+
+@pytest.mark.slow
 def test_a_preempted_run_continues_when_the_other_job_has_ended(login: Login) -> None:
     login.submit(*PRESET, "--sbatch=exclusive", "--time", "10")
     login.wait_for_step(5)

@@ -58,6 +58,9 @@ class BatchScript:
                 f"\"${{ltui[@]}}\" prepare {job} <<'{end}' || exit",
                 f"{spec}{end}",
                 "",
+                "# The nodes authenticate each other with this key, which srun passes on.",
+                'LTUI_NODE_KEY="$("${ltui[@]}" key)" || exit',
+                "export LTUI_NODE_KEY",
                 "srun --ntasks-per-node=1 --kill-on-bad-exit=1 --cpu-bind=none "
                 f'"${{ltui[@]}}" node {job} &',
                 "step=$!",
