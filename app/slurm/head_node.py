@@ -19,7 +19,7 @@ from ltui.app.slurm.other_node import hide_slurm_from_lightning, job_nodes
 from ltui.training.lifecycle.launch_run import start_first_attempt
 from ltui.training.lifecycle.recover_runs import recover_run
 from ltui.training.lifecycle.resume_run import resume
-from ltui.training.lifecycle.run_status import resolve_snapshot
+from ltui.training.lifecycle.run_status import resolve_here
 from ltui.training.lifecycle.shim_files import latest_attempt
 from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.nodes.link_key import KEY_FILE_NAME, KEY_VARIABLE, LinkKey
@@ -217,7 +217,7 @@ def _follow(run_dir: RunDir, warnings: Warnings, ends_at: float | None) -> RunSn
         if warnings.any:
             _record_warning(run_dir, warnings.asked_to_continue)
         with contextlib.suppress(StoreError):
-            snapshot = resolve_snapshot(run_dir)
+            snapshot = resolve_here(run_dir)
             if snapshot.state not in LIVE:
                 return snapshot
             now_s = time.time()

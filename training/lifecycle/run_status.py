@@ -50,11 +50,11 @@ def resolve_snapshot(run_dir: RunDir) -> RunSnapshot:
     """
     if (snapshot := snapshot_of_job(run_dir)) is not None:
         return snapshot
-    return with_job(run_dir, _resolve_here(run_dir))
+    return with_job(run_dir, resolve_here(run_dir))
 
 
-def _resolve_here(run_dir: RunDir) -> RunSnapshot:
-    """Return the snapshot of a run whose files and processes are on this machine."""
+def resolve_here(run_dir: RunDir) -> RunSnapshot:
+    """Return the snapshot of a run by the files and processes of this machine alone."""
     supervisor = lock_holder(run_dir.lock_path)
     if supervisor is not None:
         answer = ControlClient(run_dir).status(timeout_s=1.0)
