@@ -140,6 +140,11 @@ class AgentLink:
                 return self._take_reply()
             self._wait(remaining_s, to_send=number is None)
 
+    def answer(self) -> list[bytes] | None:
+        """Return orders that came after ``exchange`` had returned; None if there are none."""
+        self._receive()
+        return self._take_reply()
+
     def woken(self, timeout_s: float = 0.0) -> bool:
         """Wait until the head asks for a report, at most ``timeout_s``; return whether it has.
 

@@ -42,6 +42,8 @@ from ltui.training.problem import ProblemError
 _REPORTS_PER_TURN = 64
 """Maximum number of reports that are answered before the other sockets are served."""
 _ERROR_PAUSE_S = 0.1
+_CLOSE_MS = 300
+"""Milliseconds for which a link that is closed still sends the last orders."""
 _MANY_AGENTS = 32
 _PAUSE_S = 0.01
 """Seconds between two turns with many agents: one turn for several reports halves their cost."""
@@ -157,7 +159,7 @@ class HeadLink:
         return dict(self._peers)
 
     def close(self) -> None:
-        """Close all connections and end the thread. May be called twice."""
+        """Send the last orders, close all connections and end the thread. May be called twice."""
         self._closing = True
         self._notify()
         self._thread.join()
@@ -208,6 +210,8 @@ class HeadLink:
                     time.sleep(_ERROR_PAUSE_S)
         finally:
             self._monitor.close(0)
+            # The last orders tell agents that the run is over.
+            self._router.close(_CLOSE_MS)
             self._context.destroy(linger=0)
 
     def _turn(self, ready: dict[object, int]) -> None:

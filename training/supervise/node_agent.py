@@ -70,6 +70,8 @@ HEAD_LOST_S = 600.0
 
 Without the head nobody could stop them, and they would hold their GPUs for ever.
 """
+_FAILED_START_S = 15.0
+"""Seconds to wait until the head has answered that the engine could not be started."""
 _LAST_REPORTS_S = 60.0
 """Seconds for which an agent whose engine has ended tries to report that."""
 
@@ -371,5 +373,5 @@ def report_failed_start(run_dir: RunDir, spec: RunSpec, error: ProblemError) -> 
     with contextlib.suppress(ProblemError):
         key = LinkKey.find(run_dir.path / KEY_FILE_NAME, os.environ)
         link = AgentLink(key, address, port, str(nodes.rank))
-        link.exchange(ReportMessage(report).encode(), ANSWER_S)
+        link.exchange(ReportMessage(report).encode(), _FAILED_START_S)
         link.close()
