@@ -108,6 +108,8 @@ def _environment(
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         **{name: os.environ.get(name, value) for name, value in _AGENT.items()},
         **spec.env,
+        **(_node_variables(spec.nodes) if spec.nodes and spec.command else {}),
+        "LTUI_NODE_KEY": None,
         "LTUI_RUN_DIR": str(run_dir.path),
         "LTUI_RUN_ID": run_dir.id,
         "LTUI_ATTEMPT": str(attempt),
@@ -126,3 +128,17 @@ def _environment(
         # Torch elastic would always set 1. Divide the processors among the ranks instead.
         env["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // max(1, spec.nproc)))
     return env
+
+
+def _node_variables(nodes: Nodes) -> dict[str, str]:
+    """Return the variables by which a user's command finds the other nodes.
+
+    Lightning's own launcher and torch read the first group. torchrun takes the second for its
+    options, as Kubeflow sets them.
+    """
+    values = {
+        "NODE_RANK": str(nodes.rank),
+        "MASTER_ADDR": nodes.address,
+        "MASTER_PORT": str(nodes.port),
+    }
+    return {**values, **{f"PET_{k}": v for k, v in values.items()}, "PET_NNODES": str(nodes.count)}
