@@ -315,6 +315,8 @@ class NodeAgent:
         while time.monotonic() < deadline_s:
             report = replace(report, sent_ns=time.monotonic_ns(), sent_at=time.time())
             if not self._exchange(report):
+                if self._orders.leave:
+                    break  # node 0 has ended, and has said so before
                 continue
             deadline_s = time.monotonic() + _LAST_REPORTS_S
             orders = self._orders

@@ -53,7 +53,7 @@ _WATCH_S = 0.02
 """Seconds between two looks at the table of the step consensus."""
 _EVIDENCE_S = 3.0
 """Least seconds between two requests of evidence."""
-_DISMISS_S = 2.0
+_DISMISS_S = 10.0
 """Seconds to wait until every agent that can be reached knows that the run is over."""
 _PROBE_S = 1.0
 """Seconds between two probes of silent machines, and time limit of each."""
@@ -77,7 +77,7 @@ class _RemoteNode:
     evidence: Evidence | None = None
     signal_received: bool = False
     dismissed: bool = False
-    """True if its agent was told that the run is over."""
+    """True if its agent has ended the attempt and was told that the run is over."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -375,9 +375,9 @@ class RemoteNodes:
         """Let all agents exit, because the run is over."""
         self.end(leave=True)
         deadline_s = time.monotonic() + _DISMISS_S
+        present = (NodeState.CONNECTED, NodeState.ENDED)
         while time.monotonic() < deadline_s and not all(
-            node.dismissed or node.watch.state is not NodeState.ENDED
-            for node in self._nodes.values()
+            node.dismissed or node.watch.state not in present for node in self._nodes.values()
         ):
             time.sleep(_WATCH_S)
 
@@ -523,7 +523,7 @@ class RemoteNodes:
             signal_received=node.signal_received,
             logs=dict(node.logs),
         )
-        node.dismissed = wanted.leave
+        node.dismissed = wanted.leave and self._has_ended(node)
         positions = {rank: m.position for rank, m in node.mirrors.items()}
         known = {rank: place for rank, place in positions.items() if place is not None}
         return OrdersMessage(orders, self._barrier.export(), pack_positions(known))
