@@ -213,11 +213,13 @@ class RemoteNodes:
             return None
         names = ", ".join(f"node {n}" for n in missing)
         waited_s = time.monotonic() - self._began_s
-        return (
+        text = (
             f"waiting for {names} of {self._layout.count} to join, {waited_s:.0f} s of "
-            f"{self._layout.join_timeout_s:.0f} s; on each of them: "
-            f"ltui join {self.place} --key-file FILE"
+            f"{self._layout.join_timeout_s:.0f} s"
         )
+        if self._layout.start != "by hand":
+            return text
+        return f"{text}; on each of them: ltui join {self.place} --key-file FILE"
 
     def failure(self, now_s: float, *, patience_s: float) -> str | None:
         """Return why the attempt cannot go on, or None.
