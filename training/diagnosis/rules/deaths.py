@@ -140,12 +140,13 @@ def _caused_by_lost_machines(inputs: PreparedInput, ends: _RankEnds) -> list[Ver
     """Blame machines that do not answer for the end of the ranks that lost their peers there."""
     died = tuple(sorted(ends))
     living = (r for r, s in inputs.states.items() if s in LIVE_STATES)
+    lost_text = f"; {inputs.ranks_text(died)} lost the connection and ended with an error"
     return [
         replace(
             verdict,
             level=VerdictLevel.DEAD,
-            waiting=tuple(sorted({*living, *died})),
-            cause=verdict.cause + consequences_text(died, inputs.machines),
+            waiting=tuple(sorted({*living, *died} - {*verdict.culprits})),
+            cause=verdict.cause + lost_text,
             confidence=min(verdict.confidence, 0.8),
             evidence={**verdict.evidence, "consequences": _texts(ends)},
         )

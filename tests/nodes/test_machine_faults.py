@@ -1,0 +1,83 @@
+"""Faults of a run on two machines, in network namespaces: the right machine, rank and cause."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from ltui.training.state.run_snapshot import NodeState, Verdict
+from tests.nodes.machine_faults import (
+    TwoNodeRun,
+    first_verdict,
+    injected_s,
+    kill_agent,
+    started,
+    stop_agent,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "words"),
+    [
+        ("data_sleep", "frozen", "rank 1 on machine-1 is stuck in fetch data"),
+        ("sigkill", "killed", "rank 1 on machine-1 was killed by SIGKILL"),
+        ("rank0_barrier", "mismatch", "rank 0 on machine-0 called a different collective"),
+    ],
+)
+def test_a_fault_of_a_rank(fault: str, kind: str, words: str, tmp_path: Path) -> None:
+    with started(tmp_path, fault) as run:
+        verdict, _ = first_verdict(run, kind, injected_s(tmp_path))
+        assert words in verdict.cause
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"), [(kill_agent, "agent_killed"), (stop_agent, "agent_frozen")]
+)
+def test_a_fault_of_an_agent_does_not_stop_training(fault, kind: str, tmp_path: Path) -> None:
+    with started(tmp_path) as run:
+        before = run.until_training()
+        fault(run)
+        verdict, _ = first_verdict(run, kind, time.monotonic())
+        assert (verdict.level, verdict.nodes, verdict.culprits) == ("warning", (1,), ())
+        assert verdict.cause.startswith("machine machine-1 answers, but its agent")
+        step = (before.global_step or 0) + 20
+        run.until(lambda s: (s.global_step or 0) >= step)
+
+
+def test_a_cut_link_is_named_and_training_continues_when_it_is_back(tmp_path: Path) -> None:
+    with started(tmp_path) as run:
+        run.until_training()
+        run.machines.cut(run.machines[1])
+        verdict, _ = first_verdict(run, "node_unreachable", time.monotonic(), "stalled")
+        assert (verdict.nodes, verdict.culprits, verdict.waiting) == ((1,), (), (0,))
+        assert "rank 0 on machine-0 waits" in verdict.cause
+        run.machines.restore(run.machines[1])
+        back = run.until(lambda s: s.nodes[1].state is NodeState.CONNECTED)
+        step = (back.global_step or 0) + 20
+        after = run.until(lambda s: all((r.global_step or 0) >= step for r in s.ranks))
+        assert [v for v in after.verdicts if v.level in ("dead", "stalled")] == []
+
+
+def test_a_cut_of_five_seconds_is_no_stall(tmp_path: Path) -> None:
+    with started(tmp_path) as run:
+        step = (run.until_training().global_step or 0) + 40
+        run.machines.cut(run.machines[1])
+        seen = _watch(run, 5.0)
+        run.machines.restore(run.machines[1])
+        seen += _watch(run, 10.0)
+        run.until(lambda s: all((r.global_step or 0) >= step for r in s.ranks))
+        assert [v.cause for v in seen if v.level != "warning"] == []
+
+
+def _watch(run: TwoNodeRun, seconds: float) -> list[Verdict]:
+    """Return the verdicts of so many seconds."""
+    seen, until_s = list[Verdict](), time.monotonic() + seconds
+    while time.monotonic() < until_s:
+        snapshot = run.snapshot()
+        seen += [] if snapshot is None else snapshot.verdicts
+        time.sleep(0.1)
+    return seen
