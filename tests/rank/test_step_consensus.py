@@ -11,6 +11,7 @@ import pytest
 
 from ltui.training.rank.coordination.step_consensus import (
     DEPARTED,
+    LAST_STEP,
     Action,
     BarrierTable,
     Move,
@@ -36,7 +37,7 @@ def test_positions_grow_along_the_run() -> None:
     places += [boundary_position(1, 11), boundary_position(2, 0), boundary_position(2, 0, 1)]
     words = [word for place in places for word in (waiting_state(place), passed_state(place))]
     assert words == sorted(set(words))
-    assert passed_state(boundary_position(62, (1 << 36) - 1, 1 << 19)) < DEPARTED
+    assert passed_state(boundary_position(4095, LAST_STEP, 1 << 19)) < DEPARTED
     assert DEPARTED < 1 << 63
 
 
@@ -56,7 +57,15 @@ def test_positions_grow_along_the_run() -> None:
     ],
 )
 def test_next_move(words: list[int], acted: list[int], move: Move) -> None:
-    assert next_move(words, acted, HERE, 7) is move
+    assert next_move([7] * len(words), words, acted, HERE, 7) is move
+
+
+def test_a_rank_that_has_not_read_the_request_is_waited_for() -> None:
+    """It may wait at this boundary because of the request before, and pass it any time."""
+    here = [waiting_state(HERE)] * 2
+    assert next_move([7, 6], here, [6, 6], HERE, 7) is Move.WAIT
+    assert next_move([7, 7], here, [6, 6], HERE, 7) is Move.ACT
+    assert next_move([7, 6], here, [6, 7], HERE, 7) is Move.ACT
 
 
 @pytest.mark.parametrize("seed", range(300))

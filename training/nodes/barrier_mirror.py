@@ -1,40 +1,211 @@
-"""Copies of the step consensus table between machines (``rank/coordination/step_consensus.py``).
+"""Copy the rows of the step consensus (``rank/coordination/step_consensus.py``) between nodes.
 
-Each machine has a table of its own with the rows of all ranks. Its ranks write their rows; the rows
-of other machines, and rank 0's request, are copied into it. The copies come late, which may delay a
-decision but never makes two ranks act at different places, because of three rules:
+Every node has a table with rows for all ranks. A rank writes the row of its own in the table of its
+node; this module writes the other rows. The head merges what the agents send and sends the result
+to all of them. A copy may be late, repeated, or overtaken by a later one. It is merged as follows:
 
-- Every word of a row only grows, and a copy never makes it smaller. So a copy that is late,
-  repeated or out of order changes nothing.
-- A rank stores first that it acted and then that it passed the boundary. So a copy reads a rank's
-  state before its acted word and stores them the other way round: a machine that sees a rank past a
-  boundary also sees that it acted there.
-- The request is read before all rows and stored after all of them. So no rank sees a request
-  together with rows that are older than it, in which rank 0 may still wait at the boundary where it
-  acted on the previous request.
+- Every word of a row only grows, so the larger value is kept.
+- A rank stores what it has seen, then its state, then that it acted, then its next state. So a copy
+  reads in the order seen, state, acted, and stores in the opposite order. Whoever reads a row of
+  the copy never concludes more than a reader of the row itself could have.
+- Rank 0's request is read before the rows and stored after them. Nobody sees a request with a row
+  of rank 0 that is older than it.
+- The planned stop is a small record with a version, and the newer version is kept. It is read after
+  the rows and stored before them. Nobody sees rank 0 at a boundary without the plan that it
+  followed there.
+- The row of a rank whose process runs on this node is never written.
 
-``tests/rank/test_delayed_views.py`` simulates them.
+A table belongs to the workers that were started together. It is recognised by the world size and
+the worker group in its name; the copy of another table is ignored.
 """
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import re
+import struct
 import threading
+import time
+import zlib
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from struct import Struct
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-_NAME = re.compile(r"agree-(\d+)-(\d+)\.bin")
-_ROW_WORDS = 8
-_STATE, _ACTED, _RESULT, _PID = 0, 1, 2, 3
-_REQUEST, _CONTROL_ID, _STOP_AT, _STOP_EPOCHS = 0, 1, 2, 3
-_HEAD = Struct("<iiiqqqq")
-"""Restarts and world size of the table, 1 if the request follows, then the request's four words."""
-_ROW = Struct("<iqqq")
-"""Rank, state, acted, save result."""
+from ltui.training.rank.coordination.step_consensus import (
+    DEPARTED,
+    BarrierTable,
+    is_alive,
+)
+
+_NAME = re.compile(r"agree-\d+-(\d+)-(\d+)\.bin")
+_HEADER = struct.Struct("<IIqqqqq?xxxI")
+"""World size, worker group, request, control id, plan version, step and epochs of the plan, True if
+ranks of the sender wait for rows, number of rows."""
+_ROW_BYTES = 4 + 5 * 8
+_OPEN_READ_S = 0.005
+"""Seconds for which the answer to "are rows needed" is reused, for many nodes at once."""
+_PROCESS_CHECK_S = 0.5
+"""Least seconds between two checks that the processes of this node's ranks are alive."""
+_DIR_SETTLED_NS = 1_000_000_000
+"""Age in ns from which the time of the folder's last change is compared."""
+_ROW = BarrierTable.ROW
+SEEN, STATE, ACTED, RESULT, GONE, PID = (
+    BarrierTable.SEEN,
+    BarrierTable.STATE,
+    BarrierTable.ACTED,
+    BarrierTable.RESULT,
+    BarrierTable.GONE,
+    BarrierTable.PID,
+)
+_COLUMNS = (SEEN, STATE, ACTED, RESULT, GONE)
+"""Words of a row that are copied, in the order in which they are read."""
+
+
+class Words(Protocol):
+    """The words of a table: a ``memoryview`` of int64."""
+
+    def __getitem__(self, index: int, /) -> int: ...
+    def __setitem__(self, index: int, value: int, /) -> None: ...
+    def __len__(self) -> int: ...
+
+
+class StopPlanCopy(NamedTuple):
+    """The planned stop in a table. Version 0 is no plan."""
+
+    version: int = 0
+    stop_at: int = 0
+    epochs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TableCopy:
+    """Header and some rows of a table. The columns are in the order of ``ranks``."""
+
+    request: int
+    """Number and action of rank 0's request as one word; 0 if rank 0's row is not included."""
+    control_id: int
+    plan: StopPlanCopy
+    ranks: Sequence[int]
+    columns: Sequence[Sequence[int]]
+    """One column for each of ``_COLUMNS``."""
+
+
+class TableKey(NamedTuple):
+    """By which the tables of one start of the workers are recognised on every node."""
+
+    world_size: int
+    worker_group: int
+
+
+def read_rows(words: Words, ranks: Iterable[int]) -> TableCopy:
+    """Copy the rows of ``ranks``, and the header if rank 0 is among them."""
+    ranks = list(ranks)
+    has_header = 0 in ranks
+    request = words[BarrierTable.REQUEST] if has_header else 0
+    control_id = words[BarrierTable.CONTROL_ID] if has_header else 0
+    columns = []
+    for word in _COLUMNS:
+        column = _column(words, word)
+        columns.append(column if len(ranks) == len(column) else [column[rank] for rank in ranks])
+    return TableCopy(
+        request, control_id, _read_plan(words) if has_header else StopPlanCopy(), ranks, columns
+    )
+
+
+def merge_rows(words: Words, copy: TableCopy) -> None:
+    """Store what is newer in ``copy``."""
+    plan = copy.plan
+    if plan.version > words[BarrierTable.PLAN_VERSION]:
+        words[BarrierTable.STOP_AT], words[BarrierTable.STOP_EPOCHS] = plan.stop_at, plan.epochs
+        words[BarrierTable.PLAN_VERSION] = plan.version
+    pids = _column(words, PID)
+    for word, values in zip(reversed(_COLUMNS), reversed(copy.columns), strict=True):
+        present = _column(words, word)
+        for rank, value in zip(copy.ranks, values, strict=True):
+            if value > present[rank] and not pids[rank]:
+                words[_ROW * (1 + rank) + word] = value
+    if copy.request >> 4 > words[BarrierTable.REQUEST] >> 4:
+        words[BarrierTable.CONTROL_ID] = copy.control_id
+        words[BarrierTable.REQUEST] = copy.request
+
+
+def pack_copy(key: TableKey, copy: TableCopy, *, is_waiting: bool = False) -> bytes:
+    """Return the frame of a copy.
+
+    ``is_waiting`` says that ranks of the sender may wait for the rows of other nodes.
+    """
+    header = _HEADER.pack(
+        *key, copy.request, copy.control_id, *copy.plan, is_waiting, len(copy.ranks)
+    )
+    rows = array("i", copy.ranks).tobytes() + b"".join(
+        array("q", column).tobytes() for column in copy.columns
+    )
+    # The rows of many ranks are mostly equal, so they take a few hundred bytes.
+    return header + zlib.compress(rows, 1)
+
+
+def unpack_copy(frame: bytes) -> tuple[TableKey, TableCopy, bool]:
+    """Return the table, the copy, and if the sender's ranks wait. Raises ``ValueError`` if the frame is not valid."""
+    try:
+        world_size, group, request, control_id, *plan, is_waiting, count = _HEADER.unpack_from(
+            frame
+        )
+        stream = zlib.decompressobj()
+        rows = stream.decompress(frame[_HEADER.size :], count * _ROW_BYTES + 1)
+    except (struct.error, zlib.error) as error:
+        raise ValueError("a copy of the barrier table is damaged") from error
+    if len(rows) != count * _ROW_BYTES or not stream.eof:
+        raise ValueError("a copy of the barrier table is damaged")
+    ranks = array("i", rows[: 4 * count])
+    if any(not 0 <= rank < world_size for rank in ranks):
+        raise ValueError("a copy of the barrier table is damaged")
+    columns = [
+        array("q", rows[at : at + 8 * count])
+        for at in range(4 * count, count * _ROW_BYTES, 8 * count or 1)
+    ]
+    copy = TableCopy(request, control_id, StopPlanCopy(*plan), ranks, columns)
+    return TableKey(world_size, group), copy, bool(is_waiting)
+
+
+def needs_exchange(words: Words) -> bool:
+    """Return True if ranks wait, or may soon wait, for the rows of other nodes.
+
+    The rows should then be exchanged many times a second. There is an open request, or ranks have
+    saved a checkpoint and others not yet, or ranks wait at a planned stop.
+    """
+    number = words[BarrierTable.REQUEST] >> 4
+    is_planned = words[BarrierTable.STOP_AT] or words[BarrierTable.STOP_EPOCHS]
+    results = _column(words, RESULT)
+    if not is_planned and max(results) == min(results) and min(_column(words, ACTED)) >= number:
+        return False  # The usual case, without a look at each row.
+    saves, numbers, waits = set[int](), set[int](), False
+    for state, acted, result, gone in zip(
+        *(_column(words, word) for word in (STATE, ACTED, RESULT, GONE)), strict=True
+    ):
+        if state != DEPARTED and not gone:
+            numbers.add(acted)
+            saves.add(result >> 1)
+            waits = waits or (state > 0 and not state & 1)
+    return min(numbers, default=number) < number or len(saves) > 1 or (bool(is_planned) and waits)
+
+
+def missing_ranks(words: Words) -> list[int]:
+    """Return the ranks for which the others wait in the open request; empty without one."""
+    number = words[BarrierTable.REQUEST] >> 4
+    seen, states = _column(words, SEEN), _column(words, STATE)
+    acted = _column(words, ACTED)
+    waiting = [s for s, n in zip(states, seen, strict=True) if n >= number and not s & 1]
+    if not number or not waiting or min(acted) >= number:
+        return []
+    furthest = max(waiting)
+    return [
+        rank
+        for rank, state in enumerate(states)
+        if acted[rank] < number and (state < furthest or seen[rank] < number)
+    ]
 
 
 class RequestWords(NamedTuple):
@@ -46,155 +217,192 @@ class RequestWords(NamedTuple):
     stop_epochs: int
 
 
-class _Table:
-    """One table file, mapped."""
-
-    def __init__(self, path: Path, restarts: int, world_size: int) -> None:
-        self.restarts, self.world_size = restarts, world_size
-        size = 8 * _ROW_WORDS * (1 + world_size)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            if os.fstat(descriptor).st_size < size:
-                os.ftruncate(descriptor, size)
-            self._map = mmap.mmap(descriptor, size)
-        finally:
-            os.close(descriptor)
-        self.words = memoryview(self._map).cast("q")
-
-    def column(self, offset: int) -> list[int]:
-        """Return one word of every row."""
-        return self.words[_ROW_WORDS + offset :: _ROW_WORDS].tolist()
-
-    def request(self) -> RequestWords:
-        """Return the words of rank 0."""
-        return RequestWords(*self.words[:4].tolist())
-
-    def close(self) -> None:
-        self.words.release()
-        self._map.close()
-
-
 class BarrierMirror:
-    """The table of one machine, as a source and a target of copies. Safe to use from threads.
+    """The newest barrier table of one attempt on this node, for its supervisor or agent.
 
-    A row belongs to this machine if one of its ranks has stored its pid there.
+    ``source`` is the number of the other node in each call. Safe to use from threads.
     """
 
     def __init__(self, queue_dir: Path) -> None:
-        """``queue_dir`` is the folder of the attempt's queues, in which the ranks have the table.
-
-        The table need not exist yet.
-        """
+        """``queue_dir`` is the folder of the attempt's queues. The table need not exist yet."""
         self._dir = queue_dir
-        self._table: _Table | None = None
-        self._changed_ns = -1
+        self._dir_changed_ns = -1
+        self._path: Path | None = None
+        self._map: mmap.mmap | None = None
+        self._words: memoryview | None = None
+        self._key = TableKey(0, 0)
+        self._merged: dict[int, bytes] = {}
+        self._waiting_sources: set[int] = set()
+        self._processes_read_s = self._open_read_s = 0.0
+        self._is_open = False
+        self._exported = b"", b""
         self._lock = threading.Lock()
 
     def request(self) -> RequestWords | None:
         """Return the current words of rank 0; None if there is no table."""
         with self._lock:
-            table = self._newest()
-            return None if table is None else table.request()
+            words = self._table()
+            return None if words is None else RequestWords._make(words[:4].tolist())
 
     def is_open(self) -> bool:
-        """Return True if ranks may be waiting for copies, so that these should be fast.
+        """Return True if ranks may be waiting for copies, so that these should be fast."""
+        with self._lock:
+            return self._needs_exchange(self._table())
 
-        This is the case while a rank has not acted on the request or not saved what others saved,
-        and while a rank waits at a planned stop.
+    def export(self, source: int = 0) -> bytes:
+        """Return a frame for another node; empty if there is no table yet.
+
+        It has the rows of this node. The node of rank 0 sends the rows of all ranks while ranks
+        wait for them, here or on the other node, and else only rank 0's.
         """
         with self._lock:
-            table = self._newest()
-            return table is not None and _is_open(table)
-
-    def export(self) -> bytes:
-        """Return a copy of the rows of this machine; on the machine of rank 0, of all rows.
-
-        Empty if there is no table.
-        """
-        with self._lock:
-            table = self._newest()
-            if table is None:
+            words = self._table()
+            if words is None or self._map is None:
                 return b""
-            request = table.request()
-            states = table.column(_STATE)
-            rows = zip(states, table.column(_ACTED), table.column(_RESULT), strict=True)
-            pids = table.column(_PID)
-            leads = bool(pids[0])
-            head = _HEAD.pack(table.restarts, table.world_size, leads, *request)
-            return head + b"".join(
-                _ROW.pack(rank, *row)
-                for rank, row in enumerate(rows)
-                if pids[rank] or (leads and any(row))
-            )
+            self._observe_processes(words)
+            is_open = self._needs_exchange(words)
+            pids = _column(words, PID)
+            if not pids[0]:
+                own = [rank for rank, pid in enumerate(pids) if pid]
+                return pack_copy(self._key, read_rows(words, own), is_waiting=is_open)
+            if not is_open and source not in self._waiting_sources:
+                return pack_copy(self._key, read_rows(words, [0]), is_waiting=is_open)
+            content = self._map[:]
+            if content != self._exported[0]:
+                frame = pack_copy(self._key, read_rows(words, range(len(pids))), is_waiting=is_open)
+                self._exported = content, frame
+            return self._exported[1]
 
-    def merge(self, copied: bytes) -> None:
-        """Store a copy that ``export`` returned on another machine.
+    def merge(self, frame: bytes, source: int = 0) -> bool:
+        """Merge a frame of another node. Return False if this node has no such table (yet).
 
-        Raises ``ValueError`` if it is damaged, and ``OSError``.
+        Raises ``ValueError`` if the frame is not valid.
         """
-        if not copied:
-            return
-        if len(copied) < _HEAD.size or (len(copied) - _HEAD.size) % _ROW.size:
-            raise ValueError("a copy of the table of boundaries is truncated")
-        restarts, world_size, leads, *request = _HEAD.unpack_from(copied)
-        if not 0 < world_size <= 1 << 20 or restarts < 0:
-            raise ValueError("a copy of the table of boundaries is damaged")
         with self._lock:
-            table = self._newest()
-            if table is None or (table.restarts, table.world_size) < (restarts, world_size):
-                table = self._open(restarts, world_size)
-            if (table.restarts, table.world_size) != (restarts, world_size):
-                return  # of workers that were restarted meanwhile
-            words = table.words
-            for rank, state, acted, result in _ROW.iter_unpack(copied[_HEAD.size :]):
-                at = _ROW_WORDS * (1 + rank)
-                if not 0 <= rank < world_size or words[at + _PID]:
-                    continue
-                words[at + _RESULT] = max(words[at + _RESULT], result)
-                words[at + _ACTED] = max(words[at + _ACTED], acted)
-                words[at + _STATE] = max(words[at + _STATE], state)
-            if leads and not words[_ROW_WORDS + _PID]:
-                words[_STOP_AT], words[_STOP_EPOCHS] = request[_STOP_AT], request[_STOP_EPOCHS]
-                if request[_REQUEST] > words[_REQUEST]:
-                    words[_CONTROL_ID] = request[_CONTROL_ID]
-                    words[_REQUEST] = request[_REQUEST]
+            words = self._table()
+            if words is None or not frame:
+                return False
+            if frame == self._merged.get(source):
+                return True
+            key, copy, is_waiting = unpack_copy(frame)
+            if key != self._key:
+                return False
+            merge_rows(words, copy)
+            self._merged[source] = frame
+            (self._waiting_sources.add if is_waiting else self._waiting_sources.discard)(source)
+            self._open_read_s = 0.0
+            return True
+
+    def missing_ranks(self) -> list[int]:
+        """Return the ranks for which the others wait in the open request."""
+        with self._lock:
+            words = self._table()
+            return [] if words is None else missing_ranks(words)
+
+    def mark_gone(self, ranks: Iterable[int]) -> None:
+        """Store that the processes of these ranks of other nodes have ended.
+
+        Ranks that wait for them proceed.
+        """
+        with self._lock:
+            words = self._table()
+            pids = [] if words is None else _column(words, PID)
+            for rank in ranks:
+                if words is not None and rank < len(pids) and not pids[rank]:
+                    words[_ROW * (1 + rank) + GONE] = 1
+
+    def set_unreachable(self, nodes: int) -> None:
+        """Store with how many nodes no rows can be exchanged now.
+
+        The head calls it with the number of silent nodes, an agent with 1 while the head is silent.
+        Rank 0 publishes no request meanwhile, because the other nodes would wait for it.
+        """
+        with self._lock:
+            words = self._table()
+            if words is not None and words[BarrierTable.UNREACHABLE] != nodes:
+                words[BarrierTable.UNREACHABLE] = nodes
 
     def close(self) -> None:
         """Unmap the table. A second call has no effect."""
         with self._lock:
-            if self._table is not None:
-                self._table.close()
-                self._table = None
+            self._unmap()
 
-    def _newest(self) -> _Table | None:
-        """Return the table of the workers that were started last."""
-        with contextlib.suppress(OSError):
-            changed_ns = self._dir.stat().st_mtime_ns
-            if changed_ns != self._changed_ns:
-                names = [_NAME.fullmatch(name) for name in os.listdir(self._dir)]
-                found = [(int(name[1]), int(name[2])) for name in names if name is not None]
-                self._changed_ns = changed_ns
-                if found:
-                    return self._open(*max(found))
-        return self._table
+    def _needs_exchange(self, words: memoryview | None) -> bool:
+        now_s = time.monotonic()
+        if now_s - self._open_read_s > _OPEN_READ_S:
+            self._open_read_s = now_s
+            self._is_open = words is not None and needs_exchange(words)
+        return self._is_open
 
-    def _open(self, restarts: int, world_size: int) -> _Table:
-        table = self._table
-        if table is not None and (table.restarts, table.world_size) == (restarts, world_size):
-            return table
-        path = self._dir / f"agree-{restarts}-{world_size}.bin"
-        opened = _Table(path, restarts, world_size)
-        if table is not None:
-            table.close()
-        self._table = opened
-        return opened
+    def _unmap(self) -> None:
+        if self._words is not None and self._map is not None:
+            self._words.release()
+            self._map.close()
+        self._path = self._words = self._map = None
+        self._dir_changed_ns = -1
+
+    def _table(self) -> memoryview | None:
+        """Return the words of the newest table; None if no rank has created one."""
+        try:
+            changed_ns = os.stat(self._dir).st_mtime_ns
+            if changed_ns != self._dir_changed_ns and self._open_newest():
+                # A file that is created within the same tick of the clock does not change the time.
+                is_old = time.time_ns() - changed_ns > _DIR_SETTLED_NS
+                self._dir_changed_ns = changed_ns if is_old else -1
+        except OSError:
+            return self._words
+        return self._words
+
+    def _open_newest(self) -> bool:
+        """Open the newest table. Return False if a table is just being created."""
+        newest: tuple[int, Path, TableKey] | None = None
+        complete = True
+        for name in os.listdir(self._dir):
+            match = _NAME.fullmatch(name)
+            if match is None:
+                continue
+            path, key = self._dir / name, TableKey(int(match[1]), int(match[2]))
+            with path.open("rb") as file:
+                header = file.read(8 * _ROW)
+                size = os.fstat(file.fileno()).st_size
+            created_ns = int.from_bytes(header[8 * BarrierTable.CREATED_NS :][:8], "little")
+            if size < 8 * _ROW * (1 + key.world_size) or not created_ns:
+                complete = False
+            elif newest is None or created_ns > newest[0]:
+                newest = created_ns, path, key
+        if newest is not None and newest[1] != self._path:
+            self._unmap()
+            _, self._path, self._key = newest
+            with self._path.open("r+b") as file:
+                self._map = mmap.mmap(file.fileno(), 8 * _ROW * (1 + self._key.world_size))
+            self._words = memoryview(self._map).cast("q")
+            self._merged.clear()
+            self._waiting_sources.clear()
+            self._exported, self._open_read_s = (b"", b""), 0.0
+        return complete
+
+    def _observe_processes(self, words: memoryview) -> None:
+        """Store which ranks of this node have ended, for the ranks of the other nodes."""
+        now_s = time.monotonic()
+        if now_s - self._processes_read_s < _PROCESS_CHECK_S:
+            return
+        self._processes_read_s = now_s
+        for rank, pid in enumerate(_column(words, PID)):
+            if pid and not is_alive(pid):
+                words[_ROW * (1 + rank) + GONE] = 1
 
 
-def _is_open(table: _Table) -> bool:
-    request = table.request()
-    acted = table.column(_ACTED)
-    saves = [result >> 1 for result in table.column(_RESULT)]
-    if request.request >> 4 > min(acted) or max(saves) != min(saves):
-        return True
-    planned = request.stop_at > 0 or request.stop_epochs > 0
-    return planned and any(state > 0 and state % 2 == 0 for state in table.column(_STATE))
+def _column(words: Words, word: int) -> list[int]:
+    """Return one word of each row."""
+    if isinstance(words, memoryview):
+        column: list[int] = words[_ROW + word :: _ROW].tolist()
+        return column
+    return [words[at] for at in range(_ROW + word, len(words), _ROW)]
+
+
+def _read_plan(words: Words) -> StopPlanCopy:
+    version = words[BarrierTable.PLAN_VERSION]
+    plan = StopPlanCopy(version, words[BarrierTable.STOP_AT], words[BarrierTable.STOP_EPOCHS])
+    if version & 1 or words[BarrierTable.PLAN_VERSION] != version:
+        return StopPlanCopy()  # Rank 0 is writing it.
+    return plan

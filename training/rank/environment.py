@@ -39,7 +39,11 @@ class RankEnvironment:
     nodes: int = 1
     """Number of nodes of the run whose ranks ltui connects; 1 if it runs on one machine."""
     restarts: int = 0
-    """How often torch elastic restarted its workers within this attempt."""
+    """How often torch elastic restarted its workers within this attempt, counted by the agent of
+    this node."""
+    worker_group: int = 0
+    """Number by which the workers that torch elastic started together on all nodes differ from
+    those before a restart; 0 without torch elastic."""
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> RankEnvironment | None:
@@ -66,6 +70,7 @@ class RankEnvironment:
             best_keep=max(1, int(environ.get("LTUI_CHECKPOINT_BEST_KEEP") or 1)),
             nodes=max(1, int(environ.get("LTUI_NODES") or 1)),
             restarts=int(environ.get("TORCHELASTIC_RESTART_COUNT") or 0),
+            worker_group=_worker_group(environ),
         )
 
     @property
@@ -77,6 +82,12 @@ class RankEnvironment:
     def checkpoints_dir(self) -> Path:
         """The folder of the run's checkpoints."""
         return self.run_dir / "checkpoints"
+
+
+def _worker_group(environ: Mapping[str, str]) -> int:
+    # The agents choose a free port anew for each start of the workers, the same on every node.
+    port = environ.get("MASTER_PORT", "")
+    return int(port) if "TORCHELASTIC_RUN_ID" in environ and port.isdigit() else 0
 
 
 def rank_from_environment(environ: Mapping[str, str]) -> int | None:

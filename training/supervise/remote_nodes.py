@@ -477,7 +477,7 @@ class RemoteNodes:
             mirror.apply(chunk, node.offset.monotonic_ns, node.offset.wall_s)
         for part, data in message.logs:
             self._append_log(node, part, data)
-        self._barrier.merge(message.barrier)
+        self._barrier.merge(message.barrier, node.number)
         if message.evidence and report.evidence_number > node.evidence_number:
             with contextlib.suppress(ValueError):
                 node.evidence = from_json(Evidence, json.loads(message.evidence))
@@ -528,7 +528,7 @@ class RemoteNodes:
         node.dismissed = wanted.leave and self._has_ended(node)
         positions = {rank: m.position for rank, m in node.mirrors.items()}
         known = {rank: place for rank, place in positions.items() if place is not None}
-        return OrdersMessage(orders, self._barrier.export(), pack_positions(known))
+        return OrdersMessage(orders, self._barrier.export(node.number), pack_positions(known))
 
 
 def _same_objects(one: Mapping[int, object], other: Mapping[int, object]) -> bool:

@@ -37,12 +37,14 @@ from ltui.training.rank.coordination.save_checkpoint import save_checkpoint
 from ltui.training.rank.coordination.step_consensus import (
     DEPARTED,
     EPOCH_END,
+    LAST_STEP,
     STOP_AT_WORD,
     Action,
     BarrierTable,
     Move,
     boundary_position,
     passed_state,
+    table_name,
     waiting_state,
 )
 from ltui.training.rank.coordination.stop_exception import RunStopped
@@ -80,7 +82,7 @@ class RankCoordinator:
         folder = environment.queue_dir
         self._channel = channel
         self._control = ControlFile.open(folder / "control.bin")
-        name = f"agree-{environment.restarts}-{world_size}.bin"
+        name = table_name(environment.restarts, world_size, environment.worker_group)
         self._table = BarrierTable(folder / name, rank, world_size)
         self._words, self._own_slot = self._table.words, self._table.own_slot
         self._done = self._words[0]
@@ -107,7 +109,7 @@ class RankCoordinator:
 
     def fit_ended(self, fit: int) -> None:
         """Store that this rank has passed every boundary of ``fit``."""
-        self._table.set_state(passed_state(boundary_position(fit, (1 << 36) - 1)))
+        self._table.set_state(passed_state(boundary_position(fit, LAST_STEP)))
 
     # The boundary: all that a step without a request costs.
 
@@ -215,7 +217,7 @@ class RankCoordinator:
                 return True
             if not table.is_stop_planned(position, epochs_done):
                 return False
-            if self._leader is not None and table.all_acted():
+            if self._leader is not None and table.can_publish():
                 table.publish(Action.STOP)
                 return True
             return False if table.any_rank_beyond(position) else None
@@ -228,6 +230,7 @@ class RankCoordinator:
     def _await_all_ranks(self, position: int, number: int) -> bool:
         """Wait until all ranks are here. Return False once it is clear that they will not come."""
         answers = {Move.ACT: True, Move.PROCEED: False, Move.WAIT: None}
+        self._table.set_seen(number)
         self._table.set_state(waiting_state(position))
         return self._wait_for(lambda: answers[self._table.next_move(position, number)])
 

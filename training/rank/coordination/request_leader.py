@@ -54,7 +54,7 @@ class RequestLeader:
         action, control_id = self._next_request()
         if action is Action.NONE:
             self.has_request = False
-        elif self._table.all_acted():
+        elif self._table.can_publish():
             self._table.publish(action, control_id)
 
     def _publish_stop_plan(self, fit: int) -> None:
