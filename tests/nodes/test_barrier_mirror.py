@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ltui.training.nodes import barrier_mirror
 from ltui.training.nodes.barrier_mirror import BarrierMirror, unpack_copy
 from ltui.training.rank.coordination.step_consensus import (
     DEPARTED,
@@ -48,6 +49,11 @@ class Node:
 
     def close(self) -> None:
         self.mirror.close()
+
+
+@pytest.fixture(autouse=True)
+def fresh_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(barrier_mirror, "_OPEN_READ_S", -1.0)
 
 
 @pytest.fixture
@@ -224,6 +230,7 @@ def test_a_pause_needs_no_fast_exchange(nodes: list[Node]) -> None:
         wait(node, number)
         for table in node.tables:
             table.set_acted(number)
+    exchange(nodes)
     exchange(nodes)
     assert not any(node.mirror.is_open() for node in nodes)
 

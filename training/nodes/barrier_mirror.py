@@ -148,11 +148,13 @@ def pack_copy(key: TableKey, copy: TableCopy, *, is_waiting: bool = False) -> by
 
 
 def unpack_copy(frame: bytes) -> tuple[TableKey, TableCopy, bool]:
-    """Return the table, the copy, and if the sender's ranks wait. Raises ``ValueError`` if the frame is not valid."""
+    """Return the table, the copy, and if the sender's ranks may wait for rows.
+
+    Raises ``ValueError`` if the frame is not valid.
+    """
     try:
-        world_size, group, request, control_id, *plan, is_waiting, count = _HEADER.unpack_from(
-            frame
-        )
+        header = _HEADER.unpack_from(frame)
+        world_size, group, request, control_id, *plan, is_waiting, count = header
         stream = zlib.decompressobj()
         rows = stream.decompress(frame[_HEADER.size :], count * _ROW_BYTES + 1)
     except (struct.error, zlib.error) as error:
