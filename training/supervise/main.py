@@ -71,7 +71,7 @@ def _supervise(arguments: argparse.Namespace) -> int:
             supervisor = open_attempt(run_dir, plan, lock)
         except (ProblemError, OSError) as error:
             if lock is not None:
-                record_failed_restart(run_dir, error)
+                record_failed_restart(run_dir, plan, error)
                 return 1
             if isinstance(error, OSError):
                 problem = Problem(where=run_dir.id, what=f"its supervisor cannot start ({error}).")

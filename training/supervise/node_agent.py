@@ -357,15 +357,18 @@ class NodeAgent:
         os.close(self.lock)
 
 
-def report_failed_start(run_dir: RunDir, spec: RunSpec, error: ProblemError) -> None:
-    """Tell the head why the engine of this node could not be started."""
-    nodes, place = spec.nodes, read_link_place(run_dir)
-    assert nodes is not None
+def report_failed_start(run_dir: RunDir, attempt: int, error: Exception) -> None:
+    """Tell the head why the engine of ``attempt`` could not be started on this node."""
+    nodes, place = run_dir.read_spec().nodes, read_link_place(run_dir)
+    if nodes is None:
+        return
     report = NodeReport(
         node=nodes.rank,
         version=own_version(),
         host=socket.gethostname(),
-        attempt=1,
+        machine_id=machine_id(run_dir.home),
+        pid=os.getpid(),
+        attempt=attempt,
         sent_ns=time.monotonic_ns(),
         sent_at=time.time(),
         error=str(error).splitlines()[0],

@@ -167,11 +167,20 @@ def _start_engine_if_due(
         supervisor.shim_process = start(spec)
 
 
-def record_failed_restart(run_dir: RunDir, error: ProblemError | OSError) -> None:
-    """Record that the run has ended, because its next attempt could not be started."""
+def record_failed_restart(
+    run_dir: RunDir, plan: AttemptPlan, error: ProblemError | OSError
+) -> None:
+    """Record that the run has ended, because its next attempt could not be started.
+
+    An agent tells node 0, which records it.
+    """
     from ltui.training.supervise.previous_attempt import stored_snapshot
 
     print(error, file=sys.stderr, flush=True)
+    if plan.number is not None:
+        from ltui.training.supervise.node_agent import report_failed_start
+
+        report_failed_start(run_dir, plan.number, error)
     snapshot = stored_snapshot(run_dir)
     attempt = latest_attempt(run_dir) or 1
     if snapshot is not None:
