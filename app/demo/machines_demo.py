@@ -41,10 +41,16 @@ REFUSED = frozenset({"stop", "stop_when", "pause", "checkpoint", "kill", "resume
 class SimulatedMachines:
     """A source of frames of a simulated run."""
 
-    def __init__(self, cluster: Cluster, clock: Callable[[], float] = time.time) -> None:
-        """``clock``: returns the unix time. The script starts now."""
+    def __init__(
+        self,
+        cluster: Cluster,
+        clock: Callable[[], float] = time.time,
+        *,
+        starts_at_s: float = 0.0,
+    ) -> None:
+        """``clock``: returns the unix time. The script starts at its second ``starts_at_s``."""
         self._cluster = cluster
-        self._started_at = clock()
+        self._started_at = clock() - starts_at_s
         self._gpu_history = GpuHistory()
         self._log: deque[LogLine] = deque(maxlen=LOG_LINES)
         self._log_count = 0
@@ -146,11 +152,11 @@ class MachinesDemoScreen(RunScreen):
 
     ABOUT = f"This screen shows {LABEL}."
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, *, starts_at_s: float) -> None:
         super().__init__(
             RunDir(NOWHERE / "runs" / "simulated"),
             alone=True,
-            make_poller=lambda: SimulatedMachines(cluster),
+            make_poller=lambda: SimulatedMachines(cluster, starts_at_s=starts_at_s),
         )
 
     def refusal_of(self, action: str) -> str | None:
@@ -167,9 +173,10 @@ class MachinesDemoScreen(RunScreen):
 class MachinesDemoApp(LtuiApp):
     """The dashboard's themes and keys around the demo."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, *, starts_at_s: float = 0.0) -> None:
+        """``starts_at_s``: the second at which the script starts."""
         super().__init__(NOWHERE)
-        self._cluster = cluster
+        self._cluster, self._starts_at_s = cluster, starts_at_s
 
     def get_default_screen(self) -> Screen[None]:
-        return MachinesDemoScreen(self._cluster)
+        return MachinesDemoScreen(self._cluster, starts_at_s=self._starts_at_s)

@@ -15,6 +15,7 @@ from textual.widget import Widget
 GROUPS = {
     "chart": "Charts",
     "log": "Log",
+    "machines": "Ranks",
     "runs": "Runs",
 }
 """Headings of the help for bindings of widgets, by the first part of their ids."""

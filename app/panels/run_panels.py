@@ -34,6 +34,7 @@ from ltui.app.presentation.panel_layout import (
     PanelLayout,
     TableLines,
 )
+from ltui.app.presentation.rank_grid import MIN_RANKS
 from ltui.training.state.run_snapshot import RunSnapshot
 from ltui.widgets.rank_table import RankTable
 
@@ -228,5 +229,7 @@ def table_lines(snapshot: RunSnapshot) -> TableLines:
         # If the GPUs can't be read, the panel shows the reason and the processes of the ranks.
         lines = ranks + 1
     return TableLines(
-        gpus=min(lines, gpu_panel.MAX_LINES), ranks=ranks_panel.lines_for(snapshot, ranks)
+        gpus=min(lines, gpu_panel.MAX_LINES),
+        ranks=ranks_panel.lines_for(snapshot, ranks),
+        has_grids=bool(snapshot.nodes) and ranks >= MIN_RANKS,
     )

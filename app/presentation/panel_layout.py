@@ -15,6 +15,8 @@ STACKED = ("gpus", "ranks", "log")
 
 MIN_SIDE_WIDTH = 150
 """Columns from which the details are at the side of the other panels, not below the charts."""
+GRID_HEIGHT = 48
+"""Fewest lines of a terminal that shows all panels of a run with hundreds of ranks."""
 CHART_LINES = 10
 """Fewest lines of a chart panel, including its frame."""
 LOG_LINES = 6
@@ -47,6 +49,8 @@ class TableLines:
     gpus: int = 0
     """With 0 there is no GPU, and the GPU panel is shown only on request."""
     ranks: int = 2
+    has_grids: bool = False
+    """There are grids of hundreds of ranks or GPUs, which need more lines than tables."""
 
 
 def layout_mode(width: int, height: int, needs: TableLines | None = None) -> LayoutMode:
@@ -55,9 +59,10 @@ def layout_mode(width: int, height: int, needs: TableLines | None = None) -> Lay
         return LayoutMode.TINY
     if width < 96 or height < 26:
         return LayoutMode.TABS
-    if width >= 190 and height >= 40:
+    tall = GRID_HEIGHT if needs is not None and needs.has_grids else 40
+    if width >= 190 and height >= tall:
         return LayoutMode.VAST
-    if width >= 130 and height >= 40:
+    if width >= 130 and height >= tall:
         return LayoutMode.FULL
     fits = needs is not None and height >= _full_height(needs)
     return LayoutMode.FULL if fits else LayoutMode.HALF

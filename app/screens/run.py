@@ -280,7 +280,7 @@ class RunScreen(RunCommandScreen):
 
     def action_cancel(self) -> None:
         """Restore a maximised panel, or go back to home. Escape never quits the program."""
-        if self.panels.ranks_panel.is_filtering:
+        if self.panels.ranks_panel.is_filtering and self.panels.ranks_panel.has_focus_within:
             self.panels.ranks_panel.clear_filter()
         elif self.panels.zoomed:
             self.action_zoom()

@@ -181,12 +181,14 @@ async def test_every_size_shows_machines_and_gpus() -> None:
     app = OneRun(Script(machine_frame(large_run())))
     async with app.run_test(size=(200, 60)) as pilot:
         screen = await shown(pilot, app)
-        for size in ((80, 24), (60, 15), (100, 30), (160, 50), (200, 60)):
+        for size in ((80, 24), (60, 15), (100, 30), (130, 40), (160, 48), (160, 50), (200, 60)):
             await pilot.resize_terminal(*size)
             for key in "34":
                 await pilot.press(key)
                 await pilot.pause(0.3)
-            assert screen.query_one(MachineTable).size.height >= 3
+            table = screen.query_one(MachineTable)
+            assert table.size.height >= 3
+            assert screen.region.contains_region(table.region)
             assert keys(screen)[0] == "n11"
         assert len(screen.query_one(GpuPanel).query_one("#gpu-table").rows) == 1024  # type: ignore[attr-defined]
 
