@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import time
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,8 @@ from ltui.training.tensor_queue.record_types import Outcome, PulseState
 _QUEUE_NAME = re.compile(r"rank-(\d+)\.queue")
 _POLL_RECORDS = 2000
 """Maximum number of records that one read of a queue returns."""
+_DIR_SETTLED_NS = 1_000_000_000
+"""Age in ns from which the time of the folder's last change is compared."""
 _POLLS_A_TICK = 4
 """Maximum number of reads of one queue in one poll.
 
@@ -67,19 +70,22 @@ class QueuePoller:
 
     def poll(self) -> QueuePoll:
         """Poll every queue once, and open the queues of new ranks."""
-        self._discover()
+        folder_changed = self._discover()
         polls: dict[int, Poll] = {}
         pulses: dict[int, PulseState | None] = {}
         behind = False
         for rank, tail in self._tails.items():
             try:
-                replaced = tail.reader.replaced()
+                replaced = folder_changed and tail.reader.replaced()
                 polls[rank], more = _drain(tail)
                 pulses[rank] = tail.reader.pulse()
-                if replaced and not more:
+                if replaced and more:
+                    self._dir_changed_ns = -1  # The new file is opened by a later poll.
+                elif replaced:
                     self._reopen(rank, tail)
                 behind = behind or more or replaced
             except (OSError, QueueFileError) as error:
+                self._dir_changed_ns = -1
                 self.errors[rank] = str(error)
                 pulses.setdefault(rank, None)
         gone = frozenset(r for r, p in pulses.items() if p is not None and is_dead(p))
@@ -118,13 +124,14 @@ class QueuePoller:
             return _Tail(reader, 0, inode)
         return _Tail(reader, cursor.base if cursor.inode == inode else cursor.next_seq, inode)
 
-    def _discover(self) -> None:
+    def _discover(self) -> bool:
+        """Open the queues of new ranks. Return False if no file can have been replaced."""
         try:
             changed_ns = os.stat(self._dir).st_mtime_ns
         except OSError:
-            return
+            return True
         if changed_ns == self._dir_changed_ns:
-            return
+            return False
         failed = False
         for rank, path in queue_files(self._dir).items():
             if rank in self._tails:
@@ -136,8 +143,11 @@ class QueuePoller:
                 self.errors[rank] = str(error)
                 failed = True
         self._tails = dict(sorted(self._tails.items()))
-        # A file that is still being created is opened by a later poll.
-        self._dir_changed_ns = -1 if failed else changed_ns
+        # A file that is still being created is opened by a later poll. Another change within the
+        # same tick of the clock would not change the time of the folder.
+        settled = time.time_ns() - changed_ns > _DIR_SETTLED_NS
+        self._dir_changed_ns = changed_ns if settled and not failed else -1
+        return True
 
 
 def _inode(path: Path) -> int:

@@ -107,7 +107,8 @@ class QueueMirrors:
         """``queue_dir`` is the folder of the head's own queue files. It is created if missing."""
         self._dir = queue_dir
         queue_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._mirrors: dict[tuple[int, int], QueueMirror] = {}
+        self._mirrors: dict[int, dict[int, QueueMirror]] = {}
+        """node -> rank -> mirror."""
         self.errors: dict[int, str] = {}
         """rank -> reason, for mirrors that cannot be written."""
 
@@ -119,9 +120,14 @@ class QueueMirrors:
         wall_offset_s: float = 0.0,
     ) -> None:
         """Store the chunks of a node's ranks. An error of one rank does not affect the others."""
+        mirrors = self._mirrors.setdefault(node, {})
         for rank, chunk in chunks.items():
             try:
-                self._mirror(node, rank).apply(chunk, mono_offset_ns, wall_offset_s)
+                mirror = mirrors.get(rank)
+                if mirror is None:
+                    path = self._dir / f"rank-{rank:05d}.queue"
+                    mirror = mirrors[rank] = QueueMirror(path, node)
+                mirror.apply(chunk, mono_offset_ns, wall_offset_s)
             except (OSError, QueueFileError) as error:
                 self.errors[rank] = str(error)
             else:
@@ -129,25 +135,16 @@ class QueueMirrors:
 
     def positions(self, node: int) -> dict[int, QueuePosition]:
         """Return how far each rank of a node is mirrored, to acknowledge it to the agent."""
-        positions = {
-            rank: mirror.position
-            for (number, rank), mirror in self._mirrors.items()
-            if number == node
-        }
+        mirrors = self._mirrors.get(node, {})
+        positions = {rank: mirror.position for rank, mirror in mirrors.items()}
         return {rank: place for rank, place in positions.items() if place is not None}
 
     def close(self) -> None:
         """Close every file."""
-        for mirror in self._mirrors.values():
-            mirror.close()
+        for mirrors in self._mirrors.values():
+            for mirror in mirrors.values():
+                mirror.close()
         self._mirrors.clear()
-
-    def _mirror(self, node: int, rank: int) -> QueueMirror:
-        mirror = self._mirrors.get((node, rank))
-        if mirror is None:
-            path = self._dir / f"rank-{rank:05d}.queue"
-            mirror = self._mirrors[node, rank] = QueueMirror(path, node)
-        return mirror
 
 
 class _MirrorFile:

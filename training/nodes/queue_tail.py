@@ -144,7 +144,7 @@ def _read_chunk(file: QueueFile, position: int, limit: int) -> QueueChunk:
         if start < oldest:
             start = min(head.committed, oldest + attempt * capacity // _TRIES // 8 * 8)
         data = file.ring_bytes(start, min(max(0, head.committed - start), limit))
-        reserved = file.head().reserved
+        reserved = max(head.reserved, file.reserved())
         begin = max(start, reserved - capacity)
         data = data[begin - start :]
         start = begin

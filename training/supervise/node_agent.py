@@ -41,6 +41,7 @@ from ltui.training.nodes.messages import (
     ReportMessage,
     own_version,
 )
+from ltui.training.nodes.node_watch import SILENT_AFTER_S
 from ltui.training.nodes.observations import MachineObservations
 from ltui.training.nodes.probe import ProbeSocket
 from ltui.training.nodes.queue_chunk import (
@@ -158,6 +159,8 @@ class NodeAgent:
             begun_s = time.monotonic()
             self._observe()
             self._exchange(self._report())
+            silent_s = time.monotonic() - self._answered_s
+            self._barrier.set_unreachable(int(silent_s > SILENT_AFTER_S))
             self._carry_out()
             end = engine_exit(self._run_dir, self.attempt)
             if end is None and not self._shim_alive():

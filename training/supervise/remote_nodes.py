@@ -39,11 +39,11 @@ from ltui.training.nodes.messages import (
     own_version,
 )
 from ltui.training.nodes.node_places import NodePlaces
-from ltui.training.nodes.node_watch import NodeWatch
+from ltui.training.nodes.node_watch import SILENT_AFTER_S, NodeWatch
 from ltui.training.nodes.observations import MachineObservations, RankObservations
 from ltui.training.nodes.probe import probe_all
 from ltui.training.nodes.queue_chunk import pack_positions, unpack_chunks
-from ltui.training.nodes.queue_mirror import QueueMirror
+from ltui.training.nodes.queue_mirror import QueueMirrors
 from ltui.training.state.json_decoder import from_json
 from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import GpuSnapshot, NodeSnapshot, NodeState, Verdict
@@ -71,7 +71,6 @@ class _RemoteNode:
     """The latest report of the current attempt."""
     machine: MachineObservations = field(default_factory=MachineObservations)
     offset: ClockOffset = field(default_factory=ClockOffset)
-    mirrors: dict[int, QueueMirror] = field(default_factory=dict)
     logs: dict[str, int] = field(default_factory=dict)
     evidence_number: int = 0
     evidence: Evidence | None = None
@@ -124,6 +123,7 @@ class RemoteNodes:
         self._signal = 0
         self._closing = threading.Event()
         self._barrier = BarrierMirror(run_dir.queue_dir(attempt))
+        self._mirrors = QueueMirrors(run_dir.queue_dir(attempt))
         self._nodes = {n: _RemoteNode(n, NodeWatch()) for n in range(1, self._layout.count)}
         key = LinkKey.find(run_dir.path / KEY_FILE_NAME, os.environ)
         self._places = NodePlaces(
@@ -394,9 +394,7 @@ class RemoteNodes:
         for thread in self._threads:
             thread.join()
         self._barrier.close()
-        for node in self._nodes.values():
-            for mirror in node.mirrors.values():
-                mirror.close()
+        self._mirrors.close()
 
     # -- the watching thread -------------------------------------------------------------------
 
@@ -404,6 +402,13 @@ class RemoteNodes:
         """Ask the agents for reports as soon as rank 0 publishes a request."""
         request = None
         while not self._closing.wait(_WATCH_S):
+            now_s = time.monotonic()
+            silences = [
+                node.watch.silent_s(now_s)
+                for node in self._nodes.values()
+                if node.watch.state is not NodeState.ENDED
+            ]
+            self._barrier.set_unreachable(sum((s or 0) > SILENT_AFTER_S for s in silences))
             current = self._barrier.request()
             if current != request:
                 request = current
@@ -469,15 +474,13 @@ class RemoteNodes:
     def _take(self, node: _RemoteNode, message: ReportMessage) -> None:
         """Store everything that a report brings."""
         report = message.report
-        for rank, chunk in unpack_chunks(message.queues):
-            mirror = node.mirrors.get(rank)
-            if mirror is None:
-                path = self._run_dir.queue_dir(self._attempt) / f"rank-{rank:05d}.queue"
-                mirror = node.mirrors[rank] = QueueMirror(path, node.number)
-            mirror.apply(chunk, node.offset.monotonic_ns, node.offset.wall_s)
+        with contextlib.suppress(ValueError):  # A damaged part is not acknowledged.
+            chunks = dict(unpack_chunks(message.queues))
+            self._mirrors.apply(node.number, chunks, node.offset.monotonic_ns, node.offset.wall_s)
         for part, data in message.logs:
             self._append_log(node, part, data)
-        self._barrier.merge(message.barrier, node.number)
+        with contextlib.suppress(ValueError):
+            self._barrier.merge(message.barrier, node.number)
         if message.evidence and report.evidence_number > node.evidence_number:
             with contextlib.suppress(ValueError):
                 node.evidence = from_json(Evidence, json.loads(message.evidence))
@@ -526,9 +529,8 @@ class RemoteNodes:
             logs=dict(node.logs),
         )
         node.dismissed = wanted.leave and self._has_ended(node)
-        positions = {rank: m.position for rank, m in node.mirrors.items()}
-        known = {rank: place for rank, place in positions.items() if place is not None}
-        return OrdersMessage(orders, self._barrier.export(node.number), pack_positions(known))
+        positions = pack_positions(self._mirrors.positions(node.number))
+        return OrdersMessage(orders, self._barrier.export(node.number), positions)
 
 
 def _same_objects(one: Mapping[int, object], other: Mapping[int, object]) -> bool:

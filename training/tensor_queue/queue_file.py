@@ -21,6 +21,7 @@ from ltui.training.tensor_queue.file_layout import (
     ORIGIN,
     ORIGIN_AT,
     PULSE_AT,
+    RESERVED_AT,
     RING_AT,
     Origin,
     QueueFileError,
@@ -52,6 +53,7 @@ class QueueFile:
         self.path = path
         self.origin = Origin()
         """Last value that was read. ``head`` reads it again, because clock offsets change."""
+        self._packed_origin = bytes(ORIGIN.size)
         self.fd = os.open(path, flags | os.O_CLOEXEC)
         try:
             self.capacity = self._read_fixed()
@@ -66,13 +68,21 @@ class QueueFile:
             data = self.pread(_HEAD_BYTES, LIVE_AT)
             reserved, *slots = LIVE.unpack_from(data)
             first, second = _check_slot(*slots[:3]), _check_slot(*slots[3:])
-            next_seq, committed = newest = max(first, second)
+            slot = int(second > first)
+            next_seq, committed = second if slot else first
             # ``reserved`` was read together with the slots and can be one put older than they are.
             reserved = max(reserved, committed)
             if next_seq >= 0 and reserved - committed <= 2 * self.capacity and reserved % 8 == 0:
-                self.origin = Origin._make(ORIGIN.unpack_from(data, ORIGIN_AT - LIVE_AT))
-                return Head(reserved, next_seq, committed, int(newest == second))
+                origin = data[ORIGIN_AT - LIVE_AT :]
+                if origin != self._packed_origin:
+                    self._packed_origin = origin
+                    self.origin = Origin._make(ORIGIN.unpack(origin))
+                return Head(reserved, next_seq, committed, slot)
         raise QueueFileError(f"the header of {self.path} is damaged")
+
+    def reserved(self) -> int:
+        """Read the reserved position again, after bytes of the ring were copied."""
+        return int.from_bytes(self.pread(8, RESERVED_AT), "little")
 
     def pread(self, size: int, at: int) -> bytes:
         """Return ``size`` bytes of the file. Raises ``QueueFileError`` if they are not there."""

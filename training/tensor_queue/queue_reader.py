@@ -37,6 +37,7 @@ from ltui.training.tensor_queue.record_types import PulseState
 
 _CHUNK_BYTES = 256 << 10
 _RETRIES = 16
+_LAYOUTS = {int(layout): layout for layout in Layout}
 _MAX_REREADS = 3
 """Number of times to read a record again that seems damaged, before it is skipped."""
 
@@ -160,7 +161,7 @@ class QueueReader:
             return 0
         data = self._file.pread(min(stop - start, self._chunk_bytes), RING_AT + start % capacity)
         # Bytes that the writer has reserved by now may be partly overwritten in the copy.
-        void = self._file.head().reserved - capacity - start
+        void = self._file.reserved() - capacity - start
         at = 0
         if void > 0:
             at, self._searching = min(void, len(data)), True
@@ -227,11 +228,11 @@ class QueueReader:
             return _Entry(size)
         try:
             shape = struct.unpack_from(f"<{ndim}q", data, at + RECORD_BYTES)
-            dtype, layout = DTYPE_NAMES[dtype_code], Layout(layout_code)
+            dtype, layout = DTYPE_NAMES[dtype_code], _LAYOUTS[layout_code]
             coalesced = bool(flags & COALESCED)
             payload = data[payload_at:end]
             array = to_payload(layout, dtype, shape, coalesced, payload)
-        except (ValueError, IndexError, TypeError, struct.error):
+        except (ValueError, IndexError, KeyError, TypeError, struct.error):
             return None
         label = data[label_at : label_at + label_bytes]
         origin = self._file.origin
