@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from ltui.app.slurm.remote_dashboard import attach_words, run_on_terminal
+from ltui.app.slurm.remote_dashboard import attach_words, run_on_terminal, ssh_words
 from ltui.training.problem import ProblemError
 from ltui.training.store.run_directory import find_run, ltui_home
 
@@ -26,6 +26,8 @@ def open_dashboard(options: Namespace) -> int:
 def show_dashboard(name: str | None = None, *, readonly: bool = False) -> int:
     """Open the dashboard at its home screen, or at the run that ``name`` names.
 
+    ``host:run`` names a run of another machine, which is reached by ssh.
+
     Raises ``ProblemError`` without a terminal, and if there is no such run.
     """
     if not _has_terminal():
@@ -34,6 +36,8 @@ def show_dashboard(name: str | None = None, *, readonly: bool = False) -> int:
             what="the dashboard needs a terminal.",
             remedy="Without one, use `ltui runs`, `ltui show RUN` or `ltui run PRESET`.",
         )
+    if name is not None and ":" in name:
+        return run_on_terminal(ssh_words(name, readonly=readonly))
     home = ltui_home(to_write=False)
     run = None if name is None else find_run(home, name)
     if run is not None and (words := attach_words(run, readonly=readonly)) is not None:

@@ -265,7 +265,13 @@ def _add_launch_commands(add: AddCommand) -> None:
     attach = add(
         "attach", "dashboard:open_dashboard", "open the dashboard at a run", _ATTACH_EPILOG
     )
-    attach.add_argument("run", metavar="RUN", nargs="?", default="last", help=RUN_HELP)
+    attach.add_argument(
+        "run",
+        metavar="RUN",
+        nargs="?",
+        default="last",
+        help=f"{RUN_HELP}; HOST:RUN for a run of another machine, by ssh",
+    )
     _add_readonly_option(attach)
 
 
@@ -648,6 +654,7 @@ _ATTACH_EPILOG = """\
 examples:
   ltui attach                 open the latest run
   ltui attach brave-owl --readonly
+  ltui attach gpu-02:last
 """
 
 _LOGS_EPILOG = """\

@@ -15,8 +15,8 @@ from ltui.training.slurm.job_record import (
     with_unfinished_closed,
     write_lives,
 )
-from ltui.training.slurm.lives import refusal
-from ltui.training.slurm.slurm_client import SlurmError, requeue, submit
+from ltui.training.slurm.lives import Life, refusal
+from ltui.training.slurm.slurm_client import SlurmError, job_properties, requeue, submit
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.run_checkpoints import furthest_checkpoint
 from ltui.training.store.run_directory import RunDir
@@ -65,6 +65,9 @@ def _continue(run_dir: RunDir, record: JobRecord) -> None:
 
 def _requeue_or_chain(run_dir: RunDir, record: JobRecord, job_id: str) -> str | None:
     """Return why the run could not be continued, or None."""
+    assert record.last_life is not None
+    if requeued_by_slurm(record.last_life):
+        return None
     print(f"ltui: {run_dir.id} continues in the next start of its job.", flush=True)
     reasons = []
     steps: tuple[Callable[[], None], ...] = (
@@ -79,6 +82,18 @@ def _requeue_or_chain(run_dir: RunDir, record: JobRecord, job_id: str) -> str | 
         else:
             return None
     return "; ".join(reasons)
+
+
+def requeued_by_slurm(life: Life) -> bool:
+    """Return True if SLURM has already put the job of ``life`` back into the queue.
+
+    It does so when it preempts a job or when a node fails, and then ends the processes of the job.
+    """
+    try:
+        restarts = job_properties(life.job_id).get("Restarts", "")
+    except SlurmError:
+        return False
+    return restarts.isdecimal() and int(restarts) > life.restart
 
 
 def _chain(run_dir: RunDir, record: JobRecord, job_id: str) -> None:

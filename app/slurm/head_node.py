@@ -15,6 +15,7 @@ from types import FrameType
 
 from ltui.app.exit_codes import EXIT_DONE
 from ltui.app.nodes.node_options import with_free_ports
+from ltui.app.slurm.continue_run import requeued_by_slurm
 from ltui.app.slurm.other_node import hide_slurm_from_lightning, job_nodes
 from ltui.training.lifecycle.launch_run import start_first_attempt
 from ltui.training.lifecycle.recover_runs import recover_run
@@ -95,7 +96,8 @@ def run_head(run_dir: RunDir) -> int:
         _close_life(run_dir, outcome="failed", requeue=False)
         raise
     # A run that is told to stop before it has begun to train ends as failed, and continues, too.
-    requeue = warnings.asked_to_continue and snapshot.state is not RunState.FINISHED
+    asked = warnings.asked_to_continue or (warnings.terminated and requeued_by_slurm(life))
+    requeue = asked and snapshot.state is not RunState.FINISHED
     _close_life(run_dir, outcome=snapshot.state.value, requeue=requeue)
     _publish(run_dir, snapshot)
     print(f"ltui: {run_dir.id} {snapshot.state.value}: {snapshot.detail or ''}", flush=True)

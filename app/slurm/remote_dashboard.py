@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
 
+from ltui.app.nodes.ssh_nodes import own_program
 from ltui.training.lifecycle.job_snapshot import job_place
 from ltui.training.problem import ProblemError
 from ltui.training.slurm.batch_script import JOB_MODULE
@@ -14,6 +16,8 @@ from ltui.training.slurm.job_record import read_record
 from ltui.training.slurm.run_place import Place
 from ltui.training.slurm.slurm_client import installed, on_head_words, outside_job
 from ltui.training.store.run_directory import RunDir
+
+_HOST = re.compile(r"(?!-)[\w.@%\[\]:-]{1,253}")
 
 
 def attach_words(run_dir: RunDir, *, readonly: bool = False) -> list[str] | None:
@@ -39,6 +43,24 @@ def attach_words(run_dir: RunDir, *, readonly: bool = False) -> list[str] | None
         what=f"{place.detail or 'it runs on another machine'}, and there is no srun or ssh here.",
         remedy="Open the dashboard on that machine.",
     )
+
+
+def ssh_words(name: str, *, readonly: bool) -> list[str]:
+    """Return the command that opens the dashboard of ``host:run`` by ssh. Raises ``ProblemError``.
+
+    ltui is looked for at the path that it has on this machine.
+    """
+    host, _, run = name.rpartition(":")
+    if _HOST.fullmatch(host) is None or not run:
+        raise ProblemError.of(
+            where=f"ltui attach {name}",
+            what="this does not name a host and a run.",
+            remedy="Write HOST:RUN, such as gpu-02:last.",
+        )
+    if not installed("ssh"):
+        raise ProblemError.of(where=f"ltui attach {name}", what="ssh is not installed here.")
+    words = [*own_program(), "attach", run, *(["--readonly"] if readonly else [])]
+    return ["ssh", "-t", host, shlex.join(words)]
 
 
 def run_on_terminal(words: list[str]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from tests.nodes.slurm_cluster import SlurmCluster, in_cluster, slurm_cluster
 from tests.system.conftest import Ltui
 from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.xdist_group("slurm")]
+pytestmark = [pytest.mark.timeout(1500), pytest.mark.xdist_group("slurm")]
 
 SETTINGS = ("trainer.max_epochs=2000", "trainer.devices=1", "data.init_args.loader=torch")
 PRESET = ("quickstart", *(word for setting in SETTINGS for word in ("--set", setting)))
@@ -32,6 +32,11 @@ class Login(Ltui):
         super().__init__(home, cwd)
         self.cluster = cluster
         self.environment = dict(in_cluster(cluster, home))
+
+    def wait(
+        self, wanted: Callable[[dict[str, Any]], object], seconds: float = 600, run: str = "last"
+    ) -> dict[str, Any]:
+        return super().wait(wanted, seconds, run)
 
     def submit(self, *words: str) -> str:
         """Submit a run and return the number of its job."""
@@ -52,7 +57,7 @@ class Login(Ltui):
             lives = self.record().lives
             return len(lives) >= number and (not ended or lives[number - 1].ended_at is not None)
 
-        wait_for(come, seconds=120, period_s=0.2)
+        wait_for(come, seconds=600, period_s=0.2)
 
     def job_log(self) -> str:
         """What the jobs of the run printed."""
@@ -130,7 +135,7 @@ def test_a_run_is_requeued_before_the_time_limit_and_stops_for_good_when_asked(
     def requeued() -> Any:
         return next((x for x in login.record().lives if x.requeued and x.made_progress), None)
 
-    first = wait_for(requeued, seconds=300, period_s=0.2)
+    first = wait_for(requeued, seconds=900, period_s=0.2)
     assert first.outcome == "stopped"
     waiting = login.wait(lambda s: s["state"] != "stopped")
     assert waiting["state"] in ("queued", "starting", "running"), waiting["detail"]
@@ -152,7 +157,7 @@ def test_a_run_is_requeued_before_the_time_limit_and_stops_for_good_when_asked(
 @pytest.mark.slow
 def test_two_nodes_are_one_run_that_is_requeued_and_stopped(login: Login) -> None:
     job_id = login.submit(*PRESET, "--nodes", "2")
-    running = login.wait_for_step(5)
+    running = login.wait_for_step(5, seconds=600)
     assert running["world_size"] == 2
     assert [(r["rank"], r["node"]) for r in running["ranks"]] == [(0, 0), (1, 1)]
     assert [n["state"] for n in running["nodes"]] == ["connected", "connected"]
@@ -174,7 +179,7 @@ def test_two_nodes_are_one_run_that_is_requeued_and_stopped(login: Login) -> Non
 @pytest.mark.slow
 def test_a_preempted_run_continues_when_the_other_job_has_ended(login: Login) -> None:
     login.submit(*PRESET, "--sbatch=exclusive", "--time", "10")
-    login.wait_for_step(5)
+    login.wait_for_step(5, seconds=600)
     script = login.cwd / "urgent.sh"
     script.write_text("#!/bin/sh\nsleep 3600\n")
     urgent = login.cluster.call(
@@ -214,7 +219,7 @@ def test_a_following_job_continues_where_scontrol_is_missing(login: Login, tmp_p
         (programs / name).symlink_to(str(shutil.which(name, path=login.environment["PATH"])))
     path = f"{programs}:{Path(sys.executable).parent}"
     job_id = login.submit("--name", "chain", f"--sbatch=export=ALL,PATH={path}", *PRESET)
-    login.wait_for_step(5)
+    login.wait_for_step(5, seconds=600)
     login.cluster.call("scancel", "-s", "USR2", job_id)
     login.wait_for_life(2)
     first, second = login.record().lives
@@ -232,7 +237,7 @@ def test_a_node_that_does_not_see_the_home_trains_all_the_same(login: Login) -> 
     on_node = wait_for(
         lambda: list(login.home.glob("runs/*/slurm/lives.json")), seconds=60, period_s=0.2
     )
-    login.wait_for_step(5)
+    login.wait_for_step(5, seconds=600)
     assert "does not see the directory in which the run was submitted" in login.job_log()
     assert len(on_node) == 1
     seen = Login(elsewhere, login.cwd, login.cluster)
@@ -248,7 +253,7 @@ def test_a_node_that_does_not_see_the_home_trains_all_the_same(login: Login) -> 
 @pytest.mark.parametrize("signal", ["TERM", "INT", "USR1", "USR2"])
 def test_a_signal_to_every_process_of_the_job_is_one_checkpoint(login: Login, signal: str) -> None:
     job_id = login.submit(*PRESET, "--set", "data.init_args.workers=2")
-    login.wait_for_step(5)
+    login.wait_for_step(5, seconds=600)
     login.cluster.call("scancel", "-s", signal, job_id)
     login.wait_for_life(1, ended=True)
     life = login.record().lives[0]

@@ -146,6 +146,12 @@ def job(state: str, **changes: object) -> SlurmJob:
             RunState.QUEUED,
         ),
         (
+            replace(RECORD, lives=(life(0, 5, requeued=True),), head=THERE),
+            job("COMPLETING"),
+            Place.QUEUE,
+            RunState.QUEUED,
+        ),
+        (
             replace(RECORD, lives=(life(0, 5, requeued=True),), cancelled_at=9.0),
             job("CANCELLED"),
             Place.HERE,

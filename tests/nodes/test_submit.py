@@ -178,7 +178,7 @@ def test_all_processes_together_ask_slurm_at_most_twice_a_minute(
         assert seven.state == "RUNNING"
     assert len(slurm.calls("squeue")) == 2
     now_s += ASK_S
-    caches[0].job("7")
+    assert caches[0].job("7", since_s=now_s) is None, "an answer from before that time"
     assert len(slurm.calls("squeue")) == 2, "asked again too early after a failure"
 
 

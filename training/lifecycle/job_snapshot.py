@@ -38,7 +38,9 @@ def _job(run_dir: RunDir, record: JobRecord) -> SlurmJob | None:
     )
     if record.job_id is None or not (record.waits or running_elsewhere):
         return None
-    return QueueCache(run_dir.home).job(record.job_id)
+    # What SLURM said of the job before its last start ended says nothing about the next start.
+    since_s = last.ended_at if last is not None and last.ended_at is not None else 0.0
+    return QueueCache(run_dir.home).job(record.job_id, since_s)
 
 
 def snapshot_of_job(run_dir: RunDir) -> RunSnapshot | None:

@@ -56,18 +56,19 @@ class QueueCache:
         self._path = home / "slurm-queue.json"
         self._lock_path = home / "slurm-queue.lock"
 
-    def job(self, job_id: str) -> SlurmJob | None:
+    def job(self, job_id: str, since_s: float = 0.0) -> SlurmJob | None:
         """Return a job of this user, or None if SLURM has not been asked about it yet.
 
-        A job of which SLURM knows nothing any more has the state ``GONE`` or ``FORGOTTEN``.
+        An answer from before ``since_s`` (unix time) does not count. A job of which SLURM knows
+        nothing any more has the state ``GONE`` or ``FORGOTTEN``.
         """
         answer = self._read()
         job = answer.jobs.get(job_id)
-        if job is not None and job.ended and job.state != GONE:
+        if job is not None and job.ended and job.state != GONE and answer.asked_at >= since_s:
             return job
         if answer.due(time.time()) and installed("squeue"):
             answer = self._ask(job_id) or answer
-        return answer.jobs.get(job_id)
+        return answer.jobs.get(job_id) if answer.asked_at >= since_s else None
 
     def _ask(self, job_id: str) -> QueueAnswer | None:
         """Ask SLURM, unless another process is asking now; then return None."""

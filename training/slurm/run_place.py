@@ -67,6 +67,10 @@ def _waiting(record: JobRecord, job: SlurmJob | None, now_s: float) -> RunPlace:
         return RunPlace(
             place=Place.QUEUE, state=RunState.QUEUED, detail=queued_detail(job, job_id, now_s)
         )
+    if not job.ended and record.last_life is not None:
+        # The next start of the job records itself here as soon as it runs.
+        detail = f"its job {job_id} {state_words(job.state)}; the next start has not begun"
+        return RunPlace(place=Place.QUEUE, state=RunState.QUEUED, detail=detail)
     if not job.ended:
         return RunPlace(
             place=Place.ELSEWHERE, state=RunState.RUNNING, detail=_elsewhere(record, job.nodes)
