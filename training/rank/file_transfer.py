@@ -80,7 +80,7 @@ def copy_files(
     total = sum(entry.size_bytes for entry in entries)
     staging = torch.empty(min(total, CHUNK_BYTES), dtype=torch.uint8)
     device = _transfer_device(root_device)
-    buffer = staging if device.type == "cpu" else torch.empty_like(staging, device=device)
+    buffer = _broadcast_buffer(staging, device)
     view, is_source = staging.numpy().data, dist.get_rank() == source
     try:
         if paths is not None:
@@ -138,6 +138,11 @@ def _transfer_device(root_device: Any) -> torch.device:
     if "cpu:" in dist.get_backend_config():
         return torch.device("cpu")
     return torch.device(root_device)
+
+
+def _broadcast_buffer(staging: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return what is broadcast: ``staging`` itself, or a buffer of its size on the device."""
+    return staging if device.type == "cpu" else torch.empty_like(staging, device=device)
 
 
 def _all_well(well: bool, device: torch.device) -> bool:

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 _TRAINING = BoundaryKind.TRAINING
 """Used in every step: reading a member from an enumeration takes a call."""
 _NO_COORDINATION = (
-    "Ranks on several nodes share no memory, so they can't agree on a step: ltui can't stop, pause "
-    "or checkpoint them together. Add a ModelCheckpoint to the callbacks."
+    "ltui does not connect the nodes of this run, so it can't stop, pause or checkpoint all ranks "
+    "together. Add a ModelCheckpoint to the callbacks, or start the run as one of several nodes "
+    "(ltui exec --num-nodes)."
 )
 
 _Function = Callable[..., Any]
