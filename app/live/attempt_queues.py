@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ltui.training.lifecycle.rank_queue_poller import queue_files
+from ltui.training.process.open_files import allow_queues_of
 from ltui.training.tensor_queue.queue_reader import Poll, QueueFileError, QueueReader
 from ltui.training.tensor_queue.record_types import PulseState
 
@@ -41,7 +42,10 @@ class AttemptQueues:
         restarted = self._replaced
         for rank in restarted:
             self._readers.pop(rank).close()
-        for rank, path in queue_files(self._folder).items():
+        files = queue_files(self._folder)
+        if len(files) > len(self._readers):
+            allow_queues_of(len(files))
+        for rank, path in files.items():
             if rank not in self._readers:
                 # A file that is still being created has no header yet: the next call tries again.
                 with suppress(OSError, QueueFileError):

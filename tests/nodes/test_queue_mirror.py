@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import stat
 import struct
 import threading
@@ -24,6 +25,7 @@ from ltui.training.nodes.queue_chunk import (
 )
 from ltui.training.nodes.queue_mirror import QueueMirror, QueueMirrors
 from ltui.training.nodes.queue_tail import QueueTail, QueueTails
+from ltui.training.process.open_files import FILES_FOR_OTHERS, allow_queues_of
 from ltui.training.tensor_queue import file_layout
 from ltui.training.tensor_queue.file_layout import QueueFileError
 from ltui.training.tensor_queue.pulse_block import PulseWriter
@@ -416,6 +418,20 @@ def test_a_full_disk_is_an_error_of_one_write(
     assert [r.seq for r in QueueReader(folders.mirror).poll().records] == [0, 1]
     mirrors.close()
     tails.close()
+
+
+def test_the_files_of_many_ranks_may_be_open_at_once() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (600, before[1]))
+        allow_queues_of(8)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 600
+        allow_queues_of(100)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 3 * 100 + FILES_FOR_OTHERS
+        allow_queues_of(10**9)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[1] == before[1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_frames_carry_chunks_and_positions(folders: Folders) -> None:

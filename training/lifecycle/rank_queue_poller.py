@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ltui.training.process.identity import ProcessIdentity, is_alive, is_stopped
+from ltui.training.process.open_files import allow_queues_of
 from ltui.training.store.history_writer import Cursor
 from ltui.training.tensor_queue.queue_reader import Poll, QueueFileError, QueueReader, Record
 from ltui.training.tensor_queue.record_types import Outcome, PulseState
@@ -133,7 +134,9 @@ class QueuePoller:
         if changed_ns == self._dir_changed_ns:
             return False
         failed = False
-        for rank, path in queue_files(self._dir).items():
+        files = queue_files(self._dir)
+        allow_queues_of(len(files))
+        for rank, path in files.items():
             if rank in self._tails:
                 continue
             try:

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ltui.training.nodes.queue_chunk import QueueChunk, QueuePosition
+from ltui.training.process.open_files import allow_queues_of
 from ltui.training.tensor_queue.file_layout import (
     CLOCKS,
     CLOCKS_AT,
@@ -125,6 +126,7 @@ class QueueMirrors:
             try:
                 mirror = mirrors.get(rank)
                 if mirror is None:
+                    allow_queues_of(1 + sum(len(m) for m in self._mirrors.values()))
                     path = self._dir / f"rank-{rank:05d}.queue"
                     mirror = mirrors[rank] = QueueMirror(path, node)
                 mirror.apply(chunk, mono_offset_ns, wall_offset_s)
