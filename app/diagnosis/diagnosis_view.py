@@ -17,6 +17,7 @@ from ltui.app.presentation.verdict_text import level_word
 from ltui.app.state_words import state_word
 from ltui.training.config.verdict_severity import BLOCKING_LEVELS
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence, RankEvidence
+from ltui.training.diagnosis.machines import rank_machines
 from ltui.training.state.good_checkpoints import last_good_checkpoint
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, Verdict
 from ltui.training.state.verdict_tracker import is_superseded, most_severe_first
@@ -36,6 +37,8 @@ AT_THE_END_S = 1.0
 end."""
 MAX_STACKS = 12
 """Maximum number of stacks on the screen; the report has all of them."""
+MAX_MACHINES = 4
+"""Maximum number of machines whose load and memory are shown."""
 MAX_EARLIER = 6
 """Maximum number of ended verdicts that are shown."""
 LAST_LINES = 8
@@ -100,11 +103,21 @@ def diagnosis_view_model(diagnosis: Diagnosis, context: DiagnosisContext) -> Dia
         collectives_note="" if grids else _no_collectives_note(evidence, context),
         stacks=_stack_view_models(diagnosis, culprits, context),
         stacks_note=_no_stacks_note(evidence, context),
-        processes=process_rows(evidence, culprits, waiting) if evidence else (),
-        machine=machine_lines(evidence.host) if evidence else (),
+        processes=process_rows(evidence, culprits, waiting, rank_machines(context.snapshot.nodes))
+        if evidence
+        else (),
+        machine=_machine_lines(evidence, culprits) if evidence else (),
         last_output=_exceptions_and_logs(evidence, culprits) if evidence else (),
         missing=_missing_lines(diagnosis, context),
     )
+
+
+def _machine_lines(evidence: Evidence, culprits: set[int]) -> tuple[str, ...]:
+    """Return a line about each machine of a culprit, or else about the first machines."""
+    hosts = evidence.hosts or {0: evidence.host}
+    at_fault = {evidence.ranks[r].node for r in culprits if r in evidence.ranks}
+    shown = sorted(hosts.keys() & at_fault) or sorted(hosts)
+    return tuple(line for node in shown[:MAX_MACHINES] for line in machine_lines(hosts[node]))
 
 
 def _is_active(verdict: Verdict, context: DiagnosisContext) -> bool:

@@ -6,7 +6,7 @@ rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ltui.training.diagnosis.evidence import (
     Evidence,
@@ -15,6 +15,8 @@ from ltui.training.diagnosis.evidence import (
     RankEvidence,
     WorkerEvidence,
 )
+from ltui.training.diagnosis.machines import NO_MACHINES
+from ltui.training.diagnosis.verdict_words import ranks_text
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line, clean_name
 from ltui.widgets.view_models import Cell, ProcessRow, Tone
@@ -35,22 +37,30 @@ _STATES = {
 
 
 def process_rows(
-    evidence: Evidence, culprits: set[int], waiting: set[int]
+    evidence: Evidence,
+    culprits: set[int],
+    waiting: set[int],
+    machines: Mapping[int, str] = NO_MACHINES,
 ) -> tuple[ProcessRow, ...]:
-    """Return the rows of all processes, the culprits first."""
+    """Return the rows of all processes, the culprits first.
+
+    ``machines`` is rank -> name of its machine, in a run on several.
+    """
     ranks = sorted(evidence.ranks.values(), key=lambda r: r.rank)
     all_fit = len(ranks) <= MAX_SINGLE_ROWS
     named = sorted(culprits)[:MAX_SINGLE_ROWS]
     single = [r for r in ranks if all_fit or r.rank in named]
     rows: list[ProcessRow] = []
     for rank in sorted(single, key=lambda r: (r.rank not in culprits, r.rank)):
-        rows.append(_rank_row(rank, culprits, waiting))
+        rows.append(_rank_row(rank, culprits, waiting, machines))
         rows += _worker_rows(rank, rank.rank in culprits)
     rows += _merged_rows([r for r in ranks if r not in single])
     return tuple(rows)
 
 
-def _rank_row(rank: RankEvidence, culprits: set[int], waiting: set[int]) -> ProcessRow:
+def _rank_row(
+    rank: RankEvidence, culprits: set[int], waiting: set[int], machines: Mapping[int, str]
+) -> ProcessRow:
     marked = rank.rank in culprits
     sign = "! " if marked else "… " if rank.rank in waiting else "  "
     where = [clean_name(rank.phase or "", 60)]
@@ -60,7 +70,7 @@ def _rank_row(rank: RankEvidence, culprits: set[int], waiting: set[int]) -> Proc
         where.append(f"for {formats.age(rank.still_s)}")
     notes = [" ".join(w for w in where if w), _gil_note(rank), _wait_note(rank.process)]
     return _process_row(
-        f"{sign}rank {rank.rank}",
+        f"{sign}{clean_name(ranks_text((rank.rank,), machines), 60)}",
         rank.process,
         rank.pid,
         _end_text(rank),

@@ -26,12 +26,13 @@ from ltui.app.state_words import state_sentence
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence, Frame, RankEvidence
 from ltui.training.diagnosis.observations.collective_positions import collective_positions
 from ltui.training.problem import Problem, ProblemError
-from ltui.training.state.run_snapshot import CheckpointInfo, RunState, Verdict
+from ltui.training.state.run_snapshot import CheckpointInfo, NodeSnapshot, RunState, Verdict
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets.view_models import DiagnosisViewModel, Tone
 from tests.app.diagnoses import CAUSE, NOW, TRAIN, collective, diverged, healthy, stalled
 from tests.app.frames import frame, snapshot
 from tests.app.one_run import OneRun, Script, settled, shown, until
+from tests.required import required
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J[red]fine[/red]\u202e"
 
@@ -248,6 +249,22 @@ def test_the_first_difference_is_marked_though_it_was_finished() -> None:
         ("vision/train.py:6 finalize", False),
     ]
     assert second.note == "unfinished on some ranks"
+
+
+def test_processes_of_several_machines_are_named_with_their_machine() -> None:
+    diagnosis = stalled()
+    evidence = required(diagnosis.evidence)
+    ranks = {r: replace(e, node=r // 2) for r, e in evidence.ranks.items()}
+    hosts = {n: replace(evidence.host, host="ab"[n], cores=8 * (n + 1)) for n in range(2)}
+    nodes = tuple(NodeSnapshot(node=n, name="ab"[n], ranks=(2 * n, 2 * n + 1)) for n in range(2))
+    there = replace(diagnosis, evidence=replace(evidence, ranks=ranks, hosts=hosts))
+    run = snapshot(verdicts=diagnosis.verdicts, nodes=nodes)
+    view_model = view_model_of(there, snapshot=run)
+    names = [row.owner.strip() for row in view_model.processes]
+    assert names[0] == "! rank 2 on b"
+    assert "… rank 0 on a" in names
+    (line,) = view_model.machine
+    assert line.startswith("machine b: 16 cores")
 
 
 def test_call_sites_that_only_some_ranks_gave_are_no_difference() -> None:

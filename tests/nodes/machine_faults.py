@@ -2,7 +2,8 @@
 
     python -m tests.nodes.machine_faults NAME...
 
-prints the seconds from each fault to its verdict. Rank 0 runs on machine-0, rank 1 on machine-1.
+prints the seconds from each fault to its verdict, and with ``quiet`` the verdicts of a healthy run
+of five minutes in which the clocks differ. Rank 0 runs on machine-0, rank 1 on machine-1.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -101,7 +103,7 @@ def _is_shim(process: psutil.Process) -> bool:
 
 @contextlib.contextmanager
 def started(
-    folder: Path, fault: str = "none", *, batches: int = 100_000, **options: float
+    folder: Path, fault: str = "none", *, batches: int = 100_000, **options: Any
 ) -> Iterator[TwoNodeRun]:
     """Start the script on both machines, and end it afterwards."""
     environment = {
@@ -111,7 +113,7 @@ def started(
         "ZOO_BATCHES": str(batches),
         "ZOO_PACE_S": "0.05",
     }
-    with open_machines(folder, **options) as machines:  # type: ignore[arg-type]
+    with open_machines(folder, **options) as machines:
         head, other = machines
         key = str(folder / "node.key")
         done = ltui_on(
@@ -199,6 +201,27 @@ def measure(name: str) -> str:
             )
 
 
+def quiet(seconds: float, **options: Any) -> str:
+    """Watch a healthy run, and return a line about the verdicts that it got."""
+    with tempfile.TemporaryDirectory() as folder, started(Path(folder), **options) as run:
+        first = run.until_training()
+        seen = watch(run, seconds)
+        last = run.until_training()
+        steps = (last.global_step or 0) - (first.global_step or 0)
+        causes = sorted({f"{v.level}: {v.cause}" for v in seen})
+        return f"quiet for {seconds:.0f} s {options}: {steps} steps, verdicts: {causes}"
+
+
+def watch(run: TwoNodeRun, seconds: float) -> list[Verdict]:
+    """Return the verdicts of so many seconds."""
+    seen, until_s = list[Verdict](), time.monotonic() + seconds
+    while time.monotonic() < until_s:
+        snapshot = run.snapshot()
+        seen += [] if snapshot is None else snapshot.verdicts
+        time.sleep(0.1)
+    return seen
+
+
 ZOO = {
     "data_sleep": "frozen", "sigkill": "killed", "sigstop": "stopped", "data_gil": "gil_held",
     "rank0_barrier": "mismatch", "exc_one_rank": "raised", "mismatch_shape": "mismatch",
@@ -215,4 +238,7 @@ OF_MACHINES: dict[str, tuple[Callable[[TwoNodeRun], object], str]] = {
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     for fault_name in sys.argv[1:] or [*ZOO, *OF_MACHINES]:
-        print(measure(fault_name), flush=True)
+        if fault_name == "quiet":
+            print(quiet(300.0, clock_skew_s=90), flush=True)
+        else:
+            print(measure(fault_name), flush=True)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
 import pytest
 
-from ltui.training.state.run_snapshot import NodeState, Verdict
+from ltui.training.diagnosis.evidence import Diagnosis
+from ltui.training.state.run_snapshot import NodeState
 from tests.nodes.machine_faults import (
-    TwoNodeRun,
     first_verdict,
     injected_s,
     kill_agent,
     started,
     stop_agent,
+    watch,
 )
+from tests.nodes.two_machines import ltui_on
+from tests.required import required
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -32,6 +36,18 @@ def test_a_fault_of_a_rank(fault: str, kind: str, words: str, tmp_path: Path) ->
     with started(tmp_path, fault) as run:
         verdict, _ = first_verdict(run, kind, injected_s(tmp_path))
         assert words in verdict.cause
+
+
+def test_a_diagnosis_has_evidence_of_both_machines(tmp_path: Path) -> None:
+    with started(tmp_path, "data_sleep") as run:
+        first_verdict(run, "frozen", injected_s(tmp_path))
+        done = ltui_on(run.machines[0], "diagnose", "last", "--json", code=0)
+        diagnosis = Diagnosis.from_document(json.loads(done.stdout))
+        evidence = required(diagnosis.evidence)
+        assert {r: e.node for r, e in evidence.ranks.items()} == {0: 0, 1: 1}
+        assert {n: h.host for n, h in evidence.hosts.items()} == {0: "machine-0", 1: "machine-1"}
+        who = [name for stack in diagnosis.stacks for name in stack.who]
+        assert {"rank 0 on machine-0", "rank 1 on machine-1"} <= {*who}
 
 
 @pytest.mark.parametrize(
@@ -66,18 +82,19 @@ def test_a_cut_of_five_seconds_is_no_stall(tmp_path: Path) -> None:
     with started(tmp_path) as run:
         step = (run.until_training().global_step or 0) + 40
         run.machines.cut(run.machines[1])
-        seen = _watch(run, 5.0)
+        seen = watch(run, 5.0)
         run.machines.restore(run.machines[1])
-        seen += _watch(run, 10.0)
+        seen += watch(run, 10.0)
         run.until(lambda s: all((r.global_step or 0) >= step for r in s.ranks))
         assert [v.cause for v in seen if v.level != "warning"] == []
 
 
-def _watch(run: TwoNodeRun, seconds: float) -> list[Verdict]:
-    """Return the verdicts of so many seconds."""
-    seen, until_s = list[Verdict](), time.monotonic() + seconds
-    while time.monotonic() < until_s:
+def test_a_healthy_run_gets_no_verdict_although_clocks_differ(tmp_path: Path) -> None:
+    with started(tmp_path, clock_skew_s=90) as run:
+        run.until_training()
+        assert [v.cause for v in watch(run, 30.0)] == []
         snapshot = run.snapshot()
-        seen += [] if snapshot is None else snapshot.verdicts
-        time.sleep(0.1)
-    return seen
+        assert snapshot is not None
+        skew_s = snapshot.nodes[1].clock_skew_s
+        assert skew_s is not None
+        assert abs(skew_s - 90) < 5
