@@ -47,6 +47,8 @@ PUBLISH_S = 5.0
 """Seconds between two snapshots for other machines while the state is unchanged."""
 STOP_MARGIN_S = 15.0
 """Seconds between the end of a stop and the time limit, for the end of the job."""
+TERMINATED_STOP_S = 20.0
+"""Seconds for a stop after SIGTERM. By default SLURM kills the job 30 s after that signal."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -227,7 +229,7 @@ def _follow(run_dir: RunDir, warnings: Warnings, ends_at: float | None) -> RunSn
             if ends_at is not None and now_s >= ends_at - lead_s:
                 warnings.asked_to_continue = True
             if warnings.any and not stop_requested:
-                stop_requested = _request_stop(run_dir, ends_at)
+                stop_requested = _request_stop(run_dir, warnings, ends_at)
             if published_state is not snapshot.state or now_s - published_at >= PUBLISH_S:
                 published_at, published_state = now_s, snapshot.state
                 _publish(run_dir, snapshot)
@@ -240,10 +242,14 @@ def _measured_lead_s(snapshot: RunSnapshot) -> float:
     return float(signal_lead_s(None, max(slowest))) if slowest else 0.0
 
 
-def _request_stop(run_dir: RunDir, ends_at: float | None) -> bool:
+def _request_stop(run_dir: RunDir, warnings: Warnings, ends_at: float | None) -> bool:
     """Ask the supervisor for a stop with a checkpoint. Return True if it has the request."""
-    remaining_s = 3600.0 if ends_at is None else ends_at - time.time()
-    request = {"cmd": "stop", "timeout_s": max(10.0, remaining_s - STOP_MARGIN_S)}
+    if warnings.terminated:
+        timeout_s = TERMINATED_STOP_S
+    else:
+        remaining_s = 3600.0 if ends_at is None else ends_at - time.time()
+        timeout_s = max(10.0, remaining_s - STOP_MARGIN_S)
+    request = {"cmd": "stop", "timeout_s": timeout_s}
     try:
         ControlClient(run_dir).request(request)
     except ProblemError:

@@ -83,7 +83,7 @@ def login(
         monkeypatch.setenv(name, command.environment[name])
     yield command
     cluster.call("scancel", "--user=root", code=None)
-    wait_for(lambda: not cluster.call("squeue", "-h").stdout.strip(), seconds=60)
+    wait_for(lambda: not cluster.call("squeue", "-h").stdout.strip(), seconds=300)
     for process in command.processes():
         try:
             process.kill()
