@@ -1,7 +1,8 @@
-"""What the link between head and agents costs the head, for 128 agents with 1,024 ranks.
+"""What a run on 128 machines with 1,024 ranks costs the head, and how fast all agree on a stop.
 
-The agents are real links in other processes of this machine; what they send is not interpreted.
-The head runs in a process of its own, whose processor time is counted whole.
+The run has a real supervisor, real links and messages, and simulated ranks in other processes of
+this machine (``tests/nodes/simulated_nodes.py``). The link is also measured alone, with frames
+that are not interpreted. Processor time is that of the whole process of the head.
 """
 
 from __future__ import annotations
@@ -11,15 +12,20 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from ltui.training.nodes.link_key import LinkKey
 from tests.bench.row import Row, row
 from tests.nodes.simulated_agents import ROOT, agent_processes, wait_until_all_report
+from tests.nodes.simulated_nodes import simulated_run
 
 AGENTS, PROCESSES, HZ = 128, 2, 4.0
+RANKS, STEP_S = 8, 1.0
 MEASURED_S = 15.0
 SIZES = (8_000, 100_000)
 """Bytes of a report: 8 ranks of 10 steps a second, and the limit for ranks that catch up."""
@@ -49,7 +55,34 @@ def measure() -> list[Row]:
             row(f"{what}: memory of the link", measured["memory_mb"], "MB", 100),
             row(f"{what}: answered", measured["answered"], "%"),
         ]
-    return rows
+    return rows + _run()
+
+
+def _run() -> list[Row]:
+    what = f"run of {AGENTS} agents with {RANKS} ranks each, steps of {STEP_S:g} s"
+    with (
+        tempfile.TemporaryDirectory() as home,
+        simulated_run(
+            Path(home), agents=AGENTS, ranks_per_agent=RANKS, processes=PROCESSES, step_s=STEP_S
+        ) as run,
+    ):
+        head = psutil.Process(run.supervisor_pid())
+        began, cpu_s = time.monotonic(), _cpu_s(head)
+        time.sleep(MEASURED_S)
+        share = (_cpu_s(head) - cpu_s) / (time.monotonic() - began)
+        memory_mb = head.memory_info().rss / 2**20
+        stop_s = run.stop()
+    return [
+        row(f"{what}: supervisor of node 0, share of a core", share * 100, "%", 25),
+        row(f"{what}: its memory", memory_mb, "MB", 200),
+        # The ranks act at the end of the step in which they are when the request reaches them.
+        row(f"{what}: agreement on a stop", stop_s, "s", 2 + STEP_S),
+    ]
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 def _head(size: int) -> dict[str, float]:

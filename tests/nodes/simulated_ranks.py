@@ -1,7 +1,7 @@
 """Simulated ranks of one machine, without torch: real queue files, pulses and step consensus.
 
-``python -m tests.nodes.simulated_ranks WORLD STEP_S`` is the engine of node 0: it runs rank 0,
-which publishes requests, until a stop.
+``python -m tests.nodes.simulated_ranks WORLD STEP_S START_S`` is the engine of node 0: it
+runs rank 0, which publishes requests, until a stop.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ltui.training.rank.coordination.step_consensus import (
     Move,
     boundary_position,
     passed_state,
+    table_name,
     waiting_state,
 )
 from ltui.training.tensor_queue.control_block import Command, ControlFile
@@ -36,11 +37,15 @@ class SimulatedRanks:
     """
 
     def __init__(
-        self, queue_dir: Path, ranks: range, world_size: int, step_s: float, now_s: float
+        self, queue_dir: Path, ranks: range, world_size: int, step_s: float, start_s: float
     ) -> None:
+        """``start_s`` is the monotonic time of step 0, the same for all ranks of the run.
+
+        It stands in for collectives, which keep the ranks of a training together.
+        """
         queue_dir.mkdir(parents=True, exist_ok=True)
-        self._step_s, self._next_s = step_s, now_s + step_s
-        table = queue_dir / f"agree-0-{world_size}.bin"
+        self._step_s, self._next_s = step_s, start_s + step_s
+        table = queue_dir / table_name(0, world_size, 0)
         self._rows = [BarrierTable(table, rank, world_size) for rank in ranks]
         self._rings = [
             RingWriter.create(queue_dir / f"rank-{rank:05d}.queue", QUEUE_BYTES) for rank in ranks
@@ -48,6 +53,7 @@ class SimulatedRanks:
         self._pulses = [PulseWriter(ring.view) for ring in self._rings]
         self._control = ControlFile.open(queue_dir / "control.bin") if ranks[0] == 0 else None
         self._request_id = 0
+        self._pending: tuple[Action, int] | None = None
         self._done = 0
         self._step = 0
         self._waits_at: int | None = None
@@ -67,7 +73,7 @@ class SimulatedRanks:
         if self.acted_s is not None:
             return False
         if self._waits_at is None and now_s >= self._next_s:
-            self._next_s = max(self._next_s + self._step_s, now_s)
+            self._next_s += self._step_s
             self._step += 1
             self._record(now_s)
             self._pass(boundary_position(1, self._step))
@@ -98,12 +104,17 @@ class SimulatedRanks:
             request = None if state is None else state.request
             if request is not None and request.request_id > self._request_id:
                 self._request_id = request.request_id
-                first.publish(_ACTIONS[request.kind], request.request_id)
+                self._pending = _ACTIONS[request.kind], request.request_id
+            if self._pending is not None and first.can_publish():
+                first.publish(*self._pending)
+                self._pending = None
         if first.words[0] == self._done:
             for row in self._rows:
                 row.set_state(passed_state(position))
             return
+        number, _ = first.request()
         for row in self._rows:
+            row.set_seen(number)
             row.set_state(waiting_state(position))
         self._waits_at = position
 
@@ -138,9 +149,9 @@ class SimulatedRanks:
 
 
 def main() -> None:
-    world_size, step_s = int(sys.argv[1]), float(sys.argv[2])
+    world_size, step_s, start_s = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
     queue_dir = Path(os.environ["LTUI_RUN_DIR"]) / "queue" / os.environ["LTUI_ATTEMPT"]
-    ranks = SimulatedRanks(queue_dir, range(1), world_size, step_s, time.monotonic())
+    ranks = SimulatedRanks(queue_dir, range(1), world_size, step_s, start_s)
     while ranks.advance(time.monotonic()):
         time.sleep(0.01)
     print(json.dumps({"acted_s": ranks.acted_s}), flush=True)
