@@ -39,6 +39,21 @@ def keys(screen: RunScreen) -> list[str]:
     return [row.key for row in screen.query_one(MachineTable).rows]
 
 
+def focused_id(screen: RunScreen) -> str | None:
+    return screen.focused.id if screen.focused is not None else None
+
+
+async def listed(pilot: Pilot[Any], screen: RunScreen, expected: list[str]) -> None:
+    """Wait until the table has these rows."""
+    await until(pilot, lambda: keys(screen) == expected)
+
+
+def fits(screen: RunScreen) -> bool:
+    """Return whether the table of machines is wholly on the screen, with at least two rows."""
+    table = screen.query_one(MachineTable)
+    return table.size.height >= 3 and screen.region.contains_region(table.region)
+
+
 def text_of(widget: Any) -> list[str]:
     return [strip.text.rstrip() for strip in widget.render_lines(widget.size.region)]
 
@@ -68,17 +83,17 @@ async def test_enter_and_space_unfold_a_machine_and_fold_it_again() -> None:
     async with app.run_test(size=NORMAL) as pilot:
         screen = await shown(pilot, app)
         await pilot.press("4")
-        assert isinstance(screen.focused, MachineTable)
-        assert keys(screen) == ["n0", "n1"]
+        await until(pilot, lambda: isinstance(screen.focused, MachineTable))
+        await listed(pilot, screen, ["n0", "n1"])
         await pilot.press("down", "enter")
-        assert keys(screen) == ["n0", "n1", *(f"r{n}" for n in range(8, 16))]
+        await listed(pilot, screen, ["n0", "n1", *(f"r{n}" for n in range(8, 16))])
         await pilot.press("down", "down", "space")
-        assert keys(screen) == ["n0", "n1"]
+        await listed(pilot, screen, ["n0", "n1"])
         assert screen.query_one(MachineTable).cursor_key == "n1"
         await pilot.press("u")
-        assert len(keys(screen)) == 18
+        await until(pilot, lambda: len(keys(screen)) == 18)
         await pilot.press("u")
-        assert keys(screen) == ["n0", "n1"]
+        await listed(pilot, screen, ["n0", "n1"])
 
 
 async def test_the_choice_of_the_user_stays_and_rows_follow_the_frames() -> None:
@@ -89,9 +104,9 @@ async def test_the_choice_of_the_user_stays_and_rows_follow_the_frames() -> None
         script.frame = machine_frame(stalled_run())
         await until(pilot, lambda: keys(screen) == ["n1", "r11", "n0"])
         await pilot.press("4", "home", "enter")
-        assert len(keys(screen)) == 10
+        await until(pilot, lambda: len(keys(screen)) == 10)
         await pilot.press("enter")
-        assert keys(screen) == ["n1", "n0"]
+        await listed(pilot, screen, ["n1", "n0"])
         script.frame = machine_frame()
         await until(pilot, lambda: keys(screen) == ["n0", "n1"])
 
@@ -101,21 +116,21 @@ async def test_the_filter_lists_what_matches_and_escape_clears_it() -> None:
     async with app.run_test(size=NORMAL) as pilot:
         screen = await shown(pilot, app)
         await pilot.press("4", "slash")
-        assert isinstance(screen.focused, Input)
+        await until(pilot, lambda: isinstance(screen.focused, Input))
         await pilot.press(*"stalled")
-        assert keys(screen) == ["n1", "r11"]
+        await listed(pilot, screen, ["n1", "r11"])
         panel = screen.query_one(RanksPanel)
-        assert str(panel.border_subtitle) == "1 of 16 ranks match"
+        await until(pilot, lambda: str(panel.border_subtitle) == "1 of 16 ranks match")
         hints = {hint.words for hint in screen.query_one(KeyFooter)._hints}
         assert hints == {"to the list", "clear the filter"}
         await pilot.press("enter")
-        assert isinstance(screen.focused, MachineTable)
+        await until(pilot, lambda: isinstance(screen.focused, MachineTable))
         assert panel.is_filtering
         await pilot.press("escape")
-        assert not panel.is_filtering
-        assert keys(screen) == ["n1", "r11", "n0"]
+        await until(pilot, lambda: not panel.is_filtering)
+        await listed(pilot, screen, ["n1", "r11", "n0"])
         await pilot.press("slash", *"nothing")
-        assert keys(screen) == []
+        await listed(pilot, screen, [])
         assert any("no match" in line for line in text_of(screen.query_one(MachineTable)))
 
 
@@ -124,8 +139,7 @@ async def test_slash_elsewhere_finds_in_the_log() -> None:
     async with app.run_test(size=NORMAL) as pilot:
         screen = await shown(pilot, app)
         await pilot.press("5", "slash")
-        assert screen.focused is not None
-        assert screen.focused.id == "log-query"
+        await until(pilot, lambda: focused_id(screen) == "log-query")
 
 
 async def test_enter_on_a_rank_opens_its_log_with_the_name_of_its_machine() -> None:
@@ -133,8 +147,7 @@ async def test_enter_on_a_rank_opens_its_log_with_the_name_of_its_machine() -> N
     async with app.run_test(size=NORMAL) as pilot:
         screen = await shown(pilot, app)
         await pilot.press("4", "home", "down", "enter")
-        await pilot.pause()
-        assert screen.panels.log_panel.source == 11
+        await until(pilot, lambda: screen.panels.log_panel.source == 11)
         assert "log, gpu-b:11" in str(screen.query_one("#log").border_title)
 
 
@@ -147,8 +160,7 @@ async def test_a_log_is_chosen_from_a_list() -> None:
         await until(pilot, lambda: isinstance(app.screen, LogChooser))
         assert app.screen.query_one(OptionList).option_count == 19
         await pilot.press(*"gpu-b:12")
-        await pilot.pause()
-        assert app.screen.query_one(OptionList).option_count == 1
+        await until(pilot, lambda: app.screen.query_one(OptionList).option_count == 1)
         await pilot.press("enter")
         await until(pilot, lambda: isinstance(app.screen, RunScreen))
         assert screen.panels.log_panel.source == 12
@@ -186,10 +198,8 @@ async def test_every_size_shows_machines_and_gpus() -> None:
             for key in "34":
                 await pilot.press(key)
                 await pilot.pause(0.3)
-            table = screen.query_one(MachineTable)
-            assert table.size.height >= 3
-            assert screen.region.contains_region(table.region)
-            assert keys(screen)[0] == "n11"
+            await until(pilot, lambda: fits(screen))
+            await until(pilot, lambda: keys(screen)[:1] == ["n11"])
         assert len(screen.query_one(GpuPanel).query_one("#gpu-table").rows) == 1024  # type: ignore[attr-defined]
 
 
@@ -224,8 +234,7 @@ async def test_on_one_machine_there_is_neither_a_filter_nor_a_key_for_it() -> No
         assert not screen.query("#rank-filter")
         assert not any("machine" in key.about for key in listed_keys(screen))
         await pilot.press("4", "slash")
-        assert screen.focused is not None
-        assert screen.focused.id == "log-query"
+        await until(pilot, lambda: focused_id(screen) == "log-query")
 
 
 async def test_machines_that_appear_later_replace_the_table_of_ranks() -> None:
@@ -235,8 +244,8 @@ async def test_machines_that_appear_later_replace_the_table_of_ranks() -> None:
     async with app.run_test(size=NORMAL) as pilot:
         screen = await shown(pilot, app)
         await pilot.press("4")
-        assert isinstance(screen.focused, RankTable)
+        await until(pilot, lambda: isinstance(screen.focused, RankTable))
         script.frame = machine_frame(run)
         await until(pilot, lambda: screen.query(MachineTable))
         await until(pilot, lambda: isinstance(screen.focused, MachineTable))
-        assert keys(screen) == ["n0", "n1"]
+        await listed(pilot, screen, ["n0", "n1"])
