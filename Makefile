@@ -10,13 +10,14 @@ SOURCES := app training widgets presets tests
 # Compiled modules are kept: the tests start hundreds of processes, each of which would compile anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test test-all versions bench peers data presets signals exactness cycles chaos zoo format lint types contracts unit lock clean
+.PHONY: help run test test-all nodes versions bench peers data presets signals exactness cycles chaos zoo format lint types contracts unit lock clean
 
 help:
 	@printf '%s\n' \
 	  'make run      install what is needed, then open ltui with the quickstart run started' \
 	  'make test     install what the tests need, then ruff, types, import contracts, tests' \
 	  'make test-all run the slow tests, which make test leaves out (15 minutes)' \
+	  'make nodes    run on two machines: namespaces, ssh, a SLURM cluster (30 minutes)' \
 	  'make versions run with the oldest and the newest Lightning and torch (10 minutes)' \
 	  'make bench    measure the promised numbers, each beside its bound' \
 	  'make peers    measure the tools of the field beside ltui, on the same work (25 minutes)' \
@@ -73,7 +74,12 @@ unit: $(VENV)/.installed-test
 # One at a time: each of them is a real training with two ranks or more.
 test-all: $(VENV)/.installed-test
 	@echo '== pytest, the slow tests'
-	@$(PY) -m pytest -m slow -rfEs
+	@$(PY) -m pytest -m 'slow and not nodes' -rfEs
+
+# Each needs rights or packages (network namespaces, sshd, SLURM) and is skipped without them.
+nodes: $(VENV)/.installed-test
+	@echo '== pytest, runs on several machines'
+	@$(PY) -m pytest -m nodes -rfEs
 
 # Installs the oldest and the newest supported Lightning and torch below build/versions.
 versions: $(VENV)/.installed-test build/path/ltui
