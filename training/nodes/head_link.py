@@ -42,7 +42,7 @@ from ltui.training.problem import ProblemError
 _REPORTS_PER_TURN = 64
 """Maximum number of reports that are answered before the other sockets are served."""
 _ERROR_PAUSE_S = 0.1
-_CLOSE_MS = 300
+_CLOSE_MS = 2000
 """Milliseconds for which a link that is closed still sends the last orders."""
 _MANY_AGENTS = 32
 _PAUSE_S = 0.01
