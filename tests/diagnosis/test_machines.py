@@ -195,6 +195,7 @@ def test_scarce_memory_is_reported_for_each_machine() -> None:
     pulses = [pulse(r, Phase.FORWARD, 29.9, batch=20) for r in range(4)]
     first = at(30.0, pulses, two_machines(), host=fine, hosts={0: scarce, 1: scarce})
     assert [(v.kind, v.nodes) for v in first.verdicts] == [("memory", (0,)), ("memory", (1,))]
+    assert len({v.began for v in first.verdicts}) == 2, "or the history stores only one"
     assert first.verdicts[1].cause.startswith("memory on b is about to run out: 1 MB of 17.2 GB")
     after = at(30.1, pulses, two_machines(), hosts={0: full, 1: scarce}, history=first.history)
     assert [(v.kind, v.nodes) for v in after.verdicts] == [

@@ -226,8 +226,13 @@ def _host_warnings(inputs: PreparedInput) -> list[Verdict]:
         if node in inputs.lost:
             continue
         for rule in (early_warnings.memory_warning, early_warnings.shared_memory_warning):
-            if (warning := rule(host, names.get(node))) is not None:
-                warnings.append(replace(warning, nodes=(node,) if names else ()))
+            if (warning := rule(host, names.get(node))) is None:
+                continue
+            if names:
+                # The history tells verdicts of one kind apart by when they began.
+                began = None if inputs.now_s is None else inputs.now_s + 1e-6 * node
+                warning = replace(warning, nodes=(node,), began=began)
+            warnings.append(warning)
     return warnings
 
 

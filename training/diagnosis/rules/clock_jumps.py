@@ -94,7 +94,8 @@ def _warning(inputs: PreparedInput, node: int, name: str, jump_s: float) -> Verd
         ),
         remedy=_REMEDY,
         confidence=0.9,
-        began=inputs.now_s,
+        # The history tells verdicts of one kind apart by when they began.
+        began=None if inputs.now_s is None else inputs.now_s + 1e-6 * node,
         evidence={
             "jump_s": round(jump_s, 1),
             "until_ns": inputs.now_ns + round(_KEPT_S * 1e9),
