@@ -242,7 +242,9 @@ def _join_and_follow(nodes: Nodes, options: Namespace, home: Path) -> int:
     if options.detach:
         return EXIT_DONE
     with ReceivedSignals(stop_on_terminate=True).catching() as signals:
-        return follow_agent(joined, signals)
+        left = follow_agent(joined, signals) >= 128
+    # Node 0 reports how the run ended. Another code here would make a launcher kill node 0.
+    return 128 + (signals.leave or 0) if left else EXIT_DONE
 
 
 def _start_and_follow(

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from ltui.app.nodes.join_run import JoinedNode, JoinRequestOptions, join_run
-from ltui.app.nodes.launcher_key import SHARED_FOLDER_S, key_of_agent
+from ltui.app.nodes.launcher_key import SHARED_FOLDER_S, key_of_agent, remove_local_key
 from ltui.training.config.run_spec import Nodes
 from ltui.training.nodes.join_client import LinkRefusedError
 from ltui.training.nodes.link_key import KEY_VARIABLE
@@ -42,4 +42,5 @@ def join_by_launcher(
             time.sleep(_RETRY_S)
         else:
             os.environ.pop(KEY_VARIABLE, None)
+            remove_local_key(nodes)
             return joined

@@ -124,6 +124,11 @@ def local_key(name: str) -> Path:
     return private_runtime_dir() / name
 
 
+def remove_local_key(nodes: Nodes) -> None:
+    """Remove the key that srun has brought to this machine, if it has."""
+    local_key(key_name(nodes, os.environ)).unlink(missing_ok=True)
+
+
 def send_by_srun(
     key: LinkKey,
     name: str,

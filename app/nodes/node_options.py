@@ -21,7 +21,7 @@ from ltui.training.config.node_environment import (
 )
 from ltui.training.config.overrides import overridden_paths
 from ltui.training.config.run_spec import Nodes, RunSpec
-from ltui.training.nodes.node_address import resolve
+from ltui.training.nodes.node_address import reachable_address, resolve
 from ltui.training.problem import ProblemError
 
 _HOST = re.compile(r"(?!-)[\w.@:%\[\]-]{1,253}")
@@ -191,6 +191,7 @@ def with_node_options(spec: RunSpec, options: Namespace, hosts: Sequence[str] | 
     if options.allow_fewer_nodes:
         nodes = replace(nodes, fewer_allowed=True)
     if nodes.rank == 0:
+        nodes = with_reachable_address(nodes)
         _check_address(nodes, explicit=options.address is not None)
         chosen_by_user = options.port is not None or nodes.start in ("srun", "launcher")
         nodes = with_free_ports(nodes, fixed=chosen_by_user)
@@ -223,14 +224,20 @@ def _check_address(nodes: Nodes, *, explicit: bool) -> None:
             what=f"{nodes.address} is not an address of this machine, which is node 0.",
             remedy="Give one that `ip address` lists here, or start the run on that machine.",
         )
-    if not explicit and all(
-        address.startswith("127.") or address == "::1" for address in addresses
-    ):
-        raise ProblemError.of(
-            where=where,
-            what=f"{nodes.address} leads other machines to themselves, not to this one.",
-            remedy="Give an address of this machine that they reach: --address ADDRESS",
-        )
+
+
+def with_reachable_address(nodes: Nodes) -> Nodes:
+    """Return the nodes with an address of this machine, node 0, that the others reach.
+
+    Many hosts files give the machine's own name a loopback address. Other machines know the name
+    by another one. A loopback address that is given as such is kept: all nodes are on one machine.
+    """
+    if nodes.address in resolve(nodes.address, "the address of node 0"):
+        return nodes  # numeric
+    addresses = resolve(nodes.address, "the address of node 0")
+    if not all(address.startswith("127.") or address == "::1" for address in addresses):
+        return nodes
+    return replace(nodes, address=reachable_address() or nodes.address)
 
 
 def with_free_ports(nodes: Nodes, *, fixed: bool) -> Nodes:

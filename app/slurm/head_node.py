@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from types import FrameType
 
 from ltui.app.exit_codes import EXIT_DONE
-from ltui.app.nodes.node_options import with_free_ports
+from ltui.app.nodes.node_options import with_free_ports, with_reachable_address
 from ltui.app.slurm.continue_run import requeued_by_slurm
 from ltui.app.slurm.other_node import hide_slurm_from_lightning, job_nodes
 from ltui.training.lifecycle.launch_run import start_first_attempt
@@ -187,7 +187,7 @@ def _write_nodes(run_dir: RunDir) -> None:
     """
     spec, nodes = run_dir.read_spec(), job_nodes(os.environ)
     if nodes is not None:
-        nodes = with_free_ports(nodes, fixed=True)
+        nodes = with_free_ports(with_reachable_address(nodes), fixed=True)
         key = LinkKey.find(None, os.environ)
         write_atomically(run_dir.path / KEY_FILE_NAME, f"{key.text}\n".encode())
     # The ranks must not inherit it; the supervisor reads the file.

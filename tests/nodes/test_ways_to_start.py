@@ -17,7 +17,7 @@ from tests.nodes.ssh_server import SshServer
 from tests.nodes.two_machines import Machine, Machines, ltui_on, open_machines, start_on
 from tests.waiting import wait_for
 
-_SCRIPT = """
+PLACE_SCRIPT = """
 import os, socket, sys, time
 names = ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "PET_NNODES", "LTUI_NODE_KEY")
 print(socket.gethostname(), *(os.environ.get(name) for name in names), *sys.argv[1:], flush=True)
@@ -34,6 +34,7 @@ else:
             time.sleep(0.05)
 time.sleep(float(sys.argv[1]))
 """
+"""Program that prints its place, waits until both nodes have started it, and sleeps."""
 SHORT, LONG = "1", "600"
 
 
@@ -41,7 +42,7 @@ SHORT, LONG = "1", "600"
 def script(tmp_path: Path) -> tuple[str, ...]:
     """A command that prints its place, waits for the other node, and sleeps."""
     path = tmp_path / "place.py"
-    path.write_text(_SCRIPT)
+    path.write_text(PLACE_SCRIPT)
     return ("python", str(path))
 
 
@@ -124,10 +125,14 @@ def test_by_hand_without_ipv4_and_with_one_host_name(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("key", ["in the environment", "in a shared home", "in a shared file"])
-def test_by_a_launcher(tmp_path: Path, script: tuple[str, ...], key: str) -> None:
-    with open_machines(tmp_path, shared_home=key == "in a shared home") as machines:
+@pytest.mark.parametrize("by_name", [False, True])
+def test_by_a_launcher(tmp_path: Path, script: tuple[str, ...], key: str, by_name: bool) -> None:
+    """``by_name``: the hosts file of node 0 gives its own name a loopback address."""
+    shared = key == "in a shared home"
+    with open_machines(tmp_path, shared_home=shared, own_name_is_loopback=by_name) as machines:
         words = ["exec", "--plain", "--num-nodes", "2"]
-        environment = {"MASTER_ADDR": machines[0].address}
+        first = machines[0]
+        environment = {"MASTER_ADDR": first.name if by_name else first.address}
         if key == "in the environment":
             environment["LTUI_NODE_KEY"] = LinkKey.generate().text
         elif key == "in a shared file":

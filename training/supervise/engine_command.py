@@ -141,4 +141,8 @@ def _node_variables(nodes: Nodes) -> dict[str, str]:
         "MASTER_ADDR": nodes.address,
         "MASTER_PORT": str(nodes.port),
     }
-    return {**values, **{f"PET_{k}": v for k, v in values.items()}, "PET_NNODES": str(nodes.count)}
+    values |= {f"PET_{name}": value for name, value in values.items()}
+    if nodes.start == "srun":
+        # Lightning would otherwise expect a task of SLURM for each rank.
+        values["SLURM_JOB_NAME"] = "interactive"
+    return {**values, "PET_NNODES": str(nodes.count)}
