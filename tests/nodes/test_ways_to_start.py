@@ -84,7 +84,7 @@ def check_nothing_left(machines: Machines) -> None:
 
 
 def check_finished(machines: Machines, head: subprocess.Popen[str], port: int = 29500) -> None:
-    out, err = head.communicate(timeout=120)
+    out, err = head.communicate(timeout=60)
     assert head.returncode == 0, (out, err)
     snapshot = state(machines[0])
     assert snapshot["state"] == "finished"
@@ -145,7 +145,7 @@ def test_by_a_launcher(tmp_path: Path, script: tuple[str, ...], key: str, by_nam
             )
             for number, machine in reversed(list(enumerate(machines)))
         ]
-        out, err = nodes[0].communicate(timeout=120)
+        out, err = nodes[0].communicate(timeout=60)
         assert nodes[0].returncode == 0, (out, err)
         check_finished(machines, nodes[1])
 
@@ -170,7 +170,7 @@ def test_a_signal_of_the_launcher_to_another_node_stops_the_run(
     wait_until_running(two_machines[0], nodes[0])
     nodes[1].send_signal(signal.SIGTERM)
     for node in nodes:
-        node.communicate(timeout=120)
+        node.communicate(timeout=60)
     assert state(two_machines[0])["state"] == "stopped"
     check_nothing_left(two_machines)
 
@@ -261,7 +261,7 @@ def test_a_key_that_differs(two_machines: Machines, script: tuple[str, ...]) -> 
         extra = [*words, *options, "--", *script, LONG]
         assert said in ltui_on(first, *extra, code=2).stderr
     assert ltui_on(first, "stop", "last", "--kill").returncode == 0
-    head.communicate(timeout=120)
+    head.communicate(timeout=60)
     recorded = state(first)
     assert recorded["state"] != "running"
     check_nothing_left(two_machines)

@@ -6,13 +6,17 @@ Standard library only. No function sends a packet except those that ask the name
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import ipaddress
 import re
 import socket
+import struct
 
 from ltui.training.problem import ProblemError
 
 _HOST_AND_PORT = re.compile(r"(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^:\[\]]+)):(?P<port>\d{1,5})")
+_SIOCGIFADDR = 0x8915
+"""Request of Linux for the address of an interface."""
 _MAX_ADDRESSES = 4
 """Maximum number of addresses of one host name that are used."""
 # Addresses for documentation: a route to them is the default route.
@@ -65,13 +69,30 @@ def local_address_towards(address: str) -> str | None:
 def reachable_address() -> str | None:
     """Return the address at which other machines most likely reach this one.
 
-    This is the source address of the default route, or else an address of the host name. None if
-    there are only loopback addresses.
+    This is the source address of the default route, or else an address of the host name, or else
+    one of a network interface. None if there are only loopback addresses.
     """
     candidates = [local_address_towards(elsewhere) for elsewhere in _ELSEWHERE]
     with contextlib.suppress(ProblemError):
         candidates += resolve(socket.gethostname(), "")
+    candidates += interface_addresses()
     return next((c for c in candidates if c is not None and is_reachable_by_others(c)), None)
+
+
+def interface_addresses() -> list[str]:
+    """Return the addresses of the network interfaces, those of IPv4 first."""
+    addresses = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unsent:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                request = struct.pack("256s", name.encode()[:15])
+                answer = fcntl.ioctl(unsent.fileno(), _SIOCGIFADDR, request)
+                addresses.append(socket.inet_ntoa(answer[20:24]))
+    with contextlib.suppress(OSError, ValueError), open("/proc/net/if_inet6") as table:
+        addresses += [
+            socket.inet_ntop(socket.AF_INET6, bytes.fromhex(line.split()[0])) for line in table
+        ]
+    return addresses
 
 
 def is_reachable_by_others(address: str) -> bool:
