@@ -196,10 +196,23 @@ def _free_gpus(text: str) -> str:
 def resume(options: Namespace) -> int:
     """Run ``ltui resume RUN``."""
     from ltui.app.launch.build_spec import changed_spec
+    from ltui.app.nodes.node_options import (
+        launch_machine,
+        listed_hosts,
+        resumed_spec,
+        resuming_agent,
+    )
+    from ltui.app.nodes.start_head import prepare_next_attempt
     from ltui.app.slurm.submit_run import is_submitted, resubmit_run
     from ltui.training.lifecycle.resume_run import resume as resume_run
+    from ltui.training.nodes.link_key import KEY_FILE_NAME
 
-    run_dir = find_run(ltui_home(), options.run)
+    home = ltui_home()
+    hosts = listed_hosts(options.nodes)
+    joined = None if hosts is not None else resuming_agent(options, launch_machine(options, None))
+    if joined is not None:
+        return _join_and_follow(joined, options, home)
+    run_dir = find_run(home, options.run)
     spec: RunSpec | None = None
     if options.overrides:
         spec = changed_spec(run_dir.read_spec(), options.overrides)
@@ -208,6 +221,20 @@ def resume(options: Namespace) -> int:
 
     if is_submitted(run_dir):
         return resubmit_run(run_dir, spec)
+    if (several := spec or run_dir.read_spec()).nodes is not None:
+        new_spec = resumed_spec(several, options, hosts)
+
+        def start_nodes(files: Mapping[str, str]) -> RunDir:
+            prepare_next_attempt(run_dir, files)
+            resume_run(run_dir, spec=new_spec, checkpoint=None)
+            return run_dir
+
+        key_file = run_dir.path / KEY_FILE_NAME
+        assert new_spec.nodes is not None
+        if new_spec.nodes.start in ("by hand", "ssh") and key_file.exists():
+            # Copies of it stay valid.
+            options.key_file = options.key_file or str(key_file)
+        return _launch_and_follow(new_spec, options, home, start_nodes)
 
     def start() -> RunDir:
         resume_run(run_dir, spec=spec, checkpoint=None)

@@ -262,6 +262,8 @@ def _add_launch_commands(add: AddCommand) -> None:
     _add_set_option(resume)
     _add_restarts_option(resume, None, "that of the run")
     _add_detach_options(resume)
+    _add_node_options(resume)
+    resume.set_defaults(python=None)
     attach = add(
         "attach", "dashboard:open_dashboard", "open the dashboard at a run", _ATTACH_EPILOG
     )

@@ -57,12 +57,8 @@ def listed_hosts(text: str | None) -> tuple[str, ...] | None:
 
 
 def _is_this_machine(name: str) -> bool:
-    if name in ("localhost", socket.gethostname()):
-        return True
-    try:
-        return any(_is_own_address(address) for address in resolve(name, name))
-    except ProblemError:
-        return False  # ssh may know the name by its configuration
+    # ssh may know other names by its configuration.
+    return name in ("localhost", socket.gethostname()) or _is_known_here(name)
 
 
 def node_overrides(overrides: Sequence[str], hosts: Sequence[str] | None) -> list[str]:
@@ -110,12 +106,54 @@ def agent_nodes(
         return None
     if NUM_NODES in overridden_paths(overrides) or options.nodes is not None:
         return None
-    nodes, faults = place_among_nodes(count, environment, "the launcher")
-    if nodes is None or faults:
+    return _other_node(count, environment, options)
+
+
+def resuming_agent(options: Namespace, machine: Machine) -> Nodes | None:
+    """Return the nodes if a launcher resumes a run here as another node than the first.
+
+    Only node 0 knows the run, and so the number of nodes.
+    """
+    environment = machine.node
+    if environment is None or environment.launcher is None or not environment.rank:
         return None
-    if options.join_timeout is not None:
-        nodes = replace(nodes, join_timeout_s=options.join_timeout)
-    return nodes
+    count = launcher_count(environment) or environment.rank + 1
+    return _other_node(count, environment, options)
+
+
+def _other_node(count: int, environment: NodeEnvironment, options: Namespace) -> Nodes | None:
+    nodes, _ = place_among_nodes(count, environment, "the launcher")
+    if nodes is None or options.join_timeout is None:
+        return nodes
+    return replace(nodes, join_timeout_s=options.join_timeout)
+
+
+def resumed_spec(spec: RunSpec, options: Namespace, hosts: Sequence[str] | None) -> RunSpec:
+    """Return the specification of a run on several machines for its next attempt.
+
+    The other nodes are started in the way that the options and the environment give, or else as
+    before. Raise ``ProblemError``.
+    """
+    before = spec.nodes
+    assert before is not None
+    environment = detect_machine(os.environ).node or NodeEnvironment()
+    if hosts is None and before.start == "ssh" and environment.launcher is None:
+        hosts = before.hosts
+    environment = _node_environment(options, hosts, environment)
+    if environment.launcher is None and options.address is None and _is_known_here(before.address):
+        environment = replace(environment, own_address=before.address)
+    nodes, faults = place_among_nodes(before.count, environment, NUM_NODES)
+    if nodes is None:
+        raise ProblemError.of(where=NUM_NODES, what=faults[0].what, remedy=faults[0].remedy)
+    nodes = replace(nodes, join_timeout_s=before.join_timeout_s, fewer_allowed=before.fewer_allowed)
+    return with_node_options(spec.with_changes(nodes=nodes), options, hosts)
+
+
+def _is_known_here(name: str) -> bool:
+    try:
+        return any(_is_own_address(address) for address in resolve(name, name))
+    except ProblemError:
+        return False
 
 
 def command_nodes(

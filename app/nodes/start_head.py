@@ -16,9 +16,10 @@ from ltui.training.config.run_spec import Nodes, RunSpec
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.nodes.link_key import KEY_FILE_NAME, KEY_VARIABLE, LinkKey
-from ltui.training.nodes.link_place import read_link_place
+from ltui.training.nodes.link_place import link_place_path, read_link_place
 from ltui.training.nodes.node_address import format_host_and_port
 from ltui.training.problem import ProblemError
+from ltui.training.process.identity import lock_holder
 from ltui.training.state.run_snapshot import LIVE
 from ltui.training.store.run_directory import RunDir, write_atomically
 
@@ -86,9 +87,16 @@ def join_lines(run_dir: RunDir, nodes: Nodes) -> list[str]:
     ]
 
 
-def renew_key(run_dir: RunDir, text: str) -> None:
-    """Replace the key of a run that is resumed."""
-    write_atomically(run_dir.path / KEY_FILE_NAME, f"{text}\n".encode())
+def prepare_next_attempt(run_dir: RunDir, files: Mapping[str, str]) -> None:
+    """Write the private files of a run that is resumed, and forget where its link was.
+
+    The stored place belongs to the ports of the earlier attempt.
+    """
+    if lock_holder(run_dir.lock_path) is not None:
+        return  # it is live, so the resume is refused
+    for name, text in files.items():
+        write_atomically(run_dir.path / name, text.encode())
+    link_place_path(run_dir).unlink(missing_ok=True)
 
 
 def _end(run_dir: RunDir) -> None:

@@ -285,3 +285,32 @@ def test_a_machine_without_a_network(tmp_path: Path, script: tuple[str, ...]) ->
         assert "no address was found at which other machines can reach this one" in refused.stderr
         assert "--address" in refused.stderr
         assert not os.path.exists(machines[0].home / "nodes")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_preset_is_stopped_and_resumed_by_hand(two_machines: Machines) -> None:
+    first, second = two_machines
+    settings = ("num_nodes=2", "devices=1", "max_epochs=2000")
+    preset = ["run", "quickstart", "--plain", "--set", "data.init_args.loader=torch"]
+    preset += [word for setting in settings for word in ("--set", f"trainer.{setting}")]
+    reached = 0
+    for words in (preset, ["resume", "last", "--plain"]):
+        head = start_on(first, [*LTUI, *words])
+        ltui_on(second, *join_line(head), "--detach", code=0)
+        wait_for(
+            lambda: state(first)["global_step"] or 0,
+            head,
+            wanted=lambda step: step > reached,  # noqa: B023 - called within the iteration
+            seconds=240,
+            period_s=1.0,
+        )
+        ltui_on(first, "stop", "last", code=0)
+        out, err = head.communicate(timeout=120)
+        assert head.returncode == 3, (out, err)
+        snapshot = state(first)
+        assert snapshot["state"] == "stopped"
+        assert snapshot["global_step"] > reached
+        reached = snapshot["global_step"]
+        check_nothing_left(two_machines)
+    assert state(first)["attempt"] == 2
