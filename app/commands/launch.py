@@ -202,7 +202,6 @@ def resume(options: Namespace) -> int:
         resumed_spec,
         resuming_agent,
     )
-    from ltui.app.nodes.start_head import prepare_next_attempt
     from ltui.app.slurm.submit_run import is_submitted, resubmit_run
     from ltui.training.lifecycle.resume_run import resume as resume_run
     from ltui.training.nodes.link_key import KEY_FILE_NAME
@@ -222,6 +221,9 @@ def resume(options: Namespace) -> int:
     if is_submitted(run_dir):
         return resubmit_run(run_dir, spec)
     if (several := spec or run_dir.read_spec()).nodes is not None:
+        # Imported here, because most runs use one machine.
+        from ltui.app.nodes.start_head import prepare_next_attempt
+
         new_spec = resumed_spec(several, options, hosts)
 
         def start_nodes(files: Mapping[str, str]) -> RunDir:

@@ -88,7 +88,11 @@ def test_a_room_loads_without_the_other(room: str) -> None:
 def test_the_front_ends_never_load_pyzmq() -> None:
     # Only a run on several machines pays for its import, in its own processes. `ltui join` talks to
     # the head itself.
-    joining = ("ltui.app.nodes", "ltui.app.commands.join", "ltui.app.foreground.follow_agent")
+    joining = (
+        *("ltui.app.nodes", "ltui.app.commands.join", "ltui.app.foreground.follow_agent"),
+        # What a batch script runs on the nodes of its job.
+        *("ltui.app.slurm.job_process", "ltui.app.slurm.head_node", "ltui.app.slurm.other_node"),
+    )
     front_ends = ("ltui.app", "ltui.widgets", "ltui.presets")
     modules = [m for m in _modules() if m.startswith(front_ends) and not m.startswith(joining)]
     assert modules
