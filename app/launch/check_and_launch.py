@@ -13,6 +13,7 @@ from ltui.training.config.presets import Preset
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.launch_run import launch
 from ltui.training.lifecycle.start_from import find_start_checkpoint
+from ltui.training.nodes.link_key import KEY_FILE_NAME, LinkKey
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import CheckpointInfo
 from ltui.training.store.run_directory import RunDir, new_run_id
@@ -39,7 +40,9 @@ def start_run(
         except ProblemError as error:
             raise _at_form_field(error) from error
     on_start()
-    return launch(spec, home, checkpoint, interpreter_checked=True)
+    # The other machines join with this key; the run's screen shows the command.
+    files = {} if spec.nodes is None else {KEY_FILE_NAME: f"{LinkKey.generate().text}\n"}
+    return launch(spec, home, checkpoint, interpreter_checked=True, private_files=files)
 
 
 def apply_start_from(home: Path, spec: RunSpec, text: str) -> tuple[RunSpec, CheckpointInfo]:

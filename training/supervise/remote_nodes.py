@@ -219,7 +219,8 @@ class RemoteNodes:
         )
         if self._layout.start != "by hand":
             return text
-        return f"{text}; on each of them: ltui join {self.place} --key-file FILE"
+        key_file = self._run_dir.path / KEY_FILE_NAME
+        return f"{text}; on each of them: ltui join {self.place} --key-file {key_file}"
 
     def failure(self, now_s: float, *, patience_s: float) -> str | None:
         """Return why the attempt cannot go on, or None.
