@@ -60,6 +60,8 @@ class Warnings:
     """SLURM announced the time limit or a preemption: the run has to continue later."""
     terminated: bool = False
     """SLURM ends the job."""
+    stopped_by_person: bool = False
+    """The run was stopping before SLURM announced anything, so it must not continue."""
 
     def install(self) -> None:
         for number in _SIGNALS:
@@ -99,7 +101,7 @@ def run_head(run_dir: RunDir) -> int:
         raise
     # A run that is told to stop before it has begun to train ends as failed, and continues, too.
     asked = warnings.asked_to_continue or (warnings.terminated and requeued_by_slurm(life))
-    requeue = asked and snapshot.state is not RunState.FINISHED
+    requeue = asked and not warnings.stopped_by_person and snapshot.state is not RunState.FINISHED
     _close_life(run_dir, outcome=snapshot.state.value, requeue=requeue)
     _publish(run_dir, snapshot)
     print(f"ltui: {run_dir.id} {snapshot.state.value}: {snapshot.detail or ''}", flush=True)
@@ -216,14 +218,19 @@ def _follow(run_dir: RunDir, warnings: Warnings, ends_at: float | None) -> RunSn
     record = _record(run_dir)
     lead_s = float(record.options.warn_s)
     published_at, published_state = 0.0, None
-    stop_requested = False
+    stop_requested, stopping = False, 0
     while True:
         if warnings.any:
-            _record_warning(run_dir, warnings.asked_to_continue)
+            continues = warnings.asked_to_continue and not warnings.stopped_by_person
+            _record_warning(run_dir, continues)
         with contextlib.suppress(StoreError):
             snapshot = resolve_here(run_dir)
             if snapshot.state not in LIVE:
                 return snapshot
+            # Seen twice, because SLURM's signal may reach the supervisor just before this process.
+            stopping = stopping + 1 if snapshot.state is RunState.STOPPING else 0
+            if stopping >= 2 and not warnings.any:
+                warnings.stopped_by_person = True
             now_s = time.time()
             lead_s = max(lead_s, _measured_lead_s(snapshot))
             if ends_at is not None and now_s >= ends_at - lead_s:
