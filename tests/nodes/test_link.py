@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
@@ -307,23 +306,6 @@ def test_the_head_comes_back_on_the_same_port() -> None:
             with head(KEY, port=port):
                 assert exchange(link, b"%d" % life) == [b"%d" % life]
                 assert link.connected
-
-
-def test_the_last_orders_arrive_although_the_head_closes() -> None:
-    for _ in range(10):
-        with head(KEY) as recording, agent(KEY, recording.link.port) as link:
-            exchange(link, b"first")
-            closing = threading.Thread(target=recording.link.close)
-
-            def answer(
-                _: str, frames: list[bytes], closing: threading.Thread = closing
-            ) -> list[bytes]:
-                closing.start()  # as soon as the orders are known, before they are sent
-                return [bytes(20_000)]
-
-            recording.orders = answer
-            assert link.exchange([b"last"], 60.0) == [bytes(20_000)]
-            closing.join()
 
 
 def test_a_head_with_another_key_on_the_same_port_gets_nothing() -> None:

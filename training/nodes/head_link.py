@@ -42,8 +42,12 @@ from ltui.training.problem import ProblemError
 _REPORTS_PER_TURN = 64
 """Maximum number of reports that are answered before the other sockets are served."""
 _ERROR_PAUSE_S = 0.1
-_CLOSE_MS = 2000
-"""Milliseconds for which a link that is closed still sends the last orders."""
+_CLOSE_S = 0.1
+"""Seconds for which a link that is closed still sends the last orders.
+
+Closing the socket with a linger time instead aborts the process in libzmq 4.3.5 (assertion
+``!_io_error``) if a peer does not read.
+"""
 _MANY_AGENTS = 32
 _PAUSE_S = 0.01
 """Seconds between two turns with many agents: one turn for several reports halves their cost."""
@@ -211,7 +215,7 @@ class HeadLink:
         finally:
             self._monitor.close(0)
             # The last orders tell agents that the run is over.
-            self._router.close(_CLOSE_MS)
+            time.sleep(_CLOSE_S)
             self._context.destroy(linger=0)
 
     def _turn(self, ready: dict[object, int]) -> None:
