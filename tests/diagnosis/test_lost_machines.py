@@ -243,3 +243,29 @@ def test_evidence_of_one_machine_is_enough_for_a_verdict_on_it() -> None:
     ]
     nodes = (machine(0, (0,)), machine(1, (1, 2)))
     assert at(now_s, pulses, nodes, evidence=evidence, evidence_expected=True).verdicts == ()
+
+
+@pytest.mark.parametrize(
+    ("restored_s", "level"), [(5.0, "warning"), (39.0, "warning"), (41.0, "stalled")]
+)
+def test_ranks_that_wait_after_a_cut_until_tcp_sends_again(restored_s: float, level: str) -> None:
+    recorded = load("data_sleep")
+    now_s = recorded.taken_ns / SECOND + 4.0
+    evidence = replace(
+        recorded,
+        ranks={r: replace(recorded.ranks[0], rank=r, pid=200 + r) for r in range(4)},
+    )
+    pulses = [
+        replace(pulse(r, Phase.BACKWARD, now_s - 30, batch=20), pid=200 + r) for r in range(4)
+    ]
+    (verdict,) = at(
+        now_s,
+        pulses,
+        two_machines(cut_s=30.0, restored_s=restored_s),
+        evidence=evidence,
+        evidence_expected=True,
+    ).verdicts
+    assert (verdict.kind, verdict.level) == ("transport", level)
+    if level == "warning":
+        assert "the link to machine b was cut for 30 s and is back" in verdict.cause
+        assert "within about 40 s" in (verdict.remedy or "")

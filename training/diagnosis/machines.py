@@ -16,6 +16,10 @@ A report that is a second or two late is common on a busy network."""
 _LOST_STATES = frozenset(
     {NodeState.UNREACHABLE, NodeState.FROZEN, NodeState.AGENT_DEAD, NodeState.GONE}
 )
+_LONGEST_RESEND_S = 120.0
+"""Maximum of Linux's time between two attempts to send a segment (TCP_RTO_MAX)."""
+_RESEND_MARGIN_S = 10.0
+"""Seconds that ranks, and the reports of them, may take after that."""
 MAY_BE_LATE = frozenset({NodeState.CONNECTED, NodeState.SILENT})
 """States in which it is not known why a report is late."""
 
@@ -56,6 +60,22 @@ def report_ages_ns(nodes: Sequence[NodeSnapshot]) -> dict[int, int]:
         if node.link_age_s is not None
         for rank in node.ranks
     }
+
+
+def resend_s(cut_s: float) -> float:
+    """Return the seconds after the end of a cut within which TCP sends lost data again.
+
+    TCP doubles the time between its attempts, to two minutes at most, so the last attempt during
+    the cut and the first one after it are at most as far apart as the cut lasted (RFC 6298).
+    """
+    return min(cut_s, _LONGEST_RESEND_S) + _RESEND_MARGIN_S
+
+
+def resumes_by_itself(node: NodeSnapshot) -> bool:
+    """Return True if the link was cut, and TCP may not have sent the lost data again yet."""
+    if node.cut_s is None or node.restored_s is None or node.state is not NodeState.CONNECTED:
+        return False
+    return node.restored_s <= resend_s(node.cut_s)
 
 
 def machines_text(names: Sequence[str]) -> str:

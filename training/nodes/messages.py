@@ -19,6 +19,7 @@ from typing import Any
 
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.shim_files import EngineExit
+from ltui.training.nodes.link_limits import HEAD_LOST_S
 from ltui.training.nodes.observations import MachineObservations, RankObservations
 from ltui.training.state.json_decoder import from_json
 from ltui.training.state.run_snapshot import to_json
@@ -159,6 +160,8 @@ class Orders:
     """Number of the latest round of evidence that is wanted; 0 before the first."""
     evidence_received: int = 0
     signal_received: bool = False
+    head_lost_s: float = HEAD_LOST_S
+    """Seconds without orders after which the agent ends its ranks."""
     logs: Mapping[str, int] = field(default_factory=dict)
     """Name of a log -> bytes that the head has of it."""
 

@@ -6,16 +6,14 @@ dead agent and a frozen one apart (``probe.py``). Times are monotonic seconds.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from ltui.training.nodes.link_limits import NODE_GONE_S
 from ltui.training.nodes.probe import ProbeResult
 from ltui.training.state.run_snapshot import NodeState
 
 SILENT_AFTER_S = 3.0
 """Seconds without a report after which a machine is silent, and is probed."""
-GONE_AFTER_S = 300.0
-"""Seconds without a report after which the ranks of an unreachable machine count as lost.
-
-A shorter cut of the link ends nothing: the connections of the training survive it.
-"""
 _STATES = {
     ProbeResult.ACCEPTED: NodeState.FROZEN,
     ProbeResult.REFUSED: NodeState.AGENT_DEAD,
@@ -30,11 +28,22 @@ _TEXTS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class LinkCut:
+    """A time in which a machine could not be reached. Monotonic seconds."""
+
+    began_s: float
+    ended_s: float
+
+
 class NodeWatch:
     """Watches one machine. The link's thread calls ``heard``, the loop everything else."""
 
-    def __init__(self) -> None:
+    def __init__(self, gone_after_s: float = NODE_GONE_S) -> None:
+        """``gone_after_s``: seconds of silence after which an unreachable machine is gone."""
         self.state = NodeState.JOINING
+        self.last_cut: LinkCut | None = None
+        self._gone_after_s = gone_after_s
         self._heard_s: float | None = None
         self._address: str | None = None
         self._port: int | None = None
@@ -45,6 +54,16 @@ class NodeWatch:
 
     def heard(self, now_s: float, address: str | None, port: int | None) -> None:
         """Note a report. ``address`` and ``port`` are those of the agent's probe socket."""
+        last_s, is_alive = (
+            self._heard_s,
+            self._probed
+            in (
+                ProbeResult.ACCEPTED,
+                ProbeResult.REFUSED,
+            ),
+        )
+        if last_s is not None and now_s - last_s > SILENT_AFTER_S and not is_alive:
+            self.last_cut = LinkCut(last_s, now_s)
         self._heard_s, self._address, self._port = now_s, address, port
         self._probed = None
 
@@ -95,7 +114,7 @@ class NodeWatch:
             state = NodeState.SILENT if silent_s < 3 * SILENT_AFTER_S else NodeState.UNREACHABLE
         else:
             state = _STATES[probed]
-        if state is not NodeState.FROZEN and silent_s > GONE_AFTER_S:
+        if state is not NodeState.FROZEN and silent_s > self._gone_after_s:
             return NodeState.GONE
         return state
 

@@ -102,6 +102,10 @@ class NodeSnapshot:
     """Seconds by which its wall clock is ahead of node 0's."""
     note: str | None = None
     """Reason for the state in a few words: ``no answer from 10.0.0.2 for 12 s``."""
+    cut_s: float | None = None
+    """Seconds for which it could not be reached the last time; None if it always could."""
+    restored_s: float | None = None
+    """Seconds since the end of that."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

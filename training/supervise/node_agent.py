@@ -31,6 +31,7 @@ from ltui.training.lifecycle.stop_escalation import StopEscalation
 from ltui.training.nodes.agent_link import AgentLink
 from ltui.training.nodes.barrier_mirror import BarrierMirror
 from ltui.training.nodes.link_key import KEY_FILE_NAME, LinkKey
+from ltui.training.nodes.link_limits import head_lost_s
 from ltui.training.nodes.link_place import read_link_place
 from ltui.training.nodes.log_tails import LogTails
 from ltui.training.nodes.machine_id import machine_id
@@ -66,15 +67,12 @@ URGENT_S = 0.03
 """Seconds between two reports while ranks wait for each other at a boundary."""
 ANSWER_S = 1.0
 """Seconds to wait for the orders that answer a report."""
-HEAD_LOST_S = 600.0
-"""Seconds without orders after which the agent ends its ranks.
-
-Without the head nobody could stop them, and they would hold their GPUs for ever.
-"""
 _FAILED_START_S = 15.0
 """Seconds to wait until the head has answered that the engine could not be started."""
 _LAST_REPORTS_S = 60.0
 """Seconds for which an agent whose engine has ended tries to report that."""
+_LOST_REPORTS_S = 5.0
+"""The same for an agent that has ended its ranks because the head is lost."""
 
 
 class NodeAgent:
@@ -112,7 +110,7 @@ class NodeAgent:
         """The parts of the queues in the last report."""
         self._acknowledged: Mapping[int, QueuePosition] = {}
         self._logs = LogTails(run_dir.logs_dir(attempt))
-        self._orders = Orders(attempt=attempt)
+        self._orders = Orders(attempt=attempt, head_lost_s=head_lost_s())
         self._answered_s = time.monotonic()
         self._machine: MachineObservations | None = None
         self._read_at = 0.0
@@ -281,7 +279,7 @@ class NodeAgent:
         live.stops.escalate(now_s, live.pulses, live.engine(), live.machine.unreported_processes)
 
     def _head_is_lost(self) -> bool:
-        return time.monotonic() - self._answered_s > HEAD_LOST_S
+        return time.monotonic() - self._answered_s > self._orders.head_lost_s
 
     def _shim_alive(self) -> bool:
         if self.shim_process is not None:
@@ -314,7 +312,8 @@ class NodeAgent:
             last_line=line or last_error_line(log),
             killed=True,
         )
-        deadline_s = time.monotonic() + _LAST_REPORTS_S
+        patience_s = _LOST_REPORTS_S if self._head_is_lost() else _LAST_REPORTS_S
+        deadline_s = time.monotonic() + patience_s
         while time.monotonic() < deadline_s:
             report = replace(report, sent_ns=time.monotonic_ns(), sent_at=time.time())
             if not self._exchange(report):

@@ -27,6 +27,7 @@ from ltui.training.nodes.head_link import HeadLink
 from ltui.training.nodes.join_messages import is_join
 from ltui.training.nodes.join_offer import make_offer, training_versions
 from ltui.training.nodes.link_key import KEY_FILE_NAME, LinkKey
+from ltui.training.nodes.link_limits import head_lost_s, node_gone_s
 from ltui.training.nodes.link_place import LinkPlace, read_link_place, write_link_place
 from ltui.training.nodes.messages import (
     LogPart,
@@ -105,6 +106,7 @@ class RemoteNodes:
         self._layout: Nodes = spec.nodes
         self._orders = Orders(
             attempt=attempt,
+            head_lost_s=head_lost_s(),
             resume_from=None if plan.resume_from is None else str(plan.resume_from),
             resume_step=plan.resume_step,
             changes=plan.changes,
@@ -124,7 +126,8 @@ class RemoteNodes:
         self._closing = threading.Event()
         self._barrier = BarrierMirror(run_dir.queue_dir(attempt))
         self._mirrors = QueueMirrors(run_dir.queue_dir(attempt))
-        self._nodes = {n: _RemoteNode(n, NodeWatch()) for n in range(1, self._layout.count)}
+        gone_s = node_gone_s()
+        self._nodes = {n: _RemoteNode(n, NodeWatch(gone_s)) for n in range(1, self._layout.count)}
         key = LinkKey.find(run_dir.path / KEY_FILE_NAME, os.environ)
         self._places = NodePlaces(
             run_id=run_dir.id,
@@ -189,7 +192,7 @@ class RemoteNodes:
         return (own, *(self._snapshot(node, names[n]) for n, node in self._nodes.items()))
 
     def _snapshot(self, node: _RemoteNode, name: str) -> NodeSnapshot:
-        report, now_s = node.report, time.monotonic()
+        report, now_s, last_cut = node.report, time.monotonic(), node.watch.last_cut
         return NodeSnapshot(
             node=node.number,
             name=name,
@@ -200,6 +203,8 @@ class RemoteNodes:
             link_age_s=node.watch.silent_s(now_s),
             clock_skew_s=None if report is None else -node.offset.wall_s,
             note=node.watch.note(now_s),
+            cut_s=None if last_cut is None else last_cut.ended_s - last_cut.began_s,
+            restored_s=None if last_cut is None else now_s - last_cut.ended_s,
         )
 
     def missing(self) -> tuple[int, ...]:

@@ -28,7 +28,10 @@ _LINK_REMEDY = (
     "Check the link and whether {} runs (ping, ssh). The run continues by itself when the link is"
     " back, unless the ranks' own connections have failed."
 )
-_AGENT_REMEDY = "Its log says why it ended (agent.log in its folder on {}); it can be joined again."
+_AGENT_REMEDY = (
+    "Its log says why it ended (logs/supervisor.log in its folder below $LTUI_HOME/nodes on {});"
+    " the machine can join again."
+)
 _FROZEN_REMEDY = (
     "Look for the agent on {} with `ps -o pid,stat,args -C ltui`; if it is stopped (state T),"
     " continue it with `kill -CONT PID`."

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis import thresholds
 from ltui.training.diagnosis.judge_input import PreparedInput
+from ltui.training.diagnosis.machines import machines_text, resend_s, resumes_by_itself
 from ltui.training.diagnosis.observations.collective_positions import find_mismatch_by_stacks
 from ltui.training.diagnosis.stalls.collective_mismatch import mismatch_verdict
 from ltui.training.diagnosis.stalls.stall_case import StallCase
@@ -114,4 +116,18 @@ def _transport_verdict(case: StallCase, ranks: tuple[int, ...]) -> Verdict:
         },
     )
     verdict = stall_verdict(inputs, ranks, reason, (), unfinished)
+    restored = [n for n in inputs.nodes if resumes_by_itself(n)]
+    if restored and unfinished is not None:
+        names = [n.name for n in restored]
+        cut_s = max(n.cut_s or 0.0 for n in restored)
+        verdict = replace(
+            verdict,
+            level=VerdictLevel.WARNING,
+            cause=(
+                f"{inputs.ranks_text(ranks)} still wait in {collective}: the link to "
+                f"{machines_text(names)} was cut for {cut_s:.0f} s and is back, but after a cut TCP"
+                " sends again only after a delay"
+            ),
+            remedy=f"Wait: the run continues by itself within about {resend_s(cut_s):.0f} s.",
+        )
     return replace(verdict, culprits=(), waiting=ranks)
