@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -107,6 +109,13 @@ class MachinesRun:
     def wait_for_end(self, seconds: float = 120) -> RunSnapshot:
         return wait_for(self.snapshot, wanted=lambda s: s.state not in LIVE, seconds=seconds)
 
+    def recorded_steps(self, rank: int) -> set[int]:
+        """Return the steps of a rank that the history holds."""
+        place = f"{self.run_dir.db_path.as_uri()}?mode=ro"
+        with contextlib.closing(sqlite3.connect(place, uri=True)) as store:
+            rows = store.execute("SELECT step FROM steps WHERE rank = ?", (rank,))
+            return {int(step) for (step,) in rows}
+
     # -- processes -----------------------------------------------------------------------------
 
     def supervisor_pid(self, number: int = 0) -> int:
@@ -169,12 +178,13 @@ def start_head(
     return MachinesRun(machines, RunDir(path), json.loads(link.read_text())["port"])
 
 
-def start_run(machines: Machines, *sets: str, **options: Any) -> MachinesRun:
-    """Start the quickstart preset on all machines, and wait until it trains."""
+def start_run(machines: Machines, *sets: str, wait: bool = True, **options: Any) -> MachinesRun:
+    """Start the quickstart preset on all machines. ``wait``: until all ranks train."""
     run = start_head(machines, *sets, **options)
     for number in range(1, len(machines.machines)):
         run.join(number, env=options.get("env"))
-    run.wait_for_steps()
+    if wait:
+        run.wait_for_steps()
     return run
 
 

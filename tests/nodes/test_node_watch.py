@@ -21,7 +21,7 @@ def connected() -> NodeWatch:
     """Return a machine that reported at 10 s and answers probes."""
     watch = NodeWatch(gone_after_s=60.0)
     watch.heard(10.0, "10.0.0.2", 7)
-    watch.probed(ProbeResult.ACCEPTED)
+    watch.probed(ProbeResult.ACCEPTED, 10.0)
     watch.heard(10.0, "10.0.0.2", 7)
     assert watch.update(10.1, ended=False) == "joined"
     return watch
@@ -40,7 +40,7 @@ def test_the_probe_tells_why_a_machine_is_silent(
 ) -> None:
     watch = connected()
     assert watch.target(12.5) == ("10.0.0.2", 7)
-    watch.probed(result)
+    watch.probed(result, 13.0)
     assert word in (watch.update(15.0, ended=False) or "")
     assert watch.state is state
     watch.heard(16.0, "10.0.0.2", 7)
@@ -51,11 +51,25 @@ def test_the_probe_tells_why_a_machine_is_silent(
 
 def test_an_unreachable_machine_is_gone_after_the_limit() -> None:
     watch = connected()
-    watch.probed(ProbeResult.UNREACHABLE)
-    watch.update(69.0, ended=False)
-    assert watch.state is NodeState.UNREACHABLE
-    watch.update(71.0, ended=False)
-    assert watch.state is NodeState.GONE
+    watch.probed(ProbeResult.UNREACHABLE, 13.0)
+    states = []
+    for now_s in (69.0, 71.0):
+        watch.update(now_s, ended=False)
+        states.append(watch.state)
+    assert states == [NodeState.UNREACHABLE, NodeState.GONE]
+
+
+def test_an_agent_that_is_about_to_reconnect_after_a_cut_is_not_frozen() -> None:
+    watch = connected()
+    watch.probed(ProbeResult.UNREACHABLE, 20.0)
+    watch.probed(ProbeResult.ACCEPTED, 21.0)
+    states = []
+    for now_s in (22.0, 36.0):
+        watch.update(now_s, ended=False)
+        states.append(watch.state)
+    assert states == [NodeState.UNREACHABLE, NodeState.FROZEN]
+    watch.heard(37.0, "10.0.0.2", 7)
+    assert watch.last_cut == LinkCut(10.0, 37.0)
 
 
 def test_late_reports_are_no_cut() -> None:

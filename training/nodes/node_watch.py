@@ -14,6 +14,8 @@ from ltui.training.state.run_snapshot import NodeState
 
 SILENT_AFTER_S = 3.0
 """Seconds without a report after which a machine is silent, and is probed."""
+RECONNECT_S = 15.0
+"""Seconds after a cut in which an agent that does not report may still be about to reconnect."""
 _STATES = {
     ProbeResult.ACCEPTED: NodeState.FROZEN,
     ProbeResult.REFUSED: NodeState.AGENT_DEAD,
@@ -49,21 +51,16 @@ class NodeWatch:
         self._port: int | None = None
         self._probed: ProbeResult | None = None
         """Result of the last probe since the last report."""
+        self._unreachable_s: float | None = None
+        """Time of the last probe since the last report that had no answer."""
         self._answers_probes = False
         """True if a probe was accepted once, so that no firewall hides the port."""
 
     def heard(self, now_s: float, address: str | None, port: int | None) -> None:
         """Note a report. ``address`` and ``port`` are those of the agent's probe socket."""
-        last_s, is_alive = (
-            self._heard_s,
-            self._probed
-            in (
-                ProbeResult.ACCEPTED,
-                ProbeResult.REFUSED,
-            ),
-        )
-        if last_s is not None and now_s - last_s > SILENT_AFTER_S and not is_alive:
-            self.last_cut = LinkCut(last_s, now_s)
+        if self._heard_s is not None and self._unreachable_s is not None:
+            self.last_cut = LinkCut(self._heard_s, now_s)
+        self._unreachable_s = None
         self._heard_s, self._address, self._port = now_s, address, port
         self._probed = None
 
@@ -83,8 +80,10 @@ class NodeWatch:
         due = now_s - self._heard_s > SILENT_AFTER_S - 1.0 or not self._answers_probes
         return (self._address, self._port) if due else None
 
-    def probed(self, result: ProbeResult) -> None:
+    def probed(self, result: ProbeResult, now_s: float) -> None:
         """Note the result of a probe."""
+        if result is ProbeResult.UNREACHABLE:
+            self._unreachable_s = now_s
         self._answers_probes = self._answers_probes or result is ProbeResult.ACCEPTED
         self._probed = result
 
@@ -114,6 +113,8 @@ class NodeWatch:
             state = NodeState.SILENT if silent_s < 3 * SILENT_AFTER_S else NodeState.UNREACHABLE
         else:
             state = _STATES[probed]
+            if self._unreachable_s is not None and now_s - self._unreachable_s < RECONNECT_S:
+                state = NodeState.UNREACHABLE
         if state is not NodeState.FROZEN and silent_s > self._gone_after_s:
             return NodeState.GONE
         return state

@@ -88,6 +88,10 @@ class AttemptFinisher:
         judgement = attempt.judge_ended(failures)
         verdicts = (*attempt.snapshot.verdicts, *judgement.verdicts)
         end = with_verdict_cause(end, verdicts, attempt.furthest_step(), self._machines())
+        silence = None if attempt.nodes is None else attempt.nodes.silence_text()
+        is_forced = attempt.stops.forced_reason is not None
+        if silence is not None and (is_forced or end.state is RunState.CRASHED):
+            end = replace(end, detail=f"{end.detail}; {silence}")
         if self._requests.stopped_because is not None:
             end = replace(end, detail=f"{self._requests.stopped_because}: {end.detail}")
         end = attempt.restarts.schedule_if_due(

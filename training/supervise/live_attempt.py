@@ -289,7 +289,8 @@ class LiveAttempt:
 
     def last_poll(self) -> QueuePoll:
         """Return the last pulses as the poll of an attempt whose ranks have all exited."""
-        return QueuePoll({}, self.pulses, self.unfinished_ranks())
+        unknown = frozenset() if self.nodes is None else self.nodes.silent_ranks()
+        return QueuePoll({}, self.pulses, self.unfinished_ranks() - unknown)
 
     # -- state and snapshot --------------------------------------------------------------------
 
@@ -316,8 +317,12 @@ class LiveAttempt:
         """Return a sentence that explains the state of the run, or None."""
         if self.restarts.scheduled is not None:
             return self.restarts.scheduled.describe()
+        silence = None if self.nodes is None else self.nodes.silence_text()
         if self.stops.escalation is not None:
-            return self.stops.escalation.describe(time.monotonic())
+            text = self.stops.escalation.describe(time.monotonic())
+            return text if silence is None else f"{text}; {silence}"
+        if self.state is RunState.PAUSING and silence is not None:
+            return f"pausing: {silence}"
         if self.queued_because is not None:
             return self.queued_because
         if self.nodes is not None and (waiting := self.nodes.waiting_text()) is not None:

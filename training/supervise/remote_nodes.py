@@ -58,6 +58,9 @@ _DISMISS_S = 10.0
 """Seconds to wait until every agent that can be reached knows that the run is over."""
 _PROBE_S = 1.0
 """Seconds between two probes of silent machines, and time limit of each."""
+_SILENT_STATES = frozenset(
+    {NodeState.SILENT, NodeState.UNREACHABLE, NodeState.FROZEN, NodeState.AGENT_DEAD}
+)
 _MAX_LOG_BYTES = 1 << 28
 """Size of a rank's log in the run directory from which on no more is copied."""
 
@@ -226,6 +229,22 @@ class RemoteNodes:
             return text
         key_file = self._run_dir.path / KEY_FILE_NAME
         return f"{text}; on each of them: ltui join {self.place} --key-file {key_file}"
+
+    def silence_text(self) -> str | None:
+        """Return which machines do not answer now, and why; None if all do."""
+        silent = [(n, node.watch.state) for n, node in self._nodes.items() if _is_silent(node)]
+        texts = []
+        for number, state in silent:
+            note = self._nodes[number].watch.note(time.monotonic())
+            is_agent = state in (NodeState.FROZEN, NodeState.AGENT_DEAD)
+            subject = f"{'the agent of ' if is_agent else ''}{self.name(number)}"
+            texts.append(f"{subject} does not answer ({note})")
+        return "; ".join(texts) or None
+
+    def silent_ranks(self) -> frozenset[int]:
+        """Return the ranks of machines that do not answer now: it is unknown how they ended."""
+        reports = (node.report for node in self._nodes.values() if _is_silent(node))
+        return frozenset(rank for report in reports if report is not None for rank in report.ranks)
 
     def failure(self, now_s: float, *, patience_s: float) -> str | None:
         """Return why the attempt cannot go on, or None.
@@ -427,7 +446,7 @@ class RemoteNodes:
             due = {node: node.watch.target(now_s) for node in self._nodes.values()}
             targets = {node.number: place for node, place in due.items() if place is not None}
             for number, result in probe_all(targets, _PROBE_S).items():
-                self._nodes[number].watch.probed(result)
+                self._nodes[number].watch.probed(result, now_s)
 
     def _read_versions(self) -> None:
         self._training_versions = training_versions(self._spec)
@@ -541,6 +560,10 @@ class RemoteNodes:
 
 def _same_objects(one: Mapping[int, object], other: Mapping[int, object]) -> bool:
     return one.keys() == other.keys() and all(one[k] is other[k] for k in one)
+
+
+def _is_silent(node: _RemoteNode) -> bool:
+    return node.watch.state in _SILENT_STATES
 
 
 def _open_private(path: str, flags: int) -> int:
