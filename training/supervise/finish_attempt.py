@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 
+from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis.judge import Judgement
 from ltui.training.diagnosis.machines import NO_MACHINES, rank_machines
 from ltui.training.lifecycle.classify_end import (
@@ -88,6 +89,10 @@ class AttemptFinisher:
         judgement = attempt.judge_ended(failures)
         verdicts = (*attempt.snapshot.verdicts, *judgement.verdicts)
         end = with_verdict_cause(end, verdicts, attempt.furthest_step(), self._machines())
+        lost = next((v for v in verdicts if v.nodes and v.level == VerdictLevel.DEAD), None)
+        if lost is not None and attempt.nodes_failure is None and end.state is RunState.FAILED:
+            # The ranks failed only because they lost their connections to that machine.
+            end = replace(end, state=RunState.CRASHED, detail=lost.cause)
         silence = None if attempt.nodes is None else attempt.nodes.silence_text()
         is_forced = attempt.stops.forced_reason is not None
         if silence is not None and (is_forced or end.state is RunState.CRASHED):
