@@ -72,6 +72,15 @@ def test_an_agent_that_is_about_to_reconnect_after_a_cut_is_not_frozen() -> None
     assert watch.last_cut == LinkCut(10.0, 37.0)
 
 
+def test_a_probe_that_began_before_a_report_is_ignored() -> None:
+    watch = connected()
+    watch.probed(ProbeResult.UNREACHABLE, 39.0)
+    watch.heard(40.5, "10.0.0.2", 7)
+    watch.probed(ProbeResult.UNREACHABLE, 40.0)
+    watch.heard(41.0, "10.0.0.2", 7)
+    assert watch.last_cut == LinkCut(10.0, 40.5)
+
+
 def test_late_reports_are_no_cut() -> None:
     watch = connected()
     watch.heard(12.5, "10.0.0.2", 7)

@@ -81,7 +81,9 @@ class NodeWatch:
         return (self._address, self._port) if due else None
 
     def probed(self, result: ProbeResult, now_s: float) -> None:
-        """Note the result of a probe."""
+        """Note the result of a probe that began at ``now_s``."""
+        if self._heard_s is not None and self._heard_s > now_s:
+            return  # The machine has reported since, so the result is out of date.
         if result is ProbeResult.UNREACHABLE:
             self._unreachable_s = now_s
         self._answers_probes = self._answers_probes or result is ProbeResult.ACCEPTED
