@@ -95,7 +95,8 @@ class AttemptFinisher:
             end = replace(end, state=RunState.CRASHED, detail=lost.cause)
         silence = None if attempt.nodes is None else attempt.nodes.silence_text()
         is_forced = attempt.stops.forced_reason is not None
-        if silence is not None and (is_forced or end.state is RunState.CRASHED):
+        crashed = end.state is RunState.CRASHED and lost is None
+        if silence is not None and (is_forced or crashed):
             end = replace(end, detail=f"{end.detail}; {silence}")
         if self._requests.stopped_because is not None:
             end = replace(end, detail=f"{self._requests.stopped_because}: {end.detail}")
