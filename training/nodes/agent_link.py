@@ -129,15 +129,20 @@ class AgentLink:
         """
         check_size(frames)
         deadline_s = time.monotonic() + timeout_s
-        number: int | None = None
+        first: int | None = None  # number of this report
+        number: int | None = None  # the same, or the one that it was sent again with
         while True:
             self._receive()
+            # An answer may arrive after the event that its connection has ended.
+            if first is not None and self._answered >= first:
+                return self._take_reply()
             if number is not None and number <= self._lost:
                 number = None
             if number is None and self._may_send():
                 number = self._send(frames)
+                first = first or number
             remaining_s = deadline_s - time.monotonic()
-            if remaining_s <= 0 or (number is not None and self._answered >= number):
+            if remaining_s <= 0:
                 return self._take_reply()
             self._wait(remaining_s, to_send=number is None)
 
