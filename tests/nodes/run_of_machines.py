@@ -136,8 +136,11 @@ class MachinesRun:
         assert pid is not None
         return pid
 
-    def wait_until_empty(self, number: int, seconds: float = 60) -> None:
-        """Wait until nothing runs on a machine any more."""
+    def wait_until_empty(self, number: int, seconds: float = 120) -> None:
+        """Wait until nothing runs on a machine any more.
+
+        An agent that did not hear that the run is over tries to report for a minute more.
+        """
         wait_for(
             lambda: [describe(p) for p in self.machines[number].processes()],
             wanted=lambda left: not left,
