@@ -82,6 +82,8 @@ class NodeReport:
     """Why its engine could not be started."""
     killed: bool = False
     """True if all processes of the attempt on its node have exited."""
+    leaving: bool = False
+    """True in the last report of an agent that was told to leave."""
     observations: RankObservations = field(default_factory=RankObservations)
     machine: MachineObservations | None = None
     """Sent once a second."""

@@ -81,7 +81,7 @@ class AttemptFinisher:
         log = log_tail(attempt.run_dir.engine_log_path(attempt.number))
         failures = worker_failures(log)
         if attempt.nodes is not None:
-            failures = merged_failures(failures, attempt.nodes.failures())
+            failures = merged_failures(failures, attempt.nodes.reports.failures())
         end = self._classify(engine_exit, shim_died, log, failures)
         if attempt.nodes_failure is not None:
             state = RunState.FAILED if attempt.furthest_step() is None else RunState.CRASHED
@@ -152,7 +152,7 @@ class AttemptFinisher:
                 failures=tuple(failures),
                 last_line=last_error_line(rank_log)
                 or last_error_line(engine_log)
-                or (attempt.nodes.last_line() if attempt.nodes is not None else None),
+                or (attempt.nodes.reports.last_line() if attempt.nodes is not None else None),
                 stop_requested=attempt.stops.escalation is not None,
                 forced_reason=None if all_stopped else attempt.stops.forced_reason,
                 checkpoints=attempt.catalog.verified_checkpoints(),

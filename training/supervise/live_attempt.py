@@ -45,7 +45,7 @@ from ltui.training.supervise.watchdog.rank_judge import HealthMonitor
 from ltui.training.tensor_queue.record_types import Outcome, PulseState
 
 if TYPE_CHECKING:
-    from ltui.training.supervise.remote_nodes import RemoteNodes
+    from ltui.training.supervise.nodes.remote_nodes import RemoteNodes
 
 
 class LiveAttempt:
@@ -88,7 +88,7 @@ class LiveAttempt:
         self.nodes_failure: str | None = None
         """Why the attempt cannot go on with the other machines, once that is the case."""
         if spec.nodes is not None and spec.nodes.rank == 0:
-            from ltui.training.supervise.remote_nodes import RemoteNodes
+            from ltui.training.supervise.nodes.remote_nodes import RemoteNodes
 
             self.nodes = RemoteNodes(run_dir, spec, number, plan)
         self.catalog = CheckpointCatalog(run_dir.checkpoints_dir)
@@ -239,10 +239,10 @@ class LiveAttempt:
         gpu_verdicts, evidence = self.machine.gpu_verdicts, self.evidence.evidence
         cpu_delays = self.machine.cpu_delays()
         if nodes is not None:
-            ranks = merge_ranks([ranks, *nodes.rank_observations()])
-            gpu_verdicts += nodes.gpu_verdicts()
+            ranks = merge_ranks([ranks, *nodes.reports.rank_observations()])
+            gpu_verdicts += nodes.reports.gpu_verdicts()
             evidence = self.evidence_of_all = nodes.merged_evidence(evidence)
-            cpu_delays |= nodes.cpu_delays()
+            cpu_delays |= nodes.reports.cpu_delays()
         inputs = JudgeInput(
             policy=self.spec.stall,
             history=self._health.history,
@@ -259,7 +259,7 @@ class LiveAttempt:
             evidence_expected=self.evidence.evidence_expected,
             host=self.evidence.host,
             nodes=() if nodes is None else nodes.snapshots(self.local_ranks()),
-            hosts={} if nodes is None else nodes.hosts(self.evidence.host),
+            hosts={} if nodes is None else nodes.reports.hosts(self.evidence.host),
             gpu_verdicts=gpu_verdicts,
             now_ns=time.monotonic_ns(),
             now_s=time.time(),
@@ -280,7 +280,7 @@ class LiveAttempt:
             self.fold,
             self.snapshot,
             of_all=self.evidence_of_all,
-            complete_since=nodes.has_evidence_since,
+            complete_since=nodes.reports.has_evidence_since,
         )
 
     def judge_ended(self, failures: Sequence[WorkerFailure] = ()) -> Judgement:

@@ -71,12 +71,12 @@ def build_snapshot(
         throughput=without_current_rates(speed) if resting else speed,
         ranks=ranks,
         nodes=() if nodes is None else nodes.snapshots(live.local_ranks()),
-        gpus=machine.gpu_view.gpus + (() if nodes is None else nodes.gpus()),
+        gpus=machine.gpu_view.gpus + (() if nodes is None else nodes.reports.gpus()),
         gpu_note=machine.gpu_view.note,
         verdicts=(
             *judgement.verdicts,
             *machine.gpu_verdicts,
-            *(() if nodes is None else nodes.gpu_verdicts()),
+            *(() if nodes is None else nodes.reports.gpu_verdicts()),
         ),
         checkpoints=live.catalog.checkpoints(),
         script_checkpoints=live.script_checkpoints.existing(now_s),
@@ -134,7 +134,7 @@ def _add_remote(
 ) -> None:
     """Add the ranks of other machines that send no telemetry yet, and what all of them use."""
     assert live.nodes is not None
-    for node, machine in live.nodes.machines().items():
+    for node, machine in live.nodes.reports.machines().items():
         readings.update(machine.usage)
         for number, process in machine.processes.items():
             state = _silent_state(live.state)

@@ -37,7 +37,7 @@ from ltui.training.supervise.request_handler import RequestHandler
 from ltui.training.supervise.watchdog.verdict_notifier import VerdictNotifier
 
 if TYPE_CHECKING:
-    from ltui.training.supervise.remote_nodes import RemoteNodes
+    from ltui.training.supervise.nodes.remote_nodes import RemoteNodes
 
 TICK_S = 0.25
 """Seconds between two ticks of the loop."""
@@ -153,7 +153,10 @@ class Supervisor:
         Each wait has a limit, since a machine may not answer any more.
         """
         live = self._live
-        for wait_s, is_done in ((ENGINES_END_S, nodes.engines_ended), (KILLED_S, nodes.all_killed)):
+        for wait_s, is_done in (
+            (ENGINES_END_S, nodes.reports.engines_ended),
+            (KILLED_S, nodes.reports.all_killed),
+        ):
             deadline_s = time.monotonic() + wait_s
             while not is_done() and time.monotonic() < deadline_s:
                 self.tick()

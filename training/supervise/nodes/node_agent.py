@@ -323,7 +323,10 @@ class NodeAgent:
             deadline_s = time.monotonic() + _LAST_REPORTS_S
             orders = self._orders
             complete = not any(chunk.data for chunk in self._chunks.values())
-            if orders.refusal is not None or (orders.leave and complete):
+            if orders.refusal is not None:
+                break
+            if orders.leave and complete:
+                self._exchange(replace(report, leaving=True))
                 break
             if orders.attempt > self.attempt:
                 return self._next_attempt(orders)

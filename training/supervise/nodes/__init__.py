@@ -1,0 +1,1 @@
+"""The other machines of a run: their agents, and what the head knows of them."""
