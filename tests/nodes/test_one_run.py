@@ -55,6 +55,7 @@ def test_two_nodes_pause_save_stop_and_resume_as_one_run(two_homes: TwoHomes) ->
     assert ended["history_note"] is None
 
 
+@pytest.mark.slow
 def test_a_dead_rank_of_another_node_ends_the_run_with_its_name(two_homes: TwoHomes) -> None:
     snapshot = start(two_homes)
     os.kill(snapshot["ranks"][1]["pid"], signal.SIGKILL)
