@@ -27,8 +27,10 @@ _LASTING_THREADS = (
 )
 _LASTING_PROCESSES = ("resource_tracker", "forkserver")
 
-_TORCH_FOLDERS = ("data", "faults", "nodes", "presets", "rank", "system")
+_TORCH_FOLDERS = ("data", "faults", "presets", "rank", "system")
 """Folders of tests that train with torch, whose processes take all cores of a small machine."""
+_TORCH_MODULES = ("test_one_run.py", "test_exact_resume.py", "test_ways_to_start.py")
+"""Such tests in other folders."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -36,7 +38,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Make one group of the tests that train with torch, of which one worker runs all."""
     folders = tuple(Path(__file__).parent / name for name in _TORCH_FOLDERS)
     for item in items:
-        if any(item.path.is_relative_to(folder) for folder in folders):
+        trains = item.path.name in _TORCH_MODULES
+        if trains or any(item.path.is_relative_to(folder) for folder in folders):
             item.add_marker(pytest.mark.xdist_group("torch"))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from ltui.app.slurm.remote_dashboard import attach_words, run_on_terminal, ssh_words
 from ltui.training.problem import ProblemError
 from ltui.training.store.run_directory import find_run, ltui_home
 
@@ -36,12 +35,17 @@ def show_dashboard(name: str | None = None, *, readonly: bool = False) -> int:
             what="the dashboard needs a terminal.",
             remedy="Without one, use `ltui runs`, `ltui show RUN` or `ltui run PRESET`.",
         )
-    if name is not None and ":" in name:
-        return run_on_terminal(ssh_words(name, readonly=readonly))
     home = ltui_home(to_write=False)
-    run = None if name is None else find_run(home, name)
-    if run is not None and (words := attach_words(run, readonly=readonly)) is not None:
-        return run_on_terminal(words)
+    run = None
+    if name is not None:
+        # Local: the first screen of the dashboard does not need SLURM.
+        from ltui.app.slurm.remote_dashboard import attach_words, run_on_terminal, ssh_words
+
+        if ":" in name:
+            return run_on_terminal(ssh_words(name, readonly=readonly))
+        run = find_run(home, name)
+        if (words := attach_words(run, readonly=readonly)) is not None:
+            return run_on_terminal(words)
     # Local: importing Textual takes half a second, which the errors above need not wait for.
     from ltui.app.open_dashboard import run_dashboard
 

@@ -126,7 +126,8 @@ def test_a_run_on_a_terminal_opens_the_dashboard_and_leaving_it_leaves_the_run(
     shown.press("q")
     assert shown.wait() == 0
     assert "keeps running. To watch it: ltui attach" in shown.drawn
-    assert "running" in ltui("runs").stdout or "starting" in ltui("runs").stdout
+    listed = ltui("runs").stdout
+    assert "running" in listed or "starting" in listed
 
 
 def test_two_ctrl_cs_in_the_dashboard_end_the_run(terminal: Callable[..., Terminal]) -> None:

@@ -196,10 +196,10 @@ def test_delayed_copies_never_part_the_ranks(tmp_path: Path) -> None:
         planned += bool(simulation.plan_at == 0 and acted_at and acted_at[-1][1] is Action.STOP)
     # A run may end before a request has reached every node; most do not.
     assert sum(count for number, count in served.items() if number) > 100
-    assert served[3] + served[4] > 25
+    assert served[3] + served[4] > 15
     assert saved[True] > 25
     assert saved[False] > 25
-    assert planned > 50
+    assert planned > 25
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, SequentialSampler, TensorDataset
 
 from ltui.training.rank import lightning_internals, torch_internals
+from ltui.training.rank.coordination.save_checkpoint import saves_with_all_ranks
 from ltui.training.rank.heartbeat.flight_recorder import UNKNOWN, FlightRecorder, dump_functions
 
 
@@ -281,9 +282,9 @@ def test_strategies_that_save_in_collectives_are_recognised() -> None:
         SingleDeviceStrategy,
     )
 
-    assert lightning_internals.saves_with_all_ranks(ModelParallelStrategy())
+    assert saves_with_all_ranks(ModelParallelStrategy())
     for strategy in (DDPStrategy(), SingleDeviceStrategy("cpu")):
-        assert not lightning_internals.saves_with_all_ranks(strategy)
+        assert not saves_with_all_ranks(strategy)
 
 
 def test_the_sampler_inside_lightnings_wrapper_is_found() -> None:

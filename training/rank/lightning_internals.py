@@ -296,16 +296,6 @@ def silence_idle_profiler(trainer: Any) -> bool:
 # Strategy and samplers.
 
 
-def saves_with_all_ranks(strategy: Any) -> bool:
-    """Return True if ``Strategy.save_checkpoint`` of this strategy may be a collective.
-
-    The method of Lightning's base class writes on rank 0 alone. Strategies that shard the model
-    override it.
-    """
-    base: Any = next((cls for cls in type(strategy).__mro__ if cls.__name__ == "Strategy"), None)
-    return base is None or type(strategy).save_checkpoint is not base.save_checkpoint
-
-
 def setup_model(strategy: Any) -> Function | None:
     """Return ``Strategy._setup_model``, which wraps the model in DDP; None if there is none."""
     method: Function | None = getattr(strategy, "_setup_model", None)

@@ -33,7 +33,7 @@ from ltui.training.rank.checkpoint_files import (
     require_space,
 )
 from ltui.training.rank.coordination.collect_parts import STAGED_CHECKPOINT, collect_parts
-from ltui.training.rank.lightning_internals import checkpoint_connector, saves_with_all_ranks
+from ltui.training.rank.lightning_internals import checkpoint_connector
 from ltui.training.rank.lightning_version import lightning_version
 from ltui.training.rank.node_folders import NodeFolders, own_path_in_broadcasts
 from ltui.training.rank.resume.nested_tensors import tensor_bytes
@@ -144,6 +144,16 @@ def _own_path(
     if nodes is None:
         return contextlib.nullcontext()
     return own_path_in_broadcasts(strategy, path)
+
+
+def saves_with_all_ranks(strategy: Any) -> bool:
+    """Return True if ``Strategy.save_checkpoint`` of this strategy may be a collective.
+
+    The method of Lightning's base class writes on rank 0 alone. Strategies that shard the model
+    override it.
+    """
+    base: Any = next((cls for cls in type(strategy).__mro__ if cls.__name__ == "Strategy"), None)
+    return base is None or type(strategy).save_checkpoint is not base.save_checkpoint
 
 
 def _write_state(part: Path, state: dict[str, Any]) -> None:
