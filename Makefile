@@ -96,7 +96,7 @@ data: $(VENV)/.installed-test
 	@LTUI_DATA=all $(PY) -m pytest tests/data
 
 presets: $(VENV)/.installed-test
-	@LTUI_PRESETS=all $(PY) -m pytest tests/presets/test_all_presets.py tests/presets/test_nodes.py
+	@LTUI_PRESETS=all $(PY) -m pytest tests/presets/test_all_presets.py
 
 # RANKS=2,4 CASES='own:*,*:mid-epoch' for a part; with KEEP=folder parts add up to one table, and
 # what was broken off goes on.
