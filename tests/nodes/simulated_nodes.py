@@ -26,6 +26,7 @@ from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.nodes.agent_link import AgentLink
 from ltui.training.nodes.barrier_mirror import BarrierMirror
 from ltui.training.nodes.link_key import KEY_FILE_NAME, KEY_VARIABLE, LinkKey
+from ltui.training.nodes.link_limits import readings_period_s, report_period_s
 from ltui.training.nodes.link_place import read_link_place
 from ltui.training.nodes.messages import NodeReport, OrdersMessage, ReportMessage, own_version
 from ltui.training.nodes.node_address import parse_host_and_port
@@ -40,8 +41,6 @@ from tests.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST = "127.0.0.1"
-REPORT_S, URGENT_S, MACHINE_S = 0.25, 0.03, 1.0
-"""Seconds between reports of an agent, as in ``node_agent.py``."""
 _VERSION = own_version()
 
 
@@ -49,10 +48,11 @@ class SimulatedAgent:
     """The agent of one machine and its ranks. ``advance`` never waits."""
 
     def __init__(
-        self, link: AgentLink, folder: Path, node: int, numbers: range, ranks: SimulatedRanks
+        self, link: AgentLink, folder: Path, node: int, nodes: int, ranks: SimulatedRanks
     ) -> None:
         now_s = time.monotonic()
-        self._node, self._link, self._numbers, self.ranks = node, link, numbers, ranks
+        self._nodes, self._numbers = nodes, ranks.numbers
+        self._node, self._link, self.ranks = node, link, ranks
         self._tails, self._barrier = QueueTails(folder), BarrierMirror(folder)
         self._acknowledged: dict[int, QueuePosition] = {}
         self.urgent = False
@@ -70,13 +70,14 @@ class SimulatedAgent:
             self._next_s = now_s
         if now_s < self._next_s:
             return
-        self._next_s = max(self._next_s + (URGENT_S if self.urgent else REPORT_S), now_s - REPORT_S)
+        period_s = report_period_s(self._nodes, urgent=self.urgent)
+        self._next_s = max(self._next_s + period_s, now_s - period_s)
         self._take(self._link.exchange(self._message(now_s).encode(), 0.0))
 
     def _message(self, now_s: float) -> ReportMessage:
         machine = None
         if now_s >= self._machine_s:
-            self._machine_s = now_s + MACHINE_S
+            self._machine_s = now_s + readings_period_s(self._nodes)
             machine = self._machine()
         report = NodeReport(
             node=self._node,
@@ -104,7 +105,7 @@ class SimulatedAgent:
                 memory_available_bytes=1 << 38, memory_total_bytes=1 << 39,
             ),
             gpus=tuple(
-                GpuSnapshot(index=at, utilisation_percent=95.0, ranks=(rank,))
+                GpuSnapshot(index=at, node=self._node, utilisation_percent=95.0, ranks=(rank,))
                 for at, rank in enumerate(self._numbers)
             ),
         )  # fmt: skip
@@ -212,7 +213,7 @@ def main(arguments: list[str]) -> None:
         numbers = range(1 + (node - 1) * ranks, 1 + node * ranks)
         simulated = SimulatedRanks(folder / str(node), numbers, world, step_s, start_s)
         link = AgentLink(key, *place, str(node))
-        agents.append(SimulatedAgent(link, folder / str(node), node, numbers, simulated))
+        agents.append(SimulatedAgent(link, folder / str(node), node, 1 + world // ranks, simulated))
     try:
         while not all(agent.left for agent in agents):
             began_s = time.monotonic()

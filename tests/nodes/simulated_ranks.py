@@ -43,6 +43,7 @@ class SimulatedRanks:
 
         It stands in for collectives, which keep the ranks of a training together.
         """
+        self.numbers = ranks
         queue_dir.mkdir(parents=True, exist_ok=True)
         self._step_s, self._next_s = step_s, start_s + step_s
         table = queue_dir / table_name(0, world_size, 0)

@@ -45,7 +45,7 @@ _HEADER = struct.Struct("<IIqqqqq?xxxI")
 """World size, worker group, request, control id, plan version, step and epochs of the plan, True if
 ranks of the sender wait for rows, number of rows."""
 _ROW_BYTES = 4 + 5 * 8
-_OPEN_READ_S = 0.005
+_OPEN_READ_S = 0.02
 """Seconds for which the answer to "are rows needed" is reused, for many nodes at once."""
 _PROCESS_CHECK_S = 0.5
 """Least seconds between two checks that the processes of this node's ranks are alive."""
@@ -106,10 +106,7 @@ def read_rows(words: Words, ranks: Iterable[int]) -> TableCopy:
     has_header = 0 in ranks
     request = words[BarrierTable.REQUEST] if has_header else 0
     control_id = words[BarrierTable.CONTROL_ID] if has_header else 0
-    columns = []
-    for word in _COLUMNS:
-        column = _column(words, word)
-        columns.append(column if len(ranks) == len(column) else [column[rank] for rank in ranks])
+    columns = [[words[_ROW * (1 + rank) + word] for rank in ranks] for word in _COLUMNS]
     return TableCopy(
         request, control_id, _read_plan(words) if has_header else StopPlanCopy(), ranks, columns
     )
@@ -121,12 +118,11 @@ def merge_rows(words: Words, copy: TableCopy) -> None:
     if plan.version > words[BarrierTable.PLAN_VERSION]:
         words[BarrierTable.STOP_AT], words[BarrierTable.STOP_EPOCHS] = plan.stop_at, plan.epochs
         words[BarrierTable.PLAN_VERSION] = plan.version
-    pids = _column(words, PID)
+    rows = [_ROW * (1 + rank) for rank in copy.ranks]
     for word, values in zip(reversed(_COLUMNS), reversed(copy.columns), strict=True):
-        present = _column(words, word)
-        for rank, value in zip(copy.ranks, values, strict=True):
-            if value > present[rank] and not pids[rank]:
-                words[_ROW * (1 + rank) + word] = value
+        for row, value in zip(rows, values, strict=True):
+            if value > words[row + word] and not words[row + PID]:
+                words[row + word] = value
     if copy.request >> 4 > words[BarrierTable.REQUEST] >> 4:
         words[BarrierTable.CONTROL_ID] = copy.control_id
         words[BarrierTable.REQUEST] = copy.request

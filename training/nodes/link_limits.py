@@ -1,4 +1,4 @@
-"""Limits of the silence between the head and the agents, which the user may set."""
+"""How often agents report, and how long a silence between them and the head may last."""
 
 from __future__ import annotations
 
@@ -18,6 +18,34 @@ HEAD_LOST_S = 600.0
 
 Without the head nobody could stop them, and they would hold their GPUs for ever.
 """
+
+_REPORT_S = 0.25
+"""Seconds between two reports of an agent."""
+_URGENT_S = 0.03
+"""Seconds between two reports while ranks wait for each other at a boundary."""
+_READINGS_S = 1.0
+"""Seconds between two reports with readings of the machine."""
+_REPORTS_PER_S = 125.0
+_URGENT_REPORTS_PER_S = 650.0
+"""Reports of all agents together in a second from which on each reports less often."""
+_LONGEST_REPORT_S = 1.0
+"""Longest time between two reports. It must be clearly below the silence that is noticed."""
+
+
+def report_period_s(nodes: int, *, urgent: bool) -> float:
+    """Return the seconds between two reports of an agent in a run on ``nodes`` machines.
+
+    ``urgent``: ranks wait for each other at a boundary.
+    """
+    shortest_s, per_s = (
+        (_URGENT_S, _URGENT_REPORTS_PER_S) if urgent else (_REPORT_S, _REPORTS_PER_S)
+    )
+    return min(max(shortest_s, nodes / per_s), _LONGEST_REPORT_S)
+
+
+def readings_period_s(nodes: int) -> float:
+    """Return the seconds between two reports with readings of the machine and its processes."""
+    return max(_READINGS_S, 2 * report_period_s(nodes, urgent=False))
 
 
 def node_gone_s() -> float:

@@ -86,7 +86,7 @@ class NodeReport:
     """True in the last report of an agent that was told to leave."""
     observations: RankObservations = field(default_factory=RankObservations)
     machine: MachineObservations | None = None
-    """Sent once a second."""
+    """None if it was not read since the last report."""
     evidence_number: int = 0
     """Number of the round of evidence that the message holds; 0 if none."""
     logs: tuple[LogPart, ...] = ()

@@ -37,7 +37,7 @@ class RankObservations:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MachineObservations:
-    """What was read of the machine and its processes once a second."""
+    """What was read of the machine and its processes. Not in every report."""
 
     processes: Mapping[int, ProcessIdentity] = field(default_factory=dict)
     """Processes of ranks that have not sent a pulse."""

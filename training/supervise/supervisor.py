@@ -41,12 +41,18 @@ if TYPE_CHECKING:
 
 TICK_S = 0.25
 """Seconds between two ticks of the loop."""
+_IDLE_TIMES = 7.0
+"""The loop rests for so many times the processor time that a tick took, so that it uses an eighth
+of a core at most. With some hundred ranks it is therefore slower than ``TICK_S``."""
+_LONGEST_REST_S = 1.0
 ENGINES_END_S = 20.0
 """Seconds that the engines of all machines have to end once one of them has ended or failed."""
 KILLED_S = 8.0
 """Seconds that the agents have to kill what is left of an attempt."""
 SNAPSHOT_S = 1.0
 """Seconds between two snapshots that are written to the store while the state is unchanged."""
+_SNAPSHOT_RANKS = 256
+"""Number of ranks from which on snapshots are larger, and written less often."""
 
 
 class Supervisor:
@@ -133,12 +139,13 @@ class Supervisor:
         end: EngineExit | None = None
         shim_died = False
         while end is None and not shim_died:
-            begun = time.monotonic()
+            begun_s, cpu_s = time.monotonic(), time.thread_time()
             more_waiting = self.tick()
             end = engine_exit(self._run_dir, self.attempt)
             shim_died = end is None and not self._shim_alive()
             if not more_waiting:
-                self._sleep(max(0.02, TICK_S - (time.monotonic() - begun)))
+                rest_s = min(_IDLE_TIMES * (time.thread_time() - cpu_s), _LONGEST_REST_S)
+                self._sleep(max(0.02, rest_s, TICK_S - (time.monotonic() - begun_s)))
         # The shim records how the engine ended before it exits.
         end = end or engine_exit(self._run_dir, self.attempt)
         if self._live.nodes is not None:
@@ -214,7 +221,8 @@ class Supervisor:
         live = self._live
         changed = self._recorded_state is not live.state
         self._recorded_state = live.state
-        due = changed or time.monotonic() - self._saved_at >= SNAPSHOT_S
+        period_s = SNAPSHOT_S * max(1.0, len(live.snapshot.ranks) / _SNAPSHOT_RANKS)
+        due = changed or time.monotonic() - self._saved_at >= period_s
         live.recorder.record(poll.polls, batch, live.snapshot if due else None, now_s)
         if due:
             self._saved_at = time.monotonic()

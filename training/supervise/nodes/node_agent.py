@@ -31,7 +31,7 @@ from ltui.training.lifecycle.stop_escalation import StopEscalation
 from ltui.training.nodes.agent_link import AgentLink
 from ltui.training.nodes.barrier_mirror import BarrierMirror
 from ltui.training.nodes.link_key import KEY_FILE_NAME, LinkKey
-from ltui.training.nodes.link_limits import head_lost_s
+from ltui.training.nodes.link_limits import head_lost_s, readings_period_s, report_period_s
 from ltui.training.nodes.link_place import read_link_place
 from ltui.training.nodes.log_tails import LogTails
 from ltui.training.nodes.machine_id import machine_id
@@ -58,13 +58,8 @@ from ltui.training.state.run_snapshot import to_json
 from ltui.training.store.history_writer import StoreWriter
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.live_attempt import LiveAttempt
-from ltui.training.supervise.machine_readings import READINGS_S
 from ltui.training.tensor_queue.control_block import ControlFile, ControlFileError
 
-REPORT_S = 0.25
-"""Seconds between two reports."""
-URGENT_S = 0.03
-"""Seconds between two reports while ranks wait for each other at a boundary."""
 ANSWER_S = 1.0
 """Seconds to wait for the orders that answer a report."""
 _FAILED_START_S = 15.0
@@ -97,7 +92,7 @@ class NodeAgent:
         self.shim_process: subprocess.Popen[bytes] | None = None
         self.start_shim: Callable[[RunSpec], subprocess.Popen[bytes]] | None = None
         self._run_dir, self._spec, self._store = run_dir, spec, store
-        self._node = spec.nodes.rank
+        self._node, self._nodes = spec.nodes.rank, spec.nodes.count
         self._version = own_version()
         self._machine_id = machine_id(run_dir.home)
         self._wake = threading.Event()
@@ -164,18 +159,18 @@ class NodeAgent:
             if end is None and not self._shim_alive():
                 return engine_exit(self._run_dir, self.attempt)
             urgent = self._orders.urgent or self._barrier.is_open()
-            pause_s = URGENT_S if urgent else REPORT_S
+            pause_s = report_period_s(self._nodes, urgent=urgent)
             self._link.woken(max(0.0, pause_s - (time.monotonic() - begun_s)))
         return end
 
     def _observe(self) -> None:
-        """Read the queues, and once a second the machine."""
+        """Read the queues, and less often the machine."""
         live, now_s = self._live, time.time()
         poll = live.poll()
         self._observations = live.evidence.observe(poll)
         live.sample_machine(now_s)
         live.update_state(now_s)
-        if time.monotonic() - self._read_at >= READINGS_S:
+        if time.monotonic() - self._read_at >= readings_period_s(self._nodes):
             self._read_at = time.monotonic()
             self._judgement = live.judge(poll)
             live.build_snapshot(self._judgement, now_s)
@@ -184,9 +179,9 @@ class NodeAgent:
                 processes=machine.unreported_processes,
                 usage=machine.readings,
                 host=live.evidence.host,
-                gpus=machine.gpu_view.gpus,
+                gpus=tuple(replace(gpu, node=self._node) for gpu in machine.gpu_view.gpus),
                 gpu_note=machine.gpu_view.note,
-                gpu_verdicts=machine.gpu_verdicts,
+                gpu_verdicts=tuple(replace(v, nodes=(self._node,)) for v in machine.gpu_verdicts),
             )
         if self._judgement is not None:
             live.evidence.update(self._judgement, poll, live.fold, live.snapshot)
@@ -226,7 +221,7 @@ class NodeAgent:
         except (OSError, ControlFileError):
             return 0
 
-    def _exchange(self, report: NodeReport, *, timeout_s: float = ANSWER_S) -> bool:
+    def _exchange(self, report: NodeReport) -> bool:
         """Send a report with everything that the head does not have yet, and store its orders.
 
         Return True if it was answered.
@@ -240,7 +235,7 @@ class NodeAgent:
             pack_chunks(self._chunks),
             self._logs.parts(),
         )
-        frames = self._link.exchange(message.encode(), timeout_s)
+        frames = self._link.exchange(message.encode(), ANSWER_S)
         if frames is None:
             return False
         try:
@@ -330,7 +325,7 @@ class NodeAgent:
                 break
             if orders.attempt > self.attempt:
                 return self._next_attempt(orders)
-            self._link.woken(REPORT_S)
+            self._link.woken(report_period_s(self._nodes, urgent=False))
         self._run_dir.engine_final_path(self.attempt).touch()
         self._close()
         return None

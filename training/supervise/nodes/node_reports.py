@@ -6,7 +6,7 @@ Written by the thread of the link (``report_intake.py``), read by the supervisor
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from ltui.training.diagnosis.evidence import Evidence, HostEvidence
 from ltui.training.diagnosis.merge_evidence import merge_evidence
@@ -64,19 +64,11 @@ class NodeReports:
 
     def gpus(self) -> tuple[GpuSnapshot, ...]:
         """Return the GPUs of the other machines."""
-        return tuple(
-            replace(gpu, node=number)
-            for number, node in self._nodes.items()
-            for gpu in node.machine.gpus
-        )
+        return tuple(gpu for node in self._nodes.values() for gpu in node.machine.gpus)
 
     def gpu_verdicts(self) -> tuple[Verdict, ...]:
         """Return the active findings about GPUs of the other machines."""
-        return tuple(
-            replace(verdict, nodes=(number,))
-            for number, node in self._nodes.items()
-            for verdict in node.machine.gpu_verdicts
-        )
+        return tuple(v for node in self._nodes.values() for v in node.machine.gpu_verdicts)
 
     def merged_evidence(self, own: Evidence | None, names: Mapping[int, str]) -> Evidence | None:
         """Return the latest evidence of all machines as one; ``own`` is that of this machine.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -128,9 +129,10 @@ class RemoteNodes:
         for number, node in self._nodes.items():
             hosts[number] = node.report.host if node.report is not None else f"node {number}"
         names: dict[int, str] = {}
+        count = Counter[str]()
         for number, host in sorted(hosts.items()):
-            same = sum(1 for other in range(number) if hosts.get(other) == host)
-            names[number] = f"{host}#{same + 1}" if same else host
+            count[host] += 1
+            names[number] = f"{host}#{count[host]}" if count[host] > 1 else host
         return names
 
     def snapshots(self, local_ranks: Iterable[int]) -> tuple[NodeSnapshot, ...]:
