@@ -43,8 +43,15 @@ TEXT = st.text(
 
 def directives(script: str) -> list[str]:
     """The options of the script, as sbatch splits them into words."""
-    lines = [line for line in script.splitlines() if line.startswith("#SBATCH ")]
-    return [word for line in lines for word in shlex.split(line.removeprefix("#SBATCH "))]
+    words = []
+    for line in script.splitlines():
+        if line.startswith("#SBATCH "):
+            splitter = shlex.shlex(line.removeprefix("#SBATCH "), posix=True)
+            splitter.whitespace_split = True
+            # sbatch takes a backslash for an escape within both kinds of quotes.
+            splitter.escapedquotes = "\"'"
+            words += list(splitter)
+    return words
 
 
 def test_the_script_requests_what_was_asked_for() -> None:

@@ -108,8 +108,6 @@ def _word(text: str) -> str:
 def _sbatch_word(option: str) -> str:
     """Return an option as sbatch reads it in a script: quoted if it has special characters."""
     name, equals, value = option.partition("=")
-    return f"{name}{equals}{_sbatch_quoted(value)}" if equals else name
-
-
-def _sbatch_quoted(value: str) -> str:
-    return value if value and shlex.quote(value) == value else shlex.quote(value)
+    # Unlike a shell, sbatch takes a backslash for an escape within single quotes, too.
+    quoted = _word(value).replace("\\", "\\\\")
+    return f"{name}{equals}{quoted}" if equals else name
