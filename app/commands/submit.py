@@ -83,7 +83,9 @@ def _command_spec(options: Namespace) -> RunSpec:
 
     if options.overrides:
         raise ProblemError.of(
-            where="--set", what="a command has no configuration that --set could change."
+            where="--set",
+            what="a command has no configuration that --set could change.",
+            remedy="Give it as an argument of the command.",
         )
     spec = command_spec(options, ltui_home())
     check_start(spec)

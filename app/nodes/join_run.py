@@ -173,6 +173,7 @@ def _create_directory(
         raise ProblemError.of(
             where=f"node {offer.node} of {offer.run_id}",
             what=f"its agent runs on this machine already (pid {holder.pid}).",
+            remedy="Join once on each machine. A second node here needs a LTUI_HOME of its own.",
         )
     try:
         install_rank_package(home)

@@ -25,6 +25,7 @@ from ltui.training.nodes.node_address import reachable_address, resolve
 from ltui.training.problem import ProblemError
 
 _HOST = re.compile(r"(?!-)[\w.@:%\[\]-]{1,253}")
+_LIST_REMEDY = "Give the names that ssh knows, with commas between them: a,b,c"
 _PORT_PAIRS = 50
 """Maximum number of pairs of ports that are tried."""
 
@@ -37,15 +38,21 @@ def listed_hosts(text: str | None) -> tuple[str, ...] | None:
     if text is None:
         return None
     names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise ProblemError.of(where="--nodes", what="no machine is named.", remedy=_LIST_REMEDY)
     for name in names:
         if _HOST.fullmatch(name) is None:
             raise ProblemError.of(
                 where=f"--nodes {text}",
                 what=f"{name!r} is not the name of a host.",
-                remedy="Give the names that ssh knows, with commas between them: a,b,c",
+                remedy=_LIST_REMEDY,
             )
     if len(set(names)) < len(names):
-        raise ProblemError.of(where=f"--nodes {text}", what="a host is named twice.")
+        raise ProblemError.of(
+            where=f"--nodes {text}",
+            what="a host is named twice.",
+            remedy="Name each machine once; it runs one part of the run.",
+        )
     others = tuple(name for name in names if not _is_this_machine(name))
     if not others:
         raise ProblemError.of(
@@ -176,7 +183,11 @@ def command_nodes(
     given = {name: count for name, count in counts.items() if count is not None}
     if len(set(given.values())) > 1:
         text = " and ".join(f"{name} gives {count}" for name, count in given.items())
-        raise ProblemError.of(where="ltui exec", what=f"the number of nodes differs: {text}.")
+        raise ProblemError.of(
+            where="ltui exec",
+            what=f"the number of nodes differs: {text}.",
+            remedy="Give it once, or make the numbers equal.",
+        )
     count = next(iter(given.values()), None) or launcher_count(environment)
     if count is None or count < 2:
         return None

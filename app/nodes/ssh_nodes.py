@@ -27,9 +27,9 @@ START_S = 180.0
 """Seconds within which the command on another node must end."""
 _PARALLEL = 32
 """Maximum number of connections at the same time."""
-_NOT_FOUND = (126, 127)
+NOT_FOUND = (126, 127)
 """Exit codes of a shell that cannot run a command."""
-_SSH_FAILED = 255
+SSH_FAILED = 255
 """Exit code of ssh for its own errors."""
 
 
@@ -132,9 +132,9 @@ def _run(command: RemoteCommand) -> subprocess.CompletedProcess[str]:
             start_new_session=True,
         )
     except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(argv, _SSH_FAILED, "", "it did not answer in time")
+        return subprocess.CompletedProcess(argv, SSH_FAILED, "", "it did not answer in time")
     except OSError as error:
-        return subprocess.CompletedProcess(argv, _SSH_FAILED, "", error.strerror or str(error))
+        return subprocess.CompletedProcess(argv, SSH_FAILED, "", error.strerror or str(error))
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -150,13 +150,13 @@ def _failure(host: str, done: subprocess.CompletedProcess[str], program: str) ->
     reason = (
         clean_line(lines[-1].strip().rstrip("."), 200) if lines else f"exit code {done.returncode}"
     )
-    if done.returncode == _SSH_FAILED:
+    if done.returncode == SSH_FAILED:
         return Problem(
             where=host,
             what=f"ssh cannot log in there ({_ssh_reason(lines) or reason}).",
             remedy=f"`ssh {host} true` must work without a question.",
         )
-    if done.returncode in _NOT_FOUND:
+    if done.returncode in NOT_FOUND:
         return Problem(
             where=host,
             what=f"{program} cannot be run there ({reason}).",

@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 
-from ltui.app.nodes.ssh_nodes import own_program
+from ltui.app.nodes.ssh_nodes import NOT_FOUND, SSH_FAILED, own_program
 from ltui.training.lifecycle.job_snapshot import job_place
 from ltui.training.problem import ProblemError
 from ltui.training.slurm.batch_script import JOB_MODULE
@@ -58,16 +58,40 @@ def ssh_words(name: str, *, readonly: bool) -> list[str]:
             remedy="Write HOST:RUN, such as gpu-02:last.",
         )
     if not installed("ssh"):
-        raise ProblemError.of(where=f"ltui attach {name}", what="ssh is not installed here.")
+        raise ProblemError.of(
+            where=f"ltui attach {name}",
+            what="ssh is not installed here.",
+            remedy="Install it, or log in on that machine and run `ltui attach` there.",
+        )
     words = [*own_program(), "attach", run, *(["--readonly"] if readonly else [])]
     return ["ssh", "-t", host, shlex.join(words)]
 
 
 def run_on_terminal(words: list[str]) -> int:
-    """Run a command on this terminal and return its exit code."""
+    """Run a command on this terminal and return its exit code. Raises ``ProblemError``."""
     try:
-        return subprocess.run(words, env=outside_job(os.environ), check=False).returncode
+        code = subprocess.run(words, env=outside_job(os.environ), check=False).returncode
     except OSError as error:
         raise ProblemError.of(
             where=words[0], what=f"it cannot be run ({error.strerror})."
         ) from error
+    if words[0] == "ssh":
+        _check_ssh(words, code)
+    return code
+
+
+def _check_ssh(words: list[str], code: int) -> None:
+    """Raise ``ProblemError`` if ssh could not connect or could not run the command there."""
+    host, command = words[-2:]
+    if code == SSH_FAILED:
+        raise ProblemError.of(
+            where=host,
+            what="ssh could not connect, or its connection broke; its own message is above.",
+            remedy=f"`ssh {host} true` must work.",
+        )
+    if code in NOT_FOUND:
+        raise ProblemError.of(
+            where=host,
+            what=f"{shlex.split(command)[0]} cannot be run there.",
+            remedy="Install ltui there at the same path, or log in there and run `ltui attach`.",
+        )

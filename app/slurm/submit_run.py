@@ -108,7 +108,11 @@ def resubmit_run(run_dir: RunDir, spec: RunSpec | None) -> int:
 
 
 def _rejected(error: SlurmError, where: str) -> ProblemError:
-    return ProblemError.of(where=where, what=f"SLURM did not accept the job ({error}).")
+    return ProblemError.of(
+        where=where,
+        what=f"SLURM did not accept the job ({error}).",
+        remedy="Correct the option that it names, or try again when its controller answers.",
+    )
 
 
 def _output(run_dir: RunDir, cwd: str) -> str:

@@ -15,6 +15,7 @@ import pytest
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.store.run_directory import RunDir
 from tests.cli.conftest import Ltui
+from tests.live_processes import processes_with
 
 RunsLeft = Callable[[], list[str]]
 
@@ -59,6 +60,36 @@ def test_a_wrong_override(ltui: Ltui, runs_left: RunsLeft, overrides: list[str],
     assert said in error
     assert error.count("\n") == 1
     assert runs_left() == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "quickstart", "--nodes", ""], "--nodes: no machine is named. Give the names"),
+        (["run", "quickstart", "--nodes", " , "], "--nodes: no machine is named. Give the names"),
+        (["run", "quickstart", "--nodes", "a,a"], "a host is named twice. Name each machine once"),
+        (["run", "quickstart", "--nodes", "a,-oProxyCommand=x"], "is not the name of a host"),
+        (["run", "quickstart", "--nodes", "localhost"], "there is no machine besides this one"),
+        (
+            ["run", "quickstart", "--nodes", "a", "--set", "trainer.num_nodes=3"],
+            "these are 2 machines with this one, but trainer.num_nodes is 3. Leave out",
+        ),
+        (
+            ["exec", "--nodes", "a", "--num-nodes", "3", "--", "true"],
+            "the number of nodes differs: --nodes gives 2 and --num-nodes gives 3. Give it once",
+        ),
+        (["exec", "--num-nodes", "0", "--", "true"], "`0` is not a whole number of 1 or more"),
+        (["join", "here"], "'here' is not HOST:PORT. Write it as node 0 prints it"),
+    ],
+)
+def test_a_wrong_list_of_machines(
+    ltui: Ltui, runs_left: RunsLeft, private_home: Path, words: list[str], said: str
+) -> None:
+    error = refused(ltui, *words)
+    assert said in error
+    assert error.count("\n") == 1
+    assert runs_left() == []
+    assert processes_with("LTUI_HOME", private_home) == []
 
 
 def test_all_mistakes_are_said_at_once(ltui: Ltui, tmp_path: Path, runs_left: RunsLeft) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ltui.app.slurm.remote_dashboard import attach_words, ssh_words
+from ltui.app.slurm.remote_dashboard import attach_words, run_on_terminal, ssh_words
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.launch_run import create_run_directory
 from ltui.training.lifecycle.run_status import is_abandoned, resolve_snapshot
@@ -27,11 +27,12 @@ from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.run_directory import RunDir, read_json, write_json
 
 
-def programs(folder: Path, *names: str) -> str:
+def programs(folder: Path, *names: str, code: int = 0) -> str:
+    """Create programs that end with ``code``, and return their folder."""
     folder.mkdir()
     for name in names:
         path = folder / name
-        path.write_text("#!/bin/sh\n")
+        path.write_text(f"#!/bin/sh\nexit {code}\n")
         path.chmod(0o700)
     return str(folder)
 
@@ -93,6 +94,29 @@ def test_a_run_of_another_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for name in ("-oProxyCommand=x:run", "host:", ":run", "a b:run"):
         with pytest.raises(ProblemError, match="does not name a host and a run"):
             ssh_words(name, readonly=False)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (255, "gpu-02: ssh could not connect, or its connection broke; its own message is above"),
+        (127, "ltui cannot be run there. Install ltui there at the same path"),
+    ],
+)
+def test_ssh_that_fails_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, said: str
+) -> None:
+    monkeypatch.setenv("PATH", programs(tmp_path / "only-ssh", "ssh", code=code))
+    with pytest.raises(ProblemError, match=said):
+        run_on_terminal(ssh_words("gpu-02:last", readonly=False))
+
+
+@pytest.mark.parametrize("code", [0, 2])
+def test_the_exit_code_of_a_dashboard_elsewhere_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setenv("PATH", programs(tmp_path / "only-ssh", "ssh", code=code))
+    assert run_on_terminal(ssh_words("gpu-02:last", readonly=False)) == code
 
 
 def test_what_a_pause_costs() -> None:

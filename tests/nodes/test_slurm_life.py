@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +15,7 @@ import psutil
 import pytest
 
 from ltui.training.slurm.job_record import JobRecord, read_record
+from ltui.training.store.run_checkpoints import list_checkpoints, verify
 from ltui.training.store.run_directory import find_run
 from tests.nodes.slurm_cluster import SlurmCluster, in_cluster, slurm_cluster
 from tests.system.conftest import Ltui
@@ -22,6 +25,8 @@ pytestmark = [pytest.mark.timeout(1500), pytest.mark.xdist_group("slurm")]
 
 SETTINGS = ("trainer.max_epochs=2000", "trainer.devices=1", "data.init_args.loader=torch")
 PRESET = ("quickstart", *(word for setting in SETTINGS for word in ("--set", setting)))
+TIMES = int(os.environ.get("LTUI_SIGNAL_TIMES", "1"))
+"""How often each signal is sent to a job."""
 FOR_EVER = (sys.executable, "-c", "import time; time.sleep(3600)")
 
 
@@ -123,7 +128,8 @@ def test_a_value_reaches_sbatch_as_it_was_given(login: Login) -> None:
     job_id = login.submit("--sbatch=begin=now+3600", f"--sbatch=comment={comment}", "--", "true")
     shown = login.cluster.call("scontrol", "-o", "show", "job", job_id).stdout
     assert f"Comment={comment} " in shown
-    assert "NumNodes=1 " in shown
+    # A range while the job waits.
+    assert re.search(r" NumNodes=1(-1)? ", shown), shown
 
 
 @pytest.mark.slow
@@ -252,13 +258,24 @@ def test_a_node_that_does_not_see_the_home_trains_all_the_same(login: Login) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("time", range(TIMES))
 @pytest.mark.parametrize("signal", ["TERM", "INT", "USR1", "USR2"])
-def test_a_signal_to_every_process_of_the_job_is_one_checkpoint(login: Login, signal: str) -> None:
-    job_id = login.submit(*PRESET, "--set", "data.init_args.workers=2")
-    login.wait_for_step(5, seconds=600)
-    login.cluster.call("scancel", "-s", signal, job_id)
+def test_a_signal_to_every_process_of_the_job_is_one_checkpoint(
+    login: Login, signal: str, time: int
+) -> None:
+    job_id = login.submit(*PRESET, "--nodes", "2", "--set", "data.init_args.workers=2")
+    running = login.wait_for_step(5, seconds=600)
+    for rank in running["ranks"]:
+        # The signal must find workers. They are started anew in every epoch.
+        wait_for(psutil.Process(rank["pid"]).children, wanted=lambda c: len(c) >= 2, seconds=60)
+    # Also to the batch script and to srun.
+    login.cluster.call("scancel", "--full", "-s", signal, job_id)
     login.wait_for_life(1, ended=True)
     life = login.record().lives[0]
     assert life.outcome == "stopped", login.job_log()
-    assert (life.end_step or 0) >= 5
     assert life.requeued == signal.startswith("USR")
+    (checkpoint,) = list_checkpoints(find_run(login.home, "last").checkpoints_dir)
+    assert verify(checkpoint).ok
+    assert all(Path(f"{checkpoint.path}.rank-{rank:05d}").exists() for rank in (0, 1))
+    assert checkpoint.global_step == life.end_step
+    assert (life.end_step or 0) >= 5

@@ -105,7 +105,7 @@ def parse_extra(texts: Iterable[str]) -> tuple[str, ...]:
             problems.append(Problem(where=f"--sbatch={text}", what=what, remedy=f"Use {own}."))
         elif match["name"] in _FIXED_OPTIONS:
             what = f"{match['name']} is set by ltui and cannot be changed."
-            problems.append(Problem(where=f"--sbatch={text}", what=what))
+            problems.append(Problem(where=f"--sbatch={text}", what=what, remedy="Leave it out."))
         else:
             value = "" if match["value"] is None else f"={match['value']}"
             options.append(f"--{match['name']}{value}")
