@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from ltui.training.store.run_directory import RunDir
 
 LOG_TAIL_BYTES = 65536
 """Bytes that are read from the end of a log."""
@@ -88,6 +90,19 @@ def last_error_line(log: str) -> str | None:
         if candidates:
             return candidates[-1].strip()[:300]
     return None
+
+
+def likely_error_line(
+    engine_log: str, run_dir: RunDir, attempt: int, failures: Sequence[WorkerFailure]
+) -> str | None:
+    """Return the line that most likely states why the attempt failed on this machine.
+
+    It is taken from the log of the rank that failed first (rank 0 if none is known), else from that
+    of the engine.
+    """
+    first = next((failure.rank for failure in failures if failure.first), 0)
+    rank_log = log_tail(run_dir.rank_log_path(attempt, first))
+    return last_error_line(rank_log) or last_error_line(engine_log)
 
 
 def _without_agent_lines(log: str) -> list[str]:

@@ -6,6 +6,7 @@ boot of the machine.
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
 from dataclasses import dataclass
@@ -64,6 +65,13 @@ def write_lock_text(handle: int) -> None:
     text = f"{pid}\n{start_ticks(pid) or 0}\n{boot_id() or ''}\n"
     os.ftruncate(handle, 0)
     os.pwrite(handle, text.encode(), 0)
+
+
+def release_lock(handle: int) -> None:
+    """Empty a lock file that this process holds, release the lock and close the file."""
+    os.ftruncate(handle, 0)
+    fcntl.flock(handle, fcntl.LOCK_UN)
+    os.close(handle)
 
 
 def lock_holder(path: Path) -> ProcessIdentity | None:

@@ -23,7 +23,7 @@ from ltui.training.lifecycle.classify_end import (
 )
 from ltui.training.lifecycle.elastic_log import (
     WorkerFailure,
-    last_error_line,
+    likely_error_line,
     log_tail,
     merged_failures,
     worker_failures,
@@ -138,8 +138,6 @@ class AttemptFinisher:
         failures: list[WorkerFailure],
     ) -> AttemptEnd:
         attempt = self._attempt
-        first = next((f.rank for f in failures if f.first), 0)
-        rank_log = log_tail(attempt.run_dir.rank_log_path(attempt.number, first))
         pulses = [p for p in attempt.pulses.values() if p is not None]
         all_stopped = bool(pulses) and all(p.outcome is Outcome.STOPPED for p in pulses)
         return classify_end(
@@ -150,8 +148,7 @@ class AttemptFinisher:
                 pulses=attempt.pulses,
                 fold=attempt.fold,
                 failures=tuple(failures),
-                last_line=last_error_line(rank_log)
-                or last_error_line(engine_log)
+                last_line=likely_error_line(engine_log, attempt.run_dir, attempt.number, failures)
                 or (attempt.nodes.reports.last_line() if attempt.nodes is not None else None),
                 stop_requested=attempt.stops.escalation is not None,
                 forced_reason=None if all_stopped else attempt.stops.forced_reason,

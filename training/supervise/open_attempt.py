@@ -78,7 +78,7 @@ def open_attempt(
         on_error.pop_all()
         on_error.callback(supervisor.abort)
         if shim is not None:
-            supervisor.shim_process = shim
+            supervisor.shim.child = shim
             _wait_for_shim(run_dir, attempt, shim)
         else:
             _start_engine_if_due(run_dir, spec, store, supervisor, plan)
@@ -164,7 +164,7 @@ def _start_engine_if_due(
         save_environment(run_dir)
         supervisor.start_shim = start
     elif start_due:
-        supervisor.shim_process = start(spec)
+        supervisor.shim.child = start(spec)
 
 
 def record_failed_restart(

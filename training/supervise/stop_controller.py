@@ -113,14 +113,17 @@ class StopController:
         if self.escalation is not None or not live:
             return False
         stopping = any(p.phase is Phase.STOPPING or p.outcome is Outcome.STOPPED for p in live)
-        if not stopping:
-            # A rank may have received a signal on which the ranks have not yet agreed.
-            control = self._read()
-            if control is None or not control.signal:
-                return False
+        # A rank may have received a signal on which the ranks have not yet agreed.
+        if not stopping and not self.signal_of_rank():
+            return False
         self.escalation = StopEscalation(now_s, STOP_TIMEOUT_S, telemetry=True)
         self.error = None
         return True
+
+    def signal_of_rank(self) -> int:
+        """Return the number of a stop signal that a rank of this machine received, or 0."""
+        control = self._read()
+        return 0 if control is None else control.signal
 
     def _read(self) -> ControlState | None:
         """Return the content of the control file, or None if it does not exist or is damaged."""

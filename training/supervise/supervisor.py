@@ -6,7 +6,6 @@ their own and share only immutable values with it.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import subprocess
 import threading
@@ -20,9 +19,9 @@ from ltui.training.diagnosis.judge import Judgement
 from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.rank_queue_poller import QueuePoll
 from ltui.training.lifecycle.restart_rules import ScheduledRestart
-from ltui.training.lifecycle.shim_files import EngineExit, engine_exit, shim_identity
+from ltui.training.lifecycle.shim_files import EngineExit, engine_exit
 from ltui.training.problem import ProblemError
-from ltui.training.process.identity import ProcessIdentity
+from ltui.training.process.identity import release_lock
 from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.history_writer import Batch, StoreWriter
@@ -34,6 +33,7 @@ from ltui.training.supervise.live_attempt import LiveAttempt
 from ltui.training.supervise.machine_readings import READINGS_S
 from ltui.training.supervise.previous_attempt import stored_snapshot
 from ltui.training.supervise.request_handler import RequestHandler
+from ltui.training.supervise.shim_watch import ShimWatch
 from ltui.training.supervise.watchdog.verdict_notifier import VerdictNotifier
 
 if TYPE_CHECKING:
@@ -71,13 +71,12 @@ class Supervisor:
         """``lock`` is the file descriptor of the run lock, which this process holds."""
         self.lock = lock
         self.attempt = attempt
-        self.shim_process: subprocess.Popen[bytes] | None = None
+        self.shim = ShimWatch(run_dir, attempt)
         self.start_shim: Callable[[RunSpec], subprocess.Popen[bytes]] | None = None
         """Starts the engine. Set if the run still has to wait for GPUs."""
         self._run_dir = run_dir
         self._spec = spec
         self._store = store
-        self._shim: ProcessIdentity | None = None
         self._gpu_queue: GpuQueue | None = None
         self._saved_at = 0.0
         self._recorded_state: RunState | None = None
@@ -142,7 +141,7 @@ class Supervisor:
             begun_s, cpu_s = time.monotonic(), time.thread_time()
             more_waiting = self.tick()
             end = engine_exit(self._run_dir, self.attempt)
-            shim_died = end is None and not self._shim_alive()
+            shim_died = end is None and not self.shim.is_alive()
             if not more_waiting:
                 rest_s = min(_IDLE_TIMES * (time.thread_time() - cpu_s), _LONGEST_REST_S)
                 self._sleep(max(0.02, rest_s, TICK_S - (time.monotonic() - begun_s)))
@@ -237,13 +236,6 @@ class Supervisor:
                 if not live.recorder.failing:
                     live.recorder.write(self._store.write_verdict, self.attempt, verdict)
 
-    def _shim_alive(self) -> bool:
-        if self.shim_process is not None:
-            self.shim_process.poll()
-        if self._shim is None:
-            self._shim = shim_identity(self._run_dir, self.attempt)
-        return self._shim is not None and self._shim.alive()
-
     def _sleep(self, seconds: float) -> None:
         """Wait until the next tick, or until a request or new evidence arrives."""
         self._wake.wait(seconds)
@@ -262,7 +254,7 @@ class Supervisor:
                 if time.monotonic() - polled_at >= READINGS_S:
                     polled_at = time.monotonic()
                     if (env := queue.try_allocate()) is not None:
-                        self.shim_process = start_shim(spec.with_changes(env={**spec.env, **env}))
+                        self.shim.child = start_shim(spec.with_changes(env={**spec.env, **env}))
                         live.queued_because, live.started_at = None, time.time()
                         return True
                     live.queued_because = queue.reason
@@ -323,8 +315,6 @@ class Supervisor:
         if keep_lock:
             return
         # Release the lock explicitly: a driver call that hangs may keep the process from exiting.
-        os.ftruncate(self.lock, 0)
-        fcntl.flock(self.lock, fcntl.LOCK_UN)
-        os.close(self.lock)
+        release_lock(self.lock)
         # Wait for verdict hooks in progress after the run is released, so that no client waits.
         self._notifier.wait_for_hooks(self._spec.stall.on_verdict_timeout_s + 1.0)

@@ -9,7 +9,6 @@ waits for the link: if it is cut, the agent keeps what is in the queues and cont
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import socket
@@ -20,19 +19,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ltui.training.config.run_spec import RunSpec
+from ltui.training.config.run_spec import Nodes, RunSpec
 from ltui.training.diagnosis.judge import Judgement
 from ltui.training.diagnosis.merge_evidence import shorten_for_link
 from ltui.training.lifecycle.attempt_plan import AttemptPlan
-from ltui.training.lifecycle.elastic_log import last_error_line, log_tail, worker_failures
+from ltui.training.lifecycle.elastic_log import likely_error_line, log_tail, worker_failures
 from ltui.training.lifecycle.kill_processes import kill_run_processes
-from ltui.training.lifecycle.shim_files import EngineExit, engine_exit, shim_identity
+from ltui.training.lifecycle.shim_files import EngineExit, engine_exit
 from ltui.training.lifecycle.stop_escalation import StopEscalation
 from ltui.training.nodes.agent_link import AgentLink
 from ltui.training.nodes.barrier_mirror import BarrierMirror
 from ltui.training.nodes.link_key import KEY_FILE_NAME, LinkKey
 from ltui.training.nodes.link_limits import head_lost_s, readings_period_s, report_period_s
-from ltui.training.nodes.link_place import read_link_place
+from ltui.training.nodes.link_place import LinkPlace, read_link_place
 from ltui.training.nodes.log_tails import LogTails
 from ltui.training.nodes.machine_id import machine_id
 from ltui.training.nodes.messages import (
@@ -53,12 +52,12 @@ from ltui.training.nodes.queue_chunk import (
 )
 from ltui.training.nodes.queue_tail import QueueTails
 from ltui.training.problem import ProblemError
-from ltui.training.process.identity import ProcessIdentity
+from ltui.training.process.identity import release_lock
 from ltui.training.state.run_snapshot import to_json
 from ltui.training.store.history_writer import StoreWriter
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.live_attempt import LiveAttempt
-from ltui.training.tensor_queue.control_block import ControlFile, ControlFileError
+from ltui.training.supervise.shim_watch import ShimWatch
 
 ANSWER_S = 1.0
 """Seconds to wait for the orders that answer a report."""
@@ -89,7 +88,7 @@ class NodeAgent:
         assert spec.nodes is not None
         self.lock = lock
         self.attempt = attempt
-        self.shim_process: subprocess.Popen[bytes] | None = None
+        self.shim = ShimWatch(run_dir, attempt)
         self.start_shim: Callable[[RunSpec], subprocess.Popen[bytes]] | None = None
         self._run_dir, self._spec, self._store = run_dir, spec, store
         self._node, self._nodes = spec.nodes.rank, spec.nodes.count
@@ -114,13 +113,8 @@ class NodeAgent:
         self._evidence_requested = 0
         self._evidence = b""
         self._received_signal = 0
-        self._shim: ProcessIdentity | None = None
         self._judgement: Judgement | None = None
-        place = read_link_place(run_dir)
-        address = spec.nodes.address if place is None else place.address
-        port = spec.nodes.control_port if place is None else place.port
-        key = LinkKey.find(run_dir.path / KEY_FILE_NAME, os.environ)
-        self._link = AgentLink(key, address, port, str(self._node))
+        self._link = _link_to_head(run_dir, spec.nodes)
         self._probe: ProbeSocket | None = None
         self._address = self._link.local_address
         if self._address is not None:
@@ -156,7 +150,7 @@ class NodeAgent:
             self._barrier.set_unreachable(int(silent_s > SILENT_AFTER_S))
             self._carry_out()
             end = engine_exit(self._run_dir, self.attempt)
-            if end is None and not self._shim_alive():
+            if end is None and not self.shim.is_alive():
                 return engine_exit(self._run_dir, self.attempt)
             urgent = self._orders.urgent or self._barrier.is_open()
             pause_s = report_period_s(self._nodes, urgent=urgent)
@@ -204,22 +198,11 @@ class NodeAgent:
             sent_ns=time.monotonic_ns(),
             sent_at=time.time(),
             ranks=tuple(sorted({*self._live.pulses, *self._live.machine.rank_processes})),
-            signal=self._received_signal or self._signal_of_rank(),
+            signal=self._received_signal or self._live.stops.signal_of_rank(),
             observations=self._observations,
             machine=self._machine,
             evidence_number=self._evidence_number,
         )
-
-    def _signal_of_rank(self) -> int:
-        """Return the stop signal that a rank of this node received, or 0."""
-        path = self._run_dir.queue_dir(self.attempt) / "control.bin"
-        if not path.exists():
-            return 0
-        try:
-            with contextlib.closing(ControlFile.open(path)) as control:
-                return control.read().signal
-        except (OSError, ControlFileError):
-            return 0
 
     def _exchange(self, report: NodeReport) -> bool:
         """Send a report with everything that the head does not have yet, and store its orders.
@@ -240,15 +223,15 @@ class NodeAgent:
             return False
         try:
             answer = OrdersMessage.decode(frames)
+            if answer.orders.attempt == self.attempt:
+                self._acknowledged = unpack_positions(answer.queues)
+                self._logs.acknowledge(answer.orders.logs)
+                self._barrier.merge(answer.barrier)
         except ValueError:
-            return False
+            return False  # A damaged answer is like none: the report is repeated.
         self._orders = answer.orders
         self._answered_s = time.monotonic()
         self._machine = None
-        if answer.orders.attempt == self.attempt:
-            self._acknowledged = unpack_positions(answer.queues)
-            self._logs.acknowledge(answer.orders.logs)
-            self._barrier.merge(answer.barrier)
         return True
 
     def _carry_out(self) -> None:
@@ -276,13 +259,6 @@ class NodeAgent:
     def _head_is_lost(self) -> bool:
         return time.monotonic() - self._answered_s > self._orders.head_lost_s
 
-    def _shim_alive(self) -> bool:
-        if self.shim_process is not None:
-            self.shim_process.poll()
-        if self._shim is None:
-            self._shim = shim_identity(self._run_dir, self.attempt)
-        return self._shim is not None and self._shim.alive()
-
     # -- the end -------------------------------------------------------------------------------
 
     def _finish(self, end: EngineExit | None) -> AttemptPlan | None:
@@ -294,17 +270,13 @@ class NodeAgent:
         )
         log = log_tail(self._run_dir.engine_log_path(self.attempt))
         failures = tuple(worker_failures(log))
-        first = next((f.rank for f in failures if f.first), None)
-        line = None
-        if first is not None:
-            line = last_error_line(log_tail(self._run_dir.rank_log_path(self.attempt, first)))
         poll = live.last_poll()
         self._observations = live.evidence.observe(poll, failures)
         report = replace(
             self._report(),
             engine_exit=end or EngineExit(error="its shim process was killed"),
             failures=failures,
-            last_line=line or last_error_line(log),
+            last_line=likely_error_line(log, self._run_dir, self.attempt, failures),
             killed=True,
         )
         patience_s = _LOST_REPORTS_S if self._head_is_lost() else _LAST_REPORTS_S
@@ -352,14 +324,12 @@ class NodeAgent:
         self._store.close()
         if keep_lock:
             return
-        os.ftruncate(self.lock, 0)
-        fcntl.flock(self.lock, fcntl.LOCK_UN)
-        os.close(self.lock)
+        release_lock(self.lock)
 
 
 def report_failed_start(run_dir: RunDir, attempt: int, error: Exception) -> None:
     """Tell the head why the engine of ``attempt`` could not be started on this node."""
-    nodes, place = run_dir.read_spec().nodes, read_link_place(run_dir)
+    nodes = run_dir.read_spec().nodes
     if nodes is None:
         return
     report = NodeReport(
@@ -373,10 +343,15 @@ def report_failed_start(run_dir: RunDir, attempt: int, error: Exception) -> None
         sent_at=time.time(),
         error=str(error).splitlines()[0],
     )
-    address = nodes.address if place is None else place.address
-    port = nodes.control_port if place is None else place.port
-    with contextlib.suppress(ProblemError):
-        key = LinkKey.find(run_dir.path / KEY_FILE_NAME, os.environ)
-        link = AgentLink(key, address, port, str(nodes.rank))
+    with (
+        contextlib.suppress(ProblemError),
+        contextlib.closing(_link_to_head(run_dir, nodes)) as link,
+    ):
         link.exchange(ReportMessage(report).encode(), _FAILED_START_S)
-        link.close()
+
+
+def _link_to_head(run_dir: RunDir, nodes: Nodes) -> AgentLink:
+    """Raise ``ProblemError`` if the key is unusable."""
+    place = read_link_place(run_dir) or LinkPlace(nodes.address, nodes.control_port)
+    key = LinkKey.find(run_dir.path / KEY_FILE_NAME, os.environ)
+    return AgentLink(key, place.address, place.port, str(nodes.rank))
