@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,34 +11,17 @@ from typing import Any
 import pytest
 
 from ltui.training.store.run_checkpoints import choose_checkpoint
+from tests.run_module import run_module
 
-ROOT = Path(__file__).parents[2]
 LIMIT_S = 900
 
 
 def tried(folder: Path, cases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Run ``tests.nodes.exact_resume`` and return its rows."""
     (folder / "cases.json").write_text(json.dumps(cases))
-    with (folder / "log.txt").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.nodes.exact_resume", folder, folder / "cases.json"],
-            cwd=ROOT,
-            env={
-                **{k: v for k, v in os.environ.items() if not k.startswith("LTUI_")},
-                "OMP_NUM_THREADS": "1",
-                "CUDA_VISIBLE_DEVICES": "",
-            },
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            process.wait(LIMIT_S)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-    assert process.returncode == 0, (folder / "log.txt").read_text(errors="replace")[-4000:]
+    log = folder / "log.txt"
+    code = run_module("tests.nodes.exact_resume", [folder, folder / "cases.json"], log, LIMIT_S)
+    assert code == 0, log.read_text(errors="replace")[-4000:]
     rows: list[dict[str, Any]] = json.loads((folder / "rows.json").read_text())
     return rows
 

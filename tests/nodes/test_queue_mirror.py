@@ -32,6 +32,7 @@ from ltui.training.tensor_queue.pulse_block import PulseWriter
 from ltui.training.tensor_queue.queue_reader import QueueReader, Record
 from ltui.training.tensor_queue.record_types import Outcome, Phase
 from ltui.training.tensor_queue.ring_writer import RingWriter
+from tests.tensor_queue.rows import drain
 
 NAME = "rank-00003.queue"
 HOUR_NS = 3600 * 10**9
@@ -70,17 +71,6 @@ def copy_all(tail: QueueTail, mirror: QueueMirror, limit: int = 1 << 20) -> None
         mirror.apply(chunk)
         if mirror.position == before:
             return
-
-
-def drain(reader: QueueReader, limit: int = 2000) -> tuple[list[Record], int]:
-    records: list[Record] = []
-    missed = 0
-    while True:
-        poll = reader.poll(limit)
-        records += poll.records
-        missed += poll.missed
-        if not poll.records:
-            return records, missed
 
 
 def test_a_mirror_has_the_same_bytes_at_the_same_positions(folders: Folders) -> None:

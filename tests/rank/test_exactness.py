@@ -11,16 +11,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ltui.training.data.ffcv.in_memory_images import has_ffcv
-from tests.rank.runs import ROOT
+from tests.run_module import run_module
 
 ALL = os.environ.get("LTUI_EXACTNESS") == "all"
 FEW = [
@@ -66,27 +63,10 @@ WITHOUT_POSITION = ("stream", "lucky", "simple")
 def tried(folder: Path, ranks: list[int], cases: list[str], limit_s: int) -> list[dict[str, Any]]:
     numbers = ",".join(map(str, ranks))
     (folder / "table.json").unlink(missing_ok=True)
-    with (folder / "log.txt").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.rank.exactness", str(folder), numbers, *cases],
-            cwd=ROOT,
-            env={
-                **{k: v for k, v in os.environ.items() if not k.startswith("LTUI_")},
-                "OMP_NUM_THREADS": "1",
-                "CUDA_VISIBLE_DEVICES": "",
-            },
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            process.wait(limit_s)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-    log_text = (folder / "log.txt").read_text(errors="replace")
-    if process.returncode != 0:
+    log = folder / "log.txt"
+    code = run_module("tests.rank.exactness", [folder, numbers, *cases], log, limit_s)
+    log_text = log.read_text(errors="replace")
+    if code != 0:
         print(log_text[-4000:])
     assert (folder / "table.json").exists(), log_text[-4000:]
     table: list[dict[str, Any]] = json.loads((folder / "table.json").read_text())

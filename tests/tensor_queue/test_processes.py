@@ -13,8 +13,8 @@ import pytest
 from ltui.training.tensor_queue.queue_reader import QueueReader
 from ltui.training.tensor_queue.ring_writer import RingWriter
 from tests.tensor_queue.children import killed_at_every_line, run_child, start_child
-from tests.tensor_queue.rows import put_row
-from tests.tensor_queue.test_ring import drain, values_of
+from tests.tensor_queue.rows import drain, put_row
+from tests.tensor_queue.test_ring import values_of
 
 WRITE_FOREVER = """
 import sys

@@ -15,21 +15,9 @@ from hypothesis import strategies as st
 from ltui.training.tensor_queue import file_layout
 from ltui.training.tensor_queue.queue_reader import QueueFileError, QueueReader, Record
 from ltui.training.tensor_queue.ring_writer import RingWriter
-from tests.tensor_queue.rows import put_row
+from tests.tensor_queue.rows import drain, put_row
 
 ROW = 16
-
-
-def drain(reader: QueueReader, limit: int = 2000) -> tuple[list[Record], int]:
-    """All that can be read now, and how many were missed."""
-    records: list[Record] = []
-    missed = 0
-    while True:
-        poll = reader.poll(limit)
-        records += poll.records
-        missed += poll.missed
-        if not poll.records:
-            return records, missed
 
 
 def values_of(record: Record) -> list[float]:
