@@ -117,8 +117,7 @@ class RemoteNodes:
                 name = self.name(node.number)
                 text = f"{name}: {change}."
                 self._intake.events.append(Event(time.time(), "node", text, {"node": node.number}))
-        events, self._intake.events = self._intake.events, []
-        return events
+        return self._intake.take_events()
 
     def name(self, number: int) -> str:
         """Return the name of a machine for display, unique within the run."""

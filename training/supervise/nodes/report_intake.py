@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -65,14 +66,18 @@ class ReportIntake:
         self._mirrors = QueueMirrors(run_dir.queue_dir(orders.attempt))
         self._version = own_version()
         self.wanted = Wanted()
-        self.events: list[Event] = []
-        """What happened since the loop last took them."""
+        self.events = deque[Event]()
+        """What happened since the loop last took them. Both threads append."""
         self.signal = 0
         """Number of a stop signal that a process of another machine received; 0 if none."""
 
     def close(self) -> None:
         """Close the mirrors of the queues."""
         self._mirrors.close()
+
+    def take_events(self) -> list[Event]:
+        """Return what happened since the last call."""
+        return [self.events.popleft() for _ in range(len(self.events))]
 
     def refused(self, sentence: str) -> None:
         """Record that the link refused a peer."""
