@@ -86,7 +86,7 @@ def test_a_rank(ltui: Ltui, slow_quickstart: list[str], rank: int) -> None:
 def test_the_engine(ltui: Ltui, slow_quickstart: list[str]) -> None:
     ltui(*slow_quickstart)
     ltui.wait_for_step(5)
-    _of_run(ltui, "torch.distributed.run").kill()
+    _of_run(ltui, "ltui.training.rank.torchrun").kill()
     assert ltui.wait(lambda s: s["state"] not in LIVE)["state"] == "crashed"
     ltui.wait_until_alone()
 

@@ -11,6 +11,7 @@ code is 2 if the configuration has an error.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import json
@@ -164,6 +165,8 @@ def shut_down(cli: Any) -> None:
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()
+    # While Python exits it would search all objects for cycles again, for a second or more.
+    atexit.register(gc.freeze)
 
 
 if __name__ == "__main__":

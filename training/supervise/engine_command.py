@@ -68,7 +68,7 @@ def write_rank_config(run_dir: RunDir, spec: RunSpec, attempt: int) -> None:
 
 def _preset_argv(run_dir: RunDir, spec: RunSpec, attempt: int) -> tuple[str, ...]:
     return (
-        spec.python, "-m", "torch.distributed.run",
+        spec.python, "-m", "ltui.training.rank.torchrun",
         "--nproc-per-node", str(spec.nproc), "--max-restarts", "0",
         *_rendezvous(run_dir, spec.nodes),
         "--no-python", "/bin/sh", "-c", _TO_RANK_LOG, "rank",
