@@ -17,7 +17,7 @@ from ltui.training.store.run_directory import RunDir
 
 @dataclass(frozen=True)
 class RunProcess:
-    """One process of a run. ``role``: supervisor, shim, engine, rank 0 ..., other."""
+    """One process of a run. ``role``: supervisor, shim, engine, rank 0 ..., worker, other."""
 
     role: str
     mark: ProcessIdentity
@@ -37,10 +37,24 @@ def live_processes(run: RunDir) -> list[RunProcess]:
             processes.append(RunProcess(role, mark))
             if role == "shim":
                 shims.add(pid)
-    return [
+    named = [
         RunProcess("engine", a.mark) if a.role == "other" and _parent(a.mark.pid) in shims else a
         for a in processes
     ]
+    return [_with_role_under_torchrun(process) for process in named]
+
+
+def _with_role_under_torchrun(process: RunProcess) -> RunProcess:
+    """Name a rank that torchrun has started, or a worker of its data loader."""
+    rank = _rank_variable(process.mark.pid) if process.role == "other" else None
+    if rank is None:
+        return process
+    is_worker = _rank_variable(_parent(process.mark.pid)) is not None
+    return RunProcess("worker" if is_worker else f"rank {rank}", process.mark)
+
+
+def _rank_variable(pid: int) -> str | None:
+    return environment(pid).get("RANK")
 
 
 def _role(run: RunDir, pid: int) -> str | None:
