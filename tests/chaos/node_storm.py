@@ -193,22 +193,24 @@ class NodeStorm:
         else:
             outcome.killed = self._kill(strike)
         steps = {r.rank: r.global_step or 0 for r in before.ranks}
-        last = self._settle(strike, outcome, steps)
+        may_stay = strike.phase == "pause"
+        last = self._settle(strike, outcome, {} if may_stay else steps)
         if strike.phase in ("training", "checkpoint", "pause") and (
             strike.is_cut or strike.role in HARMLESS
         ):
             assert last.is_live, f"it ended the run: {last.describe()}"
             assert pids == {r.rank: r.pid for r in last.snapshot.ranks}, "other ranks train now"
         if last.snapshot.state is RunState.PAUSED:
+            # What the strike has left may end the run only now: a rank whose worker is dead.
             self._request("continue")
-            self._until(lambda s: s.state is RunState.RUNNING)
+            self._settle(strike, outcome, {r.rank: r.global_step or 0 for r in last.snapshot.ranks})
 
     def _strike_at_start(self, strike: Strike, outcome: NodesOutcome) -> None:
         if self.run is not None and self.run.snapshot().state in LIVE:
             self._stop_regularly()
         commands = self._start()
         deadline_s = time.monotonic() + 90
-        time.sleep(0.3 + strike.delay * 12.0)
+        time.sleep(0.3 + strike.delay * (5.0 if strike.role == "command" else 12.0))
         if strike.is_cut:
             outcome.killed = ["link"]
             self.run = self.run or self._new_run()
@@ -435,8 +437,9 @@ class NodeStorm:
     def _stop_regularly(self) -> None:
         """Stop the run as a user does, and check that it has a checkpoint of its last step."""
         run, _ = self._current()
-        said = ltui_on(self.machines[0], "stop", run.run_dir.id).stdout
-        assert "checkpoint verified" in said, f"a regular stop said: {said}"
+        done = ltui_on(self.machines[0], "stop", run.run_dir.id)
+        said = f"a regular stop said: {done.stdout}{done.stderr}"
+        assert "checkpoint verified" in done.stdout, said
         outcome = NodesOutcome(Strike(number=0, phase="stop", role="nobody"))
         seen = self._settle(outcome.strike, outcome, {})
         assert seen.snapshot.state is RunState.STOPPED, seen.describe()

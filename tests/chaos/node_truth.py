@@ -137,7 +137,10 @@ class NodesObservation:
         )
 
     def at_rest(self, least_steps: Mapping[int, int]) -> bool:
-        """Ended with nothing left, or training or paused on both machines under supervisors."""
+        """Ended with nothing left, or training or paused on both machines under supervisors.
+
+        ``least_steps``: rank -> step that it must have passed, also if it is paused.
+        """
         if not self.is_live:
             return not self.lives()
         snapshot = self.snapshot
@@ -153,10 +156,7 @@ class NodesObservation:
                 r.state in (RankState.OK, RankState.WAITING, RankState.PAUSED)
                 for r in snapshot.ranks
             )
-            and (
-                snapshot.state is RunState.PAUSED
-                or all((r.global_step or 0) > least_steps.get(r.rank, 0) for r in snapshot.ranks)
-            )
+            and all((r.global_step or 0) > least_steps.get(r.rank, -1) for r in snapshot.ranks)
         )
 
     def describe(self) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import sys
 import tempfile
 import time
@@ -23,6 +24,7 @@ def main() -> int:
     if (reason := missing_rights()) is not None:
         print(f"skipped: {reason}")
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended
     kills = int(os.environ.get("LTUI_CHAOS_KILLS", "50"))
     cuts = int(os.environ.get("LTUI_CHAOS_CUTS", "20"))
     seed = int(os.environ.get("LTUI_CHAOS_SEED") or secrets.randbelow(1 << 32))
