@@ -33,7 +33,7 @@ def main() -> int:
     began_s = time.monotonic()
     outcomes: list[NodesOutcome] = []
     with (
-        tempfile.TemporaryDirectory(prefix="ltui-chaos-") as folder,
+        tempfile.TemporaryDirectory(prefix="ltui-nodes-chaos-") as folder,
         open_machines(Path(folder)) as machines,
     ):
         storm = NodeStorm(machines, keep=None if keep is None else Path(keep))

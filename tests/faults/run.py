@@ -33,9 +33,15 @@ POLL_S = 0.1
 class FaultRun:
     """A run that was started, with the snapshot that ``ltui show --json`` would print."""
 
-    def __init__(self, folder: Path, environment: Mapping[str, str], deprived: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        environment: Mapping[str, str],
+        deprived: bool = False,
+        home: Path | None = None,
+    ) -> None:
         self.folder = folder
-        self.home = folder / "home"
+        self.home = home or folder / "home"
         self.environment = {**os.environ, **environment, "LTUI_HOME": str(self.home)}
         self._before = [sys.executable, str(SCRIPTS / "deprived.py")] if deprived else []
         self._run_dir: RunDir | None = None

@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,9 +43,14 @@ class Outcome:
 
 def run_fault(fault: Fault, *, deprived: bool = False, keep: Path | None = None) -> Outcome:
     """Run ``fault`` and check its verdicts."""
+    return check_verdicts(fault, started_run(fault, deprived=deprived, keep=keep))
+
+
+def check_verdicts(fault: Fault, started: AbstractContextManager[FaultRun]) -> Outcome:
+    """Check the verdicts on ``fault`` in a run that ``started`` starts and ends."""
     outcome = Outcome(fault)
     try:
-        with started_run(fault, deprived=deprived, keep=keep) as run:
+        with started as run:
             if fault.expected:
                 _watch_verdicts(fault, run, outcome)
             else:

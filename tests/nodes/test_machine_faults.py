@@ -10,9 +10,9 @@ import pytest
 
 from ltui.training.diagnosis.evidence import Diagnosis
 from ltui.training.state.run_snapshot import NodeState
+from tests.faults.catalogue import BY_ID
 from tests.nodes.machine_faults import (
     first_verdict,
-    injected_s,
     kill_agent,
     started,
     stop_agent,
@@ -33,14 +33,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
     ],
 )
 def test_a_fault_of_a_rank(fault: str, kind: str, words: str, tmp_path: Path) -> None:
-    with started(tmp_path, fault) as run:
-        verdict, _ = first_verdict(run, kind, injected_s(tmp_path))
+    with started(tmp_path, BY_ID[fault]) as run:
+        verdict, _ = first_verdict(run, kind, run.wait_for_injection())
         assert words in verdict.cause
 
 
 def test_a_diagnosis_has_evidence_of_both_machines(tmp_path: Path) -> None:
-    with started(tmp_path, "data_sleep") as run:
-        first_verdict(run, "frozen", injected_s(tmp_path))
+    with started(tmp_path, BY_ID["data_sleep"]) as run:
+        first_verdict(run, "frozen", run.wait_for_injection())
         done = ltui_on(run.machines[0], "diagnose", "last", "--json", code=0)
         diagnosis = Diagnosis.from_document(json.loads(done.stdout))
         evidence = required(diagnosis.evidence)

@@ -226,7 +226,7 @@ def in_step(module: Any, batch_idx: int) -> None:
         _once(module)
     if wants("compiles") and batch_idx in (STEP, STEP + 2):
         (_compile_by_torch if batch_idx == STEP else _compile_by_numba)()
-    if wants("compute_slow"):
+    if wants("compute_slow") or ("node_slow" in FAULTS and os.environ.get("GROUP_RANK") == "1"):
         mark()
         until = time.monotonic() + 0.4
         while time.monotonic() < until:
@@ -348,12 +348,12 @@ def after_training() -> None:
         time.sleep(8.0)
 
 
-# While saving a checkpoint, on rank 0.
+# While saving a checkpoint, on rank 0 or on that of ZOO_SAVING_RANK.
 
 
 def in_checkpoint(saves: int) -> None:
     """Called at every save; the third one strikes, so that two quick ones came before."""
-    if saves != 2 or rank_here() != 0:
+    if saves != 2 or rank_here() != int(os.environ.get("ZOO_SAVING_RANK", "0")):
         return
     if "ckpt_slow" in FAULTS:
         mark()

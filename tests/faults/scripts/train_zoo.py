@@ -242,9 +242,11 @@ def train() -> None:
     L.seed_everything(1, verbose=False)
     world = int(os.environ["WORLD_SIZE"])
     saver = ModelCheckpoint(dirpath=FOLDER / "saved", every_n_epochs=1)
+    local_world = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     trainer = L.Trainer(
         accelerator="cpu",
-        devices=world,
+        devices=local_world,
+        num_nodes=world // local_world,
         strategy=DDPStrategy(process_group_backend="gloo") if world > 1 else "auto",
         max_epochs=int(os.environ.get("ZOO_EPOCHS", "1")),
         check_val_every_n_epoch=int(os.environ.get("ZOO_VAL_EVERY", "1")),
