@@ -17,6 +17,7 @@ NOTICE_S = 10.0
 RECOVERY_S = 30.0
 """Seconds within which a restored link must be named, on a machine that may be busy."""
 _LISTENS = "0A"
+_LOST_STATES = frozenset({NodeState.UNREACHABLE, NodeState.GONE})
 
 
 @dataclass
@@ -118,7 +119,7 @@ class NodesObservation:
             truth.absent_for_s("agent", False)
             return None
         state = snapshot.nodes[1].state
-        if state in (NodeState.UNREACHABLE, NodeState.GONE) and cable.is_cut:
+        if state in _LOST_STATES and cable.is_cut:
             cable.named_after_s = cable.named_after_s or cable.cut_for_s()
         agent_is_absent = not self.has(1, "supervisor")
         absent_s = truth.absent_for_s("agent", agent_is_absent)
@@ -126,7 +127,7 @@ class NodesObservation:
             return f"machine 1 is shown as connected {cable.cut_for_s():.0f} s after the cut"
         if state is NodeState.CONNECTED and absent_s > NOTICE_S:
             return f"machine 1 is shown as connected, and its agent is dead since {absent_s:.0f} s"
-        if state in (NodeState.UNREACHABLE, NodeState.GONE) and cable.is_settled():
+        if absent_s == 0 and state in _LOST_STATES and cable.is_settled():
             return f"machine 1 is shown as {state.value}, and its link is whole"
         return None
 

@@ -59,6 +59,14 @@ def test_an_unreachable_machine_is_gone_after_the_limit() -> None:
     assert states == [NodeState.UNREACHABLE, NodeState.GONE]
 
 
+def test_a_machine_that_answers_without_an_agent_is_not_called_unreachable() -> None:
+    watch = connected()
+    watch.probed(ProbeResult.REFUSED, 13.0)
+    note = watch.update(71.0, ended=False)
+    assert watch.state is NodeState.GONE
+    assert note == "its agent has ended 61 s ago, its machine answers"
+
+
 def test_an_agent_that_is_about_to_reconnect_after_a_cut_is_not_frozen() -> None:
     watch = connected()
     watch.probed(ProbeResult.UNREACHABLE, 20.0)
