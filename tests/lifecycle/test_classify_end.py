@@ -84,6 +84,18 @@ def test_a_stop_on_one_of_several_nodes() -> None:
     assert classify_end(_facts(multi_node=True)).state is RunState.FAILED
 
 
+def test_a_launcher_that_was_killed_on_another_machine_is_the_cause() -> None:
+    victim = FoldState(ranks={0: _raised(0, 1.0, "RuntimeError", "Connection reset by peer")})
+    machines, lost = {0: "a", 1: "b"}, {"b": EngineExit(signal=9)}
+    facts = _facts(multi_node=True, fold=victim, machines=machines, lost_engines=lost)
+    end = classify_end(facts)
+    assert end.state is RunState.CRASHED
+    assert end.detail.startswith("on b the launcher was killed by SIGKILL")
+    assert end.detail.endswith("at step 7; the error of rank 0 on a followed from that")
+    own = FoldState(ranks={1: _raised(1, 1.0, "ValueError", "a mistake")})
+    assert "raised ValueError" in classify_end(replace(facts, fold=own)).detail
+
+
 def test_torch_elastic_says_who_failed_first() -> None:
     failures = worker_failures(f"earlier output\n{ELASTIC_LOG}")
     assert [(f.rank, f.exit_code, f.first) for f in failures] == [(0, 1, False), (1, -9, True)]

@@ -38,6 +38,8 @@ class EndFacts:
     global_step: int | None = None
     machines: Mapping[int, str] = field(default_factory=dict)
     """rank -> name of its machine; empty in a run on one machine."""
+    lost_engines: Mapping[str, EngineExit] = field(default_factory=dict)
+    """Name of another machine -> how its engine was killed."""
 
     def rank_name(self, rank: int) -> str:
         """Return ``rank 3``, or ``rank 3 on b`` in a run on several machines."""
@@ -208,6 +210,12 @@ def _unobserved(facts: EndFacts) -> AttemptEnd:
 def _failed(facts: EndFacts, exit_: EngineExit) -> AttemptEnd:
     killed = _killed_rank(facts)
     raised = _first_exception(facts)
+    if facts.lost_engines and (raised is None or _is_consequence(raised)):
+        name, lost = next(iter(facts.lost_engines.items()))
+        how = lost.error or f"the {_engine(facts)} was killed by {_signal_name(lost.signal or 0)}"
+        victims = [] if raised is None else [raised.rank]
+        detail = f"on {name} {how}{_at(facts)}{consequences_text(victims, facts.machines)}"
+        return AttemptEnd(RunState.CRASHED, detail)
     if raised is not None and (killed is None or not _is_consequence(raised)):
         who = facts.rank_name(raised.rank)
         detail = f"{who} raised {_exception_text(raised)}{_step_of(raised)}"
@@ -217,7 +225,7 @@ def _failed(facts: EndFacts, exit_: EngineExit) -> AttemptEnd:
         return AttemptEnd(
             RunState.CRASHED, f"{facts.rank_name(rank)} {how}{_at(facts)}", first_failed_rank=rank
         )
-    engine = "command" if facts.user_command else "launcher"
+    engine = _engine(facts)
     number = _signal_of(exit_)
     if number is not None:
         detail = f"the {engine} was killed by {_signal_name(number)}{_at(facts)}"
@@ -229,6 +237,10 @@ def _failed(facts: EndFacts, exit_: EngineExit) -> AttemptEnd:
         detail = f"{who} exited with code {failure.exit_code}{suffix}"
         return AttemptEnd(RunState.FAILED, detail, first_failed_rank=failure.rank)
     return AttemptEnd(RunState.FAILED, f"the {engine} exited with code {exit_.exit_code}{suffix}")
+
+
+def _engine(facts: EndFacts) -> str:
+    return "command" if facts.user_command else "launcher"
 
 
 def _killed_rank(facts: EndFacts) -> tuple[int, str] | None:

@@ -157,6 +157,12 @@ class AttemptFinisher:
                 multi_node=attempt.spec.nodes is not None,
                 global_step=attempt.furthest_step(),
                 machines=self._machines(),
+                lost_engines={
+                    attempt.nodes.name(number): end
+                    for number, end in attempt.nodes.reports.lost_engines().items()
+                }
+                if attempt.nodes is not None
+                else {},
             )
         )
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from ltui.training.diagnosis.evidence import Evidence, HostEvidence
 from ltui.training.diagnosis.merge_evidence import merge_evidence
 from ltui.training.lifecycle.elastic_log import WorkerFailure
+from ltui.training.lifecycle.shim_files import EngineExit
 from ltui.training.nodes.clock_offset import ClockOffset
 from ltui.training.nodes.messages import NodeReport
 from ltui.training.nodes.node_watch import NodeWatch
@@ -32,6 +33,8 @@ class RemoteNode:
     evidence_number: int = 0
     evidence: Evidence | None = None
     signal_received: bool = False
+    ended_by_itself: bool = False
+    """True if its engine had ended before the head ended the attempt."""
     has_left: bool = False
     """True if its agent exits because the run is over."""
 
@@ -117,6 +120,21 @@ class NodeReports:
         """Return the line of a log of another machine that most likely states the error."""
         reports = (node.report for node in self._nodes.values())
         return next((r.last_line for r in reports if r is not None and r.last_line), None)
+
+    def lost_engines(self) -> dict[int, EngineExit]:
+        """Return how the engines of other machines ended that were killed, without a failed rank.
+
+        Engines that were killed because the head has ended the attempt are left out.
+        """
+        reports = {n: node.report for n, node in self._nodes.items() if node.ended_by_itself}
+        return {
+            number: report.engine_exit
+            for number, report in reports.items()
+            if report is not None
+            and not report.failures
+            and report.engine_exit is not None
+            and (report.engine_exit.signal or report.engine_exit.error)
+        }
 
     def engines_ended(self) -> bool:
         """Return True if every other engine has ended, or its machine is gone or never joined."""

@@ -139,6 +139,8 @@ class ReportIntake:
         node.signal_received = bool(report.signal)
         if report.machine is not None:
             node.machine = report.machine
+        if report.engine_exit is not None and not self.wanted.end:
+            node.ended_by_itself = True
         node.has_left = report.leaving
         node.report = report
 
