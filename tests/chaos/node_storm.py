@@ -27,7 +27,7 @@ from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.training.store.database_schema import StoreError
 from ltui.training.store.run_directory import RunDir
 from tests.chaos.invariants import check_history, verify_checkpoints
-from tests.chaos.node_strikes import HARMLESS, Strike
+from tests.chaos.node_strikes import FATAL, HARMLESS, Strike
 from tests.chaos.node_truth import (
     NOTICE_S,
     Cable,
@@ -296,6 +296,7 @@ class NodeStorm:
         run, _ = self._current()
         began_s = time.monotonic()
         rejoined = False
+        rests_since_s: float | None = None
         while True:
             seen = self._observe()
             waited_s = time.monotonic() - began_s
@@ -304,8 +305,15 @@ class NodeStorm:
                 if not outcome.states or outcome.states[-1] != state:
                     outcome.states.append(state)
                 outcome.detail = seen.snapshot.detail
-                if seen.at_rest(steps):
+                if not seen.at_rest(steps):
+                    rests_since_s = None
+                elif not (seen.is_live and strike.role in FATAL):
                     break
+                elif strike.phase == "start":
+                    # It struck before the start, or the user has joined again.
+                    rests_since_s = rests_since_s or time.monotonic()
+                    if time.monotonic() - rests_since_s > NOTICE_S:
+                        break
                 if seen.is_live and not (seen.has(0, "supervisor") or seen.has(0, "shim")):
                     ltui_on(self.machines[0], "runs")  # any command takes it up
                 lacks_agent = commands is not None and not seen.after[1]

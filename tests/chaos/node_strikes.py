@@ -15,6 +15,8 @@ VICTIMS = (
 """Role of the process that is killed, and its machine. The supervisor of machine 1 is the agent."""
 HARMLESS = frozenset({"supervisor", "command"})
 """Roles whose death must not affect the training."""
+FATAL = frozenset({"shim", "engine", "rank", "everything"})
+"""Roles without which an attempt cannot continue."""
 LONGEST_CUT_S = 40.0
 
 
