@@ -46,7 +46,7 @@ PATIENCE_S = 300.0
 
 An agent whose head is dead reports for a minute, and a torn connection of torch may take as long.
 """
-ENVIRONMENT = {NODE_GONE_VARIABLE: "75", HEAD_LOST_VARIABLE: "75"}
+ENVIRONMENT = {NODE_GONE_VARIABLE: "60", HEAD_LOST_VARIABLE: "60"}
 """Silence that ends a run: longer than the longest cut, and the time that TCP then needs."""
 _MODEL = """
 import time
