@@ -24,6 +24,7 @@ _ltui_presets() { compadd %(presets)s; _files; }
 """,
 }
 _COMPLETERS = {
+    "runs": {"bash": "_ltui_runs", "zsh": "_ltui_runs"},
     "run": {"bash": "_ltui_runs", "zsh": "_ltui_runs"},
     "preset": {"bash": "_ltui_presets", "zsh": "_ltui_presets"},
     "output": shtab.FILE,

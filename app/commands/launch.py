@@ -24,6 +24,7 @@ from ltui.training.store.run_directory import RunDir, find_run, ltui_home, new_r
 
 def run(options: Namespace) -> int:
     """Run ``ltui run PRESET|FILE``."""
+    from ltui.app.commands.labels import label_files
     from ltui.app.launch.build_spec import prepare_launch
     from ltui.app.launch.check_and_launch import apply_start_from
     from ltui.app.launch.freeze_warnings import freeze_warnings, print_warnings
@@ -37,6 +38,7 @@ def run(options: Namespace) -> int:
     from ltui.training.lifecycle.launch_run import launch
 
     home = ltui_home()
+    labels = label_files(options)
     hosts = listed_hosts(options.nodes)
     machine = launch_machine(options, hosts)
     nodes = agent_nodes(options, machine, options.overrides)
@@ -59,12 +61,15 @@ def run(options: Namespace) -> int:
         spec,
         options,
         home,
-        lambda files: launch(spec, home, start_from, interpreter_checked=True, private_files=files),
+        lambda files: launch(
+            spec, home, start_from, interpreter_checked=True, private_files={**labels, **files}
+        ),
     )
 
 
 def execute(options: Namespace) -> int:
     """Run ``ltui exec -- COMMAND...``."""
+    from ltui.app.commands.labels import label_files
     from ltui.app.nodes.node_options import (
         agent_nodes,
         command_nodes,
@@ -75,6 +80,7 @@ def execute(options: Namespace) -> int:
     from ltui.training.lifecycle.launch_run import launch
 
     home = ltui_home()
+    labels = label_files(options)
     hosts = listed_hosts(options.nodes)
     machine = launch_machine(options, hosts)
     nodes = agent_nodes(options, machine)
@@ -87,7 +93,7 @@ def execute(options: Namespace) -> int:
         return _join_and_follow(spec.nodes, options, home)
     spec = with_stall_options(spec, options.on_stall, options.on_verdict)
     return _launch_and_follow(
-        spec, options, home, lambda files: launch(spec, home, private_files=files)
+        spec, options, home, lambda files: launch(spec, home, private_files={**labels, **files})
     )
 
 

@@ -21,6 +21,7 @@ from ltui.app.commands.data_arguments import (
     add_json_option,
     positive_number,
 )
+from ltui.app.commands.run_list_arguments import add_label_commands, add_label_options
 from ltui.app.exit_codes import EXIT_BAD_INPUT
 from ltui.training.config.defaults import STOP_TIMEOUT_S
 from ltui.training.config.digit_grouping import strip_digit_grouping
@@ -108,6 +109,7 @@ def build_parser() -> Parser:
     _add_launch_commands(add)
     _add_inspection_commands(add)
     _add_control_commands(add)
+    add_label_commands(add, RUN_HELP)
     _add_setup_commands(add)
     add_data(commands)
     bench = add_bench(commands)
@@ -140,6 +142,7 @@ def _add_run_argument(parser: Parser) -> None:
 
 def _add_launch_options(parser: Parser) -> None:
     parser.add_argument("--name", help="a name for the run (default: two random words)")
+    add_label_options(parser)
     _add_detach_options(parser)
     parser.add_argument(
         "--python",
@@ -366,6 +369,7 @@ def _add_submit(add: AddCommand) -> None:
     )
     _add_set_option(submit)
     submit.add_argument("--name", help="a name for the run (default: two random words)")
+    add_label_options(submit)
     submit.add_argument(
         "--python",
         metavar="PATH",

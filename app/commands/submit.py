@@ -25,6 +25,7 @@ from ltui.training.store.run_directory import ltui_home, new_run_id
 def submit(options: Namespace) -> int:
     """Run ``ltui submit PRESET|FILE`` or ``ltui submit -- COMMAND...``."""
     # Imported here: a wrong option is reported without it.
+    from ltui.app.commands.labels import label_files
     from ltui.app.slurm.submit_run import batch_script, submit_run
 
     job = job_options(options)
@@ -32,11 +33,12 @@ def submit(options: Namespace) -> int:
     if not options.print:
         require_sbatch()
     home = ltui_home()
+    labels = label_files(options)
     spec = _spec(options, job)
     if options.print:
         print(batch_script(spec, home, job, "0" * 16).text(), end="")
         return EXIT_DONE
-    run_dir, job_id = submit_run(spec, home, job)
+    run_dir, job_id = submit_run(spec, home, job, labels)
     print(f"{run_dir.id} is queued in SLURM as job {job_id}.")
     print(f"  To watch it: ltui attach {run_dir.id}    To cancel it: ltui stop {run_dir.id}")
     return EXIT_DONE

@@ -7,6 +7,7 @@ import secrets
 import shutil
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,16 +47,22 @@ def batch_script(spec: RunSpec, home: Path, options: JobOptions, token: str) -> 
     )
 
 
-def submit_run(spec: RunSpec, home: Path, options: JobOptions) -> tuple[RunDir, str]:
+def submit_run(
+    spec: RunSpec,
+    home: Path,
+    options: JobOptions,
+    private_files: Mapping[str, str] | None = None,
+) -> tuple[RunDir, str]:
     """Submit a run. Return its directory and the number of its job.
 
+    ``private_files`` (name -> text) are written into the run directory.
     Raises ``ProblemError`` if SLURM rejects it; then there is no run directory.
     """
     require_sbatch()
     run_dir = RunDir(home / "runs" / spec.id)
     record = JobRecord(token=secrets.token_hex(8), submitted_at=time.time(), options=options)
     try:
-        create_run_directory(run_dir, spec)
+        create_run_directory(run_dir, spec, private_files)
         write_submission(run_dir, record)
         script = batch_script(spec, home, options, record.token)
         write_atomically(script_path(run_dir), script.text().encode())

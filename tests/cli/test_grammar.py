@@ -14,7 +14,7 @@ from ltui.training.state.stop_conditions import parse_condition
 from tests.cli.conftest import Ltui
 
 COMMANDS = """run exec resume submit attach runs show diagnose logs export stop pause continue
-checkpoint delete presets check doctor completion""".split()  # noqa: SIM905 - a list of words reads better so
+checkpoint delete tag group note star presets check doctor completion""".split()  # noqa: SIM905 - a list of words reads better so
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ echo "${COMPREPLY[@]}"
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        (["st"], {"stop"}),
+        (["st"], {"star", "stop"}),
         (["show", ""], {"last", "brave-owl-3f2a"}),
         (["logs", "br"], {"brave-owl-3f2a"}),
         (["run", "quick"], {"quickstart"}),

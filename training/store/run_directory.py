@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
 from ltui.training.problem import ProblemError
 
@@ -81,6 +81,8 @@ def _home_problem(where: str, home: Path, reason: str) -> ProblemError:
 class RunDir:
     """Paths of one run. Creating a ``RunDir`` touches no file."""
 
+    LABELS_NAME: ClassVar[str] = "labels.json"
+
     path: Path
 
     @property
@@ -98,6 +100,11 @@ class RunDir:
     @property
     def db_path(self) -> Path:
         return self.path / "run.db"
+
+    @property
+    def labels_path(self) -> Path:
+        """Tags, group, note and star (``training/store/labels_file.py``)."""
+        return self.path / self.LABELS_NAME
 
     @property
     def lock_path(self) -> Path:

@@ -1,0 +1,64 @@
+"""``ltui tag``, ``group``, ``note`` and ``star`` as a person types them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ltui.training.state.run_labels import RunLabels
+from ltui.training.store.labels_file import read_labels
+from ltui.training.store.run_directory import RunDir
+from tests.cli.conftest import Ltui
+from tests.stored_runs import stored_run
+
+
+@pytest.fixture
+def runs(private_home: Path) -> list[RunDir]:
+    return [stored_run(private_home, run_id) for run_id in ("calm-fox-1a2b", "old-pine-3c4d")]
+
+
+def test_labels_are_set_printed_and_removed(ltui: Ltui, runs: list[RunDir]) -> None:
+    done = ltui("tag", "calm-fox", "old-pine", "--add", "b,a", "--add", "c")
+    assert done.stdout == "calm-fox-1a2b: a, b, c\nold-pine-3c4d: a, b, c\n"
+    assert ltui("tag", "calm-fox", "--remove", "b").stdout == "calm-fox-1a2b: a, c\n"
+    assert ltui("tag", "old-pine").stdout == "old-pine-3c4d: a, b, c\n"
+    ltui("group", "calm-fox", "--name", "lr-sweep")
+    ltui("note", "calm-fox", "the first one")
+    ltui("star", "calm-fox")
+    assert read_labels(runs[0]) == RunLabels(
+        tags=("a", "c"), group="lr-sweep", note="the first one", star=True
+    )
+    assert ltui("group", "calm-fox", "--remove").stdout == "calm-fox-1a2b: no group\n"
+    assert ltui("note", "calm-fox", "").stdout == "calm-fox-1a2b: no note\n"
+    assert ltui("star", "calm-fox", "--remove").stdout == "calm-fox-1a2b: not starred\n"
+    assert read_labels(runs[0]) == RunLabels(tags=("a", "c"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["tag", "calm-fox", "no-such-run", "--add", "x"], "there is no such run"),
+        (["tag", "calm-fox", "--add", "two words"], "--add: 'two words' cannot be a tag."),
+        (["tag", "calm-fox", "--add", "x", "--remove", "x"], "--remove: 'x' is to be added, too."),
+        (["group", "calm-fox", "--name", "a b"], "cannot be the name of a group"),
+        (["note", "calm-fox", "x" * 501], "Use at most 500."),
+        (["exec", "--tag", "a b", "--", "true"], "--tag: 'a b' cannot be a tag."),
+    ],
+)
+def test_a_mistake_changes_no_run(
+    ltui: Ltui, runs: list[RunDir], words: list[str], said: str
+) -> None:
+    done = ltui(*words)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert read_labels(runs[0]) == RunLabels()
+
+
+def test_labels_are_given_at_launch(ltui: Ltui, private_home: Path) -> None:
+    words = ("--name", "short", "--tag", "a,b", "--group", "g", "--note", "a test", "--plain")
+    assert ltui("exec", *words, "--", "true").returncode == 0
+    (path,) = (private_home / "runs").iterdir()
+    expected = RunLabels(tags=("a", "b"), group="g", note="a test")
+    assert read_labels(RunDir(path)) == expected

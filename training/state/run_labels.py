@@ -1,0 +1,119 @@
+"""Labels that users give a run: tags, a group, a note and a star. Pure.
+
+They are stored beside the run (``training/store/labels_file.py``) and never change how it trains.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ltui.training.problem import ProblemError
+
+MOST_TAGS = 32
+"""Maximum number of tags of a run."""
+MOST_NOTE_CHARACTERS = 500
+_NAME = re.compile(r"\w[\w.:/=+@-]{0,39}")
+"""Form of a tag and of the name of a group. Blanks, commas and quotes separate words."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunLabels:
+    """The labels of one run. Empty values mean that there is none."""
+
+    tags: tuple[str, ...] = ()
+    """Sorted, each once."""
+    group: str = ""
+    note: str = ""
+    """One line of text."""
+    star: bool = False
+
+    def to_document(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {
+            "tags": list(self.tags),
+            "group": self.group,
+            "note": self.note,
+            "star": self.star,
+        }
+
+
+NO_LABELS = RunLabels()
+
+
+def labels_from_document(document: Mapping[str, Any]) -> RunLabels:
+    """Return the labels that ``to_document`` wrote. Values that ltui would not write are left
+    out, so that a file edited by hand cannot harm the list of runs."""
+    tags, group, note = (document.get(key) for key in ("tags", "group", "note"))
+    valid = {tag for tag in tags if _is_name(tag)} if isinstance(tags, list) else set()
+    return RunLabels(
+        tags=tuple(sorted(valid)[:MOST_TAGS]),
+        group=group if isinstance(group, str) and _is_name(group) else "",
+        note=_one_line(note)[:MOST_NOTE_CHARACTERS] if isinstance(note, str) else "",
+        star=document.get("star") is True,
+    )
+
+
+def checked_tags(texts: Iterable[str], where: str) -> tuple[str, ...]:
+    """Return the tags in ``texts``, each a tag or several with commas between them.
+
+    Raises ``ProblemError`` if one cannot be a tag.
+    """
+    tags = {tag.strip() for text in texts for tag in text.split(",")} - {""}
+    for tag in sorted(tags):
+        _check_name(tag, where, "a tag")
+    return tuple(sorted(tags))
+
+
+def checked_group(text: str, where: str) -> str:
+    """Return the name of a group; empty for none. Raises ``ProblemError``."""
+    group = text.strip()
+    if group:
+        _check_name(group, where, "the name of a group")
+    return group
+
+
+def checked_note(text: str, where: str) -> str:
+    """Return a note as one line without control characters. Raises ``ProblemError``."""
+    note = _one_line(text)
+    if len(note) > MOST_NOTE_CHARACTERS:
+        raise ProblemError.of(
+            where=where,
+            what=f"the note has {len(note)} characters.",
+            remedy=f"Use at most {MOST_NOTE_CHARACTERS}.",
+        )
+    return note
+
+
+def with_tags(
+    labels: RunLabels, added: Iterable[str], removed: Iterable[str], where: str
+) -> tuple[str, ...]:
+    """Return the tags of ``labels`` with those changes. Raises ``ProblemError`` if there are too
+    many."""
+    tags = (set(labels.tags) | set(added)) - set(removed)
+    if len(tags) > MOST_TAGS:
+        raise ProblemError.of(
+            where=where,
+            what=f"the run would have {len(tags)} tags.",
+            remedy=f"Remove some: a run has at most {MOST_TAGS}.",
+        )
+    return tuple(sorted(tags))
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and _NAME.fullmatch(value) is not None
+
+
+def _check_name(text: str, where: str, kind: str) -> None:
+    if not _is_name(text):
+        raise ProblemError.of(
+            where=where,
+            what=f"{text!r} cannot be {kind}.",
+            remedy="Use at most 40 letters, digits and . : / = + @ - _ without blanks.",
+        )
+
+
+def _one_line(text: str) -> str:
+    return "".join(c for c in " ".join(text.split()) if c.isprintable())

@@ -1,0 +1,48 @@
+"""``labels.json`` of a run: its tags, group, note and star."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable
+
+from ltui.training.problem import ProblemError
+from ltui.training.state.run_labels import RunLabels, labels_from_document
+from ltui.training.store.run_directory import RunDir, read_json, write_json
+
+
+def read_labels(run_dir: RunDir) -> RunLabels:
+    """Return the labels of a run; none if the file is missing or damaged."""
+    return labels_from_document(read_json(run_dir.labels_path) or {})
+
+
+def labels_text(labels: RunLabels) -> str:
+    """Return the content of the file."""
+    return json.dumps(labels.to_document())
+
+
+def change_labels(run_dir: RunDir, change: Callable[[RunLabels], RunLabels]) -> RunLabels:
+    """Replace the labels of a run by ``change(labels)`` and return them.
+
+    Writers wait for each other, so that none overwrites what another one has just added. Raises
+    ``ProblemError`` if the file cannot be written.
+    """
+    lock_path = run_dir.labels_path.with_suffix(".lock")
+    try:
+        lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            before = read_labels(run_dir)
+            labels = change(before)
+            if labels != before:
+                write_json(run_dir.labels_path, labels.to_document())
+        finally:
+            os.close(lock)
+    except OSError as error:
+        raise ProblemError.of(
+            where=str(run_dir.labels_path),
+            what=f"the labels cannot be written ({error.strerror or error}).",
+            remedy="Check the owner of the run directory and the space on its disk.",
+        ) from error
+    return labels
