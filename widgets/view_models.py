@@ -51,6 +51,19 @@ class ChartSeries:
     """Minimum and maximum of each decimated window; drawn as a band if both are given."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChartMark:
+    """An event at one place of the x axis, such as a checkpoint."""
+
+    at: float
+    sign: str
+    """One character, drawn at the foot of the chart."""
+    text: str
+    """Such as ``checkpoint at step 1 200``."""
+    line: bool = False
+    """Draw a vertical line over the whole height."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ChartViewModel:
     """Everything that a chart draws: its series, its axes and its texts."""
@@ -60,8 +73,11 @@ class ChartViewModel:
     series: tuple[ChartSeries, ...] = ()
     x_label: str = "step"
     log_y: bool = False
+    """Use a logarithmic y axis until the user chooses; the chart then shows that it is one."""
     x_time: bool = False
     """``x`` is in seconds, so tick labels are durations such as ``5 m 00 s``."""
+    x_clock: bool = False
+    """``x`` is in unix seconds, so tick labels are times of day such as ``14:30``."""
     x_whole: bool = False
     """``x`` is a count, so ticks are at whole numbers only."""
     x_ends: tuple[float, float] | None = None
@@ -70,6 +86,8 @@ class ChartViewModel:
     """Fit the y axis to nearly all values if a few outliers would flatten the rest.
 
     The chart then shows that values are cut."""
+    marks: tuple[ChartMark, ...] = ()
+    """Events on the x axis in ascending order."""
     note: str | None = None
     """Text in the middle of an empty chart, such as ``no validation yet``."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -14,7 +15,7 @@ from textual.geometry import Region
 from ltui.widgets.charts.chart import Chart
 from ltui.widgets.charts.plot import data_range
 from ltui.widgets.charts.viewport import visible_range
-from ltui.widgets.view_models import ChartSeries, ChartViewModel
+from ltui.widgets.view_models import ChartMark, ChartSeries, ChartViewModel
 
 
 def chart_of(count: int = 1000, title: str = "loss") -> ChartViewModel:
@@ -207,3 +208,65 @@ async def test_a_part_repainted_shows_what_the_whole_would() -> None:
             app.chart.refresh()
             await pilot.pause()
             assert by_parts == text_of(app.chart)
+
+
+def marked(count: int = 1000) -> ChartViewModel:
+    marks = (
+        ChartMark(at=100, sign="◆", text="checkpoint of step 100"),
+        ChartMark(at=600, sign="!", text="stalled for 8 s", line=True),
+        ChartMark(at=900, sign="»", text="attempt 2", line=True),
+    )
+    return replace(chart_of(count), marks=marks)
+
+
+async def test_dragging_selects_a_range_and_home_shows_all_again() -> None:
+    app = ChartApp(chart_of())
+    async with app.run_test(size=(100, 20)) as pilot:
+        await pilot.mouse_down(Chart, offset=(40, 10))
+        await pilot.hover(Chart, offset=(60, 10))
+        assert sum(letter == "│" for letter in text_of(app.chart).splitlines()[5]) == 2
+        assert app.chart.view is None
+        await pilot.mouse_up(Chart, offset=(60, 10))
+        view = app.chart.view
+        assert view is not None
+        assert 300 < view.low < 400 < 500 < view.high < 620
+        assert not view.follow
+        assert "│" not in text_of(app.chart)
+        await pilot.press("home")
+        assert app.chart.view is None
+
+
+async def test_a_click_selects_no_range() -> None:
+    app = ChartApp(chart_of())
+    async with app.run_test(size=(100, 20)) as pilot:
+        await pilot.click(Chart, offset=(40, 10))
+        assert app.chart.view is None
+
+
+async def test_marks_are_visited_in_both_directions_and_named() -> None:
+    app = ChartApp(marked())
+    async with app.run_test(size=(100, 20)) as pilot:
+        await pilot.pause()
+        chart = app.chart
+        assert [m.at if (m := chart.move_to_mark(-1)) else None for _ in range(4)] == [
+            *(900, 600, 100),
+            None,
+        ]
+        assert chart.crosshair == 100
+        assert "checkpoint of step 100" in text_of(chart)
+        chart.move_to_mark(1)
+        assert "stalled for 8 s" in text_of(chart)
+
+
+async def test_a_mark_outside_the_visible_part_moves_it() -> None:
+    app = ChartApp(marked())
+    async with app.run_test(size=(100, 20)) as pilot:
+        app.chart.focus()
+        await pilot.press(*["up"] * 6)
+        assert "»" not in text_of(app.chart) or app.chart.move_to_mark(-1)
+        while (mark := app.chart.move_to_mark(-1)) is not None and mark.at > 100:
+            pass
+        now = app.chart.zoomed_range()
+        assert now is not None
+        assert now.low < 100 < now.high
+        assert "◆" in text_of(app.chart)

@@ -11,7 +11,7 @@ from ltui.widgets.charts.canvas import Canvas, changed_spans
 from ltui.widgets.charts.chart_options import ChartOptions
 from ltui.widgets.charts.plot import plot
 from ltui.widgets.charts.viewport import Viewport
-from ltui.widgets.view_models import ChartSeries, ChartViewModel
+from ltui.widgets.view_models import ChartMark, ChartSeries, ChartViewModel
 
 
 def curve(name: str = "train", count: int = 100, colour: int = 0, **more: object) -> ChartSeries:
@@ -237,3 +237,21 @@ def test_rounding_errors_are_no_cliff_and_labels_differ() -> None:
     labels = [line.split("┈")[0].strip() for line in text.splitlines() if "┈" in line]
     assert len(set(labels)) == len(labels) > 2
     assert all(len(label) >= 8 for label in labels)
+
+
+def test_many_signs_without_lines_are_left_out_and_lines_stay() -> None:
+    epochs = tuple(ChartMark(at=n, sign="╵", text=f"epoch {n}") for n in range(1, 99))
+    stall = ChartMark(at=50.0, sign="!", text="stalled", line=True)
+    text = plot(chart_of(curve(), marks=(*epochs, stall)), ChartOptions(), 80, 12).canvas.text()
+    assert "╵" not in text
+    assert "!" in text
+    assert "┊" in text
+    few = plot(chart_of(curve(), marks=epochs[::20]), ChartOptions(), 80, 12).canvas.text()
+    assert few.count("╵") == 5
+
+
+def test_a_scale_that_the_chart_chose_is_named() -> None:
+    falling = chart_of(curve(), log_y=True)
+    assert "falls over decades" in plot(falling, ChartOptions(log_y=True), 80, 12).canvas.text()
+    chosen = plot(chart_of(curve()), ChartOptions(log_y=True), 80, 12)
+    assert "falls over decades" not in chosen.canvas.text()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import time
+from datetime import datetime
 
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -113,3 +116,19 @@ def test_log_ticks_show_decades_or_what_lies_between() -> None:
 def test_time_ticks_are_clock_steps() -> None:
     labels = [t.label for t in linear_ticks(AxisRange(0, 9000), 6, time=True)]
     assert labels == ["0 s", "30 m", "1 h", "1 h 30 m", "2 h", "2 h 30 m"]
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Kolkata", "America/St_Johns"])
+def test_clock_ticks_are_at_round_local_times(zone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        ticks = linear_ticks(AxisRange(1_800_000_123.0, 1_800_009_000.0), 6, clock=True)
+        assert 2 <= len(ticks) <= 7
+        for tick in ticks:
+            local = datetime.fromtimestamp(tick.at)
+            assert local.strftime("%H:%M") == tick.label
+            assert local.minute % 15 == local.second == 0
+    finally:
+        monkeypatch.undo()
+        time.tzset()

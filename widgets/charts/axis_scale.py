@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from datetime import datetime
 
 from ltui.widgets.formats import THIN, duration
 
@@ -74,13 +75,15 @@ def growing_end(low: float, high: float, *, parts: int = 12) -> float:
 
 
 def linear_ticks(
-    within: AxisRange, most: int, *, time: bool = False, whole: bool = False
+    within: AxisRange, most: int, *, time: bool = False, whole: bool = False, clock: bool = False
 ) -> list[AxisTick]:
     """Return at most ``most`` ticks at round numbers inside the range.
 
-    With ``time`` the numbers are seconds. With ``whole`` the ticks are at whole numbers, as for
-    steps.
+    With ``time`` the numbers are seconds, with ``clock`` unix seconds. With ``whole`` the ticks are
+    at whole numbers, as for steps.
     """
+    if clock:
+        return _clock_ticks(within, most)
     step = _time_step(within.span, most) if time else nice_step(within.span, most)
     if whole:
         step = max(1.0, step)
@@ -97,6 +100,27 @@ def time_label(seconds: float) -> str:
     for zero_part in (" 00 s", " 00 m", " 00 h"):
         text = text.removesuffix(zero_part)
     return text.removesuffix(".0 s") + " s" if text.endswith(".0 s") else text
+
+
+def _clock_ticks(within: AxisRange, most: int) -> list[AxisTick]:
+    """Return ticks at round times of day in the local time zone."""
+    step = max(1.0, _time_step(within.span, most))
+    offset = datetime.fromtimestamp(within.low).astimezone().utcoffset()
+    shift = offset.total_seconds() if offset is not None else 0.0
+    first = math.ceil((within.low + shift) / step)
+    last = min(math.floor((within.high + shift) / step), first + 4 * most)
+    form = "%H:%M:%S" if step < 60 else "%H:%M"
+    ticks = []
+    for at in (n * step - shift for n in range(first, last + 1)):
+        local = datetime.fromtimestamp(at)
+        midnight = local.hour == local.minute == local.second == 0
+        ticks.append(AxisTick(at, local.strftime("%d %b" if midnight else form)))
+    return ticks
+
+
+def clock_label(unix_s: float) -> str:
+    """Format a time of day with its date: ``22 Nov 14:30:05``."""
+    return datetime.fromtimestamp(unix_s).strftime("%d %b %H:%M:%S")
 
 
 def _time_step(span: float, most: int) -> float:

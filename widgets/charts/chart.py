@@ -24,12 +24,14 @@ from ltui.widgets.charts.plot import Plot, data_range, nearest_x, next_x, plot
 from ltui.widgets.charts.viewport import Viewport, pan_viewport, visible_range, zoom_viewport
 from ltui.widgets.make_bindings import bindings
 from ltui.widgets.palette import line_styles
-from ltui.widgets.view_models import ChartViewModel, Tone
+from ltui.widgets.view_models import ChartMark, ChartViewModel, Tone
 
 ZOOM = 1.5
 """Factor of one zoom step."""
 PAN_SHARE = 0.25
 """Fraction of the visible width that one pan step moves."""
+_MIN_RANGE_CELLS = 2
+"""Minimum cells between both ends of a range that is selected with the mouse."""
 
 
 class Chart(Widget, can_focus=True):
@@ -46,8 +48,8 @@ class Chart(Widget, can_focus=True):
         down        | zoom(-1)           | zoom out        | Zoom out
         left        | move(-1)           | crosshair left  | Move the crosshair left; also the mouse
         right       | move(1)            | crosshair right | Move the crosshair right
-        shift+left  | pan(-1)            | pan left        | Move the zoomed part left; also drag
-        shift+right | pan(1)             | pan right       | Move the zoomed part right
+        shift+left  | pan(-1)            | pan left        | Move the zoomed part left
+        shift+right | pan(1)             | pan right       | Move it right; right button: drag it
         home        | show_all           | show all        | Show the whole x axis again
         end         | follow             | newest          | Go to the newest points and follow them
         y           | toggle_log         | log scale       | Linear or logarithmic y axis
@@ -95,7 +97,11 @@ class Chart(Widget, can_focus=True):
         self._plot: Plot | None = None
         self._plot_key: tuple[object, ...] = ()
         self._y_ranges: dict[tuple[bool, bool], AxisRange] = {}
-        self._drag_x: int | None = None
+        self._pan_x: int | None = None
+        """Column of the mouse while it drags the zoomed part."""
+        self._range_from: int | None = None
+        """Column where the mouse began to select a range."""
+        self._selection: tuple[float, float] | None = None
         self._inks: list[Style] = []
         self.set_reactive(Chart.view_model, view_model)
 
@@ -137,6 +143,7 @@ class Chart(Widget, can_focus=True):
             cursor=self.crosshair,
             grid=self.grid,
             outliers=self.outliers,
+            selection=self._selection,
             dashes=self.app.no_color,
         )
         key = (self.view_model, options, width, height)
@@ -218,6 +225,26 @@ class Chart(Widget, can_focus=True):
         further = next_x(self.view_model.series, now, direction)
         return now if further is None else further
 
+    def move_to_mark(self, direction: int) -> ChartMark | None:
+        """Move the crosshair to the next mark in ``direction`` and return it; None at the last one.
+
+        Without a crosshair, start at the visible end. A mark outside the visible part moves it.
+        """
+        plotted = self._current_plot()
+        if self.view_model is None or plotted.x is None:
+            return None
+        start = plotted.x.low - 1 if direction > 0 else plotted.x.high + 1
+        now = start if self.crosshair is None else self.crosshair
+        marks = [m for m in self.view_model.marks if (m.at - now) * direction > 0]
+        if not marks:
+            return None
+        mark = min(marks, key=lambda m: (abs(m.at - now), not m.line))
+        if self.view is not None and not plotted.x.low <= mark.at <= plotted.x.high:
+            half = plotted.x.span / 2
+            self._set_view(Viewport(low=mark.at - half, high=mark.at + half))
+        self._set_crosshair(mark.at)
+        return mark
+
     def action_clear(self) -> None:
         """Remove the crosshair; if there is none, remove the zoom."""
         if self.crosshair is not None:
@@ -253,25 +280,44 @@ class Chart(Widget, can_focus=True):
             self.zoom(self._width_fraction(event.x), direction)
 
     def on_mouse_down(self, event: events.MouseDown) -> None:
-        if event.button == 1 and self.view is not None:
-            self._drag_x = event.x
-            self.capture_mouse()
+        """Begin to select a range with the left button, or to pan with another one."""
+        if event.button == 1:
+            self._range_from = event.x
+        elif self.view is not None:
+            self._pan_x = event.x
+        else:
+            return
+        self.capture_mouse()
 
     def on_mouse_up(self) -> None:
-        if self._drag_x is not None:
-            self._drag_x = None
-            self.release_mouse()
+        if self._pan_x is None and self._range_from is None:
+            return
+        self.release_mouse()
+        selection, self._selection = self._selection, None
+        self._pan_x = self._range_from = None
+        data = data_range(self.view_model)
+        if selection is not None and data is not None:
+            low, high = sorted(selection)
+            self._set_view(Viewport(low=low, high=high, follow=high >= data.high))
+            self._redraw()
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
         plotted = self._current_plot()
         if plotted.x is None or plotted.area is None or self.view_model is None:
             return
-        if self._drag_x is not None:
-            if event.x != self._drag_x:
-                self._pan((self._drag_x - event.x) / plotted.area.width)
-                self._drag_x = event.x
+        if self._pan_x is not None:
+            if event.x != self._pan_x:
+                self._pan((self._pan_x - event.x) / plotted.area.width)
+                self._pan_x = event.x
             return
         x = plotted.x.low + self._width_fraction(event.x) * plotted.x.span
+        if self._range_from is not None:
+            begin = plotted.x.low + self._width_fraction(self._range_from) * plotted.x.span
+            # A click with a small movement is no range.
+            wide = abs(event.x - self._range_from) >= _MIN_RANGE_CELLS
+            self._selection = (begin, x) if wide else None
+            self._redraw()
+            return
         self._set_crosshair(nearest_x(self.view_model.series, x))
 
     def on_leave(self, event: events.Leave) -> None:

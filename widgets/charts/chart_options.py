@@ -25,6 +25,8 @@ class ChartOptions:
     grid: bool = True
     outliers: bool = False
     """Show all values, even if the view model cuts outliers."""
+    selection: tuple[float, float] | None = None
+    """Both ends of the range that the user selects with the mouse."""
     dashes: bool = False
     """Draw curves with different dashes, because there is no colour."""
 

@@ -9,6 +9,7 @@ import numpy as np
 from rich.cells import cell_len, set_cell_size
 
 from ltui.widgets import formats
+from ltui.widgets.charts.axis_scale import clock_label
 from ltui.widgets.charts.canvas import Canvas
 from ltui.widgets.charts.chart_options import INK_DIM, INK_TEXT, ChartOptions, ink_of, marker_of
 from ltui.widgets.view_models import ChartSeries, ChartViewModel
@@ -35,9 +36,7 @@ def draw_legend(canvas: Canvas, view_model: ChartViewModel, options: ChartOption
     """Draw names and values: of the last points, or of the points at the crosshair."""
     x = 1
     if options.cursor is not None:
-        x_text = formats.duration if view_model.x_time else _x_text
-        unit = "" if view_model.x_time else f"{view_model.x_label} "
-        x = canvas.write(x, 0, f"{unit}{x_text(options.cursor)}", INK_TEXT) + len(_GAP)
+        x = canvas.write(x, 0, position_text(view_model, options.cursor), INK_TEXT) + len(_GAP)
     # If not all fit, the entries of faint curves are omitted first.
     ordered = sorted(view_model.series, key=lambda s: s.dim)
     entries = [_Entry(series=s, name=s.name, value=value_text(s, options.cursor)) for s in ordered]
@@ -120,5 +119,11 @@ def value_text(series: ChartSeries, cursor: float | None) -> str:
     return formats.NA if value is None or not np.isfinite(series.y).any() else str(value)
 
 
-def _x_text(x: float) -> str:
-    return formats.count(x) if x == round(x) else formats.significant(x, 4)
+def position_text(view_model: ChartViewModel, x: float) -> str:
+    """Return a position on the x axis: ``step 1 200``, ``5 m 00 s``, ``22 Nov 14:30:05``."""
+    if view_model.x_clock:
+        return clock_label(x)
+    if view_model.x_time:
+        return formats.duration(x)
+    digits = formats.count(x) if x == round(x) else formats.significant(x, 4)
+    return f"{view_model.x_label} {digits}"

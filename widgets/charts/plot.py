@@ -23,7 +23,6 @@ from ltui.widgets.charts.axis_scale import (
 )
 from ltui.widgets.charts.canvas import Canvas
 from ltui.widgets.charts.chart_options import (
-    INK_CURSOR,
     INK_DIM,
     INK_FAINT,
     ChartOptions,
@@ -32,11 +31,19 @@ from ltui.widgets.charts.chart_options import (
 )
 from ltui.widgets.charts.legend import draw_legend, value_at
 from ltui.widgets.charts.viewport import visible_range
+from ltui.widgets.charts.x_axis import (
+    MARGIN,
+    PlotArea,
+    draw_crosshair,
+    draw_marks,
+    draw_selection,
+    draw_x_axis,
+)
 from ltui.widgets.formats import metric
 from ltui.widgets.view_models import ChartSeries, ChartViewModel, FloatArray
 
-MARGIN, MOST_MARGIN = 7, 13
-"""Cells for the labels of the y axis: the default, and the maximum for labels of many digits."""
+MOST_MARGIN = 13
+"""Maximum cells for the labels of the y axis, if they have many digits."""
 CUT_SHARE, CUT_SHARE_FAINT = 0.05, 0.15
 """Maximum fraction of a curve's columns that may be cut at each end of the y axis.
 
@@ -58,29 +65,6 @@ class Plot:
     x: AxisRange | None
     y: AxisRange | None
     """Range of the y axis (exponents of ten if ``log_y``), to pass to the next call of ``plot``."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlotArea:
-    """The part of the canvas in which curves are drawn, in cells."""
-
-    left: int
-    top: int
-    width: int
-    height: int
-
-    @classmethod
-    def within(cls, width: int, height: int, margin: int = MARGIN) -> PlotArea:
-        """Return the area in a canvas of this size; small canvases have no axes or no legend."""
-        axes, legend = width >= 20 and height >= 4, height >= 6
-        left = margin if axes else 0
-        right = 1 if axes else 0
-        return cls(
-            left=left,
-            top=1 if legend else 0,
-            width=max(1, width - left - right),
-            height=max(1, height - (1 if legend else 0) - (1 if axes else 0)),
-        )
 
 
 def data_range(view_model: ChartViewModel | None) -> AxisRange | None:
@@ -112,8 +96,9 @@ def plot(
     area, y = layout.area, layout.y
     _draw_axes(canvas, view_model, options, layout, x)
     _draw_curves(canvas, area, layout.curves, y, options)
-    if options.cursor is not None and x.low <= options.cursor <= x.high:
-        _draw_crosshair(canvas, area, x, options.cursor)
+    draw_marks(canvas, area, view_model.marks, x)
+    draw_selection(canvas, area, x, options.selection)
+    draw_crosshair(canvas, area, view_model.marks, x, options.cursor)
     if area.top:
         draw_legend(canvas, view_model, options)
     if layout.extremes is None:
@@ -121,6 +106,8 @@ def plot(
         _draw_note(canvas, f"{note}, on a log scale" if options.log_y else note)
     elif not options.log_y:
         _draw_cut_notes(canvas, area, layout.extremes, y)
+    elif view_model.log_y:
+        _draw_corner_note(canvas, area, area.top, "log scale: falls over decades, y: linear", "log")
     return Plot(canvas=canvas, area=area, x=x, y=y)
 
 
@@ -192,8 +179,14 @@ def _draw_cut_notes(
         (above, area.top, extremes[1] > y.high + slack),
         (below, area.top + area.height - 1, extremes[0] < y.low - slack),
     ):
-        if is_cut and cell_len(text) < area.width:
-            canvas.write(area.left + area.width - cell_len(text), row, text, INK_DIM)
+        if is_cut:
+            _draw_corner_note(canvas, area, row, text)
+
+
+def _draw_corner_note(canvas: Canvas, area: PlotArea, row: int, *texts: str) -> None:
+    """Write the first of ``texts`` that fits to the right end of a row."""
+    text = next((t for t in texts if cell_len(t) < area.width), "")
+    canvas.write(area.left + area.width - cell_len(text), row, text, INK_DIM)
 
 
 class _Curve:
@@ -274,32 +267,7 @@ def _draw_axes(
         canvas.write(0, row, tick.label.rjust(area.left - 1)[: area.left - 1], INK_DIM)
         if options.grid:
             canvas.write(area.left, row, "┈" * area.width, INK_FAINT)
-    _draw_x_axis(canvas, area, view_model, x)
-
-
-def _draw_x_axis(canvas: Canvas, area: PlotArea, view_model: ChartViewModel, x: AxisRange) -> None:
-    row = area.top + area.height
-    name = view_model.x_label
-    # The name of the axis is at the right end, if the tick labels leave space for it.
-    free = area.left + area.width - cell_len(name) - 1 if name else canvas.width
-    if area.width < 30:
-        free, name = canvas.width, ""
-    canvas.write(free + 1, row, name, INK_DIM)
-    end = area.left - 2
-    most = max(2, area.width // 14)
-    for tick in linear_ticks(x, most, time=view_model.x_time, whole=view_model.x_whole):
-        center = area.left + column(tick.at, x, area.width)
-        start = max(area.left, center - cell_len(tick.label) // 2)
-        if start <= end + 1 or start + cell_len(tick.label) > free:
-            continue
-        end = canvas.write(start, row, tick.label, INK_DIM)
-
-
-def column(at: float, x: AxisRange, width: int) -> int:
-    """Return the column of cells that contains ``at``."""
-    if x.span <= 0:
-        return 0
-    return min(width - 1, max(0, int((at - x.low) / x.span * width)))
+    draw_x_axis(canvas, area, view_model, x)
 
 
 def _draw_curves(
@@ -333,13 +301,6 @@ def _draw_end_marker(canvas: Canvas, area: PlotArea, curve: _Curve, y: AxisRange
     if 0 <= row < area.height:
         x = area.left + int(line.at[last]) // 2
         canvas.write(x, area.top + row, marker_of(curve.series), ink_of(curve.series))
-
-
-def _draw_crosshair(canvas: Canvas, area: PlotArea, x: AxisRange, cursor: float) -> None:
-    cell = area.left + column(cursor, x, area.width)
-    for row in range(area.top, area.top + area.height):
-        if chr(canvas.chars[row, cell]) in " ┈":
-            canvas.write(cell, row, "│", INK_CURSOR)
 
 
 def nearest_x(series: Sequence[ChartSeries], x: float) -> float | None:
