@@ -31,6 +31,7 @@ from ltui.training.state.run_snapshot import (
     RunSnapshot,
     RunState,
 )
+from ltui.training.store.copied_history import wait_for_last_copy
 from ltui.training.store.database_schema import StoreError
 from ltui.training.store.history_reader import RunStore, StoredEvent
 from ltui.training.store.run_directory import RunDir
@@ -111,6 +112,7 @@ def _watch_in_dashboard(run_dir: RunDir, signals: ReceivedSignals) -> int | None
         _print_still_running(run_dir)
         return EXIT_DONE if signals.leave is None else 128 + signals.leave
     print("\n".join([*failure_lines(run_dir, snapshot), *end_report(snapshot)]))
+    wait_for_last_copy(run_dir)
     return exit_code(snapshot)
 
 
@@ -192,6 +194,7 @@ class RunFollower:
         self._display.close()
         for line in [*failure_lines(self._run_dir, snapshot), *end_report(snapshot)]:
             self._display.print_line(line)
+        wait_for_last_copy(self._run_dir)
         return exit_code(snapshot)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot
+from ltui.training.store.history_place import history_file
 from ltui.training.store.run_directory import RunDir, list_runs
 
 
@@ -68,8 +69,9 @@ class RunList:
 def _file_stamp(run_dir: RunDir) -> tuple[int, ...]:
     """Return times and sizes of a run's files, which change whenever the run does."""
     values = []
-    wal = run_dir.db_path.with_name(run_dir.db_path.name + "-wal")
-    for path in (run_dir.db_path, wal, run_dir.lock_path, run_dir.spec_path):
+    history = history_file(run_dir).path
+    wal = history.with_name(history.name + "-wal")
+    for path in (history, wal, run_dir.lock_path, run_dir.spec_path):
         try:
             status = os.stat(path)
             values += [status.st_mtime_ns, status.st_size]

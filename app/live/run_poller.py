@@ -42,6 +42,7 @@ from ltui.training.state.run_snapshot import (
 )
 from ltui.training.state.verdict_kinds import is_gpu_kind
 from ltui.training.store.database_schema import StoreError
+from ltui.training.store.history_place import history_file
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir
 from ltui.training.tensor_queue.record_types import PulseState, RecordKind
@@ -174,7 +175,7 @@ class RunPoller:
             self._history_error = None
         except _UNREADABLE as error:
             # A run that has just been created has no store yet; any other error is shown.
-            if self.run_dir.db_path.exists():
+            if history_file(self.run_dir).path.exists():
                 self._history_error = f"the history can't be read ({error})"
 
     def _read_events(self, now: float) -> None:

@@ -36,6 +36,7 @@ from ltui.training.nodes.link_key import KEY_FILE_NAME, LinkKey
 from ltui.training.nodes.link_place import LinkPlace, write_link_place
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.identity import lock_holder
+from ltui.training.store.history_place import remove_history
 from ltui.training.store.run_directory import RunDir, write_atomically
 from ltui.training.store.spec_file import parse_spec
 
@@ -180,8 +181,7 @@ def _create_directory(
         # Node 0 has everything that an agent of an earlier attempt recorded here.
         for name in ("logs", "queue", "engine"):
             shutil.rmtree(run_dir.path / name, ignore_errors=True)
-        for database in run_dir.path.glob("run.db*"):
-            database.unlink(missing_ok=True)
+        remove_history(run_dir)
         for name in ("logs", "queue", "engine", "checkpoints"):
             (run_dir.path / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         run_dir.path.chmod(0o700)

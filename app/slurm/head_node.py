@@ -37,6 +37,7 @@ from ltui.training.slurm.job_record import (
 from ltui.training.slurm.lives import Life, refusal
 from ltui.training.slurm.slurm_client import SlurmError, job_properties, unix_time
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState, to_json
+from ltui.training.store.copied_history import wait_for_last_copy
 from ltui.training.store.database_schema import StoreError
 from ltui.training.store.run_checkpoints import furthest_checkpoint
 from ltui.training.store.run_directory import RunDir, write_atomically, write_json
@@ -104,6 +105,7 @@ def run_head(run_dir: RunDir) -> int:
     requeue = asked and not warnings.stopped_by_person and snapshot.state is not RunState.FINISHED
     _close_life(run_dir, outcome=snapshot.state.value, requeue=requeue)
     _publish(run_dir, snapshot)
+    wait_for_last_copy(run_dir)
     print(f"ltui: {run_dir.id} {snapshot.state.value}: {snapshot.detail or ''}", flush=True)
     return EXIT_DONE
 

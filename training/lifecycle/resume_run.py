@@ -25,6 +25,7 @@ from ltui.training.lifecycle.start_supervisor import (
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.identity import lock_holder
 from ltui.training.state.run_snapshot import LIVE, RunState
+from ltui.training.store.history_place import remove_history
 from ltui.training.store.run_checkpoints import (
     ResumeChoice,
     choose_checkpoint,
@@ -119,6 +120,7 @@ def delete(run_dir: RunDir) -> None:
         hidden = run_dir.path.with_name(f".deleted-{run_dir.id}")
         run_dir.path.rename(hidden)
         RunDir(hidden).remove_stale_socket()
+        remove_history(RunDir(hidden))
         shutil.rmtree(hidden)
     except OSError as error:
         raise ProblemError.of(

@@ -37,6 +37,12 @@ from ltui.training.state.run_snapshot import (
 )
 from ltui.training.state.snapshot_from_fold import progress, rank_snapshots, training_has_started
 from ltui.training.store.database_schema import NoHistoryError, StoreError
+from ltui.training.store.history_place import (
+    HistoryPlace,
+    history_file,
+    read_place,
+    what_is_missing,
+)
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_checkpoints import list_checkpoints
 from ltui.training.store.run_directory import RunDir
@@ -50,6 +56,8 @@ def resolve_snapshot(run_dir: RunDir) -> RunSnapshot:
     """
     if (snapshot := snapshot_of_job(run_dir)) is not None:
         return snapshot
+    if (place := _place_elsewhere(run_dir)) is not None:
+        return _copied_snapshot(run_dir, place)
     return with_job(run_dir, resolve_here(run_dir))
 
 
@@ -82,6 +90,8 @@ def is_abandoned(run_dir: RunDir) -> bool:
     """
     if (place := job_place(run_dir)) is not None and place.place is not Place.HERE:
         return False  # Its processes are on another machine, or its job waits.
+    if _place_elsewhere(run_dir) is not None:
+        return False
     try:
         if not run_dir.lock_path.stat().st_size or not os.access(run_dir.path, os.W_OK):
             return False  # Ended regularly or never started, or the run cannot be changed.
@@ -97,16 +107,39 @@ def is_abandoned(run_dir: RunDir) -> bool:
     return is_live and not (shim is not None and shim.alive())
 
 
+def _place_elsewhere(run_dir: RunDir) -> HistoryPlace | None:
+    """Return where a run is live on another machine that shares its directory; None if it is not.
+
+    The record of a SLURM job, if there is one, says more about where the run is.
+    """
+    place = read_place(run_dir)
+    if place is None or not place.is_live_elsewhere or job_place(run_dir) is not None:
+        return None
+    return place
+
+
+def _copied_snapshot(run_dir: RunDir, place: HistoryPlace) -> RunSnapshot:
+    """Return the last copied snapshot of a run that is live on another machine."""
+    stored = _read_stored_snapshot(run_dir)
+    if stored.state not in LIVE:
+        return stored
+    detail = "; ".join(text for text in (stored.detail, f"runs on {place.host}") if text)
+    return replace(stored, detail=detail, supervisor_pid=None, history_note=None)
+
+
 def _read_stored_snapshot(run_dir: RunDir) -> RunSnapshot:
     """Return the stored snapshot or, if there is none, a snapshot from the other files.
 
     Raises ``ProblemError`` if the specification cannot be read either.
     """
     note: str | None = None
-    if run_dir.db_path.exists() and run_dir.db_path.stat().st_size:
+    path = history_file(run_dir).path
+    if path.exists() and path.stat().st_size:
         try:
             with RunStore(run_dir) as store:
-                return store.snapshot()
+                snapshot = store.snapshot()
+            missing = (snapshot.history_note, what_is_missing(run_dir))
+            return replace(snapshot, history_note="; ".join(t for t in missing if t) or None)
         except NoHistoryError:
             pass
         except StoreError as error:

@@ -192,14 +192,20 @@ def find_damage(path: Path) -> str | None:
 
 def rename_damaged(path: Path) -> Path:
     """Rename a damaged database so that a new one can be created; nothing is deleted."""
-    number = 1
-    while (renamed := path.with_name(f"{path.name}.damaged-{number}")).exists():
-        number += 1
+    renamed = free_damaged_path(path)
     os.rename(path, renamed)
     for suffix in ("-wal", "-shm"):
         companion = path.with_name(path.name + suffix)
         if companion.exists():
             os.rename(companion, renamed.with_name(renamed.name + suffix))
+    return renamed
+
+
+def free_damaged_path(path: Path) -> Path:
+    """Return an unused path for a damaged database: ``run.db.damaged-1``."""
+    number = 1
+    while (renamed := path.with_name(f"{path.name}.damaged-{number}")).exists():
+        number += 1
     return renamed
 
 

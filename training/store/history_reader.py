@@ -1,7 +1,7 @@
 """Reader of a run's history, also while it is written: curves, events, readings, export rows.
 
-It opens ``run.db`` read-only and never blocks the writer. It raises ``StoreError`` if the file is
-damaged or was written by a newer ltui.
+It opens ``run.db``, or its copy, read-only and never blocks the writer. It raises ``StoreError`` if
+the file is damaged or was written by a newer ltui.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ from ltui.training.store.curve_reader import (
     to_curve,
 )
 from ltui.training.store.database_schema import (
+    StoreError,
     check_layout,
     damaged_error,
     no_history_error,
     store_error,
 )
 from ltui.training.store.export_rows import ExportRow, export_rows
+from ltui.training.store.history_place import HistoryFile, history_file
 from ltui.training.store.history_windows import SAMPLES, STEPS
 from ltui.training.store.run_directory import RunDir
 from ltui.training.store.series_query import Series, SeriesPart
@@ -102,8 +104,16 @@ class RunStore:
     """Read-only access to one run's history."""
 
     def __init__(self, run_dir: RunDir) -> None:
-        self.path = run_dir.db_path
-        self._connection = _open_read_only(self.path)
+        file = history_file(run_dir)
+        try:
+            self._connection = _open_read_only(file)
+        except StoreError:
+            # The supervisor may have ended meanwhile: then the copy is complete.
+            again = history_file(run_dir)
+            if again == file:
+                raise
+            file, self._connection = again, _open_read_only(again)
+        self.path = file.path
 
     def close(self) -> None:
         self._connection.close()
@@ -268,11 +278,14 @@ class RunStore:
                 yield from export_rows(self._connection, metric, series, span)
 
 
-def _open_read_only(path: Path) -> sqlite3.Connection:
+def _open_read_only(file: HistoryFile) -> sqlite3.Connection:
+    path = file.path
     if not path.exists():
         raise no_history_error(path, "the run has no history yet.")
     uri = path.absolute().as_uri()
     try:
+        if file.is_copy:
+            return _connect(path, f"{uri}?immutable=1")
         try:
             return _connect(path, f"{uri}?mode=ro")
         except sqlite3.OperationalError:

@@ -103,6 +103,11 @@ class StoreWriter:
     def close(self) -> None:
         self._connection.close()
 
+    @property
+    def copy_note(self) -> str | None:
+        """Why the copy in the run directory is old; None if it is not, or if there is none."""
+        return None
+
     # -- attempts and states -------------------------------------------------------------------
 
     def last_attempt(self) -> int:

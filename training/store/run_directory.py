@@ -107,6 +107,11 @@ class RunDir:
         return self.path / self.LABELS_NAME
 
     @property
+    def history_place_path(self) -> Path:
+        """Exists if ``db_path`` is a copy (``history_place.py``)."""
+        return self.path / "history.json"
+
+    @property
     def lock_path(self) -> Path:
         return self.path / "supervisor.lock"
 
@@ -241,15 +246,23 @@ def private_runtime_dir() -> Path:
         directory = Path(runtime) / "ltui"
     else:
         directory = Path(tempfile.gettempdir()) / f"ltui-{os.getuid()}"
-    directory.mkdir(mode=0o700, exist_ok=True)
-    owner = directory.lstat()
-    if owner.st_uid != os.getuid() or owner.st_mode & 0o077:
+    return private_folder(directory, "Remove it, or set LTUI_HOME to a shorter path.")
+
+
+def private_folder(folder: Path, remedy: str = "Remove it, or set TMPDIR.") -> Path:
+    """Return a folder that only this user can read; create it if absent.
+
+    Raise ``ProblemError`` with ``remedy`` if somebody else has it.
+    """
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o077 or not stat.S_ISDIR(status.st_mode):
         raise ProblemError.of(
-            where=str(directory),
+            where=str(folder),
             what="it belongs to someone else or is open to others.",
-            remedy="Remove it, or set LTUI_HOME to a shorter path.",
+            remedy=remedy,
         )
-    return directory
+    return folder
 
 
 def list_runs(home: Path) -> list[RunDir]:

@@ -84,7 +84,8 @@ class HistoryRecorder:
             clock = time.strftime("%H:%M", time.localtime(self._failing_since))
             return f"{self._failure} since {clock}, {self._rows_waiting} step records not written"
         lost = [f"records lost: {self._lost_records}"] if self._lost_records else []
-        return "; ".join([*self._missing_parts, *lost]) or None
+        copy = [self._store.copy_note] if self._store.copy_note else []
+        return "; ".join([*self._missing_parts, *lost, *copy]) or None
 
     @property
     def failing(self) -> bool:

@@ -27,8 +27,9 @@ from ltui.training.lifecycle.start_supervisor import save_environment, superviso
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.identity import any_process_has, boot_id, lock_holder, write_lock_text
 from ltui.training.state.run_snapshot import RunState
-from ltui.training.store.database_schema import damaged_error, find_damage, rename_damaged
+from ltui.training.store.database_schema import damaged_error
 from ltui.training.store.history_writer import StoreWriter
+from ltui.training.store.open_history import open_history
 from ltui.training.store.run_checkpoints import remove_unfinished
 from ltui.training.store.run_directory import RunDir, open_private_log, write_json
 from ltui.training.supervise.engine_command import engine_start, write_rank_config
@@ -59,12 +60,11 @@ def open_attempt(
             run_dir.requests_path.unlink(missing_ok=True)
         spec = _install_spec(run_dir, plan)
         run_dir.bound_socket_path()  # Raises an error if a socket cannot be created.
-        damaged_copy = _move_damaged_history(run_dir)
-        store = _open_store(run_dir)
+        store, missing = open_history(run_dir)
         on_error.callback(store.close)
         shim: subprocess.Popen[bytes] | None = None
         try:
-            attempt = _record_attempt(run_dir, plan, store, damaged_copy)
+            attempt = _record_attempt(run_dir, plan, store, missing)
             if not plan.recover and spec.gpus is None:
                 shim = _start_shim(run_dir, spec, attempt, plan.resume_from, plan.changes)
                 on_error.callback(_kill_shim, run_dir, shim)
@@ -101,11 +101,11 @@ def _supervisor_class(spec: RunSpec) -> type[Supervisor | NodeAgent]:
 
 
 def _record_attempt(
-    run_dir: RunDir, plan: AttemptPlan, store: StoreWriter, damaged_copy: Path | None
+    run_dir: RunDir, plan: AttemptPlan, store: StoreWriter, missing: str | None
 ) -> int:
     """Create the directories of the attempt and its row in the store. Return its number.
 
-    ``damaged_copy`` is the new path of a damaged history.
+    ``missing`` says what was lost from the history until now.
     """
     in_store, in_files = store.last_attempt(), latest_attempt(run_dir) or 0
     last = max(in_store, in_files)
@@ -124,9 +124,8 @@ def _record_attempt(
         changes=plan.changes,
         reason=plan.restarted_because,
     )
-    if damaged_copy is not None:
-        text = f"the history until now was damaged and is kept as {damaged_copy.name}"
-        store.record_missing_part(attempt, text)
+    if missing is not None:
+        store.record_missing_part(attempt, missing)
     elif in_store < in_files:
         store.record_missing_part(attempt, "the history until now is missing")
     elif attempt > 1 and (last_step := store.last_step()) < (plan.resume_step or 0):
@@ -185,7 +184,7 @@ def record_failed_restart(
     attempt = latest_attempt(run_dir) or 1
     if snapshot is not None:
         detail = f"{snapshot.detail}; that failed: {str(error).splitlines()[0]}"
-        store = _open_store(run_dir)
+        store, _ = open_history(run_dir)
         ended = replace(snapshot, state=RunState.FAILED, detail=detail, ended_at=time.time())
         store.write_snapshot(ended)
         store.set_state(
@@ -250,23 +249,6 @@ def _install_spec(run_dir: RunDir, plan: AttemptPlan) -> RunSpec:
     elif not plan.recover:
         os.utime(run_dir.spec_path)  # `last` is the run that was started or resumed last
     return run_dir.read_spec()
-
-
-def _open_store(run_dir: RunDir) -> StoreWriter:
-    try:
-        return StoreWriter(run_dir.db_path)
-    except sqlite3.DatabaseError as error:
-        raise damaged_error(run_dir.db_path, error) from error
-
-
-def _move_damaged_history(run_dir: RunDir) -> Path | None:
-    """Rename a damaged history, so that the run continues with a new one. Return its new path."""
-    if find_damage(run_dir.db_path) is None:
-        return None
-    try:
-        return rename_damaged(run_dir.db_path)
-    except OSError:
-        return None  # Opening the store raises an error with the reason.
 
 
 def _make_attempt_dirs(run_dir: RunDir, attempt: int) -> None:

@@ -1,0 +1,167 @@
+"""Runs whose history is on a local disk, with a copy in the run directory for other machines."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from ltui.training.lifecycle.launch_run import launch
+from ltui.training.lifecycle.recover_runs import recover_run
+from ltui.training.lifecycle.resume_run import delete
+from ltui.training.lifecycle.run_status import resolve_snapshot
+from ltui.training.state.run_snapshot import RunState
+from ltui.training.store.history_place import ELSEWHERE_S, read_place
+from ltui.training.store.run_directory import RunDir
+from tests.required import required
+from tests.small_disk import fill, mount_small_disk, unmount
+from tests.store.other_machine import seen_from_other_machine
+from tests.supervise.conftest import Runs
+
+
+@pytest.fixture
+def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of this machine for histories."""
+    folder = tmp_path / "local"
+    folder.mkdir()
+    monkeypatch.setenv("LTUI_HISTORY_DIR", str(folder))
+    monkeypatch.setenv("LTUI_HISTORY_COPY_S", "0.2")
+    return folder
+
+
+def _folder(run: RunDir) -> Path:
+    return required(required(read_place(run)).folder)
+
+
+def _all_steps(runs: Runs, run: RunDir, last: int | None) -> bool:
+    expected = list(range(1, required(last) + 1))
+    return runs.steps(run, 0) == runs.steps(run, 1) == expected
+
+
+def test_another_machine_follows_a_run_and_changes_nothing(runs: Runs, local: Path) -> None:
+    run = runs.training()
+    seen = seen_from_other_machine(run, local)
+    assert seen.state == "running"
+    assert seen.detail.endswith(f"runs on {os.uname().nodename}")
+    assert seen.rows > 0
+    before = required(resolve_snapshot(run).supervisor_pid)
+    goal = required(resolve_snapshot(run).global_step) + 30
+    runs.until(run, lambda s: (s.global_step or 0) > goal)
+    runs.order(run, "stop")
+    ended = runs.ended(run)
+    assert ended.state is RunState.STOPPED
+    assert before not in {process.pid for process in runs.processes(run)}
+    assert _all_steps(runs, run, ended.global_step)
+    seen = seen_from_other_machine(run, local)
+    assert (seen.state, seen.history_note) == ("stopped", "None")
+    assert seen.rows == 2 * required(ended.global_step)
+    assert list((local / f"ltui-{os.getuid()}" / "history").iterdir()) == []
+
+
+def test_the_supervisor_killed_again_and_again(runs: Runs, local: Path) -> None:
+    """Each new supervisor continues the history on the local disk, not the older copy."""
+    run = runs.training()
+    folder = _folder(run)
+    for _ in range(4):
+        before = runs.until(run, lambda s: s.supervisor_pid is not None)
+        os.kill(required(before.supervisor_pid), signal.SIGKILL)
+        after = runs.until(
+            run, lambda s, old=before.supervisor_pid: s.supervisor_pid not in (None, old)
+        )
+        goal = required(after.global_step) + 10
+        runs.until(run, lambda s, goal=goal: (s.global_step or 0) > goal)
+        assert _folder(run) == folder
+    runs.order(run, "stop")
+    ended = runs.ended(run)
+    assert ended.history_note is None
+    assert _all_steps(runs, run, ended.global_step)
+    assert required(read_place(run)).folder is None
+
+
+def test_a_machine_that_died_with_its_disk(
+    runs: Runs, local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next supervisor begins with the copy, and reads the rest from the queues of the ranks."""
+    monkeypatch.setenv("LTUI_HISTORY_COPY_S", "3600")
+    run = runs.training(step=20)
+    runs.until(run, lambda _: run.db_path.exists())
+    goal = required(resolve_snapshot(run).global_step) + 40
+    runs.until(run, lambda s: (s.global_step or 0) > goal)
+    runs.kill_everything(run)
+    shutil.rmtree(local)
+    local.mkdir()
+    assert recover_run(run)
+    ended = runs.ended(run)
+    assert "the part after" in required(ended.history_note)
+    assert _all_steps(runs, run, ended.global_step)
+    assert required(ended.global_step) > goal
+
+
+def test_a_silent_machine_is_not_continued_elsewhere_before_its_time(
+    runs: Runs, local: Path
+) -> None:
+    run = runs.training()
+    runs.until(run, lambda _: run.db_path.exists())
+    runs.kill_everything(run)
+    assert seen_from_other_machine(run, local).state in ("starting", "running")
+    old = os.stat(run.history_place_path).st_mtime - ELSEWHERE_S
+    os.utime(run.history_place_path, (old, old))
+    seen = seen_from_other_machine(run, local)
+    assert seen.state not in ("running", "starting")
+    assert f"stayed on {os.uname().nodename}" in seen.history_note
+
+
+def test_a_run_directory_that_fills_up(runs: Runs, local: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    mount_small_disk(disk, 40)
+    try:
+        (disk / "runs").mkdir()
+        run = launch(runs.spec(*runs.fake_command()), disk)
+        runs.until(run, lambda s: (s.global_step or 0) > 5 and run.db_path.exists())
+        ballast = fill(disk)
+        full = runs.until(run, lambda s: s.history_note is not None)
+        assert required(full.history_note).startswith("not copied to the run directory since ")
+        goal = required(full.global_step) + 30
+        runs.until(run, lambda s: (s.global_step or 0) > goal)
+        assert max(runs.steps(run)) > required(full.global_step), "the history itself continues"
+        ballast.unlink()
+        runs.until(run, lambda s: s.history_note is None)
+        runs.order(run, "stop")
+        ended = runs.ended(run)
+        assert _all_steps(runs, run, ended.global_step)
+        assert required(read_place(run)).folder is None
+    finally:
+        unmount(disk)
+
+
+def test_a_local_disk_that_fills_up(
+    runs: Runs, tmp_path: Path, local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = tmp_path / "disk"
+    mount_small_disk(disk, 8)
+    try:
+        monkeypatch.setenv("LTUI_HISTORY_DIR", str(disk))
+        run = runs.training()
+        ballast = fill(disk)
+        full = runs.until(run, lambda s: s.history_note is not None)
+        assert required(full.history_note).startswith("disk full since ")
+        ballast.unlink()
+        runs.until(run, lambda s: s.history_note is None)
+        runs.order(run, "stop")
+        ended = runs.ended(run)
+        assert _all_steps(runs, run, ended.global_step)
+    finally:
+        unmount(disk)
+
+
+def test_deleting_a_run_deletes_what_could_not_be_copied(runs: Runs, local: Path) -> None:
+    run = runs.training()
+    runs.kill_everything(run)
+    folder = _folder(run)
+    assert folder.exists()
+    resolve_snapshot(run)
+    delete(run)
+    assert not folder.exists()

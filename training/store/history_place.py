@@ -1,0 +1,232 @@
+"""Where the history of a run is: in its run directory, or on a local disk with a copy there.
+
+If the run directory is on a network file system, the supervisor writes ``run.db`` in a folder on a
+disk of its machine, and ``run.db`` in the run directory is a copy (``copied_history.py``).
+``history.json`` in the run directory names that folder. Its name has random digits, so whoever
+finds it on his machine reads the history itself, and everybody else reads the copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ltui.training.problem import ProblemError
+from ltui.training.store.network_file_systems import network_file_system
+from ltui.training.store.run_directory import RunDir, private_folder, read_json, write_json
+
+FOLDER_VARIABLE = "LTUI_HISTORY_DIR"
+"""Environment variable with the folder for histories; ``none`` for the run directory itself."""
+ELSEWHERE_S = 120.0
+"""Seconds without a sign of life after which a run on another machine counts as abandoned."""
+KEEP_UNFINISHED_S = 14 * 86400.0
+"""Seconds for which a history is kept whose last part was not copied."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HistoryPlace:
+    """The content of ``history.json``."""
+
+    host: str
+    folder: Path | None
+    """Folder of the history on ``host``; None if the copy in the run directory is complete."""
+    alive_at: float
+    """Unix time of the last sign of life of the supervisor."""
+
+    @property
+    def is_here(self) -> bool:
+        """True if the folder is on this machine."""
+        return self.folder is not None and _is_history_folder(self.folder)
+
+    @property
+    def is_live_elsewhere(self) -> bool:
+        """True if a supervisor on another machine is at work."""
+        if self.folder is None or self.is_here or self.host == socket.gethostname():
+            return False
+        return time.time() - self.alive_at < ELSEWHERE_S
+
+
+def read_place(run_dir: RunDir) -> HistoryPlace | None:
+    """Return where the history is; None if it is in the run directory."""
+    document = read_json(run_dir.history_place_path)
+    if document is None:
+        return None
+    folder = document.get("folder")
+    with contextlib.suppress(OSError):
+        return HistoryPlace(
+            host=str(document.get("host")),
+            folder=Path(folder) if folder else None,
+            alive_at=run_dir.history_place_path.stat().st_mtime,
+        )
+    return None
+
+
+def write_place(run_dir: RunDir, folder: Path | None) -> None:
+    """Record that this machine has the history in ``folder``, or that the copy is complete."""
+    document = {"host": socket.gethostname(), "folder": None if folder is None else str(folder)}
+    write_json(run_dir.history_place_path, document)
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryFile:
+    """A file that holds the history."""
+
+    path: Path
+    is_copy: bool = False
+    """True if the file is replaced as a whole, and never written."""
+
+
+def history_file(run_dir: RunDir) -> HistoryFile:
+    """Return the file from which to read the history on this machine. It may not exist."""
+    place = read_place(run_dir)
+    if place is None:
+        return HistoryFile(run_dir.db_path)
+    if place.folder is not None and place.is_here:
+        return HistoryFile(place.folder / "run.db")
+    return HistoryFile(run_dir.db_path, is_copy=True)
+
+
+def what_is_missing(run_dir: RunDir) -> str | None:
+    """Return a sentence about what the copy lacks that is read here; None if it is complete."""
+    place = read_place(run_dir)
+    if place is None or place.folder is None or place.is_here:
+        return None
+    return f"copied until {copied_at(run_dir)}; the rest is in {place.folder} on {place.host}"
+
+
+def copied_at(run_dir: RunDir) -> str:
+    """Return the time of the last copy: ``14:02:10``, with the date unless it is today."""
+    try:
+        copied = time.localtime(run_dir.db_path.stat().st_mtime)
+    except OSError:
+        return "its start"
+    today = copied[:3] == time.localtime()[:3]
+    return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M", copied)
+
+
+def remove_history(run_dir: RunDir) -> None:
+    """Remove the history of a run that no supervisor has open, here and in the run directory."""
+    place = read_place(run_dir)
+    if place is not None and place.folder is not None:
+        remove_folder(place.folder)
+    for path in (run_dir.history_place_path, *run_dir.path.glob("run.db*")):
+        path.unlink(missing_ok=True)
+
+
+# -- the folders of this machine -------------------------------------------------------------------
+
+
+def folder_for_histories(run_dir: RunDir) -> Path | None:
+    """Return the folder of this machine for histories; None if the run directory is good for them.
+
+    Raise ``ProblemError`` if ``LTUI_HISTORY_DIR`` names a folder that cannot be used.
+    """
+    chosen = os.environ.get(FOLDER_VARIABLE, "")
+    if chosen == "none":
+        return None
+    if chosen:
+        try:
+            return _own_folder(Path(chosen).expanduser().absolute())
+        except OSError as error:
+            raise ProblemError.of(
+                where=FOLDER_VARIABLE,
+                what=f"{chosen} cannot be used ({error.strerror or error}).",
+                remedy="Name a folder on a local disk that you can write.",
+            ) from error
+    if network_file_system(run_dir.path) is None:
+        return None
+    for folder in local_temporary_folders():
+        with contextlib.suppress(OSError, ProblemError):
+            return _own_folder(folder)
+    return None
+
+
+def local_temporary_folders() -> list[Path]:
+    """Return the folders for temporary files that are on a disk of this machine, best first."""
+    names = (os.environ.get(FOLDER_VARIABLE), os.environ.get("SLURM_TMPDIR"), tempfile.gettempdir())
+    folders = [Path(name) for name in names if name and name != "none"]
+    return [f for f in folders if f.is_dir() and network_file_system(f) is None]
+
+
+def _own_folder(parent: Path) -> Path:
+    """Return the user's folder for histories below ``parent``; create it if absent."""
+    return private_folder(private_folder(parent / f"ltui-{os.getuid()}") / "history")
+
+
+def new_folder(run_dir: RunDir, parent: Path) -> Path:
+    """Create the folder for the history of one run."""
+    folder = parent / f"{run_dir.id}-{os.urandom(6).hex()}"
+    folder.mkdir(mode=0o700)
+    (folder / "run_dir").write_text(str(run_dir.path), encoding="utf-8")
+    return folder
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder that ``new_folder`` has created. Errors of the disk are ignored."""
+    if not _is_history_folder(folder):
+        return
+    with contextlib.suppress(OSError):
+        # Renamed first, so that no reader opens a history of which a part is gone.
+        hidden = folder.with_name(f".removed-{folder.name}")
+        folder.rename(hidden)
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _is_history_folder(folder: Path) -> bool:
+    """Return True if ``folder`` is a private folder of this user that holds a history."""
+    try:
+        status = folder.lstat()
+        with_history = (folder / "run.db").lstat()
+    except OSError:
+        return False
+    private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
+    return private and status.st_uid == with_history.st_uid and os.getuid() in (0, status.st_uid)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftHistory:
+    """A folder with a history that no supervisor has written for a while."""
+
+    folder: Path
+    run_dir: RunDir
+    changed_at: float
+
+    def is_needed(self, now_s: float) -> bool:
+        """Return True if a run may still use it, or if it may hold what no copy holds."""
+        if not self.run_dir.path.parent.is_dir():
+            # The shared folder is not mounted at the moment.
+            return now_s - self.changed_at < KEEP_UNFINISHED_S
+        if not self.run_dir.path.is_dir():
+            return False
+        place = read_place(self.run_dir)
+        is_current = place is not None and place.folder == self.folder
+        return is_current or now_s - self.changed_at < KEEP_UNFINISHED_S
+
+
+def left_histories() -> Iterator[LeftHistory]:
+    """Yield the histories in this machine's temporary folders, those of live runs included."""
+    for parent in dict.fromkeys(local_temporary_folders()):
+        try:
+            folders = list((parent / f"ltui-{os.getuid()}" / "history").iterdir())
+        except OSError:
+            continue
+        for folder in folders:
+            with contextlib.suppress(OSError, ValueError):
+                run_dir = RunDir(Path((folder / "run_dir").read_text(encoding="utf-8")))
+                yield LeftHistory(folder, run_dir, (folder / "run.db").stat().st_mtime)
+
+
+def remove_unneeded_histories() -> None:
+    """Remove the histories of this machine that no run needs any more."""
+    now_s = time.time()
+    for left in left_histories():
+        if not left.is_needed(now_s):
+            remove_folder(left.folder)
