@@ -41,6 +41,15 @@ def _all_steps(runs: Runs, run: RunDir, last: int | None) -> bool:
     return runs.steps(run, 0) == runs.steps(run, 1) == expected
 
 
+def _kill_supervisor(runs: Runs, run: RunDir) -> None:
+    """Kill the supervisor, and return when its successor has seen some steps."""
+    killed = required(runs.until(run, lambda s: s.supervisor_pid is not None).supervisor_pid)
+    os.kill(killed, signal.SIGKILL)
+    after = runs.until(run, lambda s: s.supervisor_pid not in (None, killed))
+    goal = required(after.global_step) + 10
+    runs.until(run, lambda s: (s.global_step or 0) > goal)
+
+
 def test_another_machine_follows_a_run_and_changes_nothing(runs: Runs, local: Path) -> None:
     run = runs.training()
     seen = seen_from_other_machine(run, local)
@@ -66,13 +75,7 @@ def test_the_supervisor_killed_again_and_again(runs: Runs, local: Path) -> None:
     run = runs.training()
     folder = _folder(run)
     for _ in range(4):
-        before = runs.until(run, lambda s: s.supervisor_pid is not None)
-        os.kill(required(before.supervisor_pid), signal.SIGKILL)
-        after = runs.until(
-            run, lambda s, old=before.supervisor_pid: s.supervisor_pid not in (None, old)
-        )
-        goal = required(after.global_step) + 10
-        runs.until(run, lambda s, goal=goal: (s.global_step or 0) > goal)
+        _kill_supervisor(runs, run)
         assert _folder(run) == folder
     runs.order(run, "stop")
     ended = runs.ended(run)
