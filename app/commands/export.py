@@ -1,4 +1,4 @@
-"""``ltui export``: write a run's metrics as one table, CSV or JSON."""
+"""``ltui export``: write the metrics of runs as a table or as TensorBoard event files."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import difflib
 import fnmatch
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
-from ltui.app.commands.output_file import output
+from ltui.app.commands.output_file import output, replaced_file
 from ltui.app.exit_codes import EXIT_DONE
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.metric_name_patterns import TRAIN_LOSS
-from ltui.training.store.export_file import WindowedPart, write_csv, write_json
+from ltui.training.store.event_file import export_events
+from ltui.training.store.export_file import WindowedPart, write_csv, write_json, write_parquet
+from ltui.training.store.export_rows import ExportRow
 from ltui.training.store.history_reader import STEP_SERIES, RunStore
-from ltui.training.store.run_directory import find_run, ltui_home
+from ltui.training.store.run_directory import RunDir, find_run, ltui_home
 from ltui.widgets.sanitise import clean_line
 
 STEP_LOSS = "step/loss"
@@ -22,30 +25,93 @@ STEP_LOSS = "step/loss"
 
 
 def export(options: Namespace) -> int:
-    """Run ``ltui export RUN``."""
-    store = RunStore(find_run(ltui_home(to_write=False), options.run))
-    names = _select_metrics(store, options.metric)
-    write = write_json if options.format == "json" else write_csv
-    thinned = WindowedPart()
-    with output(options.output) as stream:
-        write(thinned.watch(store.export(names)), stream)
-    if (sentence := thinned.sentence()) is not None:
-        sys.stderr.write(f"{clean_line(sentence, 1000)}\n")
+    """Run ``ltui export RUN...``."""
+    if options.to in ("tensorboard", "parquet") and options.output in (None, "-"):
+        raise ProblemError.of(
+            where=f"--to {options.to}",
+            what="this format cannot be printed.",
+            remedy=f"Name a {'folder' if options.to == 'tensorboard' else 'file'} with -o.",
+        )
+    runs = {run.id: run for run in _find_runs(ltui_home(to_write=False), options.run)}
+    metrics = _select_metrics(runs, options.metric)
+    thinned = {run_id: WindowedPart() for run_id in runs}
+    rows = {run_id: thinned[run_id].watch(_rows(runs[run_id], metrics[run_id])) for run_id in runs}
+    if options.to == "tensorboard":
+        _export_events(runs, rows, Path(options.output))
+    elif options.to == "parquet":
+        with replaced_file(options.output) as path:
+            write_parquet(rows, path)
+    else:
+        with output(options.output) as stream:
+            (write_json if options.to == "json" else write_csv)(rows, stream)
+    for run_id, part in thinned.items():
+        if (sentence := part.sentence()) is not None:
+            place = f"{run_id}: " if len(runs) > 1 else ""
+            sys.stderr.write(f"{place}{clean_line(sentence, 1000)}\n")
     return EXIT_DONE
 
 
-def _select_metrics(store: RunStore, globs: Sequence[str]) -> list[str]:
+def _export_events(
+    runs: dict[str, RunDir], rows: dict[str, Iterator[ExportRow]], folder: Path
+) -> None:
+    for run_id, run_dir in runs.items():
+        try:
+            export_events(rows[run_id], folder / run_id, run_dir.read_spec().created_at)
+        except OSError as error:
+            raise ProblemError.of(
+                where=f"-o {folder}",
+                what=f"the folder cannot be written ({error.strerror or error}).",
+                remedy="Choose a directory that you can write to.",
+            ) from error
+
+
+def _find_runs(home: Path, names: Sequence[str]) -> Iterator[RunDir]:
+    problems: list[Problem] = []
+    for name in names:
+        try:
+            yield find_run(home, name)
+        except ProblemError as error:
+            problems += error.problems
+    if problems:
+        raise ProblemError(*problems)
+
+
+def _rows(run_dir: RunDir, metrics: Sequence[str]) -> Iterator[ExportRow]:
+    with RunStore(run_dir) as store:
+        yield from store.export(metrics)
+
+
+def _select_metrics(runs: dict[str, RunDir], globs: Sequence[str]) -> dict[str, list[str]]:
+    """Return the metrics to export of each run. Raise ``ProblemError`` if no run has a metric."""
+    available: dict[str, list[str]] = {}
+    problems: list[Problem] = []
+    for run_id, run_dir in runs.items():
+        try:
+            with RunStore(run_dir) as store:
+                available[run_id] = _metrics(store, selected=bool(globs))
+        except ProblemError as error:
+            problems += error.problems
+    if not problems:
+        names = list(dict.fromkeys(name for names in available.values() for name in names))
+        problems = [_unknown_metric(g, names) for g in globs if not fnmatch.filter(names, g)]
+    if problems:
+        raise ProblemError(*problems)
+    if not globs:
+        return available
+    return {
+        run_id: [name for name in names if any(fnmatch.fnmatchcase(name, g) for g in globs)]
+        for run_id, names in available.items()
+    }
+
+
+def _metrics(store: RunStore, *, selected: bool) -> list[str]:
     names = store.metric_names()
     if TRAIN_LOSS in store.logged_names():
         # The loss of the step records exists as well, under another name than the logged loss.
         names.append(STEP_LOSS)
-    if not globs:
-        return names
-    names += [name for name in STEP_SERIES if name not in names]
-    problems = [_unknown_metric(glob, names) for glob in globs if not fnmatch.filter(names, glob)]
-    if problems:
-        raise ProblemError(*problems)
-    return [name for name in names if any(fnmatch.fnmatchcase(name, glob) for glob in globs)]
+    if selected:
+        names += [name for name in STEP_SERIES if name not in names]
+    return names
 
 
 def _unknown_metric(glob: str, names: Sequence[str]) -> Problem:

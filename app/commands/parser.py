@@ -22,6 +22,7 @@ from ltui.app.commands.data_arguments import (
     positive_number,
 )
 from ltui.app.commands.run_list_arguments import add_label_commands, add_label_options
+from ltui.app.commands.transfer_arguments import add_export
 from ltui.app.exit_codes import EXIT_BAD_INPUT
 from ltui.training.config.defaults import STOP_TIMEOUT_S
 from ltui.training.config.digit_grouping import strip_digit_grouping
@@ -444,24 +445,7 @@ def _add_inspection_commands(add: AddCommand) -> None:
         help="the logs of attempt N (default: the latest attempt)",
     )
     add_flag(logs, "--follow", "keep printing until the run ends")
-    export = add("export", "export:export", "write a run's metrics as a table", _EXPORT_EPILOG)
-    _add_run_argument(export)
-    export.add_argument(
-        "--format", choices=("csv", "json"), default="csv", help="the format (default: csv)"
-    )
-    export.add_argument(
-        "--metric",
-        metavar="GLOB",
-        action="append",
-        default=[],
-        help="only metrics whose name matches, such as 'val/*'; can be repeated",
-    )
-    export.add_argument(
-        "-o",
-        dest="output",
-        metavar="FILE",
-        help="write to a file, which appears when it is complete",
-    )
+    add_export(add, RUN_HELP)
 
 
 def _add_control_commands(add: AddCommand) -> None:
@@ -685,28 +669,6 @@ examples:
   ltui diagnose last
   ltui diagnose brave-owl -o report.txt
   ltui diagnose last --json
-"""
-
-_EXPORT_EPILOG = """\
-One row for each metric, step and rank:
-
-  metric,step,epoch,time,rank,value,first_step,min,max,count
-
-The time is in unix seconds. A step that was repeated after a resume appears once.
-A value that was logged as NaN is empty.
-
-The export holds every step that is stored. Of a long run (more than 200,000
-steps) ltui stores the oldest steps as windows of 64 steps or more. Such a row
-holds the mean of a window as its value, at its last step, and also first_step,
-min, max and count; in all other rows count is 1 and these are empty. The range
-of these steps is printed on standard error.
-
-Without --metric, every logged metric and the loss are exported. The learning
-rate and the times of each step are exported with --metric 'step/*'.
-
-examples:
-  ltui export last -o run.csv
-  ltui export last --metric 'train/*' --metric val/acc --format json
 """
 
 _STOP_EPILOG = """\

@@ -26,7 +26,7 @@ checkpoint delete tag group note star presets check doctor completion""".split()
         (["stop", "x", "--timeout", "nan"], "not a positive number of seconds"),
         (["logs", "x", "--rank", "one"], "not a whole number"),
         (["runs", "--jsn"], "--jsn"),
-        (["export", "x", "--format", "cvs"], "Did you mean `csv`?"),
+        (["export", "x", "--to", "cvs"], "Did you mean `csv`?"),
         (["stop", "x", "--when", "val/loss<0.2", "--cancel"], "--cancel: it cancels every"),
         (["stop", "x", "--at-step", "7", "--cancel"], "--cancel: it cancels every"),
         (["exec"], "the command is missing"),
@@ -106,7 +106,7 @@ echo "${COMPREPLY[@]}"
         (["show", ""], {"last", "brave-owl-3f2a"}),
         (["logs", "br"], {"brave-owl-3f2a"}),
         (["run", "quick"], {"quickstart"}),
-        (["export", "last", "--format", ""], {"csv", "json"}),
+        (["export", "last", "--to", ""], {"csv", "json", "parquet", "tensorboard"}),
         (["logs", "last", "--fo"], {"--follow"}),
     ],
 )

@@ -135,10 +135,10 @@ def test_export_as_csv_and_json(tmp_path: Path) -> None:
     with RunStore(run_dir(tmp_path)) as history:
         names = ["train/loss"]
         table, document = io.StringIO(), io.StringIO()
-        write_csv(history.export(names), table)
-        write_json(history.export(names), document)
+        write_csv({"owl": history.export(names)}, table)
+        write_json({"owl": history.export(names)}, document)
         empty = io.StringIO()
-        write_json(history.export([]), empty)
+        write_json({"owl": history.export([])}, empty)
     rows = list(csv.DictReader(io.StringIO(table.getvalue())))
     assert list(rows[0])[:6] == ["metric", "step", "epoch", "time", "rank", "value"]
     assert list(rows[0])[6:] == ["first_step", "min", "max", "count"]

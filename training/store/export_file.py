@@ -1,22 +1,38 @@
-"""A run's metrics as CSV or JSON: one row per metric, step and rank.
+"""Metrics of runs as one table, CSV, JSON or Parquet: one row per metric, step and rank.
 
-A row of several steps also has ``first_step``, ``min``, ``max`` and ``count``.
+A row of several steps also has ``first_step``, ``min``, ``max`` and ``count``. The table of several
+runs begins with a column ``run``.
 """
 
 from __future__ import annotations
 
 import csv
+import itertools
 import json
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TextIO
 
 from ltui.training.state.run_snapshot import to_json
 from ltui.training.store.export_rows import ExportRow
+from ltui.training.store.optional_library import load_library
 
 COLUMNS = (
     "metric", "step", "epoch", "time", "rank", "value", "first_step", "min", "max", "count",
 )  # fmt: skip
+
+RunRows = Mapping[str, Iterable[ExportRow]]
+"""Rows of each exported run by its id; they may be read only once."""
+
+_PARQUET_TYPES = {
+    "run": "string", "metric": "string", "step": "int64", "epoch": "int64", "time": "float64",
+    "rank": "int64", "value": "float64", "first_step": "int64", "min": "float64", "max": "float64",
+    "count": "int64",
+}  # fmt: skip
+_PARQUET_BATCH = 65_536
+"""Number of rows that are held in memory and become one row group."""
 
 
 @dataclass(slots=True)
@@ -50,23 +66,57 @@ class WindowedPart:
         )
 
 
-def write_csv(rows: Iterable[ExportRow], file: TextIO) -> None:
+def write_csv(runs: RunRows, file: TextIO) -> None:
     """Write rows below a header; unknown values are empty."""
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows(_values(row) for row in rows)
+    writer.writerow(_columns(runs))
+    writer.writerows(_rows(runs))
 
 
-def write_json(rows: Iterable[ExportRow], file: TextIO) -> None:
+def write_json(runs: RunRows, file: TextIO) -> None:
     """Write a list of objects without holding it in memory."""
+    columns = _columns(runs)
     separator = "["
-    for row in rows:
-        values = zip(COLUMNS, _values(row), strict=True)
+    for row in _rows(runs):
+        values = zip(columns, row, strict=True)
         file.write(separator + json.dumps({name: to_json(value) for name, value in values}))
         separator = ",\n "
     file.write("]\n" if separator != "[" else "[]\n")
 
 
-def _values(row: ExportRow) -> tuple[Any, ...]:
-    place = (row.metric, row.step, row.epoch, row.time, row.rank, row.value)
-    return (*place, row.first_step, row.low, row.high, row.count)
+def write_parquet(runs: RunRows, path: Path) -> None:
+    """Write a Parquet file; NaN stays NaN. Raise ``ProblemError`` if pyarrow is missing."""
+    arrow = load_library("pyarrow", "parquet", "--to parquet")
+    parquet = load_library("pyarrow.parquet", "parquet", "--to parquet")
+    columns = _columns(runs)
+    schema = arrow.schema([(name, _PARQUET_TYPES[name]) for name in columns])
+    value_column = columns.index("value")
+    with parquet.ParquetWriter(path, schema) as writer:
+        rows = _rows(runs)
+        while batch := list(itertools.islice(rows, _PARQUET_BATCH)):
+            by_column: list[Any] = list(zip(*batch, strict=True))
+            by_column[value_column] = [
+                math.nan if v is None else v for v in by_column[value_column]
+            ]
+            by_column = [
+                arrow.array([_valid_text(v) if isinstance(v, str) else v for v in values], kind)
+                for values, kind in zip(by_column, schema.types, strict=True)
+            ]
+            writer.write_table(arrow.table(by_column, schema=schema))
+
+
+def _valid_text(text: str) -> str:
+    """Return the text with a replacement for each character that UTF-8 cannot hold."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _columns(runs: RunRows) -> tuple[str, ...]:
+    return ("run", *COLUMNS) if len(runs) > 1 else COLUMNS
+
+
+def _rows(runs: RunRows) -> Iterator[tuple[Any, ...]]:
+    for run_id, rows in runs.items():
+        prefix = (run_id,) if len(runs) > 1 else ()
+        for row in rows:
+            place = (row.metric, row.step, row.epoch, row.time, row.rank, row.value)
+            yield (*prefix, *place, row.first_step, row.low, row.high, row.count)

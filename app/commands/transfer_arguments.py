@@ -1,0 +1,64 @@
+"""Arguments of the command that writes the metrics of runs in other formats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+EXPORT_FORMATS = ("csv", "json", "parquet", "tensorboard")
+
+
+def add_export(add: Callable[..., Any], run_help: str) -> None:
+    """Add ``ltui export``."""
+    export = add("export", "export:export", "write the metrics of runs to a file", _EXPORT_EPILOG)
+    export.add_argument("run", metavar="RUN", nargs="+", help=run_help)
+    export.add_argument(
+        "--to",
+        "--format",
+        choices=EXPORT_FORMATS,
+        default="csv",
+        help="the format (default: csv); parquet and tensorboard need the extra packages "
+        "ltui-train[parquet] and ltui-train[tensorboard]",
+    )
+    export.add_argument(
+        "--metric",
+        metavar="GLOB",
+        action="append",
+        default=[],
+        help="only metrics whose name matches, such as 'val/*'; can be repeated",
+    )
+    export.add_argument(
+        "-o",
+        dest="output",
+        metavar="FILE",
+        help="write to a file, which appears when it is complete; a folder for tensorboard",
+    )
+
+
+_EXPORT_EPILOG = """\
+--to csv, json and parquet write one table, a row for each metric, step and rank:
+
+  metric,step,epoch,time,rank,value,first_step,min,max,count
+
+The time is in unix seconds. A step that was repeated after a resume appears once.
+A value that was logged as NaN is empty in CSV, null in JSON and NaN in Parquet;
+an infinite one is null in JSON. The table of several runs begins with a column run.
+
+--to tensorboard writes event files: FOLDER/RUN for rank 0, FOLDER/RUN/rank-1 and so
+on for the others. They hold numbers of 32 bits, as all scalars of TensorBoard do.
+
+The export holds every step that is stored. Of a long run (more than 200,000
+steps) ltui stores the oldest steps as windows of 64 steps or more. Such a row
+holds the mean of a window as its value, at its last step, and also first_step,
+min, max and count; in all other rows count is 1 and these are empty. The range
+of these steps is printed on standard error.
+
+Without --metric, every logged metric and the loss are exported. The learning
+rate and the times of each step are exported with --metric 'step/*'.
+
+examples:
+  ltui export last -o run.csv
+  ltui export last --metric 'train/*' --metric val/acc --to json
+  ltui export brave-owl calm-fox --to parquet -o both.parquet
+  ltui export brave-owl calm-fox --to tensorboard -o events
+"""
