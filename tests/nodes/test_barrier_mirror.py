@@ -200,10 +200,23 @@ def test_an_ended_rank_of_another_node_is_noticed(tmp_path: Path) -> None:
     assert head.tables[0].dead_peers() == [1]
 
 
-def test_the_ranks_of_a_node_that_is_gone_are_marked(nodes: list[Node]) -> None:
-    head, _ = nodes
-    head.mirror.mark_gone([1, 2, 3, 99])
-    assert head.tables[0].dead_peers() == [2, 3], "rank 1 runs here"
+def test_the_ranks_that_have_not_saved_yet_are_missing(nodes: list[Node]) -> None:
+    head, agent = nodes
+    number = head.tables[0].publish(Action.CHECKPOINT)
+    exchange(nodes)
+    for node in nodes:
+        wait(node, number)
+        for table in node.tables:
+            table.set_acted(number)
+    exchange(nodes)
+    assert head.mirror.missing_ranks() == []
+    for table in (*head.tables, agent.tables[0]):
+        table.set_save_result(1, ok=True)
+    exchange(nodes)
+    assert head.mirror.missing_ranks() == [3]
+    agent.tables[1].set_state(DEPARTED)
+    exchange(nodes)
+    assert head.mirror.missing_ranks() == []
 
 
 def test_nothing_is_published_while_a_node_is_unreachable(nodes: list[Node]) -> None:

@@ -103,11 +103,18 @@ def test_the_head_is_killed_during_a_stop(two_machines: Machines) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S)
-def test_a_machine_that_is_gone_ends_the_run_and_leaves_nothing(two_machines: Machines) -> None:
+@pytest.mark.parametrize("request_word", [None, "stop", "pause"])
+def test_a_machine_that_is_gone_ends_the_run_and_leaves_nothing(
+    two_machines: Machines, request_word: str | None
+) -> None:
     run = start_run(two_machines, env=ENVIRONMENT)
     two_machines.cut(two_machines[1])
     two_machines[1].kill_all()
     began_s = time.monotonic()
+    if request_word is not None:
+        threading.Thread(
+            target=lambda: run.ltui(request_word, run.run_dir.id, code=None), daemon=True
+        ).start()
     ended = run.wait_for_end()
     print(f"ended after {time.monotonic() - began_s:.1f} s: {ended.detail}")
     assert ended.state is RunState.CRASHED

@@ -190,20 +190,24 @@ def needs_exchange(words: Words) -> bool:
     return min(numbers, default=number) < number or len(saves) > 1 or (bool(is_planned) and waits)
 
 
-def missing_ranks(words: Words) -> list[int]:
-    """Return the ranks for which the others wait in the open request; empty without one."""
+def missing_ranks(words: Words, *, is_requested: bool = False) -> list[int]:
+    """Return the ranks for which the others wait; empty if none waits for another.
+
+    They wait until all have read the open request, then until all have saved the checkpoint.
+    ``is_requested``: rank 0 is to publish a request, but may itself wait in a collective for ranks
+    that have passed fewer boundaries.
+    """
     number = words[BarrierTable.REQUEST] >> 4
-    seen, states = _column(words, SEEN), _column(words, STATE)
-    acted = _column(words, ACTED)
-    waiting = [s for s, n in zip(states, seen, strict=True) if n >= number and not s & 1]
-    if not number or not waiting or min(acted) >= number:
-        return []
-    furthest = max(waiting)
-    return [
-        rank
-        for rank, state in enumerate(states)
-        if acted[rank] < number and (state < furthest or seen[rank] < number)
-    ]
+    seen, states, acted, results, gone = (_column(words, word) for word in _COLUMNS)
+    ranks = [r for r, state in enumerate(states) if state != DEPARTED and not gone[r]]
+    furthest = max((states[r] for r in ranks), default=0)
+    if any(acted[r] < number for r in ranks):
+        is_awaited = any(seen[r] >= number and not states[r] & 1 for r in ranks)
+        late = [r for r in ranks if states[r] < furthest or (is_awaited and seen[r] < number)]
+        return [r for r in late if acted[r] < number]
+    saves = max((results[r] >> 1 for r in ranks), default=0)
+    unsaved = [r for r in ranks if results[r] >> 1 < saves]
+    return unsaved or [r for r in ranks if is_requested and states[r] < furthest]
 
 
 class RequestWords(NamedTuple):
@@ -291,23 +295,13 @@ class BarrierMirror:
             self._open_read_s = 0.0
             return True
 
-    def missing_ranks(self) -> list[int]:
-        """Return the ranks for which the others wait in the open request."""
+    def missing_ranks(self, *, is_requested: bool = False) -> list[int]:
+        """Return the ranks for which the others wait, as the function ``missing_ranks``."""
         with self._lock:
             words = self._table()
-            return [] if words is None else missing_ranks(words)
-
-    def mark_gone(self, ranks: Iterable[int]) -> None:
-        """Store that the processes of these ranks of other nodes have ended.
-
-        Ranks that wait for them proceed.
-        """
-        with self._lock:
-            words = self._table()
-            pids = [] if words is None else _column(words, PID)
-            for rank in ranks:
-                if words is not None and rank < len(pids) and not pids[rank]:
-                    words[_ROW * (1 + rank) + GONE] = 1
+            if words is None or not (is_requested or self._needs_exchange(words)):
+                return []
+            return missing_ranks(words, is_requested=is_requested)
 
     def set_unreachable(self, nodes: int) -> None:
         """Store with how many nodes no rows can be exchanged now.

@@ -317,16 +317,18 @@ class LiveAttempt:
         """Return a sentence that explains the state of the run, or None."""
         if self.restarts.scheduled is not None:
             return self.restarts.scheduled.describe()
-        silence = None if self.nodes is None else self.nodes.silence_text()
+        delays = None if self.nodes is None else self.nodes.delays_text(self.local_ranks())
         if self.stops.escalation is not None:
             text = self.stops.escalation.describe(time.monotonic())
-            return text if silence is None else f"{text}; {silence}"
-        if self.state is RunState.PAUSING and silence is not None:
-            return f"pausing: {silence}"
+            return text if delays is None else f"{text}; {delays}"
+        if self.state is RunState.PAUSING and delays is not None:
+            return f"pausing: {delays}"
         if self.queued_because is not None:
             return self.queued_because
         if self.nodes is not None and (waiting := self.nodes.waiting_text()) is not None:
             return waiting
+        if self.nodes is not None and (awaited := self.nodes.awaited_text(self.local_ranks())):
+            return f"saving a checkpoint: {awaited}"
         if self.stops.error is not None:
             return self.stops.error
         if self.state is RunState.PAUSED:

@@ -95,6 +95,11 @@ class StopController:
         except (OSError, ControlFileError) as error:
             self.error = f"the ranks cannot be reached: {error}"
 
+    def is_requested(self, pulses: Mapping[int, PulseState | None]) -> bool:
+        """Return True if ranks have not acted yet on the last request."""
+        live = (p for p in pulses.values() if p is not None and p.outcome is Outcome.RUNNING)
+        return any(pulse.decision_done < self._request_id for pulse in live)
+
     def plan_stop(self, step: int | None, epochs: int | None) -> None:
         """Set the step or the number of epochs at which the ranks stop; None removes it."""
         try:

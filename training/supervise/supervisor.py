@@ -156,11 +156,16 @@ class Supervisor:
     def _end_on_all_nodes(self, nodes: RemoteNodes) -> None:
         """Wait until the engines of the other machines have ended, then let the agents kill.
 
-        Each wait has a limit, since a machine may not answer any more.
+        Each wait has a limit, since a machine may not answer any more. When force is used, it is
+        only for the machines that answer.
         """
         live = self._live
+
+        def engines_ended() -> bool:
+            return nodes.reports.engines_ended(of_all=live.stops.forced_reason is None)
+
         for wait_s, is_done in (
-            (ENGINES_END_S, nodes.reports.engines_ended),
+            (ENGINES_END_S, engines_ended),
             (KILLED_S, nodes.reports.all_killed),
         ):
             deadline_s = time.monotonic() + wait_s
@@ -203,7 +208,7 @@ class Supervisor:
         if number := nodes.stop_signal():
             self.request_stop(number)
         nodes.set_stop(live.stops.escalation)
-        events = nodes.update(now_s)
+        events = nodes.update(now_s, is_requested=live.stops.is_requested(live.pulses))
         if live.stops.escalation is not None and live.stops.escalation.kill_at_once:
             return events
         failure = nodes.failure(now_s, patience_s=ENGINES_END_S)

@@ -125,7 +125,7 @@ class BarrierTable:
     number of nodes with which no rows can be exchanged now."""
     STATE, ACTED, RESULT, PID, GONE, SEEN = range(6)
     """Words of a row. ``PID`` is 0 for a rank of another node. ``GONE`` is 1 if the agent of its
-    node, or the head, has found that the rank's process has ended. ``SEEN`` is the number of the
+    node has found that the rank's process has ended. ``SEEN`` is the number of the
     last request that the rank has read at a boundary."""
 
     def __init__(self, path: Path, rank: int, world_size: int) -> None:

@@ -136,13 +136,17 @@ class NodeReports:
             and (report.engine_exit.signal or report.engine_exit.error)
         }
 
-    def engines_ended(self) -> bool:
-        """Return True if every other engine has ended, or its machine is gone or never joined."""
+    def engines_ended(self, *, of_all: bool) -> bool:
+        """Return True if every other engine has ended, or its machine is gone or never joined.
+
+        ``of_all``: also of the machines that do not answer now.
+        """
         return all(
             node.report is None
             or node.report.engine_exit is not None
             or node.report.error is not None
             or node.watch.state is NodeState.GONE
+            or (not of_all and node.watch.state is not NodeState.CONNECTED)
             for node in self._nodes.values()
         )
 

@@ -15,6 +15,8 @@ from dataclasses import replace
 
 from ltui.training.config.run_spec import Nodes, RunSpec
 from ltui.training.diagnosis.evidence import Evidence
+from ltui.training.diagnosis.machines import rank_machines
+from ltui.training.diagnosis.verdict_words import ranks_text, verb
 from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.stop_escalation import StopEscalation
 from ltui.training.nodes.barrier_mirror import BarrierMirror
@@ -39,6 +41,8 @@ from ltui.training.supervise.nodes.report_intake import ReportIntake, Wanted
 
 _WATCH_S = 0.02
 """Seconds between two looks at the table of the step consensus."""
+_AWAITED_S = 1.0
+"""Seconds after which ranks for which others wait are named."""
 _EVIDENCE_S = 3.0
 """Least seconds between two requests of evidence."""
 _DISMISS_S = 10.0
@@ -74,6 +78,8 @@ class RemoteNodes:
         self._began_s = time.monotonic()
         self._failed_at_s: float | None = None
         """Monotonic time since when an engine of another machine has failed."""
+        self._awaited: tuple[list[int], float] = [], self._began_s
+        """Ranks for which the others wait, and monotonic time since when."""
         self._evidence_requested_s = 0.0
         self._training_versions: Mapping[str, str] = {}
         """Versions in the training interpreter; empty until it has answered."""
@@ -109,8 +115,14 @@ class RemoteNodes:
 
     # -- what the loop reads -------------------------------------------------------------------
 
-    def update(self, now_s: float) -> list[Event]:
-        """Update the state of the machines. Return what happened since the last call."""
+    def update(self, now_s: float, *, is_requested: bool) -> list[Event]:
+        """Update the state of the machines. Return what happened since the last call.
+
+        ``is_requested``: there is a request on which not all ranks have acted.
+        """
+        awaited = self._barrier.missing_ranks(is_requested=is_requested)
+        if awaited != self._awaited[0]:
+            self._awaited = awaited, now_s
         for node in self._nodes.values():
             change = node.watch.update(now_s, ended=node.has_ended)
             if change is not None:
@@ -182,6 +194,19 @@ class RemoteNodes:
             return text
         key_file = self._run_dir.path / KEY_FILE_NAME
         return f"{text}; on each of them: ltui join {self.place} --key-file {key_file}"
+
+    def awaited_text(self, local_ranks: Iterable[int]) -> str | None:
+        """Return for which ranks the others wait at a boundary or for a checkpoint, or None."""
+        ranks, since_s = self._awaited
+        if not ranks or time.monotonic() - since_s < _AWAITED_S:
+            return None
+        machines = rank_machines(self.snapshots(local_ranks))
+        return f"{ranks_text(ranks, machines)} {verb(ranks, 'is', 'are')} missing"
+
+    def delays_text(self, local_ranks: Iterable[int]) -> str | None:
+        """Return what delays a request: ranks that are missing, machines that do not answer."""
+        texts = (self.awaited_text(local_ranks), self.silence_text())
+        return "; ".join(text for text in texts if text) or None
 
     def silence_text(self) -> str | None:
         """Return which machines do not answer now, and why; None if all do."""
