@@ -62,17 +62,18 @@ def _parts(view_model: HeaderViewModel) -> list[_Part]:
     parts = [
         _Part((state,), 0, left=True),
         _Part((Cell(text=name, tone=Tone.ACCENT),), 1, left=True),
-        _Part((Cell(text=preset, tone=Tone.DIM),), 9, left=True),
+        _Part((Cell(text=preset, tone=Tone.DIM),), 10, left=True),
         _Part((Cell(text=view_model.machines),), 3, left=True),
         _Part((Cell(text=view_model.epoch),), 6),
         _Part((Cell(text=view_model.step),), 2),
     ]
     if view_model.share is not None:
-        parts.append(_Part(bar_cells(view_model.share, BAR_WIDTH, _bar_tone(view_model.tone)), 7))
+        parts.append(_Part(bar_cells(view_model.share, BAR_WIDTH, _bar_tone(view_model.tone)), 8))
         parts.append(_Part((Cell(text=percent(view_model.share).rjust(5)),), 5))
     parts.append(_Part((Cell(text=view_model.eta),), 4))
-    parts.append(_Part((Cell(text=view_model.elapsed, tone=Tone.DIM),), 10))
-    parts.append(_Part((Cell(text=view_model.attempt, tone=Tone.DIM),), 8))
+    parts.append(_Part((Cell(text=view_model.job, tone=Tone.DIM),), 7))
+    parts.append(_Part((Cell(text=view_model.elapsed, tone=Tone.DIM),), 11))
+    parts.append(_Part((Cell(text=view_model.attempt, tone=Tone.DIM),), 9))
     return [p for p in parts if p.width and p.cells[0].text != NA]
 
 

@@ -126,6 +126,8 @@ class HeaderViewModel:
     """Short lines that must not be overlooked, such as ``history incomplete: disk full``."""
     machines: str = ""
     """Such as ``2 machines, 16 ranks``; empty on one machine."""
+    job: str = ""
+    """Such as ``job ends in 3 h 10 m``; empty outside of a job of a cluster."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,16 +8,16 @@ import re
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from operator import itemgetter
 from pathlib import Path
 
 from ltui.app.exit_codes import EXIT_DONE
 from ltui.app.live.log_tail import node_of_launcher_log, rank_of_log
-from ltui.app.presentation.machines import log_labels
+from ltui.app.presentation.machines import log_labels, machine_names, rank_range
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import ProblemError
-from ltui.training.state.run_snapshot import LIVE
+from ltui.training.state.run_snapshot import LIVE, NodeSnapshot, RunSnapshot
 from ltui.training.store.run_directory import RunDir, find_run, ltui_home
 from ltui.widgets.sanitise import clean_line
 from ltui.widgets.view_models import LAUNCHER
@@ -36,9 +36,12 @@ def print_logs(options: Namespace) -> int:
     run_dir = find_run(ltui_home(to_write=False), options.run)
     attempt = _find_attempt(run_dir, options.attempt)
     folder = run_dir.logs_dir(attempt)
-    if not options.follow:
-        _require_rank(folder, options.rank)
-    printer = _Printer(folder, options.rank, _machine_labels(run_dir))
+    snapshot = _snapshot(run_dir)
+    sources = selected_sources(options.rank, options.node, snapshot)
+    if not options.follow and options.rank is not None:
+        _require_rank(folder, min(sources or ()))
+    labels = {} if snapshot is None else log_labels(snapshot)
+    printer = _Printer(folder, sources, labels)
     while True:
         # The state is read before the files, so that everything written before the end is printed.
         live = options.follow and _still_writing(run_dir, attempt)
@@ -50,13 +53,55 @@ def print_logs(options: Namespace) -> int:
     return EXIT_DONE
 
 
-def _machine_labels(run_dir: RunDir) -> dict[int, str]:
-    """Return the labels ``machine:rank`` of a run on several machines; empty if unknown."""
+def _snapshot(run_dir: RunDir) -> RunSnapshot | None:
+    """Return the snapshot of the run, which names its machines; None if it cannot be read."""
     try:
-        snapshot = resolve_snapshot(run_dir)
+        return resolve_snapshot(run_dir)
     except ProblemError:
-        return {}
-    return log_labels(snapshot)
+        return None
+
+
+def selected_sources(
+    rank: str | None, machine: str | None, snapshot: RunSnapshot | None
+) -> frozenset[int] | None:
+    """Return the logs that ``--rank`` and ``--node`` select; None for all.
+
+    A source is a rank, or ``LAUNCHER`` minus the number of a machine. ``rank`` is ``12`` or
+    ``gpu-b:12``. Raise ``ProblemError`` if the run has no such machine, or not that rank on it.
+    """
+    name, colon, digits = ("" if rank is None else rank).rpartition(":")
+    if colon and machine is not None and name != machine:
+        raise ProblemError.of(
+            where=f"--rank {rank}", what=f"it names another machine than --node {machine}."
+        )
+    place = name if colon else machine
+    if place is None:
+        return None if rank is None else frozenset({int(digits)})
+    node = _find_machine(f"--rank {rank}" if colon else f"--node {place}", place, snapshot)
+    if rank is None:
+        return frozenset({*node.ranks, LAUNCHER - node.node})
+    if int(digits) not in node.ranks:
+        raise ProblemError.of(
+            where=f"--rank {rank}",
+            what=f"{place} has no rank {digits}.",
+            remedy=f"Its ranks: {rank_range(node.ranks)}.",
+        )
+    return frozenset({int(digits)})
+
+
+def _find_machine(where: str, text: str, snapshot: RunSnapshot | None) -> NodeSnapshot:
+    """Return the machine with this number, label or host name. Raise ``ProblemError``."""
+    nodes = () if snapshot is None else snapshot.nodes
+    labels = {} if snapshot is None else machine_names(snapshot)
+    for node in nodes:
+        if text in (str(node.node), labels[node.node], node.name, node.host):
+            return node
+    known = ", ".join(f"{number} ({name})" for number, name in sorted(labels.items()))
+    raise ProblemError.of(
+        where=where,
+        what="the run has no such machine.",
+        remedy=f"Known machines: {known}." if known else "It runs on one machine: omit it.",
+    )
 
 
 def _find_attempt(run_dir: RunDir, requested: int | None) -> int:
@@ -77,9 +122,9 @@ def _find_attempt(run_dir: RunDir, requested: int | None) -> int:
     raise ProblemError.of(where=place, what="there are no logs of this attempt.", remedy=remedy)
 
 
-def _require_rank(folder: Path, rank: int | None) -> None:
+def _require_rank(folder: Path, rank: int) -> None:
     ranks = sorted(r for p in folder.glob("*.log") if (r := rank_of_log(p.name)) is not None)
-    if rank is None or rank in ranks:
+    if rank in ranks:
         return
     remedy = (
         f"Known ranks: {', '.join(map(str, ranks))}."
@@ -103,10 +148,14 @@ class _Printer:
     """
 
     def __init__(
-        self, folder: Path, rank: int | None, labels: Mapping[int, str] | None = None
+        self,
+        folder: Path,
+        sources: Collection[int] | None = None,
+        labels: Mapping[int, str] | None = None,
     ) -> None:
+        """``sources`` are the logs to print (``selected_sources``); None for all."""
         self._folder, self._labels = folder, labels or {}
-        self._rank = rank
+        self._sources = sources
         self._files: dict[str, _LogFile] = {}
         self._safe = sys.stdout.isatty()
 
@@ -126,15 +175,17 @@ class _Printer:
             self._folder.glob("*.log"), key=lambda p: (rank_of_log(p.name) is None, p.name)
         )
         for path in paths:
+            if path.name in self._files:
+                continue
             rank = rank_of_log(path.name)
-            if path.name not in self._files and self._rank in (None, rank):
-                self._files[path.name] = _LogFile(path, self._prefix(path.name, rank))
+            source = LAUNCHER - node_of_launcher_log(path.name) if rank is None else rank
+            if self._sources is None or source in self._sources:
+                self._files[path.name] = _LogFile(path, self._prefix(source, rank))
         return [self._files[path.name] for path in paths if path.name in self._files]
 
-    def _prefix(self, name: str, rank: int | None) -> bytes:
-        if self._rank is not None:
+    def _prefix(self, source: int, rank: int | None) -> bytes:
+        if self._sources is not None and len(self._sources) == 1:
             return b""
-        source = LAUNCHER - node_of_launcher_log(name) if rank is None else rank
         label = self._labels.get(source, "" if rank is None else f"r{rank}")
         return f"{label} ".encode() if label else b""
 

@@ -92,6 +92,17 @@ def whole_number(text: str) -> int:
     return int(plain)
 
 
+def rank_name(text: str) -> str:
+    """Return the name of a rank, ``12`` or ``gpu-b:12``."""
+    machine, colon, number = text.rpartition(":")
+    plain = strip_digit_grouping(number)
+    if not plain.isdecimal() or (colon and not machine):
+        raise argparse.ArgumentTypeError(
+            f"`{text}` is not a whole number of 0 or more, or a machine and such a number (gpu-b:12)."
+        )
+    return f"{machine}{colon}{plain}"
+
+
 AddCommand = Callable[..., Any]
 
 
@@ -437,7 +448,17 @@ def _add_inspection_commands(add: AddCommand) -> None:
     )
     logs = add("logs", "logs:print_logs", "print the logs of a run", _LOGS_EPILOG)
     _add_run_argument(logs)
-    logs.add_argument("--rank", type=whole_number, metavar="N", help="only this rank")
+    logs.add_argument(
+        "--rank",
+        type=rank_name,
+        metavar="N",
+        help="only this rank: its number, or machine and number (gpu-b:12)",
+    )
+    logs.add_argument(
+        "--node",
+        metavar="NODE",
+        help="only the ranks and the launcher of this machine, by number or name",
+    )
     logs.add_argument(
         "--attempt",
         type=whole_number,
@@ -657,6 +678,7 @@ sequences are removed; into a pipe or a file, the bytes are copied unchanged.
 examples:
   ltui logs last --follow
   ltui logs brave-owl --rank 1 --attempt 2
+  ltui logs brave-owl --node gpu-b
 """
 
 _DIAGNOSE_EPILOG = """\

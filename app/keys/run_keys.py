@@ -32,7 +32,7 @@ o      | outliers            | outliers         | Show all values, or cut outlie
 -      | smooth(-1)          | less smoothing   | Smooth the curves less
 [Log]
 v      | next_log            | choose rank      | Show all ranks, one rank, or the launcher
-/      | search              | find             | Find in the log
+/      | search              | find             | Find in the log; among machines: filter ranks
 [Screen]
 1      | panel('loss')       | metrics          | Go to the charts of metrics
 2      | panel('throughput') | throughput       | Go to the throughput chart

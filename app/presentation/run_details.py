@@ -14,7 +14,7 @@ from ltui.app.live.frame import Frame
 from ltui.app.presentation.machines import clock_text, machine_names, rank_range
 from ltui.app.presentation.run_configuration import hyperparameters, settings
 from ltui.app.presentation.run_report import ordered_metrics
-from ltui.app.presentation.snapshot_text import checkpoint_text, program_text
+from ltui.app.presentation.snapshot_text import checkpoint_text, job_text, program_text
 from ltui.training.state.run_snapshot import LIVE, CheckpointInfo, NodeState
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line, clean_name
@@ -178,6 +178,8 @@ def _append_run_facts(out: Text, frame: Frame) -> None:
         ("world size", formats.count(run.world_size)),
         ("hosts", "" if run.nodes else ", ".join(hosts)),
         ("Python", python),
+        ("SLURM job", "" if run.job is None else job_text(run.job)),
+        ("time limit", "" if run.job is None else _limit_text(run.job.ends_at)),
         ("supervisor", "" if run.supervisor_pid is None else f"pid {run.supervisor_pid}"),
         ("FLOP per batch", _flops_text(run.flops_per_batch)),
         ("model FLOP utilisation", formats.percent(run.model_flop_utilisation)),
@@ -185,6 +187,11 @@ def _append_run_facts(out: Text, frame: Frame) -> None:
     ):
         if value:
             out.append(f"{name}: {clean_line(value)}\n")
+
+
+def _limit_text(ends_at: float | None) -> str:
+    # The time of day, because the remaining time would be redrawn every second.
+    return "" if ends_at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ends_at))
 
 
 def _flops_text(count: float | None) -> str:

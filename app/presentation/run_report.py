@@ -16,6 +16,7 @@ from ltui.app.presentation.snapshot_text import (
     data_wait_text,
     gpu_label,
     gpu_name,
+    job_text,
     metric_value_text,
     percent_of_time,
     position,
@@ -241,15 +242,14 @@ def _times_text(snapshot: RunSnapshot, now: float) -> str:
 
 
 def _job_text(snapshot: RunSnapshot, now: float) -> str:
-    """Return ``12 on n[07-08], time limit in 3 h 10 m``."""
+    """Return ``12 on n[07-08], partition gpu, time limit in 3 h 10 m``."""
     job = snapshot.job
     if job is None or snapshot.state not in LIVE:
         return ""
-    on = f" on {clean_name(job.node_names)}" if job.node_names else ""
     limit = (
         "" if job.ends_at is None else f", time limit in {duration(max(0.0, job.ends_at - now))}"
     )
-    return f"{clean_name(job.id)}{on}{limit}"
+    return f"{job_text(job)}{limit}"
 
 
 def _first_start(snapshot: RunSnapshot) -> float | None:

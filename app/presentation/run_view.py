@@ -121,10 +121,18 @@ def header(frame: Frame) -> HeaderViewModel:
         elapsed=formats.duration(run.elapsed_s),
         attempt=f"attempt {run.attempt}",
         machines=machine_count(run),
+        job=_job_left(run, frame.now),
         banner=banner,
         banner_tone=banner_tone,
         notes=note_lines(frame),
     )
+
+
+def _job_left(run: RunSnapshot, now: float) -> str:
+    """Return ``job ends in 3 h 10 m``; empty outside of a job, or if its limit is unknown."""
+    if run.job is None or run.job.ends_at is None or run.state not in LIVE:
+        return ""
+    return f"job ends in {formats.duration(max(0.0, run.job.ends_at - now))}"
 
 
 def _epoch_text(run: RunSnapshot) -> str:

@@ -18,6 +18,7 @@ from ltui.training.state.metric_name_patterns import (
 from ltui.training.state.run_snapshot import (
     CheckpointInfo,
     GpuSnapshot,
+    JobSnapshot,
     MetricValue,
     RankSnapshot,
     RankState,
@@ -203,3 +204,10 @@ def gpu_name(model: str | None) -> str:
 def percent_of_time(value: float | None) -> str:
     """Return a percentage of the driver, 0 to 100, as ``41 %``."""
     return percent(None if value is None else value / 100)
+
+
+def job_text(job: JobSnapshot) -> str:
+    """Return ``12 on n[07-08], partition gpu``."""
+    on = f" on {clean_name(job.node_names)}" if job.node_names else ""
+    partition = f", partition {clean_name(job.partition)}" if job.partition else ""
+    return f"{clean_name(job.id)}{on}{partition}"

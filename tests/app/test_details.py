@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ltui.app.presentation import run_details
+from ltui.app.presentation import run_details, run_view
 from ltui.app.presentation.run_configuration import settings
 from ltui.training.config.run_spec import RunSpec
-from ltui.training.state.run_snapshot import CheckpointInfo
+from ltui.training.state.run_snapshot import CheckpointInfo, JobSnapshot, RunState
 from tests.app.frames import NOW, curve, frame, snapshot
 
 SPEC = RunSpec(
@@ -91,3 +91,20 @@ def test_the_reason_of_a_checkpoint_is_made_safe() -> None:
         text = run_details.checkpoints_and_events(frame(snapshot=shown)).plain
         assert "step 15" in text
         assert not {"\x1b", "\x07", "\x9b"} & set(text)
+
+
+def test_the_job_of_slurm_is_among_the_facts() -> None:
+    job = JobSnapshot(id="12", node_names="n[07-08]", partition="gpu", ends_at=NOW + 3600)
+    text = run_details.checkpoints_and_events(frame(snapshot=snapshot(job=job))).plain
+    assert "SLURM job: 12 on n[07-08], partition gpu\ntime limit: 20" in text
+    unlimited = snapshot(job=JobSnapshot(id="12"))
+    text = run_details.checkpoints_and_events(frame(snapshot=unlimited)).plain
+    assert "SLURM job: 12\n" in text
+    assert "time limit" not in text
+
+
+def test_the_header_says_when_the_job_ends() -> None:
+    job = JobSnapshot(id="12", ends_at=NOW + 3 * 3600 + 600)
+    assert run_view.header(frame(snapshot=snapshot(job=job))).job == "job ends in 3 h 10 m"
+    ended = snapshot(job=job, state=RunState.STOPPED)
+    assert run_view.header(frame(snapshot=ended)).job == ""

@@ -25,6 +25,8 @@ checkpoint delete tag group note star presets check doctor completion""".split()
         (["stop", "x", "--timeout", "-1"], "not a positive number of seconds"),
         (["stop", "x", "--timeout", "nan"], "not a positive number of seconds"),
         (["logs", "x", "--rank", "one"], "not a whole number"),
+        (["logs", "x", "--rank", "gpu-b:one"], "not a whole number"),
+        (["logs", "x", "--rank", ":1"], "not a whole number"),
         (["runs", "--jsn"], "--jsn"),
         (["export", "x", "--to", "cvs"], "Did you mean `csv`?"),
         (["stop", "x", "--when", "val/loss<0.2", "--cancel"], "--cancel: it cancels every"),

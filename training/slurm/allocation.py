@@ -21,6 +21,7 @@ def job_of_environment(environ: Mapping[str, str]) -> JobSnapshot | None:
         node_names=environ.get("SLURM_JOB_NODELIST") or None,
         gpus=None if per_node is None else per_node * nodes,
         ends_at=None if ends_at is None else float(ends_at),
+        partition=environ.get("SLURM_JOB_PARTITION") or None,
     )
 
 

@@ -120,6 +120,7 @@ class JobSnapshot:
     """Number of GPUs of all nodes together; None if the job has requested none."""
     ends_at: float | None = None
     """Unix time of its time limit; None if it is unknown."""
+    partition: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
