@@ -98,7 +98,7 @@ def rank_name(text: str) -> str:
     plain = strip_digit_grouping(number)
     if not plain.isdecimal() or (colon and not machine):
         raise argparse.ArgumentTypeError(
-            f"`{text}` is not a whole number of 0 or more, nor a machine and such a number: gpu-b:12."
+            f"`{text}` is not a whole number of 0 or more, with or without a machine: gpu-b:12."
         )
     return f"{machine}{colon}{plain}"
 
