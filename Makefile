@@ -105,16 +105,19 @@ exactness: $(VENV)/.installed-test
 	  $${KEEP:+env LTUI_EXACTNESS_FOLDER="$$KEEP"} $(PY) -m pytest -s tests/rank/test_exactness.py
 
 # LTUI_CHAOS_KILLS (100), LTUI_CHAOS_TORCH_KILLS (15 of 100), LTUI_CHAOS_SEED (drawn and printed),
-# LTUI_CHAOS_JOBS (1) storms side by side
+# LTUI_CHAOS_JOBS (1) storms side by side. NODES=2: kills and link cuts on two machines (an hour).
 chaos: $(VENV)/.installed-test
-	@LTUI_CHAOS=all $(PY) -m pytest tests/chaos tests/supervise/test_disk_full.py
-	@$(PY) -m tests.chaos
+	@if [ "$${NODES:-1}" = 2 ]; then exec $(PY) -m tests.chaos.two_nodes; fi; \
+	  LTUI_CHAOS=all $(PY) -m pytest tests/chaos tests/supervise/test_disk_full.py && \
+	  $(PY) -m tests.chaos
 
 signals: $(VENV)/.installed-test
 	@LTUI_SIGNALS=1 $(PY) -m pytest tests/system/test_signals.py
 
+# NODES=2: the faults whose culprit is on another machine, and faults of machines (20 minutes).
 zoo: $(VENV)/.installed-test
-	@failed=0; LTUI_POLICY=all $(PY) -m pytest tests/faults/test_policy.py || failed=1; \
+	@if [ "$${NODES:-1}" = 2 ]; then exec $(PY) -m tests.nodes.machine_faults; fi; \
+	  failed=0; LTUI_POLICY=all $(PY) -m pytest tests/faults/test_policy.py || failed=1; \
 	  $(PY) -m tests.faults || failed=1; exit $$failed
 
 # CYCLES=20 SEED=7 for fewer, or for the same again.

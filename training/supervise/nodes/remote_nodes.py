@@ -247,7 +247,9 @@ class RemoteNodes:
                 continue
             failed = True
             if self._failed_at_s is not None and now_s - self._failed_at_s > patience_s:
-                return f"the engine of {self.name(number)} has ended"
+                how = end.error or (f"signal {end.signal}" if end.signal else None)
+                how = how or f"exit code {end.exit_code}"
+                return f"the engine of {self.name(number)} has ended ({how})"
         self._failed_at_s = (self._failed_at_s or now_s) if failed else None
         return None
 
