@@ -6,6 +6,7 @@ not hold becomes the ``fault`` of the outcome; the storm then continues with ano
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -39,6 +40,7 @@ from tests.chaos.process_tree import kill_together
 from tests.ltui_command import LTUI
 from tests.nodes.run_of_machines import MachinesRun
 from tests.nodes.two_machines import Machine, Machines, ltui_on, start_on
+from tests.waiting import wait_for
 
 STRIKES_OF_A_TRIAL = 8
 PATIENCE_S = 300.0
@@ -95,10 +97,13 @@ class StartCommands:
             return
         run_dir = self._run_dir()
         if run_dir is not None:
-            self.join(run_dir)
+            with contextlib.suppress(AssertionError):  # a killed head has no link
+                self.join(run_dir)
 
     def join(self, run_dir: RunDir) -> int:
-        place = json.loads((run_dir.path / "engine" / "link.json").read_text())
+        link = run_dir.path / "engine" / "link.json"
+        wait_for(link.exists, seconds=60)
+        place = json.loads(link.read_text())
         words = ["join", f"{place['address']}:{place['port']}", "--detach"]
         return self._command(
             self._machines[1], [*words, "--key-file", str(run_dir.path / "node.key")]
@@ -307,10 +312,11 @@ class NodeStorm:
                 outcome.detail = seen.snapshot.detail
                 if not seen.at_rest(steps):
                     rests_since_s = None
-                elif not (seen.is_live and strike.role in FATAL):
+                elif not seen.is_live or strike.is_cut or strike.role in HARMLESS:
                     break
-                elif strike.phase == "start":
-                    # It struck before the start, or the user has joined again.
+                elif strike.phase == "start" or strike.role not in FATAL:
+                    # It struck before the start, the user has joined again, or a rank does not
+                    # need its worker yet.
                     rests_since_s = rests_since_s or time.monotonic()
                     if time.monotonic() - rests_since_s > NOTICE_S:
                         break

@@ -94,8 +94,12 @@ class NodesObservation:
             return None
         for node in (0, 1):
             ranks = [a for a in self.steadily_alive(node) if a.role.startswith(("rank", "engine"))]
-            # Nobody on machine 0 can know of the other machine without a link, or a supervisor.
-            excused = node == 1 and not (truth.cable.is_settled() and self.has(0, "supervisor"))
+            # Nobody on machine 0 can know of the other machine without a link, without a
+            # supervisor, or before its agent has reported.
+            nodes = self.snapshot.nodes
+            has_reported = len(nodes) == 2 and nodes[1].state is not NodeState.JOINING
+            connected = truth.cable.is_settled() and has_reported
+            excused = node == 1 and not (connected and self.has(0, "supervisor"))
             if ranks and not excused:
                 state = self.snapshot.state.value
                 return f"shown as {state} while {[a.role for a in ranks]} lived on machine {node}"

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 
 import pytest
 
-from ltui.training.lifecycle.resume_run import delete
+from ltui.training.lifecycle.recover_runs import recover_run
+from ltui.training.lifecycle.resume_run import delete, resume
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import ProblemError
-from ltui.training.state.run_snapshot import RunState
+from ltui.training.state.run_snapshot import RunState, to_json
 from ltui.training.store.run_directory import RunDir
 from tests.chaos.conftest import Command, everywhere, kill_roles, wait_for_more_steps
 from tests.chaos.process_tree import live_processes
@@ -55,6 +60,42 @@ def test_foreign_ranks_end_with_the_next_command(
     assert "crashed" in output or "shim process was killed" in output
     assert ended.history_note is None
     assert runs.steps(run) == list(range(1, (ended.ranks[0].global_step or 0) + 1))
+
+
+def test_a_stop_during_which_all_died_was_not_forced(
+    runs: Runs, ltui: Command, saved_run: RunDir
+) -> None:
+    run = saved_run
+    ranks = [a for a in live_processes(run) if a.role.startswith("rank")]
+    for rank in ranks:
+        os.kill(rank.mark.pid, signal.SIGSTOP)
+    runs.order(run, "stop", timeout_s=1.0)
+    runs.until(run, lambda s: s.state is RunState.STOPPING)
+    kill_roles(run)
+    time.sleep(1.5)  # until the time of the stop is over
+    before = resolve_snapshot(run)
+    assert before.state is RunState.LOST
+    shown = ltui.show(run)
+    assert (shown["state"], shown["detail"]) == ("lost", before.detail)
+
+
+def test_a_resume_is_not_shown_as_the_end_before_it(runs: Runs, saved_run: RunDir) -> None:
+    """The engine starts before the supervisor writes the first snapshot of the attempt."""
+    run = saved_run
+    runs.order(run, "stop")
+    stopped = runs.ended(run)
+    assert stopped.state is RunState.STOPPED
+    document = json.dumps(to_json(stopped))
+    resume(run)
+    wait_for_more_steps(runs, run)
+    kill_roles(run, "supervisor", "shim")
+    with sqlite3.connect(run.db_path) as store:
+        store.execute("UPDATE snapshot SET document = ?", (document,))
+    store.close()
+    snapshot = resolve_snapshot(run)
+    assert (snapshot.state, snapshot.attempt) == (RunState.RUNNING, 2)
+    assert recover_run(run)
+    runs.until_alone(run)
 
 
 def test_a_queued_run_goes_on_waiting(

@@ -137,7 +137,7 @@ def _read_stored_snapshot(run_dir: RunDir) -> RunSnapshot:
     if path.exists() and path.stat().st_size:
         try:
             with RunStore(run_dir) as store:
-                snapshot = store.snapshot()
+                snapshot = _of_latest_attempt(run_dir, store.snapshot())
             missing = (snapshot.history_note, what_is_missing(run_dir))
             return replace(snapshot, history_note="; ".join(t for t in missing if t) or None)
         except NoHistoryError:
@@ -146,6 +146,31 @@ def _read_stored_snapshot(run_dir: RunDir) -> RunSnapshot:
             problem = error.problems[0]
             note = " ".join(text for text in (problem.what, problem.remedy) if text)
     return _snapshot_from_files(run_dir, note)
+
+
+def _of_latest_attempt(run_dir: RunDir, stored: RunSnapshot) -> RunSnapshot:
+    """Return ``stored``, unless a later attempt has begun of which no snapshot was written yet.
+
+    The engine starts before its supervisor writes the first one, and the supervisor may die.
+    """
+    latest = latest_attempt(run_dir) or 0
+    if stored.state in LIVE or latest <= stored.attempt:
+        return stored
+    shim = shim_identity(run_dir, latest)
+    if not (shim is not None and shim.alive()) and not run_processes(run_dir):
+        return stored
+    return replace(
+        stored,
+        state=RunState.STARTING,
+        detail="its supervisor is still starting",
+        attempt=latest,
+        started_at=None,
+        ended_at=None,
+        exit_code=None,
+        ranks=(),
+        verdicts=(),
+        log_dir=str(run_dir.logs_dir(latest)),
+    )
 
 
 def _snapshot_from_files(run_dir: RunDir, note: str | None) -> RunSnapshot:

@@ -78,6 +78,12 @@ class AttemptFinisher:
             pass
         # In a recovered attempt the shim is blamed only if processes were still running.
         shim_died = shim_died and (not attempt.recovered or bool(killed))
+        if (
+            attempt.recovered
+            and engine_exit is None
+            and not (killed or attempt.stops.has_signalled)
+        ):
+            attempt.stops.forced_reason = None  # All had ended before a stop could use force.
         log = log_tail(attempt.run_dir.engine_log_path(attempt.number))
         failures = worker_failures(log)
         if attempt.nodes is not None:

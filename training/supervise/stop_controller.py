@@ -46,6 +46,8 @@ class StopController:
         self.escalation: StopEscalation | None = None
         self.pausing = False
         self.forced_reason: str | None = None
+        self.has_signalled = False
+        """True if this supervisor has sent a signal to a living process of the run."""
         self.error: str | None = None
 
     # -- requests ------------------------------------------------------------------------------
@@ -200,6 +202,7 @@ class StopController:
         if (stage, process, turn) in self._sent:
             return
         self._sent.add((stage, process, turn))
+        self.has_signalled = self.has_signalled or process.alive()
         if group:
             send_signal(process, number, group=True)
         send_signal(process, number)
