@@ -115,7 +115,7 @@ class AttemptFinisher:
         self._record(end, failures, engine_exit, judgement)
 
     def finish_queued(self, state: RunState, detail: str) -> None:
-        """Finish an attempt that waited for GPUs and whose engine was never started."""
+        """Finish an attempt that waited to start and whose engine was never started."""
         self._attempt.queued_because = None
         judgement = self._attempt.judge_ended()
         self._record(AttemptEnd(state=state, detail=detail), [], None, judgement)

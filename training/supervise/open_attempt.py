@@ -65,7 +65,7 @@ def open_attempt(
         shim: subprocess.Popen[bytes] | None = None
         try:
             attempt = _record_attempt(run_dir, plan, store, missing)
-            if not plan.recover and spec.gpus is None:
+            if not plan.recover and not _waits_before_start(spec):
                 shim = _start_shim(run_dir, spec, attempt, plan.resume_from, plan.changes)
                 on_error.callback(_kill_shim, run_dir, shim)
             # This import takes longer than everything above, so the engine is started before it.
@@ -87,6 +87,16 @@ def open_attempt(
             run_dir.engine_final_path(attempt - 1).touch()
         on_error.pop_all()
         return supervisor
+
+
+def _waits_before_start(spec: RunSpec) -> bool:
+    """Return True if the engine must not start at once: the run waits for GPUs or for other nodes.
+
+    The ranks of a preset wait for each other, so their engine can start before all nodes have
+    joined. A command of the user may not wait, and so could end before.
+    """
+    is_head = spec.nodes is not None and spec.nodes.rank == 0
+    return spec.gpus is not None or (is_head and spec.command is not None)
 
 
 def _supervisor_class(spec: RunSpec) -> type[Supervisor | NodeAgent]:
@@ -144,12 +154,12 @@ def _start_engine_if_due(
     """Start the engine if it has not been started yet.
 
     This is the case for a recovered attempt whose supervisor died too early. If the run waits for
-    GPUs, the supervisor starts the engine later.
+    other nodes or for GPUs, the supervisor starts the engine later.
     """
     attempt = supervisor.attempt
     started = shim_identity(run_dir, attempt) is not None or supervisor.restart_waits
     start_due = not plan.recover or (not started and _start_was_interrupted(run_dir, attempt))
-    # The start file is written when the GPUs are chosen, so with it the run no longer waits.
+    # The start file is written when the waiting ends.
     waits = not supervisor.restart_waits and not run_dir.engine_start_path(attempt).exists()
     changes, _ = store.start_reason(attempt)
     resume_from = plan.resume_from or (store.resumed_path(attempt) if plan.recover else None)
@@ -159,7 +169,7 @@ def _start_engine_if_due(
         _wait_for_shim(run_dir, attempt, shim)
         return shim
 
-    if spec.gpus is not None and (start_due or waits):
+    if _waits_before_start(spec) and (start_due or waits):
         save_environment(run_dir)
         supervisor.start_shim = start
     elif start_due:

@@ -73,11 +73,12 @@ class Supervisor:
         self.attempt = attempt
         self.shim = ShimWatch(run_dir, attempt)
         self.start_shim: Callable[[RunSpec], subprocess.Popen[bytes]] | None = None
-        """Starts the engine. Set if the run still has to wait for GPUs."""
+        """Starts the engine. Set if the run has to wait for other nodes or for GPUs before."""
         self._run_dir = run_dir
         self._spec = spec
         self._store = store
         self._gpu_queue: GpuQueue | None = None
+        self._gpus_tried_s = 0.0
         self._saved_at = 0.0
         self._recorded_state: RunState | None = None
         self._wake = threading.Event()
@@ -117,7 +118,7 @@ class Supervisor:
         Return the plan of the next attempt, for which the run lock stays held, or None.
         """
         if not self.restart_waits:
-            if self.start_shim is not None and not self._wait_for_gpus(self.start_shim):
+            if self.start_shim is not None and not self._wait_to_start(self.start_shim):
                 return None
             self._supervise()
         scheduled = self._live.restarts.scheduled
@@ -248,31 +249,47 @@ class Supervisor:
 
     # -- waiting -------------------------------------------------------------------------------
 
-    def _wait_for_gpus(self, start_shim: Callable[[RunSpec], subprocess.Popen[bytes]]) -> bool:
-        """Wait for free GPUs, then start the engine. Return False if the run ended before that."""
+    def _wait_to_start(self, start_shim: Callable[[RunSpec], subprocess.Popen[bytes]]) -> bool:
+        """Wait for the other nodes, then for free GPUs, then start the engine.
+
+        Return False if the run ended before that.
+        """
         live, spec = self._live, self._spec
-        queue = self._gpu_queue = GpuQueue(self._run_dir, spec.gpus or "", live.machine.gpus)
-        live.queued_because = queue.reason
-        polled_at = 0.0
+        if spec.gpus is not None:
+            self._gpu_queue = GpuQueue(self._run_dir, spec.gpus, live.machine.gpus)
         try:
             while live.stops.escalation is None:
-                if time.monotonic() - polled_at >= READINGS_S:
-                    polled_at = time.monotonic()
-                    if (env := queue.try_allocate()) is not None:
-                        self.shim.child = start_shim(spec.with_changes(env={**spec.env, **env}))
-                        live.queued_because, live.started_at = None, time.time()
-                        return True
-                    live.queued_because = queue.reason
+                ready = self._readiness()
+                if not isinstance(ready, str):
+                    self.shim_process = start_shim(spec.with_changes(env={**spec.env, **ready}))
+                    live.queued_because, live.started_at = None, time.time()
+                    return True
+                live.queued_because = ready
                 self.tick()
                 self._sleep(TICK_S)
         except ProblemError as error:
             self._finisher.finish_queued(RunState.FAILED, str(error))
         else:
-            self._finisher.finish_queued(
-                RunState.STOPPED, "stopped while it waited for GPUs: nothing was trained"
-            )
+            what = "other nodes" if live.nodes is not None and live.nodes.missing() else "GPUs"
+            state, detail = RunState.STOPPED, f"stopped while it waited for {what}"
+            if live.nodes_failure is not None:
+                state, detail = RunState.FAILED, live.nodes_failure
+            self._finisher.finish_queued(state, f"{detail}: nothing was trained")
         self._close()
         return False
+
+    def _readiness(self) -> dict[str, str] | str:
+        """Return the variables with which the engine can start, or why it has to wait."""
+        nodes, queue = self._live.nodes, self._gpu_queue
+        if nodes is not None and (waiting := nodes.waiting_text()) is not None:
+            return waiting
+        if queue is None:
+            return {}
+        if time.monotonic() - self._gpus_tried_s < READINGS_S:
+            return queue.reason
+        self._gpus_tried_s = time.monotonic()
+        variables = queue.try_allocate()
+        return queue.reason if variables is None else variables
 
     def _wait_to_restart(self, restart: ScheduledRestart) -> AttemptPlan | None:
         """Wait until the restart is due. Return its plan, or None if a person stops the run."""
