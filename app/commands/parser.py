@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from ltui.app.commands.compare_arguments import add_compare
 from ltui.app.commands.data_arguments import (
     add_bench,
     add_command,
@@ -466,6 +467,7 @@ def _add_inspection_commands(add: AddCommand) -> None:
         help="the logs of attempt N (default: the latest attempt)",
     )
     add_flag(logs, "--follow", "keep printing until the run ends")
+    add_compare(add, RUN_HELP)
     add_export(add, RUN_HELP)
 
 

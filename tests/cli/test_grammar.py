@@ -13,8 +13,8 @@ from ltui.app.commands.parser import whole_number
 from ltui.training.state.stop_conditions import parse_condition
 from tests.cli.conftest import Ltui
 
-COMMANDS = """run exec resume submit attach runs show diagnose logs export stop pause continue
-checkpoint delete tag group note star presets check doctor completion""".split()  # noqa: SIM905 - a list of words reads better so
+COMMANDS = """run exec resume submit attach runs show compare diagnose logs export stop pause
+continue checkpoint delete tag group note star presets check doctor completion""".split()  # noqa: SIM905 - a list of words reads better so
 
 
 @pytest.mark.parametrize(

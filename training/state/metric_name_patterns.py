@@ -37,7 +37,9 @@ GOALS = (
 from a reward logs one, and its loss is then of little use."""
 
 SCORE = re.compile(
-    r"(^|[/_ ])(reward|return|score|success|acc|accuracy|f1|auc|auroc|map|iou|bleu|psnr)", re.I
+    r"(^|[/_ ])(reward|return|score|success|acc|accuracy|f1|auc|auroc|map|iou|dice|bleu|rouge|psnr|"
+    r"ssim|precision|recall)",
+    re.I,
 )
 """A metric that is better when it is higher."""
 
@@ -51,6 +53,15 @@ INCIDENTAL = re.compile(
 """A metric that describes the training and not its result."""
 
 LEARNING_RATE = re.compile(r"(^|[/_.-])(lr|learning_rate)($|[/_.-])", re.IGNORECASE)
+
+
+def better_direction(name: str) -> str | None:
+    """Return ``min`` or ``max`` if the name tells which values are better; else None."""
+    if LEARNING_RATE.search(name):
+        return None
+    if LOWER_IS_BETTER.search(name):
+        return "min"
+    return "max" if SCORE.search(name) else None
 
 
 def is_evaluation(name: str) -> bool:

@@ -15,8 +15,8 @@ from ltui.training.store.series_query import SeriesPart
 
 FloatArray = npt.NDArray[np.float64]
 
-_MAX_POINTS_READ = 20_000
-"""Maximum number of points of a curve; it decides at which resolution the curve is read."""
+MAX_POINTS_READ = 20_000
+"""Default of the maximum number of points that are read; it decides at which resolution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,12 @@ Point = tuple[float, ...]
 """step, epoch, time, mean, low, high, n"""
 
 
-def read_points(part: SeriesPart, first_step: int, last_step: int) -> list[Point]:
+def read_points(
+    part: SeriesPart, first_step: int, last_step: int, max_rows: int = MAX_POINTS_READ
+) -> list[Point]:
     """Return the points of the steps in the range; a long range has a coarser resolution."""
     if part.column not in part.tables.values:
-        return _merged_rows(part, first_step, last_step)
+        return _merged_rows(part, first_step, last_step, max_rows)
     coarsest = f"AND level = {WINDOW_SIZES[-1]}"
     # SQLite answers a single minimum or maximum from the index.
     first_row = part.rows("min(step)").fetchone()[0]
@@ -60,7 +62,9 @@ def read_points(part: SeriesPart, first_step: int, last_step: int) -> list[Point
     stored_steps = [step for step in stored_steps if step is not None]
     if not stored_steps:
         return []
-    level = _resolution(max(min(stored_steps), first_step), min(max(stored_steps), last_step))
+    level = _resolution(
+        max(min(stored_steps), first_step), min(max(stored_steps), last_step), max_rows
+    )
     points: list[Point] = []
     start = first_step
     for size in reversed([size for size in WINDOW_SIZES if size <= level]):
@@ -75,13 +79,13 @@ def read_points(part: SeriesPart, first_step: int, last_step: int) -> list[Point
     return points + _rows(part, start, last_step)
 
 
-def _merged_rows(part: SeriesPart, first_step: int, last_step: int) -> list[Point]:
+def _merged_rows(part: SeriesPart, first_step: int, last_step: int, max_rows: int) -> list[Point]:
     """Return rows of a column that has no windows, merged like windows."""
     c, inside = part.column, "AND step >= ? AND step <= ?"
     first, last = part.rows("min(step), max(step)", inside, first_step, last_step).fetchone()
     if first is None:
         return []
-    level = _resolution(first, last)
+    level = _resolution(first, last, max_rows)
     return part.rows(
         f"avg(step), avg(epoch), avg({part.tables.time}), avg({c}), min({c}), max({c}), count({c})",
         f"{inside} GROUP BY step / {level} ORDER BY step / {level}",
@@ -126,13 +130,13 @@ def _rows(part: SeriesPart, first_step: int, last_step: int) -> list[Point]:
     return part.rows(columns, inside, first_step, last_step).fetchall()
 
 
-def _resolution(first_step: int, last_step: int) -> int:
-    """Return the steps per point of the finest resolution with at most ``_MAX_POINTS_READ`` points.
+def _resolution(first_step: int, last_step: int, max_rows: int) -> int:
+    """Return the steps per point of the finest resolution with at most ``max_rows`` points.
 
     The result is 1 if rows are read.
     """
     for size in (1, *WINDOW_SIZES):
-        if (last_step - first_step) / size <= _MAX_POINTS_READ:
+        if (last_step - first_step) / size <= max_rows:
             return size
     return WINDOW_SIZES[-1]
 

@@ -21,6 +21,7 @@ from ltui.training.state.metric_name_patterns import TRAIN_LOSS
 from ltui.training.state.run_snapshot import RunSnapshot, Verdict, snapshot_from_json
 from ltui.training.store.attempt_spans import spans
 from ltui.training.store.curve_reader import (
+    MAX_POINTS_READ,
     Curve,
     FloatArray,
     Point,
@@ -169,12 +170,14 @@ class RunStore:
         first_step: int | None = None,
         last_step: int | None = None,
         attempt: int | None = None,
+        max_rows: int = MAX_POINTS_READ,
     ) -> Curve:
         """Return ``metric`` over steps, without superseded steps, in at most ``max_points`` points.
 
         If ``rank`` is None, the curve is the mean over ranks with the lowest and highest value of
         any rank. ``first_step`` and ``last_step`` limit the steps; both are included. ``attempt``
-        limits the curve to one attempt.
+        limits the curve to one attempt. ``max_rows`` limits what is read of each attempt, and so
+        the time; a smaller number gives a coarser curve.
         """
         series = self._series(metric)
         points: list[Point] = []
@@ -182,7 +185,7 @@ class RunStore:
             if series is not None and attempt in (None, span.attempt):
                 part = SeriesPart(self._connection, series, span.attempt, rank)
                 last = span.last_step if last_step is None else min(last_step, span.last_step)
-                points += read_points(part, first_step or 0, last)
+                points += read_points(part, first_step or 0, last, max_rows)
         points.sort(key=lambda point: point[0])
         return merge_points(to_curve(points), max_points)
 
@@ -192,6 +195,32 @@ class RunStore:
             return Series(SAMPLES, "value", (int(row[0]),))
         column = STEP_SERIES.get(metric) or ROW_SERIES.get(metric)
         return Series(STEPS, column) if column else None
+
+    @_raises_store_error
+    def attempt_times(self) -> list[tuple[float, float | None]]:
+        """Return the start and the end of each attempt in unix seconds, first to last.
+
+        The end is None for an attempt whose end is not recorded.
+        """
+        return self._connection.execute(
+            "SELECT started_at, ended_at FROM attempts WHERE started_at IS NOT NULL "
+            "ORDER BY attempt"
+        ).fetchall()
+
+    @_raises_store_error
+    def peak_memory_bytes(self) -> float | None:
+        """Return the most GPU memory that tensors of one rank used at once; None if unknown."""
+        # The column is a maximum since the start of the attempt, so the last row has it.
+        peaks = [
+            row[0]
+            for attempt, rank in self._connection.execute("SELECT attempt, rank FROM cursors")
+            for row in self._connection.execute(
+                "SELECT memory_peak_bytes FROM steps WHERE attempt = ? AND rank = ? "
+                "ORDER BY step DESC, seq DESC LIMIT 1",
+                (attempt, rank),
+            )
+        ]
+        return max((peak for peak in peaks if peak is not None), default=None)
 
     @_raises_store_error
     def attempt_ranks(self) -> dict[int, tuple[int, ...]]:

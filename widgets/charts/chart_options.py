@@ -38,4 +38,9 @@ def ink_of(series: ChartSeries, *, faint: bool = False) -> int:
 
 def marker_of(series: ChartSeries) -> str:
     """Return the sign of a series for the legend and its end."""
-    return "·" if series.dim else MARKERS[series.colour % len(MARKERS)]
+    return "·" if series.dim else sign_of(series.colour)
+
+
+def sign_of(colour: int) -> str:
+    """Return the sign of a colour's index; series whose colours repeat have other signs."""
+    return MARKERS[(colour + colour // COLOURS) % len(MARKERS)]

@@ -1,0 +1,73 @@
+"""``ltui compare``: what differs between runs, and how their metrics compare."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from ltui.app.commands.output_file import print_json
+from ltui.app.compare.comparison import Comparison
+from ltui.app.compare.comparison_json import comparison_json
+from ltui.app.compare.comparison_report import report_lines
+from ltui.app.compare.read_run import read_runs
+from ltui.app.compare.run_groups import Grouping
+from ltui.app.exit_codes import EXIT_DONE, EXIT_FAILED
+from ltui.training.lifecycle.recover_runs import current_snapshot
+from ltui.training.problem import Problem, ProblemError
+from ltui.training.store.run_directory import RunDir, find_run, list_runs, ltui_home
+
+
+def compare(options: Namespace) -> int:
+    """Run ``ltui compare RUN RUN...``."""
+    if options.group_by and options.ignore:
+        raise ProblemError.of(
+            where="--ignore",
+            what="it cannot be used with --group-by, which names the only settings that count.",
+            remedy="Give one of the two.",
+        )
+    run_dirs = find_runs(options.runs)
+    read = read_runs(run_dirs, options.metric, current_snapshot)
+    comparison = Comparison(
+        runs=read.runs,
+        metrics=read.metrics,
+        axis=options.by,
+        band=options.band,
+        grouping=Grouping(by=tuple(options.group_by), ignored=tuple(options.ignore)),
+    )
+    if options.json:
+        print_json(comparison_json(comparison))
+    else:
+        print("\n".join(report_lines(comparison, shutil.get_terminal_size().columns)))
+    for problem in read.problems:
+        sys.stderr.write(f"{problem}\n")
+    return EXIT_FAILED if read.problems else EXIT_DONE
+
+
+def find_runs(texts: Sequence[str]) -> list[RunDir]:
+    """Return the runs that ``texts`` name, each once; ``sweep-*`` names all runs that match.
+
+    Raise ``ProblemError`` with every name that is wrong, or if there are fewer than two runs.
+    """
+    home = ltui_home(to_write=False)
+    found: dict[str, RunDir] = {}
+    problems: list[Problem] = []
+    for text in texts:
+        try:
+            matches = [run for run in list_runs(home) if fnmatchcase(run.id, text)]
+            matches.sort(key=lambda run: run.id)
+            for run_dir in matches or [find_run(home, text)]:
+                found.setdefault(run_dir.id, run_dir)
+        except ProblemError as error:
+            problems += error.problems
+    if problems:
+        raise ProblemError(*problems)
+    if len(found) < 2:
+        raise ProblemError.of(
+            where="RUN",
+            what=f"only one run is given: {next(iter(found))}.",
+            remedy="Give two runs or more; `ltui runs` lists them.",
+        )
+    return list(found.values())

@@ -1,0 +1,124 @@
+"""The comparison of runs: what differs, groups with their bands, and aligned curves. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from ltui.app.compare.alignment import Line, align, common_positions
+from ltui.app.compare.bands import Band, band_of
+from ltui.app.compare.compared_run import ComparedRun
+from ltui.app.compare.run_groups import Grouping, RunGroup, check_grouping, groups_of
+from ltui.app.compare.run_settings import differing
+from ltui.app.compare.run_signs import run_colours
+from ltui.training.store.curve_reader import FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A value over the runs of a group."""
+
+    mean: float
+    low: float
+    """NaN if the band is not known, because only one run has the value."""
+    high: float
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Several runs, the first of which is the reference, and how they are compared."""
+
+    runs: tuple[ComparedRun, ...]
+    metrics: tuple[str, ...]
+    axis: str = "step"
+    band: str = "minmax"
+    grouping: Grouping = field(default_factory=Grouping)
+
+    @cached_property
+    def by_id(self) -> dict[str, ComparedRun]:
+        return {run.id: run for run in self.runs}
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """The name of each run by its id; the id itself if two runs have the same name."""
+        names = [run.snapshot.name for run in self.runs]
+        return {
+            run.id: run.id if names.count(run.snapshot.name) > 1 else run.snapshot.name
+            for run in self.runs
+        }
+
+    @cached_property
+    def colours(self) -> dict[str, int]:
+        """The index of colour and sign of each run."""
+        return run_colours([run.id for run in self.runs])
+
+    def __post_init__(self) -> None:
+        # Raises ``ProblemError`` if no run has a setting that the grouping names.
+        check_grouping(self.grouping, [run.settings for run in self.runs])
+
+    @cached_property
+    def groups(self) -> list[RunGroup]:
+        """The groups of two or more runs."""
+        return groups_of({run.id: run.settings for run in self.runs}, self.grouping)
+
+    @cached_property
+    def differing_settings(self) -> list[str]:
+        """The names of the settings that are not the same in all runs."""
+        return differing([run.settings for run in self.runs])
+
+    @cached_property
+    def equal_settings(self) -> list[str]:
+        """The names of the settings that are the same in all runs."""
+        names = dict.fromkeys(name for run in self.runs for name in run.settings)
+        return [name for name in names if name not in set(self.differing_settings)]
+
+    def lines(self, metric: str, smoothing: float = 0.0) -> dict[str, Line]:
+        """Return the lines of the runs that have a metric, by their ids."""
+        lines = {run.id: run.line(metric, self.axis, smoothing) for run in self.runs}
+        return {run_id: line for run_id, line in lines.items() if line is not None and len(line.x)}
+
+    def last_common(self, metric: str) -> float | None:
+        """Return the last position that every run with this metric has reached."""
+        lines = self.lines(metric)
+        last = min((float(line.x[-1]) for line in lines.values()), default=None)
+        first = max((float(line.x[0]) for line in lines.values()), default=math.inf)
+        return None if last is None or last < first else last
+
+    def values_at(self, metric: str, position: float) -> dict[str, float]:
+        """Return the value of each run at a position; NaN where a curve has a gap."""
+        lines = self.lines(metric)
+        column = align(list(lines.values()), np.array([position]))[:, 0]
+        return dict(zip(lines, column.tolist(), strict=True))
+
+    def group_curve(
+        self, group: RunGroup, metric: str, smoothing: float = 0.0
+    ) -> tuple[FloatArray, Band] | None:
+        """Return positions and band of a group; None if no member has the metric."""
+        lines = self.lines(metric, smoothing)
+        members = [lines[run_id] for run_id in group.runs if run_id in lines]
+        if not members:
+            return None
+        positions = common_positions(members)
+        return positions, band_of(align(members, positions), self.band)
+
+    def spread(self, group: RunGroup, metric: str, value: str) -> Spread | None:
+        """Return a metric over a group; ``value`` is ``final``, ``best`` or ``lowest``."""
+        summaries = [self.by_id[run_id].metrics.get(metric) for run_id in group.runs]
+        logged = [getattr(one, value) for one in summaries if one is not None]
+        return spread_of([one.value for one in logged if one is not None], self.band)
+
+
+def spread_of(values: Sequence[float], band: str) -> Spread | None:
+    """Return mean and band of some values; None if none of them is finite."""
+    table = np.array(values, dtype=np.float64).reshape(-1, 1)
+    found = band_of(table, band)
+    if not found.count[0]:
+        return None
+    return Spread(
+        float(found.mean[0]), float(found.low[0]), float(found.high[0]), int(found.count[0])
+    )

@@ -1,0 +1,118 @@
+"""A comparison as one JSON document. Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ltui.app.compare.alignment import align, common_positions
+from ltui.app.compare.compared_run import ComparedRun
+from ltui.app.compare.comparison import Comparison, Spread
+from ltui.app.compare.metric_summary import Logged, MetricSummary
+from ltui.app.compare.run_groups import RunGroup
+from ltui.app.state_words import state_words
+from ltui.training.state.run_snapshot import to_json
+from ltui.training.store.curve_reader import FloatArray
+
+
+def comparison_json(comparison: Comparison) -> dict[str, Any]:
+    """Return the comparison as plain JSON values. NaN and infinite values are null."""
+    document = {
+        "by": comparison.axis,
+        "band": comparison.band,
+        "metrics": list(comparison.metrics),
+        "runs": [_run(run) for run in comparison.runs],
+        "settings": {
+            name: {run.id: run.settings.get(name) for run in comparison.runs}
+            for name in comparison.differing_settings
+        },
+        "equal_settings": {
+            name: comparison.runs[0].settings[name] for name in comparison.equal_settings
+        },
+        "curves": {metric: _curves(comparison, metric) for metric in comparison.metrics},
+        "groups": [_group(comparison, group) for group in comparison.groups],
+    }
+    plain: dict[str, Any] = to_json(document)
+    return plain
+
+
+def _run(run: ComparedRun) -> dict[str, Any]:
+    snapshot = run.snapshot
+    return {
+        "id": run.id,
+        "name": snapshot.name,
+        "state": snapshot.state.value,
+        "state_word": state_words(snapshot),
+        "step": snapshot.global_step,
+        "epoch": snapshot.epoch,
+        "time_s": run.time_s,
+        "samples_per_s": run.samples_per_s,
+        "peak_memory_bytes": run.peak_memory_bytes,
+        "metrics": {name: _metric(one) for name, one in run.metrics.items()},
+    }
+
+
+def _metric(summary: MetricSummary) -> dict[str, Any]:
+    return {
+        "direction": summary.direction,
+        "final": _logged(summary.final),
+        "best": _logged(summary.best),
+        "min": _logged(summary.lowest),
+        "max": _logged(summary.highest),
+    }
+
+
+def _logged(logged: Logged | None) -> dict[str, Any] | None:
+    if logged is None:
+        return None
+    return {"value": logged.value, "step": logged.step, "step_is_exact": logged.exact}
+
+
+def _curves(comparison: Comparison, metric: str) -> dict[str, Any]:
+    """Return the values of all runs at their common positions."""
+    lines = comparison.lines(metric)
+    positions = common_positions(list(lines.values()))
+    table = align(list(lines.values()), positions)
+    return {
+        "x": positions.tolist(),
+        "runs": {run_id: _values(row) for run_id, row in zip(lines, table, strict=True)},
+    }
+
+
+def _group(comparison: Comparison, group: RunGroup) -> dict[str, Any]:
+    return {
+        "label": group.label,
+        "runs": list(group.runs),
+        "metrics": {
+            metric: {
+                "final": _spread(comparison.spread(group, metric, "final")),
+                "best": _spread(comparison.spread(group, metric, "best")),
+                "curve": _band(comparison, group, metric),
+            }
+            for metric in comparison.metrics
+        },
+    }
+
+
+def _spread(spread: Spread | None) -> dict[str, Any] | None:
+    if spread is None:
+        return None
+    return {"mean": spread.mean, "low": spread.low, "high": spread.high, "runs": spread.count}
+
+
+def _band(comparison: Comparison, group: RunGroup, metric: str) -> dict[str, Any] | None:
+    curve = comparison.group_curve(group, metric)
+    if curve is None:
+        return None
+    positions, band = curve
+    return {
+        "x": positions.tolist(),
+        "mean": _values(band.mean),
+        "low": _values(band.low),
+        "high": _values(band.high),
+        "runs": [int(count) for count in band.count],
+    }
+
+
+def _values(values: FloatArray) -> list[float | None]:
+    return [value if math.isfinite(value) else None for value in values.tolist()]

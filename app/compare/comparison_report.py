@@ -1,0 +1,209 @@
+"""A comparison as text for the terminal. Pure."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from rich.cells import cell_len
+
+from ltui.app.compare.bands import BAND_NAMES
+from ltui.app.compare.comparison import Comparison, Spread
+from ltui.app.compare.metric_summary import Logged, MetricSummary
+from ltui.app.presentation.run_report import columns, truncated
+from ltui.app.presentation.snapshot_text import metric_value_text
+from ltui.app.state_words import state_words
+from ltui.widgets import formats
+from ltui.widgets.formats import NA
+from ltui.widgets.sanitise import clean_line, clean_name
+
+LEAST_WIDTH = 60
+"""Minimum width for which the tables are made; a narrower terminal wraps them."""
+LEAST_NAME = 10
+"""Minimum cells of the name of a run in a table."""
+MAX_VALUE_CELLS = 24
+"""Maximum cells of a setting in a table with one column per run."""
+
+Table = list[tuple[str, ...]]
+
+
+def report_lines(comparison: Comparison, width: int) -> list[str]:
+    """Return the whole report in lines of at most ``width`` cells (60 or more)."""
+    width = max(width, LEAST_WIDTH)
+    lines = _runs(comparison, width)
+    for metric in comparison.metrics:
+        lines += ["", *_metric(comparison, metric, width)]
+    lines += ["", *_settings(comparison, width)]
+    if comparison.groups:
+        lines += ["", *_groups(comparison, width)]
+    return lines
+
+
+def _runs(comparison: Comparison, width: int) -> list[str]:
+    rows: Table = [("run", "state", "step", "time", "samples/s", "memory")]
+    for run in comparison.runs:
+        rows.append(
+            (
+                _numbered(comparison, run.id),
+                state_words(run.snapshot),
+                formats.step(run.snapshot.global_step),
+                formats.duration(run.time_s),
+                formats.quantity(run.samples_per_s, ""),
+                formats.size(run.peak_memory_bytes),
+            )
+        )
+    return _table(rows, width)
+
+
+def _numbered(comparison: Comparison, run_id: str) -> str:
+    """Return the number and the name of a run; the settings name runs by their numbers."""
+    number = [run.id for run in comparison.runs].index(run_id) + 1
+    digits = len(str(len(comparison.runs)))
+    return f"{number:>{digits}} {clean_name(comparison.names[run_id])}"
+
+
+def _metric(comparison: Comparison, metric: str, width: int) -> list[str]:
+    summaries = {run.id: run.metrics[metric] for run in comparison.runs if metric in run.metrics}
+    direction = next((one.direction for one in summaries.values() if one.direction), None)
+    better = {"min": " (lower is better)", "max": " (higher is better)"}.get(direction or "", "")
+    position = comparison.last_common(metric) if len(summaries) > 1 else None
+    common = {} if position is None else comparison.values_at(metric, position)
+    heads = ("best", "at step") if direction else ("lowest", "highest")
+    rows: Table = [
+        ("run", "final", *heads, *([position_text(comparison, position)] * bool(common)))
+    ]
+    rows += [
+        (
+            _numbered(comparison, run_id),
+            logged_text(one.final),
+            *_best(one, direction),
+            *([formats.metric(common.get(run_id))] * bool(common)),
+        )
+        for run_id, one in summaries.items()
+    ]
+    lines = [f"{truncated(clean_name(metric), width - len(better))}{better}"]
+    lines += [f"  {line}" for line in _table(rows, width - 2)]
+    missing = [run.id for run in comparison.runs if run.id not in summaries]
+    if missing:
+        lines += _wrapped(f"not logged by {_run_numbers(comparison, missing)}", width, "  ")
+    return lines
+
+
+def _best(summary: MetricSummary, direction: str | None) -> tuple[str, str]:
+    if direction is None:
+        return logged_text(summary.lowest), logged_text(summary.highest)
+    return logged_text(summary.best), step_text(summary.best)
+
+
+def logged_text(logged: Logged | None) -> str:
+    """Return the value as text; ``nan`` if NaN was logged."""
+    return NA if logged is None else metric_value_text(logged.value)
+
+
+def step_text(logged: Logged | None) -> str:
+    """Return the step of a value; ``~4128`` if it is only known to be near that step."""
+    if logged is None:
+        return NA
+    return f"{'' if logged.exact else '~'}{formats.step(logged.step)}"
+
+
+def position_text(comparison: Comparison, position: float | None) -> str:
+    """Return ``at step 1204``, ``at epoch 2.5`` or ``at 12 m 08 s``."""
+    if comparison.axis == "time":
+        return f"at {formats.duration(position)}"
+    if comparison.axis == "epoch":
+        return f"at epoch {formats.significant(position, 3)}"
+    return f"at step {formats.step(position)}"
+
+
+def _settings(comparison: Comparison, width: int) -> list[str]:
+    names = comparison.differing_settings
+    same = len(comparison.equal_settings)
+    if not names:
+        return [f"settings: all {same} are the same" if same else "settings: none are known"]
+    head = f"settings that differ ({len(names)}; {same} are the same)"
+    rows: Table = [("", *(str(n + 1) for n in range(len(comparison.runs))))]
+    rows += [
+        (
+            clean_name(name),
+            *(
+                truncated(clean_line(run.settings.get(name, NA), 200), MAX_VALUE_CELLS)
+                for run in comparison.runs
+            ),
+        )
+        for name in names
+    ]
+    lines = columns(rows)
+    if max(map(cell_len, lines)) <= width - 2:
+        return [head, *(f"  {line}" for line in lines)]
+    return [head, *(line for name in names for line in _setting(comparison, name, width))]
+
+
+def _setting(comparison: Comparison, name: str, width: int) -> list[str]:
+    """Return the values of a setting, each with the numbers of its runs."""
+    runs_of: dict[str, list[str]] = {}
+    for run in comparison.runs:
+        runs_of.setdefault(run.settings.get(name, NA), []).append(run.id)
+    parts = [
+        f"{clean_line(value, 200)} ({_run_numbers(comparison, runs)})"
+        for value, runs in runs_of.items()
+    ]
+    return [
+        *_wrapped(clean_name(name), width, "  "),
+        *(line for part in parts for line in _wrapped(part, width, "    ")),
+    ]
+
+
+def _run_numbers(comparison: Comparison, run_ids: Sequence[str]) -> str:
+    """Return ``run 2``, ``runs 1-3, 5``."""
+    ids = [run.id for run in comparison.runs]
+    numbers = tuple(ids.index(run_id) + 1 for run_id in run_ids)
+    return f"{'run' if len(numbers) == 1 else 'runs'} {formats.ranks(numbers, limit=40)}"
+
+
+def _groups(comparison: Comparison, width: int) -> list[str]:
+    lines = [f"groups (mean and {BAND_NAMES[comparison.band]})"]
+    for group in comparison.groups:
+        text = f"{group.label}: {_run_numbers(comparison, group.runs)}"
+        lines += _wrapped(text, width, "  ")
+        rows: Table = [("", "final", "best")]
+        rows += [
+            (
+                clean_name(metric),
+                spread_text(comparison.spread(group, metric, "final")),
+                spread_text(comparison.spread(group, metric, "best")),
+            )
+            for metric in comparison.metrics
+            if comparison.spread(group, metric, "final") is not None
+        ]
+        lines += [f"    {line}" for line in _table(rows, width - 4)]
+    return lines
+
+
+def spread_text(spread: Spread | None) -> str:
+    """Return ``0.3120 [0.3001, 0.3240]``, with the number of runs if it is only one."""
+    if spread is None:
+        return NA
+    if spread.count < 2:
+        return f"{formats.metric(spread.mean)} (1 run)"
+    bounds = f"[{formats.metric(spread.low)}, {formats.metric(spread.high)}]"
+    return f"{formats.metric(spread.mean)} {bounds}"
+
+
+def _table(rows: Table, width: int) -> list[str]:
+    """Return aligned rows; the first column is cut, and then columns are left out, to fit."""
+    while True:
+        others = sum(max(cell_len(row[i]) for row in rows) + 2 for i in range(1, len(rows[0])))
+        names = max(cell_len(row[0]) for row in rows)
+        if others + min(names, LEAST_NAME) <= width or len(rows[0]) <= 2:
+            break
+        rows = [row[:-1] for row in rows]
+    room = max(LEAST_NAME, width - others)
+    cut = [(truncated(row[0], room), *row[1:]) for row in rows]
+    return columns(cut, frozenset(range(1 if rows[0][1] == "final" else 2, len(rows[0]))))
+
+
+def _wrapped(text: str, width: int, indent: str) -> list[str]:
+    return textwrap.wrap(
+        text, width, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False
+    )

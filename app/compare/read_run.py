@@ -1,0 +1,176 @@
+"""Read a run for a comparison from its directory; a live run is read as far as it is stored."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+
+import numpy as np
+
+from ltui.app.compare.alignment import Clock
+from ltui.app.compare.compared_run import ComparedRun
+from ltui.app.compare.metric_summary import summarise
+from ltui.app.compare.run_settings import compared_settings
+from ltui.app.live.default_metrics import default_choice
+from ltui.training.problem import Problem, ProblemError
+from ltui.training.state.metric_name_patterns import better_direction, is_evaluation
+from ltui.training.state.run_snapshot import LIVE, RunSnapshot
+from ltui.training.store.curve_reader import Curve
+from ltui.training.store.history_reader import STEP_SERIES, RunStore
+from ltui.training.store.run_directory import RunDir
+from ltui.widgets.sanitise import clean_name
+
+MAX_POINTS = 1024
+"""Maximum number of points of a curve: as many as a wide terminal shows."""
+MAX_METRICS = 8
+"""Maximum number of metrics that are compared unless a person names some."""
+
+ReadSnapshot = Callable[[RunDir], RunSnapshot]
+
+
+@dataclass(frozen=True, slots=True)
+class RunsRead:
+    """The runs that could be read, and what was wrong with the others."""
+
+    runs: tuple[ComparedRun, ...]
+    metrics: tuple[str, ...]
+    """The metrics that are compared."""
+    problems: tuple[Problem, ...]
+
+
+def read_runs(
+    run_dirs: Sequence[RunDir], globs: Sequence[str], snapshot_of: ReadSnapshot
+) -> RunsRead:
+    """Read runs with the metrics that match ``globs``, by default with those that matter most.
+
+    A run that cannot be read does not keep the others from being compared. Raise ``ProblemError``
+    if no run can be read, or if a glob matches no metric of any run.
+    """
+    names: dict[RunDir, list[str]] = {}
+    problems: list[Problem] = []
+    for run_dir in run_dirs:
+        try:
+            with RunStore(run_dir) as store:
+                names[run_dir] = store.metric_names()
+        except ProblemError as error:
+            problems += error.problems
+    together = sorted({name for some in names.values() for name in some})
+    if names:
+        metrics = matching_metrics(globs, together) if globs else default_metrics(together)
+    runs: list[ComparedRun] = []
+    for run_dir in names:
+        try:
+            runs.append(read_run(run_dir, metrics, snapshot_of))
+        except ProblemError as error:
+            problems += error.problems
+    if not runs:
+        raise ProblemError(*problems)
+    return RunsRead(tuple(runs), metrics, tuple(problems))
+
+
+def read_run(run_dir: RunDir, metrics: Collection[str], snapshot_of: ReadSnapshot) -> ComparedRun:
+    """Return a run with the curves of those of ``metrics`` that it has.
+
+    Raise ``ProblemError`` if its specification or its history cannot be read.
+    """
+    spec = run_dir.read_spec()
+    snapshot = snapshot_of(run_dir)
+    with RunStore(run_dir) as store:
+        names = store.metric_names()
+        curves = {name: _curve(store, name) for name in metrics}
+        # A step has no learning rate, for example, if it is not known. A logged NaN is a value.
+        curves = {
+            name: curve
+            for name, curve in curves.items()
+            if len(curve) and (name in names or np.isfinite(curve.mean).any())
+        }
+        directions = {name: better_direction(name) for name in curves}
+        if spec.checkpoint.best is not None:
+            # The run itself says which values of this metric are better.
+            directions[spec.checkpoint.best] = spec.checkpoint.mode
+        summaries = {
+            name: summarise(curve, partial(_part, store, name), directions[name])
+            for name, curve in curves.items()
+        }
+        attempts = tuple(store.attempt_times())
+        return ComparedRun(
+            snapshot=snapshot,
+            settings=compared_settings(spec),
+            metric_names=tuple(names),
+            curves=curves,
+            metrics={name: one for name, one in summaries.items() if one is not None},
+            clock=Clock(attempts=attempts),
+            time_s=_training_time(attempts, snapshot),
+            samples_per_s=_mean_rate(store),
+            peak_memory_bytes=store.peak_memory_bytes(),
+        )
+
+
+def default_metrics(names: Collection[str]) -> tuple[str, ...]:
+    """Return what a run optimises, then the other results of its validation."""
+    first = default_choice(names)
+    others = (name for name in names if is_evaluation(name) and name not in first)
+    return tuple([*first, *others][:MAX_METRICS])
+
+
+def matching_metrics(globs: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names that match, in the order of the globs.
+
+    Raise ``ProblemError`` for every glob that matches nothing.
+    """
+    names = [*names, *(name for name in STEP_SERIES if name not in names)]
+    matches = {glob: [n for n in names if n == glob or fnmatchcase(n, glob)] for glob in globs}
+    problems = [_unknown_metric(glob, names) for glob in globs if not matches[glob]]
+    if problems:
+        raise ProblemError(*problems)
+    return tuple(dict.fromkeys(name for glob in globs for name in matches[glob]))
+
+
+def _unknown_metric(glob: str, names: Sequence[str]) -> Problem:
+    close = difflib.get_close_matches(glob, names, n=1)
+    return Problem(
+        where=f"--metric {clean_name(glob)}",
+        what="none of these runs has such a metric.",
+        remedy=f"Did you mean `{clean_name(close[0])}`?"
+        if close
+        else f"There are: {', '.join(map(clean_name, names))}.",
+    )
+
+
+def _curve(store: RunStore, name: str) -> Curve:
+    return store.curve(name, max_points=MAX_POINTS, max_rows=MAX_POINTS)
+
+
+def _part(store: RunStore, name: str, first: int | None, last: int | None) -> Curve:
+    return store.curve(
+        name, max_points=4 * MAX_POINTS, max_rows=MAX_POINTS, first_step=first, last_step=last
+    )
+
+
+def _training_time(
+    attempts: Sequence[tuple[float, float | None]], snapshot: RunSnapshot
+) -> float | None:
+    """Return the seconds of all attempts; the last one may go on."""
+    ended = [end - begin for begin, end in attempts[:-1] if end is not None]
+    last = snapshot.elapsed_s
+    if last is None and attempts and attempts[-1][1] is not None and snapshot.state not in LIVE:
+        last = attempts[-1][1] - attempts[-1][0]
+    return None if last is None else sum(ended) + last
+
+
+def _mean_rate(store: RunStore) -> float | None:
+    """Return the mean samples per second: those of rank 0, times the ranks of each attempt."""
+    samples = seconds = 0.0
+    for attempt, ranks in store.attempt_ranks().items():
+        # The sums are the same at every resolution, so the coarsest one is read.
+        done, spent = (
+            store.curve(name, attempt=attempt, max_rows=1)
+            for name in ("step/samples", "step/seconds")
+        )
+        if len(done) and len(spent):
+            samples += float((done.mean * done.count)[done.count > 0].sum()) * len(ranks)
+            seconds += float((spent.mean * spent.count)[spent.count > 0].sum())
+    return samples / seconds if seconds > 0 and samples > 0 else None

@@ -1,0 +1,74 @@
+"""The settings by which runs are compared: a configuration, or the options of a command. Pure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from ltui.app.presentation.run_configuration import settings
+from ltui.training.config.run_spec import RunSpec
+
+SEED = re.compile(r"(^|[._-])(random_)?(seed|seed_everything|random_state)$", re.IGNORECASE)
+"""Names of settings that only choose the random numbers of a run."""
+_OPTION = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?$", re.DOTALL)
+_ASSIGNMENT = re.compile(r"\+{0,2}([A-Za-z_][\w.@/-]*)=(.*)$", re.DOTALL)
+
+
+def compared_settings(spec: RunSpec) -> dict[str, str]:
+    """Return names and values of the settings of a run; the options of its command one by one."""
+    if spec.config is None:
+        return command_settings(spec.command or ())
+    return dict(settings(spec))
+
+
+def command_settings(command: Sequence[str]) -> dict[str, str]:
+    """Return the options of a command by name, and the other words as ``command``.
+
+    ``--lr 0.1``, ``--lr=0.1`` and ``lr=0.1`` are the setting ``lr``. An option without a value is
+    ``true``; an option that is given several times has all its values.
+    """
+    words: list[str] = []
+    values: dict[str, list[str]] = {}
+    position = 0
+    while position < len(command):
+        word = command[position]
+        following = command[position + 1] if position + 1 < len(command) else None
+        position += 1
+        # A path or a URL may contain an equals sign, an option of a program may not end there.
+        if (option := _OPTION.match(word)) is not None:
+            name, value = option[1], option[2]
+            if value is None and following is not None and _is_value(following):
+                value, position = following, position + 1
+            values.setdefault(name, []).append("true" if value is None else value)
+        elif (assignment := _ASSIGNMENT.match(word)) is not None:
+            values.setdefault(assignment[1], []).append(assignment[2])
+        else:
+            words.append(word)
+    named = {name: " ".join(texts) for name, texts in values.items()}
+    return ({"command": shlex.join(words)} if words else {}) | named
+
+
+def _is_value(word: str) -> bool:
+    """Return whether a word after an option is its value: not an option, a script or ``a=b``."""
+    negative = re.match(r"-[\d.]", word) is not None
+    return negative or not (word.startswith("-") or word.endswith(".py") or "=" in word)
+
+
+def is_seed(name: str) -> bool:
+    """Return whether a setting only chooses the random numbers of a run."""
+    return SEED.search(name) is not None
+
+
+def matching_names(names: Collection[str], key: str) -> list[str]:
+    """Return the settings that ``key`` names: exactly, else by the end of the name or a pattern."""
+    if key in names:
+        return [key]
+    return [name for name in names if name.endswith(f".{key}") or fnmatchcase(name, key)]
+
+
+def differing(settings_of_runs: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the names of the settings that are not the same in all runs, as they first appear."""
+    names = dict.fromkeys(name for one in settings_of_runs for name in one)
+    return [name for name in names if len({one.get(name) for one in settings_of_runs}) > 1]

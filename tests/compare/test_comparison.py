@@ -1,0 +1,202 @@
+"""What a comparison finds in runs that were written by the real writer."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ltui.app.compare.comparison import Comparison
+from ltui.app.compare.comparison_json import comparison_json
+from ltui.app.compare.comparison_report import report_lines
+from ltui.app.compare.read_run import read_runs
+from ltui.app.compare.run_groups import Grouping, groups_of
+from ltui.app.compare.run_settings import command_settings, is_seed
+from ltui.app.compare.run_signs import run_colours
+from ltui.training.lifecycle.recover_runs import current_snapshot
+from ltui.training.problem import ProblemError
+from ltui.training.store.run_directory import RunDir
+from ltui.widgets.charts.chart_options import COLOURS, sign_of
+from tests.compare.stored_runs import (
+    EPOCH,
+    accuracies,
+    config,
+    losses,
+    write_run,
+    write_seeds,
+)
+
+LOSS = "train/loss"
+
+
+def compared(run_dirs: list[RunDir], *globs: str, grouping: Grouping | None = None) -> Comparison:
+    read = read_runs(run_dirs, globs, current_snapshot)
+    assert not read.problems
+    return Comparison(runs=read.runs, metrics=read.metrics, grouping=grouping or Grouping())
+
+
+@pytest.mark.parametrize("steps", [40, 3000, 30_000])
+def test_final_and_best_are_exact_even_if_the_curve_is_merged(tmp_path: Path, steps: int) -> None:
+    values = losses(steps)
+    run = write_run(tmp_path, "brave-owl-0001", values, configuration=config(lr=0.1, seed=1))
+    other = write_run(tmp_path, "calm-owl-0002", values[:40], configuration={})
+    summary = compared([run, other]).runs[0].metrics[LOSS]
+    assert summary.direction == "min"
+    assert (summary.final.value, summary.final.step) == (values[-1], steps)
+    assert summary.best is not None
+    assert summary.best.value == min(values)
+    assert summary.best.step == int(np.argmin(values)) + 1
+    assert summary.best.exact
+    assert summary.highest is not None
+    assert summary.highest.step == int(np.argmax(values)) + 1
+
+
+def test_nan_and_infinite_values_are_never_best(tmp_path: Path) -> None:
+    values = [0.5, -math.inf, 0.2, math.inf, math.nan]
+    metrics = {"val/loss": dict(enumerate(values, start=1)), "late": {5: 1.0}}
+    run = write_run(tmp_path, "brave-owl-0001", [1.0] * 5, configuration={}, metrics=metrics)
+    other = write_run(tmp_path, "calm-owl-0002", [1.0] * 3, configuration={})
+    comparison = compared([run, other], "val/*", "late")
+    summary = comparison.runs[0].metrics["val/loss"]
+    assert summary.best is not None
+    assert (summary.best.value, summary.best.step) == (0.2, 3)
+    assert math.isnan(summary.final.value)
+    assert summary.final.step == 5
+    assert comparison.runs[0].metrics["late"].best is None
+    text = "\n".join(report_lines(comparison, 80))
+    assert "not finite" in text
+    assert "not logged by run 2" in text
+    assert comparison_json(comparison)["runs"][0]["metrics"]["val/loss"]["final"]["value"] is None
+
+
+def test_the_run_itself_decides_which_values_are_better(tmp_path: Path) -> None:
+    run = write_run(
+        tmp_path, "brave-owl-0001", [1.0] * 3, configuration={}, metrics={"odd": {1: 1.0, 2: 3.0}}
+    )
+    text = run.spec_path.read_text()
+    run.spec_path.write_text(text.replace("best: null", "best: odd").replace("min", "max"))
+    other = write_run(tmp_path, "calm-owl-0002", [1.0] * 3, configuration={})
+    best = compared([run, other], "odd").runs[0].metrics["odd"].best
+    assert best is not None
+    assert best.value == 3.0
+
+
+def test_time_speed_and_memory(tmp_path: Path) -> None:
+    for run in compared(write_seeds(tmp_path)).runs:
+        steps = run.snapshot.global_step or 0
+        assert run.time_s == pytest.approx(steps * 0.01)
+        assert run.samples_per_s == pytest.approx(3200)
+        assert run.peak_memory_bytes == 2.0**30 + steps
+
+
+def test_runs_that_differ_only_in_the_seed_are_a_group(tmp_path: Path) -> None:
+    comparison = compared(write_seeds(tmp_path))
+    assert comparison.differing_settings == ["seed_everything", "model.lr"]
+    assert [(g.label, len(g.runs)) for g in comparison.groups] == [("lr=0.1", 3), ("lr=0.3", 2)]
+    group = comparison.groups[0]
+    curve = comparison.group_curve(group, "val/acc")
+    assert curve is not None
+    positions, band = curve
+    members = [accuracies(losses(1500 - 100 * n, lr=0.1, seed=n + 1)) for n in range(3)]
+    assert positions.tolist() == list(range(EPOCH, 1501, EPOCH))
+    for position, mean, low, high, count in zip(
+        positions, band.mean, band.low, band.high, band.count, strict=True
+    ):
+        values = [one[int(position)] for one in members if int(position) in one]
+        assert count == len(values)
+        assert (mean, low, high) == pytest.approx((np.mean(values), min(values), max(values)))
+    spread = comparison.spread(group, "val/acc", "final")
+    assert spread is not None
+    assert spread.mean == pytest.approx(np.mean([list(one.values())[-1] for one in members]))
+
+
+def test_groups_by_keys_that_a_person_names(tmp_path: Path) -> None:
+    runs = write_seeds(tmp_path)
+    together = compared(runs, grouping=Grouping(ignored=("lr",)))
+    assert [len(g.runs) for g in together.groups] == [5]
+    by_seed = compared(runs, grouping=Grouping(by=("seed_everything",)))
+    assert [(g.label, len(g.runs)) for g in by_seed.groups] == [
+        ("seed_everything=1", 2),
+        ("seed_everything=2", 2),
+    ]
+    with pytest.raises(ProblemError, match="Did you mean"):
+        compared(runs, grouping=Grouping(by=("model.lrr",)))
+
+
+@given(
+    st.dictionaries(
+        st.text("abcd", min_size=1, max_size=4),
+        st.dictionaries(st.sampled_from(["lr", "seed", "x.seed", "w"]), st.sampled_from("12")),
+    )
+)
+def test_groups_hold_exactly_the_runs_that_are_alike(settings: dict[str, dict[str, str]]) -> None:
+    groups = groups_of(settings, Grouping())
+    kept = {
+        run: {name: value for name, value in one.items() if not is_seed(name)}
+        for run, one in settings.items()
+    }
+    for run, one in kept.items():
+        alike = {other for other, values in kept.items() if values == one}
+        mine = [set(group.runs) for group in groups if run in group.runs]
+        assert mine == ([alike] if len(alike) > 1 else [])
+
+
+def test_options_of_a_command_are_settings() -> None:
+    words = "torchrun --nproc-per-node 2 train.py --lr=0.1 --seed 3 opt.name=adam --amp --x -1.5"
+    assert command_settings(words.split()) == {
+        "command": "torchrun train.py",
+        "nproc-per-node": "2",
+        "lr": "0.1",
+        "seed": "3",
+        "opt.name": "adam",
+        "amp": "true",
+        "x": "-1.5",
+    }
+
+
+@given(st.sets(st.text("abcdef0123456789", min_size=4, max_size=4), max_size=40))
+def test_every_run_has_its_own_colour_and_sign(run_ids: set[str]) -> None:
+    colours = run_colours(run_ids)
+    shown = {(colour % COLOURS, sign_of(colour)) for colour in colours.values()}
+    assert len(shown) == len(run_ids)
+    assert colours == run_colours(sorted(run_ids, reverse=True))
+    assert len({colour % COLOURS for colour in colours.values()}) == min(len(run_ids), COLOURS)
+
+
+def test_a_run_has_the_same_colour_alone_and_beside_others() -> None:
+    assert (
+        run_colours(["brave-owl-0001"]).items()
+        <= run_colours(["brave-owl-0001", "calm-owl-0001"]).items()
+    )
+
+
+def test_a_damaged_run_does_not_hide_the_others(tmp_path: Path) -> None:
+    runs = write_seeds(tmp_path)
+    runs[1].db_path.write_bytes(b"no database" * 1000)
+    runs[2].spec_path.write_text("version: [")
+    read = read_runs(runs, (), current_snapshot)
+    assert [run.id for run in read.runs] == [runs[0].id, runs[3].id, runs[4].id]
+    assert [str(runs[1].db_path), str(runs[2].spec_path)] == [p.where for p in read.problems]
+
+
+@pytest.mark.parametrize("width", [60, 80, 160])
+def test_the_report_fits_into_the_terminal(tmp_path: Path, width: int) -> None:
+    runs = write_seeds(tmp_path)
+    long = config(lr=0.2, seed=9) | {"data": {"note": "words " * 30, "name" * 20: 1}}
+    metric = "val/" + "x" * 90 + "\x1b[31m"
+    runs.append(
+        write_run(
+            tmp_path,
+            "a-very-long-name-of-a-run-0009",
+            losses(50),
+            configuration=long,
+            metrics={metric: {5: 1.0}},
+        )
+    )
+    text = report_lines(compared(runs, "*"), width)
+    assert max(map(len, text)) <= width
+    assert not any("\x1b" in line for line in text)
