@@ -36,6 +36,7 @@ def test_a_fault_of_a_rank(fault: str, kind: str, words: str, tmp_path: Path) ->
     with started(tmp_path, BY_ID[fault]) as run:
         verdict, _ = first_verdict(run, kind, run.wait_for_injection())
         assert words in verdict.cause
+        assert {v.kind for v in watch(run, 4.0)} == {kind}
 
 
 def test_a_diagnosis_has_evidence_of_both_machines(tmp_path: Path) -> None:

@@ -82,7 +82,10 @@ class LiveAttempt:
         self.recorder = HistoryRecorder(store, number, self.queues)
         self.fold = restore_fold(run_dir, number, previous)
         self.stops = StopController(run_dir.queue_dir(number) / "control.bin")
-        self.machine = MachineMonitor(run_dir.id, user_command=spec.command is not None)
+        # Without ranks, a user's command counts as rank 0, which is on the first machine.
+        is_first = spec.nodes is None or spec.nodes.rank == 0
+        is_rank = spec.command is not None and is_first
+        self.machine = MachineMonitor(run_dir.id, user_command=is_rank)
         self.nodes: RemoteNodes | None = None
         """The other machines; None on one machine and in an agent."""
         self.nodes_failure: str | None = None
