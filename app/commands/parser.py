@@ -432,6 +432,11 @@ def _add_inspection_commands(add: AddCommand) -> None:
     add_json_option(add("runs", "runs:list_all", "list the runs, newest first"))
     show = add("show", "runs:show", "show one run: state, ranks, metrics, checkpoints")
     _add_run_argument(show)
+    add_flag(
+        show,
+        "--code",
+        "print what code it was started with: commit, uncommitted changes, packages, command",
+    )
     add_json_option(show)
     diagnose = add(
         "diagnose",

@@ -15,7 +15,7 @@ from ltui.training.lifecycle.recover_runs import current_snapshot
 from ltui.training.lifecycle.resume_run import delete as delete_run
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import RunSnapshot, head_json, to_json
-from ltui.training.store.run_directory import find_run, list_runs, ltui_home
+from ltui.training.store.run_directory import RunDir, find_run, list_runs, ltui_home
 
 
 def list_all(options: Namespace) -> int:
@@ -38,11 +38,37 @@ def list_all(options: Namespace) -> int:
 
 def show(options: Namespace) -> int:
     """Run ``ltui show RUN``."""
-    snapshot = current_snapshot(find_run(ltui_home(to_write=False), options.run))
+    run_dir = find_run(ltui_home(to_write=False), options.run)
+    if options.code:
+        return _show_code(run_dir, as_json=options.json)
+    snapshot = current_snapshot(run_dir)
     if options.json:
         print_json(_with_word(to_json(snapshot), snapshot))
     else:
         print("\n".join(show_lines(snapshot, time.time())))
+    return EXIT_DONE
+
+
+def _show_code(run_dir: RunDir, *, as_json: bool) -> int:
+    """Print what code the last attempt of a run was started with."""
+    # Imported here: other commands do not need it.
+    from ltui.app.presentation.code_lines import code_lines
+    from ltui.training.store.code_record import read_diff, read_records
+
+    records = read_records(run_dir)
+    if not records:
+        raise ProblemError.of(
+            where=run_dir.id,
+            what="no code was recorded for this run.",
+            remedy="It is recorded some seconds after the start of a run.",
+        )
+    diff = read_diff(run_dir, records[-1].attempt)
+    if as_json:
+        print_json(
+            [{**to_json(record), "diff": read_diff(run_dir, record.attempt)} for record in records]
+        )
+    else:
+        print("\n".join(code_lines(records, diff)))
     return EXIT_DONE
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from ltui.app.live.gpu_history import GpuSeries
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.state.run_snapshot import RunSnapshot, Verdict
+from ltui.training.store.code_record import CodeRecord
 from ltui.training.store.curve_reader import Curve
 from ltui.widgets.view_models import LogLine
 
@@ -60,6 +61,8 @@ class Frame:
     """Values of ``StepField`` for the last batch of each rank."""
     spec: RunSpec | None = None
     """The specification of the run, or None if it cannot be read."""
+    code: tuple[CodeRecord, ...] = ()
+    """What code each attempt was started with, first to last."""
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     """Hyperparameters of the user's module, as rank 0 sent them when training began."""
     events: tuple[tuple[float, str], ...] = ()

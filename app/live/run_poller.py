@@ -41,6 +41,7 @@ from ltui.training.state.run_snapshot import (
     Verdict,
 )
 from ltui.training.state.verdict_kinds import is_gpu_kind
+from ltui.training.store.code_record import CodeRecord, read_records
 from ltui.training.store.database_schema import StoreError
 from ltui.training.store.history_place import history_file
 from ltui.training.store.history_reader import RunStore
@@ -94,6 +95,7 @@ class RunPoller:
         self._resolved_verdicts: deque[ResolvedVerdict] = deque(maxlen=8)
         self._rank_exceptions: tuple[RankException, ...] = ()
         self._spec: RunSpec | None = None
+        self._code: tuple[CodeRecord, ...] = ()
         self._hyperparameters: Mapping[str, Any] = {}
         self._events: deque[tuple[float, str]] = deque(maxlen=MAX_EVENTS)
         self._last_event = 0
@@ -179,11 +181,15 @@ class RunPoller:
                 self._history_error = f"the history can't be read ({error})"
 
     def _read_events(self, now: float) -> None:
-        """Read the events written since the last call. ``_load_history`` reports an unreadable
-        history."""
+        """Read the events written since the last call, and the code of a new attempt.
+
+        ``_load_history`` reports an unreadable history.
+        """
         if abs(now - self._events_at) < RELOAD_S:
             return
         self._events_at = now
+        if not self._code or self._code[-1].attempt != self._attempt:
+            self._code = tuple(read_records(self.run_dir))
         with suppress(*_UNREADABLE), RunStore(self.run_dir) as store:
             for event in store.events(self._last_event):
                 self._last_event = event.id
@@ -316,6 +322,7 @@ class RunPoller:
             rank_exceptions=self._rank_exceptions,
             last_steps={rank: f.last_step for rank, f in self._fold.ranks.items() if f.last_step},
             spec=self._spec,
+            code=self._code,
             hyperparameters=self._hyperparameters,
             events=tuple(self._events),
             curves_version=self._metric_history.version + self._throughput_history.version,

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from rich.text import Text
 
 from ltui.app.live.frame import Frame
+from ltui.app.presentation.code_lines import short_code_lines
 from ltui.app.presentation.machines import clock_text, machine_names, rank_range
 from ltui.app.presentation.run_configuration import hyperparameters, settings
 from ltui.app.presentation.run_report import ordered_metrics
@@ -80,6 +81,9 @@ def _append_configuration(out: Text, frame: Frame) -> None:
     if spec is not None and spec.start_from:
         out.append("\nstarted from\n", "bold")
         out.append(f"{clean_name(spec.start_from)}\n")
+    if code := short_code_lines(frame.code):
+        out.append("\ncode\n", "bold")
+        out.append("".join(f"{line}\n" for line in code))
     if spec is not None:
         _append_pairs(out, "configuration", settings(spec))
     if frame.snapshot.changes:

@@ -14,6 +14,7 @@ from pathlib import Path
 from ltui.app.exit_codes import EXIT_DONE
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.launch_run import create_run_directory, home_not_writable
+from ltui.training.lifecycle.record_code import record_code
 from ltui.training.lifecycle.resume_run import check_resumable
 from ltui.training.problem import ProblemError
 from ltui.training.slurm.batch_script import BatchScript
@@ -27,6 +28,7 @@ from ltui.training.slurm.job_record import (
     write_submission,
 )
 from ltui.training.slurm.slurm_client import SlurmError, installed, require_sbatch, submit
+from ltui.training.store.code_record import SUBMITTED
 from ltui.training.store.run_checkpoints import checkpoint_to_resume
 from ltui.training.store.run_directory import RunDir, write_atomically
 from ltui.training.store.spec_file import spec_text
@@ -77,6 +79,7 @@ def submit_run(
             raise _rejected(error, "ltui submit") from error
         raise
     write_submission(run_dir, replace(record, first_job_id=job_id))
+    record_code(run_dir, spec, SUBMITTED)
     return run_dir, job_id
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from typing import Any
@@ -13,8 +14,10 @@ from ltui.training.lifecycle.engine_start_checks import check_start
 from ltui.training.lifecycle.shim_files import engine_identity
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.run_snapshot import RunState
+from ltui.training.store.code_record import read_record
 from ltui.training.supervise import supervisor as supervisor_module
 from ltui.training.supervise.open_attempt import open_attempt
+from tests.ltui_command import run_ltui
 from tests.waiting import wait_for
 
 from .conftest import Runs
@@ -64,3 +67,17 @@ def test_an_interpreter_that_was_checked_is_not_asked_again(runs: Runs) -> None:
     check_start(spec, interpreter_checked=True)
     with pytest.raises(ProblemError, match="cannot be started"):
         check_start(spec)
+
+
+def test_the_code_of_each_attempt_is_recorded(runs: Runs) -> None:
+    run = runs.training()
+    record = wait_for(lambda: read_record(run, 1), wanted=lambda r: r is not None, seconds=60)
+    assert record is not None
+    assert record.command[0] == sys.executable
+    assert record.packages["python"]
+    done = run_ltui("show", run.id, "--code", code=0)
+    assert f"  {record.user} on {record.host}\n" in done.stdout
+    document = json.loads(run_ltui("show", run.id, "--code", "--json", code=0).stdout)
+    assert [entry["attempt"] for entry in document] == [1]
+    runs.order(run, "kill")
+    runs.ended(run)

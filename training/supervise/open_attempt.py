@@ -77,6 +77,9 @@ def open_attempt(
         # From here on the supervisor closes the store and the lock.
         on_error.pop_all()
         on_error.callback(supervisor.abort)
+        # Imported after the engine was started, as the supervisor.
+        from ltui.training.lifecycle.record_code import start_recording
+
         if shim is not None:
             supervisor.shim.child = shim
             _wait_for_shim(run_dir, attempt, shim)
@@ -85,6 +88,8 @@ def open_attempt(
         # The shim of the previous attempt waits for this file.
         if attempt > 1 and engine_exit(run_dir, attempt - 1) is not None:
             run_dir.engine_final_path(attempt - 1).touch()
+        if not plan.recover and (spec.nodes is None or spec.nodes.rank == 0):
+            start_recording(run_dir, spec, attempt)
         on_error.pop_all()
         return supervisor
 
