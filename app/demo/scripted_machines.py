@@ -165,9 +165,9 @@ def _ranks(cluster: Cluster, seconds: float, steps: int) -> Iterator[RankSnapsho
         node, local_rank = divmod(rank, cluster.gpus_per_node)
         cut_s = _cut_s(cluster, node, seconds)
         # The values of a machine that does not report stay as they were.
-        behind = 0 if cut_s is None else math.floor(cut_s / STEP_S)
+        own_steps = max(0, steps - math.floor((cut_s or 0.0) / STEP_S))
         step_s = STEP_S * (2.2 if slow and rank == cluster.slow_rank else 1 + 0.01 * (rank % 7))
-        state, phase, age_s = RankState.OK, PHASES[(steps + rank // 3) % 4], phase_age_s
+        state, phase, age_s = RankState.OK, PHASES[(own_steps + rank // 3) % 4], phase_age_s
         if stalled_s is not None:
             state = RankState.WAITING if stalled_s > 3 else RankState.OK
             phase, age_s = "backward", stalled_s
@@ -182,14 +182,14 @@ def _ranks(cluster: Cluster, seconds: float, steps: int) -> Iterator[RankSnapsho
             gpu_uuid=_uuid(rank),
             state=state,
             phase=phase,
-            epoch=steps // 1000,
-            batch=steps % 1000,
-            global_step=max(0, steps - behind),
+            epoch=own_steps // 1000,
+            batch=own_steps % 1000,
+            global_step=own_steps,
             age_s=age_s if cut_s is None else cut_s,
             samples_per_s=None if stalled_s is not None else SAMPLES_PER_STEP / STEP_S,
             step_s=step_s,
             recent_step_s=tuple(
-                step_s * (1 + 0.15 * math.sin((steps + n) * 1.7 + rank)) for n in range(12)
+                step_s * (1 + 0.15 * math.sin((own_steps + n) * 1.7 + rank)) for n in range(12)
             ),
         )
 
@@ -197,10 +197,10 @@ def _ranks(cluster: Cluster, seconds: float, steps: int) -> Iterator[RankSnapsho
 def _gpus(cluster: Cluster, seconds: float, started_at: float) -> Iterator[GpuSnapshot]:
     slow = _within(SLOW_S, seconds) is not None
     stalled = _within(STALL_S, seconds) is not None
-    second = math.floor(seconds)
     for rank in range(cluster.world_size):
         node, index = divmod(rank, cluster.gpus_per_node)
-        cut_s = _cut_s(cluster, node, seconds)
+        # The values of a machine that does not report stay as they were.
+        second = math.floor(seconds - (_cut_s(cluster, node, seconds) or 0.0))
         hot = slow and rank == cluster.slow_rank
         busy = 100.0 if stalled else 93 + 5 * math.sin(second / 5 + rank)
         if stalled and rank == cluster.stalled_rank:
@@ -220,7 +220,7 @@ def _gpus(cluster: Cluster, seconds: float, started_at: float) -> Iterator[GpuSn
             slowdown_temperature_c=89.0,
             sm_clock_mhz=870 if hot else 1980,
             throttle_reasons=(throttle_reasons.THERMAL,) if hot else (),
-            sampled_at=started_at + second - (cut_s or 0.0),
+            sampled_at=started_at + second,
         )
 
 

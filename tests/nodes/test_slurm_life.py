@@ -268,8 +268,10 @@ def test_a_signal_to_every_process_of_the_job_is_one_checkpoint(
     for rank in running["ranks"]:
         # The signal must find workers. They are started anew in every epoch.
         wait_for(psutil.Process(rank["pid"]).children, wanted=lambda c: len(c) >= 2, seconds=60)
-    # Also to the batch script and to srun.
-    login.cluster.call("scancel", "--full", "-s", signal, job_id)
+    login.cluster.call("scancel", "-s", signal, job_id)
+    if signal != "TERM":
+        # To the batch script and srun, too. On SIGTERM, srun kills all processes of the step.
+        login.cluster.call("scancel", "--full", "-s", signal, job_id)
     login.wait_for_life(1, ended=True)
     life = login.record().lives[0]
     assert life.outcome == "stopped", login.job_log()
