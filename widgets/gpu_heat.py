@@ -45,9 +45,11 @@ def heat_lines(rows: Sequence[GpuRow], most_lines: int, block_s: float, width: i
             line += [Cell(text=" " * GAP)] if line else []
             line += [
                 Cell(text=f"{SIGNS.get(row.tone, ' ')} ", tone=row.tone),
-                Cell(text=f"{row.index:>{label_width}} "),
-                *_shades(row.heat, cells),
-                Cell(text=row.utilisation_text.rjust(_PERCENT_CELLS)),
+                Cell(
+                    text=f"{row.index:>{label_width}} ", tone=Tone.DIM if row.stale else Tone.PLAIN
+                ),
+                *_shades(row.heat, cells, stale=row.stale),
+                _percentage(row),
             ]
         drawn.append(tuple(line))
     return drawn
@@ -68,10 +70,17 @@ def _legend(rows: Sequence[GpuRow], cells: int, block_s: float) -> str:
     return f"  {span}   ▁ 0 %  ▇ 100 %"
 
 
-def _shades(values: Sequence[float], width: int) -> list[Cell]:
-    """Return the strip, with low values nearer to the background."""
+def _percentage(row: GpuRow) -> Cell:
+    """Return the current utilisation, or the word that there is none."""
+    if row.stale:
+        return Cell(text="old".rjust(_PERCENT_CELLS), tone=Tone.DIM)
+    return Cell(text=row.utilisation_text.rjust(_PERCENT_CELLS))
+
+
+def _shades(values: Sequence[float], width: int, *, stale: bool) -> list[Cell]:
+    """Return the strip, with low values nearer to the background, and old ones all dim."""
     shown = list(values)[-width:]
-    shades = [Tone.FAINT] * (width - len(shown)) + [_shade(v) for v in shown]
+    shades = [Tone.FAINT] * (width - len(shown)) + [Tone.DIM if stale else _shade(v) for v in shown]
     blocks = zip(strip(shown, width, high=1.0), shades, strict=True)
     return [
         Cell(text="".join(block for block, _ in run), tone=tone)

@@ -81,7 +81,9 @@ class GpuTable(Table[GpuRow]):
             "name": (Cell(text=row.name, tone=Tone.DIM),),
             "ranks": (Cell(text=row.ranks),),
             "bar": bar_cells(row.utilisation, BAR_WIDTH),
-            "utilisation": (Cell(text=row.utilisation_text),),
+            "utilisation": (
+                Cell(text=row.utilisation_text, tone=Tone.DIM if row.stale else Tone.PLAIN),
+            ),
             "strip": (Cell(text=strip(row.strip, STRIP_WIDTH, high=1.0), tone=Tone.DIM),),
             "sm": (Cell(text=row.sm_text),),
             "tensor": (Cell(text=row.tensor_text),),

@@ -188,6 +188,8 @@ class GpuRow:
     """The reason for reduced clocks, in words."""
     tone: Tone = Tone.PLAIN
     """WARN or BAD if something is wrong with this GPU; a sign says the same."""
+    stale: bool = False
+    """True if the readings are old."""
 
 
 LAUNCHER = -2

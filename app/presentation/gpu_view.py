@@ -84,8 +84,8 @@ def gpu_rows(frame: Frame) -> Sequence[GpuRow]:
             gpu,
             labels[index],
             frame.gpu_series.get(gpu.number, GpuSeries()),
-            frame.now,
             tones.get(gpu.number, Tone.PLAIN),
+            old_s=stale_age_s(gpu, frame),
             sliced=(gpu.node, gpu.index) in with_slices,
         )
 
@@ -107,7 +107,13 @@ def _sort_key(gpu: GpuSnapshot) -> tuple[int, int, int]:
 
 
 def _gpu_row(
-    gpu: GpuSnapshot, label: str, history: GpuSeries, now: float, tone: Tone, *, sliced: bool
+    gpu: GpuSnapshot,
+    label: str,
+    history: GpuSeries,
+    tone: Tone,
+    *,
+    old_s: float | None,
+    sliced: bool,
 ) -> GpuRow:
     use = gpu.utilisation_percent
     return GpuRow(
@@ -123,7 +129,8 @@ def _gpu_row(
         clock_text=formats.clock(gpu.sm_clock_mhz),
         strip=history.strip,
         heat=history.heat,
-        note=clean_name(_gpu_note(gpu, now)),
+        note=clean_name(gpu.error or ("" if old_s is None else f"{formats.age(old_s)} old")),
+        stale=old_s is not None,
         sm_text=formats.percent(gpu.sm_activity),
         tensor_text=formats.percent(gpu.tensor_activity),
         dram_text=formats.percent(gpu.dram_activity),
@@ -140,12 +147,15 @@ def _temperature_cell(gpu: GpuSnapshot) -> Cell:
     return Cell(text=f"{text}!" if hot else text, tone=Tone.WARN if hot else Tone.PLAIN)
 
 
-def _gpu_note(gpu: GpuSnapshot, now: float) -> str:
-    if gpu.error:
-        return gpu.error
-    if gpu.sampled_at is not None and now - gpu.sampled_at > STALE_AFTER_S:
-        return f"{formats.age(now - gpu.sampled_at)} old"
-    return ""
+def stale_age_s(gpu: GpuSnapshot, frame: Frame) -> float | None:
+    """Return the age of readings that are old, such as those of a machine that does not report.
+
+    None if they are current. Readings of an ended run are not called old.
+    """
+    if gpu.sampled_at is None or frame.snapshot.state not in LIVE:
+        return None
+    age_s = frame.now - gpu.sampled_at
+    return age_s if age_s > STALE_AFTER_S else None
 
 
 def _ratio(part: float | None, total: float | None) -> float | None:

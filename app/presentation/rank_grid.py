@@ -11,7 +11,7 @@ from collections import Counter
 from statistics import median
 
 from ltui.app.live.frame import Frame
-from ltui.app.presentation.gpu_view import tone_by_gpu
+from ltui.app.presentation.gpu_view import stale_age_s, tone_by_gpu
 from ltui.app.presentation.machines import NO_REPORT, NOT_REPORTING, machine_names, ranks_by_machine
 from ltui.app.presentation.run_view import rank_state, rank_verdicts
 from ltui.app.presentation.snapshot_text import gpu_label
@@ -140,7 +140,7 @@ _NOT_READ = Mark("?", Tone.DIM, 70)
 _GPU_WORDS = {
     _FINDING_MARKS[Tone.BAD]: "with an error",
     _FINDING_MARKS[Tone.WARN]: "with a problem",
-    _NOT_READ: "not read",
+    _NOT_READ: "without a current reading",
 }
 
 
@@ -158,7 +158,7 @@ def gpu_grid(frame: Frame) -> CellGrid:
     groups = []
     counts: Counter[Mark] = Counter()
     for members in by_node.values():
-        marks = [_gpu_mark(gpu, tones.get(gpu.number, Tone.PLAIN)) for gpu in members]
+        marks = [_gpu_mark(gpu, tones.get(gpu.number, Tone.PLAIN), frame) for gpu in members]
         counts.update(marks)
         groups.append(GridGroup([gpu_label(gpu, names) for gpu in members], marks))
     legend = [
@@ -170,10 +170,10 @@ def gpu_grid(frame: Frame) -> CellGrid:
     return CellGrid(tuple(groups), tuple(legend), "GPU")
 
 
-def _gpu_mark(gpu: GpuSnapshot, tone: Tone) -> Mark:
+def _gpu_mark(gpu: GpuSnapshot, tone: Tone, frame: Frame) -> Mark:
     if tone in _FINDING_MARKS:
         return _FINDING_MARKS[tone]
-    if gpu.utilisation_percent is None:
+    if gpu.utilisation_percent is None or stale_age_s(gpu, frame) is not None:
         return _NOT_READ
     index = int(gpu.utilisation_percent / 100 * len(_UTILISATION_MARKS))
     return _UTILISATION_MARKS[min(len(_UTILISATION_MARKS) - 1, max(0, index))]

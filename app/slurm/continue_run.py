@@ -68,6 +68,8 @@ def _requeue_or_chain(run_dir: RunDir, record: JobRecord, job_id: str) -> str | 
     assert record.last_life is not None
     if requeued_by_slurm(record.last_life):
         return None
+    if record.cancelled_at is not None or _is_being_cancelled(job_id):
+        return f"job {job_id} was cancelled"
     print(f"ltui: {run_dir.id} continues in the next start of its job.", flush=True)
     reasons = []
     steps: tuple[Callable[[], None], ...] = (
@@ -94,6 +96,20 @@ def requeued_by_slurm(life: Life) -> bool:
     except SlurmError:
         return False
     return restarts.isdecimal() and int(restarts) > life.restart
+
+
+def _is_being_cancelled(job_id: str) -> bool:
+    """Return True if someone has cancelled the job while this process ends it.
+
+    SLURM would requeue it all the same. A job that comes to its time limit has a reason.
+    """
+    try:
+        properties = job_properties(job_id)
+    except SlurmError:
+        return False
+    return properties.get("JobState") in ("COMPLETING", "CANCELLED") and (
+        properties.get("Reason") == "None"
+    )
 
 
 def _chain(run_dir: RunDir, record: JobRecord, job_id: str) -> None:

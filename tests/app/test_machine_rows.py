@@ -19,7 +19,7 @@ from ltui.app.presentation.machines import (
     rank_range,
     rank_summary,
 )
-from ltui.app.presentation.rank_grid import MIN_RANKS, has_grid, rank_grid
+from ltui.app.presentation.rank_grid import MIN_RANKS, gpu_grid, has_grid, rank_grid
 from ltui.app.presentation.run_details import checkpoints_and_events
 from ltui.app.presentation.run_report import show_lines
 from ltui.training.state.run_snapshot import (
@@ -32,6 +32,7 @@ from ltui.training.state.run_snapshot import (
     snapshot_from_json,
     to_json,
 )
+from ltui.widgets.gpu_heat import heat_lines
 from ltui.widgets.view_models import LogLine, RankRow, Tone
 from tests.app.frames import NOW, frame, snapshot
 from tests.app.machine_frames import (
@@ -242,6 +243,22 @@ def test_gpus_of_two_machines_are_never_merged() -> None:
     found = gpu_view.find_gpu(machine_frame(run), "gpu-b:2")
     assert found is not None
     assert found.node == 1
+
+
+def test_gpus_of_a_machine_that_does_not_report_are_called_old() -> None:
+    run = machine_run(machines={1: unreachable(1)})
+    gpus = [replace(g, sampled_at=NOW - 12 if g.node else NOW - 1) for g in run.gpus]
+    shown = machine_frame(replace(run, gpus=tuple(gpus)))
+    rows = {row.index: row for row in gpu_view.gpu_rows(shown)}
+    assert (rows["gpu-a:2"].stale, rows["gpu-a:2"].note) == (False, "")
+    assert (rows["gpu-b:2"].stale, rows["gpu-b:2"].note) == (True, "12 s old")
+    _, *lines = heat_lines(list(rows.values()), 99, 1.0, 60)
+    is_old = [any(cell.text.strip() == "old" for cell in line) for line in lines]
+    assert is_old == 8 * [False] + 8 * [True]
+    signs = [mark.sign for group in gpu_grid(shown).groups for mark in group.marks]
+    assert [sign == "?" for sign in signs] == 8 * [False] + 8 * [True]
+    ended = machine_frame(replace(run, gpus=tuple(gpus), state=RunState.STOPPED))
+    assert not any(row.stale or row.note for row in gpu_view.gpu_rows(ended))
 
 
 # -- the grid --------------------------------------------------------------------------------------

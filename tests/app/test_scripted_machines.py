@@ -58,6 +58,18 @@ def test_the_last_machine_is_silent_and_then_unreachable_with_its_old_values() -
     assert [node.state for node in run.nodes[:3]] == [NodeState.CONNECTED] * 3
     assert run.ranks[31].global_step == run.ranks[0].global_step - 20 / STEP_S  # type: ignore[operator]
     assert run.gpus[31].sampled_at == run.gpus[0].sampled_at - 20  # type: ignore[operator]
+    later = at(CUT_S[0] + 23)
+    assert later.gpus[31] == run.gpus[31]
+    assert later.ranks[31].recent_step_s == run.ranks[31].recent_step_s
+
+
+def test_a_machine_that_is_cut_off_writes_no_lines() -> None:
+    machines = SimulatedMachines(FOUR, lambda: 1000.0)
+    for second in range(CUT_S[0] + 1, CUT_S[1]):
+        shown = machines.poll(1000.0 + second, 0)
+    ranks = {line.rank for line in shown.log}
+    assert ranks & set(range(24))
+    assert not ranks & set(range(24, 32))
 
 
 def test_steps_never_go_back_and_rest_during_the_stall() -> None:

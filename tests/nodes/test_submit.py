@@ -11,7 +11,18 @@ from pathlib import Path
 
 import pytest
 
+from ltui.app.exit_codes import EXIT_STOPPED
+from ltui.app.slurm.continue_run import continue_run
+from ltui.training.slurm.job_options import JobOptions
+from ltui.training.slurm.job_record import (
+    JobRecord,
+    read_record,
+    write_lives,
+    write_submission,
+)
+from ltui.training.slurm.lives import Life
 from ltui.training.slurm.queue_cache import ASK_S, QueueCache
+from ltui.training.store.run_directory import RunDir
 from tests.ltui_command import run_ltui
 
 STAND_IN = """#!{python}
@@ -153,6 +164,37 @@ def test_what_sbatch_rejects_leaves_no_run(
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
     assert runs(private_home) == []
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "restarts", "continues"),
+    [
+        ("RUNNING", "None", 0, True),
+        ("COMPLETING", "TimeLimit", 0, True),
+        ("COMPLETING", "None", 0, False),
+        ("COMPLETING", "None", 1, True),
+    ],
+)
+def test_a_job_that_someone_has_cancelled_is_not_requeued(
+    slurm: Slurm, private_home: Path, state: str, reason: str, restarts: int, continues: bool
+) -> None:
+    """``restarts``: of SLURM, which has requeued a preempted job by itself if it counts one."""
+    run_dir = RunDir(private_home / "runs" / "brave-owl-12ab")
+    run_dir.path.mkdir(parents=True)
+    record = JobRecord(token="t", submitted_at=1.0, options=JobOptions(), first_job_id="7")
+    write_submission(run_dir, record)
+    ended = Life(
+        job_id="7", started_at=1.0, ended_at=2.0, end_step=5, outcome="stopped", requeued=True
+    )
+    write_lives(run_dir, [ended], counted_from=0)
+    slurm.add("scontrol", f"JobId=7 JobState={state} Reason={reason} Restarts={restarts}\n")
+    assert continue_run(run_dir, 0) == EXIT_STOPPED
+    requeued = ["requeue", "7"] in slurm.calls("scontrol")
+    assert requeued == (continues and not restarts)
+    after = read_record(run_dir)
+    assert after is not None
+    assert after.lives[-1].requeued == continues
+    assert after.note == (None if continues else "not requeued: job 7 was cancelled")
 
 
 def test_all_processes_together_ask_slurm_at_most_twice_a_minute(

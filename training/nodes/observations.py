@@ -8,13 +8,16 @@ node 0 only merges.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ltui.training.diagnosis.evidence import HostEvidence
 from ltui.training.diagnosis.judge_input import Death
 from ltui.training.process.identity import ProcessIdentity
 from ltui.training.process.rank_usage import RankUsage
 from ltui.training.state.run_snapshot import GpuSnapshot, Verdict
+
+MIN_SHIFT_S = 0.5
+"""Seconds from which the clocks of two machines differ for the times of readings."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +49,30 @@ class MachineObservations:
     gpus: tuple[GpuSnapshot, ...] = ()
     gpu_note: str | None = None
     gpu_verdicts: tuple[Verdict, ...] = ()
+
+    def with_times_shifted(self, seconds: float) -> MachineObservations:
+        """Return the same readings with ``seconds`` added to their unix times.
+
+        Differences that no screen shows are left, so that the readings of a thousand GPUs are
+        seldom copied.
+        """
+        if abs(seconds) < MIN_SHIFT_S:
+            return self
+        return replace(
+            self,
+            gpus=tuple(
+                replace(gpu, sampled_at=_shifted(gpu.sampled_at, seconds)) for gpu in self.gpus
+            ),
+            gpu_verdicts=tuple(
+                replace(verdict, began=_shifted(verdict.began, seconds))
+                for verdict in self.gpu_verdicts
+            ),
+        )
+
+
+def _shifted(unix_time: float | None, seconds: float) -> float | None:
+    """Return a unix time of one machine on the clock of another; None remains None."""
+    return None if unix_time is None else unix_time + seconds
 
 
 def merge_ranks(parts: Iterable[RankObservations]) -> RankObservations:

@@ -138,7 +138,7 @@ class ReportIntake:
             self.signal = report.signal
         node.signal_received = bool(report.signal)
         if report.machine is not None:
-            node.machine = report.machine
+            node.machine = report.machine.with_times_shifted(node.offset.wall_s)
         if report.engine_exit is not None and not self.wanted.end:
             node.ended_by_itself = True
         node.has_left = report.leaving
