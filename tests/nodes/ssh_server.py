@@ -39,7 +39,7 @@ class SshServer:
     @contextlib.contextmanager
     def on(self, machine: Machine) -> Iterator[None]:
         """Run the server on ``machine``."""
-        config = self.folder / "sshd_config"
+        config = self.folder / f"sshd_config-{machine.name}"
         variables = ("LTUI_HOME", "CUDA_VISIBLE_DEVICES", "PATH", "OMP_NUM_THREADS")
         settings = " ".join(f'{name}="{machine.environment[name]}"' for name in variables)
         config.write_text(
@@ -60,16 +60,16 @@ class SshServer:
             server.kill()
             server.communicate()
 
-    def client(self, machine: Machine, host: Machine, *, known: bool = True) -> dict[str, str]:
-        """Return the environment of a client on ``machine`` whose ssh knows ``host`` and its key.
+    def client(self, machine: Machine, *hosts: Machine, known: bool = True) -> dict[str, str]:
+        """Return the environment of a client on ``machine`` whose ssh knows the keys of ``hosts``.
 
         The client reads only its own configuration, by a program ``ssh`` that comes first on PATH.
         """
         files = self.folder / f"client-{machine.name}-{known}"
         files.mkdir(exist_ok=True)
         key = (self.folder / "host.pub").read_text().split()[:2]
-        line = " ".join([f"{host.name},{host.address}", *key])
-        (files / "known_hosts").write_text(f"{line}\n" if known else "")
+        lines = [" ".join([f"{host.name},{host.address}", *key]) + "\n" for host in hosts]
+        (files / "known_hosts").write_text("".join(lines) if known else "")
         (files / "config").write_text(
             f"IdentityFile {self.folder}/user\nIdentitiesOnly yes\nUser {getpass.getuser()}\n"
             f"UserKnownHostsFile {files}/known_hosts\nGlobalKnownHostsFile /dev/null\n"

@@ -113,6 +113,19 @@ def test_a_waiting_run_is_listed_and_taken_out_of_the_queue(login: Login) -> Non
     login("delete", "last")
 
 
+def test_a_job_that_is_cancelled_in_the_queue_is_a_stopped_run(login: Login) -> None:
+    job_id = login.submit("--sbatch=begin=now+3600", "--", *FOR_EVER)
+    login.cluster.call("scancel", job_id)
+    cancelled = login.wait(lambda s: s["state"] != "queued", seconds=120)
+    assert cancelled["state"] == "stopped"
+    assert f"job {job_id} was cancelled" in cancelled["detail"]
+    refused = login("stop", "last", check=2)
+    assert refused.stderr.count("\n") == 1
+    refused = login("resume", "last", check=2)
+    assert "there is nothing to resume from" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+
+
 def test_what_slurm_rejects_is_one_sentence(login: Login) -> None:
     done = login("submit", "--partition", "nowhere", "--", "true", check=2)
     assert done.stderr.count("\n") == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 
 from ltui.training.state.run_snapshot import NodeState, RunState
 from ltui.training.state.verdict_kinds import VerdictKind
+from ltui.training.store.run_checkpoints import list_checkpoints, verify
 from tests.nodes.run_of_machines import MachinesRun, observe, start_head, start_run
 from tests.nodes.two_machines import (
     Machine,
@@ -67,6 +69,12 @@ def test_a_machine_that_never_joins(two_machines: Machines) -> None:
     assert ended.state is RunState.FAILED
     assert (ended.detail or "").startswith("node 1 did not join within 5 s")
     run.wait_until_empty(0)
+    refused = run.join(code=2)
+    print(refused)
+    assert refused.count("\n") == 1
+    assert f"Nothing listens at {run.place}: the head has ended or not started." in refused
+    assert not list((two_machines[1].home / "nodes").glob("*"))
+    run.wait_until_empty(1)
 
 
 @pytest.mark.slow
@@ -128,6 +136,24 @@ def test_one_host_name_and_no_ipv4(tmp_path: Path) -> None:
         assert "node#2" in shown
         assert "fd77::2" in shown
         stop(run)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S)
+def test_one_home_for_both_machines(tmp_path: Path) -> None:
+    """As if ``$LTUI_HOME`` were on a shared file system."""
+    with open_machines(tmp_path, shared_home=True) as machines:
+        run = start_run(machines)
+        run.ltui("checkpoint", run.run_dir.id)
+        # Each machine reads the same list of runs.
+        for machine in machines:
+            listed = ltui_on(machine, "runs", "--json", code=0).stdout
+            (only,) = json.loads(listed)
+            assert (only["id"], only["state"]) == (run.run_dir.id, "running")
+        stop(run)
+        saved = list_checkpoints(run.run_dir.checkpoints_dir)
+        assert [info.reason for info in saved] == ["request", "stop"]
+        assert all(verify(info).ok for info in saved)
 
 
 def check_ages(run: MachinesRun, allowed: frozenset[str] = frozenset()) -> None:

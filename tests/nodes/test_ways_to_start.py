@@ -230,6 +230,26 @@ def test_a_host_that_cannot_be_started(
     check_nothing_left(two_machines)
 
 
+@pytest.mark.slow
+def test_a_machine_that_has_joined_ends_if_another_one_cannot(
+    tmp_path: Path, script: tuple[str, ...]
+) -> None:
+    server = SshServer(tmp_path / "ssh")
+    with open_machines(tmp_path, count=3) as machines:
+        first, second, third = machines
+        # The last machine sees an empty folder where node 0 has its own.
+        hide = ["mount", "-t", "tmpfs", "none", str(first.folder.parent)]
+        subprocess.run(third.command(hide), check=True)
+        with server.on(second), server.on(third):
+            environment = server.client(first, second, third)
+            words = ["exec", "--plain", "--nodes", "machine-1,machine-2", "--", *script, LONG]
+            refused = ltui_on(first, *words, env=environment, code=2)
+            assert refused.stderr.startswith("machine-2: it cannot join: node 2 of ")
+            assert refused.stderr.count("\n") == 1, refused.stderr
+            assert list((second.home / "nodes").iterdir()), "machine-1 had not joined"
+        check_nothing_left(machines)
+
+
 def test_a_key_that_differs(two_machines: Machines, script: tuple[str, ...]) -> None:
     """Also a port that is taken, an address of another machine, and a name of itself."""
     first, second = two_machines
