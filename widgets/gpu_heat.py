@@ -12,15 +12,15 @@ from ltui.widgets.formats import duration
 from ltui.widgets.gpu_table import SIGNS
 from ltui.widgets.view_models import Cell, GpuRow, Tone
 
-LEAST_WIDTH = 22
+LEAST_WIDTH = 23
 """Minimum cells for one GPU: sign, number, a readable strip and a percentage."""
-NARROW_WIDTH = 12
+NARROW_WIDTH = 13
 """Minimum cells for one GPU if there are more GPUs than lines at ``LEAST_WIDTH``."""
 SHORT_LABEL = 5
 """Maximum cells of a label for which the widths above are enough: ``15/6``."""
 GAP = 2
 """Cells between two columns of GPUs."""
-_PERCENT_CELLS = 5
+_PERCENT_CELLS = 6
 _LOW, _HIGH = 0.34, 0.67
 """Limits between faint, dim and bright blocks, as fractions of full utilisation."""
 

@@ -95,8 +95,8 @@ class SimulatedMachines:
         second = math.floor(seconds)
         for number in range(3):
             rank = snapshot.ranks[(second * 3 + number) * 5 % len(snapshot.ranks)]
-            if rank.global_step != snapshot.global_step:
-                continue  # its machine cannot be reached
+            if rank.state is not RankState.OK or rank.global_step != snapshot.global_step:
+                continue  # It makes no steps, or its machine cannot be reached.
             text = f"step {step}: loss {loss_at(step):.3f}"
             self._write(LogLine(rank=rank.rank, text=text, seen_at=now))
         for rank in snapshot.ranks:

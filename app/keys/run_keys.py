@@ -10,6 +10,7 @@ from ltui.app.presentation.notifications import CONTROLS, refusal
 from ltui.training.config.verdict_severity import BLOCKING_LEVELS
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.widgets.charts.chart import Chart
+from ltui.widgets.gpu_table import GpuTable
 from ltui.widgets.log_view import LogLines
 from ltui.widgets.rank_table import RankTable
 
@@ -75,6 +76,8 @@ MACHINE_HINTS = (
     KeyHint("u", "unfold all", "focused.fold_all"),
 )
 """Hints while the table of machines has the focus."""
+GPU_HINTS = (KeyHint("⏎", "all readings", "focused.select"),)
+"""Hints while the table of GPUs has the focus."""
 FILTER_HINTS = (
     KeyHint("⏎", "to the list", "screen.search", keep=True),
     KeyHint("esc", "clear the filter", "screen.cancel", keep=True),
@@ -107,6 +110,8 @@ def run_hints(
         panel_hints = LOG_HINTS
     elif isinstance(focused, RankTable) and snapshot.nodes:
         panel_hints = MACHINE_HINTS
+    elif isinstance(focused, GpuTable):
+        panel_hints = GPU_HINTS
     hints = [
         # The keys that help a stuck run come first.
         *([diagnose, kill] if stuck else []),
