@@ -63,6 +63,18 @@ def _verdicts(
     )
 
 
+def test_of_two_ranks_with_different_sizes_both_are_named() -> None:
+    """The back end may abort the rank that receives the wrong size as well as the other."""
+    fields = {"type": "RuntimeError", "message": "preamble.length 16 vs 24", "t": 1005.0}
+    error = FoldedEvent(rank=0, t_ns=0, kind="exception", text="", fields=fields)
+    fold = FoldState(ranks={0: _rank(0, {}, exception=error), 1: _rank(1, {})})
+    raised = pulse(0, Phase.EXCEPTION, 4.0, outcome=Outcome.RAISED)
+    (verdict,) = _verdicts(fold, raised, pulse(1, Phase.FORWARD, 4.0))
+    assert (verdict.kind, verdict.culprits, verdict.waiting) == ("mismatch", (0, 1), ())
+    assert "ranks 0 and 1 called a collective with different sizes" in verdict.cause
+    assert "unknown which of them is wrong: rank 0 raised RuntimeError" in verdict.cause
+
+
 def test_errors_of_the_other_ranks_are_consequences() -> None:
     """The rank ended its process, so the others' back ends only report a closed connection."""
     fields = {"type": "RuntimeError", "message": "Connection closed by peer", "t": 1005.0}

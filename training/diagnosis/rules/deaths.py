@@ -123,6 +123,7 @@ def death_verdicts(inputs: PreparedInput) -> list[Verdict]:
     if not causes:
         first = min(ends, key=lambda r: (ends[r].at_s, r))
         causes = {first: replace(ends[first], confidence=0.4)}
+    causes = _of_both_ranks(inputs, causes)
     # If another rank's cause is known, a rank without an error may have been ended by the agent.
     if any(e.confidence >= _CONFIDENT for e in causes.values()):
         causes = {r: e for r, e in causes.items() if e.confidence >= _CONFIDENT}
@@ -152,6 +153,22 @@ def _caused_by_lost_machines(inputs: PreparedInput, ends: _RankEnds) -> list[Ver
         )
         for verdict in machine_verdicts(inputs)
     ]
+
+
+def _of_both_ranks(inputs: PreparedInput, causes: _RankEnds) -> _RankEnds:
+    """Blame both of two ranks for sizes that differ, because the back end may abort either."""
+    if len(inputs.states) != 2 or len(causes) != 1:
+        return causes
+    ((rank, end),) = causes.items()
+    if end.kind is not VerdictKind.MISMATCH or end.confidence > _UNSURE:
+        return causes
+    both = replace(
+        end,
+        passive=False,
+        predicate="called a collective with different sizes, and it is unknown which of them is"
+        f" wrong: {inputs.ranks_text((rank,))} {end.text()}",
+    )
+    return dict.fromkeys(inputs.states, both)
 
 
 def _left_validation(inputs: PreparedInput, ends: _RankEnds) -> _RankEnds:
