@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from ltui.training.lifecycle.shim_files import engine_exit
 from ltui.training.nodes.link_limits import HEAD_LOST_VARIABLE, NODE_GONE_VARIABLE
 from ltui.training.state.run_snapshot import LIVE, NodeState, RunState
 from ltui.training.state.verdict_kinds import VerdictKind
@@ -134,6 +135,10 @@ def test_an_agent_ends_its_ranks_when_the_machine_of_the_head_is_gone(
     began_s = time.monotonic()
     run.wait_until_empty(1, seconds=180)
     print(f"ended after {time.monotonic() - began_s:.1f} s")
+    left = run.agent_dir()
+    assert "GLOBAL_RANK: 1" in left.rank_log_path(1, 1).read_text()
+    assert engine_exit(left, 1) is not None
+    assert list(left.queue_dir(1).glob("rank-00001.queue"))
 
 
 @pytest.mark.slow
