@@ -3,6 +3,7 @@ missing."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shutil
@@ -27,7 +28,13 @@ from ltui.app.launch.training_interpreter import (
     probe_interpreter,
 )
 from ltui.app.presentation.run_report import columns
+from ltui.training.lifecycle.agent_directories import ended_agents
 from ltui.training.problem import ProblemError
+from ltui.training.store.history_place import (
+    left_histories,
+    local_temporary_folders,
+    own_folder,
+)
 from ltui.training.store.run_directory import ltui_home
 from ltui.widgets.formats import NA, size
 
@@ -111,7 +118,32 @@ def _check_ltui() -> list[Finding]:
     enough = free >= DISK_NEEDED_BYTES
     remedy = "Checkpoints and histories may not fit. Set LTUI_HOME to a folder on a larger disk."
     runs = Finding("runs", f"{home}, {size(free)} free", enough, remedy)
-    return [version_finding, runs, _check_py_spy()]
+    return [version_finding, runs, *_check_leftovers(home), _check_py_spy()]
+
+
+def _check_leftovers(home: Path) -> list[Finding]:
+    """Return a finding about what runs on several machines have left on this one, if anything."""
+    homes = dict.fromkeys([home, *(own_folder(folder) for folder in local_temporary_folders())])
+    agents = [left.path for where in homes for left in ended_agents(where)]
+    histories = [left.folder for left in left_histories() if not left.is_live]
+    if not agents and not histories:
+        return []
+    total = sum(_size_of(folder) for folder in (*agents, *histories))
+    return [
+        Finding(
+            "left by runs",
+            f"{len(agents)} folders of nodes, {len(histories)} histories, {size(total)}: kept for "
+            "14 days as evidence, or until their run is resumed here or deleted",
+        )
+    ]
+
+
+def _size_of(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            total += path.lstat().st_size
+    return total
 
 
 def _check_py_spy() -> Finding:

@@ -11,6 +11,7 @@ import time
 from ltui.app.exit_codes import EXIT_DONE, EXIT_FAILED
 from ltui.app.foreground.interrupt_signals import ReceivedSignals
 from ltui.app.nodes.join_run import JoinedNode
+from ltui.training.lifecycle.agent_directories import remove_after_end
 from ltui.training.lifecycle.kill_processes import kill_run_processes
 from ltui.training.lifecycle.shim_files import engine_exit, latest_attempt, shim_identity
 from ltui.training.process.identity import lock_holder
@@ -57,7 +58,9 @@ def follow_agent(joined: JoinedNode, signals: ReceivedSignals) -> int:
             with contextlib.suppress(OSError):
                 os.kill(agent.pid, signal.SIGINT)
         time.sleep(_POLL_S)
-    return _report_end(joined)
+    code = _report_end(joined)
+    remove_after_end(run_dir)
+    return code
 
 
 def _report_end(joined: JoinedNode) -> int:

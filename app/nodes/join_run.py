@@ -20,6 +20,7 @@ from ltui.app.launch.training_interpreter import (
 )
 from ltui.training.config.device_selection import choose_devices
 from ltui.training.config.run_spec import RunSpec
+from ltui.training.lifecycle.agent_directories import agent_directory, remove_unneeded_agents
 from ltui.training.lifecycle.engine_start_checks import check_start
 from ltui.training.lifecycle.kill_processes import kill_run_processes
 from ltui.training.lifecycle.launch_run import home_not_writable
@@ -168,7 +169,7 @@ def _create_directory(
     home: Path, offer: JoinOffer, spec: RunSpec, key: LinkKey, place: LinkPlace
 ) -> RunDir:
     """Create or renew the directory of the agent. Raise ``ProblemError``."""
-    run_dir = RunDir(home / "nodes" / f"{offer.run_id}-{offer.node}")
+    run_dir = agent_directory(home, offer.run_id, offer.node)
     holder = lock_holder(run_dir.lock_path)
     if holder is not None:
         raise ProblemError.of(
@@ -176,6 +177,7 @@ def _create_directory(
             what=f"its agent runs on this machine already (pid {holder.pid}).",
             remedy="Join once on each machine. A second node here needs a LTUI_HOME of its own.",
         )
+    remove_unneeded_agents(home)
     try:
         install_rank_package(home)
         # Node 0 has everything that an agent of an earlier attempt recorded here.

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from ltui.training.config.run_spec import RunSpec
+from ltui.training.lifecycle.agent_directories import remove_agents_of
 from ltui.training.lifecycle.engine_start_checks import check_start
 from ltui.training.lifecycle.launch_run import home_not_writable
 from ltui.training.lifecycle.rank_package import install_rank_package
@@ -121,6 +122,7 @@ def delete(run_dir: RunDir) -> None:
         run_dir.path.rename(hidden)
         RunDir(hidden).remove_stale_socket()
         remove_history(RunDir(hidden))
+        remove_agents_of(run_dir)
         shutil.rmtree(hidden)
     except OSError as error:
         raise ProblemError.of(

@@ -20,6 +20,8 @@ class LogTails:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._sent: dict[str, int] = {}
+        self.advanced = True
+        """True if the head took some of the last parts. It takes no more of a very long log."""
 
     def parts(self) -> list[tuple[LogPart, bytes]]:
         """Return the next bytes of each log that has grown."""
@@ -38,4 +40,5 @@ class LogTails:
 
     def acknowledge(self, sizes: Mapping[str, int]) -> None:
         """Continue at ``sizes``, the number of bytes of each log that the head has."""
+        self.advanced = dict(sizes) != self._sent
         self._sent = dict(sizes)

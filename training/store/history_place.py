@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ltui.training.problem import ProblemError
+from ltui.training.process.identity import lock_holder
 from ltui.training.store.network_file_systems import network_file_system
 from ltui.training.store.run_directory import RunDir, private_folder, read_json, write_json
 
@@ -134,7 +135,7 @@ def folder_for_histories(run_dir: RunDir) -> Path | None:
         return None
     if chosen:
         try:
-            return _own_folder(Path(chosen).expanduser().absolute())
+            return _folder_below(Path(chosen).expanduser().absolute())
         except OSError as error:
             raise ProblemError.of(
                 where=FOLDER_VARIABLE,
@@ -145,7 +146,7 @@ def folder_for_histories(run_dir: RunDir) -> Path | None:
         return None
     for folder in local_temporary_folders():
         with contextlib.suppress(OSError, ProblemError):
-            return _own_folder(folder)
+            return _folder_below(folder)
     return None
 
 
@@ -156,9 +157,14 @@ def local_temporary_folders() -> list[Path]:
     return [f for f in folders if f.is_dir() and network_file_system(f) is None]
 
 
-def _own_folder(parent: Path) -> Path:
+def own_folder(parent: Path) -> Path:
+    """Return the folder of this user below a folder for temporary files. Creates nothing."""
+    return parent / f"ltui-{os.getuid()}"
+
+
+def _folder_below(parent: Path) -> Path:
     """Return the user's folder for histories below ``parent``; create it if absent."""
-    return private_folder(private_folder(parent / f"ltui-{os.getuid()}") / "history")
+    return private_folder(private_folder(own_folder(parent)) / "history")
 
 
 def new_folder(run_dir: RunDir, parent: Path) -> Path:
@@ -193,11 +199,16 @@ def _is_history_folder(folder: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LeftHistory:
-    """A folder with a history that no supervisor has written for a while."""
+    """A folder with a history on this machine."""
 
     folder: Path
     run_dir: RunDir
     changed_at: float
+
+    @property
+    def is_live(self) -> bool:
+        """True if a supervisor of this machine writes it."""
+        return lock_holder(self.run_dir.lock_path) is not None
 
     def is_needed(self, now_s: float) -> bool:
         """Return True if a run may still use it, or if it may hold what no copy holds."""
@@ -215,7 +226,7 @@ def left_histories() -> Iterator[LeftHistory]:
     """Yield the histories in this machine's temporary folders, those of live runs included."""
     for parent in dict.fromkeys(local_temporary_folders()):
         try:
-            folders = list((parent / f"ltui-{os.getuid()}" / "history").iterdir())
+            folders = list((own_folder(parent) / "history").iterdir())
         except OSError:
             continue
         for folder in folders:

@@ -22,6 +22,7 @@ from pathlib import Path
 from ltui.training.config.run_spec import Nodes, RunSpec
 from ltui.training.diagnosis.judge import Judgement
 from ltui.training.diagnosis.merge_evidence import shorten_for_link
+from ltui.training.lifecycle.agent_directories import mark_delivered
 from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.elastic_log import likely_error_line, log_tail, worker_failures
 from ltui.training.lifecycle.kill_processes import kill_run_processes
@@ -290,13 +291,18 @@ class NodeAgent:
             deadline_s = time.monotonic() + _LAST_REPORTS_S
             orders = self._orders
             complete = not any(chunk.data for chunk in self._chunks.values())
+            logs_left = bool(self._logs.parts())
             if orders.refusal is not None:
                 break
-            if orders.leave and complete:
+            if orders.leave and complete and not (logs_left and self._logs.advanced):
                 self._exchange(replace(report, leaving=True))
+                if not logs_left:
+                    mark_delivered(self._run_dir)
                 break
             if orders.attempt > self.attempt:
                 return self._next_attempt(orders)
+            if logs_left and self._logs.advanced:
+                continue
             self._link.woken(report_period_s(self._nodes, urgent=False))
         self._run_dir.engine_final_path(self.attempt).touch()
         self._close()
