@@ -18,10 +18,16 @@ LINES = 60_000
 """Lines of 60 bytes that each node writes just before it ends: more than a few reports carry."""
 
 PROGRAM = f"""
-import os, sys
-for number in range({LINES}):
-    print(f"{{number:059d}}")
-sys.exit(int(os.environ["NODE_RANK"] == "1" and "fail" in sys.argv))
+import os, pathlib, sys, time
+done = pathlib.Path("done")
+if os.environ["NODE_RANK"] == "1":
+    for number in range({LINES}):
+        print(f"{{number:059d}}")
+    sys.stdout.flush()
+    done.touch()
+    sys.exit("fail" in sys.argv)
+while not done.exists():
+    time.sleep(0.05)
 """
 
 
