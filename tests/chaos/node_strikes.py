@@ -64,3 +64,24 @@ def plan_strikes(seed: int, kills: int, cuts: int) -> list[Strike]:
         Strike(number=n, phase=phase, role=role, node=node, cut_s=cut_s, delay=chance.random())
         for n, (phase, role, node, cut_s) in enumerate(planned, 1)
     ]
+
+
+def parse_strikes(text: str) -> list[Strike]:
+    """Return the strikes in a text such as ``stop everything 0, training link 30``."""
+    strikes = []
+    for number, words in enumerate(text.split(","), 1):
+        phase, role, value = words.split()
+        is_cut = role == "link"
+        assert phase in PHASES, phase
+        assert is_cut or (role, int(value)) in VICTIMS, words
+        strikes.append(
+            Strike(
+                number=number,
+                phase=phase,
+                role=role,
+                node=1 if is_cut else int(value),
+                cut_s=float(value) if is_cut else 0.0,
+                delay=0.5,
+            )
+        )
+    return strikes

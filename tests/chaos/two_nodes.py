@@ -1,7 +1,8 @@
 """``NODES=2 make chaos``: the storm on two machines in network namespaces.
 
 LTUI_CHAOS_KILLS kills (50) and LTUI_CHAOS_CUTS link cuts (20) from LTUI_CHAOS_SEED (drawn and
-printed). LTUI_CHAOS_KEEP names a folder for the files of runs in which something did not hold.
+printed). LTUI_CHAOS_ONLY chooses strikes instead: ``stop everything 0, training link 30``.
+LTUI_CHAOS_KEEP names a folder for the files of runs in which something did not hold.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.chaos.node_storm import NodesOutcome, NodeStorm
-from tests.chaos.node_strikes import plan_strikes
+from tests.chaos.node_strikes import parse_strikes, plan_strikes
 from tests.nodes.two_machines import missing_rights, open_machines
 
 
@@ -28,6 +29,7 @@ def main() -> int:
     kills = int(os.environ.get("LTUI_CHAOS_KILLS", "50"))
     cuts = int(os.environ.get("LTUI_CHAOS_CUTS", "20"))
     seed = int(os.environ.get("LTUI_CHAOS_SEED") or secrets.randbelow(1 << 32))
+    only = os.environ.get("LTUI_CHAOS_ONLY")
     keep = os.environ.get("LTUI_CHAOS_KEEP")
     print(f"{kills} kills and {cuts} link cuts on two machines, LTUI_CHAOS_SEED={seed}", flush=True)
     began_s = time.monotonic()
@@ -37,7 +39,7 @@ def main() -> int:
         open_machines(Path(folder)) as machines,
     ):
         storm = NodeStorm(machines, keep=None if keep is None else Path(keep))
-        for strike in plan_strikes(seed, kills, cuts):
+        for strike in parse_strikes(only) if only else plan_strikes(seed, kills, cuts):
             outcomes.append(storm.carry_out(strike))
             print(_line(outcomes[-1]), flush=True)
         storm.end_trial()
