@@ -43,6 +43,11 @@ from tests.nodes.two_machines import Machine, Machines, ltui_on, start_on
 from tests.waiting import wait_for
 
 STRIKES_OF_A_TRIAL = 8
+CAUSES = {
+    "shim": "shim process was killed", "engine": "launcher was killed", "rank": "rank {0}",
+    "worker": "rank {0}", "everything": "machine-1",
+}  # fmt: skip
+"""Role -> what the reason for the end must contain if it was killed on a machine."""
 PATIENCE_S = 300.0
 """Seconds until the consequences of a strike must have come to rest.
 
@@ -50,6 +55,8 @@ An agent whose head is dead reports for a minute, and a torn connection of torch
 """
 ENVIRONMENT = {NODE_GONE_VARIABLE: "60", HEAD_LOST_VARIABLE: "60"}
 """Silence that ends a run: longer than the longest cut, and the time that TCP then needs."""
+_ALONE = ("everything", 0)
+"""Strike after which nobody is left on machine 0 who could know the cause."""
 _MODEL = """
 import time
 
@@ -205,6 +212,9 @@ class NodeStorm:
         ):
             assert last.is_live, f"it ended the run: {last.describe()}"
             assert pids == {r.rank: r.pid for r in last.snapshot.ranks}, "other ranks train now"
+        elif strike.phase != "stop" and not last.is_live and (strike.role, strike.node) != _ALONE:
+            detail, cause = last.snapshot.detail or "", CAUSES[strike.role].format(strike.node)
+            assert cause in detail.split(";")[0], f"the cause is not {cause!r}: {detail}"
         if last.snapshot.state is RunState.PAUSED:
             # What the strike has left may end the run only now: a rank whose worker is dead.
             self._request("continue")

@@ -39,7 +39,7 @@ class EndFacts:
     machines: Mapping[int, str] = field(default_factory=dict)
     """rank -> name of its machine; empty in a run on one machine."""
     lost_engines: Mapping[str, EngineExit] = field(default_factory=dict)
-    """Name of another machine -> how its engine was killed."""
+    """Name of a machine -> how its engine was killed; empty in a run on one machine."""
 
     def rank_name(self, rank: int) -> str:
         """Return ``rank 3``, or ``rank 3 on b`` in a run on several machines."""

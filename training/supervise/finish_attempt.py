@@ -163,14 +163,19 @@ class AttemptFinisher:
                 multi_node=attempt.spec.nodes is not None,
                 global_step=attempt.furthest_step(),
                 machines=self._machines(),
-                lost_engines={
-                    attempt.nodes.name(number): end
-                    for number, end in attempt.nodes.reports.lost_engines().items()
-                }
-                if attempt.nodes is not None
-                else {},
+                lost_engines=self._lost_engines(engine_exit),
             )
         )
+
+    def _lost_engines(self, own: EngineExit | None) -> dict[str, EngineExit]:
+        """Return name of a machine -> how its engine was killed; empty in a run on one machine."""
+        attempt = self._attempt
+        if attempt.nodes is None or attempt.nodes_failure is not None:
+            return {}
+        lost = attempt.nodes.reports.lost_engines()
+        if own is not None and own.signal is not None:
+            lost = {0: own, **lost}
+        return {attempt.nodes.name(number): end for number, end in lost.items()}
 
     def _machines(self) -> Mapping[int, str]:
         """Return rank -> name of its machine; empty in a run on one machine."""
