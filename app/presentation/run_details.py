@@ -110,6 +110,8 @@ def _append_checkpoints(out: Text, frame: Frame) -> None:
     if not saved:
         none = "none by ltui yet" if frame.snapshot.script_checkpoints else "none yet"
         out.append(f"{none}\n", "dim")
+    if seconds := frame.snapshot.checkpoint_seconds:
+        out.append(f"the last ones took up to {formats.age(max(seconds))}\n", "dim")
     for checkpoint in _newest_first(saved):
         age = formats.ago(frame.now - checkpoint.saved_at) if checkpoint.saved_at else ""
         reason = clean_line(checkpoint.reason or "saved")

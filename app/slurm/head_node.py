@@ -218,7 +218,7 @@ def _follow(run_dir: RunDir, warnings: Warnings, ends_at: float | None) -> RunSn
     Before the time limit and after a signal, the supervisor is asked to stop the run.
     """
     record = _record(run_dir)
-    lead_s = float(record.options.warn_s)
+    lead_s, began_at = float(record.options.warn_s), time.time()
     published_at, published_state = 0.0, None
     stop_requested, stopping = False, 0
     while True:
@@ -234,7 +234,8 @@ def _follow(run_dir: RunDir, warnings: Warnings, ends_at: float | None) -> RunSn
             if stopping >= 2 and not warnings.any:
                 warnings.stopped_by_person = True
             now_s = time.time()
-            lead_s = max(lead_s, _measured_lead_s(snapshot))
+            limit_s = None if ends_at is None else ends_at - began_at
+            lead_s = max(lead_s, measured_lead_s(snapshot, limit_s))
             if ends_at is not None and now_s >= ends_at - lead_s:
                 warnings.asked_to_continue = True
             if warnings.any and not stop_requested:
@@ -245,10 +246,16 @@ def _follow(run_dir: RunDir, warnings: Warnings, ends_at: float | None) -> RunSn
         time.sleep(POLL_S)
 
 
-def _measured_lead_s(snapshot: RunSnapshot) -> float:
-    """Return the seconds that a stop needs before the time limit; 0 if nothing was measured."""
-    slowest = [max(rank.recent_step_s) for rank in snapshot.ranks if rank.recent_step_s]
-    return float(signal_lead_s(None, max(slowest))) if slowest else 0.0
+def measured_lead_s(snapshot: RunSnapshot, limit_s: float | None) -> float:
+    """Return the seconds that a stop needs before the time limit; 0 if nothing was measured.
+
+    The checkpoints of earlier starts of the job count too. ``limit_s`` is the length of this one.
+    """
+    checkpoint_s = max(snapshot.checkpoint_seconds, default=None)
+    step_s = max((max(r.recent_step_s) for r in snapshot.ranks if r.recent_step_s), default=None)
+    if checkpoint_s is None and step_s is None:
+        return 0.0
+    return float(signal_lead_s(checkpoint_s, step_s, limit_s))
 
 
 def _request_stop(run_dir: RunDir, warnings: Warnings, ends_at: float | None) -> bool:

@@ -108,3 +108,10 @@ def test_the_header_says_when_the_job_ends() -> None:
     assert run_view.header(frame(snapshot=snapshot(job=job))).job == "job ends in 3 h 10 m"
     ended = snapshot(job=job, state=RunState.STOPPED)
     assert run_view.header(frame(snapshot=ended)).job == ""
+
+
+def test_the_time_of_the_last_checkpoints_is_shown() -> None:
+    text = run_details.checkpoints_and_events(
+        frame(snapshot=snapshot(checkpoint_seconds=(2.0, 12.0, 3.0)))
+    ).plain
+    assert "the last ones took up to 12 s\n" in text

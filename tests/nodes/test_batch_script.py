@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ltui.app.slurm.head_node import measured_lead_s
 from ltui.training.problem import ProblemError
 from ltui.training.slurm.batch_script import BatchScript
 from ltui.training.slurm.job_options import (
@@ -20,6 +21,7 @@ from ltui.training.slurm.job_options import (
     signal_lead_s,
     time_limit_s,
 )
+from ltui.training.state.run_snapshot import RankSnapshot, RunSnapshot, RunState
 
 PLAIN = BatchScript(
     run_id="brave-owl-12ab",
@@ -202,3 +204,13 @@ def test_options_survive_their_document() -> None:
 
 def test_the_run_is_found_by_its_name(tmp_path: Path) -> None:
     assert "--run brave-owl-12ab --token t0ken" in PLAIN.text()
+
+
+def test_measured_checkpoints_and_steps_make_the_stop_begin_earlier() -> None:
+    run = RunSnapshot(id="a-1", name="a", state=RunState.RUNNING)
+    assert measured_lead_s(run, None) == 0
+    measured = replace(run, checkpoint_seconds=(20.0, 300.0, 30.0))
+    assert measured_lead_s(measured, None) == 2 * 300 + 60
+    assert measured_lead_s(measured, 900.0) == 450, "a short job trains at all"
+    slow = replace(measured, ranks=(RankSnapshot(rank=0, recent_step_s=(1.0, 40.0)),))
+    assert measured_lead_s(slow, None) == 2 * 300 + 40 + 60

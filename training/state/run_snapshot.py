@@ -337,6 +337,8 @@ class RunSnapshot:
     stops: tuple[str, ...] = ()
     """Pending stop conditions: ``at step 500``, ``when val/loss < 0.2``."""
     cautions: tuple[FreezeWarning, ...] = ()
+    checkpoint_seconds: tuple[float, ...] = ()
+    """How long the last checkpoints took to save, oldest first, those of earlier attempts too."""
     job: JobSnapshot | None = None
     """The SLURM job that the run runs in; None outside of one."""
 

@@ -13,6 +13,8 @@ from ltui.training.store.run_checkpoints import list_checkpoints, verify
 
 MAX_KEPT = 100
 """Maximum number of reported checkpoints that are kept."""
+SECONDS_KEPT = 3
+"""Number of checkpoints whose duration is kept. A single slow one must not count for ever."""
 CHECK_S = 5.0
 """Seconds between two checks of which files are still there."""
 BEST = "best by "
@@ -24,16 +26,21 @@ class CheckpointCatalog:
     Sizes are checked when the folder is listed. Checksums are verified once each, in a thread.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, before: RunSnapshot | None = None) -> None:
+        """``before`` is the last snapshot of the previous attempt."""
         self._folder = folder
+        self.seconds = () if before is None else before.checkpoint_seconds
+        """How long the last checkpoints took, oldest first."""
         self._known: tuple[CheckpointInfo, ...] = ()
         self._checked: dict[tuple[str, float | None], bool] = {}
         self._stale = True
         self._checking: threading.Thread | None = None
 
-    def invalidate(self) -> None:
-        """List the folder again at the next call of ``checkpoints``."""
+    def saved(self, seconds: object) -> None:
+        """Note that a checkpoint was saved, in ``seconds`` if that is known."""
         self._stale = True
+        if isinstance(seconds, (int, float)):
+            self.seconds = (*self.seconds, float(seconds))[-SECONDS_KEPT:]
 
     def checkpoints(self) -> tuple[CheckpointInfo, ...]:
         """Return the checkpoints with the verification results so far, the least trained first."""

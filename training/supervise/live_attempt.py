@@ -94,7 +94,7 @@ class LiveAttempt:
             from ltui.training.supervise.nodes.remote_nodes import RemoteNodes
 
             self.nodes = RemoteNodes(run_dir, spec, number, plan)
-        self.catalog = CheckpointCatalog(run_dir.checkpoints_dir)
+        self.catalog = CheckpointCatalog(run_dir.checkpoints_dir, previous)
         self.script_checkpoints = ScriptCheckpoints(previous)
         self.flops: BatchFlops | None = None
         self.evidence = EvidenceCollector(run_dir, number, wake.set)
@@ -150,7 +150,7 @@ class LiveAttempt:
 
     def _handle(self, event: FoldedEvent) -> None:
         if event.kind == "checkpoint_saved":
-            self.catalog.invalidate()
+            self.catalog.saved(event.fields.get("seconds"))
         elif event.kind == "script_checkpoint":
             self.script_checkpoints.add(event.fields)
         elif event.kind == "resumed":

@@ -88,6 +88,7 @@ def build_snapshot(
         restarted_because=live.restarted_because,
         stops=live.pending_stops.pending.descriptions(),
         cautions=all_warnings(fold),
+        checkpoint_seconds=live.catalog.seconds,
         job=job,
         flops_per_batch=live.flops.flops if live.flops is not None else None,
         model_flop_utilisation=model_flop_utilisation(
