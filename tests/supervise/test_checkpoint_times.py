@@ -10,7 +10,7 @@ from tests.store.histories import snapshot
 
 def test_the_last_times_are_kept_over_attempts(tmp_path: Path) -> None:
     catalog = CheckpointCatalog(tmp_path)
-    assert catalog.seconds == ()
+    assert not catalog.seconds
     for seconds in (90.0, 1, None, 2.5):
         catalog.saved(seconds)
     assert catalog.seconds == (90.0, 1.0, 2.5)
