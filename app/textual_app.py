@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -56,14 +56,25 @@ class LtuiApp(OrderedKeysApp):
         ),
     ]
 
-    def __init__(self, home: Path, *, run: RunDir | None = None, readonly: bool = False) -> None:
+    def __init__(
+        self,
+        home: Path,
+        *,
+        run: RunDir | None = None,
+        first: Callable[[], Screen[None]] | None = None,
+        readonly: bool = False,
+    ) -> None:
+        """``first`` makes the first screen if it is neither the home screen nor that of a run."""
         super().__init__()
         self.home, self.first_run, self.readonly = home, run, readonly
+        self._first = first
         for theme in THEMES:
             self.register_theme(theme)
         self.theme = first_theme(home, self.available_themes, os.environ)
 
     def get_default_screen(self) -> Screen[None]:
+        if self._first is not None:
+            return self._first()
         # Imported here, so that neither screen loads what only the other one needs.
         if self.first_run is not None:
             from ltui.app.screens.run import RunScreen
@@ -92,6 +103,10 @@ class LtuiApp(OrderedKeysApp):
                 if run_dir != shown:
                     open_it = partial(self.open_run, run_dir)
                     yield SystemCommand(f"Open run {run_dir.id}", "Go to this run", open_it)
+                if shown is not None:
+                    compare = partial(self.compare_runs, [shown, run_dir])
+                    about = "Show the curves of both runs over one another, and what differs"
+                    yield SystemCommand(f"Compare with run {run_dir.id}", about, compare)
 
     def open_run(self, run_dir: RunDir) -> None:
         """Open a run. A run that was opened before from the first screen is replaced."""
@@ -102,6 +117,12 @@ class LtuiApp(OrderedKeysApp):
             self.switch_screen(screen)
         else:
             self.push_screen(screen)
+
+    def compare_runs(self, run_dirs: Sequence[RunDir]) -> None:
+        """Open the comparison of two runs or more."""
+        from ltui.app.screens.compare import CompareScreen
+
+        self.push_screen(CompareScreen(run_dirs))
 
     def action_choose_theme(self) -> None:
         from ltui.app.screens.theme_list import ThemeScreen

@@ -7,7 +7,7 @@ important ones are omitted.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.cells import cell_len, set_cell_size
 
@@ -89,7 +89,7 @@ def _cut(cells: Cells, width: int) -> Cells:
         if available <= 0:
             break
         text = set_cell_size(cell.text, min(cell_len(cell.text), available))
-        cut.append(Cell(text=text, tone=cell.tone))
+        cut.append(replace(cell, text=text))
         available -= cell_len(text)
     tone = cut[-1].tone if cut else Tone.PLAIN
     return (*cut, Cell(text="…", tone=tone))

@@ -163,6 +163,12 @@ class LineStyles:
         """Return the style of a tone."""
         return self.tones[tone]
 
+    def of_cell(self, cell: Cell) -> Style:
+        """Return the style of a cell: that of its series, else that of its tone."""
+        if cell.colour is None:
+            return self.tones[cell.tone]
+        return self.series[cell.colour % len(self.series)]
+
 
 def line_styles(app: App[object]) -> LineStyles:
     """Return the styles of the active theme of ``app``."""
@@ -194,7 +200,7 @@ def line_styles(app: App[object]) -> LineStyles:
 def cells_strip(cells: Sequence[Cell], width: int, widget: Widget) -> Strip:
     """Return a line of exactly ``width`` cells in the styles of the theme, on the widget's own."""
     base, styles = widget.visual_style.rich_style, line_styles(widget.app)
-    segments = [Segment(cell.text, base + styles.of(cell.tone)) for cell in cells if cell.text]
+    segments = [Segment(cell.text, base + styles.of_cell(cell)) for cell in cells if cell.text]
     return Strip(segments).adjust_cell_length(width, base)
 
 

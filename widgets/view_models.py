@@ -98,6 +98,8 @@ class Cell:
 
     text: str
     tone: Tone = Tone.PLAIN
+    colour: int | None = None
+    """Index of a series of a chart whose colour the text has in place of that of its tone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

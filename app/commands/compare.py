@@ -7,17 +7,23 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
+from ltui.app.commands.dashboard import require_terminal
 from ltui.app.commands.output_file import print_json
 from ltui.app.compare.comparison import Comparison
 from ltui.app.compare.comparison_json import comparison_json
 from ltui.app.compare.comparison_report import report_lines
 from ltui.app.compare.read_run import read_runs
-from ltui.app.compare.run_groups import Grouping
+from ltui.app.compare.run_groups import Grouping, check_grouping
 from ltui.app.exit_codes import EXIT_DONE, EXIT_FAILED
+from ltui.app.open_dashboard import open_app
 from ltui.training.lifecycle.recover_runs import current_snapshot
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.store.run_directory import RunDir, find_run, list_runs, ltui_home
+
+if TYPE_CHECKING:
+    from ltui.app.textual_app import LtuiApp
 
 
 def compare(options: Namespace) -> int:
@@ -29,13 +35,16 @@ def compare(options: Namespace) -> int:
             remedy="Give one of the two.",
         )
     run_dirs = find_runs(options.runs)
+    grouping = Grouping(by=tuple(options.group_by), ignored=tuple(options.ignore))
+    if options.watch:
+        return _watch(options, run_dirs, grouping)
     read = read_runs(run_dirs, options.metric, current_snapshot)
     comparison = Comparison(
         runs=read.runs,
         metrics=read.metrics,
         axis=options.by,
         band=options.band,
-        grouping=Grouping(by=tuple(options.group_by), ignored=tuple(options.ignore)),
+        grouping=grouping,
     )
     if options.json:
         print_json(comparison_json(comparison))
@@ -44,6 +53,36 @@ def compare(options: Namespace) -> int:
     for problem in read.problems:
         sys.stderr.write(f"{problem}\n")
     return EXIT_FAILED if read.problems else EXIT_DONE
+
+
+def _watch(options: Namespace, run_dirs: Sequence[RunDir], grouping: Grouping) -> int:
+    """Open the comparison in the dashboard."""
+    require_terminal("ltui compare --watch", "Without --watch the comparison is printed.")
+    # A key or a metric that does not exist is an error before the dashboard opens.
+    read = read_runs(run_dirs, options.metric, current_snapshot)
+    check_grouping(grouping, [run.settings for run in read.runs])
+
+    def make() -> LtuiApp:
+        # Local: importing Textual takes half a second, which the errors above need not wait for.
+        from ltui.app.compare.comparison_view import ViewSettings
+        from ltui.app.presentation.metric_charts import ChartSettings
+        from ltui.app.screens.compare import CompareScreen
+        from ltui.app.textual_app import LtuiApp
+
+        settings = ViewSettings(
+            chart=ChartSettings(axis=options.by),
+            band=options.band,
+            grouped=bool(options.group_by or options.ignore),
+        )
+
+        def first() -> CompareScreen:
+            return CompareScreen(
+                run_dirs, globs=options.metric, settings=settings, grouping=grouping
+            )
+
+        return LtuiApp(ltui_home(to_write=False), first=first)
+
+    return open_app(make)
 
 
 def find_runs(texts: Sequence[str]) -> list[RunDir]:

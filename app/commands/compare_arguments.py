@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ltui.app.commands.data_arguments import add_json_option
+from ltui.app.commands.data_arguments import add_flag, add_json_option
 
 _EPILOG = """\
 For each metric: its final and its best value and the step of that, and the value
@@ -19,6 +19,7 @@ examples:
   ltui compare 'sweep-*' --metric val/acc --by epoch
   ltui compare 'seed-*' --band ci95
   ltui compare 'sweep-*' --group-by lr --json
+  ltui compare brave-owl calm-fox --watch
 """
 
 
@@ -67,4 +68,5 @@ def add_compare(add: Callable[..., Any], run_help: str) -> None:
         help="the band of a group: minimum to maximum (default), standard deviation, standard "
         "error, or 95 %% interval of the mean",
     )
+    add_flag(compare, "--watch", "open the comparison in the dashboard; live runs go on growing")
     add_json_option(compare)

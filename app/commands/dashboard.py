@@ -29,12 +29,7 @@ def show_dashboard(name: str | None = None, *, readonly: bool = False) -> int:
 
     Raises ``ProblemError`` without a terminal, and if there is no such run.
     """
-    if not _has_terminal():
-        raise ProblemError.of(
-            where="ltui",
-            what="the dashboard needs a terminal.",
-            remedy="Without one, use `ltui runs`, `ltui show RUN` or `ltui run PRESET`.",
-        )
+    require_terminal("ltui", "Without one, use `ltui runs`, `ltui show RUN` or `ltui run PRESET`.")
     home = ltui_home(to_write=False)
     run = None
     if name is not None:
@@ -50,6 +45,12 @@ def show_dashboard(name: str | None = None, *, readonly: bool = False) -> int:
     from ltui.app.open_dashboard import run_dashboard
 
     return run_dashboard(home, run=run, readonly=readonly)
+
+
+def require_terminal(where: str, remedy: str) -> None:
+    """Raise ``ProblemError`` if there is no terminal for the dashboard."""
+    if not _has_terminal():
+        raise ProblemError.of(where=where, what="the dashboard needs a terminal.", remedy=remedy)
 
 
 def show_demo(options: Namespace) -> int:

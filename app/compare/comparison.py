@@ -77,10 +77,19 @@ class Comparison:
         names = dict.fromkeys(name for run in self.runs for name in run.settings)
         return [name for name in names if name not in set(self.differing_settings)]
 
+    @cached_property
+    def _lines(self) -> dict[tuple[str, float], dict[str, Line]]:
+        """The lines by metric and smoothing: groups and tables need them several times."""
+        return {}
+
     def lines(self, metric: str, smoothing: float = 0.0) -> dict[str, Line]:
         """Return the lines of the runs that have a metric, by their ids."""
-        lines = {run.id: run.line(metric, self.axis, smoothing) for run in self.runs}
-        return {run_id: line for run_id, line in lines.items() if line is not None and len(line.x)}
+        if (metric, smoothing) not in self._lines:
+            lines = {run.id: run.line(metric, self.axis, smoothing) for run in self.runs}
+            self._lines[metric, smoothing] = {
+                run_id: line for run_id, line in lines.items() if line is not None and len(line.x)
+            }
+        return self._lines[metric, smoothing]
 
     def last_common(self, metric: str) -> float | None:
         """Return the last position that every run with this metric has reached."""

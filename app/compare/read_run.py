@@ -71,6 +71,26 @@ def read_runs(
     return RunsRead(tuple(runs), metrics, tuple(problems))
 
 
+def read_again(
+    read: RunsRead, run_dirs: Sequence[RunDir], globs: Sequence[str], snapshot_of: ReadSnapshot
+) -> RunsRead:
+    """Return the runs with those read again that were live; with every run if a metric is new."""
+    dirs = {run_dir.id: run_dir for run_dir in run_dirs}
+    runs: list[ComparedRun] = []
+    problems: list[Problem] = []
+    for run in read.runs:
+        try:
+            runs.append(read_run(dirs[run.id], read.metrics, snapshot_of) if run.live else run)
+        except ProblemError as error:
+            # What was read before stays on the screen.
+            runs.append(run)
+            problems += error.problems
+    names = {name for run in runs for name in run.metric_names}
+    if names != {name for run in read.runs for name in run.metric_names}:
+        return read_runs(run_dirs, globs, snapshot_of)
+    return RunsRead(tuple(runs), read.metrics, tuple(problems))
+
+
 def read_run(run_dir: RunDir, metrics: Collection[str], snapshot_of: ReadSnapshot) -> ComparedRun:
     """Return a run with the curves of those of ``metrics`` that it has.
 

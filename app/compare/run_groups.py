@@ -69,11 +69,11 @@ def groups_of(settings: Mapping[str, Settings], grouping: Grouping) -> list[RunG
     by_key: dict[tuple[tuple[str, str | None], ...], list[str]] = {}
     for run_id, key in _keys(settings, grouping).items():
         by_key.setdefault(key, []).append(run_id)
+    by_key = {key: members for key, members in by_key.items() if len(members) > 1}
     told_apart = differing([dict(_known(key)) for key in by_key])
     return [
         RunGroup(label=_label(key, told_apart, grouping), runs=tuple(members))
         for key, members in by_key.items()
-        if len(members) > 1
     ]
 
 

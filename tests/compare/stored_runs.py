@@ -64,19 +64,7 @@ def write_run(
     run_dir.write_spec(spec)
     store = StoreWriter(run_dir.db_path)
     store.begin_attempt(1, started_at=BEGAN, boot_id="b", resumed_path=None, resumed_step=None)
-    samples = [
-        (0, number, name, step, step // EPOCH, BEGAN + step * STEP_S, value)
-        for name, by_step in (metrics or {}).items()
-        for number, (step, value) in enumerate(by_step.items())
-    ]
-    for first in range(0, len(values), CHUNK):
-        last = min(len(values), first + CHUNK)
-        batch = Batch(
-            steps=[(0, seq, _step_row(seq + 1, values[seq])) for seq in range(first, last)],
-            samples=[one for one in samples if first < (one[3] or 0) <= last],
-            cursors={0: Cursor(last)},
-        )
-        store.commit(1, batch)
+    write_steps(store, values, metrics)
     ended = BEGAN + len(values) * STEP_S
     if state is not RunState.RUNNING:
         store.end_attempt(1, ended)
@@ -98,6 +86,29 @@ def write_run(
     )
     store.close()
     return run_dir
+
+
+def write_steps(
+    store: StoreWriter,
+    values: Sequence[float],
+    metrics: Mapping[str, Mapping[int, float]] | None = None,
+    *,
+    first: int = 0,
+) -> None:
+    """Write the steps after step ``first``."""
+    samples = [
+        (0, number, name, step, step // EPOCH, BEGAN + step * STEP_S, value)
+        for name, by_step in (metrics or {}).items()
+        for number, (step, value) in enumerate(by_step.items())
+    ]
+    for begin in range(first, len(values), CHUNK):
+        last = min(len(values), begin + CHUNK)
+        batch = Batch(
+            steps=[(0, seq, _step_row(seq + 1, values[seq])) for seq in range(begin, last)],
+            samples=[one for one in samples if begin < (one[3] or 0) <= last],
+            cursors={0: Cursor(last)},
+        )
+        store.commit(1, batch)
 
 
 def accuracies(values: Sequence[float]) -> dict[int, float]:

@@ -1,0 +1,36 @@
+"""A table of a comparison, whose columns depend on the runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from ltui.app.compare.comparison_view import TableRow, TableView
+from ltui.widgets.columns import Cells, Column
+from ltui.widgets.table import Table
+
+
+class ComparisonTable(Table[TableRow]):
+    """Rows of runs, groups or settings."""
+
+    NOTE: ClassVar[str] = "reading the runs"
+    CLICK_OPENS: ClassVar[bool] = False
+
+    def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's name for it
+        super().__init__(id=id)
+        self._view = TableView((), ())
+
+    def show(self, view: TableView) -> None:
+        """Show the rows of ``view``."""
+        if view != self._view:
+            self._view = view
+            self.set_rows(view.rows)
+
+    def columns_of(self, rows: Sequence[TableRow]) -> Sequence[Column]:  # noqa: ARG002 - the table's
+        return self._view.columns or (Column(key="", title="", width=1),)
+
+    def key_of(self, row: TableRow) -> str:
+        return row.key
+
+    def cells_of(self, row: TableRow) -> Mapping[str, Cells]:
+        return row.cells

@@ -1,0 +1,349 @@
+"""The comparison of runs: their curves over one another, a table of runs, and what differs.
+
+Runs that are still going on are read again every second, in a worker thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from textual import events, on, work
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Horizontal, Vertical
+from textual.screen import Screen
+from textual.worker import get_current_worker
+
+from ltui.app.compare.comparison import Comparison
+from ltui.app.compare.comparison_view import (
+    ViewSettings,
+    charts_caption,
+    chosen_metric,
+    comparison_charts,
+    runs_table,
+    settings_table,
+    sort_keys,
+)
+from ltui.app.compare.read_run import ReadSnapshot, RunsRead, read_again, read_runs
+from ltui.app.compare.run_groups import Grouping
+from ltui.app.keys.footer import KeyFooter, KeyHint
+from ltui.app.panels.comparison_table import ComparisonTable
+from ltui.app.panels.metric_grid import MetricGrid
+from ltui.app.panels.panel import Panel
+from ltui.app.panels.tab_bar import TabBar
+from ltui.app.panels.worker_results import call_screen, error_lines
+from ltui.app.screens.metric_chooser import MetricChooser
+from ltui.training.lifecycle.recover_runs import current_snapshot
+from ltui.training.store.run_directory import RunDir
+from ltui.widgets.charts.chart import Chart
+from ltui.widgets.make_bindings import bindings
+from ltui.widgets.sanitise import clean_line, clean_name
+from ltui.widgets.table import Table
+
+REFRESH_S = 1.0
+"""Seconds between two readings of runs that are still going on."""
+MIN_WIDTH, MIN_HEIGHT = 120, 30
+"""Minimum terminal size to show all panels; smaller terminals show one at a time."""
+PANELS = ("curves", "runs", "settings")
+HINTS = (
+    KeyHint("space", "hide", "screen.hide", keep=True),
+    KeyHint("p", "pin", "screen.pin", keep=True),
+    KeyHint("G", "groups", "screen.group", keep=True),
+    KeyHint("q", "back", "screen.leave_comparison", keep=True),
+    KeyHint("n", "next metric", "screen.next_metric"),
+    KeyHint("x", "axis", "screen.axis"),
+    KeyHint("s", "sort", "screen.sort"),
+    KeyHint("m", "metrics", "screen.choose"),
+    KeyHint("z", "maximise", "screen.zoom"),
+    KeyHint("?", "help", "app.help"),
+)
+
+
+class CompareScreen(Screen[None]):
+    """Several runs compared. The first one is the reference until another one is pinned."""
+
+    SCOPE = "compare"
+    ABOUT = "Each run keeps its colour and its sign on every screen."
+    BINDINGS: ClassVar[list[BindingType]] = bindings(
+        "compare",
+        """
+        [Runs]
+        space  | hide          | hide or show  | Hide or show the curve of the row under the cursor
+        p      | pin           | pin           | Pin the run under the cursor as the reference
+        enter  | open          | open          | Open the run; unfold or fold a group
+        s      | sort          | sort          | Sort the runs by the next column
+        G      | group         | groups        | Runs that differ only in the seed as one curve
+        B      | band          | band          | Band of groups: range, deviation, error, 95 %
+        [Curves]
+        n      | next_metric   | next metric   | The next metric first, and in the table
+        m      | choose        | metrics       | Choose the metrics that are compared
+        x      | axis          | x axis        | Align the curves by step, epoch or training time
+        plus,equals_sign | smooth(1) | smoother | More smoothing
+        minus  | smooth(-1)    | rougher       | Less smoothing
+        [Screen]
+        1      | panel('curves')   | curves    | Go to the curves
+        2      | panel('runs')     | runs      | Go to the table of runs
+        3      | panel('settings') | settings  | Go to the settings that differ
+        z      | zoom          | maximise      | Maximise the panel in focus, or restore all
+        escape | cancel        | cancel        | Restore a maximised panel, or go back
+        q      | leave_comparison | close      | Go back, or quit if this is the only screen
+        """,
+    )
+
+    def __init__(
+        self,
+        run_dirs: Sequence[RunDir],
+        *,
+        globs: Sequence[str] = (),
+        settings: ViewSettings | None = None,
+        grouping: Grouping | None = None,
+        snapshot_of: ReadSnapshot = current_snapshot,
+    ) -> None:
+        super().__init__()
+        self.settings = settings or ViewSettings()
+        self._run_dirs, self._globs = tuple(run_dirs), tuple(globs)
+        self._grouping, self._snapshot_of = grouping or Grouping(), snapshot_of
+        self._read: RunsRead | None = None
+        self._reading = False
+        self.comparison: Comparison | None = None
+        self.chosen, self.zoomed = PANELS[0], False
+
+    def compose(self) -> ComposeResult:
+        yield TabBar(id="tabs")
+        with Horizontal(id="body"):
+            with Panel(1, "curves", id="curves"):
+                yield MetricGrid(id="metric-grid")
+            with Vertical(id="tables"):
+                with Panel(2, "runs", id="runs"):
+                    yield ComparisonTable(id="runs-table")
+                with Panel(3, "settings that differ", id="settings"):
+                    yield ComparisonTable(id="settings-table")
+        yield KeyFooter(HINTS, id="keys")
+
+    def on_mount(self) -> None:
+        self._lay_out()
+        self.query_one("#runs-table").focus()
+        self._start_reading()
+        self.set_interval(REFRESH_S, self._refresh_live)
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def _refresh_live(self) -> None:
+        if self._read is not None and any(run.live for run in self._read.runs):
+            self._start_reading()
+
+    def _start_reading(self) -> None:
+        if not self._reading:
+            self._reading = True
+            self._read_runs(self._read)
+
+    @work(thread=True, exclusive=True, group="compare", exit_on_error=False)
+    def _read_runs(self, before: RunsRead | None) -> None:
+        try:
+            if before is None:
+                read = read_runs(self._run_dirs, self._globs, self._snapshot_of)
+            else:
+                read = read_again(before, self._run_dirs, self._globs, self._snapshot_of)
+        except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
+            if not get_current_worker().is_cancelled:
+                call_screen(self, self._failed, "; ".join(error_lines(error)))
+        else:
+            call_screen(self, self._use, read)
+
+    def _failed(self, reason: str) -> None:
+        self._reading = False
+        for table in self.query(ComparisonTable):
+            table.note = clean_line(reason, 300)
+
+    def _use(self, read: RunsRead) -> None:
+        self._reading = False
+        known = () if self._read is None else self._read.problems
+        for problem in read.problems:
+            if problem not in known:
+                self.notify(clean_line(str(problem), 300), severity="warning", markup=False)
+        changed = self._read is None or any(run.live for run in self._read.runs)
+        self._read = read
+        if changed or self.comparison is None:
+            self._draw()
+
+    # -- drawing -----------------------------------------------------------------------------------
+
+    def _draw(self) -> None:
+        if self._read is None:
+            return
+        comparison = self.comparison = Comparison(
+            runs=self._read.runs,
+            metrics=self._read.metrics,
+            axis=self.settings.chart.axis,
+            band=self.settings.band,
+            grouping=self._grouping,
+        )
+        grid = self.query_one(MetricGrid)
+        grid.show(comparison_charts(comparison, self.settings))
+        metric = chosen_metric(comparison, self.settings)
+        title = "curves" if metric is None else clean_name(metric)
+        more = f" · {grid.hidden_charts} more: n" if grid.hidden_charts > 0 else ""
+        caption = charts_caption(comparison, self.settings)
+        self.query_one("#curves", Panel).set_titles(title, f"{caption}{more}")
+        self.query_one("#runs-table", ComparisonTable).show(runs_table(comparison, self.settings))
+        self.query_one("#runs", Panel).set_titles("runs", "" if metric is None else title)
+        self.query_one("#settings-table", ComparisonTable).note = "no setting is known"
+        self.query_one("#settings-table", ComparisonTable).show(
+            settings_table(comparison, self.settings)
+        )
+        differ, same = len(comparison.differing_settings), len(comparison.equal_settings)
+        self.query_one("#settings", Panel).set_titles("settings", f"{differ} differ, {same} same")
+
+    def _change(self, settings: ViewSettings) -> None:
+        self.settings = settings
+        self._draw()
+
+    # -- layout ------------------------------------------------------------------------------------
+
+    def on_resize(self) -> None:
+        if self.is_mounted:
+            self._lay_out()
+
+    def _lay_out(self) -> None:
+        width, height = self.app.size
+        alone = self.zoomed or width < MIN_WIDTH or height < MIN_HEIGHT
+        self.set_class(alone, "-alone")
+        for name in PANELS:
+            self.query_one(f"#{name}").display = not alone or name == self.chosen
+        self.query_one("#tables").display = not alone or self.chosen != "curves"
+        tabs = self.query_one(TabBar)
+        tabs.display = alone
+        tabs.show([(i, name, name) for i, name in enumerate(PANELS, 1)], self.chosen)
+
+    def action_panel(self, name: str) -> None:
+        self.chosen = name
+        self._lay_out()
+        focus = {"curves": "#loss-chart", "runs": "#runs-table", "settings": "#settings-table"}
+        self.query_one(focus[name]).focus()
+
+    @on(events.DescendantFocus)
+    def _focus_moved(self, event: events.DescendantFocus) -> None:
+        panel = next((p for p in event.widget.ancestors if isinstance(p, Panel)), None)
+        if panel is not None and panel.id in PANELS and panel.id != self.chosen:
+            self.chosen = panel.id
+            self._lay_out()
+
+    def action_zoom(self) -> None:
+        self.zoomed = not self.zoomed
+        self._lay_out()
+
+    def action_cancel(self) -> None:
+        if self.zoomed:
+            self.action_zoom()
+        else:
+            self.action_leave_comparison()
+
+    def action_leave_comparison(self) -> None:
+        if len(self.app.screen_stack) > 1:
+            self.dismiss(None)
+        else:
+            self.app.exit()
+
+    # -- charts ------------------------------------------------------------------------------------
+
+    @on(Chart.CrosshairMoved)
+    def _crosshair_moved(self, event: Chart.CrosshairMoved) -> None:
+        for chart in self.query(Chart):
+            chart.crosshair = event.x
+
+    @on(Chart.ViewChanged)
+    def _view_changed(self, event: Chart.ViewChanged) -> None:
+        for chart in self.query(Chart):
+            chart.view = event.view
+
+    def action_axis(self) -> None:
+        for chart in self.query(Chart):
+            # The zoomed part was a part of the previous axis.
+            chart.view = chart.crosshair = None
+        chart_settings = self.settings.chart
+        self._change(
+            replace(self.settings, chart=replace(chart_settings, axis=chart_settings.next_axis()))
+        )
+
+    def action_smooth(self, by: int) -> None:
+        chart = self.settings.chart
+        smoothing = chart.next_smoothing(by)
+        self._change(replace(self.settings, chart=replace(chart, smoothing=smoothing)))
+
+    def action_next_metric(self) -> None:
+        if self.comparison is None or not self.comparison.metrics:
+            return
+        names = self.comparison.metrics
+        now = chosen_metric(self.comparison, self.settings)
+        following = names[(names.index(now) + 1) % len(names)] if now in names else names[0]
+        self._change(replace(self.settings, metric=following))
+
+    def action_choose(self) -> None:
+        if self._read is None:
+            return
+        names = sorted({name for run in self._read.runs for name in run.metric_names})
+        values = {
+            name: value.last
+            for run in reversed(self._read.runs)
+            for name, value in run.snapshot.metrics.items()
+        }
+
+        def chosen(answer: tuple[str, ...] | None) -> None:
+            if answer is not None:
+                self._globs, self._read = answer, None
+                self._start_reading()
+
+        self.app.push_screen(MetricChooser(names, values, self._read.metrics), chosen)
+
+    # -- runs and groups ---------------------------------------------------------------------------
+
+    def _row_key(self) -> str | None:
+        return self.query_one("#runs-table", ComparisonTable).cursor_key
+
+    def action_hide(self) -> None:
+        key = self._row_key()
+        if key is not None:
+            self._change(replace(self.settings, hidden=self.settings.hidden ^ {key}))
+
+    def action_pin(self) -> None:
+        key = self._row_key()
+        if self.comparison is not None and key in self.comparison.by_id:
+            self._change(replace(self.settings, reference=key))
+        else:
+            self.notify("A group cannot be the reference: unfold it with Enter, and pin a run.")
+
+    @on(Table.RowSelected)
+    def _row_selected(self, event: Table.RowSelected) -> None:
+        event.stop()
+        if event.table.id == "runs-table":
+            self.action_open()
+
+    def action_open(self) -> None:
+        key = self._row_key()
+        run_dir = next((run for run in self._run_dirs if run.id == key), None)
+        if run_dir is not None:
+            # Imported here: a comparison needs no run's screen until one is opened.
+            from ltui.app.screens.run import RunScreen
+
+            readonly = bool(getattr(self.app, "readonly", False))
+            self.app.push_screen(RunScreen(run_dir, readonly=readonly))
+        elif key is not None:
+            self._change(replace(self.settings, opened=self.settings.opened ^ {key}))
+
+    def action_sort(self) -> None:
+        if self.comparison is None:
+            return
+        keys = sort_keys(self.comparison, self.settings)
+        now = keys.index(self.settings.order) if self.settings.order in keys else 0
+        self._change(replace(self.settings, order=keys[(now + 1) % len(keys)]))
+
+    def action_group(self) -> None:
+        if self.comparison is not None and not self.comparison.groups:
+            self.notify("No two runs differ only in the seed. `ltui compare --ignore KEY` helps.")
+            return
+        self._change(replace(self.settings, grouped=not self.settings.grouped))
+
+    def action_band(self) -> None:
+        self._change(replace(self.settings, band=self.settings.next_band(), grouped=True))

@@ -1,0 +1,194 @@
+"""The comparison on the screen: curves, tables, groups, and runs that go on meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from textual.pilot import Pilot
+
+from ltui.app.compare.comparison import Comparison
+from ltui.app.panels.comparison_table import ComparisonTable
+from ltui.app.screens.compare import CompareScreen
+from ltui.app.screens.run import RunScreen
+from ltui.app.textual_app import LtuiApp
+from ltui.training.state.run_snapshot import RunSnapshot, RunState
+from ltui.training.store.history_reader import RunStore
+from ltui.training.store.history_writer import StoreWriter
+from ltui.training.store.run_directory import RunDir, list_runs
+from ltui.widgets.charts.chart import Chart
+from ltui.widgets.charts.chart_options import sign_of
+from ltui.widgets.view_models import ChartSeries
+from tests.compare.stored_runs import config, losses, write_run, write_seeds, write_steps
+
+BIG, SMALL = (160, 50), (80, 24)
+
+
+async def until(pilot: Pilot[None], done: Callable[[], bool]) -> None:
+    for _ in range(400):
+        if done():
+            return
+        await pilot.pause(0.02)
+    raise AssertionError("it never happened")
+
+
+class Opened:
+    """An app whose first screen compares all runs of a home directory."""
+
+    def __init__(self, home: Path) -> None:
+        self.run_dirs = sorted(list_runs(home), key=lambda run: run.id)
+        self.app = LtuiApp(home, first=lambda: CompareScreen(self.run_dirs))
+
+    @property
+    def screen(self) -> CompareScreen:
+        screen = next(s for s in self.app.screen_stack if isinstance(s, CompareScreen))
+        assert isinstance(screen, CompareScreen)
+        return screen
+
+    async def ready(self, pilot: Pilot[None]) -> Comparison:
+        await until(pilot, lambda: self.screen.comparison is not None)
+        assert self.screen.comparison is not None
+        return self.screen.comparison
+
+    def series(self, number: int = 0) -> list[ChartSeries]:
+        """The clear curves of a chart."""
+        view_model = list(self.screen.query(Chart))[number].view_model
+        assert view_model is not None
+        return [series for series in view_model.series if not series.dim]
+
+    def table(self, name: str = "runs") -> ComparisonTable:
+        return self.screen.query_one(f"#{name}-table", ComparisonTable)
+
+    def column(self, key: str) -> list[str]:
+        return ["".join(c.text for c in row.cells[key]).strip() for row in self.table().rows]
+
+
+@pytest.fixture
+def opened(private_home: Path) -> Opened:
+    write_seeds(private_home)
+    return Opened(private_home)
+
+
+async def test_every_run_is_a_curve_with_its_sign_beside_it(opened: Opened) -> None:
+    async with opened.app.run_test(size=BIG) as pilot:
+        comparison = await opened.ready(pilot)
+        assert {s.name: s.colour for s in opened.series()} == {
+            comparison.names[run_id]: colour for run_id, colour in comparison.colours.items()
+        }
+        # The reference is drawn over the others.
+        assert opened.series()[-1].name == "brave-owl"
+        signs = [sign_of(colour) for colour in comparison.colours.values()]
+        assert sorted(opened.column("sign")) == sorted(signs)
+        settings = opened.table("settings").rows
+        assert [row.key for row in settings][:2] == ["seed_everything", "model.lr"]
+        lr = settings[1].cells
+        assert "".join(cell.text for cell in lr["setting"]).startswith("≠ ")
+        assert lr["eager-owl-0003"][0].text == "0.3"
+
+
+async def test_keys_hide_pin_sort_and_align(opened: Opened) -> None:
+    async with opened.app.run_test(size=BIG) as pilot:
+        await opened.ready(pilot)
+        await pilot.press("down", "space")
+        assert "calm-owl" not in [series.name for series in opened.series()]
+        assert opened.column("sign")[1] == "·"
+        await pilot.press("space", "p")
+        assert opened.column("run")[1] == "calm-owl ◂ reference"
+        assert opened.series()[-1].name == "calm-owl"
+        assert opened.column("delta")[1] == ""
+        await pilot.press("s", "s")
+        best = [float(text) for text in opened.column("best")]
+        assert best == sorted(best)
+        steps = opened.series()[0].x
+        await pilot.press("x", "x")
+        assert opened.screen.comparison is not None
+        assert opened.screen.comparison.axis == "time"
+        assert opened.series()[0].x[-1] < steps[-1]
+        await pilot.press("n")
+        chart = opened.screen.query(Chart).first()
+        assert chart.view_model is not None
+        assert chart.view_model.title == "val/acc"
+
+
+async def test_groups_are_one_curve_and_members_come_on_demand(opened: Opened) -> None:
+    async with opened.app.run_test(size=BIG) as pilot:
+        await opened.ready(pilot)
+        await pilot.press("G")
+        assert [series.name for series in opened.series()] == ["lr=0.1 (3)", "lr=0.3 (2)"]
+        first = opened.series()[0]
+        assert first.low is not None
+        assert first.high is not None
+        assert (first.low <= first.high).all()
+        assert opened.column("run") == ["▸ lr=0.1 (3 runs)", "▸ lr=0.3 (2 runs)"]
+        await pilot.press("enter")
+        assert opened.column("run")[1:4] == ["brave-owl ◂ reference", "calm-owl", "deep-owl"]
+        ranges = first.high - first.low
+        await pilot.press("B", "B")
+        again = opened.series()[0]
+        assert again.low is not None
+        assert again.high is not None
+        assert not np.allclose(again.high - again.low, ranges)
+
+
+async def test_a_live_run_goes_on_growing(private_home: Path) -> None:
+    values = losses(400)
+    for name, state in (("brave-owl-0001", RunState.RUNNING), ("calm-owl-0002", RunState.FINISHED)):
+        write_run(
+            private_home,
+            name,
+            values[:200],
+            configuration=config(lr=0.1, seed=len(name)),
+            state=state,
+        )
+    opened = Opened(private_home)
+    opened.app._first = lambda: CompareScreen(opened.run_dirs, snapshot_of=_stored_snapshot)
+    async with opened.app.run_test(size=BIG) as pilot:
+        await opened.ready(pilot)
+        assert max(float(s.x[-1]) for s in opened.series()) == 200
+        store = StoreWriter(RunDir(private_home / "runs" / "brave-owl-0001").db_path)
+        write_steps(store, values, first=200)
+        store.close()
+        await until(pilot, lambda: max(float(s.x[-1]) for s in opened.series()) == 400)
+
+
+def _stored_snapshot(run: RunDir) -> RunSnapshot:
+    """The snapshot as stored: a run without a supervisor would be ended otherwise."""
+    with RunStore(run) as store:
+        return store.snapshot()
+
+
+async def test_a_small_terminal_shows_one_panel_at_a_time(opened: Opened) -> None:
+    async with opened.app.run_test(size=SMALL) as pilot:
+        await opened.ready(pilot)
+        for key, name in (("1", "curves"), ("3", "settings"), ("2", "runs")):
+            await pilot.press(key)
+            await pilot.pause()
+            shown = [panel.id for panel in opened.screen.query("Panel") if panel.display]
+            assert shown == [name]
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(opened.app.screen, RunScreen))
+
+
+async def test_a_damaged_run_is_named_and_the_others_are_shown(private_home: Path) -> None:
+    runs = write_seeds(private_home)
+    runs[0].db_path.write_bytes(b"no database" * 1000)
+    opened = Opened(private_home)
+    async with opened.app.run_test(size=BIG) as pilot:
+        comparison = await opened.ready(pilot)
+        assert len(comparison.runs) == 4
+        await until(pilot, lambda: len(opened.app._notifications) == 1)
+
+
+async def test_a_run_can_be_compared_with_another_from_the_palette(opened: Opened) -> None:
+    app = LtuiApp(opened.app.home, run=opened.run_dirs[0])
+    async with app.run_test(size=BIG) as pilot:
+        commands = {command.title: command for command in app.get_system_commands(app.screen)}
+        commands[f"Compare with run {opened.run_dirs[1].id}"].callback()
+        await until(pilot, lambda: isinstance(app.screen, CompareScreen))
+        screen = app.screen
+        assert isinstance(screen, CompareScreen)
+        await until(pilot, lambda: screen.comparison is not None)
+        await pilot.press("q")
+        await until(pilot, lambda: isinstance(app.screen, RunScreen))
