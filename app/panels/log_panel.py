@@ -10,6 +10,7 @@ from textual.app import ComposeResult
 from ltui.app.live.frame import Frame
 from ltui.app.panels.panel import Panel
 from ltui.app.presentation.machines import log_labels
+from ltui.training.state.run_snapshot import RunSnapshot
 from ltui.widgets.log_rows import LogLevel
 from ltui.widgets.log_view import LogLines, LogView
 from ltui.widgets.view_models import LAUNCHER, LogLine
@@ -29,6 +30,8 @@ class LogPanel(Panel):
         """Attempt, source and number of log lines that were shown last."""
         self._labels: Mapping[int, str] = {}
         """Labels of ranks on several machines."""
+        self._labelled: object = None
+        """The machines and ranks for which the labels are."""
 
     def compose(self) -> ComposeResult:
         yield LogView(id="log-view")
@@ -36,6 +39,7 @@ class LogPanel(Panel):
     def show(self, frame: Frame) -> None:
         """Add the new lines of ``frame``; replace all lines if the attempt or source changed."""
         lines = self.query_one(LogLines)
+        self._update_labels(frame.snapshot)
         shown, current = self._shown, (frame.snapshot.attempt, self.source, frame.log_count)
         if shown == current:
             return
@@ -44,10 +48,16 @@ class LogPanel(Panel):
             new = frame.log[max(0, len(frame.log) - (frame.log_count - shown[2])) :]
             lines.extend(line for line in new if is_from(line, self.source))
         else:
-            lines.rank_labels = self._labels = log_labels(frame.snapshot)
             lines.show_ranks = self.source == ALL_RANKS
             lines.set_lines(line for line in frame.log if is_from(line, self.source))
         self._update_titles()
+
+    def _update_labels(self, run: RunSnapshot) -> None:
+        """Name the machines of the ranks. Machines may join after the first lines were shown."""
+        labelled = tuple((node.name, node.ranks) for node in run.nodes), len(run.ranks)
+        if labelled != self._labelled:
+            self._labelled = labelled
+            self.query_one(LogLines).rank_labels = self._labels = log_labels(run)
 
     def next_source(self, frame: Frame | None) -> None:
         """Show the next source: all ranks, then each rank, then the launcher."""

@@ -249,3 +249,17 @@ async def test_machines_that_appear_later_replace_the_table_of_ranks() -> None:
         await until(pilot, lambda: screen.query(MachineTable))
         await until(pilot, lambda: isinstance(screen.focused, MachineTable))
         await listed(pilot, screen, ["n0", "n1"])
+
+
+async def test_lines_of_machines_that_join_later_get_the_names_of_the_machines() -> None:
+    run = machine_run()
+    unnamed = tuple(replace(node, ranks=()) for node in run.nodes)
+    lines = machine_frame(run).log
+    script = Script(machine_frame(replace(run, nodes=unnamed, ranks=()), log=lines))
+    app = OneRun(script)
+    async with app.run_test(size=NORMAL) as pilot:
+        screen = await shown(pilot, app)
+        log = screen.query_one(LogLines)
+        assert not any("gpu-b:10" in line for line in text_of(log))
+        script.frame = machine_frame(run)
+        await until(pilot, lambda: any("gpu-b:10" in line for line in text_of(log)))
