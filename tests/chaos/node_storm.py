@@ -217,7 +217,8 @@ class NodeStorm:
             assert cause in detail.split(";")[0], f"the cause is not {cause!r}: {detail}"
         if last.snapshot.state is RunState.PAUSED:
             # What the strike has left may end the run only now: a rank whose worker is dead.
-            self._request("continue")
+            with contextlib.suppress(ProblemError):
+                self._request("continue")
             self._settle(strike, outcome, {r.rank: r.global_step or 0 for r in last.snapshot.ranks})
 
     def _strike_at_start(self, strike: Strike, outcome: NodesOutcome) -> None:
