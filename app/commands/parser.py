@@ -23,7 +23,7 @@ from ltui.app.commands.data_arguments import (
     positive_number,
 )
 from ltui.app.commands.run_list_arguments import add_label_commands, add_label_options
-from ltui.app.commands.transfer_arguments import add_export
+from ltui.app.commands.transfer_arguments import add_export, add_import
 from ltui.app.exit_codes import EXIT_BAD_INPUT
 from ltui.training.config.defaults import STOP_TIMEOUT_S
 from ltui.training.config.digit_grouping import strip_digit_grouping
@@ -474,6 +474,7 @@ def _add_inspection_commands(add: AddCommand) -> None:
     add_flag(logs, "--follow", "keep printing until the run ends")
     add_compare(add, RUN_HELP)
     add_export(add, RUN_HELP)
+    add_import(add)
 
 
 def _add_control_commands(add: AddCommand) -> None:

@@ -1,4 +1,4 @@
-"""Arguments of the command that writes the metrics of runs in other formats."""
+"""Arguments of the commands that write and read the metrics of runs in other formats."""
 
 from __future__ import annotations
 
@@ -35,6 +35,20 @@ def add_export(add: Callable[..., Any], run_help: str) -> None:
     )
 
 
+def add_import(add: Callable[..., Any]) -> None:
+    """Add ``ltui import``."""
+    import_runs = add(
+        "import", "import_runs:import_all", "make runs of other tools' metrics", _IMPORT_EPILOG
+    )
+    import_runs.add_argument(
+        "path",
+        metavar="FOLDER",
+        nargs="+",
+        help="the folder of a logger, or one that contains such folders",
+    )
+    import_runs.add_argument("--name", help="a name for the runs (default: the name of the folder)")
+
+
 _EXPORT_EPILOG = """\
 --to csv, json and parquet write one table, a row for each metric, step and rank:
 
@@ -61,4 +75,17 @@ examples:
   ltui export last --metric 'train/*' --metric val/acc --to json
   ltui export brave-owl calm-fox --to parquet -o both.parquet
   ltui export brave-owl calm-fox --to tensorboard -o events
+"""
+
+_IMPORT_EPILOG = """\
+Reads the metrics.csv of Lightning's CSVLogger, and TensorBoard event files (this
+needs the extra package ltui-train[tensorboard]). Every folder with such a file
+becomes an ended run with the tag `imported`, which can be shown, compared and
+exported like any other. The folder itself is not changed.
+
+A metrics.csv holds no times, so the curves of such a run have none.
+
+examples:
+  ltui import lightning_logs
+  ltui import lightning_logs/version_3 --name baseline
 """

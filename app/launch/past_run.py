@@ -89,7 +89,11 @@ class CheckedChoice:
 
 def read_past_run(run_dir: RunDir) -> PastRun:
     """Read a run's specification and checkpoints. Raises ``ProblemError``. Call it in a thread."""
+    # Imported here: the screens import this module when ltui starts.
+    from ltui.training.lifecycle.engine_start_checks import check_not_imported
+
     spec = run_dir.read_spec()
+    check_not_imported(spec)
     snapshot = resolve_snapshot(run_dir)
     good = [c for c in reversed(list_checkpoints(run_dir.checkpoints_dir)) if c.ok is not False]
     first = furthest_checkpoint(run_dir.checkpoints_dir)

@@ -146,6 +146,8 @@ class RunSpec:
     """Maximum number of automatic restarts from the last good checkpoint after a crash."""
     gpus: str | None = None
     """``free:2`` if the run waits until two GPUs are free and then uses only these."""
+    imported_from: str | None = None
+    """Folder of the metrics if the run was imported (``ltui import``), so nothing can start it."""
     tags: tuple[str, ...] = ()
     about: str | None = None
 

@@ -26,6 +26,7 @@ def check_start(spec: RunSpec, *, interpreter_checked: bool = False) -> None:
     ``interpreter_checked``: the caller has already found torch and Lightning in ``spec.python``.
     Skipping this check saves a tenth of a second.
     """
+    check_not_imported(spec)
     problems = [] if Path(spec.cwd).is_dir() else [
         Problem(where="working directory", what=f"{spec.cwd} does not exist.")
     ]  # fmt: skip
@@ -36,6 +37,16 @@ def check_start(spec: RunSpec, *, interpreter_checked: bool = False) -> None:
     problems += _verdict_hook_problems(spec)
     if problems:
         raise ProblemError(*problems)
+
+
+def check_not_imported(spec: RunSpec) -> None:
+    """Raise ``ProblemError`` if the run consists of another tool's metrics."""
+    if spec.imported_from is not None:
+        raise ProblemError.of(
+            where=spec.id,
+            what="the run was imported, so ltui does not know the program that trained it.",
+            remedy="Start the program as a new run: ltui exec -- python train.py",
+        )
 
 
 def _verdict_hook_problems(spec: RunSpec) -> list[Problem]:

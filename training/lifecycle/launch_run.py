@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,9 +89,15 @@ def start_first_attempt(run_dir: RunDir, *, because: str | None = None) -> None:
 
 
 def create_run_directory(
-    run_dir: RunDir, spec: RunSpec, private_files: Mapping[str, str] | None = None
+    run_dir: RunDir,
+    spec: RunSpec,
+    private_files: Mapping[str, str] | None = None,
+    fill: Callable[[RunDir], None] = lambda _: None,
 ) -> None:
-    """Create the run directory with its specification, completely or not at all."""
+    """Create the run directory with its specification, completely or not at all.
+
+    ``fill`` is called with the directory before it appears under its name.
+    """
     temporary = RunDir(run_dir.path.with_name(f".new-{run_dir.id}"))
     try:
         temporary.path.mkdir(mode=0o700)
@@ -100,6 +106,7 @@ def create_run_directory(
         temporary.write_spec(spec)
         for name, text in (private_files or {}).items():
             write_atomically(temporary.path / name, text.encode())
+        fill(temporary)
         os.rename(temporary.path, run_dir.path)
     except BaseException:
         shutil.rmtree(temporary.path, ignore_errors=True)

@@ -1,0 +1,186 @@
+"""Metrics that other tools have written: Lightning's CSVLogger and TensorBoard event files."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ltui.training.problem import ProblemError
+from ltui.training.store.optional_library import load_library
+
+CSV_NAME = "metrics.csv"
+"""Name of the file that Lightning's CSVLogger writes."""
+_EPOCH = "epoch"
+"""Name under which Lightning logs the epoch of a step, which is no metric."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignPoint:
+    """One value of a metric."""
+
+    step: int
+    epoch: int | None
+    time: float | None
+    """Unix time in seconds; None if the file does not hold it."""
+    value: float
+
+
+@dataclass(slots=True)
+class ForeignRun:
+    """Everything that one folder holds about a run."""
+
+    folder: Path
+    source: str
+    """What wrote it: ``Lightning's CSVLogger`` or ``TensorBoard``."""
+    points: dict[str, list[ForeignPoint]] = field(default_factory=dict)
+    """Values of each metric, in order of their steps."""
+    hyperparameters: dict[str, Any] = field(default_factory=dict)
+    began_at: float = 0.0
+    ended_at: float = 0.0
+    has_times: bool = False
+    """True if the values have times, so that ``began_at`` and ``ended_at`` are those of training.
+
+    Otherwise they are those of the files.
+    """
+    not_numbers: dict[str, int] = field(default_factory=dict)
+    """Number of values of each column that are no numbers and were left out."""
+
+
+def find_foreign_runs(path: Path) -> list[Path]:
+    """Return each folder in ``path`` that holds metrics, or the one of the file ``path``.
+
+    Raise ``ProblemError`` if there is none.
+    """
+    if path.is_file() and (path.name == CSV_NAME or _is_event_file(path.name)):
+        return [path.parent]
+    folders, wandb = [], False
+    for folder, _, names in os.walk(path):
+        if CSV_NAME in names or any(map(_is_event_file, names)):
+            folders.append(Path(folder))
+        wandb = wandb or any(name.endswith(".wandb") for name in names)
+    if folders:
+        return sorted(folders)
+    if wandb or path.suffix == ".wandb":
+        raise ProblemError.of(
+            where=str(path),
+            what="runs of W&B cannot be imported: their files have no public format.",
+            remedy="Upload them with `wandb sync`, or log to a CSVLogger as well.",
+        )
+    raise ProblemError.of(
+        where=str(path),
+        what="there is no such file or folder."
+        if not path.exists()
+        else f"there is neither {CSV_NAME} of a CSVLogger nor a TensorBoard event file in it.",
+        remedy="Give the folder of a logger, such as lightning_logs/version_0.",
+    )
+
+
+def read_foreign_run(folder: Path) -> ForeignRun:
+    """Read the metrics of a folder. Raise ``ProblemError`` if that is not possible."""
+    try:
+        run = _read_csv(folder) if (folder / CSV_NAME).is_file() else _read_events(folder)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ProblemError.of(
+            where=str(folder),
+            what=f"its metrics cannot be read ({getattr(error, 'strerror', None) or error}).",
+            remedy="Restore the file from a backup.",
+        ) from error
+    if not run.points:
+        raise ProblemError.of(
+            where=str(folder), what="it holds no values.", remedy="Give another folder."
+        )
+    for points in run.points.values():
+        points.sort(key=lambda point: point.step)
+    run.hyperparameters = _hyperparameters(folder / "hparams.yaml")
+    return run
+
+
+def _is_event_file(name: str) -> bool:
+    return "tfevents" in name and not name.startswith(".")
+
+
+def _read_csv(folder: Path) -> ForeignRun:
+    run = ForeignRun(folder, "Lightning's CSVLogger")
+    path = folder / CSV_NAME
+    run.began_at = run.ended_at = path.stat().st_mtime
+    with path.open(encoding="utf-8", newline="") as file:
+        for number, row in enumerate(csv.DictReader(file)):
+            step = _number(row.get("step"))
+            epoch = _number(row.get(_EPOCH))
+            place = (
+                number if step is None or not math.isfinite(step) else int(step),
+                None if epoch is None or not math.isfinite(epoch) else int(epoch),
+            )
+            for name, text in row.items():
+                # A row that is longer than the header has a part without a name.
+                if name in (None, "step", _EPOCH) or not text:
+                    continue
+                value = _number(text)
+                if value is None:
+                    run.not_numbers[name] = run.not_numbers.get(name, 0) + 1
+                else:
+                    run.points.setdefault(name, []).append(ForeignPoint(*place, None, value))
+    return run
+
+
+def _number(text: str | None) -> float | None:
+    if text in ("True", "False"):
+        return float(text == "True")
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None
+
+
+def _read_events(folder: Path) -> ForeignRun:
+    run = ForeignRun(folder, "TensorBoard", has_times=True)
+    scalars = dict(_scalars(folder))
+    epochs = {step: int(value) for step, _, value in scalars.pop(_EPOCH, []) if value >= 0}
+    for tag, values in scalars.items():
+        run.points[tag] = [
+            ForeignPoint(step, epochs.get(step), time, value) for step, time, value in values
+        ]
+    times = [point.time for points in run.points.values() for point in points if point.time]
+    run.began_at, run.ended_at = min(times, default=0.0), max(times, default=0.0)
+    return run
+
+
+def _scalars(folder: Path) -> Iterator[tuple[str, list[tuple[int, float, float]]]]:
+    """Yield each scalar of the event files of a folder with its (step, time, value)."""
+    package = "tensorboard.backend.event_processing.event_accumulator"
+    library = load_library(package, "tensorboard", str(folder))
+    tensors = load_library("tensorboard.util.tensor_util", "tensorboard", str(folder))
+    # 0 keeps all. Of pictures and histograms nothing is needed.
+    kept = {"images": 1, "audio": 1, "histograms": 1, "compressedHistograms": 1}
+    events = library.EventAccumulator(
+        str(folder), size_guidance={"scalars": 0, "tensors": 0, **kept}
+    )
+    events.Reload()
+    tags: Mapping[str, list[str]] = events.Tags()
+    for tag in tags["scalars"]:
+        yield tag, [(e.step, e.wall_time, e.value) for e in events.Scalars(tag)]
+    for tag in tags["tensors"]:
+        if events.SummaryMetadata(tag).plugin_data.plugin_name == "scalars":
+            yield (
+                tag,
+                [
+                    (e.step, e.wall_time, float(tensors.make_ndarray(e.tensor_proto).item()))
+                    for e in events.Tensors(tag)
+                ],
+            )
+
+
+def _hyperparameters(path: Path) -> dict[str, Any]:
+    """Return what ``save_hyperparameters`` wrote; empty if it holds more than plain values."""
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return {}
+    return {str(k): v for k, v in document.items()} if isinstance(document, dict) else {}
