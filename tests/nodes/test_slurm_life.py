@@ -15,9 +15,11 @@ import psutil
 import pytest
 
 from ltui.training.slurm.job_record import JobRecord, read_record
+from ltui.training.store.history_place import read_place
 from ltui.training.store.run_checkpoints import list_checkpoints, verify
 from ltui.training.store.run_directory import find_run
 from tests.nodes.slurm_cluster import SlurmCluster, in_cluster, slurm_cluster
+from tests.required import required
 from tests.system.conftest import Ltui
 from tests.waiting import wait_for
 
@@ -268,6 +270,35 @@ def test_a_node_that_does_not_see_the_home_trains_all_the_same(login: Login) -> 
     assert "checkpoint verified" in stopped.stdout
     document = json.loads((on_node[0]).read_text())
     assert document["lives"][0]["outcome"] == "stopped"
+
+
+@pytest.mark.slow
+def test_the_history_on_the_disk_of_a_node_is_whole_in_the_shared_folder(
+    login: Login, tmp_path: Path
+) -> None:
+    """SLURM kills what is left of a job, so the job must not end before the last copy."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    login.environment["LTUI_HISTORY_DIR"] = str(disk)
+    job_id = login.submit("--name", "copied", *PRESET)
+    login.wait_for_step(5, seconds=600)
+    run = find_run(login.home, "last")
+    folder = required(required(read_place(run)).folder)
+    assert folder.is_relative_to(disk)
+    login.cluster.call("scancel", "-s", "USR2", job_id)
+    login.wait_for_life(1, ended=True)
+    wait_for(lambda: required(read_place(run)).folder is None, seconds=60)
+    assert not folder.exists()
+    last = required(login.record().lives[0].end_step)
+    assert login.steps_on_record() == list(range(1, last + 1))
+    login.wait_for_life(2)
+    login.wait(lambda s: s["attempt"] == 2 and (s["global_step"] or 0) > last + 5)
+    login("stop", "last")
+    login.wait_for_life(2, ended=True)
+    wait_for(lambda: login.cluster.job_state(job_id), wanted=lambda s: s == "FAILED")
+    assert required(read_place(run)).folder is None
+    last = required(login.record().lives[1].end_step)
+    assert login.steps_on_record() == list(range(1, last + 1))
 
 
 @pytest.mark.slow
