@@ -30,6 +30,7 @@ def run(options: Namespace) -> int:
     from ltui.app.launch.freeze_warnings import freeze_warnings, print_warnings
     from ltui.app.nodes.node_options import (
         agent_nodes,
+        check_fewer_nodes,
         launch_machine,
         listed_hosts,
         node_overrides,
@@ -55,7 +56,7 @@ def run(options: Namespace) -> int:
     start_from = None
     if options.start_from is not None:
         spec, start_from = apply_start_from(home, spec, options.start_from)
-    spec = with_stall_options(spec, options.on_stall, options.on_verdict)
+    spec = check_fewer_nodes(with_stall_options(spec, options.on_stall, options.on_verdict))
     print_warnings(freeze_warnings(spec))
     return _launch_and_follow(
         spec,
@@ -72,6 +73,7 @@ def execute(options: Namespace) -> int:
     from ltui.app.commands.labels import label_files
     from ltui.app.nodes.node_options import (
         agent_nodes,
+        check_fewer_nodes,
         command_nodes,
         launch_machine,
         listed_hosts,
@@ -91,7 +93,7 @@ def execute(options: Namespace) -> int:
     spec = with_node_options(spec.with_changes(nodes=nodes), options, hosts)
     if spec.nodes is not None and spec.nodes.rank > 0:
         return _join_and_follow(spec.nodes, options, home)
-    spec = with_stall_options(spec, options.on_stall, options.on_verdict)
+    spec = check_fewer_nodes(with_stall_options(spec, options.on_stall, options.on_verdict))
     return _launch_and_follow(
         spec, options, home, lambda files: launch(spec, home, private_files={**labels, **files})
     )

@@ -247,6 +247,18 @@ def with_node_options(spec: RunSpec, options: Namespace, hosts: Sequence[str] | 
     return spec.with_changes(nodes=nodes)
 
 
+def check_fewer_nodes(spec: RunSpec) -> RunSpec:
+    """Return the specification. Raise ``ProblemError`` if nothing would leave a node out."""
+    allowed = spec.nodes is not None and spec.nodes.fewer_allowed
+    if allowed and not spec.restarts and spec.stall.then != "restart":
+        raise ProblemError.of(
+            where="--allow-fewer-nodes",
+            what="the run is not restarted, so it never continues with fewer nodes.",
+            remedy="Allow restarts as well: --restarts 3",
+        )
+    return spec
+
+
 def _reject_options(options: Namespace) -> None:
     """Raise ``ProblemError`` for an option of several machines if there is only one."""
     for name, value in (

@@ -6,7 +6,7 @@ This needs no rights. What a cut link or another host name does is tested in ``t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,11 @@ class TwoHomes:
         self.head = Ltui(_new(folder / "head"), _new(folder / "project"))
         self.agent = Ltui(_new(folder / "agent"), folder / "project")
 
-    def run(self, *settings: str, preset: str = "quickstart") -> RunDir:
+    def run(self, *settings: str, preset: str = "quickstart", words: Sequence[str] = ()) -> RunDir:
         """Start a run of two nodes with one rank on each, and let node 1 join."""
         values = ("trainer.num_nodes=2", "trainer.devices=1", *settings)
-        words = (word for value in values for word in ("--set", value))
-        self.head("run", preset, "--detach", "--address", "127.0.0.1", *words)
+        sets = (word for value in values for word in ("--set", value))
+        self.head("run", preset, "--detach", "--address", "127.0.0.1", *sets, *words)
         self.join()
         return find_run(self.head.home, "last")
 

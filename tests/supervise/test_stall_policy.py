@@ -85,7 +85,7 @@ def test_the_hook_is_called_for_a_dead_rank_even_if_the_run_ends_at_once(
 def test_the_policy_restarts_from_the_last_good_checkpoint_and_then_stops(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("LTUI_RESTART_DELAY_S", "0")
+    monkeypatch.setenv("LTUI_RESTART_DELAY_S", "1")
     run = start(runs, then="restart", then_after_s=0, restarts=1)
     runs.until(run, lambda s: len(s.ranks) == 2 and (s.global_step or 0) >= 5)
     runs.order(run, "checkpoint")

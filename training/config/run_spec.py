@@ -102,12 +102,20 @@ class Nodes:
     """Host names of the nodes 1, 2, ... if ``start`` is ``ssh``."""
     fewer_allowed: bool = False
     """True if a restart may continue with fewer nodes when one of them is gone."""
+    left_out: tuple[int, ...] = ()
+    """Nodes that are gone, without which the run has been restarted."""
+
+    @property
+    def present(self) -> tuple[int, ...]:
+        """Return the numbers of the nodes that take part. Their order is that of torch."""
+        return tuple(node for node in range(self.count) if node not in self.left_out)
 
     def __post_init__(self) -> None:
         if self.control_port < 0:
             object.__setattr__(self, "control_port", self.port + 1)
         # YAML has no tuples. A specification must equal the one that it was written from.
         object.__setattr__(self, "hosts", tuple(self.hosts))
+        object.__setattr__(self, "left_out", tuple(self.left_out))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

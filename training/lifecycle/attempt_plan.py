@@ -23,12 +23,16 @@ class AttemptPlan:
     """Newer checkpoints that are incomplete or damaged, each with the reason."""
     restarted_because: str | None = None
     """The reason of an automatic restart, for example ``restart 2 of 3, after: ...``."""
+    left_out: tuple[int, ...] | None = None
+    """Nodes without which a restart continues; None for those of the specification."""
 
     def event_text(self, attempt: int) -> str:
         """Return the text of the event that marks the start of the attempt."""
         parts = [f"Attempt {attempt} begins"]
         if self.restarted_because:
             parts.append(f"({self.restarted_because})")
+        if self.left_out:
+            parts.append(f"without node {', '.join(map(str, self.left_out))}")
         if self.resume_from is not None:
             parts.append(f"from step {self.resume_step} ({self.resume_from.name})")
         elif attempt > 1:

@@ -52,9 +52,12 @@ class ScheduledRestart:
     def end_state(self) -> RunState:
         return RunState(self.state)
 
-    def describe(self) -> str:
-        """Return a description such as ``restart 2 of 3 in 8 s, after: rank 1 was killed``."""
-        when = f"in {self.remaining_s():.0f} s"
+    def describe(self, obstacle: str | None = None) -> str:
+        """Return a description such as ``restart 2 of 3 in 8 s, after: rank 1 was killed``.
+
+        ``obstacle`` says why the restart has to wait for longer.
+        """
+        when = f"in {self.remaining_s():.0f} s" if obstacle is None else f"waits: {obstacle}"
         return f"restart {self.number} of {self.of} {when}, after: {self.detail}"
 
 

@@ -151,6 +151,8 @@ class Orders:
     """Path of the checkpoint on node 0."""
     resume_step: int | None = None
     changes: tuple[str, ...] = ()
+    left_out: tuple[int, ...] = ()
+    """Nodes without which the attempt runs."""
     stop: StopOrder | None = None
     end: bool = False
     """True if the attempt is over: the agent kills what is left of it."""

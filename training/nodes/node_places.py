@@ -44,9 +44,19 @@ class NodePlaces:
     """Places 1 to ``count - 1``; place 0 is the head's own."""
 
     def __init__(
-        self, *, run_id: str, count: int, version: str, offer: Callable[[int], JoinOffer]
+        self,
+        *,
+        run_id: str,
+        count: int,
+        version: str,
+        offer: Callable[[int], JoinOffer],
+        left_out: Sequence[int] = (),
     ) -> None:
-        """``version`` is that of ltui; ``offer`` returns the offer for a number."""
+        """``version`` is that of ltui; ``offer`` returns the offer for a number.
+
+        The run continues without the nodes ``left_out``.
+        """
+        self._left_out = frozenset(left_out)
         self._run_id = run_id
         self._count = count
         self._version = version
@@ -73,6 +83,8 @@ class NodePlaces:
         """Note a report of the agent of ``node``. Return why it is not wanted; None if it is."""
         if not 0 < node < self._count:
             return f"{self._run_id} has no node {node}"
+        if node in self._left_out:
+            return f"{self._run_id} continues without node {node}, which was gone"
         place = self._places.get(node)
         if place is not None and place.offered_until_s is None and place.machine != machine:
             return f"node {node} of {self._run_id} is {place.host} (pid {place.pid})"
@@ -89,7 +101,8 @@ class NodePlaces:
         return [
             node
             for node in range(1, self._count)
-            if node not in self._places or self._places[node].offered_until_s is not None
+            if node not in self._left_out
+            and (node not in self._places or self._places[node].offered_until_s is not None)
         ]
 
     def _answer_request(self, request: JoinRequest, now_s: float) -> JoinOffer | JoinRefusal:
@@ -103,6 +116,11 @@ class NodePlaces:
                 f"there is no node {request.node} to join: {self._run_id} has {self._count} "
                 "nodes, and node 0 is the one that started it.",
                 f"Use a number from 1 to {self._count - 1}, or leave --node out.",
+            )
+        if request.node is not None and request.node in self._left_out:
+            return _refuse(
+                f"{self._run_id} continues without node {request.node}, which was gone.",
+                "Stop the run and resume it to use all its nodes again.",
             )
         for number, place in list(self._places.items()):
             if place.offered_until_s is not None and place.offered_until_s < now_s:
@@ -132,7 +150,8 @@ class NodePlaces:
 
     def _free_place(self, machine: str) -> int | None:
         """Return the place that the machine had before, or else the lowest free one."""
-        free = [node for node in range(1, self._count) if node not in self._places]
+        taken = {*self._places, *self._left_out}
+        free = [node for node in range(1, self._count) if node not in taken]
         before = [node for node in free if self._last_machine.get(node) == machine]
         return next(iter([*before, *free]), None)
 

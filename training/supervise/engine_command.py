@@ -89,7 +89,7 @@ def _rendezvous(run_dir: RunDir, nodes: Nodes | None) -> tuple[str, ...]:
             "--rdzv-id", run_dir.id, "--local-addr", "127.0.0.1",
         )  # fmt: skip
     words = (
-        "--nnodes", str(nodes.count), "--node-rank", str(nodes.rank),
+        "--nnodes", str(len(nodes.present)), "--node-rank", str(nodes.present.index(nodes.rank)),
         "--master-addr", nodes.address, "--master-port", str(nodes.port),
     )  # fmt: skip
     # By default the agent of the first node would give the ranks its fully qualified host name,
@@ -113,7 +113,7 @@ def _environment(
         "LTUI_RUN_DIR": str(run_dir.path),
         "LTUI_RUN_ID": run_dir.id,
         "LTUI_ATTEMPT": str(attempt),
-        "LTUI_NODES": str(1 if spec.nodes is None else spec.nodes.count),
+        "LTUI_NODES": str(1 if spec.nodes is None else len(spec.nodes.present)),
         "LTUI_LOG_DIR": str(run_dir.logs_dir(attempt)),
         "LTUI_QUEUE_BYTES": os.environ.get("LTUI_QUEUE_BYTES", str(DEFAULT_QUEUE_BYTES)),
         "LTUI_CHECKPOINT_EVERY_S": f"{spec.checkpoint.every_s:g}",
@@ -137,7 +137,7 @@ def _node_variables(nodes: Nodes) -> dict[str, str]:
     options, as Kubeflow sets them.
     """
     values = {
-        "NODE_RANK": str(nodes.rank),
+        "NODE_RANK": str(nodes.present.index(nodes.rank)),
         "MASTER_ADDR": nodes.address,
         "MASTER_PORT": str(nodes.port),
     }
@@ -145,4 +145,4 @@ def _node_variables(nodes: Nodes) -> dict[str, str]:
     if nodes.start == "srun":
         # Lightning would otherwise expect a task of SLURM for each rank.
         values["SLURM_JOB_NAME"] = "interactive"
-    return {**values, "PET_NNODES": str(nodes.count)}
+    return {**values, "PET_NNODES": str(len(nodes.present))}

@@ -261,9 +261,18 @@ def _install_spec(run_dir: RunDir, plan: AttemptPlan) -> RunSpec:
     if plan.spec_path is not None:
         os.replace(plan.spec_path, run_dir.spec_path)
         shutil.rmtree(plan.spec_path.parent, ignore_errors=True)
+    elif plan.left_out is not None:
+        _leave_out(run_dir, plan.left_out)
     elif not plan.recover:
         os.utime(run_dir.spec_path)  # `last` is the run that was started or resumed last
     return run_dir.read_spec()
+
+
+def _leave_out(run_dir: RunDir, left_out: tuple[int, ...]) -> None:
+    """Store the nodes without which the run continues, until a person resumes it."""
+    spec = run_dir.read_spec()
+    if spec.nodes is not None and spec.nodes.left_out != left_out:
+        run_dir.write_spec(spec.with_changes(nodes=replace(spec.nodes, left_out=left_out)))
 
 
 def _make_attempt_dirs(run_dir: RunDir, attempt: int) -> None:

@@ -98,8 +98,13 @@ class RestartPolicy:
             why = _NOT_WRITTEN
         return replace(end, detail=f"{end.detail}; not restarted: {why}")
 
-    def start_next(self, waiting: ScheduledRestart, changes: tuple[str, ...]) -> AttemptPlan | str:
-        """Return the plan of the next attempt, or the reason why there is none."""
+    def start_next(
+        self, waiting: ScheduledRestart, changes: tuple[str, ...], gone: tuple[int, ...] = ()
+    ) -> AttemptPlan | str:
+        """Return the plan of the next attempt, or the reason why there is none.
+
+        ``gone`` are nodes that do not exist any more. They are left out if that is allowed.
+        """
         choice = choose_checkpoint(self._run_dir.checkpoints_dir)
         taken = choice.taken
         if taken is None and choice.skipped:
@@ -110,10 +115,17 @@ class RestartPolicy:
             resume_step=None if taken is None else taken.global_step,
             skipped=choice.skipped,
             changes=changes,
+            left_out=self._left_out(gone),
             restarted_because=(
                 f"restart {waiting.number} of {waiting.of}, after: {waiting.detail}"
             ),
         )
+
+    def _left_out(self, gone: tuple[int, ...]) -> tuple[int, ...] | None:
+        nodes = self._spec.nodes
+        if nodes is None or not nodes.fewer_allowed:
+            return None
+        return tuple(sorted({*nodes.left_out, *gone}))
 
     def cancel_scheduled(self) -> None:
         """Remove the scheduled restart."""

@@ -41,7 +41,7 @@ def build_snapshot(
     position = at_least(progress(fold, live.pulses, now_ns), live.start)
     planned = machine.program.world_size
     if spec.command is None:
-        planned = spec.nproc * (1 if spec.nodes is None else spec.nodes.count)
+        planned = spec.nproc * (1 if spec.nodes is None else len(spec.nodes.present))
     ranks = _ranks(live, judgement, now_ns)
     speed = throughput(fold, now_ns)
     job = job_of_environment(os.environ)

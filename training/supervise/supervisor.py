@@ -292,12 +292,27 @@ class Supervisor:
         return queue.reason if variables is None else variables
 
     def _wait_to_restart(self, restart: ScheduledRestart) -> AttemptPlan | None:
-        """Wait until the restart is due. Return its plan, or None if a person stops the run."""
-        live = self._live
+        """Wait until the restart is due. Return its plan, or None if a person stops the run.
+
+        It is not due while another machine does not answer and is not gone: half of the ranks could
+        not start, and those of the ended attempt may still run there.
+        """
+        live, nodes = self._live, self._live.nodes
         if live.recovered:
             live.snapshot = stored_snapshot(self._run_dir) or live.snapshot
+        else:
+            # The stop that ended the attempt is over. A new one is a request of a person.
+            live.stops.escalation = None
+            live.pending_stops.record_escalation(None)
         recorded_at = 0.0
-        while restart.remaining_s() > 0:
+        obstacle: str | None = None
+        while True:
+            batch = Batch()
+            if nodes is not None:
+                batch.events += nodes.update(time.monotonic(), is_requested=False)
+                obstacle = nodes.silence_text()
+            if restart.remaining_s() <= 0 and obstacle is None:
+                break
             self._requests.carry_out()
             if live.stops.escalation is not None:
                 text = f"stopped while it waited for restart {restart.number} of {restart.of}"
@@ -307,17 +322,18 @@ class Supervisor:
             live.snapshot = replace(
                 live.snapshot,
                 state=RunState.QUEUED,
-                detail=restart.describe(),
+                detail=restart.describe(obstacle),
                 stops=live.pending_stops.pending.descriptions(),
                 taken_at=time.time(),
                 supervisor_pid=os.getpid(),
             )
             self._server.publish(live.snapshot)
-            if time.monotonic() - recorded_at >= SNAPSHOT_S:
+            if batch.events or time.monotonic() - recorded_at >= SNAPSHOT_S:
                 recorded_at = time.monotonic()
-                live.recorder.record({}, Batch(), live.snapshot, time.time())
-            self._sleep(min(TICK_S, restart.remaining_s()))
-        plan = live.restarts.start_next(restart, live.changes)
+                live.recorder.record({}, batch, live.snapshot, time.time())
+            self._sleep(TICK_S if obstacle else min(TICK_S, restart.remaining_s()))
+        gone = () if nodes is None else nodes.gone()
+        plan = live.restarts.start_next(restart, live.changes, gone)
         if isinstance(plan, str):
             self._finisher.cancel_restart(restart.end_state(), f"{restart.detail}; {plan}")
             self._close()

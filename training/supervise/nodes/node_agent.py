@@ -65,7 +65,10 @@ ANSWER_S = 1.0
 _FAILED_START_S = 15.0
 """Seconds to wait until the head has answered that the engine could not be started."""
 _LAST_REPORTS_S = 60.0
-"""Seconds for which an agent whose engine has ended tries to report that."""
+"""Seconds for which an agent whose engine has ended tries to report that.
+
+If the run may be restarted, it waits for as long as it would for a lost head.
+"""
 _LOST_REPORTS_S = 5.0
 """The same for an agent that has ended its ranks because the head is lost."""
 
@@ -280,7 +283,10 @@ class NodeAgent:
             last_line=likely_error_line(log, self._run_dir, self.attempt, failures),
             killed=True,
         )
-        patience_s = _LOST_REPORTS_S if self._head_is_lost() else _LAST_REPORTS_S
+        patience_s = _LOST_REPORTS_S
+        if not self._head_is_lost():
+            restarts = self._spec.restarts or self._spec.stall.then == "restart"
+            patience_s = self._orders.head_lost_s if restarts else _LAST_REPORTS_S
         deadline_s = time.monotonic() + patience_s
         while time.monotonic() < deadline_s:
             report = replace(report, sent_ns=time.monotonic_ns(), sent_at=time.time())
@@ -288,7 +294,7 @@ class NodeAgent:
                 if self._orders.leave:
                     break  # node 0 has ended, and has said so before
                 continue
-            deadline_s = time.monotonic() + _LAST_REPORTS_S
+            deadline_s = time.monotonic() + patience_s
             orders = self._orders
             complete = not any(chunk.data for chunk in self._chunks.values())
             logs_left = bool(self._logs.parts())
@@ -317,6 +323,7 @@ class NodeAgent:
             resume_from=None if orders.resume_from is None else Path(orders.resume_from),
             resume_step=orders.resume_step,
             changes=orders.changes,
+            left_out=orders.left_out,
             restarted_because="the run was restarted on node 0",
         )
 

@@ -74,6 +74,7 @@ class RemoteNodes:
             resume_from=None if plan.resume_from is None else str(plan.resume_from),
             resume_step=plan.resume_step,
             changes=plan.changes,
+            left_out=spec.nodes.left_out,
         )
         self._began_s = time.monotonic()
         self._failed_at_s: float | None = None
@@ -86,12 +87,14 @@ class RemoteNodes:
         self._closing = threading.Event()
         self._barrier = BarrierMirror(run_dir.queue_dir(attempt))
         gone_s = node_gone_s()
-        self._nodes = {n: RemoteNode(n, NodeWatch(gone_s)) for n in range(1, self._layout.count)}
+        others = self._layout.present[1:]
+        self._nodes = {n: RemoteNode(n, NodeWatch(gone_s)) for n in others}
         self.reports = NodeReports(self._nodes)
         key = LinkKey.find(run_dir.path / KEY_FILE_NAME, os.environ)
         places = NodePlaces(
             run_id=run_dir.id,
             count=self._layout.count,
+            left_out=self._layout.left_out,
             version=own_version(),
             offer=lambda node: make_offer(spec, node, self._training_versions),
         )
@@ -218,6 +221,10 @@ class RemoteNodes:
             subject = f"{'the agent of ' if is_agent else ''}{self.name(number)}"
             texts.append(f"{subject} does not answer ({note})")
         return "; ".join(texts) or None
+
+    def gone(self) -> tuple[int, ...]:
+        """Return the machines that are gone."""
+        return tuple(n for n, node in self._nodes.items() if node.watch.state is NodeState.GONE)
 
     def silent_ranks(self) -> frozenset[int]:
         """Return the ranks of machines that do not answer now: it is unknown how they ended."""
