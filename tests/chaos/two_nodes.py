@@ -31,7 +31,8 @@ def main() -> int:
     seed = int(os.environ.get("LTUI_CHAOS_SEED") or secrets.randbelow(1 << 32))
     only = os.environ.get("LTUI_CHAOS_ONLY")
     keep = os.environ.get("LTUI_CHAOS_KEEP")
-    print(f"{kills} kills and {cuts} link cuts on two machines, LTUI_CHAOS_SEED={seed}", flush=True)
+    words = only or f"{kills} kills and {cuts} link cuts"
+    print(f"{words} on two machines, LTUI_CHAOS_SEED={seed}", flush=True)
     began_s = time.monotonic()
     outcomes: list[NodesOutcome] = []
     with (

@@ -158,5 +158,16 @@ class NodeReports:
         )
 
 
+def end_text(report: NodeReport) -> str:
+    """Return how the engine of a report ended: by its first failed rank, if there is one."""
+    end = report.engine_exit or EngineExit()
+    first = next((f for f in report.failures if f.first), None)
+    if first is not None and first.exit_code < 0:
+        return f"rank {first.rank} was killed by signal {-first.exit_code}"
+    if first is not None:
+        return f"rank {first.rank} exited with code {first.exit_code}"
+    return end.error or (f"signal {end.signal}" if end.signal else f"exit code {end.exit_code}")
+
+
 def _same_objects(one: Mapping[int, object], other: Mapping[int, object]) -> bool:
     return one.keys() == other.keys() and all(one[k] is other[k] for k in one)

@@ -36,7 +36,7 @@ from ltui.training.nodes.probe import probe_all
 from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import NodeSnapshot, NodeState
 from ltui.training.store.run_directory import RunDir
-from ltui.training.supervise.nodes.node_reports import NodeReports, RemoteNode
+from ltui.training.supervise.nodes.node_reports import NodeReports, RemoteNode, end_text
 from ltui.training.supervise.nodes.report_intake import ReportIntake, Wanted
 
 _WATCH_S = 0.02
@@ -254,9 +254,7 @@ class RemoteNodes:
                 continue
             failed = True
             if self._failed_at_s is not None and now_s - self._failed_at_s > patience_s:
-                how = end.error or (f"signal {end.signal}" if end.signal else None)
-                how = how or f"exit code {end.exit_code}"
-                return f"the engine of {self.name(number)} has ended ({how})"
+                return f"the engine of {self.name(number)} has ended ({end_text(node.report)})"
         self._failed_at_s = (self._failed_at_s or now_s) if failed else None
         return None
 
