@@ -32,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ProblemError as error:
         for problem in error.problems:
             _print_error(str(problem))
+            if problem.excerpt is not None:
+                sys.stderr.write(f"{problem.excerpt}\n")
         return EXIT_BAD_INPUT
     except BrokenPipeError:
         # The reader of our output closed the pipe; avoid an error message at interpreter exit.

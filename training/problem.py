@@ -21,6 +21,8 @@ class Problem:
     """One sentence that says what is wrong."""
     remedy: str | None = None
     """One sentence that says what to do."""
+    excerpt: str | None = None
+    """Lines of the input that mark the place; the CLI prints them below the error."""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}" + (f" {self.remedy}" if self.remedy else "")

@@ -22,7 +22,11 @@ from ltui.app.commands.data_arguments import (
     add_json_option,
     positive_number,
 )
-from ltui.app.commands.run_list_arguments import add_label_commands, add_label_options
+from ltui.app.commands.run_list_arguments import (
+    add_label_commands,
+    add_label_options,
+    add_runs_command,
+)
 from ltui.app.commands.transfer_arguments import add_export, add_import
 from ltui.app.exit_codes import EXIT_BAD_INPUT
 from ltui.training.config.defaults import STOP_TIMEOUT_S
@@ -429,7 +433,7 @@ def _add_submit(add: AddCommand) -> None:
 
 
 def _add_inspection_commands(add: AddCommand) -> None:
-    add_json_option(add("runs", "runs:list_all", "list the runs, newest first"))
+    add_runs_command(add)
     show = add("show", "runs:show", "show one run: state, ranks, metrics, checkpoints")
     _add_run_argument(show)
     add_flag(

@@ -5,35 +5,133 @@ from __future__ import annotations
 import sys
 import time
 from argparse import Namespace
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 from ltui.app.commands.output_file import print_json
 from ltui.app.exit_codes import EXIT_DONE
-from ltui.app.presentation.run_report import runs_lines, show_lines
+from ltui.app.presentation.run_report import columns, show_lines, started_text, truncated
+from ltui.app.runs.filter_runs import (
+    fields_of,
+    run_filter,
+    sort_key,
+    sorted_runs,
+    unknown_metrics,
+)
+from ltui.app.runs.run_entry import RunEntry
+from ltui.app.runs.run_fields import FIELDS, Kind, kind_of, value_of, value_text
+from ltui.app.runs.run_list import RunList
 from ltui.app.state_words import state_words
 from ltui.training.lifecycle.recover_runs import current_snapshot
 from ltui.training.lifecycle.resume_run import delete as delete_run
 from ltui.training.problem import ProblemError
-from ltui.training.state.run_snapshot import RunSnapshot, head_json, to_json
-from ltui.training.store.run_directory import RunDir, find_run, list_runs, ltui_home
+from ltui.training.state.run_snapshot import to_json
+from ltui.training.store.disk_use import disk_use
+from ltui.training.store.run_directory import RunDir, find_run, ltui_home
+from ltui.widgets.formats import NA
+from ltui.widgets.sanitise import clean_line, clean_name
+
+REASON_CELLS = 80
+"""Columns of a reason."""
+CELLS = 60
+"""Maximum columns of a field that was chosen with ``--columns``."""
 
 
 def list_all(options: Namespace) -> int:
     """Run ``ltui runs``."""
-    snapshots: list[RunSnapshot] = []
-    for run_dir in list_runs(ltui_home(to_write=False)):
-        try:
-            snapshots.append(current_snapshot(run_dir))
-        except ProblemError as error:
-            # One unreadable run must not hide the others.
-            sys.stderr.write(f"{error}\n")
-    if options.json:
-        print_json([_with_word(head_json(snapshot), snapshot) for snapshot in snapshots])
-    elif snapshots:
-        print("\n".join(runs_lines(snapshots, time.time())))
-    else:
+    now = time.time()
+    matches = run_filter(options.filter, now)
+    chosen = [name.strip() for name in (options.columns or "").split(",") if name.strip()]
+    sort = None if options.sort is None else sort_key(options.sort)
+    used = {*fields_of(options.filter), *chosen, *([sort[0]] if sort else [])}
+    with closing(RunList(ltui_home(to_write=False), current_snapshot)) as runs:
+        every_run = runs.poll()
+        if "size" in used:
+            every_run = tuple(with_size(entry) for entry in every_run)
+        shown = [entry for entry in every_run if matches(entry)]
+        if sort is not None:
+            shown = sorted_runs(shown, sort[0], reverse=sort[1])
+        for entry in shown:
+            if entry.problem is not None:
+                # One unreadable run must not hide the others.
+                sys.stderr.write(f"{clean_name(entry.id)}: {clean_line(entry.problem)}\n")
+        if every_run:
+            for sentence in unknown_metrics(used, every_run):
+                sys.stderr.write(f"Note: {sentence}\n")
+        if options.json:
+            readable = [entry for entry in shown if entry.summary is not None]
+            print_json([_json(runs, entry, chosen) for entry in readable])
+            return EXIT_DONE
+    if not every_run:
         print("No runs yet. Start one with: ltui run quickstart")
+    elif not shown:
+        print(f"None of {len(every_run)} runs matches the filter.")
+    else:
+        print("\n".join(_chosen_lines(shown, chosen, now) if chosen else runs_lines(shown, now)))
     return EXIT_DONE
+
+
+def with_size(entry: RunEntry) -> RunEntry:
+    """Return the run with its disk use."""
+    return replace(entry, size_bytes=float(disk_use(entry.run_dir.path)))
+
+
+def runs_lines(entries: Sequence[RunEntry], now: float) -> list[str]:
+    """Return a table with a line for each run that can be read."""
+    labelled = any(entry.labels.tags or entry.labels.star for entry in entries)
+    reasons = any(entry.summary is not None and entry.summary.reason for entry in entries)
+    head = ("ID", "WHAT", "STATE", "PROGRESS", "STARTED")
+    rows = [[*head, *(["TAGS"] if labelled else []), "REASON" if reasons else ""]]
+    for entry in entries:
+        run = entry.summary
+        if run is None:
+            continue
+        star = ["★"] if entry.labels.star else []
+        tags = truncated(" ".join([*star, *entry.labels.tags]), 30)
+        rows.append(
+            [
+                clean_name(entry.id),
+                truncated(run.program, 30) or NA,
+                run.state,
+                run.position or NA,
+                started_text(run.created_at, run.started_at, run.attempt, now),
+                *([tags] if labelled else []),
+                truncated(run.reason, REASON_CELLS),
+            ]
+        )
+    return columns(rows)
+
+
+def _chosen_lines(entries: Sequence[RunEntry], names: Sequence[str], now: float) -> list[str]:
+    rows = [["ID", *(clean_name(name) for name in names)]]
+    rows += [
+        [
+            clean_name(entry.id),
+            *(truncated(clean_line(value_text(entry, n, now)), CELLS) or NA for n in names),
+        ]
+        for entry in entries
+    ]
+    right = frozenset(
+        place
+        for place, name in enumerate(names, start=1)
+        if kind_of(name) not in (Kind.TEXT, Kind.FLAG)
+    )
+    return columns(rows, right)
+
+
+def _json(runs: RunList, entry: RunEntry, chosen: Sequence[str]) -> dict[str, Any]:
+    """Return a run as JSON: with ``--columns`` its id and these fields, else its head."""
+    if not chosen:
+        return {**runs.head(entry), **entry.labels.to_document()}
+    values = {name: to_json(value_of(entry, name)) for name in chosen}
+    flags = {name: bool(values[name]) for name in values.keys() & FIELDS if _is_flag(name)}
+    return {"id": entry.id, **values, **flags}
+
+
+def _is_flag(name: str) -> bool:
+    return kind_of(name) is Kind.FLAG
 
 
 def show(options: Namespace) -> int:
@@ -43,7 +141,7 @@ def show(options: Namespace) -> int:
         return _show_code(run_dir, as_json=options.json)
     snapshot = current_snapshot(run_dir)
     if options.json:
-        print_json(_with_word(to_json(snapshot), snapshot))
+        print_json({**to_json(snapshot), "state_word": state_words(snapshot)})
     else:
         print("\n".join(show_lines(snapshot, time.time())))
     return EXIT_DONE
@@ -78,8 +176,3 @@ def delete(options: Namespace) -> int:
     delete_run(run_dir)
     print(f"{run_dir.id} was deleted with its history, logs and checkpoints.")
     return EXIT_DONE
-
-
-def _with_word(document: dict[str, Any], snapshot: RunSnapshot) -> dict[str, Any]:
-    """Add the state's word, which is also ``"STALLED"`` for a live run with a stalled rank."""
-    return {**document, "state_word": state_words(snapshot)}

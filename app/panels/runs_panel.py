@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, cast
 
@@ -16,13 +17,19 @@ from ltui.app.panels.filtered_list_panel import FilterPanel
 from ltui.app.panels.worker_results import call_screen, error_lines
 
 if TYPE_CHECKING:
-    from ltui.app.live.run_list import RunList, RunListEntry
     from ltui.app.panels.runs_table import RunsTable
+    from ltui.app.runs.run_entry import RunEntry
+    from ltui.app.runs.run_list import RunList
 
 TITLE = "runs"
 REFRESH_S = 1.0
 """Seconds between two readings of the runs."""
-NEWEST_FIRST = "newest first"
+REST = 20
+"""Times as long as a reading takes is waited until the next one, if there are many runs."""
+FIRST_READING_S = 0.3
+"""Seconds after which a reading shows what it has, if runs are missing in the index."""
+ORDERS = ("", "name", "preset", "state", "metric")
+"""Orders of the key ``o``. The first one is that of the list: live runs first, then the newest."""
 
 
 class RunsPanel(FilterPanel):
@@ -33,23 +40,33 @@ class RunsPanel(FilterPanel):
     class Opened(Message):
         """A run was opened with Enter or a click."""
 
-        def __init__(self, line: RunListEntry) -> None:
+        def __init__(self, line: RunEntry) -> None:
             super().__init__()
             self.line = line
 
     def __init__(self, home: Path, *, id: str) -> None:  # noqa: A002 - Textual's name for it
         super().__init__(3, TITLE, id=id)
         self.home = home
-        self.lines: dict[str, RunListEntry] = {}
+        self.lines: dict[str, RunEntry] = {}
         """All runs by id, including those that the filter hides."""
-        self.order = NEWEST_FIRST
+        self.order = ""
+        """The field or metric that the runs are sorted by, after ``-`` the highest value first.
+        Empty: the order of the list; ``metric``: the metric that represents each run."""
+        self.marked: set[str] = set()
+        """Ids of the runs that an action is for, including those that the filter hides."""
+        self.fields: tuple[str, ...] = ()
+        """Fields and metrics that are shown as further columns."""
         self._list: RunList | None = None
         self._reading = False
+        self._next_reading = 0.0
+        """Time of the monotonic clock before which runs are not read again."""
+        self._unread = 0
+        """Number of runs that are still to be read."""
         self._run_to_select: str | None = None
         """Id of a run to move the cursor to, as soon as it is listed."""
 
     def compose(self) -> ComposeResult:
-        placeholder = "filter by name, preset or state"
+        placeholder = "words, tag:base*, state=failed, val/loss<0.2, started>3d ago, not, or"
         yield Input(placeholder=placeholder, id="runs-filter", compact=True, classes="filter")
 
     async def start(self) -> None:
@@ -59,56 +76,89 @@ class RunsPanel(FilterPanel):
 
         await self.mount(RunsTable(id="runs-table"))
         self.refresh_runs()
-        self.set_interval(REFRESH_S, self.refresh_runs)
+        self.set_interval(REFRESH_S, partial(self.refresh_runs, now=False))
 
     @property
     def table(self) -> RunsTable:
         return cast("RunsTable", self.query_one("#runs-table"))
 
     @property
-    def selected(self) -> RunListEntry | None:
+    def selected(self) -> RunEntry | None:
         """The run under the cursor; None before the table is shown."""
         return self.lines.get(self.table.cursor_key or "") if self.query("#runs-table") else None
 
+    def refresh_runs(self, *, now: bool = True) -> None:
+        """Read the runs, unless that is being done. ``now``: do not wait for the next reading."""
+        if not self._reading and (now or time.monotonic() >= self._next_reading):
+            self._reading = True
+            self._read_runs()
+
     @work(thread=True, exclusive=False, group="runs", exit_on_error=False)
-    def refresh_runs(self) -> None:
-        """Read the runs in a worker's thread, unless a worker is reading them already."""
+    def _read_runs(self) -> None:
+        """Read the runs in a worker's thread."""
         # Imported here, in the worker's thread: the first frame shows no run.
-        from ltui.app.live.run_list import RunList
+        from ltui.app.runs.run_list import RunList
         from ltui.training.lifecycle.recover_runs import current_snapshot
 
-        if self._reading:
-            return
-        self._reading = True
+        began = time.monotonic()
         try:
             if self._list is None:
                 self._list = RunList(self.home, current_snapshot)
-            lines = self._list.poll()
+            lines = self._list.poll(FIRST_READING_S)
+            unread = self._list.unread
         except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
             reason = "; ".join(error_lines(error))
             call_screen(self, self.set_titles, TITLE, f"can't be read: {reason}")
         else:
-            call_screen(self, self._read, lines)
+            call_screen(self, self._show, lines, unread)
+            ended = time.monotonic()
+            self._next_reading = 0.0 if unread else ended + REST * (ended - began) - REFRESH_S
         finally:
             self._reading = False
 
-    def _read(self, lines: Sequence[RunListEntry]) -> None:
+    def _show(self, lines: Sequence[RunEntry], unread: int) -> None:
         self.lines = {line.id: line for line in lines}
+        self._unread = unread
+        self.marked &= self.lines.keys()
         self.fill_list()
 
     def fill_list(self) -> None:
         # Imported here: the first frame shows no run.
-        from ltui.app.presentation.filter_and_sort_runs import matches, ordered
-        from ltui.app.presentation.run_rows import run_row
+        from ltui.app.runs.filter_runs import run_filter
+        from ltui.app.runs.filter_syntax import FilterError
+        from ltui.app.runs.run_rows import run_row
+        from ltui.widgets.lazy_rows import LazyRows
 
-        pattern = self.filter_text
-        shown = [line for line in self.lines.values() if matches(line, pattern)]
         now = time.time()
+        try:
+            matches = run_filter(self.filter_text, now)
+        except FilterError as error:
+            # The rows stay as they are while a filter is typed.
+            self.set_titles(TITLE, str(error.problems[0]))
+            return
+        shown = self._ordered([line for line in self.lines.values() if matches(line)])
+        marked, fields = frozenset(self.marked), self.fields
         table = self.table
         table.note = "no match" if self.lines and not shown else None
-        table.set_rows([run_row(line, now) for line in ordered(shown, self.order)])
+        table.set_rows(
+            LazyRows(
+                [line.id for line in shown],
+                lambda i: run_row(shown[i], now, marked=shown[i].id in marked, fields=fields),
+            )
+        )
         self.set_titles(TITLE, self._summary(len(shown)))
         self._select_run()
+
+    def _ordered(self, lines: list[RunEntry]) -> list[RunEntry]:
+        # Imported here: the first frame shows no run.
+        from ltui.app.runs.filter_runs import sort_key, sorted_by_metric, sorted_runs
+
+        if not self.order:
+            return lines
+        if self.order == "metric":
+            return sorted_by_metric(lines)
+        name, reverse = sort_key(self.order)
+        return sorted_runs(lines, name, reverse=reverse)
 
     def _summary(self, shown: int) -> str:
         count = len(self.lines)
@@ -117,7 +167,11 @@ class RunsPanel(FilterPanel):
         live = sum(line.live for line in self.lines.values())
         runs = "1 run" if count == 1 else f"{count} runs"
         parts = [runs if shown == count else f"{shown} of {runs}", f"{live or 'none'} running"]
-        if self.order != NEWEST_FIRST:
+        if self.marked:
+            parts.append(f"{len(self.marked)} marked")
+        if self._unread:
+            parts.append(f"reading {self._unread} more")
+        if self.order:
             parts.append(f"sorted by {self.order}")
         return ", ".join(parts)
 
@@ -132,7 +186,7 @@ class RunsPanel(FilterPanel):
     def _select_run(self) -> None:
         if self._run_to_select is None or self._run_to_select not in self.lines:
             return
-        keys = [row.id for row in self.table.rows]
+        keys = self.table.keys
         if self._run_to_select in keys:
             self.table.cursor = keys.index(self._run_to_select)
             self._run_to_select = None
@@ -149,8 +203,6 @@ class RunsPanel(FilterPanel):
 
     def next_order(self) -> None:
         """Sort the runs in the next order."""
-        # Imported here: the first frame shows no run.
-        from ltui.app.presentation.filter_and_sort_runs import next_order
-
-        self.order = next_order(self.order)
+        place = ORDERS.index(self.order) if self.order in ORDERS else -1
+        self.order = ORDERS[(place + 1) % len(ORDERS)]
         self.fill_list()

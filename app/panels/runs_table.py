@@ -9,15 +9,21 @@ from typing import ClassVar
 
 from textual.binding import BindingType
 
-from ltui.app.presentation.run_rows import RunRow
+from ltui.app.runs.run_rows import RunRow
 from ltui.widgets.bars import bar_cells
 from ltui.widgets.columns import Cells, Column
 from ltui.widgets.formats import percent
 from ltui.widgets.make_bindings import bindings
+from ltui.widgets.sanitise import clean_name
 from ltui.widgets.table import Table
 from ltui.widgets.view_models import Cell, Tone
 
 BAR_WIDTH = 10
+
+
+def _field_column(name: str) -> Column:
+    width = max(9, min(14, len(name)))
+    return Column(key=f"field {name}", title=clean_name(name), width=width, right=True)
 
 
 class RunsTable(Table[RunRow]):
@@ -37,6 +43,7 @@ class RunsTable(Table[RunRow]):
         Column(key="name", title="run", width=20),
         Column(key="preset", title="preset", width=20, importance=6),
         Column(key="state", title="state", width=9),
+        Column(key="tags", title="tags", width=16, importance=9),
         Column(key="bar", title="", width=BAR_WIDTH, importance=7),
         Column(key="share", title="done", width=5, right=True, importance=3),
         Column(key="progress", title="", width=22, importance=8),
@@ -51,10 +58,15 @@ class RunsTable(Table[RunRow]):
     def columns_of(self, rows: Sequence[RunRow]) -> Sequence[Column]:
         names = Counter(row.metric_name for row in rows if row.metric_name)
         self.common_metric = max(names, key=lambda n: (names[n], n == "loss"), default="loss")
-        return [
+        tagged = any(row.tags for row in rows)
+        chosen = [name for name, _ in rows[0].fields] if rows else []
+        columns = [
             replace(column, title=self.common_metric) if column.key == "metric" else column
             for column in self.COLUMNS
+            if column.key != "tags" or tagged
         ]
+        # What was chosen counts as much as the state.
+        return [*columns[:-1], *map(_field_column, chosen), columns[-1]]
 
     def key_of(self, row: RunRow) -> str:
         return row.id
@@ -62,7 +74,13 @@ class RunsTable(Table[RunRow]):
     def cells_of(self, row: RunRow) -> Mapping[str, Cells]:
         done = "" if row.share is None else percent(row.share)
         return {
-            "name": (row.sign, Cell(text=f" {row.name}")),
+            "name": (
+                row.sign,
+                Cell(text="◆" if row.marked else " ", tone=Tone.ACCENT),
+                Cell(text=f"{row.name}{' ★' if row.star else ''}"),
+            ),
+            "tags": (Cell(text=row.tags, tone=Tone.DIM),),
+            **{f"field {name}": (Cell(text=text),) for name, text in row.fields},
             "preset": (Cell(text=row.preset, tone=Tone.DIM),),
             "state": (row.state,),
             "bar": bar_cells(row.share, BAR_WIDTH, Tone.DIM),

@@ -91,9 +91,7 @@ def refusal(snapshot: RunSnapshot | None, action: str, *, readonly: bool) -> str
     if action == "resume":
         if live:
             return f"{name} is {state_word(snapshot)}: there is nothing to resume"
-        if not is_resumable(snapshot):
-            return f"{name} has no good checkpoint. Press R to run it again from the beginning."
-        return None
+        return None if is_resumable(snapshot) else no_checkpoint(name)
     if not live:
         return f"{name} has ended: there is nothing to {ACTION_VERBS[action]}"
     if snapshot.state in BEFORE_TRAINING and action in ("pause", "checkpoint"):
@@ -101,6 +99,11 @@ def refusal(snapshot: RunSnapshot | None, action: str, *, readonly: bool) -> str
     if snapshot.state is RunState.STOPPING and action != "kill":
         return f"{name} is already stopping. Press k to kill it"
     return None
+
+
+def no_checkpoint(name: str) -> str:
+    """Return why a run cannot be resumed that has no good checkpoint."""
+    return f"{name} has no good checkpoint. Press R to run it again from the beginning."
 
 
 ACTION_VERBS = {

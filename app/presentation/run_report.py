@@ -20,7 +20,6 @@ from ltui.app.presentation.snapshot_text import (
     metric_value_text,
     percent_of_time,
     position,
-    program_text,
     rank_line,
     ranks_text,
     title,
@@ -34,7 +33,6 @@ from ltui.app.state_words import (
     needs_help,
     open_verdicts,
     state_word,
-    state_words,
 )
 from ltui.training.state.good_checkpoints import is_resumable, last_good_checkpoint
 from ltui.training.state.metric_name_patterns import LEARNING_RATE
@@ -61,8 +59,6 @@ from ltui.widgets.sanitise import clean_line, clean_name
 
 METRICS_SHOWN = 12
 """Maximum number of metrics in the report about an ended run."""
-REASON_CELLS = 80
-"""Columns of a reason in ``ltui runs``."""
 RANKS_SHOWN = 64
 """Maximum number of ranks in ``ltui show``."""
 
@@ -279,36 +275,19 @@ def _gpu_columns(gpu: GpuSnapshot, names: Mapping[int, str]) -> tuple[str, ...]:
     )
 
 
-def runs_lines(snapshots: Sequence[RunSnapshot], now: float) -> list[str]:
-    """Return a table with a line for each run."""
-    reasons = [truncated(_reason_text(snapshot), REASON_CELLS) for snapshot in snapshots]
-    head = "REASON" if any(reasons) else ""
-    rows = [("ID", "WHAT", "STATE", "PROGRESS", "STARTED", head)]
-    for snapshot, reason in zip(snapshots, reasons, strict=True):
-        rows.append(
-            (
-                clean_name(snapshot.id),
-                truncated(clean_name(program_text(snapshot)), 30) or NA,
-                state_words(snapshot),
-                position(snapshot) or NA,
-                _started_text(snapshot, now),
-                reason,
-            )
-        )
-    return columns(rows)
+def started_text(first: float | None, started: float | None, attempt: int, now: float) -> str:
+    """Return ``2 h ago``, or after a resume ``2 h ago (attempt 2: 4 m ago)``.
 
-
-def _started_text(snapshot: RunSnapshot, now: float) -> str:
-    """Return ``2 h ago``, or after a resume ``2 h ago (attempt 2: 4 m)``."""
-    first, started = _first_start(snapshot), snapshot.started_at
+    ``first``: unix time of the launch. ``started``: that of the attempt.
+    """
     if first is None:
         return NA
-    if snapshot.attempt == 1 or started is None:
+    if attempt == 1 or started is None:
         return ago(now - first)
-    return f"{ago(now - first)} (attempt {snapshot.attempt}: {ago(now - started)})"
+    return f"{ago(now - first)} (attempt {attempt}: {ago(now - started)})"
 
 
-def _reason_text(snapshot: RunSnapshot) -> str:
+def reason_text(snapshot: RunSnapshot) -> str:
     """Return why a run needs help, or how it ended, if the state's word does not give it."""
     if snapshot.state in LIVE:
         grave = most_severe_first(open_verdicts(snapshot)) if needs_help(snapshot) else []

@@ -14,7 +14,7 @@ from ltui.app.panels.worker_results import call_screen, show_error
 from ltui.app.screens.confirm import ConfirmScreen
 
 if TYPE_CHECKING:
-    from ltui.app.live.run_list import RunListEntry
+    from ltui.app.runs.run_entry import RunEntry
     from ltui.training.store.run_directory import RunDir
 
 
@@ -82,11 +82,14 @@ class RunListScreen(Screen[None]):
         if action == "delete":
             return f"{line.id} is running. Stop it first." if line.live else None
         # Imported here: the first frame needs no run's state.
-        from ltui.app.presentation.notifications import refusal
+        from ltui.app.presentation.notifications import no_checkpoint, refusal
 
-        return refusal(line.snapshot, action, readonly=self.readonly)
+        if line.summary is None or line.live:
+            return refusal(line.snapshot, action, readonly=self.readonly)
+        can_resume = action != "resume" or line.summary.resumable
+        return None if can_resume else no_checkpoint(line.name)
 
-    def _selected_for(self, action: str) -> RunListEntry | None:
+    def _selected_for(self, action: str) -> RunEntry | None:
         """Return the selected run if ``action`` can be done; else show the reason."""
         reason = self.refusal_of(action)
         if reason is not None:
@@ -126,7 +129,7 @@ class RunListScreen(Screen[None]):
         self.app.push_screen(ConfirmScreen(question, yes="delete it", no="keep it"), answered)
 
     @work(thread=True, exclusive=True, group="launch", exit_on_error=False)
-    def _delete(self, line: RunListEntry) -> None:
+    def _delete(self, line: RunEntry) -> None:
         # Imported here: the first frame deletes nothing.
         from ltui.training.lifecycle.resume_run import delete
 

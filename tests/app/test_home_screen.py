@@ -15,12 +15,12 @@ from textual.widgets import Input, OptionList, Static, TextArea
 
 from ltui.app.keys.footer import KeyFooter
 from ltui.app.launch import local_machine
-from ltui.app.live.run_list import RunListEntry
 from ltui.app.panels.form_fields import KnobField, StartField
 from ltui.app.panels.launch_line import LaunchLine
 from ltui.app.panels.launch_panel import FormPanel
 from ltui.app.panels.preset_fields import LaunchForm
 from ltui.app.panels.runs_table import RunsTable
+from ltui.app.runs.run_entry import RunEntry
 from ltui.app.screens.confirm import ConfirmScreen, ProblemScreen
 from ltui.app.screens.home import HomeScreen
 from ltui.app.screens.run import RunScreen
@@ -502,7 +502,7 @@ async def test_enter_answers_no_question_that_destroys(home: Path, place: Path) 
     async with app.run_test(size=(160, 50)) as pilot:
         screen = await ready(pilot, app)
         await until(pilot, lambda: len(screen.query_one(RunsTable).rows) == 1)
-        screen.runs_panel.lines["calm-fox-1a2b"] = RunListEntry(run_dir, None, "unreadable")
+        screen.runs_panel.lines["calm-fox-1a2b"] = RunEntry(run_dir=run_dir, problem="unreadable")
         await pilot.press("3")
         screen.action_delete()
         await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))

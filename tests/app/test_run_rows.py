@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from ltui.app.live.run_list import RunListEntry
 from ltui.app.panels.runs_table import RunsTable
-from ltui.app.presentation.filter_and_sort_runs import ordered
 from ltui.app.presentation.headline_metric import headline_metric
-from ltui.app.presentation.run_rows import RunRow, run_row
+from ltui.app.runs.filter_runs import sorted_by_metric
+from ltui.app.runs.run_entry import RunEntry
+from ltui.app.runs.run_rows import RunRow, run_row
+from ltui.app.runs.run_summary import summarise
 from ltui.training.config.preset_discovery import shipped_names
 from ltui.training.config.preset_form import apply_form
 from ltui.training.config.presets import load_preset
@@ -24,9 +25,9 @@ def logged(**values: float) -> dict[str, MetricValue]:
     return {name: MetricValue(last=value, step=9) for name, value in names.items()}
 
 
-def line(name: str, **values: float) -> RunListEntry:
+def line(name: str, **values: float) -> RunEntry:
     run = snapshot(id=name, name=name, metrics=logged(**values))
-    return RunListEntry(RunDir(Path("/runs") / name), run)
+    return RunEntry(run_dir=RunDir(Path("/runs") / name), summary=summarise(run))
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,7 @@ def test_the_title_names_the_metric_once_and_a_cell_only_another_one() -> None:
 
 def test_runs_are_sorted_by_the_best_metric_and_those_without_come_last() -> None:
     lines = [line("none"), line("high", train__loss=0.5), line("low", train__loss=0.25)]
-    assert [entry.id for entry in ordered(lines, "metric")] == ["low", "high", "none"]
+    assert [entry.id for entry in sorted_by_metric(lines)] == ["low", "high", "none"]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ def test_runs_are_sorted_by_the_best_metric_and_those_without_come_last() -> Non
 )
 def test_a_command_is_named_by_its_script(command: tuple[str, ...], shown: str) -> None:
     run = snapshot(preset=None, command=command)
-    row = run_row(RunListEntry(RunDir(Path("/runs/a")), run), NOW)
+    row = run_row(RunEntry(run_dir=RunDir(Path("/runs/a")), summary=summarise(run)), NOW)
     assert row.preset == shown
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import io
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from ltui.app.commands.runs import runs_lines
 from ltui.app.foreground.follow_run import exit_code
 from ltui.app.foreground.progress_display import (
     PLAIN_EPOCH_S,
@@ -17,8 +20,10 @@ from ltui.app.foreground.progress_display import (
     panel_lines,
     plain_line,
 )
-from ltui.app.presentation.run_report import columns, end_report, runs_lines, show_lines
+from ltui.app.presentation.run_report import columns, end_report, show_lines
 from ltui.app.presentation.run_view import state_sign
+from ltui.app.runs.run_entry import RunEntry
+from ltui.app.runs.run_summary import summarise
 from ltui.app.state_words import state_sentence, state_word
 from ltui.training.state.run_snapshot import (
     CheckpointInfo,
@@ -32,6 +37,7 @@ from ltui.training.state.run_snapshot import (
     snapshot_from_json,
     to_json,
 )
+from ltui.training.store.run_directory import RunDir
 
 EMPTY = RunSnapshot(id="brave-owl-3f2a", name="brave-owl", state=RunState.STARTING)
 BUSY = replace(
@@ -61,8 +67,14 @@ SOUND = CheckpointInfo(path="/c/a.ckpt", global_step=1204, ok=True, reason="stop
 HOSTILE = "\x1b]0;owned\x07\x1b[2J[bold]x[/bold]\nsecond"
 
 
+def run_lines(runs: Sequence[RunSnapshot], now: float) -> list[str]:
+    """The lines of ``ltui runs``."""
+    folder = RunDir(Path("/runs/calm-fox-1a2b"))
+    return runs_lines([RunEntry(run_dir=folder, summary=summarise(run)) for run in runs], now)
+
+
 def test_what_is_not_known_is_not_shown_as_a_number() -> None:
-    text = "\n".join([*show_lines(EMPTY, 0.0), *runs_lines([EMPTY], 0.0), plain_line(EMPTY)])
+    text = "\n".join([*show_lines(EMPTY, 0.0), *run_lines([EMPTY], 0.0), plain_line(EMPTY)])
     assert "0" not in text.replace("brave-owl-3f2a", "")
     assert "None" not in text
     assert "n/a" in text
@@ -115,7 +127,7 @@ def test_every_presenter_uses_one_word_for_the_state(
     run = replace(WELL, verdicts=verdicts)
     assert state_word(run) == word
     assert state_sign(run)[1] == word
-    assert word in runs_lines([run], 0.0)[1]
+    assert word in run_lines([run], 0.0)[1]
     assert f"state       {word}" in "\n".join(show_lines(run, 0.0))
     assert plain_line(run).split("  ")[1] == word
     assert panel_lines(run, "", 100)[0][0].endswith(word)
@@ -132,7 +144,7 @@ def test_a_stalled_rank_without_a_verdict_yet_is_named_as_well() -> None:
 def test_a_run_that_ended_with_a_nan_loss_says_so_everywhere() -> None:
     run = replace(WELL, state=RunState.FINISHED, detail="finished at step 300", verdicts=(NAN,))
     said = "the loss is NaN since step 152, first on rank 1"
-    (line,) = runs_lines([run], 0.0)[1:]
+    (line,) = run_lines([run], 0.0)[1:]
     assert "finished, loss NaN" in line
     assert said in line
     assert end_report(run)[0].endswith(f"finished at step 300; {said}")
@@ -168,7 +180,7 @@ def test_the_headline_of_a_dead_rank_is_what_the_diagnosis_found(detail: str) ->
     assert state_sentence(run) == f"crashed {said}"
     assert end_report(run)[0].endswith(f"crashed {said}")
     assert said in "\n".join(show_lines(run, 0.0))
-    assert said.removeprefix("at ") in runs_lines([run], 0.0)[1]
+    assert said.removeprefix("at ") in run_lines([run], 0.0)[1]
     assert "r1   cpu                  fetch data" in "\n".join(show_lines(run, 0.0))
     assert "killed by SIGKILL" in show_lines(run, 0.0)[-1]
 
@@ -192,11 +204,11 @@ def test_a_verdict_that_knows_less_does_not_replace_the_sentence(
 
 def test_the_age_of_a_run_is_not_that_of_its_attempt() -> None:
     run = replace(WELL, created_at=100.0, started_at=7100.0, attempt=2)
-    assert "2 h ago (attempt 2: 5 m ago)" in runs_lines([run], 7430.0)[1]
+    assert "2 h ago (attempt 2: 5 m ago)" in run_lines([run], 7430.0)[1]
     assert "started 2 h ago, attempt 2 started 5 m ago" in "\n".join(show_lines(run, 7430.0))
     first = replace(run, attempt=1)
-    assert "2 h ago" in runs_lines([first], 7430.0)[1]
-    assert "attempt" not in runs_lines([first], 7430.0)[1]
+    assert "2 h ago" in run_lines([first], 7430.0)[1]
+    assert "attempt" not in run_lines([first], 7430.0)[1]
 
 
 def test_a_run_without_a_loss_shows_what_it_logs() -> None:
@@ -236,7 +248,7 @@ def test_nothing_that_a_run_wrote_reaches_the_terminal_as_a_command() -> None:
     lines = [
         *show_lines(run, 0.0),
         *end_report(run),
-        *runs_lines([run], 0.0),
+        *run_lines([run], 0.0),
         plain_line(run),
         *(line for line, _ in panel_lines(run, "", 100)),
     ]

@@ -1,0 +1,1 @@
+"""The list of runs: its fields, the filter language, and the index."""

@@ -1,0 +1,45 @@
+"""One run in a list of runs. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ltui.app.runs.run_summary import NO_METRICS, MetricValues, RunSummary
+from ltui.training.state.run_labels import NO_LABELS, RunLabels
+from ltui.training.state.run_snapshot import RunSnapshot
+from ltui.training.store.run_directory import RunDir
+from ltui.widgets.sanitise import clean_name
+
+UNREADABLE = "unreadable"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunEntry:
+    """A run and what is known of it."""
+
+    run_dir: RunDir
+    summary: RunSummary | None = None
+    labels: RunLabels = NO_LABELS
+    metrics: MetricValues = NO_METRICS
+    snapshot: RunSnapshot | None = None
+    """The snapshot of a run that has not ended; None of all others."""
+    problem: str | None = None
+    """The reason why there is no summary."""
+    size_bytes: float | None = None
+    """Disk use; None unless it was measured."""
+
+    @property
+    def id(self) -> str:
+        return self.run_dir.id
+
+    @property
+    def live(self) -> bool:
+        return self.snapshot is not None
+
+    @property
+    def name(self) -> str:
+        return clean_name(self.id) if self.summary is None else self.summary.name
+
+    @property
+    def state(self) -> str:
+        return UNREADABLE if self.summary is None else self.summary.state

@@ -1,0 +1,178 @@
+"""``index.db`` in ltui's home: what lists show of every run that has ended.
+
+The index only saves time. It can be deleted at any moment and is built again from the runs: a
+missing, damaged or differently versioned one begins empty, and a run whose files have changed is
+read anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ltui.app.runs.run_entry import RunEntry
+from ltui.app.runs.run_summary import MetricValues, summary_from_row
+from ltui.training.state.run_labels import labels_from_document
+from ltui.training.store.run_directory import RunDir
+
+INDEX_NAME = "index.db"
+VERSION = 1
+"""Version of the rows (``user_version``). Raise it when ``RunSummary`` or a table changes."""
+_TABLES = """
+CREATE TABLE runs (id TEXT PRIMARY KEY, stamp TEXT, row TEXT, metrics BLOB) WITHOUT ROWID;
+CREATE TABLE heads (id TEXT PRIMARY KEY, head TEXT) WITHOUT ROWID;
+"""
+_WAIT_S = 1.0
+"""Seconds to wait while another ltui writes the index."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedRun:
+    """A run as the index holds it."""
+
+    stamp: str
+    """Times and sizes of the run's files when it was read."""
+    entry: RunEntry
+    head: dict[str, Any] | None = None
+    """The run's part of ``ltui runs --json``; only needed to write."""
+
+
+class RunIndex:
+    """The index of one home. In memory only if the file cannot be opened."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._connection = _open(home / INDEX_NAME)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def read(self) -> dict[str, IndexedRun]:
+        """Return all runs by id. Rows that cannot be understood are left out."""
+        query = "SELECT id, stamp, row, metrics FROM runs"
+        try:
+            rows = self._connection.execute(query).fetchall()
+        except sqlite3.Error:
+            self._begin_anew()
+            return {}
+        try:
+            # One document, so that equal keys and the names of metrics are stored once.
+            documents = json.loads(f"[{','.join(row[2] for row in rows)}]")
+            if len(documents) != len(rows):
+                raise ValueError("a row holds several documents")
+        except (ValueError, TypeError):
+            documents = [_document(row[2]) for row in rows]
+        names: dict[tuple[str, ...], tuple[str, ...]] = {}
+        indexed: dict[str, IndexedRun] = {}
+        for (run_id, stamp, _, packed), document in zip(rows, documents, strict=True):
+            with suppress(ValueError, TypeError, KeyError, AttributeError):
+                run_names = tuple(document["names"])
+                metrics = MetricValues(names.setdefault(run_names, run_names), packed)
+                summary, problem = document["summary"], document["problem"]
+                entry = RunEntry(
+                    run_dir=RunDir(self._home / "runs" / run_id),
+                    summary=None if summary is None else summary_from_row(summary),
+                    labels=labels_from_document(document["labels"]),
+                    metrics=metrics,
+                    problem=problem,
+                )
+                indexed[run_id] = IndexedRun(stamp, entry)
+        return indexed
+
+    def heads(self) -> dict[str, dict[str, Any]]:
+        """Return the parts of ``ltui runs --json`` by the id of the run."""
+        with suppress(sqlite3.Error):
+            rows = self._connection.execute("SELECT id, head FROM heads").fetchall()
+            documents = {run_id: _document(head) for run_id, head in rows}
+            return {run_id: head for run_id, head in documents.items() if isinstance(head, dict)}
+        return {}
+
+    def write(self, changed: Iterable[IndexedRun], removed: Iterable[str]) -> None:
+        """Replace and remove runs. Nothing happens if the index cannot be written: it will be
+        tried again when the runs are read the next time."""
+        rows, heads, gone = [], [], [(run_id,) for run_id in removed]
+        for run in changed:
+            rows.append((run.entry.id, run.stamp, _row(run.entry), run.entry.metrics.packed))
+            heads.append((run.entry.id, json.dumps(run.head)))
+        if not rows and not gone:
+            return
+        with suppress(sqlite3.Error), self._connection as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.executemany("INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?)", rows)
+            connection.executemany("INSERT OR REPLACE INTO heads VALUES (?, ?)", heads)
+            connection.executemany("DELETE FROM runs WHERE id = ?", gone)
+            connection.executemany("DELETE FROM heads WHERE id = ?", gone)
+
+    def _begin_anew(self) -> None:
+        self._connection.close()
+        path = self._home / INDEX_NAME
+        with suppress(OSError):
+            path.unlink()
+        self._connection = _open(path)
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    """Return a connection to a usable index: the file, a new file, or one in memory."""
+    for _ in range(2):
+        try:
+            return _connect(path)
+        except sqlite3.OperationalError:
+            break  # Not readable, on a full disk, or locked for long: the file may be fine.
+        except sqlite3.DatabaseError:
+            try:
+                path.unlink()
+            except OSError:
+                break
+    return _create(sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False))
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    """Raises ``DatabaseError`` if the file is damaged or of another version."""
+    # The mode of the file is set before anything is in it.
+    with suppress(OSError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    connection = sqlite3.connect(
+        path, timeout=_WAIT_S, isolation_level=None, check_same_thread=False
+    )
+    try:
+        with closing(connection.execute("PRAGMA user_version")) as rows:
+            (version,) = rows.fetchone()
+        if version == VERSION:
+            connection.execute("SELECT 1 FROM runs LIMIT 1")
+            return connection
+        if version or connection.execute("SELECT 1 FROM sqlite_master").fetchone():
+            raise sqlite3.DatabaseError(f"version {version}")
+        return _create(connection)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _create(connection: sqlite3.Connection) -> sqlite3.Connection:
+    # In one transaction, so that two processes that begin at once do not mix.
+    connection.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
+    return connection
+
+
+def _row(entry: RunEntry) -> str:
+    document = {
+        "summary": None if entry.summary is None else entry.summary.to_row(),
+        "problem": entry.problem,
+        "labels": entry.labels.to_document(),
+        "names": entry.metrics.names,
+    }
+    return json.dumps(document)
+
+
+def _document(text: Any) -> Mapping[str, Any] | None:
+    try:
+        document = json.loads(text)
+    except (ValueError, TypeError):
+        return None
+    return document if isinstance(document, dict) else None

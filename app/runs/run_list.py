@@ -1,0 +1,142 @@
+"""All runs of a home. They are read again once a second, so reading must be cheap.
+
+A run that has ended is read again only if its files changed; the index keeps it between starts of
+ltui. There is no thread here: the home screen calls ``poll`` from its own thread.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ltui.app.runs.run_entry import RunEntry
+from ltui.app.runs.run_index import IndexedRun, RunIndex
+from ltui.app.runs.run_summary import MetricValues, summarise
+from ltui.app.state_words import state_words
+from ltui.training.problem import ProblemError
+from ltui.training.state.run_snapshot import LIVE, RunSnapshot, head_json
+from ltui.training.store.labels_file import read_labels
+from ltui.training.store.run_directory import RunDir
+
+SETTLED_S = 2.0
+"""Seconds after which a change of a file gives it another time, on coarse clocks, too. A run that
+has changed within them is read again."""
+_FILES = ("spec.yaml", "run.db", "run.db-wal", "supervisor.lock", RunDir.LABELS_NAME, "slurm")
+"""Files of a run that change whenever the run does; the folder ``slurm`` gets new files then."""
+
+
+class RunList:
+    """Reads all runs in a home directory. To be used by one thread at a time."""
+
+    def __init__(self, home: Path, snapshot_of: Callable[[RunDir], RunSnapshot]) -> None:
+        self._home, self._snapshot_of = home, snapshot_of
+        self._index = RunIndex(home)
+        self._ended = self._index.read()
+        self._heads: dict[str, dict[str, Any]] | None = None
+        self.unread = 0
+        """Number of runs that the last ``poll`` did not list, because its time was over."""
+
+    def close(self) -> None:
+        self._index.close()
+
+    def poll(self, limit_s: float | None = None) -> tuple[RunEntry, ...]:
+        """Return live runs first, then the others, each group with the latest run first.
+
+        With ``limit_s``, runs that are not in the index are left out when so many seconds are
+        over; the next call continues with them.
+        """
+        deadline = None if limit_s is None else time.monotonic() + limit_s
+        entries: list[RunEntry] = []
+        changed: list[IndexedRun] = []
+        self.unread = 0
+        found = _scan(self._home)
+        for run_id, stamp, is_settled in found:
+            known = self._ended.get(run_id)
+            if known is not None and known.stamp == stamp:
+                entries.append(known.entry)
+            elif deadline is not None and changed and time.monotonic() > deadline:
+                self.unread += 1
+            else:
+                read = self._read(run_id, stamp)
+                entries.append(read.entry)
+                if not read.entry.live and is_settled:
+                    self._ended[run_id] = IndexedRun(stamp, read.entry)
+                    changed.append(read)
+        gone = self._ended.keys() - {run_id for run_id, _, _ in found}
+        for run_id in gone:
+            del self._ended[run_id]
+        self._index.write(changed, gone)
+        return tuple(sorted(entries, key=lambda entry: not entry.live))
+
+    def head(self, entry: RunEntry) -> dict[str, Any]:
+        """Return the run's part of ``ltui runs --json``."""
+        if entry.snapshot is not None:
+            return _head(entry.snapshot)
+        if self._heads is None:
+            self._heads = self._index.heads()
+        if (head := self._heads.get(entry.id)) is not None:
+            return head
+        return _head(self._snapshot_of(entry.run_dir))
+
+    def _read(self, run_id: str, stamp: str) -> IndexedRun:
+        run_dir = RunDir(self._home / "runs" / run_id)
+        labels = read_labels(run_dir)
+        try:
+            run = self._snapshot_of(run_dir)
+        except ProblemError as error:
+            problem = error.problems[0].what
+        except (OSError, ValueError) as error:
+            problem = str(error)
+        else:
+            entry = RunEntry(
+                run_dir=run_dir,
+                summary=summarise(run),
+                labels=labels,
+                metrics=MetricValues.of(run.metrics),
+                snapshot=run if run.state in LIVE else None,
+            )
+            return IndexedRun(stamp, entry, _head(run))
+        return IndexedRun(stamp, RunEntry(run_dir=run_dir, labels=labels, problem=problem))
+
+
+def _head(run: RunSnapshot) -> dict[str, Any]:
+    """Return the snapshot's head with the state's word, which is also ``"STALLED"`` for a live run
+    with a stalled rank."""
+    return {**head_json(run), "state_word": state_words(run)}
+
+
+def _scan(home: Path) -> list[tuple[str, str, bool]]:
+    """Return id, stamp and whether it is settled of each run, the last launched one first."""
+    latest = time.time_ns() - int(SETTLED_S * 1e9)
+    runs: list[tuple[int, str, str, bool]] = []
+    try:
+        names = os.listdir(home / "runs")
+    except OSError:
+        return []
+    for name in names:
+        folder = f"{home}/runs/{name}/"
+        if name.startswith("."):
+            continue
+        try:
+            launched = os.stat(f"{folder}spec.yaml").st_mtime_ns
+        except OSError:
+            continue
+        stamp, newest = [], 0
+        for file in _FILES:
+            try:
+                status = os.stat(folder + file)
+            except OSError:
+                stamp.append("-")
+                continue
+            if not status.st_size:
+                # A reader leaves an empty log of the database.
+                stamp.append("-")
+            else:
+                # The time of the change, which a copied or restored file has, too.
+                stamp.append(f"{status.st_ctime_ns}:{status.st_size}")
+                newest = max(newest, status.st_ctime_ns)
+        runs.append((-launched, name, " ".join(stamp), newest < latest))
+    return [(name, stamp, is_settled) for _, name, stamp, is_settled in sorted(runs)]

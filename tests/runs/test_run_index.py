@@ -1,0 +1,159 @@
+"""The list of runs with its index: what is read again, and what damage does."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ltui.app.runs import run_list
+from ltui.app.runs.run_index import INDEX_NAME, VERSION
+from ltui.app.runs.run_list import RunList
+from ltui.training.lifecycle.run_status import resolve_snapshot
+from ltui.training.state.run_snapshot import RunSnapshot
+from ltui.training.store.labels_file import change_labels
+from ltui.training.store.run_directory import RunDir
+from tests.stored_runs import stored_run
+
+IDS = ("calm-fox-1a2b", "old-pine-3c4d", "brave-owl-5e6f")
+
+
+@pytest.fixture
+def home(private_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    # The files of a test are younger than a clock is coarse.
+    monkeypatch.setattr(run_list, "SETTLED_S", 0.0)
+    for run_id in IDS:
+        stored_run(private_home, run_id, metrics={"val/loss": 0.5, "nan": float("nan")})
+    return private_home
+
+
+@pytest.fixture
+def reads() -> list[str]:
+    """Ids of the runs whose history was read."""
+    return []
+
+
+@pytest.fixture
+def opened(home: Path, reads: list[str]) -> Iterator[Callable[[], RunList]]:
+    """Open the list of runs anew, as another start of ltui does."""
+    lists: list[RunList] = []
+
+    def read(run_dir: RunDir) -> RunSnapshot:
+        reads.append(run_dir.id)
+        return resolve_snapshot(run_dir)
+
+    def another() -> RunList:
+        lists.append(RunList(home, read))
+        return lists[-1]
+
+    yield another
+    for runs in lists:
+        runs.close()
+
+
+def test_an_ended_run_is_read_once_for_all_starts(
+    home: Path, opened: Callable[[], RunList], reads: list[str]
+) -> None:
+    first = opened().poll()
+    assert sorted(reads) == sorted(IDS)
+    again = opened()
+    assert again.poll() == again.poll()
+    assert sorted(reads) == sorted(IDS)
+    before = {entry.id: entry for entry in first}
+    for entry in again.poll():
+        assert entry.summary == before[entry.id].summary
+        assert entry.metrics.value("val/loss") == 0.5
+        assert str(entry.metrics.value("nan")) == "nan"
+        assert again.head(entry) == opened().head(before[entry.id])
+    assert stat.S_IMODE((home / INDEX_NAME).stat().st_mode) == 0o600
+
+
+def test_a_run_that_changed_is_read_again_and_a_deleted_one_is_gone(
+    home: Path, opened: Callable[[], RunList], reads: list[str]
+) -> None:
+    opened().poll()
+    reads.clear()
+    change_labels(RunDir(home / "runs" / IDS[0]), lambda labels: replace(labels, star=True))
+    (starred,) = [entry for entry in opened().poll() if entry.labels.star]
+    assert reads == [IDS[0]]
+    assert starred.id == IDS[0]
+    os.rename(home / "runs" / IDS[1], home / "runs" / ".deleted")
+    assert len(opened().poll()) == 2
+    with closing(sqlite3.connect(home / INDEX_NAME)) as connection:
+        assert connection.execute("SELECT count(*) FROM runs").fetchone() == (2,)
+
+
+def _cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def _overwrite(path: Path) -> None:
+    path.write_bytes(b"no database, but as long as one. " * 300)
+
+
+def _zero_middle(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[4096:] = bytes(len(data) - 4096)
+    path.write_bytes(data)
+
+
+def _other_version(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA user_version = {VERSION + 1}")
+
+
+def _other_rows(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE runs SET row = '], [' WHERE id = ?", (IDS[0],))
+        connection.execute("UPDATE runs SET metrics = x'00' WHERE id = ?", (IDS[1],))
+
+
+@pytest.mark.parametrize(
+    "harm", [Path.unlink, _cut, _overwrite, _zero_middle, _other_version, _other_rows]
+)
+def test_a_damaged_index_is_built_again(
+    home: Path, opened: Callable[[], RunList], reads: list[str], harm: Callable[[Path], None]
+) -> None:
+    whole = opened().poll()
+    harm(home / INDEX_NAME)
+    reads.clear()
+    assert [entry.summary for entry in opened().poll()] == [entry.summary for entry in whole]
+    assert reads
+    reads.clear()
+    assert [entry.summary for entry in opened().poll()] == [entry.summary for entry in whole]
+    assert not reads
+
+
+def test_a_damaged_run_is_listed_and_stops_nothing(
+    home: Path, opened: Callable[[], RunList]
+) -> None:
+    bad = RunDir(home / "runs" / IDS[0])
+    bad.db_path.unlink()
+    bad.spec_path.write_text("version: 99\n")
+    for runs in (opened(), opened()):
+        (entry,) = [entry for entry in runs.poll() if entry.summary is None]
+        assert entry.id == IDS[0]
+        assert "newer" in (entry.problem or "")
+        assert len(runs.poll()) == 3
+
+
+def test_without_an_index_runs_are_shown_as_they_are_read(opened: Callable[[], RunList]) -> None:
+    runs = opened()
+    assert len(runs.poll(0.0)) == 1
+    assert runs.unread == 2
+    assert len(runs.poll(0.0)) == 2
+    assert len(runs.poll(0.0)) == 3
+    assert runs.unread == 0
+
+
+def test_a_home_that_cannot_be_written_is_listed(
+    home: Path, opened: Callable[[], RunList], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / INDEX_NAME).mkdir()
+    assert len(opened().poll()) == 3
