@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import os
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from ltui.app.commands.output_file import output, replaced_file
 from ltui.app.exit_codes import EXIT_DONE
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.metric_name_patterns import TRAIN_LOSS
-from ltui.training.store.event_file import export_events
+from ltui.training.state.run_snapshot import LIVE
+from ltui.training.store.database_schema import NoHistoryError
+from ltui.training.store.event_file import FollowedEvents, export_events
 from ltui.training.store.export_file import WindowedPart, write_csv, write_json, write_parquet
 from ltui.training.store.export_rows import ExportRow
-from ltui.training.store.history_reader import STEP_SERIES, RunStore
+from ltui.training.store.history_reader import STEP_SERIES, Exported, RunStore
 from ltui.training.store.run_directory import RunDir, find_run, ltui_home
 from ltui.widgets.sanitise import clean_line
 
 STEP_LOSS = "step/loss"
 """Name under which every step's own loss is exported if a loss is also logged as a metric."""
+
+FOLLOW_S = 5.0
+"""Seconds between two looks for new values with ``--follow``."""
 
 
 def export(options: Namespace) -> int:
@@ -33,6 +41,8 @@ def export(options: Namespace) -> int:
             remedy=f"Name a {'folder' if options.to == 'tensorboard' else 'file'} with -o.",
         )
     runs = {run.id: run for run in _find_runs(ltui_home(to_write=False), options.run)}
+    if options.follow:
+        return _follow(options, list(runs.values()))
     metrics = _select_metrics(runs, options.metric)
     thinned = {run_id: WindowedPart() for run_id in runs}
     rows = {run_id: thinned[run_id].watch(_rows(runs[run_id], metrics[run_id])) for run_id in runs}
@@ -51,18 +61,56 @@ def export(options: Namespace) -> int:
     return EXIT_DONE
 
 
+def _follow(options: Namespace, runs: Sequence[RunDir]) -> int:
+    """Append to the event files of one run until it ends, with the lowest priority."""
+    if options.to != "tensorboard" or len(runs) != 1:
+        raise ProblemError.of(
+            where="--follow",
+            what="only the event files of one run can follow it.",
+            remedy="Use --to tensorboard, and a command for each run.",
+        )
+    # Imported here: an export of a run that has ended does not need it.
+    from ltui.training.lifecycle.run_status import resolve_snapshot
+
+    os.nice(19)
+    run_dir, folder = runs[0], Path(options.output)
+    events = FollowedEvents(folder / run_dir.id, run_dir.read_spec().created_at)
+    exported: Exported = {}
+    live = True
+    while live:
+        # The state is read first, so that the last pass has everything.
+        live = resolve_snapshot(run_dir).state in LIVE
+        try:
+            with RunStore(run_dir) as store:
+                names = _selected(_metrics(store, selected=bool(options.metric)), options.metric)
+                rows = store.export_new(names, exported)
+        except NoHistoryError:
+            rows = []
+        with _folder_errors(folder):
+            events.append(rows)
+        if live:
+            time.sleep(FOLLOW_S)
+    return EXIT_DONE
+
+
+@contextmanager
+def _folder_errors(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ProblemError.of(
+            where=f"-o {folder}",
+            what=f"the folder cannot be written ({error.strerror or error}).",
+            remedy="Choose a directory that you can write to.",
+        ) from error
+
+
 def _export_events(
     runs: dict[str, RunDir], rows: dict[str, Iterator[ExportRow]], folder: Path
 ) -> None:
     for run_id, run_dir in runs.items():
-        try:
+        with _folder_errors(folder):
             export_events(rows[run_id], folder / run_id, run_dir.read_spec().created_at)
-        except OSError as error:
-            raise ProblemError.of(
-                where=f"-o {folder}",
-                what=f"the folder cannot be written ({error.strerror or error}).",
-                remedy="Choose a directory that you can write to.",
-            ) from error
 
 
 def _find_runs(home: Path, names: Sequence[str]) -> Iterator[RunDir]:
@@ -96,12 +144,13 @@ def _select_metrics(runs: dict[str, RunDir], globs: Sequence[str]) -> dict[str, 
         problems = [_unknown_metric(g, names) for g in globs if not fnmatch.filter(names, g)]
     if problems:
         raise ProblemError(*problems)
-    if not globs:
-        return available
-    return {
-        run_id: [name for name in names if any(fnmatch.fnmatchcase(name, g) for g in globs)]
-        for run_id, names in available.items()
-    }
+    return {run_id: _selected(names, globs) for run_id, names in available.items()}
+
+
+def _selected(names: Sequence[str], globs: Sequence[str]) -> list[str]:
+    """Return the names that match one of ``globs``; all of them if there are none."""
+    matches = [name for name in names if any(fnmatch.fnmatchcase(name, g) for g in globs)]
+    return matches if globs else list(names)
 
 
 def _metrics(store: RunStore, *, selected: bool) -> list[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ltui.app.commands.data_arguments import add_flag
+
 EXPORT_FORMATS = ("csv", "json", "parquet", "tensorboard")
 
 
@@ -26,6 +28,11 @@ def add_export(add: Callable[..., Any], run_help: str) -> None:
         action="append",
         default=[],
         help="only metrics whose name matches, such as 'val/*'; can be repeated",
+    )
+    add_flag(
+        export,
+        "--follow",
+        "with --to tensorboard: write the values of a live run as they arrive, until it ends",
     )
     export.add_argument(
         "-o",
@@ -75,6 +82,7 @@ examples:
   ltui export last --metric 'train/*' --metric val/acc --to json
   ltui export brave-owl calm-fox --to parquet -o both.parquet
   ltui export brave-owl calm-fox --to tensorboard -o events
+  ltui export last --to tensorboard -o events --follow
 """
 
 _IMPORT_EPILOG = """\

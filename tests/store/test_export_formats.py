@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,13 @@ import pytest
 from ltui.app.cli import main
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.problem import ProblemError
+from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.export_rows import ExportRow
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.history_writer import Batch, Cursor, StoreWriter
 from ltui.training.store.optional_library import load_library
 from ltui.training.store.run_directory import RunDir
+from tests.ltui_command import run_ltui
 from tests.store.histories import begin, snapshot, steps
 
 STRANGE_NAME = "bell\x07 and\nnewline\tü"
@@ -188,3 +192,54 @@ def test_every_run_that_is_missing_is_named(
 def test_a_library_that_is_missing_is_named_with_its_remedy() -> None:
     with pytest.raises(ProblemError, match=r"-m pip install 'ltui-train\[parquet\]'"):
         load_library("not_installed_anywhere", "parquet", "--to parquet")
+
+
+def test_event_files_follow_a_live_run(private_home: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from ltui.training.store.event_file import FollowedEvents
+    from ltui.training.store.history_reader import Exported
+
+    run = RunDir(private_home / "runs" / "owl-0001")
+    run.path.mkdir(parents=True)
+    store = StoreWriter(run.db_path)
+    events, exported = FollowedEvents(tmp_path / "mirror", 50.0), Exported()
+
+    def read_and_append() -> int:
+        with RunStore(run) as reader:
+            rows = reader.export_new(reader.metric_names(), exported)
+        events.append(rows)
+        return len(rows)
+
+    begin(store)
+    store.commit(1, steps(1, 5))
+    assert read_and_append() == 5
+    assert [step for step, _, _ in _events(tmp_path / "mirror")["train/loss"]] == [1, 2, 3, 4, 5]
+    assert read_and_append() == 0
+    store.commit(1, steps(6, 10))
+    store.commit(1, steps(1, 10, rank=1))
+    store.commit(1, _samples(9, 13))
+    assert read_and_append() == 5 + 10 + 5 + 5 + 2
+    begin(store, 2, resumed_step=8)
+    store.commit(2, steps(9, 12, factor=3.0))
+    assert read_and_append() == 4, "the steps after the checkpoint, although they came before"
+    store.close()
+    loss = _events(tmp_path / "mirror")["train/loss"]
+    assert [step for step, _, _ in loss] == [*range(1, 11), *range(9, 13)]
+    assert loss[-1][2] == 36.0
+    assert len(_events(tmp_path / "mirror" / "rank-1")["train/loss"]) == 10
+    assert _events(tmp_path / "mirror")["late"][-1][0] == 13
+
+
+def test_following_an_ended_run_writes_all_of_it_and_ends(
+    runs: list[RunDir], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tensorboard")
+    command = ["export", runs[0].id, "--to", "tensorboard", "--follow", "-o", str(tmp_path / "m")]
+    environment = {**os.environ, "LTUI_HOME": str(runs[0].home)}
+    # A process of its own, because the priority of this one could not be raised again.
+    with closing(StoreWriter(runs[0].db_path)) as store:
+        store.write_snapshot(snapshot(id=runs[0].id, name="owl", state=RunState.FINISHED))
+    run_ltui(*command, environment=environment, code=0)
+    assert len(_events(tmp_path / "m" / runs[0].id)["train/loss"]) == 15
+    assert main(["export", runs[0].id, "--follow"]) == 2
+    assert "--follow: only the event files of one run" in capsys.readouterr().err

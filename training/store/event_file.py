@@ -55,6 +55,8 @@ class EventFile:
 
     def flush(self) -> None:
         """Append what was collected to the file. Raise ``OSError``."""
+        if not self._buffer:
+            return
         with self._path.open("ab") as file:
             file.write(self._buffer)
         self._buffer.clear()
@@ -68,6 +70,28 @@ def event_file_name(began: float) -> str:
 def rank_folder(folder: Path, rank: int) -> Path:
     """Return the folder of a rank, which TensorBoard shows as a run of its own; 0 is the run."""
     return folder if rank == 0 else folder / f"rank-{rank}"
+
+
+class FollowedEvents:
+    """Event files of the ranks of a run that goes on. They replace those of an earlier export."""
+
+    def __init__(self, folder: Path, began: float) -> None:
+        self._folder, self._began = folder, began
+        self._files: dict[int, EventFile] = {}
+
+    def append(self, rows: Iterable[ExportRow]) -> None:
+        """Append rows, which can be read when this returns. Raise ``OSError``."""
+        for row in rows:
+            file = self._files.get(row.rank)
+            if file is None:
+                target = rank_folder(self._folder, row.rank)
+                target.mkdir(parents=True, exist_ok=True)
+                path = target / event_file_name(self._began)
+                path.unlink(missing_ok=True)
+                file = self._files[row.rank] = EventFile(path, self._began, "--to tensorboard")
+            _add_row(file, row, self._began)
+        for file in self._files.values():
+            file.flush()
 
 
 def export_events(rows: Iterable[ExportRow], folder: Path, began: float) -> None:
@@ -87,8 +111,7 @@ def export_events(rows: Iterable[ExportRow], folder: Path, began: float) -> None
                 (target / temporary_name).unlink(missing_ok=True)
                 file = EventFile(target / temporary_name, began, "--to tensorboard")
                 files[row.rank] = file
-            time = began if row.time is None else row.time
-            file.add(row.metric, row.step, time, float("nan") if row.value is None else row.value)
+            _add_row(file, row, began)
         for rank, file in files.items():
             file.flush()
             target = rank_folder(folder, rank)
@@ -96,3 +119,8 @@ def export_events(rows: Iterable[ExportRow], folder: Path, began: float) -> None
     finally:
         for rank in files:
             (rank_folder(folder, rank) / temporary_name).unlink(missing_ok=True)
+
+
+def _add_row(file: EventFile, row: ExportRow, began: float) -> None:
+    time = began if row.time is None else row.time
+    file.add(row.metric, row.step, time, float("nan") if row.value is None else row.value)

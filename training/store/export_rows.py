@@ -45,13 +45,13 @@ Row = tuple[
 
 
 def export_rows(
-    db: sqlite3.Connection, metric: str, series: Series, span: Span
+    db: sqlite3.Connection, metric: str, series: Series, span: Span, first_step: int = 0
 ) -> Iterator[ExportRow]:
-    """Yield the rows of every rank in one attempt, by step and then by rank."""
+    """Yield the rows of every rank in one attempt from ``first_step``, by step and then by rank."""
     part = SeriesPart(db, series, span.attempt)
     ranks = {row[0] for row in (*part.rows("DISTINCT rank"), *part.windows("DISTINCT rank"))}
     by_rank = [
-        _rank_rows(SeriesPart(db, series, span.attempt, rank), rank, span.last_step)
+        _rank_rows(SeriesPart(db, series, span.attempt, rank), rank, first_step, span.last_step)
         for rank in sorted(ranks)
     ]
     for step, rank, epoch, t, value, first, low, high, n in heapq.merge(
@@ -60,9 +60,9 @@ def export_rows(
         yield ExportRow(metric, step, epoch, t, rank, value, first, low, high, n)
 
 
-def _rank_rows(part: SeriesPart, rank: int, last_step: int) -> Iterator[Row]:
+def _rank_rows(part: SeriesPart, rank: int, first_step: int, last_step: int) -> Iterator[Row]:
     """Yield windows from coarse to fine, each up to the first step that a finer level holds."""
-    start, c = 0, part.column
+    start, c = first_step, part.column
     for size in reversed(WINDOW_SIZES):
         finer_steps = [
             part.rows("min(step)").fetchone()[0],

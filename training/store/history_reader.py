@@ -61,6 +61,10 @@ ROW_SERIES = {
 """Series without windows, which exist only for the newest steps: name -> column of ``steps``."""
 
 
+Exported = dict[tuple[str, int, int], int]
+"""The last step that was exported of each metric, attempt and rank."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoredEvent:
     """One event of the run's history."""
@@ -305,6 +309,25 @@ class RunStore:
                 continue
             for span in spans(self._connection):
                 yield from export_rows(self._connection, metric, series, span)
+
+    @_raises_store_error
+    def export_new(self, metrics: Sequence[str], exported: Exported) -> list[ExportRow]:
+        """Return the rows of ``export`` beyond the steps in ``exported``, and add them to it."""
+        rows: list[ExportRow] = []
+        newest = dict(exported)
+        ranks = self.attempt_ranks()
+        for metric in metrics:
+            series = self._series(metric)
+            for span in spans(self._connection) if series is not None else ():
+                keys = [(metric, span.attempt, rank) for rank in ranks.get(span.attempt, ())]
+                first = min((newest.get(key, -1) + 1 for key in keys), default=0)
+                assert series is not None
+                for row in export_rows(self._connection, metric, series, span, first):
+                    key = (metric, span.attempt, row.rank)
+                    if row.step > newest.get(key, -1):
+                        exported[key] = row.step
+                        rows.append(row)
+        return rows
 
 
 def _open_read_only(file: HistoryFile) -> sqlite3.Connection:
