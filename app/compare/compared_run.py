@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from ltui.app.compare.alignment import Clock, Line, line_of
 from ltui.app.compare.metric_summary import MetricSummary
@@ -15,12 +16,17 @@ LEAST_SMOOTHED = 3
 """A curve with fewer points than this is not smoothed."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class ComparedRun:
     """What is known of one run."""
 
     snapshot: RunSnapshot
     settings: Mapping[str, str]
+    code: Mapping[str, str]
+    """Commit, uncommitted changes and packages of the last attempt, as far as they were recorded.
+
+    They are compared, but do not decide which runs are a group.
+    """
     metric_names: tuple[str, ...]
     """All metrics of the run."""
     curves: Mapping[str, Curve]
@@ -37,6 +43,11 @@ class ComparedRun:
     @property
     def id(self) -> str:
         return self.snapshot.id
+
+    @cached_property
+    def described(self) -> dict[str, str]:
+        """Settings and code by name."""
+        return {**self.settings, **self.code}
 
     @property
     def live(self) -> bool:

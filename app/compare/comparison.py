@@ -68,13 +68,13 @@ class Comparison:
 
     @cached_property
     def differing_settings(self) -> list[str]:
-        """The names of the settings that are not the same in all runs."""
-        return differing([run.settings for run in self.runs])
+        """The names of the settings, and of the parts of the code, that are not the same."""
+        return differing([run.described for run in self.runs])
 
     @cached_property
     def equal_settings(self) -> list[str]:
-        """The names of the settings that are the same in all runs."""
-        names = dict.fromkeys(name for run in self.runs for name in run.settings)
+        """The names of those that are the same in all runs."""
+        names = dict.fromkeys(name for run in self.runs for name in run.described)
         return [name for name in names if name not in set(self.differing_settings)]
 
     @cached_property

@@ -23,11 +23,11 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
         "metrics": list(comparison.metrics),
         "runs": [_run(run) for run in comparison.runs],
         "settings": {
-            name: {run.id: run.settings.get(name) for run in comparison.runs}
+            name: {run.id: run.described.get(name) for run in comparison.runs}
             for name in comparison.differing_settings
         },
         "equal_settings": {
-            name: comparison.runs[0].settings[name] for name in comparison.equal_settings
+            name: comparison.runs[0].described[name] for name in comparison.equal_settings
         },
         "curves": {metric: _curves(comparison, metric) for metric in comparison.metrics},
         "groups": [_group(comparison, group) for group in comparison.groups],

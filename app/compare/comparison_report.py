@@ -127,7 +127,7 @@ def _settings(comparison: Comparison, width: int) -> list[str]:
         (
             clean_name(name),
             *(
-                truncated(clean_line(run.settings.get(name, NA), 200), MAX_VALUE_CELLS)
+                truncated(clean_line(run.described.get(name, NA), 200), MAX_VALUE_CELLS)
                 for run in comparison.runs
             ),
         )
@@ -143,7 +143,7 @@ def _setting(comparison: Comparison, name: str, width: int) -> list[str]:
     """Return the values of a setting, each with the numbers of its runs."""
     runs_of: dict[str, list[str]] = {}
     for run in comparison.runs:
-        runs_of.setdefault(run.settings.get(name, NA), []).append(run.id)
+        runs_of.setdefault(run.described.get(name, NA), []).append(run.id)
     parts = [
         f"{clean_line(value, 200)} ({_run_numbers(comparison, runs)})"
         for value, runs in runs_of.items()

@@ -308,7 +308,7 @@ def _run_row(
         "rate": formats.quantity(run.samples_per_s, ""),
         "memory": formats.size(run.peak_memory_bytes),
         **{
-            f"setting {key}": clean_line(run.settings.get(key, NA), 200)[:MAX_VALUE]
+            f"setting {key}": clean_line(run.described.get(key, NA), 200)[:MAX_VALUE]
             for key in comparison.differing_settings[:MAX_SETTINGS]
         },
     }
@@ -401,7 +401,7 @@ def _ordered(
 def _sort_value(run: ComparedRun, order: str, metric: str | None) -> float | str | None:
     """Return the value of a run in a column."""
     if order.startswith("setting "):
-        return run.settings.get(order.removeprefix("setting "))
+        return run.described.get(order.removeprefix("setting "))
     summary = run.metrics.get(metric or "")
     known = summary is not None and summary.direction is not None
     best = None if summary is None else summary.best if known else summary.lowest
@@ -461,7 +461,7 @@ def _setting_cells(
     comparison: Comparison, name: str, reference: str, *, different: bool
 ) -> dict[str, Cells]:
     """Return the cells of a setting; ``≠`` marks a row whose values differ."""
-    wanted = comparison.by_id[reference].settings.get(name)
+    wanted = comparison.by_id[reference].described.get(name)
     tone = Tone.PLAIN if different else Tone.DIM
     sign = "≠ " if different else "  "
     return {
@@ -469,8 +469,8 @@ def _setting_cells(
         **{
             run.id: (
                 Cell(
-                    text=clean_line(run.settings.get(name, NA), 200)[: 2 * MAX_VALUE],
-                    tone=Tone.WARN if run.settings.get(name) != wanted else tone,
+                    text=clean_line(run.described.get(name, NA), 200)[: 2 * MAX_VALUE],
+                    tone=Tone.WARN if run.described.get(name) != wanted else tone,
                 ),
             )
             for run in comparison.runs

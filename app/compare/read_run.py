@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import zlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -15,9 +16,11 @@ from ltui.app.compare.compared_run import ComparedRun
 from ltui.app.compare.metric_summary import summarise
 from ltui.app.compare.run_settings import compared_settings
 from ltui.app.live.default_metrics import default_choice
+from ltui.app.presentation.code_lines import COMMIT_DIGITS
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.metric_name_patterns import better_direction, is_evaluation
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot
+from ltui.training.store.code_record import read_diff, read_records
 from ltui.training.store.curve_reader import Curve
 from ltui.training.store.history_reader import STEP_SERIES, RunStore
 from ltui.training.store.run_directory import RunDir
@@ -119,6 +122,7 @@ def read_run(run_dir: RunDir, metrics: Collection[str], snapshot_of: ReadSnapsho
         return ComparedRun(
             snapshot=snapshot,
             settings=compared_settings(spec),
+            code=_code(run_dir),
             metric_names=tuple(names),
             curves=curves,
             metrics={name: one for name, one in summaries.items() if one is not None},
@@ -168,6 +172,23 @@ def _part(store: RunStore, name: str, first: int | None, last: int | None) -> Cu
     return store.curve(
         name, max_points=4 * MAX_POINTS, max_rows=MAX_POINTS, first_step=first, last_step=last
     )
+
+
+def _code(run_dir: RunDir) -> dict[str, str]:
+    """Return the code of the last attempt that has a record; empty if there is none."""
+    records = read_records(run_dir)
+    if not records:
+        return {}
+    last = records[-1]
+    values = {f"package.{name}": version for name, version in last.packages.items()}
+    if last.commit is None:
+        return values
+    changes = "none"
+    if last.changed_count:
+        # Two runs may have changed the same files in other ways.
+        digest = zlib.crc32(read_diff(run_dir, last.attempt).encode("utf-8", "replace"))
+        changes = f"{last.changed_count} files, diff {digest:08x}"
+    return {"code.commit": last.commit[:COMMIT_DIGITS], "code.changes": changes, **values}
 
 
 def _training_time(

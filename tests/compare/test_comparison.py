@@ -19,6 +19,7 @@ from ltui.app.compare.run_settings import command_settings, is_seed
 from ltui.app.compare.run_signs import run_colours
 from ltui.training.lifecycle.recover_runs import current_snapshot
 from ltui.training.problem import ProblemError
+from ltui.training.store.code_record import CodeRecord, write_record
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets.charts.chart_options import COLOURS, sign_of
 from tests.compare.stored_runs import (
@@ -112,6 +113,30 @@ def test_runs_that_differ_only_in_the_seed_are_a_group(tmp_path: Path) -> None:
     spread = comparison.spread(group, "val/acc", "final")
     assert spread is not None
     assert spread.mean == pytest.approx(np.mean([list(one.values())[-1] for one in members]))
+
+
+def test_code_that_differs_is_shown_and_does_not_part_a_group(tmp_path: Path) -> None:
+    runs = write_seeds(tmp_path)[:3]
+    for number, (run, diff) in enumerate(zip(runs, (b"+a", b"+b", b""), strict=True)):
+        record = CodeRecord(
+            attempt=1,
+            recorded_at=1.0,
+            command=("python",),
+            host="h",
+            user="u",
+            packages={"torch": "2.6", "numpy": f"2.{number // 2}"},
+            commit="3f48a5e012aa",
+            changed_count=1 if diff else 0,
+        )
+        write_record(run, record, diff)
+    comparison = compared(runs)
+    assert comparison.differing_settings == ["seed_everything", "code.changes", "package.numpy"]
+    changes = [run.code["code.changes"] for run in comparison.runs]
+    assert len(set(changes)) == 3
+    assert changes[2] == "none"
+    assert "code.commit" in comparison.equal_settings
+    assert [len(group.runs) for group in comparison.groups] == [3]
+    assert comparison_json(comparison)["settings"]["package.numpy"][runs[2].id] == "2.1"
 
 
 def test_groups_by_keys_that_a_person_names(tmp_path: Path) -> None:
