@@ -25,6 +25,7 @@ from ltui.app.commands.data_arguments import (
 from ltui.app.commands.run_list_arguments import (
     add_label_commands,
     add_label_options,
+    add_prune_command,
     add_runs_command,
 )
 from ltui.app.commands.transfer_arguments import add_export, add_import
@@ -127,6 +128,7 @@ def build_parser() -> Parser:
     _add_inspection_commands(add)
     _add_control_commands(add)
     add_label_commands(add, RUN_HELP)
+    add_prune_command(add)
     _add_setup_commands(add)
     add_data(commands)
     bench = add_bench(commands)

@@ -27,6 +27,13 @@ def add_runs_command(add: AddCommand) -> None:
     add_json_option(runs)
 
 
+def add_prune_command(add: AddCommand) -> None:
+    """Add ``ltui prune``."""
+    prune = add("prune", "prune:prune", "delete the ended runs that match a filter", _PRUNE_EPILOG)
+    prune.add_argument("--filter", metavar="EXPR", required=True, help="which runs, see below")
+    add_flag(prune, "--dry-run", "only print what would be deleted, with its disk use")
+
+
 def add_label_commands(add: AddCommand, run_help: str) -> None:
     """Add ``ltui tag``, ``group``, ``note`` and ``star``."""
 
@@ -89,6 +96,16 @@ examples:
   ltui runs --filter 'tag:baseline val/loss<0.2' --sort val/loss
   ltui runs --filter 'state=failed started>2d ago' --columns preset,step,detail
   ltui runs --columns size,tag --sort=-size --json
+"""
+
+_PRUNE_EPILOG = f"""\
+Live runs, runs with a star and runs that cannot be read are never deleted. A deleted
+run is lost with its history, logs and checkpoints.
+
+{FILTER_HELP}
+examples:
+  ltui prune --filter 'state=failed ended<30d ago' --dry-run
+  ltui prune --filter 'size>10GB not has:tag'
 """
 
 _LABEL_EPILOGS = {

@@ -14,7 +14,7 @@ from ltui.training.state.stop_conditions import parse_condition
 from tests.cli.conftest import Ltui
 
 COMMANDS = """run exec resume submit attach runs show compare diagnose logs export import stop pause
-continue checkpoint delete tag group note star presets check doctor completion""".split()  # noqa: SIM905 - a list of words reads better so
+continue checkpoint delete prune tag group note star presets check doctor completion""".split()  # noqa: SIM905 - a list of words reads better so
 
 
 @pytest.mark.parametrize(

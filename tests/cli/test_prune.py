@@ -1,0 +1,74 @@
+"""``ltui runs --filter`` and ``ltui prune`` as a person types them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ltui.training.state.run_snapshot import RunState
+from ltui.training.store.labels_file import change_labels
+from tests.cli.conftest import Ltui
+from tests.stored_runs import stored_run
+
+
+@pytest.fixture
+def home(private_home: Path) -> Path:
+    stored_run(private_home, "calm-fox-1a2b", metrics={"val/loss": 0.5})
+    stored_run(private_home, "old-pine-3c4d", metrics={"val/loss": 0.1}, state=RunState.FAILED)
+    starred = stored_run(private_home, "kept-owl-5e6f", state=RunState.FAILED)
+    change_labels(starred, lambda labels: replace(labels, star=True))
+    damaged = stored_run(private_home, "bad-bear-ffff")
+    damaged.db_path.unlink()
+    damaged.spec_path.write_text("version: 99\n")
+    return private_home
+
+
+def test_runs_are_filtered_sorted_and_printed_by_column(ltui: Ltui, home: Path) -> None:
+    done = ltui("runs", "--filter", "has:val/loss", "--sort", "val/loss", "--columns", "val/loss")
+    assert [line.split() for line in done.stdout.splitlines()] == [
+        ["ID", "val/loss"],
+        ["old-pine-3c4d", "0.1000"],
+        ["calm-fox-1a2b", "0.5000"],
+    ]
+    done = ltui("runs", "--filter", "state=failed star=yes", "--json")
+    (run,) = json.loads(done.stdout)
+    assert (run["id"], run["star"], run["state_word"]) == ("kept-owl-5e6f", True, "failed")
+    assert "bad-bear-ffff" in ltui("runs").stderr
+
+
+def test_an_error_marks_its_column(ltui: Ltui, home: Path) -> None:
+    done = ltui("runs", "--filter", "fox val/loss<low")
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "filter, column 14: `low` cannot be compared with `val/loss`. "
+        "Use a number such as 0.25 or 1e-3.",
+        "  fox val/loss<low",
+        f"{' ' * 15}^",
+    ]
+
+
+def test_prune_deletes_what_matches_and_keeps_starred_and_unreadable_runs(
+    ltui: Ltui, home: Path, runs_left: Callable[[], list[str]]
+) -> None:
+    before = runs_left()
+    dry = ltui("prune", "--filter", "not calm", "--dry-run")
+    assert dry.stdout.splitlines()[-1].startswith("Would delete 1 run, ")
+    assert "old-pine-3c4d" in dry.stdout
+    assert runs_left() == before
+    assert ltui("prune", "--filter", "not calm").stdout.count("old-pine-3c4d") == 1
+    assert runs_left() == ["bad-bear-ffff", "calm-fox-1a2b", "kept-owl-5e6f"]
+    assert ltui("prune", "--filter", "not calm").stdout.startswith("No run to delete")
+
+
+@pytest.mark.parametrize("text", ["", "not val/los<1", "(calm"])
+def test_prune_refuses_a_doubtful_filter(
+    ltui: Ltui, home: Path, runs_left: Callable[[], list[str]], text: str
+) -> None:
+    before = runs_left()
+    done = ltui("prune", "--filter", text)
+    assert done.returncode == 2
+    assert runs_left() == before
