@@ -232,7 +232,7 @@ async def test_on_one_machine_there_is_neither_a_filter_nor_a_key_for_it() -> No
         screen = await shown(pilot, app)
         assert not screen.query(MachineTable)
         assert not screen.query("#rank-filter")
-        assert not any("machine" in key.about for key in listed_keys(screen))
+        assert not any("Unfold" in key.about for key in listed_keys(screen))
         await pilot.press("4", "slash")
         await until(pilot, lambda: focused_id(screen) == "log-query")
 
