@@ -20,6 +20,7 @@ from tests.required import required
 from tests.small_disk import fill, mount_small_disk, unmount
 from tests.store.other_machine import seen_from_other_machine
 from tests.supervise.conftest import Runs
+from tests.waiting import wait_for
 
 
 @pytest.fixture
@@ -52,10 +53,12 @@ def _kill_supervisor(runs: Runs, run: RunDir) -> None:
 
 def test_another_machine_follows_a_run_and_changes_nothing(runs: Runs, local: Path) -> None:
     run = runs.training()
-    seen = seen_from_other_machine(run, local)
-    assert seen.state == "running"
+    # The first copy may be older than the first step.
+    seen = wait_for(
+        lambda: seen_from_other_machine(run, local),
+        wanted=lambda copied: copied.state == "running" and copied.rows,
+    )
     assert seen.detail.endswith(f"runs on {os.uname().nodename}")
-    assert seen.rows > 0
     before = required(resolve_snapshot(run).supervisor_pid)
     goal = required(resolve_snapshot(run).global_step) + 30
     runs.until(run, lambda s: (s.global_step or 0) > goal)
