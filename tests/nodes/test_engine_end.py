@@ -26,3 +26,11 @@ def test_an_engine_ended_by_its_first_failed_rank(
     failed = tuple(WorkerFailure(rank=r, exit_code=code, first=True) for r, code in failures)
     report = NodeReport(node=1, version="0", host="b", engine_exit=end, failures=failed)
     assert end_text(report) == text
+
+
+def test_the_error_of_that_rank_is_in_the_text() -> None:
+    failed = (WorkerFailure(rank=1, exit_code=1, first=True),)
+    report = NodeReport(
+        node=1, version="0", host="b", failures=failed, last_line="ValueError: a mistake"
+    )
+    assert end_text(report) == "rank 1 exited with code 1: ValueError: a mistake"

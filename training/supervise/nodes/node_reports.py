@@ -165,7 +165,8 @@ def end_text(report: NodeReport) -> str:
     if first is not None and first.exit_code < 0:
         return f"rank {first.rank} was killed by signal {-first.exit_code}"
     if first is not None:
-        return f"rank {first.rank} exited with code {first.exit_code}"
+        error = f": {report.last_line}" if report.last_line else ""
+        return f"rank {first.rank} exited with code {first.exit_code}{error}"
     return end.error or (f"signal {end.signal}" if end.signal else f"exit code {end.exit_code}")
 
 
