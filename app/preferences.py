@@ -22,3 +22,19 @@ def write_preference(home: Path, key: str, value: Any) -> None:
     document = {**read_preferences(home), key: value}
     text = json.dumps(document, indent=2, sort_keys=True)
     write_atomically(home / "preferences.json", f"{text}\n".encode())
+
+
+def read_script_preference(home: Path, key: str, script: str) -> Any:
+    """Return what is remembered under ``key`` for a preset or script; None if nothing is."""
+    stored = read_preferences(home).get(key)
+    return stored.get(script) if isinstance(stored, dict) else None
+
+
+def write_script_preference(home: Path, key: str, script: str, value: Any) -> None:
+    """Store one setting for a preset or script; an empty one is forgotten.
+
+    Raises ``OSError`` as ``write_preference``.
+    """
+    stored = read_preferences(home).get(key)
+    choices = {**(stored if isinstance(stored, dict) else {}), script: value}
+    write_preference(home, key, {name: one for name, one in choices.items() if one})

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
@@ -15,8 +15,12 @@ from textual.screen import Screen
 from ltui.app.keys.key_queue import OrderedKeysApp
 from ltui.app.preferences import write_preference
 from ltui.app.theme_choice import first_theme, theme_names
+from ltui.training.problem import ProblemError
 from ltui.training.store.run_directory import RunDir, list_runs
 from ltui.widgets.palette import THEMES
+
+if TYPE_CHECKING:
+    from ltui.widgets.charts.chart import Chart
 
 MAX_PALETTE_RUNS = 50
 """Number of runs that the command palette offers, newest first."""
@@ -148,6 +152,24 @@ class LtuiApp(OrderedKeysApp):
 
         if not isinstance(self.screen, HelpScreen):
             self.push_screen(HelpScreen.of(self.screen))
+
+    def on_chart_export_requested(self, message: Chart.ExportRequested) -> None:
+        """Copy or save a chart of any screen."""
+        message.stop()
+        if message.form == "text":
+            self.copy_to_clipboard(message.chart.plain_text())
+            self.notify("Copied to the clipboard, if your terminal allows it.")
+            return
+        # Imported here: NumPy and drawing are not needed until a chart is saved.
+        from ltui.app.save_chart import save_chart
+
+        source = str(getattr(message.chart.screen, "chart_source", ""))
+        try:
+            path = save_chart(message.chart, message.form, Path.cwd(), source)
+        except ProblemError as error:
+            self.notify(str(error), severity="error", markup=False)
+        else:
+            self.notify(f"Saved {path}", markup=False)
 
     def action_leave(self) -> None:
         """Quit at once from any screen. The screen of a run prints that its run keeps running."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from textual.widget import Widget
 from textual.widgets import Input
 
+from ltui.app.keys.chart_keys import CHART_HINTS, CHART_KEYS, SCALE_HINTS
 from ltui.app.keys.footer import KeyHint
 from ltui.app.presentation.notifications import CONTROLS, refusal
 from ltui.training.config.verdict_severity import BLOCKING_LEVELS
@@ -14,7 +15,7 @@ from ltui.widgets.gpu_table import GpuTable
 from ltui.widgets.log_view import LogLines
 from ltui.widgets.rank_table import RankTable
 
-KEYS = """
+KEYS = f"""
 [Run]
 s      | stop                | stop             | Stop after the current step, with a checkpoint
 S      | stop_when           | schedule stop    | Stop at a step, epoch, metric value or time
@@ -25,12 +26,9 @@ r      | resume              | resume           | Resume from a checkpoint, with
 R      | rerun               | run again        | Start a new run with the settings of this one
 d      | diagnose            | diagnose         | Show what is wrong and what each rank does
 [Charts]
-m      | choose_metrics      | choose metrics   | Choose the metrics that the first panel shows
-x      | axis                | x axis           | Show steps, epochs or time on the x axis
-y      | log_scale           | y scale          | Switch between a linear and a logarithmic y axis
-o      | outliers            | outliers         | Show all values, or cut outliers off the y axis
-+,=    | smooth(1)           | more smoothing   | Smooth the curves more
--      | smooth(-1)          | less smoothing   | Smooth the curves less
+m      | choose_metrics      | choose metrics   | Choose the metrics of panel 1 or 2
+M      | all_metrics         | all metrics      | Show every metric as a chart
+{CHART_KEYS.strip()}
 [Log]
 v      | next_log            | choose rank      | Show all ranks, one rank, or the launcher
 /      | search              | find             | Find in the log; among machines: filter ranks
@@ -48,20 +46,11 @@ escape | cancel              | cancel           | Restore a maximised panel; clo
 q      | back                | close            | Close this screen (training continues)
 """
 
-CHART_HINTS = (
-    KeyHint("↑↓", "zoom", "focused.zoom(1)"),
-    KeyHint("←→", "crosshair", "focused.move(1)"),
-    KeyHint("shift+←→", "pan", "focused.pan(1)"),
-    KeyHint("home", "show all", "focused.show_all"),
-)
-"""Hints while a chart has the focus."""
-SCALE_HINTS = (
+METRIC_HINTS = (
     KeyHint("m", "metrics", "screen.choose_metrics"),
-    KeyHint("x", "x axis", "screen.axis"),
-    KeyHint("y", "y scale", "screen.log_scale"),
-    KeyHint("+-", "smoothing", "screen.smooth(1)"),
+    KeyHint("M", "all metrics", "screen.all_metrics"),
 )
-"""Hints for the charts, unless the log has the focus."""
+"""Hints for the metrics of the charts, unless the log has the focus."""
 LOG_HINTS = (
     KeyHint("/", "find", "screen.search"),
     KeyHint("v", "choose rank", "screen.next_log"),
@@ -124,7 +113,7 @@ def run_hints(
         *panel_hints,
         KeyHint("1-6", "panel", "screen.panel('loss')"),
         KeyHint("z", "maximise", "screen.zoom"),
-        *([] if in_log else SCALE_HINTS),
+        *([] if in_log else (*METRIC_HINTS, *SCALE_HINTS)),
         KeyHint("t", "theme", "app.choose_theme"),
         KeyHint("?", "help", "app.help", keep=True),
         KeyHint("q", leave, "screen.back", keep=True),

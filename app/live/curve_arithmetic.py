@@ -33,7 +33,7 @@ class GrowingCurve:
 
     At least the last ``recent`` points are kept as they came. Therefore a value computed from the
     end of the curve does not depend on the curve's age. Older points are merged until at most
-    ``older`` remain.
+    ``older`` remain, or dropped if ``older`` is 0.
     """
 
     def __init__(self, recent: int = 2048, older: int = 2048) -> None:
@@ -65,12 +65,19 @@ class GrowingCurve:
         """Return a copy, so that a frame does not change later."""
         return concatenate([self._older, curve_from_rows(self._rows[: self._length])])
 
+    def last_rows(self, most: int) -> FloatArray:
+        """Return the last points that are kept as they came, at most ``most``, as rows."""
+        rows: FloatArray = self._rows[max(0, self._length - most) : self._length].copy()
+        return rows
+
     def _merge_older(self) -> None:
         """Merge the older half of the points that were kept as they came."""
         moved = curve_from_rows(self._rows[: self._recent])
         remaining = self._length - self._recent
         self._rows[:remaining] = self._rows[self._recent : self._length]
         self._length = remaining
+        if not self._most_older:
+            return
         size = 1
         while size < self._merged and len(moved) > 1:
             moved, size = halve(moved), 2 * size

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ltui.app.live.gpu_history import GpuSeries
+from ltui.app.live.run_marks import RunMark
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.state.run_snapshot import RunSnapshot, Verdict
 from ltui.training.store.code_record import CodeRecord
@@ -49,6 +50,10 @@ class Frame:
     """The curves that the screen requested."""
     curve_names: tuple[str, ...] = ()
     """Every curve that the screen can request."""
+    marks: tuple[RunMark, ...] = ()
+    """What happened to the run: attempts, changes, checkpoints, stalls."""
+    attempt_ranks: tuple[tuple[int, int], ...] = ()
+    """First step and number of ranks of each attempt whose steps count, the earliest first."""
     rates: Mapping[int | None, Curve] = field(default_factory=dict)
     """Samples per second of each rank; the key None is the total of all ranks."""
     gpu_series: Mapping[int, GpuSeries] = field(default_factory=dict)

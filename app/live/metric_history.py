@@ -3,7 +3,7 @@ since."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -27,8 +27,12 @@ STEP_CURVES = {
     "step/memory_bytes": StepField.MEMORY_BYTES,
 }
 """Curves that every step has, by their names in the store."""
+THROUGHPUT = "throughput/samples_per_s"
+"""Name of the total throughput of all ranks as a metric."""
 POINT_INTERVAL_S = 0.5
 """Seconds of step time between two points of the throughput curve."""
+SHORT_POINTS = 128
+"""Minimum number of live points that are kept of a curve that no screen shows."""
 MAX_RANK_CURVES = 8
 """Maximum number of ranks with a curve of their own. With more ranks only the total is kept,
 because a chart with hundreds of lines cannot be read."""
@@ -50,7 +54,19 @@ class LatestCurveRequest:
     """Holds the newest request of a screen for the poller thread."""
 
     def __init__(self) -> None:
-        self.request = CurveRequest()
+        self._request = CurveRequest()
+        self.on_change: Callable[[], object] = lambda: None
+        """Called when a screen requests something else."""
+
+    @property
+    def request(self) -> CurveRequest:
+        return self._request
+
+    @request.setter
+    def request(self, request: CurveRequest) -> None:
+        if request != self._request:
+            self._request = request
+            self.on_change()
 
 
 class CurveHistory(Generic[Key]):
@@ -106,7 +122,13 @@ class CurveHistory(Generic[Key]):
 
     def _live_curve(self, key: Key) -> GrowingCurve:
         self._invalidate((key,))
-        return self._live.setdefault(key, GrowingCurve())
+        live = self._live.get(key)
+        if live is None:
+            live = self._live[key] = self._new_live_curve(key)
+        return live
+
+    def _new_live_curve(self, key: Key) -> GrowingCurve:  # noqa: ARG002 - subclasses use it
+        return GrowingCurve()
 
     def _invalidate(self, keys: Collection[Key]) -> None:
         for key in keys:
@@ -123,6 +145,31 @@ class MetricHistory(CurveHistory[str]):
         self._loss_is_logged = False
         """The loss is logged as a metric. Then the metric replaces the loss of the step records,
         as in the store: a loss on a GPU is not known yet when its step is recorded."""
+        self._whole: frozenset[str] | None = None
+        """Names of the curves that are kept as a whole; None for all."""
+
+    def keep_whole(self, names: frozenset[str]) -> None:
+        """Keep only these curves as a whole, so that memory does not grow with every metric.
+
+        Of the others only the last live points are kept. They bridge the time until the store has
+        newer ones.
+        """
+        if names == self._whole:
+            return
+        before, self._whole = self._whole, names
+        shortened = (self.keys() if before is None else before) - names
+        for name in shortened:
+            self._stored.pop(name, None)
+        for name in (shortened | (names - (before or names))) & self._live.keys():
+            rows = self._live[name].last_rows(SHORT_POINTS)
+            self._live[name] = self._new_live_curve(name)
+            self._live[name].extend(rows)
+        self._invalidate(shortened)
+
+    def _new_live_curve(self, key: str) -> GrowingCurve:
+        if self._whole is None or key in self._whole:
+            return GrowingCurve()
+        return GrowingCurve(recent=SHORT_POINTS, older=0)
 
     def add(self, name: str, step: float, epoch: float, time: float, value: float) -> None:
         """Add a value that rank 0 logged."""

@@ -54,6 +54,7 @@ class PollerThread:
     ) -> None:
         self._make_poller, self._post = make_poller, post
         self._stopped = threading.Event()
+        self._woken = threading.Event()
         self._last = Frame(
             snapshot=RunSnapshot(id=run_id, name=run_id, state=RunState.QUEUED),
             now=time.time(),
@@ -69,6 +70,11 @@ class PollerThread:
     def stop(self) -> None:
         """Ask the thread to end; it ends within a tick."""
         self._stopped.set()
+        self._woken.set()
+
+    def wake(self) -> None:
+        """Ask for the next frame at once, because a screen requests other curves."""
+        self._woken.set()
 
     def join(self, timeout_s: float) -> None:
         self._thread.join(timeout_s)
@@ -90,7 +96,10 @@ class PollerThread:
                 period, cpu_before = pace.period_s(cpu - cpu_before), cpu
                 spent = time.monotonic() - began
                 # After a poll that waited long for files or the supervisor, rest for as long.
-                self._stopped.wait(max(period - spent, spent, 0.02))
+                rest = max(spent, 0.02)
+                self._stopped.wait(rest)
+                self._woken.wait(max(0.0, period - spent - rest))
+                self._woken.clear()
         finally:
             if poller is not None:
                 poller.close()

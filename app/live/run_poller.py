@@ -12,29 +12,19 @@ from contextlib import suppress
 from typing import Any
 
 from ltui.app.live.attempt_queues import AttemptQueues
-from ltui.app.live.default_metrics import default_choice
 from ltui.app.live.frame import Frame, RankException, ResolvedVerdict
 from ltui.app.live.gpu_history import GpuHistory
 from ltui.app.live.live_values import LiveValues
 from ltui.app.live.log_tail import LogTail
-from ltui.app.live.metric_history import (
-    STEP_CURVES,
-    LatestCurveRequest,
-    MetricHistory,
-    ThroughputHistory,
-)
-from ltui.app.live.stored_curves import (
-    stored_curve,
-    stored_gpu_samples,
-    stored_rates,
-    stored_segment,
-)
+from ltui.app.live.metric_history import LatestCurveRequest
+from ltui.app.live.run_curves import RunCurves
+from ltui.app.live.run_marks import RunMark, checkpoint_marks, stored_marks
+from ltui.app.live.stored_curves import stored_attempt_ranks, stored_gpu_samples
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.recover_runs import current_snapshot
 from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.problem import ProblemError
-from ltui.training.state.metric_name_patterns import TRAIN_LOSS
-from ltui.training.state.record_fold import FoldState, fold, json_label, step_rows
+from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.state.run_snapshot import (
     LIVE,
     RunSnapshot,
@@ -46,7 +36,7 @@ from ltui.training.store.database_schema import StoreError
 from ltui.training.store.history_place import history_file
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir
-from ltui.training.tensor_queue.record_types import PulseState, RecordKind
+from ltui.training.tensor_queue.record_types import PulseState
 
 STATUS_S = 0.9
 """Seconds between two status requests to the supervisor."""
@@ -62,9 +52,6 @@ SHOWN_EVENT_KINDS = frozenset(
 """Kinds of events that are shown."""
 RELOAD_S = 5.0
 """Minimum seconds between two loads of the stored history."""
-ALWAYS_SHOWN = ("step/lr",)
-"""Curves that every frame holds although no chart shows them: the details show their newest
-value."""
 _UNREADABLE = (StoreError, OSError, sqlite3.Error)
 """Errors of a history that is missing, damaged or locked."""
 
@@ -74,7 +61,6 @@ class RunPoller:
 
     def __init__(self, run_dir: RunDir, requests: LatestCurveRequest | None = None) -> None:
         self.run_dir = run_dir
-        self._requests = requests or LatestCurveRequest()
         self._client = ControlClient(run_dir)
         self._snapshot: RunSnapshot | None = None
         self._snapshot_at = 0.0
@@ -83,11 +69,9 @@ class RunPoller:
         self._attempt: int | None = None
         self._queues: AttemptQueues | None = None
         self._fold = FoldState()
-        self._metric_history = MetricHistory()
-        self._stored_names: set[str] = set()
-        self._loaded: set[str] = set()
-        self._detailed: tuple[frozenset[str], tuple[int, int] | None] = (frozenset(), None)
-        self._throughput_history = ThroughputHistory()
+        self._curves = RunCurves(requests or LatestCurveRequest())
+        self._marks: tuple[RunMark, ...] = ()
+        self._attempt_ranks: tuple[tuple[int, int], ...] = ()
         self._log: LogTail | None = None
         self._gpu_history = GpuHistory()
         self._gpus_loaded: set[int] = set()
@@ -148,6 +132,7 @@ class RunPoller:
             self._snapshot_at = now if self._supervisor_answers else (snapshot.taken_at or now)
         self._snapshot = snapshot
         self._gpu_history.add(snapshot.gpus)
+        self._curves.add_gpus(snapshot.gpus, snapshot.global_step, snapshot.epoch)
         self._track_verdicts(snapshot, now)
 
     def _track_verdicts(self, snapshot: RunSnapshot, now: float) -> None:
@@ -197,43 +182,21 @@ class RunPoller:
                     self._hyperparameters = dict(event.data.get("values") or {})
                 elif event.kind in SHOWN_EVENT_KINDS:
                     self._events.append((event.t, event.text))
+            self._marks = tuple(stored_marks(store))
 
     def _load_curves(self) -> None:
         with RunStore(self.run_dir) as store:
-            self._stored_names = set(store.metric_names())
-            self._loaded = self._requested_names()
-            self._metric_history.load({name: stored_curve(store, name) for name in self._loaded})
-            self._detailed = (frozenset(), None)
+            self._curves.load(store)
+            self._attempt_ranks = stored_attempt_ranks(store)
             self._rank_exceptions = _first_exceptions(store, self._attempt or 1)
             self._load_gpus(store)
-            self._throughput_history.load(stored_rates(store))
-
-    def _available_names(self) -> set[str]:
-        """Return the name of every curve that can be shown."""
-        named = self._metric_history.keys() | self._stored_names
-        return named | (STEP_CURVES.keys() - {TRAIN_LOSS}) if named else set()
-
-    def _requested_names(self) -> set[str]:
-        chosen, names = self._requests.request.names, self._available_names()
-        requested = {*(default_choice(names) if chosen is None else chosen), *ALWAYS_SHOWN}
-        return requested & names
 
     def _load_requested_curves(self) -> None:
-        """Load what the screen requests beyond what is loaded: other curves, a part in detail."""
-        names = frozenset(self._requested_names())
-        missing = names - self._loaded
-        detail = (names, self._requests.request.steps)
-        if not missing and (detail == self._detailed or detail[1] == self._detailed[1] is None):
+        if self._curves.is_complete():
             return
-        self._detailed = detail
         # Live points are shown without it; `_load_history` reports the error.
         with suppress(*_UNREADABLE), RunStore(self.run_dir) as store:
-            self._metric_history.load({name: stored_curve(store, name) for name in missing})
-            steps = detail[1]
-            parts = {n: stored_segment(store, n, steps) for n in names} if steps else {}
-            self._metric_history.load_detail(parts)
-            self._throughput_history.load_detail(stored_rates(store, steps) if steps else {})
-            self._loaded |= missing
+            self._curves.load_requested(store)
 
     def _load_gpus(self, store: RunStore) -> None:
         """Load the GPU readings recorded before this poller began, once for each GPU."""
@@ -253,50 +216,31 @@ class RunPoller:
             self._spec = self.run_dir.read_spec()
         self._queues = AttemptQueues(self.run_dir.queue_dir(attempt))
         self._fold = FoldState()
-        self._forget_live_points()
+        self._curves.forget_live()
         self._log = LogTail(self.run_dir.logs_dir(attempt))
         self._rank_exceptions = ()
         self._active_verdicts = {}
         self._reload_due, self._loaded_at = True, 0.0
 
-    def _forget_live_points(self) -> None:
-        self._metric_history.forget_live()
-        self._throughput_history.forget_live()
-
     def _read_queues(self) -> dict[int, PulseState | None]:
         assert self._queues is not None
         if 0 in self._queues.open_files():
             # Its steps begin again at an earlier one, but the steps of a curve must ascend.
-            self._forget_live_points()
+            self._curves.forget_live()
             self._reload_due = True
         for rank, poll in self._queues.poll():
             self._add_records(rank, poll.records, poll.missed)
-        self._throughput_history.add(self._fold, self._queues.ranks)
+        self._curves.throughput.add(self._fold, self._queues.ranks)
         return self._queues.pulses()
 
     def _add_records(self, rank: int, records: Any, missed: int) -> None:
         if missed and rank == 0:
             # Missed records are in the store, or are a gap there: collect live points again.
-            self._metric_history.forget_live()
+            self._curves.forget_live(throughput=False)
             self._reload_due = True
         self._fold = fold(self._fold, rank, records, missed)
         if rank == 0:
-            self._add_curve_points(records)
-
-    def _add_curve_points(self, records: Any) -> None:
-        _, rows = step_rows(records)
-        if len(rows):
-            self._metric_history.add_steps(rows)
-        for record in records:
-            if record.kind != RecordKind.METRICS:
-                continue
-            label = json_label(record) or {}
-            place = [label.get(key) for key in ("step", "epoch", "t")]
-            if not all(isinstance(v, (int, float)) for v in place):
-                continue
-            step, epoch, time = (float(v) for v in place)  # type: ignore[arg-type]
-            for name, value in zip(label.get("names") or (), record.array.tolist(), strict=False):
-                self._metric_history.add(str(name), step, epoch, time, value)
+            self._curves.add_records(records)
 
     def _reload_after_end(self, live: bool) -> None:
         if self._was_live and not live:
@@ -314,9 +258,11 @@ class RunPoller:
             supervisor_answers=self._supervisor_answers,
             snapshot_at=self._snapshot_at,
             last_record_at=max(times, default=None),
-            curves=self._metric_history.curves(self._requested_names()),
-            curve_names=tuple(sorted(self._available_names())),
-            rates=self._throughput_history.curves(),
+            curves=self._curves.requested(),
+            curve_names=tuple(sorted(self._curves.available_names())),
+            marks=(*self._marks, *checkpoint_marks(snapshot.checkpoints)),
+            attempt_ranks=self._attempt_ranks,
+            rates=self._curves.throughput.curves(),
             gpu_series=self._gpu_history.series(),
             resolved_verdicts=tuple(self._resolved_verdicts),
             rank_exceptions=self._rank_exceptions,
@@ -325,7 +271,7 @@ class RunPoller:
             code=self._code,
             hyperparameters=self._hyperparameters,
             events=tuple(self._events),
-            curves_version=self._metric_history.version + self._throughput_history.version,
+            curves_version=self._curves.version,
             log=log.lines() if log else (),
             log_count=log.count if log else 0,
             error=self._history_error,

@@ -82,3 +82,13 @@ def _attempt_rates(
     rates: dict[int | None, Curve] = {rank: throughput_curve(*read_pair(rank)) for rank in ranks}
     rates = {rank: curve for rank, curve in rates.items() if len(curve)}
     return {None: sum_curves(list(rates.values())), **rates} if rates else {}
+
+
+def stored_attempt_ranks(store: RunStore) -> tuple[tuple[int, int], ...]:
+    """Return first step and number of ranks of each attempt whose steps count."""
+    first_steps = {attempt.number: attempt.resumed_step or 0 for attempt in store.attempts()}
+    return tuple(
+        (first_steps.get(attempt, 0), len(ranks))
+        for attempt, ranks in store.attempt_ranks().items()
+        if ranks
+    )

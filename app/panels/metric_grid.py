@@ -1,12 +1,14 @@
-"""The charts of the chosen metrics, as many as fit into the panel."""
+"""A grid of charts, as many as fit or as many as the user wants."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from textual import events
 from textual.app import ComposeResult
 from textual.containers import Container
+from textual.markup import escape
 
 from ltui.widgets.charts.chart import Chart
 from ltui.widgets.view_models import ChartViewModel
@@ -18,52 +20,84 @@ TWO_COLUMNS_FROM = 120
 """Minimum cells of width for two columns of charts."""
 
 
+@dataclass(frozen=True, slots=True)
+class GridShape:
+    """Columns and rows of a grid."""
+
+    columns: int
+    rows: int
+
+    @property
+    def places(self) -> int:
+        return self.columns * self.rows
+
+
 class MetricGrid(Container):
-    """Up to ``MAX_CHARTS`` charts in one or two columns."""
+    """Charts in columns and rows."""
 
     DEFAULT_CSS = """
     MetricGrid { layout: grid; grid-size: 1; height: 1fr; width: 1fr; }
     MetricGrid Chart { height: 1fr; }
+    MetricGrid.-titled Chart {
+        border-top: solid $border-blurred; border-title-color: $foreground;
+    }
+    MetricGrid.-titled Chart:focus { border-top: heavy $primary; border-title-style: bold; }
     """
 
-    def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's name for it
-        super().__init__(id=id)
+    def __init__(self, *, id: str, titled: bool = False) -> None:  # noqa: A002 - Textual's name for it
+        """With ``titled`` each chart has its title above it."""
+        super().__init__(id=id, classes="-titled" if titled else None)
+        self._titled = titled
         self._view_models: tuple[ChartViewModel, ...] = ()
+        self._shape: GridShape | None = None
         self._shown = 0
 
     def compose(self) -> ComposeResult:
         yield Chart(id="loss-chart")
-        for number in range(1, MAX_CHARTS):
-            chart = Chart(id=f"metric-chart-{number}")
-            chart.display = False
-            yield chart
+
+    @property
+    def charts(self) -> list[Chart]:
+        """The visible charts, in the order of their view models."""
+        return list(self.query(Chart))[: self._shown]
 
     @property
     def hidden_charts(self) -> int:
         """Number of charts that do not fit."""
         return len(self._view_models) - self._shown
 
-    def show(self, view_models: Sequence[ChartViewModel]) -> None:
-        """Draw the first of the charts, as many as fit."""
-        self._view_models = tuple(view_models)
-        columns, rows = self._capacity()
-        self._shown = max(1, min(len(self._view_models), columns * rows, MAX_CHARTS))
-        columns = min(columns, max(1, self._shown - 1))
+    def show(self, view_models: Sequence[ChartViewModel], shape: GridShape | None = None) -> None:
+        """Draw the first of the charts: as many as ``shape`` has places, or as many as fit."""
+        self._view_models, self._shape = tuple(view_models), shape
+        places = shape or self._capacity()
+        most = places.places if shape else min(places.places, MAX_CHARTS)
+        self._shown = max(1, min(len(self._view_models), most))
+        columns = places.columns if shape else min(places.columns, max(1, self._shown - 1))
         if self.styles.grid_size_columns != columns:
             self.styles.grid_size_columns = columns
+        if shape is not None and self.styles.grid_size_rows != places.rows:
+            self.styles.grid_size_rows = places.rows
         charts = list(self.query(Chart))
+        for number in range(len(charts), self._shown):
+            charts.append(Chart(id=f"metric-chart-{number}"))
+            self.mount(charts[-1])
         for number, chart in enumerate(charts):
             visible = number < self._shown
             if chart.display != visible:
                 chart.display = visible
             if visible and number < len(self._view_models):
-                chart.view_model = self._view_models[number]
+                self._draw(chart, self._view_models[number])
+
+    def _draw(self, chart: Chart, view_model: ChartViewModel) -> None:
+        chart.view_model = view_model
+        if self._titled:
+            title = escape(view_model.title)
+            if chart.border_title != title:
+                chart.border_title = title
 
     def on_resize(self, event: events.Resize) -> None:  # noqa: ARG002
         if self._view_models:
-            self.show(self._view_models)
+            self.show(self._view_models, self._shape)
 
-    def _capacity(self) -> tuple[int, int]:
-        """Return the number of columns and rows that fit."""
+    def _capacity(self) -> GridShape:
         columns = 2 if self.size.width >= TWO_COLUMNS_FROM else 1
-        return columns, max(1, self.size.height // MIN_CHART_LINES)
+        return GridShape(columns, max(1, self.size.height // MIN_CHART_LINES))

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.text import Text
-from textual import on
 from textual.app import ComposeResult
-from textual.containers import Horizontal
 
 from ltui.app.live.frame import Frame
-from ltui.app.live.metric_history import CurveRequest, LatestCurveRequest
+from ltui.app.live.metric_history import THROUGHPUT, LatestCurveRequest
+from ltui.app.panels.linked_charts import LinkedCharts
 from ltui.app.panels.live_text import LiveText
 from ltui.app.panels.metric_grid import MetricGrid
 from ltui.app.panels.panel import Panel
-from ltui.app.preferences import read_preferences, write_preference
+from ltui.app.preferences import read_script_preference, write_script_preference
 from ltui.app.presentation import metric_charts, run_view
-from ltui.app.presentation.metric_list import preference_key
-from ltui.widgets import formats
-from ltui.widgets.charts.axis_scale import AxisRange
+from ltui.app.presentation.metric_list import MetricChoice, preference_key
 from ltui.widgets.charts.chart import Chart
 from ltui.widgets.view_models import ChartViewModel
 
@@ -29,18 +26,22 @@ CHART_S = 0.9
 """Minimum seconds between two repaints of a chart: a new point seldom changes a cell."""
 PREFERENCE = "metrics"
 """Key in ``preferences.json`` of a mapping from preset or script to its chosen metrics."""
+SECOND_PREFERENCE = "second_metrics"
+"""Such a key for the metrics of the second panel."""
+JOINED_PREFERENCE = "joined_metrics"
+"""Such a key for whether the first panel has one chart for all of its metrics."""
 
 
-class RunCharts(Horizontal):
-    """Panels 1 and 2 of a run screen: metrics and throughput.
+class RunCharts(LinkedCharts):
+    """Panels 1 and 2 of a run screen: metrics and throughput, or other metrics."""
 
-    All charts show the same part of the x axis and the same crosshair.
+    DEFAULT_CSS = """
+    RunCharts { layout: horizontal; }
     """
 
     def __init__(self, home: Path, requests: LatestCurveRequest, *, id: str) -> None:  # noqa: A002 - Textual's
-        super().__init__(id=id)
-        self.settings = metric_charts.ChartSettings()
-        self._home, self._requests = home, requests
+        super().__init__(requests, id=id)
+        self._home = home
         self._preference: str | None = None
         """The preset or script for which the chosen metrics were read."""
         self._frame: Frame | None = None
@@ -64,18 +65,19 @@ class RunCharts(Horizontal):
         """Draw the panels with their names in ``visible``."""
         self._frame, self._visible = frame, visible
         self._read_preference(frame)
-        self._request_curves(frame)
+        self._request(frame)
         if "loss" in visible and self._is_due("loss", frame):
             view_models = metric_charts.metric_charts(frame, self.settings)
             self.query_one(MetricGrid).show(view_models)
             self._caption_metrics(frame, view_models)
         if "throughput" in visible:
             if self._is_due("throughput", frame):
-                view_model = metric_charts.throughput_chart(frame, self.settings)
+                view_model = metric_charts.second_chart(frame, self.settings)
                 self.query_one("#throughput-chart", Chart).view_model = view_model
                 self._caption("throughput", view_model.title, view_model.subtitle)
-            waiting = Text(metric_charts.step_time_text(frame))
-            self.query_one("#waiting", LiveText).show(waiting)
+            waiting = self.query_one("#waiting", LiveText)
+            waiting.display = not self.settings.second
+            waiting.show(Text(metric_charts.step_time_text(frame)))
 
     def _is_due(self, name: str, frame: Frame) -> bool:
         """Return True if a panel must be drawn: it changed, and was not drawn just before."""
@@ -100,63 +102,26 @@ class RunCharts(Horizontal):
         self._caption("loss", metric_charts.metrics_title(view_models), figures, *more)
 
     def _caption(self, name: str, title: str, figures: str, *more: str) -> None:
-        parts = (figures, self._zoom_text(), *more)
+        parts = (figures, self.zoom_text(), *more)
         self.query_one(f"#{name}", Panel).set_titles(
             title, " · ".join(part for part in parts if part)
         )
 
-    def _zoom_text(self) -> str:
-        """Return ``zoomed 4 500-5 000 · home: all``; empty if the whole axis is visible."""
-        part = self._range()
-        if part is None:
-            return ""
-        low, high = max(0.0, part.low), part.high
-        if self.settings.axis == "time":
-            return f"zoomed {formats.duration(low)}-{formats.duration(high)} · home: all"
-        digits = formats.count if self.settings.axis == "step" else formats.significant
-        return f"zoomed {digits(low)}-{digits(high)} · home: all"
+    # -- what the keys change --------------------------------------------------------------------
 
-    # -- keys ------------------------------------------------------------------------------------
+    def scaled_charts(self) -> list[Chart]:
+        second = self.query_one("#throughput-chart", Chart)
+        grid = list(self.query_one(MetricGrid).query(Chart))
+        return [*grid, second] if self.settings.second else grid
 
-    def reset(self) -> None:
-        """Restore the default axis, smoothing, zoom and scale; the chosen metrics stay."""
-        self.settings = metric_charts.ChartSettings(metrics=self.settings.metrics)
-        for chart in self.query(Chart):
-            chart.view = chart.crosshair = None
-            chart.log_y, chart.outliers = None, False
-        self._redraw()
-
-    def next_axis(self) -> None:
-        self.settings = replace(self.settings, axis=self.settings.next_axis())
-        for chart in self.query(Chart):
-            # The zoomed part was a part of the previous axis.
-            chart.view = chart.crosshair = None
-        self._redraw()
-
-    def toggle_log(self) -> None:
-        grid = self.query_one(MetricGrid)
-        log_y = not grid.query_one("#loss-chart", Chart).is_log
-        for chart in grid.query(Chart):
-            chart.log_y = log_y
-
-    def toggle_outliers(self) -> None:
-        outliers = not self.query_one("#loss-chart", Chart).outliers
-        for chart in self.query_one(MetricGrid).query(Chart):
-            chart.outliers = outliers
-
-    def smooth(self, by: int) -> None:
-        """Increase the smoothing by ``by`` levels; a negative number decreases it."""
-        self.settings = replace(self.settings, smoothing=self.settings.next_smoothing(by))
-        self._redraw()
-
-    def _redraw(self) -> None:
+    def redraw(self) -> None:
         if self._frame is not None:
             self.show(self._frame, self._visible)
 
     # -- metrics ---------------------------------------------------------------------------------
 
     def choose_metrics(self) -> None:
-        """Open the list of metrics, and show the chosen ones."""
+        """Open the list of metrics for the panel with the focus, and show the chosen ones."""
         # Imported here: the first screen of a run does not need it.
         from ltui.app.screens.metric_chooser import MetricChooser
 
@@ -165,28 +130,51 @@ class RunCharts(Horizontal):
             self.notify("No metric has been logged yet.", timeout=3)
             return
         values = {name: value.last for name, value in frame.snapshot.metrics.items()}
-        chosen = metric_charts.shown_metrics(frame, self.settings)
-        self.app.push_screen(MetricChooser(frame.curve_names, values, chosen), self._use_metrics)
+        second = self.query_one("#throughput").has_focus_within
+        if second:
+            chosen = self.settings.second or (THROUGHPUT,)
+            chooser = MetricChooser(frame.curve_names, values, chosen, panel=2)
+            self.app.push_screen(chooser, self._use_second)
+        else:
+            chosen = metric_charts.shown_metrics(frame, self.settings)
+            joined = self.settings.joined
+            chooser = MetricChooser(frame.curve_names, values, chosen, joined=joined)
+            self.app.push_screen(chooser, self._use_first)
 
     def show_metric(self, name: str) -> None:
-        """Show one more metric until the screen is closed."""
+        """Show one more metric in the first panel."""
         frame = self._frame
         shown = metric_charts.shown_metrics(frame, self.settings) if frame is not None else ()
         if name not in shown:
-            self.settings = replace(self.settings, metrics=(*shown, name))
-            self._redraw()
+            self._use_first(MetricChoice((*shown, name), joined=self.settings.joined))
 
-    def _use_metrics(self, chosen: tuple[str, ...] | None) -> None:
-        if chosen is None:
+    def show_second_metric(self, name: str) -> None:
+        """Show one more metric in the second panel."""
+        shown = self.settings.second or ()
+        if name not in shown:
+            self._use_second(MetricChoice((*shown, name)))
+
+    def _use_first(self, choice: MetricChoice | None) -> None:
+        if choice is None:
             return
-        self.settings = replace(self.settings, metrics=chosen or None)
-        self._redraw()
+        names, joined = choice.names, choice.joined and bool(choice.names)
+        self.settings = replace(self.settings, metrics=names or None, joined=joined)
+        self._remember({PREFERENCE: names, JOINED_PREFERENCE: joined})
+
+    def _use_second(self, choice: MetricChoice | None) -> None:
+        if choice is None:
+            return
+        names = () if choice.names == (THROUGHPUT,) else choice.names
+        self.settings = replace(self.settings, second=names or None)
+        self._remember({SECOND_PREFERENCE: names})
+
+    def _remember(self, choices: Mapping[str, Any]) -> None:
+        self.redraw()
         if not self._preference:
             return
         try:
-            stored = read_preferences(self._home).get(PREFERENCE)
-            choices = {**(stored if isinstance(stored, dict) else {}), self._preference: chosen}
-            write_preference(self._home, PREFERENCE, {k: v for k, v in choices.items() if v})
+            for key, value in choices.items():
+                write_script_preference(self._home, key, self._preference, value)
         except OSError as error:
             reason = error.strerror or str(error)
             self.notify(
@@ -200,59 +188,22 @@ class RunCharts(Horizontal):
         if not key or key == self._preference:
             return
         self._preference = key
-        stored = read_preferences(self._home).get(PREFERENCE)
-        names = stored.get(key) if isinstance(stored, dict) else None
-        if isinstance(names, list) and names:
-            chosen = tuple(str(name) for name in names)
-            self.settings = replace(self.settings, metrics=chosen)
-
-    # -- zoom ------------------------------------------------------------------------------------
-
-    def _request_curves(self, frame: Frame) -> None:
-        """Request the curves that are shown, and their detail for the zoomed part."""
-        part = self._range()
-        steps = None
-        if part is not None:
-            margin = part.span / 2
-            axis = metric_charts.Axis(self.settings, frame)
-            steps = axis.steps_between(part.low - margin, part.high + margin)
-            requested = self._requests.request.steps
-            if steps is not None and requested is not None and _covers(requested, steps):
-                steps = requested
-        chosen = self.settings.metrics and metric_charts.shown_metrics(frame, self.settings)
-        self._requests.request = CurveRequest(
-            names=frozenset(chosen) if chosen else None, steps=steps
+        self.settings = replace(
+            self.settings,
+            metrics=self._stored_names(PREFERENCE) or self.settings.metrics,
+            second=self._stored_names(SECOND_PREFERENCE) or self.settings.second,
+            joined=read_script_preference(self._home, JOINED_PREFERENCE, key) is True,
         )
 
-    def _range(self) -> AxisRange | None:
-        """Return the visible part of the x axis; None for the whole axis."""
-        for chart in self.query(Chart):
-            if chart.display and (part := chart.zoomed_range()) is not None:
-                return part
-        return None
+    def _stored_names(self, preference: str) -> tuple[str, ...]:
+        names = read_script_preference(self._home, preference, self._preference or "")
+        return tuple(map(str, names)) if isinstance(names, list) else ()
 
-    @on(Chart.ViewChanged)
-    def _link_views(self, message: Chart.ViewChanged) -> None:
-        message.stop()
-        for chart in self.query(Chart):
-            if chart is not message.chart:
-                chart.view = message.view
-        self._redraw()
-
-    @on(Chart.CrosshairMoved)
-    def _link_crosshairs(self, message: Chart.CrosshairMoved) -> None:
-        message.stop()
-        for chart in self.query(Chart):
-            if chart is not message.chart and chart.crosshair != message.x:
-                chart.set_reactive(Chart.crosshair, message.x)
-                chart.refresh()
-
-
-def _covers(requested: tuple[int, int], steps: tuple[int, int]) -> bool:
-    """Return True if the previous request still covers ``steps`` in similar detail.
-
-    ``steps`` includes margins, which need not be covered.
-    """
-    margin = (steps[1] - steps[0]) // 4
-    inside = requested[0] <= steps[0] + margin and steps[1] - margin <= requested[1]
-    return inside and requested[1] - requested[0] <= 3 * (steps[1] - steps[0])
+    def _request(self, frame: Frame) -> None:
+        first, second = self.settings.metrics, self.settings.second or ()
+        needs_names = first or second or self.settings.axis == "samples"
+        if not needs_names:
+            self.request_curves(frame, None)
+            return
+        names = (*metric_charts.shown_metrics(frame, self.settings), *second)
+        self.request_curves(frame, metric_charts.requested_names(names, self.settings))

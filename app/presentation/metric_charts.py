@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ltui.app.live.curve_arithmetic import epoch_positions, select_points, smooth
+from ltui.app.live.curve_arithmetic import smooth
 from ltui.app.live.default_metrics import default_choice
 from ltui.app.live.frame import Frame
 from ltui.app.live.metric_history import MAX_RANK_CURVES
+from ltui.app.presentation.chart_axis import AXES, SAMPLES, Axis
 from ltui.app.presentation.metric_list import chart_groups, metric_quantity
 from ltui.app.presentation.run_view import SAMPLES_PER_S, silence_text
 from ltui.app.state_words import is_blocked
@@ -22,14 +22,14 @@ from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_name
 from ltui.widgets.view_models import ChartSeries, ChartViewModel
 
-AXES = ("step", "epoch", "time")
-"""Quantities of the x axis."""
 SMOOTHINGS = (0.0, 0.3, 0.6, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995)
 """Smoothing weights that the keys step through."""
 DIFFERENCE = 0.05
 """If the rates of the ranks differ by less than this fraction, only the total is shown."""
 WAITING_TOO_LONG = 0.2
 """Fraction of time spent waiting for data above which a remedy is shown."""
+FALL_FOR_LOG = 100.0
+"""Factor by which a curve must fall for its chart to choose a logarithmic axis."""
 MOST_UNSMOOTHED = 3
 """A curve with fewer points than this is not smoothed."""
 
@@ -42,88 +42,20 @@ class ChartSettings:
     smoothing: float = 0.9
     metrics: tuple[str, ...] | None = None
     """The metrics that a person chose; None for the default choice."""
+    second: tuple[str, ...] | None = None
+    """The metrics of the second panel, all in one chart; None for the throughput of each rank."""
+    joined: bool = False
+    """Draw all metrics of the first panel in one chart, not one chart for each quantity."""
 
     def next_axis(self) -> str:
         """Return the quantity that follows on the x axis."""
-        return AXES[(AXES.index(self.axis) + 1) % len(AXES)]
+        axes = list(AXES)
+        return axes[(axes.index(self.axis) + 1) % len(axes)]
 
     def next_smoothing(self, steps: int) -> float:
         """Return the smoothing that is ``steps`` places further in ``SMOOTHINGS``."""
         place = min(range(len(SMOOTHINGS)), key=lambda i: abs(SMOOTHINGS[i] - self.smoothing))
         return SMOOTHINGS[min(len(SMOOTHINGS) - 1, max(0, place + steps))]
-
-
-class Axis:
-    """Computes positions on the chosen x axis."""
-
-    def __init__(self, settings: ChartSettings, frame: Frame) -> None:
-        self._kind = settings.axis
-        self._reference = reference_curve(frame)
-        self._steps_per_epoch = _steps_per_epoch(frame)
-        self._origin = _time_origin(frame, self._reference)
-        self._chart_ends = self._ends([*frame.curves.values(), *frame.rates.values()])
-        """Start and end of the axis, the same for every chart."""
-
-    def chart(self, title: str, series: Sequence[ChartSeries], note: str | None) -> ChartViewModel:
-        """Return a chart over this axis. ``note`` is shown in place of missing series."""
-        return ChartViewModel(
-            title=title,
-            series=tuple(series),
-            x_label=self._kind,
-            x_time=self._kind == "time",
-            x_whole=self._kind == "step",
-            x_ends=self._chart_ends,
-            note=note,
-        )
-
-    def _ends(self, curves: Sequence[Curve]) -> tuple[float, float] | None:
-        ends_of_curves = [self.positions(select_points(c, [0, -1])) for c in curves if len(c)]
-        finite_ends = [ends for ends in ends_of_curves if np.isfinite(ends).all()]
-        if not finite_ends:
-            return None
-        return min(float(e[0]) for e in finite_ends), max(float(e[1]) for e in finite_ends)
-
-    def positions(self, curve: Curve) -> FloatArray:
-        """Return the position of each point of a curve."""
-        if self._kind == "time":
-            return curve.times - self._origin
-        if self._kind == "epoch":
-            return epoch_positions(curve.steps, self._reference or curve, self._steps_per_epoch)
-        return curve.steps
-
-    def steps_between(self, low: float, high: float) -> tuple[int, int] | None:
-        """Return the steps of a section of this axis, or None if they are not known."""
-        if self._kind == "step":
-            return math.floor(low), math.ceil(high)
-        if self._reference is None:
-            return None
-        positions = self.positions(self._reference)
-        inside = np.flatnonzero((positions >= low) & (positions <= high))
-        if not inside.size:
-            return None
-        first, last = max(0, inside[0] - 1), min(len(positions) - 1, inside[-1] + 1)
-        return int(self._reference.steps[first]), int(self._reference.steps[last])
-
-
-def reference_curve(frame: Frame) -> Curve | None:
-    """Return the longest curve, which gives the epoch and the time of each step."""
-    return max(frame.curves.values(), key=len, default=None)
-
-
-def _steps_per_epoch(frame: Frame) -> float | None:
-    run = frame.snapshot
-    if run.max_steps and run.max_epochs and run.max_epochs > 0:
-        return run.max_steps / run.max_epochs
-    return run.batches_per_epoch
-
-
-def _time_origin(frame: Frame, reference: Curve | None) -> float:
-    """Return the start of the time axis in unix seconds: the creation of the run."""
-    if frame.snapshot.created_at is not None:
-        return frame.snapshot.created_at
-    if reference is None or not len(reference):
-        return frame.snapshot.started_at or frame.now
-    return float(np.nanmin(reference.times))
 
 
 def shown_metrics(frame: Frame, settings: ChartSettings) -> tuple[str, ...]:
@@ -135,8 +67,10 @@ def shown_metrics(frame: Frame, settings: ChartSettings) -> tuple[str, ...]:
 
 def metric_charts(frame: Frame, settings: ChartSettings) -> list[ChartViewModel]:
     """Return one chart for each quantity among the shown metrics, at least one chart."""
-    axis = Axis(settings, frame)
+    axis = Axis(settings.axis, frame)
     names = shown_metrics(frame, settings)
+    if settings.joined and names:
+        return [one_chart(frame, settings, names)]
     colours = {name: number for number, name in enumerate(names)}
     charts = [
         _metric_chart(frame, axis, settings, [(name, colours[name]) for name in group])
@@ -157,7 +91,54 @@ def _metric_chart(
             series += _metric_series(name, curve, axis, smoothing, colour)
     title = metric_quantity(named[0][0]) if named else "metrics"
     note = None if series else _empty_chart_note(frame, "no training step yet")
-    return replace(axis.chart(clean_name(title), series, note), cut_outliers=True)
+    curves = [frame.curves[name] for name, _ in named if name in frame.curves]
+    chart = axis.chart(clean_name(title), series, note)
+    return replace(chart, cut_outliers=True, log_y=falls_over_decades(curves))
+
+
+def falls_over_decades(curves: Sequence[Curve]) -> bool:
+    """Return whether a linear axis would hide the end of one of the curves, all of them positive.
+
+    A curve falls over decades if its last tenth is usually below a hundredth of its first tenth.
+    """
+    filled = [curve.mean[np.isfinite(curve.mean)] for curve in curves]
+    filled = [values for values in filled if len(values) >= MOST_UNSMOOTHED]
+    if not filled or any(values.min() <= 0 for values in filled):
+        return False
+    for values in filled:
+        tenth = max(1, len(values) // 10)
+        first, last = np.median(values[:tenth]), np.median(values[-tenth:])
+        if first >= FALL_FOR_LOG * last:
+            return True
+    return False
+
+
+def one_chart(frame: Frame, settings: ChartSettings, names: Sequence[str]) -> ChartViewModel:
+    """Return one chart with all of these metrics."""
+    named = [(name, colour) for colour, name in enumerate(names)]
+    chart = _metric_chart(frame, Axis(settings.axis, frame), settings, named)
+    return replace(chart, title=", ".join(clean_name(name) for name in names))
+
+
+def charts_of_names(
+    frame: Frame, settings: ChartSettings, names: Sequence[str]
+) -> list[ChartViewModel]:
+    """Return one chart for each of these metrics, with its full name as title."""
+    axis = Axis(settings.axis, frame)
+    charts = []
+    for name in names:
+        chart = _metric_chart(frame, axis, settings, [(name, 0)])
+        # A frame made for other charts does not have the curve yet.
+        note = chart.note if name in frame.curves else "reading"
+        title = clean_name(name)
+        series = tuple(replace(s, name=s.name.removeprefix(title).strip()) for s in chart.series)
+        charts.append(replace(chart, title=title, series=series, note=None if series else note))
+    return charts
+
+
+def requested_names(names: Iterable[str], settings: ChartSettings) -> frozenset[str]:
+    """Return the curves that charts of these metrics need, with those that the x axis needs."""
+    return frozenset({*names, *((SAMPLES,) if settings.axis == "samples" else ())})
 
 
 def is_smoothed(name: str) -> bool:
@@ -219,10 +200,16 @@ def _score_texts(frame: Frame, shown: Collection[str]) -> list[str]:
     return [f"{clean_name(n)} {formats.metric(metrics[n].last)}" for n in hidden]
 
 
+def second_chart(frame: Frame, settings: ChartSettings) -> ChartViewModel:
+    """Return the chart of the second panel: the chosen metrics, or the throughput."""
+    names = [name for name in settings.second or () if name in frame.curve_names]
+    return one_chart(frame, settings, names) if names else throughput_chart(frame, settings)
+
+
 def throughput_chart(frame: Frame, settings: ChartSettings) -> ChartViewModel:
     """Return the chart of samples per second of all ranks, with a thin line per rank if ranks
     differ."""
-    axis = Axis(settings, frame)
+    axis = Axis(settings.axis, frame)
     total = frame.rates.get(None)
     series: list[ChartSeries] = []
     if total is not None and len(total):

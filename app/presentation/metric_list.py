@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from ltui.app.live.metric_history import THROUGHPUT
 from ltui.training.state.metric_name_patterns import DATA_SPLIT, TRAIN_LOSS
 
 DESCRIPTIONS = {
@@ -17,8 +20,18 @@ DESCRIPTIONS = {
     "step/optimizer_seconds": "seconds in the optimizer",
     "step/samples": "samples of a batch",
     "step/memory_bytes": "memory allocated on the GPU",
+    THROUGHPUT: "samples per second of all ranks",
 }
 """Descriptions of the curves that every step has."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricChoice:
+    """The metrics that a user chose for a panel; without names, the default choice."""
+
+    names: tuple[str, ...] = ()
+    joined: bool = False
+    """Draw all of them in one chart."""
 
 
 def metric_quantity(name: str) -> str:
@@ -38,12 +51,30 @@ def chart_groups(names: Iterable[str]) -> list[tuple[str, ...]]:
 
 
 def matching(names: Iterable[str], pattern: str) -> tuple[str, ...]:
-    """Return the names that contain ``pattern``, or match it if it has ``*`` or ``?``. Case is
-    ignored."""
-    wanted_pattern = pattern.strip().lower()
+    """Return the names that contain ``pattern``, or match it if it has ``*`` or ``?``.
+
+    A pattern between slashes, such as ``/loss$/``, is a regular expression; the last slash may be
+    missing. Case is ignored. Raise ``ValueError`` if the expression is wrong; the text names the
+    place.
+    """
+    wanted_pattern = pattern.strip()
+    if wanted_pattern.startswith("/"):
+        expression = _compiled(wanted_pattern)
+        return tuple(name for name in names if expression.search(name))
+    wanted_pattern = wanted_pattern.lower()
     if any(sign in wanted_pattern for sign in "*?"):
         return tuple(name for name in names if fnmatchcase(name.lower(), wanted_pattern))
     return tuple(name for name in names if wanted_pattern in name.lower())
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    expression = pattern[1:].removesuffix("/")
+    try:
+        return re.compile(expression, re.IGNORECASE)
+    except re.error as error:
+        # Count from one, with the slash: so the user counts in the field.
+        place = f" at character {error.pos + 2}" if error.pos is not None else ""
+        raise ValueError(f"The expression is wrong{place}: {error.msg}.") from None
 
 
 def preference_key(preset: str | None, command: Sequence[str] | None) -> str:

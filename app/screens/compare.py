@@ -34,6 +34,7 @@ from ltui.app.panels.metric_grid import MetricGrid
 from ltui.app.panels.panel import Panel
 from ltui.app.panels.tab_bar import TabBar
 from ltui.app.panels.worker_results import call_screen, error_lines
+from ltui.app.presentation.metric_list import MetricChoice
 from ltui.app.screens.metric_chooser import MetricChooser
 from ltui.training.lifecycle.recover_runs import current_snapshot
 from ltui.training.store.run_directory import RunDir
@@ -290,12 +291,12 @@ class CompareScreen(Screen[None]):
             for name, value in run.snapshot.metrics.items()
         }
 
-        def chosen(answer: tuple[str, ...] | None) -> None:
+        def chosen(answer: MetricChoice | None) -> None:
             if answer is not None:
-                self._globs, self._read = answer, None
+                self._globs, self._read = answer.names, None
                 self._start_reading()
 
-        self.app.push_screen(MetricChooser(names, values, self._read.metrics), chosen)
+        self.app.push_screen(MetricChooser(names, values, self._read.metrics, panel=None), chosen)
 
     # -- runs and groups ---------------------------------------------------------------------------
 

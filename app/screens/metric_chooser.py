@@ -14,18 +14,24 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from ltui.app.presentation.metric_list import DESCRIPTIONS, matching
+from ltui.app.panels.live_text import LiveText
+from ltui.app.presentation.metric_list import DESCRIPTIONS, MetricChoice, matching
 from ltui.widgets.columns import shortened
 from ltui.widgets.formats import metric
 from ltui.widgets.make_bindings import bindings
 from ltui.widgets.sanitise import clean_name
 
 MAX_NAME_CELLS = 40
-KEYS = "space select   / filter   ⏎ apply   d default choice   esc cancel"
+KEYS_OF_PANEL = {
+    1: "space select   / filter   j one chart   ⏎ apply   d default choice   esc cancel",
+    2: "space select   / filter   ⏎ apply   d throughput   esc cancel",
+    None: "space select   / filter   ⏎ apply   d default choice   esc cancel",
+}
+"""The line of keys by panel; None is a screen with one chart for each metric."""
 
 
-class MetricChooser(ModalScreen[tuple[str, ...] | None]):
-    """Return the chosen names, an empty tuple for the default choice, or None after Esc."""
+class MetricChooser(ModalScreen[MetricChoice | None]):
+    """Return the choice, one without names for the default choice, or None after Esc."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         *bindings(
@@ -36,34 +42,60 @@ class MetricChooser(ModalScreen[tuple[str, ...] | None]):
             slash  | filter  | filter      | Filter the names
             down   | to_list | to the list | Go to the list
             d      | default | default     | The default choice
+            j      | join    | one chart   | One chart for all, or one for each quantity
             """,
         ),
         *bindings("metrics", "enter | apply | apply | Show these", priority=True),
     ]
 
     def __init__(
-        self, names: Sequence[str], values: Mapping[str, float], chosen: Collection[str]
+        self,
+        names: Sequence[str],
+        values: Mapping[str, float],
+        chosen: Collection[str],
+        *,
+        panel: int | None = 1,
+        joined: bool = False,
     ) -> None:
+        """``panel`` 2 always has one chart, and None one for each metric; ``joined`` is the present
+        choice of panel 1."""
         super().__init__()
         self._names, self._values = tuple(names), dict(values)
         self._chosen = dict.fromkeys(chosen)
         """The chosen names, in the order in which they were chosen."""
+        self._panel, self._joined = panel, joined
         self._listed: tuple[str, ...] = ()
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog -metrics"):
-            yield Input(placeholder="filter: part of a name, or val/*", compact=True)
+            yield Input(placeholder="filter: part of a name, val/* or /loss$/", compact=True)
+            yield LiveText(id="problem")
             yield OptionList(id="metric-list", markup=False)
-            yield Static(Text(KEYS), id="answers")
+            yield Static(Text(KEYS_OF_PANEL[self._panel]), id="answers")
 
     def on_mount(self) -> None:
-        self.query_one(".dialog").border_title = "metrics"
+        self._show_title()
         self._fill("")
         self.query_one(OptionList).focus()
 
+    def _show_title(self) -> None:
+        if self._panel is None:
+            self.query_one(".dialog").border_title = "metrics"
+            return
+        one = self._panel == 2 or self._joined
+        charts = "in one chart" if one else "one chart for each quantity"
+        self.query_one(".dialog").border_title = f"metrics of panel {self._panel}, {charts}"
+
     def _fill(self, pattern: str) -> None:
-        shown = self.query_one(OptionList)
-        self._listed = matching(self._names, pattern)
+        shown, problem = self.query_one(OptionList), self.query_one("#problem", LiveText)
+        problem.display = False
+        try:
+            self._listed = matching(self._names, pattern)
+        except ValueError as error:
+            # Keep the list while the expression is being typed.
+            problem.show(Text(str(error)))
+            problem.display = True
+            return
         shown.clear_options()
         shown.add_options(Option(self._row(name)) for name in self._listed)
         if self._listed:
@@ -100,10 +132,15 @@ class MetricChooser(ModalScreen[tuple[str, ...] | None]):
         self.action_select()
 
     def action_apply(self) -> None:
-        self.dismiss(tuple(self._chosen))
+        self.dismiss(MetricChoice(tuple(self._chosen), joined=self._joined))
 
     def action_default(self) -> None:
-        self.dismiss(())
+        self.dismiss(MetricChoice())
+
+    def action_join(self) -> None:
+        """Switch between one chart and one for each quantity; panel 2 has one chart anyway."""
+        self._joined = not self._joined
+        self._show_title()
 
     def action_filter(self) -> None:
         self.query_one(Input).focus()

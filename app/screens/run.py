@@ -22,9 +22,11 @@ from ltui.app.live.poller_thread import Poller, PollerThread
 from ltui.app.live.run_poller import RunPoller
 from ltui.app.panels.live_text import LiveText
 from ltui.app.panels.log_panel import log_sources
+from ltui.app.panels.run_charts import RunCharts
 from ltui.app.panels.run_panels import RunPanels
 from ltui.app.presentation import run_view
 from ltui.app.presentation.notifications import farewell, resume_hint, toasts_for
+from ltui.app.screens.chart_screen import ChartKeysScreen
 from ltui.app.screens.gpu_details import GpuScreen
 from ltui.app.screens.run_commands import RunCommandScreen
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot
@@ -47,7 +49,7 @@ class FrameArrived(Message):
         return isinstance(message, FrameArrived)
 
 
-class RunScreen(RunCommandScreen):
+class RunScreen(RunCommandScreen, ChartKeysScreen):
     """The screen of one run."""
 
     SCOPE = "run"
@@ -92,6 +94,7 @@ class RunScreen(RunCommandScreen):
         self._poller_thread = PollerThread(
             self._make_poller, self._post_frame, run_id=self.run_dir.id
         )
+        self._requests.on_change = self._poller_thread.wake
         self._poller_thread.start()
         self.panels.fit_terminal(*self.app.size)
 
@@ -117,7 +120,7 @@ class RunScreen(RunCommandScreen):
         for sentence, severity in toasts_for(before, self.frame.snapshot):
             self.notify(sentence, severity=severity, markup=False)  # type: ignore[arg-type]
         # Not below a dialog: Textual would draw the whole screen again for every change.
-        if self.is_current:
+        if self.is_top:
             self._draw(self.frame)
 
     def on_screen_resume(self) -> None:
@@ -185,22 +188,23 @@ class RunScreen(RunCommandScreen):
 
     # -- charts ------------------------------------------------------------------------------------
 
-    def action_axis(self) -> None:
-        charts = self.panels.charts
-        charts.next_axis()
-        self.notify(f"x axis: {charts.settings.axis}", timeout=2)
+    @property
+    def charts(self) -> RunCharts:
+        return self.panels.charts
 
-    def action_log_scale(self) -> None:
-        self.panels.charts.toggle_log()
+    @property
+    def chart_source(self) -> str:
+        """The name of the run, for the title of a saved chart."""
+        return clean_name(self.snapshot.name if self.snapshot is not None else self.run_dir.id)
 
-    def action_outliers(self) -> None:
-        self.panels.charts.toggle_outliers()
+    def action_all_metrics(self) -> None:
+        # Imported here: the first frame does not need it.
+        from ltui.app.screens.metrics import MetricsScreen
+
+        self.app.push_screen(MetricsScreen(self, self._requests))
 
     def action_choose_metrics(self) -> None:
-        self.panels.charts.choose_metrics()
-
-    def action_smooth(self, by: int) -> None:
-        self.panels.charts.smooth(by)
+        self.charts.choose_metrics()
 
     def palette_entries(self) -> Iterator[tuple[str, str, Callable[[], object]]]:
         """Yield title, help and function of each entry that the palette offers for this run."""
@@ -209,7 +213,7 @@ class RunScreen(RunCommandScreen):
             yield f"Show metric {clean_name(name)}", "Add this metric to the charts", show
 
     def _show_metric(self, name: str) -> None:
-        self.panels.charts.show_metric(name)
+        self.charts.show_metric(name)
         self.action_panel("loss")
 
     # -- log ---------------------------------------------------------------------------------------

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from ltui.app.live.default_metrics import default_choice
+from ltui.app.live.run_marks import MarkKind, RunMark
+from ltui.app.presentation.chart_axis import AXES, EPOCH_SIGN, Axis
 from ltui.app.presentation.metric_charts import (
-    AXES,
-    Axis,
     ChartSettings,
     data_wait_text,
+    falls_over_decades,
     metric_charts,
     metrics_subtitle,
     step_phases_text,
@@ -55,7 +56,7 @@ def test_axes_cycle_and_smoothing_stays_in_its_bounds() -> None:
     for _ in AXES:
         settings = ChartSettings(axis=settings.next_axis())
         seen.append(settings.axis)
-    assert seen == [*AXES, AXES[0]]
+    assert seen == [*AXES, "step"]
     assert ChartSettings(smoothing=0.0).next_smoothing(-1) == 0.0
     assert ChartSettings(smoothing=0.995).next_smoothing(1) == 0.995
     assert ChartSettings(smoothing=0.9).next_smoothing(1) > 0.9
@@ -121,12 +122,12 @@ def test_charts_side_by_side_have_the_same_axis() -> None:
 
 def test_a_part_of_any_axis_is_a_part_of_the_steps() -> None:
     shown = frame()
-    assert Axis(ChartSettings(), shown).steps_between(9.5, 20.2) == (9, 21)
-    by_epoch = Axis(ChartSettings(axis="epoch"), shown).steps_between(1.0, 2.0)
+    assert Axis("step", shown).steps_between(9.5, 20.2) == (9, 21)
+    by_epoch = Axis("epoch", shown).steps_between(1.0, 2.0)
     assert by_epoch is not None
     assert by_epoch[0] in (99, 100)
     assert by_epoch[1] in (200, 201)
-    assert Axis(ChartSettings(axis="time"), frame(curves={})).steps_between(0, 1) is None
+    assert Axis("time", frame(curves={})).steps_between(0, 1) is None
 
 
 def test_names_are_filtered_by_part_or_pattern_and_choices_kept_by_preset_or_script() -> None:
@@ -182,3 +183,54 @@ def test_much_waiting_for_data_says_what_to_do() -> None:
     assert (
         data_wait_text(frame(snapshot=snapshot(throughput=Throughput()))) == "waiting for data n/a"
     )
+
+
+def test_samples_count_for_all_ranks_of_each_attempt() -> None:
+    samples = curve(np.full(100, 32.0))
+    resumed = frame(
+        curves={"step/samples": samples, "train/loss": curve(np.ones(100))},
+        attempt_ranks=((0, 2), (60, 4)),
+    )
+    axis = Axis("samples", resumed)
+    assert axis.ends == (64.0, 60 * 64.0 + 40 * 128.0)
+    assert axis.positions(resumed.curves["train/loss"])[59] == 60 * 64.0
+
+
+def test_marks_are_placed_on_every_axis_by_step_or_by_time() -> None:
+    marks = (
+        RunMark(MarkKind.ATTEMPT, "attempt 2 from step 200", 200, NOW + 500),
+        RunMark(MarkKind.STALL, "stalled for 8 s", None, NOW - 60 + 12.0),
+        RunMark(MarkKind.CHECKPOINT, "checkpoint of step 50", 50, None),
+    )
+    run = frame(curves={"train/loss": curve(np.ones(300))}, rates={}, marks=marks)
+    by_step = {mark.sign: mark.at for mark in Axis("step", run).marks if mark.sign != EPOCH_SIGN}
+    assert by_step == {"◆": 50.0, "!": pytest.approx(120.0), "»": 200.0}
+    by_time = {mark.sign: mark.at for mark in Axis("time", run).marks if mark.sign != EPOCH_SIGN}
+    assert by_time == {"◆": pytest.approx(5.0), "!": pytest.approx(12.0), "»": 560.0}
+    epochs = [mark for mark in Axis("step", run).marks if mark.sign == EPOCH_SIGN]
+    assert [(mark.at, mark.text) for mark in epochs] == [
+        (101.0, "epoch 1 begins"),
+        (201.0, "epoch 2 begins"),
+    ]
+
+
+def test_only_a_positive_curve_that_falls_over_decades_chooses_a_logarithmic_axis() -> None:
+    falling = 10.0 ** np.linspace(0, -4, 200)
+    assert falls_over_decades([curve(falling)])
+    assert not falls_over_decades([curve(falling), curve(np.array([1.0, 0.0, 1.0]))])
+    assert not falls_over_decades([curve(falling[::-1])])
+    assert not falls_over_decades([curve(np.linspace(2.0, 0.5, 200))])
+    assert not falls_over_decades([curve(np.full(200, np.nan))])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [("/^val/", ("val/loss", "val/acc")), ("/LOSS$", ("train/loss", "val/loss"))],
+)
+def test_names_are_filtered_by_an_expression(pattern: str, found: tuple[str, ...]) -> None:
+    assert matching(("train/loss", "val/loss", "val/acc"), pattern) == found
+
+
+def test_a_wrong_expression_names_its_place() -> None:
+    with pytest.raises(ValueError, match=r"wrong at character 5: unterminated character set"):
+        matching(("val/loss",), "/val[a-/")

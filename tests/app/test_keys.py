@@ -27,7 +27,10 @@ from tests.app.frames import frame, snapshot
 from tests.app.one_run import OneRun, Script, shown, until
 
 RUN_KEYS = {"s", "S", "p", "c", "k", "r", "d", "v", "/", "1", "z", "x", "y", "+", "-", "0", "q"}
-PAIRS = {"⏎", "↑↓", "←→", "shift+←→", "tab", "1-5", "1-6", "+-", "esc"}
+PAIRS = {
+    *("⏎", "↑↓", "←→", "shift+←→", "tab", "1-5", "1-6", "+-", "esc"),
+    *(", .", "n N", "< >", "( )", "1 2"),
+}
 """Names in the footer of keys that Textual binds, and of several keys at once."""
 WIDGET_KEYS = {"↑", "←", "shift+←", "home", "end", "g", "f", "n", "enter"}
 

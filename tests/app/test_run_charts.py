@@ -5,21 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from textual.widgets import Input, OptionList
+from textual.widgets import Input, OptionList, Static
 
 from ltui.app.keys.footer import KeyFooter
 from ltui.app.live.frame import Frame
 from ltui.app.panels.panel import Panel
 from ltui.app.panels.run_charts import RunCharts
 from ltui.app.preferences import read_preferences
+from ltui.app.presentation.metric_list import MetricChoice
 from ltui.app.screens.metric_chooser import MetricChooser
 from ltui.app.screens.run import RunScreen
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets.charts.chart import Chart
+from ltui.widgets.view_models import ChartViewModel
 from tests.app.frames import curve, frame, snapshot
 from tests.app.one_run import OneRun, Script, shown, until
 
 NAMES = ("step/lr", "train/loss", "val/acc", "val/loss")
+many_chart = ChartViewModel(title="")
 
 
 class OneRunAt(OneRun):
@@ -156,7 +159,7 @@ async def test_charts_without_room_are_counted(tmp_path: Path) -> None:
     async with app.run_test(size=(160, 50)) as pilot:
         screen = await shown(pilot, app)
         charts = screen.query_one(RunCharts)
-        charts._use_metrics(tuple(names))
+        charts._use_first(MetricChoice(tuple(names)))
         await until(pilot, lambda: len(titles(screen)) > 1)
         left = len(names) - len(titles(screen))
         assert f"{left} more need room" in (screen.query_one("#loss", Panel).border_subtitle or "")
@@ -174,3 +177,39 @@ async def test_each_metric_takes_one_line_of_a_narrow_list(tmp_path: Path) -> No
         listed = app.screen.query_one(OptionList)
         await pilot.pause()
         assert listed.virtual_size.height == listed.option_count == len(NAMES)
+
+
+async def test_several_metrics_share_the_first_chart_and_the_second_panel(tmp_path: Path) -> None:
+    tmp_path.joinpath("runs").mkdir()
+    app = OneRunAt(tmp_path, Script(many()))
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await shown(pilot, app)
+        await pilot.press("m")
+        await until(pilot, lambda: isinstance(app.screen, MetricChooser))
+        await pilot.press("space", "j", "enter")
+        await until(pilot, lambda: titles(screen) == ["train/loss, val/loss, step/lr"])
+        await pilot.press("2", "m")
+        await until(pilot, lambda: isinstance(app.screen, MetricChooser))
+        await pilot.press("slash", *"/acc$/")
+        listed = app.screen.query_one(OptionList)
+        await until(pilot, lambda: listed.option_count == 1)
+        await pilot.press("down", "space", "enter")
+        second = screen.query_one("#throughput-chart", Chart)
+        await until(pilot, lambda: "val/acc" in (second.view_model or many_chart).title)
+    again = OneRunAt(tmp_path, Script(many()))
+    async with again.run_test(size=(160, 50)) as pilot:
+        screen = await shown(pilot, again)
+        assert titles(screen) == ["train/loss, val/loss, step/lr"]
+        second = screen.query_one("#throughput-chart", Chart)
+        await until(pilot, lambda: "val/acc" in (second.view_model or many_chart).title)
+
+
+async def test_a_wrong_expression_in_the_list_says_where(tmp_path: Path) -> None:
+    app = OneRunAt(tmp_path, Script(many()))
+    async with app.run_test(size=(100, 30)) as pilot:
+        await shown(pilot, app)
+        await pilot.press("m")
+        await until(pilot, lambda: isinstance(app.screen, MetricChooser))
+        await pilot.press("slash", *"/[a")
+        problem = app.screen.query_one("#problem", Static)
+        await until(pilot, lambda: "at character 2" in str(problem.visual))

@@ -79,6 +79,18 @@ class StoredEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredAttempt:
+    """The start of one attempt."""
+
+    number: int
+    started_at: float | None
+    """Unix seconds."""
+    resumed_step: int | None
+    changes: tuple[str, ...]
+    """Settings that were changed since the previous attempt."""
+
+
+@dataclass(frozen=True, slots=True)
 class StoredGpuReadings:
     """Stored readings of one GPU, oldest first; missing values are NaN."""
 
@@ -239,6 +251,17 @@ class RunStore:
             )
             ranks[span.attempt] = tuple(row[0] for row in rows)
         return ranks
+
+    @_raises_store_error
+    def attempts(self) -> list[StoredAttempt]:
+        """Return every attempt, the first one first."""
+        rows = self._connection.execute(
+            "SELECT attempt, started_at, resumed_step, changes FROM attempts ORDER BY attempt"
+        )
+        return [
+            StoredAttempt(number, started_at, step, tuple(map(str, json.loads(changes or "[]"))))
+            for number, started_at, step, changes in rows
+        ]
 
     # -- events and readings --------------------------------------------------------------------
 

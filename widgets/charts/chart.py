@@ -52,6 +52,11 @@ class Chart(Widget, can_focus=True):
         shift+right | pan(1)             | pan right       | Move it right; right button: drag it
         home        | show_all           | show all        | Show the whole x axis again
         end         | follow             | newest          | Go to the newest points and follow them
+        comma       | mark(-1)           | previous mark   | Go to the previous event on the x axis
+        full_stop   | mark(1)            | next mark       | Such as a checkpoint, stall or attempt
+        Y           | export('text')     | copy as text    | Copy the chart to the clipboard
+        w           | export('svg')      | save as SVG     | Save the chart as a picture
+        W           | export('png')      | save as PNG     | Save the chart as PNG
         y           | toggle_log         | log scale       | Linear or logarithmic y axis
         o           | toggle('outliers') | outliers        | Show all values, or cut outliers off
         g           | toggle('grid')     | grid            | Show or hide the grid lines
@@ -87,6 +92,13 @@ class Chart(Widget, can_focus=True):
         chart: Chart
         view: Viewport | None
 
+    @dataclass
+    class ExportRequested(Message):
+        """The user wants a copy: ``form`` is ``text``, ``svg`` or ``png``."""
+
+        chart: Chart
+        form: str
+
     def __init__(
         self,
         view_model: ChartViewModel | None = None,
@@ -111,6 +123,25 @@ class Chart(Widget, can_focus=True):
         if self.log_y is None:
             return self.view_model is not None and self.view_model.log_y
         return self.log_y
+
+    @property
+    def options(self) -> ChartOptions:
+        """Everything that decides how the chart is drawn, apart from its data."""
+        return ChartOptions(
+            view=self.view,
+            log_y=self.is_log,
+            cursor=self.crosshair,
+            grid=self.grid,
+            outliers=self.outliers,
+            selection=self._selection,
+            dashes=self.app.no_color,
+        )
+
+    def plain_text(self) -> str:
+        """Return the chart as it is drawn, below its title."""
+        title = self.view_model.title if self.view_model is not None else ""
+        lines = [self._current_plot().canvas.line(y).rstrip() for y in range(self.size.height)]
+        return "\n".join([title, *lines])
 
     def zoomed_range(self) -> AxisRange | None:
         """Return the visible part of the x axis; None while the whole axis is visible."""
@@ -137,15 +168,7 @@ class Chart(Widget, can_focus=True):
     def _current_plot(self) -> Plot:
         """Return the plot of the present data, options and size; it is drawn once for all lines."""
         width, height = self.size
-        options = ChartOptions(
-            view=self.view,
-            log_y=self.is_log,
-            cursor=self.crosshair,
-            grid=self.grid,
-            outliers=self.outliers,
-            selection=self._selection,
-            dashes=self.app.no_color,
-        )
+        options = self.options
         key = (self.view_model, options, width, height)
         if self._plot is None or key != self._plot_key:
             before = self._y_ranges.get((options.log_y, options.outliers))
@@ -244,6 +267,14 @@ class Chart(Widget, can_focus=True):
             self._set_view(Viewport(low=mark.at - half, high=mark.at + half))
         self._set_crosshair(mark.at)
         return mark
+
+    def action_mark(self, direction: int) -> None:
+        if self.move_to_mark(direction) is None:
+            self.app.bell()
+
+    def action_export(self, form: str) -> None:
+        if self.view_model is not None and self.view_model.series:
+            self.post_message(self.ExportRequested(self, form))
 
     def action_clear(self) -> None:
         """Remove the crosshair; if there is none, remove the zoom."""

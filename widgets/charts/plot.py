@@ -92,7 +92,7 @@ def plot(
         _draw_note(canvas, view_model.note if view_model and view_model.note else "no data yet")
         return Plot(canvas=canvas, area=None, x=None, y=before)
     x = visible_range(options.view, data)
-    layout = _lay_out(canvas, view_model, options, x, before)
+    layout = lay_out(canvas, view_model, options, x, before)
     area, y = layout.area, layout.y
     _draw_axes(canvas, view_model, options, layout, x)
     _draw_curves(canvas, area, layout.curves, y, options)
@@ -112,27 +112,27 @@ def plot(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Layout:
+class Layout:
     """Curves and ticks, and an area with a margin that is wide enough for the tick labels."""
 
     area: PlotArea
-    curves: list[_Curve]
+    curves: list[VisibleCurve]
     y: AxisRange
     ticks: list[AxisTick]
     extremes: tuple[float, float] | None
 
 
-def _lay_out(
+def lay_out(
     canvas: Canvas,
     view_model: ChartViewModel,
     options: ChartOptions,
     x: AxisRange,
     before: AxisRange | None,
-) -> _Layout:
+) -> Layout:
     margin = MARGIN
     while True:
         area = PlotArea.within(canvas.width, canvas.height, margin)
-        curves = [_Curve(s, x, area, options.log_y) for s in view_model.series]
+        curves = [VisibleCurve(s, x, area, options.log_y) for s in view_model.series]
         extremes = _union([c.extremes for c in curves])
         if extremes is None:
             y = before or AxisRange(0.0, 1.0)
@@ -144,7 +144,7 @@ def _lay_out(
         ticks = log_ticks(y, most) if options.log_y else linear_ticks(y, most)
         needed = max((cell_len(tick.label) for tick in ticks), default=0) + 1
         if needed <= margin or margin == MOST_MARGIN or not area.left:
-            return _Layout(area=area, curves=curves, y=y, ticks=ticks, extremes=extremes)
+            return Layout(area=area, curves=curves, y=y, ticks=ticks, extremes=extremes)
         margin = min(needed, MOST_MARGIN)
 
 
@@ -154,7 +154,7 @@ def _union(ranges: Sequence[tuple[float, float] | None]) -> tuple[float, float] 
 
 
 def _without_outliers(
-    curves: Sequence[_Curve], extremes: tuple[float, float]
+    curves: Sequence[VisibleCurve], extremes: tuple[float, float]
 ) -> tuple[float, float]:
     """Return the range of nearly all values and of the newest ones.
 
@@ -189,7 +189,7 @@ def _draw_corner_note(canvas: Canvas, area: PlotArea, row: int, *texts: str) -> 
     canvas.write(area.left + area.width - cell_len(text), row, text, INK_DIM)
 
 
-class _Curve:
+class VisibleCurve:
     """A series reduced to the visible columns, on the scale of the axis."""
 
     def __init__(self, series: ChartSeries, x: AxisRange, area: PlotArea, log_y: bool) -> None:
@@ -255,7 +255,7 @@ def _draw_note(canvas: Canvas, text: str) -> None:
 
 
 def _draw_axes(
-    canvas: Canvas, view_model: ChartViewModel, options: ChartOptions, layout: _Layout, x: AxisRange
+    canvas: Canvas, view_model: ChartViewModel, options: ChartOptions, layout: Layout, x: AxisRange
 ) -> None:
     area, y = layout.area, layout.y
     if not area.left:
@@ -271,7 +271,7 @@ def _draw_axes(
 
 
 def _draw_curves(
-    canvas: Canvas, area: PlotArea, curves: list[_Curve], y: AxisRange, options: ChartOptions
+    canvas: Canvas, area: PlotArea, curves: list[VisibleCurve], y: AxisRange, options: ChartOptions
 ) -> None:
     size = (y.low, y.high, area.width, area.height)
     # Draw faint curves first, so that the important ones are on top.
@@ -290,7 +290,7 @@ def _draw_curves(
             _draw_end_marker(canvas, area, curve, y)
 
 
-def _draw_end_marker(canvas: Canvas, area: PlotArea, curve: _Curve, y: AxisRange) -> None:
+def _draw_end_marker(canvas: Canvas, area: PlotArea, curve: VisibleCurve, y: AxisRange) -> None:
     """Draw the series' sign at its last value, unless the curve continues beyond the right edge."""
     line = curve.line
     inside = np.flatnonzero(np.isfinite(line.last) & (line.at >= 0))

@@ -1,0 +1,130 @@
+"""Charts that show the same part of the x axis and the same crosshair, and their settings."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+
+from textual import on
+from textual.containers import Container
+
+from ltui.app.live.frame import Frame
+from ltui.app.live.metric_history import CurveRequest, LatestCurveRequest
+from ltui.app.presentation.chart_axis import Axis
+from ltui.app.presentation.metric_charts import ChartSettings
+from ltui.widgets import formats
+from ltui.widgets.charts.axis_scale import AxisRange
+from ltui.widgets.charts.chart import Chart
+
+
+class LinkedCharts(Container):
+    """A container of charts. Its methods change all of them."""
+
+    def __init__(self, requests: LatestCurveRequest, *, id: str) -> None:  # noqa: A002 - Textual's
+        super().__init__(id=id)
+        self.settings = ChartSettings()
+        self._requests = requests
+
+    @abstractmethod
+    def redraw(self) -> None:
+        """Draw the charts again, because the settings or the visible part changed."""
+
+    def reset(self) -> None:
+        """Restore the default axis, smoothing, zoom and scale."""
+        default = ChartSettings()
+        self.settings = replace(self.settings, axis=default.axis, smoothing=default.smoothing)
+        for chart in self.query(Chart):
+            chart.view = chart.crosshair = None
+            chart.log_y, chart.outliers = None, False
+        self.redraw()
+
+    def next_axis(self) -> None:
+        self.settings = replace(self.settings, axis=self.settings.next_axis())
+        for chart in self.query(Chart):
+            # The zoomed part was a part of the previous axis.
+            chart.view = chart.crosshair = None
+        self.redraw()
+
+    def scaled_charts(self) -> list[Chart]:
+        """Return the charts whose y axis the keys change."""
+        return list(self.query(Chart))
+
+    def toggle_log(self) -> None:
+        charts = self.scaled_charts()
+        log_y = not charts[0].is_log
+        for chart in charts:
+            chart.log_y = log_y
+
+    def toggle_outliers(self) -> None:
+        charts = self.scaled_charts()
+        outliers = not charts[0].outliers
+        for chart in charts:
+            chart.outliers = outliers
+
+    def smooth(self, by: int) -> None:
+        """Increase the smoothing by ``by`` levels; a negative number decreases it."""
+        self.settings = replace(self.settings, smoothing=self.settings.next_smoothing(by))
+        self.redraw()
+
+    # -- the visible part --------------------------------------------------------------------------
+
+    def request_curves(self, frame: Frame, names: frozenset[str] | None) -> None:
+        """Request curves, and their detail for the zoomed part."""
+        part = self.visible_part()
+        steps = None
+        if part is not None:
+            margin = part.span / 2
+            axis = Axis(self.settings.axis, frame)
+            steps = axis.steps_between(part.low - margin, part.high + margin)
+            requested = self._requests.request.steps
+            if steps is not None and requested is not None and _covers(requested, steps):
+                steps = requested
+        self._requests.request = CurveRequest(names=names, steps=steps)
+
+    def visible_part(self) -> AxisRange | None:
+        """Return the visible part of the x axis; None for the whole axis."""
+        for chart in self.query(Chart):
+            if chart.display and (part := chart.zoomed_range()) is not None:
+                return part
+        return None
+
+    def zoom_text(self) -> str:
+        """Return ``zoomed 4 500-5 000 · home: all``; empty if the whole axis is visible."""
+        part = self.visible_part()
+        if part is None:
+            return ""
+        if self.settings.axis == "clock":
+            low, high = (f"{datetime.fromtimestamp(end):%H:%M:%S}" for end in (part.low, part.high))
+            return f"zoomed {low}-{high} · home: all"
+        digits: Callable[[float], str] = formats.count
+        if self.settings.axis in ("time", "epoch"):
+            digits = formats.duration if self.settings.axis == "time" else formats.significant
+        return f"zoomed {digits(max(0.0, part.low))}-{digits(part.high)} · home: all"
+
+    @on(Chart.ViewChanged)
+    def _link_views(self, message: Chart.ViewChanged) -> None:
+        message.stop()
+        for chart in self.query(Chart):
+            if chart is not message.chart:
+                chart.view = message.view
+        self.redraw()
+
+    @on(Chart.CrosshairMoved)
+    def _link_crosshairs(self, message: Chart.CrosshairMoved) -> None:
+        message.stop()
+        for chart in self.query(Chart):
+            if chart is not message.chart and chart.crosshair != message.x:
+                chart.set_reactive(Chart.crosshair, message.x)
+                chart.refresh()
+
+
+def _covers(requested: tuple[int, int], steps: tuple[int, int]) -> bool:
+    """Return True if the previous request still covers ``steps`` in similar detail.
+
+    ``steps`` includes margins, which need not be covered.
+    """
+    margin = (steps[1] - steps[0]) // 4
+    inside = requested[0] <= steps[0] + margin and steps[1] - margin <= requested[1]
+    return inside and requested[1] - requested[0] <= 3 * (steps[1] - steps[0])

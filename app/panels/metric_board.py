@@ -1,0 +1,225 @@
+"""Every metric of a run as a chart, in pages. Only the visible ones are read and drawn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from rich.text import Text
+from textual import events
+from textual.app import ComposeResult
+
+from ltui.app.live.frame import Frame
+from ltui.app.live.metric_history import LatestCurveRequest
+from ltui.app.panels.linked_charts import LinkedCharts
+from ltui.app.panels.live_text import LiveText
+from ltui.app.panels.metric_grid import GridShape, MetricGrid
+from ltui.app.preferences import read_script_preference, write_script_preference
+from ltui.app.presentation import metric_charts
+from ltui.app.presentation.metric_list import preference_key
+from ltui.app.presentation.metric_pages import (
+    FAVOURITE_SIGN,
+    MAX_COLUMNS,
+    MAX_ROWS,
+    ORDERS,
+    MetricPages,
+    pages_from_json,
+    shape_for,
+)
+from ltui.widgets.sanitise import clean_name
+from ltui.widgets.view_models import ChartViewModel
+
+PREFERENCE = "all_metrics"
+"""Key in ``preferences.json`` of a mapping from preset or script to ``MetricPages``."""
+
+
+class MetricBoard(LinkedCharts):
+    """A line about the page, and the charts of the page."""
+
+    DEFAULT_CSS = """
+    MetricBoard #page { height: 1; padding: 0 1; text-wrap: nowrap; text-overflow: ellipsis; }
+    """
+
+    def __init__(self, home: Path, requests: LatestCurveRequest, *, id: str) -> None:  # noqa: A002 - Textual's
+        super().__init__(requests, id=id)
+        self.pages = MetricPages()
+        self.problem = ""
+        """What is wrong with the filter."""
+        self._home = home
+        self._preference = ""
+        self._frame: Frame | None = None
+        self._names: tuple[str, ...] = ()
+        """The metrics of all pages, in order."""
+        self._names_of: tuple[object, ...] = ()
+        """What the order was computed from."""
+        self._first = 0
+        """Place of the first visible metric."""
+        self.zoomed: str | None = None
+        """The metric whose chart fills the screen."""
+        self._drawn: tuple[object, ...] = ()
+
+    def compose(self) -> ComposeResult:
+        yield LiveText(id="page")
+        yield MetricGrid(id="all-metrics", titled=True)
+
+    @property
+    def grid(self) -> MetricGrid:
+        return self.query_one(MetricGrid)
+
+    def show(self, frame: Frame) -> None:
+        """Draw the visible charts, and request their curves for the next frame."""
+        self._frame = frame
+        self._read_preference(frame)
+        self._order(frame)
+        names = self.visible_names()
+        self.request_curves(frame, metric_charts.requested_names(names, self.settings))
+        self._show_page(names)
+        shape = GridShape(1, 1) if self.zoomed else self._shape()
+        content = (names, shape, self.settings, frame.curves_version, len(frame.marks))
+        if content != self._drawn:
+            self._drawn = content
+            view_models = metric_charts.charts_of_names(frame, self.settings, names)
+            charts = [self._starred(*pair) for pair in zip(names, view_models, strict=True)]
+            note = "no metric matches the filter" if self.pages.filter else "no metric was logged"
+            self.grid.show(charts or [ChartViewModel(title="metrics", note=note)], shape)
+
+    def _starred(self, name: str, view_model: ChartViewModel) -> ChartViewModel:
+        if name not in self.pages.favourites:
+            return view_model
+        return replace(view_model, title=f"{FAVOURITE_SIGN} {view_model.title}")
+
+    def redraw(self) -> None:
+        if self._frame is not None:
+            self.show(self._frame)
+
+    def on_resize(self, event: events.Resize) -> None:  # noqa: ARG002
+        self.redraw()
+
+    def _shape(self) -> GridShape:
+        width, height = self.grid.size
+        return GridShape(*shape_for(self.pages, width, height))
+
+    # -- pages -------------------------------------------------------------------------------------
+
+    def visible_names(self) -> tuple[str, ...]:
+        """Return the metrics of the page."""
+        if self.zoomed in self._names:
+            return (self.zoomed,) if self.zoomed is not None else ()
+        return self._names[self._first : self._first + self._shape().places]
+
+    def focused_name(self) -> str | None:
+        """Return the metric of the chart with the focus, or else the first visible one."""
+        names = self.visible_names()
+        for name, chart in zip(names, self.grid.charts, strict=False):
+            if chart.has_focus:
+                return name
+        return names[0] if names else None
+
+    def turn(self, by: int) -> None:
+        """Show the next page, or with ``by`` -1 the previous one; zoomed, the next metric."""
+        if self.zoomed in self._names:
+            place = self._names.index(self.zoomed) + by
+            self.zoomed = self._names[place % len(self._names)]
+        else:
+            places = self._shape().places
+            last = (max(0, len(self._names) - 1)) // places * places
+            self._first = min(last, max(0, self._first + by * places))
+        self.redraw()
+
+    def go_to(self, name: str) -> None:
+        """Show the page of a metric and move the focus to its chart."""
+        if name not in self._names:
+            self.use(replace(self.pages, filter=""))
+        if name in self._names:
+            places = self._shape().places
+            place = self._names.index(name)
+            self._first = place // places * places
+            self.zoomed = None
+            self.redraw()
+            self.grid.charts[place - self._first].focus()
+
+    def toggle_zoom(self) -> None:
+        """Show one chart alone, or the page again."""
+        self.zoomed = None if self.zoomed else self.focused_name()
+        self.redraw()
+        if self.grid.charts:
+            self.grid.charts[0].focus()
+
+    def _order(self, frame: Frame) -> None:
+        """Sort the metrics again if there are new ones or the choice changed.
+
+        Values alone do not sort them again, because charts must not change places while one reads
+        them.
+        """
+        basis = (frame.curve_names, self.pages.filter, self.pages.order, self.pages.favourites)
+        if basis == self._names_of:
+            return
+        self._names_of = basis
+        changed_at = {name: float(value.step) for name, value in frame.snapshot.metrics.items()}
+        try:
+            self._names = self.pages.ordered(frame.curve_names, changed_at)
+            self.problem = ""
+        except ValueError as error:
+            self.problem = str(error)
+
+    # -- choices -----------------------------------------------------------------------------------
+
+    def use(self, pages: MetricPages) -> None:
+        """Use and remember what the user chose."""
+        if pages.filter != self.pages.filter or pages.order != self.pages.order:
+            self._first = 0
+        self.pages = pages
+        self._names_of = ()
+        self.redraw()
+        if not self._preference:
+            return
+        try:
+            write_script_preference(self._home, PREFERENCE, self._preference, pages.to_json())
+        except OSError as error:
+            reason = error.strerror or str(error)
+            self.notify(
+                f"The choice can't be remembered: {reason}", severity="warning", markup=False
+            )
+
+    def change_shape(self, columns: int, rows: int) -> None:
+        """Add columns and rows; negative numbers remove some."""
+        shape = self._shape()
+        self.use(
+            replace(
+                self.pages,
+                columns=min(MAX_COLUMNS, max(1, shape.columns + columns)),
+                rows=min(MAX_ROWS, max(1, shape.rows + rows)),
+            )
+        )
+
+    def reset(self) -> None:
+        """Restore the automatic number of charts, the axis, the smoothing and the zoom."""
+        self.zoomed = None
+        self.use(replace(self.pages, columns=None, rows=None))
+        super().reset()
+
+    def _read_preference(self, frame: Frame) -> None:
+        run = frame.snapshot
+        key = preference_key(run.preset, run.command)
+        if key and key != self._preference:
+            self._preference = key
+            self.pages = pages_from_json(read_script_preference(self._home, PREFERENCE, key))
+
+    # -- the line above the charts -----------------------------------------------------------------
+
+    def _show_page(self, names: tuple[str, ...]) -> None:
+        total = len(self._frame.curve_names) if self._frame is not None else 0
+        shown = f"{len(self._names)} of {total}" if self.pages.filter else str(total)
+        parts = [f"{shown} metrics", ORDERS[self.pages.order]]
+        if self.zoomed is None and names:
+            places = self._shape().places
+            pages = -(-len(self._names) // places)
+            parts.insert(0, f"page {self._first // places + 1}/{pages}")
+        if self.pages.filter:
+            parts.append(f"filter {clean_name(self.pages.filter)}")
+        parts.append(f"smoothing {self.settings.smoothing:g}" if self.settings.smoothing else "raw")
+        parts.append(self.zoom_text())
+        line = Text(" · ".join(part for part in parts if part), no_wrap=True)
+        if self.problem:
+            line = Text(self.problem, "bold", no_wrap=True)
+        self.query_one("#page", LiveText).show(line)

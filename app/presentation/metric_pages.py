@@ -1,0 +1,82 @@
+"""Which metrics a page of the screen of all metrics shows: filter, order, favourites. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ltui.app.presentation.metric_list import matching
+
+ORDERS = {"name": "by name", "changed": "recently changed first"}
+"""Orders of the metrics, and their names on the screen."""
+MAX_COLUMNS, MAX_ROWS = 6, 8
+FAVOURITE_SIGN = "★"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MetricPages:
+    """What the user chose on the screen of all metrics, as it is remembered."""
+
+    columns: int | None = None
+    """Columns of charts; None means as many as the terminal has room for."""
+    rows: int | None = None
+    order: str = "name"
+    favourites: tuple[str, ...] = ()
+    """Names that come first, in the order in which they were chosen."""
+    filter: str = ""
+
+    def next_order(self) -> MetricPages:
+        orders = list(ORDERS)
+        return replace(self, order=orders[(orders.index(self.order) + 1) % len(orders)])
+
+    def toggle_favourite(self, name: str) -> MetricPages:
+        others = tuple(one for one in self.favourites if one != name)
+        chosen = others if name in self.favourites else (*others, name)
+        return replace(self, favourites=chosen)
+
+    def ordered(self, names: Sequence[str], changed_at: Mapping[str, float]) -> tuple[str, ...]:
+        """Return the metrics of all pages. ``changed_at`` is the last step of each metric.
+
+        Raise ``ValueError`` if the filter is a wrong expression.
+        """
+        shown = sorted(matching(names, self.filter))
+        if self.order == "changed":
+            # The order by name stays among those that changed at the same step.
+            shown.sort(key=lambda name: changed_at.get(name, -1.0), reverse=True)
+        first = [name for name in self.favourites if name in shown]
+        return (*first, *(name for name in shown if name not in first))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what differs from the default."""
+        values = {
+            "columns": self.columns,
+            "rows": self.rows,
+            "order": self.order if self.order != "name" else None,
+            "favourites": list(self.favourites),
+            "filter": self.filter,
+        }
+        return {key: value for key, value in values.items() if value}
+
+
+def pages_from_json(document: object) -> MetricPages:
+    """Return the remembered choice. What is missing or damaged gets its default."""
+    if not isinstance(document, dict):
+        return MetricPages()
+    columns, rows = document.get("columns"), document.get("rows")
+    names, order, pattern = (document.get(key) for key in ("favourites", "order", "filter"))
+    return MetricPages(
+        columns=min(MAX_COLUMNS, columns) if isinstance(columns, int) and columns > 0 else None,
+        rows=min(MAX_ROWS, rows) if isinstance(rows, int) and rows > 0 else None,
+        order=order if isinstance(order, str) and order in ORDERS else "name",
+        favourites=tuple(map(str, names)) if isinstance(names, list) else (),
+        filter=pattern if isinstance(pattern, str) else "",
+    )
+
+
+def shape_for(pages: MetricPages, width: int, height: int) -> tuple[int, int]:
+    """Return the columns and rows of charts for a grid of ``width`` x ``height`` cells."""
+    columns = pages.columns or max(1, min(4, (width + 20) // 50))
+    rows = pages.rows or max(1, height // 10)
+    # A chart that is lower than three lines shows nothing.
+    return columns, min(rows, max(1, height // 3))

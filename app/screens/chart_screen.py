@@ -1,0 +1,38 @@
+"""What the keys of ``chart_keys.py`` do on a screen with linked charts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from textual.screen import Screen
+
+from ltui.app.panels.linked_charts import LinkedCharts
+from ltui.app.presentation.chart_axis import AXES
+
+
+class ChartKeysScreen(Screen[Any]):
+    """A screen whose linked charts are changed by ``CHART_KEYS``."""
+
+    @property
+    def charts(self) -> LinkedCharts:
+        """The charts of the screen."""
+        raise NotImplementedError
+
+    @property
+    def is_top(self) -> bool:
+        """Return whether no other screen lies above this one."""
+        # A screen below one with a background is current for Textual, although nobody sees it.
+        return self.is_current and self.app.screen is self
+
+    def action_axis(self) -> None:
+        self.charts.next_axis()
+        self.notify(f"x axis: {AXES[self.charts.settings.axis]}", timeout=2)
+
+    def action_log_scale(self) -> None:
+        self.charts.toggle_log()
+
+    def action_outliers(self) -> None:
+        self.charts.toggle_outliers()
+
+    def action_smooth(self, by: int) -> None:
+        self.charts.smooth(by)

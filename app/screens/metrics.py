@@ -1,0 +1,219 @@
+"""The screen with a chart for every metric of a run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+from textual import events, on
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.widgets import Input
+
+from ltui.app.keys.chart_keys import CHART_HINTS, CHART_KEYS, SCALE_HINTS
+from ltui.app.keys.footer import KeyFooter, KeyHint
+from ltui.app.panels.metric_board import MetricBoard
+from ltui.app.presentation.metric_pages import ORDERS
+from ltui.app.screens.chart_screen import ChartKeysScreen
+from ltui.widgets.charts.chart import Chart
+from ltui.widgets.make_bindings import bindings
+from ltui.widgets.sanitise import clean_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ltui.app.live.frame import Frame
+    from ltui.app.live.metric_history import LatestCurveRequest
+    from ltui.app.screens.run import RunScreen
+
+REFRESH_S = 0.25
+"""Seconds between two looks for a new frame."""
+HINTS = (
+    KeyHint("n N", "page", "screen.page(1)"),
+    KeyHint("/", "filter", "screen.filter"),
+    KeyHint("< >", "columns", "screen.columns(1)"),
+    KeyHint("( )", "rows", "screen.rows(1)"),
+    KeyHint("*", "favourite", "screen.favourite"),
+    KeyHint("O", "order", "screen.order"),
+    KeyHint("z", "one chart", "screen.zoom"),
+)
+LAST_HINTS = (
+    KeyHint("1 2", "show in panel", "screen.put(1)"),
+    KeyHint("?", "help", "app.help", keep=True),
+    KeyHint("q", "back to the run", "screen.back", keep=True),
+)
+FILTER_HINTS = (
+    KeyHint("⏎", "to the charts", "screen.to_charts", keep=True),
+    KeyHint("esc", "clear the filter", "screen.cancel", keep=True),
+)
+
+
+class MetricsScreen(ChartKeysScreen):
+    """Charts in pages, which follow the newest frame of the run screen below."""
+
+    SCOPE = "metrics"
+    ABOUT = "Only the visible charts are read and drawn. The choice is remembered for each script."
+    BINDINGS: ClassVar[list[BindingType]] = bindings(
+        "all_metrics",
+        f"""
+        [Charts]
+        {CHART_KEYS.strip()}
+        [Pages]
+        n,pagedown | page(1)    | next page      | Next page; with one chart, the next metric
+        N,pageup   | page(-1)   | previous page  | Previous page
+        greater_than_sign | columns(1)  | more columns  | More columns of charts
+        less_than_sign    | columns(-1) | fewer columns | Fewer columns of charts
+        right_parenthesis | rows(1)     | more rows     | More rows of charts
+        left_parenthesis  | rows(-1)    | fewer rows    | Fewer rows of charts
+        /          | filter     | filter         | A part of the name, val/*, or /loss$/
+        O          | order      | order          | By name, or recently changed first
+        *          | favourite  | favourite      | Show this metric first, or no longer
+        z          | zoom       | one chart      | Show one chart alone, or the page again
+        1          | put(1)     | to panel 1     | Show this metric in panel 1 of the run
+        2          | put(2)     | to panel 2     | Show this metric in panel 2 of the run
+        [Screen]
+        0          | reset      | reset          | Restore the number of charts, zoom and smoothing
+        escape     | cancel     | cancel         | Leave one chart, clear the filter, or go back
+        q          | back       | back           | Go back to the run
+        """,
+    )
+
+    def __init__(self, run: RunScreen, requests: LatestCurveRequest) -> None:
+        super().__init__()
+        self._run, self._requests = run, requests
+        self._frame: Frame | None = None
+
+    def compose(self) -> ComposeResult:
+        yield Input(placeholder="filter: part of a name, val/* or /loss$/", compact=True, id="name")
+        yield MetricBoard(self._run.run_dir.home, self._requests, id="board")
+        yield KeyFooter(id="keys")
+
+    @property
+    def charts(self) -> MetricBoard:
+        return self.query_one(MetricBoard)
+
+    @property
+    def chart_source(self) -> str:
+        """The name of the run, for the title of a saved chart."""
+        return self._run.chart_source
+
+    def on_mount(self) -> None:
+        self.query_one("#name").display = False
+        self.query_one("#board").border_title = "metrics"
+        self.set_interval(REFRESH_S, self._refresh)
+        self.call_after_refresh(self._begin)
+
+    def _begin(self) -> None:
+        self._refresh()
+        self.action_to_charts()
+
+    def _refresh(self) -> None:
+        """Draw the newest frame. Below a dialog nothing is drawn, as on the run screen."""
+        frame = self._run.frame
+        if frame is not None and frame is not self._frame and self.is_top:
+            self._frame = frame
+            self.charts.show(frame)
+
+    # -- pages -------------------------------------------------------------------------------------
+
+    def action_page(self, by: int) -> None:
+        self.charts.turn(by)
+
+    def action_columns(self, by: int) -> None:
+        self.charts.change_shape(by, 0)
+
+    def action_rows(self, by: int) -> None:
+        self.charts.change_shape(0, by)
+
+    def action_order(self) -> None:
+        board = self.charts
+        board.use(board.pages.next_order())
+        self.notify(f"Metrics {ORDERS[board.pages.order]}", timeout=2)
+
+    def action_favourite(self) -> None:
+        board = self.charts
+        name = board.focused_name()
+        if name is not None:
+            board.use(board.pages.toggle_favourite(name))
+            chosen = name in board.pages.favourites
+            text = "comes first" if chosen else "is no favourite any more"
+            self.notify(f"{clean_name(name)} {text}", timeout=2, markup=False)
+
+    def action_zoom(self) -> None:
+        self.charts.toggle_zoom()
+
+    def action_reset(self) -> None:
+        self.charts.reset()
+
+    def action_put(self, panel: int) -> None:
+        """Show the metric with the focus on the run screen, too."""
+        name = self.charts.focused_name()
+        if name is None:
+            return
+        charts = self._run.charts
+        if panel == 1:
+            charts.show_metric(name)
+        else:
+            charts.show_second_metric(name)
+        self.notify(f"{clean_name(name)} is in panel {panel} of the run", timeout=3, markup=False)
+
+    # -- filter ------------------------------------------------------------------------------------
+
+    def action_filter(self) -> None:
+        field = self.query_one("#name", Input)
+        field.display = True
+        field.value = self.charts.pages.filter
+        field.focus()
+
+    @on(Input.Changed)
+    def _filter_changed(self, event: Input.Changed) -> None:
+        event.stop()
+        board = self.charts
+        if self.query_one("#name").display and event.value != board.pages.filter:
+            board.use(replace(board.pages, filter=event.value))
+
+    @on(Input.Submitted)
+    def action_to_charts(self) -> None:
+        """Close the field of the filter, and move the focus to the first chart."""
+        self.query_one("#name").display = False
+        charts = self.charts.grid.charts
+        if charts:
+            charts[0].focus()
+
+    # -- leaving -----------------------------------------------------------------------------------
+
+    def action_cancel(self) -> None:
+        """Undo one thing after the other: one chart, the filter, the screen."""
+        board = self.charts
+        if board.zoomed:
+            board.toggle_zoom()
+        elif board.pages.filter or self.query_one("#name").display:
+            board.use(replace(board.pages, filter=""))
+            self.action_to_charts()
+        else:
+            self.action_back()
+
+    def action_back(self) -> None:
+        self.app.pop_screen()
+
+    def farewell(self) -> str:
+        """Return the message to print when the dashboard is closed."""
+        return self._run.farewell()
+
+    # -- footer and palette ------------------------------------------------------------------------
+
+    @on(events.DescendantFocus)
+    def _focus_moved(self) -> None:
+        hints: list[KeyHint] = [*HINTS, *SCALE_HINTS, *LAST_HINTS]
+        if isinstance(self.focused, Input):
+            hints = list(FILTER_HINTS)
+        elif isinstance(self.focused, Chart):
+            hints = [*HINTS, *CHART_HINTS, *SCALE_HINTS, *LAST_HINTS]
+        self.query_one(KeyFooter).show(hints)
+
+    def palette_entries(self) -> Iterator[tuple[str, str, Callable[[], object]]]:
+        """Yield title, help and function of each entry that the palette offers here."""
+        for name in self._frame.curve_names if self._frame is not None else ():
+            jump = partial(self.charts.go_to, name)
+            yield f"Go to metric {clean_name(name)}", "Show the page of this metric", jump

@@ -1,0 +1,212 @@
+"""The screen of all metrics under keys: pages, filter, order, favourites, one chart, export."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from PIL import Image
+from textual.pilot import Pilot
+from textual.widgets import Input, Static
+
+from ltui.app.live.frame import Frame
+from ltui.app.preferences import read_preferences
+from ltui.app.screens.metrics import MetricsScreen
+from ltui.app.screens.run import RunScreen
+from ltui.training.state.run_snapshot import MetricValue
+from ltui.widgets.charts.chart import Chart
+from tests.app.frames import curve, frame, snapshot
+from tests.app.one_run import OneRun, Script, shown, until
+from tests.app.test_keys import unknown_hints
+from tests.app.test_run_charts import OneRunAt
+
+COUNT = 500
+
+
+def many(count: int = COUNT) -> Frame:
+    names = [f"layer.{n:03}/grad_norm" for n in range(count - 2)]
+    names += ["gpu/0/power_w", "throughput/samples_per_s"]
+    curves = {name: curve(np.arange(50.0) + n) for n, name in enumerate(names)}
+    steps = {name: MetricValue(last=1.0, step=n) for n, name in enumerate(names)}
+    return frame(curves=curves, curve_names=tuple(sorted(curves)), snapshot=snapshot(metrics=steps))
+
+
+async def opened(pilot: Pilot[Any], app: OneRun) -> MetricsScreen:
+    await shown(pilot, app)
+    await pilot.press("M")
+    await until(pilot, lambda: isinstance(app.screen, MetricsScreen) and charts(app))
+    await until(pilot, lambda: isinstance(app.screen.focused, Chart))
+    screen = app.screen
+    assert isinstance(screen, MetricsScreen)
+    return screen
+
+
+def charts(app: OneRun) -> list[str]:
+    shown_charts = [c for c in app.screen.query(Chart) if c.display and c.view_model is not None]
+    return [c.view_model.title for c in shown_charts if c.view_model is not None]
+
+
+def line(app: OneRun) -> str:
+    return str(app.screen.query_one("#page", Static).visual)
+
+
+def home(tmp_path: Path) -> Path:
+    tmp_path.joinpath("runs").mkdir(exist_ok=True)
+    return tmp_path
+
+
+async def test_only_the_visible_charts_are_requested_and_pages_turn(tmp_path: Path) -> None:
+    app = OneRunAt(home(tmp_path), Script(many()))
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await opened(pilot, app)
+        assert len(charts(app)) == 12
+        assert "page 1/42 · 500 metrics" in line(app)
+        first = charts(app)
+        assert screen._requests.request.names == frozenset(first)
+        await pilot.press("n")
+        await until(pilot, lambda: charts(app) != first)
+        assert len(app.screen.query(Chart)) == 12
+        assert screen._requests.request.names == frozenset(charts(app))
+        await pilot.press("N", "N")
+        await until(pilot, lambda: charts(app) == first)
+        assert unknown_hints(app.screen) == []
+
+
+async def test_a_small_terminal_shows_four_charts_and_rows_and_columns_change(
+    tmp_path: Path,
+) -> None:
+    app = OneRunAt(home(tmp_path), Script(many()))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await opened(pilot, app)
+        assert len(charts(app)) == 4
+        await pilot.press("right_parenthesis", "less_than_sign")
+        await until(pilot, lambda: len(charts(app)) == 3)
+        stored = read_preferences(tmp_path)["all_metrics"]["cifar10-cnn"]
+        assert (stored["columns"], stored["rows"]) == (1, 3)
+        await pilot.press("0")
+        await until(pilot, lambda: len(charts(app)) == 4)
+
+
+async def test_filter_order_and_favourites_are_remembered(tmp_path: Path) -> None:
+    app = OneRunAt(home(tmp_path), Script(many()))
+    async with app.run_test(size=(160, 50)) as pilot:
+        await opened(pilot, app)
+        await pilot.press("slash", *"/00[1-3]")
+        await until(pilot, lambda: len(charts(app)) == 3)
+        await pilot.press("enter", "asterisk", "O")
+        await until(pilot, lambda: charts(app)[0].startswith("★"))
+        assert [title[-13:-10] for title in charts(app)] == ["001", "003", "002"]
+    again = OneRunAt(tmp_path, Script(many()))
+    async with again.run_test(size=(160, 50)) as pilot:
+        await opened(pilot, again)
+        assert [title[-13:-10] for title in charts(again)] == ["001", "003", "002"]
+        assert "3 of 500" in line(again)
+        await pilot.press("escape")
+        await until(pilot, lambda: len(charts(again)) == 12)
+        assert isinstance(again.screen, MetricsScreen)
+        await pilot.press("escape")
+        await until(pilot, lambda: isinstance(again.screen, RunScreen))
+
+
+async def test_a_wrong_expression_says_where_and_the_charts_stay(tmp_path: Path) -> None:
+    app = OneRunAt(home(tmp_path), Script(many()))
+    async with app.run_test(size=(160, 50)) as pilot:
+        await opened(pilot, app)
+        await pilot.press("slash", *"/layer(")
+        await until(pilot, lambda: "wrong at character 7" in line(app))
+        assert len(charts(app)) == 12
+        assert isinstance(app.screen.focused, Input)
+
+
+async def test_new_metrics_appear_and_the_order_stays(tmp_path: Path) -> None:
+    script = Script(many(4))
+    app = OneRunAt(home(tmp_path), script)
+    async with app.run_test(size=(160, 50)) as pilot:
+        await opened(pilot, app)
+        before = charts(app)
+        assert len(before) == 4
+        more = many(4)
+        name = "a/new\x1b[31m"
+        curves = {**more.curves, name: curve([1.0, 2.0])}
+        script.frame = replace(
+            more, curves=curves, curve_names=tuple(sorted(curves)), curves_version=1
+        )
+        await until(pilot, lambda: len(charts(app)) == 5)
+        assert charts(app) == ["a/new", *before]
+
+
+async def test_one_chart_fills_the_screen_and_pages_become_metrics(tmp_path: Path) -> None:
+    app = OneRunAt(home(tmp_path), Script(many()))
+    async with app.run_test(size=(160, 50)) as pilot:
+        await opened(pilot, app)
+        first = charts(app)
+        await pilot.press("z")
+        await until(pilot, lambda: charts(app) == first[:1])
+        await pilot.press("n")
+        await until(pilot, lambda: charts(app) == first[1:2])
+        await pilot.press("escape")
+        await until(pilot, lambda: charts(app) == first)
+
+
+async def test_crosshair_and_zoom_are_linked_over_all_charts(tmp_path: Path) -> None:
+    app = OneRunAt(home(tmp_path), Script(many()))
+    async with app.run_test(size=(160, 50)) as pilot:
+        await opened(pilot, app)
+        await pilot.press("left", "left", "up")
+        every = [c for c in app.screen.query(Chart) if c.display]
+        await until(pilot, lambda: len({c.crosshair for c in every}) == 1)
+        assert every[0].crosshair is not None
+        await until(pilot, lambda: len({c.view for c in every}) == 1)
+        assert every[0].view is not None
+        assert "zoomed" in line(app)
+
+
+async def test_a_metric_goes_to_the_panels_of_the_run(tmp_path: Path) -> None:
+    app = OneRunAt(home(tmp_path), Script(many()))
+    async with app.run_test(size=(160, 50)) as pilot:
+        await opened(pilot, app)
+        await pilot.press("2", "tab", "1", "q")
+        await until(pilot, lambda: isinstance(app.screen, RunScreen))
+        settings = app.run_screen.charts.settings
+        assert settings.second == ("gpu/0/power_w",)
+        assert "layer.000/grad_norm" in (settings.metrics or ())
+
+
+@pytest.mark.parametrize("form", ["svg", "png"])
+async def test_a_chart_is_saved_with_title_axes_and_legend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    app = OneRunAt(home(tmp_path), Script(many()))
+    async with app.run_test(size=(160, 50)) as pilot:
+        await opened(pilot, app)
+        key = "w" if form == "svg" else "W"
+        await pilot.press(key, key, "Y")
+        path = tmp_path / f"ltui-brave-owl-gpu-0-power_w.{form}"
+        await until(pilot, path.exists)
+        await until(pilot, (tmp_path / f"{path.stem}-2.{form}").exists)
+        assert app.clipboard.startswith("gpu/0/power_w\n")
+    if form == "png":
+        assert Image.open(path).size == (1920, 1080)
+        return
+    texts = [one.text or "" for one in ElementTree.parse(path).iter() if one.tag.endswith("text")]
+    assert "brave-owl: gpu/0/power_w" in texts
+    assert "step" in texts
+    assert any(text.startswith("smoothed") for text in texts)
+
+
+async def test_saving_as_png_without_pillow_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(__import__("sys").modules, "ltui.widgets.charts.png", None)
+    app = OneRunAt(home(tmp_path), Script(many()))
+    async with app.run_test(size=(160, 50)) as pilot:
+        await opened(pilot, app)
+        await pilot.press("W")
+        await until(pilot, lambda: any("ltui-train[png]" in n.message for n in app._notifications))
+    assert not list(tmp_path.glob("*.png"))

@@ -1,0 +1,252 @@
+"""A chart as a picture of lines, areas and texts in pixels, and the picture as SVG.
+
+Pure. The visible part, the range of the y axis and the reduction to columns are those of ``plot``.
+``png.py`` draws the same picture as PNG.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from xml.sax.saxutils import escape
+
+from ltui.widgets.charts.axis_scale import AxisRange, linear_ticks
+from ltui.widgets.charts.braille import CurveColumns
+from ltui.widgets.charts.canvas import Canvas
+from ltui.widgets.charts.chart_options import ChartOptions
+from ltui.widgets.charts.legend import value_text
+from ltui.widgets.charts.plot import Layout, VisibleCurve, data_range, lay_out
+from ltui.widgets.charts.viewport import visible_range
+from ltui.widgets.formats import THIN
+from ltui.widgets.palette import LIGHT_SERIES
+from ltui.widgets.view_models import ChartSeries, ChartViewModel
+
+WIDTH, HEIGHT = 960, 540
+"""Size of a picture in pixels."""
+_LEFT, _RIGHT, _BOTTOM, _TITLE, _LINE = 76, 20, 50, 44, 20
+"""Pixels of the margins, of the title, and of a line of the legend."""
+_LETTER = 7.2
+"""Estimated pixels of a letter, to arrange the legend."""
+_COLUMNS, _ROWS = 425, 120
+"""Size of the canvas in cells by which curves are reduced: two columns a cell."""
+_DIM, _BAND, _GRID = 0.4, 0.2, "#e4e4e4"
+_TEXT, _AXIS = "#222222", "#777777"
+_MARK_ROWS, _MARK_LETTERS = 4, 34
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    points: Sequence[Point]
+    colour: str
+    width: float = 1.0
+    dashed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Area:
+    points: Sequence[Point]
+    colour: str
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """A text whose ``anchor`` (start, middle or end) is at ``x``, on the base line ``y``."""
+
+    x: float
+    y: float
+    text: str
+    anchor: str = "start"
+    size: int = 12
+    colour: str = _TEXT
+
+
+@dataclass(slots=True)
+class Picture:
+    """Items in the order in which they are drawn, on a white ground."""
+
+    items: list[Line | Area | Label] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """Position of the axes, and what they show."""
+
+    top: float
+    x: AxisRange
+    y: AxisRange
+    dots: int
+
+    @property
+    def bottom(self) -> float:
+        return HEIGHT - _BOTTOM
+
+    def across(self, at: float) -> float:
+        return _LEFT + (at - self.x.low) / (self.x.span or 1.0) * (WIDTH - _LEFT - _RIGHT)
+
+    def column(self, at: float) -> float:
+        return _LEFT + (at + 0.5) / self.dots * (WIDTH - _LEFT - _RIGHT)
+
+    def down(self, value: float) -> float:
+        share = (self.y.high - value) / (self.y.span or 1.0)
+        return self.top + min(1.0, max(0.0, share)) * (self.bottom - self.top)
+
+
+def picture(view_model: ChartViewModel, options: ChartOptions) -> Picture:
+    """Return the chart with title, legend and axes, as the options show it."""
+    drawn = Picture()
+    title = _plain(view_model.title)
+    drawn.items.append(Label(_LEFT, 28, title, size=18))
+    data = data_range(view_model)
+    if data is None:
+        text = _plain(view_model.note or "no data yet")
+        drawn.items.append(Label(WIDTH / 2, HEIGHT / 2, text, "middle", colour=_AXIS))
+        return drawn
+    x = visible_range(options.view, data)
+    layout = lay_out(Canvas(_COLUMNS, _ROWS), view_model, options, x, None)
+    lines = _draw_legend(drawn, view_model.series)
+    axes = _Frame(_TITLE + lines * _LINE, x, layout.y, 2 * layout.area.width)
+    _draw_axes(drawn, view_model, options, layout, axes)
+    curves = sorted(layout.curves, key=lambda curve: not curve.series.dim)
+    for curve in curves:
+        _draw_band(drawn, curve, axes)
+    for curve in curves:
+        colour, width = _colour(curve.series, _DIM if curve.series.dim else 1.0), 1.8
+        for points in _runs(curve.line, axes):
+            drawn.items.append(Line(points, colour, 1.0 if curve.series.dim else width))
+    _draw_marks(drawn, view_model, axes)
+    return drawn
+
+
+def _draw_legend(drawn: Picture, series: Sequence[ChartSeries]) -> int:
+    """Draw names and last values; return the number of lines."""
+    x, line = float(_LEFT), 1
+    for one in series:
+        text = _plain(f"{one.name} {value_text(one, None)}")
+        width = 30 + _LETTER * len(text)
+        if x > _LEFT and x + width > WIDTH - _RIGHT:
+            x, line = float(_LEFT), line + 1
+        y = _TITLE + (line - 1) * _LINE + 4.0
+        colour = _colour(one, _DIM if one.dim else 1.0)
+        drawn.items.append(Line([(x, y - 4), (x + 18, y - 4)], colour, 3))
+        drawn.items.append(Label(x + 24, y, text))
+        x += width + 12
+    return line
+
+
+def _draw_axes(
+    drawn: Picture,
+    view_model: ChartViewModel,
+    options: ChartOptions,
+    layout: Layout,
+    axes: _Frame,
+) -> None:
+    right = WIDTH - _RIGHT
+    for tick in layout.ticks:
+        y = axes.down(tick.at)
+        drawn.items.append(Line([(_LEFT, y), (right, y)], _GRID))
+        drawn.items.append(Label(_LEFT - 8, y + 4, _plain(tick.label), "end", colour=_AXIS))
+    for tick in linear_ticks(
+        axes.x, 8, time=view_model.x_time, whole=view_model.x_whole, clock=view_model.x_clock
+    ):
+        x = axes.across(tick.at)
+        drawn.items.append(Line([(x, axes.bottom), (x, axes.bottom + 5)], _AXIS))
+        label = Label(x, axes.bottom + 19, _plain(tick.label), "middle", colour=_AXIS)
+        drawn.items.append(label)
+    corner = (_LEFT, axes.bottom)
+    drawn.items.append(Line([(_LEFT, axes.top), corner, (right, axes.bottom)], _AXIS))
+    scale = "logarithmic y axis" if options.log_y else ""
+    drawn.items.append(Label(_LEFT, HEIGHT - 12, scale, colour=_AXIS))
+    drawn.items.append(Label(right, HEIGHT - 12, _plain(view_model.x_label), "end"))
+
+
+def _draw_band(drawn: Picture, curve: VisibleCurve, axes: _Frame) -> None:
+    low, high = curve.low, curve.high
+    if low is None or high is None:
+        return
+    colour = _colour(curve.series, _BAND)
+    edge: list[tuple[float, float, float]] = []
+    rows = zip(low.at.tolist(), low.low.tolist(), high.high.tolist(), strict=True)
+    for at, bottom, top in (*rows, (math.nan, math.nan, math.nan)):
+        if math.isfinite(bottom) and math.isfinite(top) and 0 <= at < axes.dots:
+            edge.append((axes.column(at), axes.down(bottom), axes.down(top)))
+        elif edge:
+            lower = [(x, y) for x, y, _ in edge]
+            drawn.items.append(Area([*lower, *((x, y) for x, _, y in reversed(edge))], colour))
+            edge = []
+
+
+def _draw_marks(drawn: Picture, view_model: ChartViewModel, axes: _Frame) -> None:
+    visible = [m for m in view_model.marks if axes.x.low <= m.at <= axes.x.high]
+    for mark in visible:
+        x = axes.across(mark.at)
+        if not mark.line:
+            foot = [(x - 4, axes.bottom), (x + 4, axes.bottom), (x, axes.bottom - 8)]
+            drawn.items.append(Area(foot, _AXIS))
+    for number, mark in enumerate(m for m in visible if m.line):
+        x, y = axes.across(mark.at), axes.top + 12 + 14 * (number % _MARK_ROWS)
+        drawn.items.append(Line([(x, axes.top), (x, axes.bottom)], _AXIS, dashed=True))
+        text = _plain(mark.text)
+        if len(text) > _MARK_LETTERS:
+            text = f"{text[: _MARK_LETTERS - 3]}..."
+        anchor, at = ("start", x + 4) if x < WIDTH * 0.7 else ("end", x - 4)
+        drawn.items.append(Label(at, y, text, anchor, size=10, colour=_AXIS))
+
+
+def _runs(columns: CurveColumns, axes: _Frame) -> Iterator[list[Point]]:
+    """Yield the points of each part of a curve without a gap, with the extremes of each column."""
+    points: list[Point] = []
+    fields = (columns.at, columns.first, columns.low, columns.high, columns.last)
+    for at, *values in zip(*(part.tolist() for part in fields), strict=True):
+        if not 0 <= at < axes.dots:
+            continue
+        finite = [value for value in values if math.isfinite(value)]
+        if not finite:
+            if points:
+                yield points
+            points = []
+            continue
+        x = axes.column(at)
+        points += [(x, axes.down(value)) for value in dict.fromkeys(finite)]
+    if len(points) == 1:
+        points = [points[0], (points[0][0] + 1.5, points[0][1])]
+    if points:
+        yield points
+
+
+def _colour(series: ChartSeries, strength: float) -> str:
+    """Return the colour of a series, mixed with white."""
+    colour = LIGHT_SERIES[series.colour % len(LIGHT_SERIES)]
+    parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(255 - strength * (255 - part)):02x}" for part in parts)
+
+
+def _plain(text: str) -> str:
+    return text.replace(THIN, " ")
+
+
+def svg(drawn: Picture) -> str:
+    """Return the picture as an SVG document."""
+    size = f'width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}"'
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif">',
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
+        *(_element(item) for item in drawn.items),
+        "</svg>",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _element(item: Line | Area | Label) -> str:
+    if isinstance(item, Label):
+        place = f'x="{item.x:.1f}" y="{item.y:.1f}" text-anchor="{item.anchor}"'
+        style = f'font-size="{item.size}" fill="{item.colour}"'
+        return f"<text {place} {style}>{escape(item.text)}</text>"
+    points = " ".join(f"{x:.1f},{y:.1f}" for x, y in item.points)
+    if isinstance(item, Area):
+        return f'<polygon points="{points}" fill="{item.colour}"/>'
+    dashes = ' stroke-dasharray="4 4"' if item.dashed else ""
+    stroke = f'stroke="{item.colour}" stroke-width="{item.width:g}" stroke-linejoin="round"'
+    return f'<polyline points="{points}" fill="none" {stroke}{dashes}/>'
