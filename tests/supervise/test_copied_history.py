@@ -99,7 +99,8 @@ def test_a_machine_that_died_with_its_disk(
     runs.kill_everything(run)
     shutil.rmtree(local)
     local.mkdir()
-    assert recover_run(run)
+    # A killed process still counts as alive until the kernel has freed its memory.
+    wait_for(lambda: recover_run(run))
     ended = runs.ended(run)
     assert "the part after" in required(ended.history_note)
     assert _all_steps(runs, run, ended.global_step)
