@@ -54,8 +54,6 @@ class RunsPanel(FilterPanel):
         Empty: the order of the list; ``metric``: the metric that represents each run."""
         self.marked: set[str] = set()
         """Ids of the runs that an action is for, including those that the filter hides."""
-        self.fields: tuple[str, ...] = ()
-        """Fields and metrics that are shown as further columns."""
         self._list: RunList | None = None
         self._reading = False
         self._next_reading = 0.0
@@ -137,13 +135,13 @@ class RunsPanel(FilterPanel):
             self.set_titles(TITLE, str(error.problems[0]))
             return
         shown = self._ordered([line for line in self.lines.values() if matches(line)])
-        marked, fields = frozenset(self.marked), self.fields
+        marked = frozenset(self.marked)
         table = self.table
         table.note = "no match" if self.lines and not shown else None
         table.set_rows(
             LazyRows(
                 [line.id for line in shown],
-                lambda i: run_row(shown[i], now, marked=shown[i].id in marked, fields=fields),
+                lambda i: run_row(shown[i], now, marked=shown[i].id in marked),
             )
         )
         self.set_titles(TITLE, self._summary(len(shown)))
@@ -200,6 +198,20 @@ class RunsPanel(FilterPanel):
             self.post_message(self.Opened(line))
 
     # -- order -------------------------------------------------------------------------------------
+
+    def toggle_mark(self) -> None:
+        """Mark the run under the cursor or remove its mark, and move to the next run."""
+        key = self.table.cursor_key
+        if key is not None:
+            self.marked ^= {key}
+            self.fill_list()
+            self.table.cursor += 1
+
+    def targets(self) -> list[RunEntry]:
+        """Return the runs that an action is for: the marked ones, else the selected one."""
+        if self.marked:
+            return [line for line in self.lines.values() if line.id in self.marked]
+        return [] if self.selected is None else [self.selected]
 
     def next_order(self) -> None:
         """Sort the runs in the next order."""

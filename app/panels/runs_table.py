@@ -14,16 +14,10 @@ from ltui.widgets.bars import bar_cells
 from ltui.widgets.columns import Cells, Column
 from ltui.widgets.formats import percent
 from ltui.widgets.make_bindings import bindings
-from ltui.widgets.sanitise import clean_name
 from ltui.widgets.table import Table
 from ltui.widgets.view_models import Cell, Tone
 
 BAR_WIDTH = 10
-
-
-def _field_column(name: str) -> Column:
-    width = max(9, min(14, len(name)))
-    return Column(key=f"field {name}", title=clean_name(name), width=width, right=True)
 
 
 class RunsTable(Table[RunRow]):
@@ -36,7 +30,9 @@ class RunsTable(Table[RunRow]):
         r        | screen.resume | resume | Resume the selected run, with changes if wanted
         R        | screen.rerun  | run again | Start a new run with the settings of the selected run
         o        | screen.sort   | sort   | Sort runs by age, name, preset, state or metric
-        delete,D | screen.delete | delete | Delete the selected run; asks first
+        space    | screen.mark   | mark   | Mark the run for the keys that act on several runs
+        asterisk | screen.star   | star   | Set or remove the star of all marked runs
+        delete,D | screen.delete | delete | Delete the marked runs or the selected one; asks first
         """,
     )
     COLUMNS: ClassVar[tuple[Column, ...]] = (
@@ -59,14 +55,11 @@ class RunsTable(Table[RunRow]):
         names = Counter(row.metric_name for row in rows if row.metric_name)
         self.common_metric = max(names, key=lambda n: (names[n], n == "loss"), default="loss")
         tagged = any(row.tags for row in rows)
-        chosen = [name for name, _ in rows[0].fields] if rows else []
-        columns = [
+        return [
             replace(column, title=self.common_metric) if column.key == "metric" else column
             for column in self.COLUMNS
             if column.key != "tags" or tagged
         ]
-        # What was chosen counts as much as the state.
-        return [*columns[:-1], *map(_field_column, chosen), columns[-1]]
 
     def key_of(self, row: RunRow) -> str:
         return row.id
@@ -80,7 +73,6 @@ class RunsTable(Table[RunRow]):
                 Cell(text=f"{row.name}{' ★' if row.star else ''}"),
             ),
             "tags": (Cell(text=row.tags, tone=Tone.DIM),),
-            **{f"field {name}": (Cell(text=text),) for name, text in row.fields},
             "preset": (Cell(text=row.preset, tone=Tone.DIM),),
             "state": (row.state,),
             "bar": bar_cells(row.share, BAR_WIDTH, Tone.DIM),

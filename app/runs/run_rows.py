@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from ltui.app.presentation.snapshot_text import rank_word
 from ltui.app.runs.run_entry import UNREADABLE, RunEntry
-from ltui.app.runs.run_fields import value_text
 from ltui.app.runs.run_summary import RunSummary
 from ltui.training.state.run_snapshot import RankState, RunSnapshot, RunState
 from ltui.widgets import formats
@@ -34,17 +33,12 @@ class RunRow:
     metric_name: str = ""
     created: str = ""
     """Time since the run was launched."""
-    fields: tuple[tuple[str, str], ...] = ()
-    """Names and texts of the chosen fields."""
 
 
-def run_row(
-    entry: RunEntry, now: float, *, marked: bool = False, fields: tuple[str, ...] = ()
-) -> RunRow:
-    """Return the row of a run, also of one that cannot be read. ``fields``: chosen columns."""
+def run_row(entry: RunEntry, now: float, *, marked: bool = False) -> RunRow:
+    """Return the row of a run, also of one that cannot be read."""
     labels, run = entry.labels, entry.summary
     tags = ", ".join(labels.tags)
-    texts = tuple((name, clean_line(value_text(entry, name, now))) for name in fields)
     if run is None:
         return RunRow(
             id=entry.id,
@@ -55,7 +49,6 @@ def run_row(
             star=labels.star,
             marked=marked,
             tags=tags,
-            fields=texts,
         )
     tone = Tone(run.tone)
     return RunRow(
@@ -73,7 +66,6 @@ def run_row(
         metric_name=run.metric,
         created=formats.ago(None if run.created_at is None else now - run.created_at),
         note=_note_cell(entry, run),
-        fields=texts,
     )
 
 

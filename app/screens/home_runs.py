@@ -117,29 +117,66 @@ class RunListScreen(Screen[None]):
         self.app.push_screen(RerunScreen(line.run_dir, new_run=new_run), started)
 
     def action_delete(self) -> None:
-        line = self._selected_for("delete")
-        if line is None:
+        if (self.refusal_of("delete") is not None and not self.runs_panel.marked) or self.readonly:
+            self._selected_for("delete")
+            return
+        lines = [line for line in self.runs_panel.targets() if not line.live]
+        if not lines:
+            self.notify("The marked runs are running. Stop them first.", severity="warning")
             return
 
         def answered(yes: bool | None) -> None:
             if yes:
-                self._delete(line)
+                self._delete(lines)
 
-        question = f"Delete {line.id}? Its history, logs and checkpoints are lost."
+        question = f"Delete {lines[0].id}? Its history, logs and checkpoints are lost."
+        if len(lines) > 1:
+            question = f"Delete {len(lines)} runs? Their history, logs and checkpoints are lost."
         self.app.push_screen(ConfirmScreen(question, yes="delete it", no="keep it"), answered)
 
     @work(thread=True, exclusive=True, group="launch", exit_on_error=False)
-    def _delete(self, line: RunEntry) -> None:
+    def _delete(self, lines: list[RunEntry]) -> None:
         # Imported here: the first frame deletes nothing.
         from ltui.training.lifecycle.resume_run import delete
 
-        try:
-            delete(line.run_dir)
-        except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
-            show_error(self, f"{line.id} was not deleted", error)
-        else:
-            call_screen(self, self._deleted, line.id)
+        deleted = 0
+        for line in lines:
+            try:
+                delete(line.run_dir)
+                deleted += 1
+            except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
+                show_error(self, f"{line.id} was not deleted", error)
+        if deleted:
+            words = lines[0].id if len(lines) == 1 else f"{deleted} runs"
+            call_screen(self, self._changed, f"deleted {words}")
 
-    def _deleted(self, run_id: str) -> None:
-        self.notify(f"deleted {run_id}", markup=False)
+    def _changed(self, message: str) -> None:
+        self.notify(message, markup=False)
         self.runs_panel.refresh_runs()
+
+    def action_mark(self) -> None:
+        self.runs_panel.toggle_mark()
+
+    def action_star(self) -> None:
+        if self.readonly:
+            self.notify(READONLY, severity="warning", markup=False)
+        elif lines := self.runs_panel.targets():
+            self._star(lines, not all(line.labels.star for line in lines))
+
+    @work(thread=True, exclusive=True, group="launch", exit_on_error=False)
+    def _star(self, lines: list[RunEntry], star: bool) -> None:
+        # Imported here: the first frame changes no run.
+        from dataclasses import replace
+
+        from ltui.training.store.labels_file import change_labels
+
+        try:
+            for line in lines:
+                change_labels(line.run_dir, lambda labels: replace(labels, star=star))
+        except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
+            show_error(self, "the star was not changed", error)
+        else:
+            words = lines[0].id if len(lines) == 1 else f"{len(lines)} runs"
+            call_screen(
+                self, self._changed, f"{'starred' if star else 'removed the star of'} {words}"
+            )

@@ -496,6 +496,25 @@ async def test_runs_are_filtered_and_sorted(home: Path, place: Path) -> None:
         assert app.focused is table
 
 
+async def test_marked_runs_get_a_star_and_are_found_by_it(home: Path, place: Path) -> None:
+    for run_id in ("calm-fox-1a2b", "brave-owl-3f2a", "old-pine-77cc"):
+        a_run(home, run_id)
+    app = LtuiApp(home)
+    async with app.run_test(size=(80, 24)) as pilot:
+        screen = await ready(pilot, app)
+        table, panel = screen.query_one(RunsTable), screen.runs_panel
+        await until(pilot, lambda: len(table.rows) == 3)
+        await pilot.press("3", "home", "space", "space")
+        marked = set(table.keys[:2])
+        assert panel.marked == marked
+        await pilot.press("asterisk")
+        await until(pilot, lambda: {e.id for e in panel.lines.values() if e.labels.star} == marked)
+        await pilot.press("slash", *"has:star")
+        await until(pilot, lambda: set(table.keys) == marked)
+        await pilot.press("space", *"and")
+        await until(pilot, lambda: "column 13" in str(panel.border_subtitle))
+
+
 async def test_enter_answers_no_question_that_destroys(home: Path, place: Path) -> None:
     run_dir = a_run(home, "calm-fox-1a2b")
     app = LtuiApp(home)
