@@ -18,6 +18,7 @@ from ltui.training.nodes.head_link import HeadLink
 from ltui.training.nodes.join_messages import JoinOffer
 from ltui.training.nodes.join_offer import make_offer, training_versions, version_difference
 from ltui.training.nodes.link_key import LinkKey
+from ltui.training.nodes.messages import Orders
 from ltui.training.nodes.node_places import NodePlaces
 
 VERSION = version("ltui-train")
@@ -40,6 +41,7 @@ class Head:
             nodes=Nodes(count=2, rank=0, address="127.0.0.1", port=1),
         ).with_changes(**changes)
         self.versions = training_versions(self.spec)
+        self.orders = Orders(attempt=1)
         self.places = NodePlaces(run_id=self.spec.id, count=2, version=VERSION, offer=self.offer)
         self.refused: list[str] = []
         self.link = HeadLink(
@@ -51,7 +53,7 @@ class Head:
         )
 
     def offer(self, node: int) -> JoinOffer:
-        return make_offer(self.spec, node, self.versions)
+        return make_offer(self.spec, node, self.versions, self.orders)
 
     @property
     def place(self) -> str:

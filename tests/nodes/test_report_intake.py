@@ -24,7 +24,7 @@ from ltui.training.supervise.nodes.report_intake import ReportIntake
 def offer(node: int) -> JoinOffer:
     nodes = Nodes(count=2, rank=0, address="127.0.0.1", port=1)
     spec = RunSpec(id="r", name="r", created_at=0.0, cwd="/", python="python", nodes=nodes)
-    return make_offer(spec, node, {})
+    return make_offer(spec, node, {}, Orders(attempt=1))
 
 
 @pytest.mark.parametrize("fast_s", [90.0, -90.0, 0.0])

@@ -314,6 +314,9 @@ def test_a_preset_is_stopped_and_resumed_by_hand(two_machines: Machines) -> None
             seconds=240,
             period_s=1.0,
         )
+        # A machine that joins a later attempt never starts the engine of another one.
+        begun = [path.name for path in second.home.glob("nodes/*/engine/*.start.json")]
+        assert begun == [f"{state(first)['attempt']}.start.json"]
         ltui_on(first, "stop", "last", code=0)
         out, err = head.communicate(timeout=120)
         assert head.returncode == 3, (out, err)

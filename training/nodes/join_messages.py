@@ -49,6 +49,13 @@ class JoinOffer:
     """Files and folders that the configuration names and that exist on the head."""
     head: str = ""
     """Host name of the head."""
+    attempt: int = 1
+    """Number of the attempt that the head runs."""
+    resume_from: str | None = None
+    """Path on the head of the checkpoint from which the attempt resumes."""
+    resume_step: int | None = None
+    changes: tuple[str, ...] = ()
+    """Overrides that are new in this attempt."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +85,13 @@ _KINDS: Mapping[str, type[JoinMessage]] = {
     "refusal": JoinRefusal,
     "decline": JoinDecline,
 }
+_OPTIONAL = {
+    (JoinRequest, "node"),
+    (JoinOffer, "resume_from"),
+    (JoinOffer, "resume_step"),
+    (JoinRefusal, "remedy"),
+}
+"""Fields that may be None."""
 
 
 def encode_join(message: JoinMessage) -> list[bytes]:
@@ -120,13 +134,13 @@ def _checked(type_: type[JoinMessage], values: dict[str, Any]) -> JoinMessage:
     for name, value in values.items():
         if name == "versions":
             valid = isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
-        elif name == "files":
+        elif name in ("files", "changes"):
             valid = isinstance(value, list) and all(isinstance(v, str) for v in value)
             values[name] = tuple(value) if valid else ()
-        elif name in ("pid", "node"):
-            valid = isinstance(value, int) or (value is None and type_ is JoinRequest)
+        elif name in ("pid", "node", "attempt", "resume_step"):
+            valid = isinstance(value, int) or (value is None and (type_, name) in _OPTIONAL)
         else:
-            valid = isinstance(value, str) or (value is None and name == "remedy")
+            valid = isinstance(value, str) or (value is None and (type_, name) in _OPTIONAL)
         if not valid:
             raise ValueError(f"the message has a wrong value of {name}")
     return type_(**values)

@@ -16,6 +16,7 @@ from typing import Any
 
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.nodes.join_messages import JoinOffer
+from ltui.training.nodes.messages import Orders
 from ltui.training.store.spec_file import spec_text
 
 _PROBE = """
@@ -72,8 +73,11 @@ def version_difference(head: Mapping[str, str], here: Mapping[str, str]) -> str 
     return None
 
 
-def make_offer(spec: RunSpec, node: int, versions: Mapping[str, str]) -> JoinOffer:
-    """Return the offer of the place ``node`` in the run of ``spec``."""
+def make_offer(spec: RunSpec, node: int, versions: Mapping[str, str], orders: Orders) -> JoinOffer:
+    """Return the offer of the place ``node`` in the run of ``spec``.
+
+    ``orders`` are those of an agent that has not reported yet.
+    """
     assert spec.nodes is not None
     own = spec.with_changes(nodes=replace(spec.nodes, rank=node))
     return JoinOffer(
@@ -83,6 +87,10 @@ def make_offer(spec: RunSpec, node: int, versions: Mapping[str, str]) -> JoinOff
         versions=dict(versions),
         files=tuple(dict.fromkeys(_named_files(spec))),
         head=socket.gethostname(),
+        attempt=orders.attempt,
+        resume_from=orders.resume_from,
+        resume_step=orders.resume_step,
+        changes=orders.changes,
     )
 
 

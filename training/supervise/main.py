@@ -45,6 +45,7 @@ def _supervise(arguments: argparse.Namespace) -> int:
 
     run_dir = RunDir(Path(arguments.run_dir))
     plan: AttemptPlan | None = AttemptPlan(
+        number=arguments.attempt,
         recover=arguments.adopt,
         resume_from=arguments.resume_from,
         resume_step=arguments.resume_step,
@@ -101,6 +102,7 @@ def _report(handle: int | None, document: dict[str, Any]) -> None:
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="ltui-supervisor")
     parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--attempt", type=int)
     parser.add_argument("--adopt", action="store_true")
     parser.add_argument("--resume-from", type=Path)
     parser.add_argument("--resume-step", type=int)

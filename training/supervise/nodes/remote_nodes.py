@@ -96,7 +96,7 @@ class RemoteNodes:
             count=self._layout.count,
             left_out=self._layout.left_out,
             version=own_version(),
-            offer=lambda node: make_offer(spec, node, self._training_versions),
+            offer=lambda node: make_offer(spec, node, self._training_versions, orders),
         )
         self._intake = ReportIntake(run_dir, orders, self._nodes, places, self._barrier)
         # An earlier supervisor of the run may have let the kernel choose the port.
