@@ -18,6 +18,7 @@ from ltui.training.state.run_snapshot import (
 )
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line
+from ltui.widgets.view_models import Tone
 
 SIMILAR_SPEED = 1.1
 """Ranks are equally fast if the slowest takes at most this many times as long as the fastest."""
@@ -25,6 +26,20 @@ FAILED = frozenset({RunState.FAILED, RunState.CRASHED, RunState.LOST})
 """States of a run that ended because of an error."""
 STALLED, RANK_DEAD, LOSS_NAN = "STALLED", "RANK DEAD", "LOSS NaN"
 _RANK_STATE_WORDS = {RankState.DEAD: RANK_DEAD, RankState.STALLED: STALLED}
+STATE_SIGNS: dict[RunState, tuple[str, Tone]] = {
+    RunState.QUEUED: ("○", Tone.DIM),
+    RunState.STARTING: ("○", Tone.PLAIN),
+    RunState.RUNNING: ("●", Tone.GOOD),
+    RunState.PAUSING: ("‖", Tone.PLAIN),
+    RunState.PAUSED: ("‖", Tone.WARN),
+    RunState.STOPPING: ("■", Tone.PLAIN),
+    RunState.STOPPED: ("■", Tone.PLAIN),
+    RunState.FINISHED: ("✓", Tone.GOOD),
+    RunState.FAILED: ("✗", Tone.BAD),
+    RunState.CRASHED: ("✗", Tone.BAD),
+    RunState.LOST: ("✗", Tone.BAD),
+}
+"""The sign and the tone of each state of a run."""
 _MIN_CONFIDENCE = 0.6
 """A cause of death with less confidence does not replace the supervisor's own sentence."""
 
@@ -155,3 +170,12 @@ def rank_note(snapshot: RunSnapshot, rank: RankSnapshot) -> str:
         if verdict.level == "dead" and reason and verdict.confidence >= _MIN_CONFIDENCE:
             return clean_line(str(reason), 120)
     return clean_line(rank.note or "", 120)
+
+
+def state_sign(snapshot: RunSnapshot) -> tuple[str, str, Tone]:
+    """Return the sign, the word and the tone of a run's state."""
+    word = state_word(snapshot)
+    if needs_help(snapshot):
+        return "!", word, Tone.BAD
+    sign, tone = STATE_SIGNS[snapshot.state]
+    return sign, word, tone

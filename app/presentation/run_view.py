@@ -25,8 +25,8 @@ from ltui.app.state_words import (
     bad_loss_sentence,
     ended_detail,
     is_blocked,
-    needs_help,
     open_verdicts,
+    state_sign,
     state_word,
 )
 from ltui.training.config.verdict_severity import BLOCKING_LEVELS
@@ -52,21 +52,6 @@ PROCESS_ROWS = 16
 """Maximum number of ranks listed on a machine without GPU readings."""
 SAMPLES_PER_S = "samples/s"
 
-STATE_SIGNS: dict[RunState, tuple[str, Tone]] = {
-    RunState.QUEUED: ("○", Tone.DIM),
-    RunState.STARTING: ("○", Tone.PLAIN),
-    RunState.RUNNING: ("●", Tone.GOOD),
-    RunState.PAUSING: ("‖", Tone.PLAIN),
-    RunState.PAUSED: ("‖", Tone.WARN),
-    RunState.STOPPING: ("■", Tone.PLAIN),
-    RunState.STOPPED: ("■", Tone.PLAIN),
-    RunState.FINISHED: ("✓", Tone.GOOD),
-    RunState.FAILED: ("✗", Tone.BAD),
-    RunState.CRASHED: ("✗", Tone.BAD),
-    RunState.LOST: ("✗", Tone.BAD),
-}
-"""The sign and the tone of each state of a run."""
-
 RANK_TONES: dict[RankState, Tone] = {
     RankState.STARTING: Tone.DIM,
     RankState.OK: Tone.PLAIN,
@@ -91,15 +76,6 @@ SLOW = Cell(text="slow", tone=Tone.WARN)
 
 def _cell(text: str, tone: Tone = Tone.PLAIN) -> Cell:
     return Cell(text=text, tone=tone)
-
-
-def state_sign(snapshot: RunSnapshot) -> tuple[str, str, Tone]:
-    """Return the sign, the word and the tone of a run's state."""
-    word = state_word(snapshot)
-    if needs_help(snapshot):
-        return "!", word, Tone.BAD
-    sign, tone = STATE_SIGNS[snapshot.state]
-    return sign, word, tone
 
 
 def header(frame: Frame) -> HeaderViewModel:

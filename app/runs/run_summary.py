@@ -11,9 +11,8 @@ from typing import Any
 
 from ltui.app.presentation.headline_metric import headline_metric
 from ltui.app.presentation.run_report import reason_text
-from ltui.app.presentation.run_view import state_sign
 from ltui.app.presentation.snapshot_text import done_fraction, position, program_text
-from ltui.app.state_words import state_words
+from ltui.app.state_words import state_sign, state_words
 from ltui.training.state.good_checkpoints import is_resumable
 from ltui.training.state.run_snapshot import MetricValue, RunSnapshot
 from ltui.widgets.sanitise import clean_line, clean_name

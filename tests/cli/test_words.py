@@ -21,10 +21,9 @@ from ltui.app.foreground.progress_display import (
     plain_line,
 )
 from ltui.app.presentation.run_report import columns, end_report, show_lines
-from ltui.app.presentation.run_view import state_sign
 from ltui.app.runs.run_entry import RunEntry
 from ltui.app.runs.run_summary import summarise
-from ltui.app.state_words import state_sentence, state_word
+from ltui.app.state_words import state_sentence, state_sign, state_word
 from ltui.training.state.run_snapshot import (
     CheckpointInfo,
     MetricValue,

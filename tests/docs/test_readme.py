@@ -43,6 +43,7 @@ KEY_NAMES = {
     "plus": "+",
     "minus": "-",
     "slash": "/",
+    "asterisk": "*",
     "escape": "esc",
     "delete": "del",
 }

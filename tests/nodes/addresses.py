@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import socket
 
 import pytest
@@ -23,3 +25,13 @@ LOOPBACKS = [
     pytest.param("127.0.0.1", id="IPv4"),
     pytest.param("::1", id="IPv6", marks=needs_ipv6),
 ]
+
+
+def free_port_pair() -> str:
+    """Return the first of two free neighbouring ports, drawn so that tests side by side differ."""
+    while True:
+        first = random.randrange(20_000, 28_000, 2)
+        with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as other:
+            one.bind(("127.0.0.1", first))
+            other.bind(("127.0.0.1", first + 1))
+            return str(first)

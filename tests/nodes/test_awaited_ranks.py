@@ -44,7 +44,7 @@ def test_a_request_names_the_rank_for_which_it_waits(two_homes: TwoHomes) -> Non
         return str(found["detail"])
 
     assert detail("checkpoint") == f"saving a checkpoint: {missing}"
-    head.wait(lambda s: s["checkpoints"])
+    head.wait(lambda s: s["checkpoints"] and s["detail"] is None)
     assert detail("pause") == f"pausing: {missing}"
     head.wait(lambda s: s["state"] == "paused")
     head("continue", "last")

@@ -10,6 +10,7 @@ import pytest
 
 from ltui.training.nodes.link_place import read_link_place
 from ltui.training.store.run_directory import RunDir, find_run
+from tests.nodes.addresses import free_port_pair
 from tests.nodes.two_homes import TwoHomes
 from tests.required import required
 from tests.waiting import wait_for
@@ -33,7 +34,7 @@ while not done.exists():
 
 def _run(two_homes: TwoHomes, *words: str) -> tuple[RunDir, subprocess.CompletedProcess[str]]:
     """Run the program on two nodes to its end. Return the run and the end of ``ltui join``."""
-    argv = ("--num-nodes", "2", "--detach", "--address", "127.0.0.1")
+    argv = ("--num-nodes", "2", "--detach", "--address", "127.0.0.1", "--port", free_port_pair())
     two_homes.head("exec", *argv, "--", sys.executable, "-c", PROGRAM, *words)
     run_dir = find_run(two_homes.head.home, "last")
     place = required(read_link_place(run_dir))

@@ -15,6 +15,7 @@ import pytest
 
 from ltui.training.nodes.link_place import read_link_place
 from ltui.training.store.run_directory import RunDir, find_run
+from tests.nodes.addresses import free_port_pair
 from tests.system.conftest import Ltui
 
 
@@ -29,7 +30,8 @@ class TwoHomes:
         """Start a run of two nodes with one rank on each, and let node 1 join."""
         values = ("trainer.num_nodes=2", "trainer.devices=1", *settings)
         sets = (word for value in values for word in ("--set", value))
-        self.head("run", preset, "--detach", "--address", "127.0.0.1", *sets, *words)
+        place = ("--address", "127.0.0.1", "--port", free_port_pair())
+        self.head("run", preset, "--detach", *place, *sets, *words)
         self.join()
         return find_run(self.head.home, "last")
 

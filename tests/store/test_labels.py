@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ltui.training.problem import ProblemError
@@ -35,6 +35,7 @@ def run_dir(tmp_path: Path) -> RunDir:
     return RunDir(tmp_path)
 
 
+@example(set(), "", "0\r\x1b", False)
 @given(
     st.sets(NAMES, max_size=MOST_TAGS),
     st.one_of(st.just(""), NAMES),

@@ -103,8 +103,10 @@ def test_a_machine_that_died_with_its_disk(
     wait_for(lambda: recover_run(run))
     ended = runs.ended(run)
     assert "the part after" in required(ended.history_note)
-    assert _all_steps(runs, run, ended.global_step)
-    assert required(ended.global_step) > goal
+    # The ranks were killed at the same moment, which may be between two records of the same step.
+    steps = [runs.steps(run, rank) for rank in (0, 1)]
+    assert all(own == list(range(1, own[-1] + 1)) for own in steps)
+    assert min(own[-1] for own in steps) >= required(ended.global_step) - 1 >= goal
 
 
 def test_a_silent_machine_is_not_continued_elsewhere_before_its_time(

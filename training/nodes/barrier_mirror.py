@@ -292,7 +292,8 @@ class BarrierMirror:
             merge_rows(words, copy)
             self._merged[source] = frame
             (self._waiting_sources.add if is_waiting else self._waiting_sources.discard)(source)
-            self._open_read_s = 0.0
+            if is_waiting or copy.request:
+                self._open_read_s = 0.0  # This node's answer to "are rows needed" may change.
             return True
 
     def missing_ranks(self, *, is_requested: bool = False) -> list[int]:

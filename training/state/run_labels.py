@@ -116,4 +116,5 @@ def _check_name(text: str, where: str, kind: str) -> None:
 
 
 def _one_line(text: str) -> str:
-    return "".join(c for c in " ".join(text.split()) if c.isprintable())
+    words = ("".join(c for c in word if c.isprintable()) for word in text.split())
+    return " ".join(word for word in words if word)
