@@ -44,7 +44,7 @@ TICK_S = 0.25
 _IDLE_TIMES = 7.0
 """The loop rests for so many times the processor time that a tick took, so that it uses an eighth
 of a core at most. With some hundred ranks it is therefore slower than ``TICK_S``."""
-_LONGEST_REST_S = 1.0
+_LONGEST_REST_S = 2.0
 ENGINES_END_S = 20.0
 """Seconds that the engines of all machines have to end once one of them has ended or failed."""
 KILLED_S = 8.0
