@@ -101,3 +101,25 @@ def test_killed_supervisors_are_replaced_and_lose_nothing(two_homes: TwoHomes) -
     (stopped_at,) = steps_of(stopped)
     wait_until_gone(two_homes.processes)
     assert two_homes.steps_on_record() == {r: list(range(1, stopped_at + 1)) for r in (0, 1)}
+
+
+@pytest.mark.slow
+def test_a_replaced_head_does_not_ask_a_machine_to_join_again(two_homes: TwoHomes) -> None:
+    before = start(two_homes)
+    agent, head = (
+        next(p for p in home.processes() if "ltui.training.supervise.main" in p.cmdline())
+        for home in (two_homes.agent, two_homes.head)
+    )
+    agent.suspend()
+    try:
+        head.kill()
+        after = two_homes.head.wait(
+            lambda s: s["supervisor_pid"] not in (None, before["supervisor_pid"]) and s["detail"]
+        )
+        assert after["detail"] == "waiting for node 1 of 2 to report again"
+    finally:
+        agent.resume()
+    two_homes.head.wait(lambda s: s["detail"] is None)
+    two_homes.head("stop", "last")
+    assert two_homes.head.wait(lambda s: s["state"] == "stopped")["checkpoints"][-1]["ok"]
+    wait_until_gone(two_homes.processes)

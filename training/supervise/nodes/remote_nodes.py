@@ -31,7 +31,7 @@ from ltui.training.nodes.messages import (
 )
 from ltui.training.nodes.node_address import format_host_and_port
 from ltui.training.nodes.node_places import NodePlaces
-from ltui.training.nodes.node_watch import SILENT_AFTER_S, NodeWatch
+from ltui.training.nodes.node_watch import RECONNECT_S, SILENT_AFTER_S, NodeWatch
 from ltui.training.nodes.probe import probe_all
 from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import NodeSnapshot, NodeState
@@ -77,6 +77,7 @@ class RemoteNodes:
             left_out=spec.nodes.left_out,
         )
         self._began_s = time.monotonic()
+        self._recovered = plan.recover
         self._failed_at_s: float | None = None
         """Monotonic time since when an engine of another machine has failed."""
         self._awaited: tuple[list[int], float] = [], self._began_s
@@ -189,6 +190,8 @@ class RemoteNodes:
             return None
         names = ", ".join(f"node {n}" for n in missing)
         waited_s = time.monotonic() - self._began_s
+        if self._recovered and waited_s < RECONNECT_S:
+            return f"waiting for {names} of {self._layout.count} to report again"
         text = (
             f"waiting for {names} of {self._layout.count} to join, {waited_s:.0f} s of "
             f"{self._layout.join_timeout_s:.0f} s"
