@@ -261,7 +261,7 @@ class Supervisor:
             while live.stops.escalation is None:
                 ready = self._readiness()
                 if not isinstance(ready, str):
-                    self.shim_process = start_shim(spec.with_changes(env={**spec.env, **ready}))
+                    self.shim.child = start_shim(spec.with_changes(env={**spec.env, **ready}))
                     live.queued_because, live.started_at = None, time.time()
                     return True
                 live.queued_because = ready
