@@ -32,7 +32,7 @@ from ltui.training.nodes.queue_chunk import pack_positions, unpack_chunks
 from ltui.training.nodes.queue_mirror import QueueMirrors
 from ltui.training.state.json_decoder import from_json
 from ltui.training.state.run_event import Event
-from ltui.training.store.run_directory import RunDir
+from ltui.training.store.run_directory import RunDir, open_private_log
 from ltui.training.supervise.nodes.node_reports import RemoteNode
 
 _MAX_LOG_BYTES = 1 << 28
@@ -155,7 +155,7 @@ class ReportIntake:
         fresh = data[max(0, size - part.at) :] if part.at <= size else b""
         if not fresh or size + len(fresh) > _MAX_LOG_BYTES:
             return
-        with contextlib.suppress(OSError), open(path, "ab", opener=_open_private) as file:
+        with contextlib.suppress(OSError), open_private_log(path) as file:
             file.write(fresh)
             node.logs[part.name] = size + len(fresh)
 
@@ -182,7 +182,3 @@ class ReportIntake:
         )
         positions = pack_positions(self._mirrors.positions(node.number))
         return OrdersMessage(orders, self._barrier.export(node.number), positions)
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
