@@ -341,10 +341,11 @@ class RunStore:
         ranks = self.attempt_ranks()
         for metric in metrics:
             series = self._series(metric)
-            for span in spans(self._connection) if series is not None else ():
+            if series is None:
+                continue
+            for span in spans(self._connection):
                 keys = [(metric, span.attempt, rank) for rank in ranks.get(span.attempt, ())]
                 first = min((newest.get(key, -1) + 1 for key in keys), default=0)
-                assert series is not None
                 for row in export_rows(self._connection, metric, series, span, first):
                     key = (metric, span.attempt, row.rank)
                     if row.step > newest.get(key, -1):
