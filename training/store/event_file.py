@@ -75,8 +75,13 @@ def rank_folder(folder: Path, rank: int) -> Path:
 class FollowedEvents:
     """Event files of the ranks of a run that goes on. They replace those of an earlier export."""
 
-    def __init__(self, folder: Path, began: float) -> None:
+    def __init__(self, folder: Path, began: float, name: str | None = None) -> None:
+        """``began`` is the unix time of the run's start, used where a row has no time.
+
+        ``name`` is the name of the files if it is not ``event_file_name(began)``.
+        """
         self._folder, self._began = folder, began
+        self._name = name or event_file_name(began)
         self._files: dict[int, EventFile] = {}
 
     def append(self, rows: Iterable[ExportRow]) -> None:
@@ -84,14 +89,20 @@ class FollowedEvents:
         for row in rows:
             file = self._files.get(row.rank)
             if file is None:
-                target = rank_folder(self._folder, row.rank)
-                target.mkdir(parents=True, exist_ok=True)
-                path = target / event_file_name(self._began)
+                path = self._path(row.rank)
+                path.parent.mkdir(parents=True, exist_ok=True)
                 path.unlink(missing_ok=True)
                 file = self._files[row.rank] = EventFile(path, self._began, "--to tensorboard")
             _add_row(file, row, self._began)
         for file in self._files.values():
             file.flush()
+
+    def paths(self) -> list[Path]:
+        """Return the files that were begun."""
+        return [self._path(rank) for rank in self._files]
+
+    def _path(self, rank: int) -> Path:
+        return rank_folder(self._folder, rank) / self._name
 
 
 def export_events(rows: Iterable[ExportRow], folder: Path, began: float) -> None:
@@ -100,25 +111,15 @@ def export_events(rows: Iterable[ExportRow], folder: Path, began: float) -> None
     ``began`` is the unix time of the run's start, used where a row has no time. Raise ``OSError``,
     or ``ProblemError`` if TensorBoard is not installed.
     """
-    files: dict[int, EventFile] = {}
-    temporary_name = f".new.{event_file_name(began).replace('tfevents', 'incomplete')}"
+    name = event_file_name(began)
+    events = FollowedEvents(folder, began, f".new.{name.replace('tfevents', 'incomplete')}")
     try:
-        for row in rows:
-            file = files.get(row.rank)
-            if file is None:
-                target = rank_folder(folder, row.rank)
-                target.mkdir(parents=True, exist_ok=True)
-                (target / temporary_name).unlink(missing_ok=True)
-                file = EventFile(target / temporary_name, began, "--to tensorboard")
-                files[row.rank] = file
-            _add_row(file, row, began)
-        for rank, file in files.items():
-            file.flush()
-            target = rank_folder(folder, rank)
-            (target / temporary_name).replace(target / event_file_name(began))
+        events.append(rows)
+        for path in events.paths():
+            path.replace(path.with_name(name))
     finally:
-        for rank in files:
-            (rank_folder(folder, rank) / temporary_name).unlink(missing_ok=True)
+        for path in events.paths():
+            path.unlink(missing_ok=True)
 
 
 def _add_row(file: EventFile, row: ExportRow, began: float) -> None:
