@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from ltui.training.store.export_rows import ExportRow
+from ltui.training.store.export_rows import ExportRow, valid_text
 from ltui.training.store.optional_library import load_library
 
 _BUFFER_BYTES = 1 << 20
@@ -38,8 +38,7 @@ class EventFile:
 
     def add(self, tag: str, step: int, time: float, value: float) -> None:
         """Append one scalar."""
-        # Protocol buffers hold only text that UTF-8 can encode.
-        name = tag.encode("utf-8", "replace").decode("utf-8")
+        name = valid_text(tag)
         scalar = self._summary_proto.Summary.Value(tag=name, simple_value=value)
         summary = self._summary_proto.Summary(value=[scalar])
         self._add_event(wall_time=time, step=step, summary=summary)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ltui.training.state.run_snapshot import to_json
-from ltui.training.store.export_rows import ExportRow
+from ltui.training.store.export_rows import ExportRow, valid_text
 from ltui.training.store.optional_library import load_library
 
 COLUMNS = (
@@ -99,15 +99,10 @@ def write_parquet(runs: RunRows, path: Path) -> None:
                 math.nan if v is None else v for v in by_column[value_column]
             ]
             by_column = [
-                arrow.array([_valid_text(v) if isinstance(v, str) else v for v in values], kind)
+                arrow.array([valid_text(v) if isinstance(v, str) else v for v in values], kind)
                 for values, kind in zip(by_column, schema.types, strict=True)
             ]
             writer.write_table(arrow.table(by_column, schema=schema))
-
-
-def _valid_text(text: str) -> str:
-    """Return the text with a replacement for each character that UTF-8 cannot hold."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _columns(runs: RunRows) -> tuple[str, ...]:

@@ -90,3 +90,11 @@ def _rank_rows(part: SeriesPart, rank: int, first_step: int, last_step: int) -> 
         last_step,
     ):
         yield step, rank, epoch, t, value, None, None, None, 1
+
+
+def valid_text(text: str) -> str:
+    """Return the text with a replacement for each character that UTF-8 cannot hold.
+
+    Neither Parquet nor protocol buffers hold such a character.
+    """
+    return text.encode("utf-8", "replace").decode("utf-8")
