@@ -3,7 +3,6 @@ missing."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import shutil
@@ -30,6 +29,7 @@ from ltui.app.launch.training_interpreter import (
 from ltui.app.presentation.run_report import columns
 from ltui.training.lifecycle.agent_directories import ended_agents
 from ltui.training.problem import ProblemError
+from ltui.training.store.disk_use import disk_use
 from ltui.training.store.history_place import (
     left_histories,
     local_temporary_folders,
@@ -128,7 +128,7 @@ def _check_leftovers(home: Path) -> list[Finding]:
     histories = [left.folder for left in left_histories() if not left.is_live]
     if not agents and not histories:
         return []
-    total = sum(_size_of(folder) for folder in (*agents, *histories))
+    total = sum(disk_use(folder) for folder in (*agents, *histories))
     return [
         Finding(
             "left by runs",
@@ -136,14 +136,6 @@ def _check_leftovers(home: Path) -> list[Finding]:
             "14 days as evidence, or until their run is resumed here or deleted",
         )
     ]
-
-
-def _size_of(folder: Path) -> int:
-    total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            total += path.lstat().st_size
-    return total
 
 
 def _check_py_spy() -> Finding:
