@@ -37,9 +37,10 @@ def prune(options: Namespace) -> int:
     # A misspelt metric behind `not` would match every run.
     if every_run and (sentences := unknown_metrics(used, every_run)):
         raise ProblemError(*(Problem(where="--filter", what=text) for text in sentences))
+    candidates = [entry for entry in every_run if _may_go(entry)]
     if "size" in used:
-        every_run = tuple(with_size(entry) for entry in every_run)
-    chosen = [with_size(entry) for entry in every_run if _may_go(entry) and matches(entry)]
+        candidates = [with_size(entry) for entry in candidates]
+    chosen = [with_size(entry) for entry in candidates if matches(entry)]
     if not chosen:
         print("No run to delete: live, starred and unreadable runs are always kept.")
         return EXIT_DONE

@@ -48,9 +48,11 @@ def list_all(options: Namespace) -> int:
     used = {*fields_of(options.filter), *chosen, *([sort[0]] if sort else [])}
     with closing(RunList(ltui_home(to_write=False), current_snapshot)) as runs:
         every_run = runs.poll()
-        if "size" in used:
+        if "size" in fields_of(options.filter):
             every_run = tuple(with_size(entry) for entry in every_run)
         shown = [entry for entry in every_run if matches(entry)]
+        if "size" in used:
+            shown = [with_size(entry) for entry in shown]
         if sort is not None:
             shown = sorted_runs(shown, sort[0], reverse=sort[1])
         for entry in shown:
@@ -74,7 +76,9 @@ def list_all(options: Namespace) -> int:
 
 
 def with_size(entry: RunEntry) -> RunEntry:
-    """Return the run with its disk use."""
+    """Return the run with its disk use, which is measured once."""
+    if entry.size_bytes is not None:
+        return entry
     return replace(entry, size_bytes=float(disk_use(entry.run_dir.path)))
 
 
