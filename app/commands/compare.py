@@ -20,7 +20,7 @@ from ltui.app.exit_codes import EXIT_DONE, EXIT_FAILED
 from ltui.app.open_dashboard import open_app
 from ltui.training.lifecycle.recover_runs import current_snapshot
 from ltui.training.problem import Problem, ProblemError
-from ltui.training.store.run_directory import RunDir, find_run, list_runs, ltui_home
+from ltui.training.store.run_directory import RunDir, list_runs, ltui_home, named_run
 
 if TYPE_CHECKING:
     from ltui.app.textual_app import LtuiApp
@@ -90,14 +90,14 @@ def find_runs(texts: Sequence[str]) -> list[RunDir]:
 
     Raise ``ProblemError`` with every name that is wrong, or if there are fewer than two runs.
     """
-    home = ltui_home(to_write=False)
+    runs = list_runs(ltui_home(to_write=False))
     found: dict[str, RunDir] = {}
     problems: list[Problem] = []
     for text in texts:
         try:
-            matches = [run for run in list_runs(home) if fnmatchcase(run.id, text)]
+            matches = [run for run in runs if fnmatchcase(run.id, text)]
             matches.sort(key=lambda run: run.id)
-            for run_dir in matches or [find_run(home, text)]:
+            for run_dir in matches or [named_run(runs, text)]:
                 found.setdefault(run_dir.id, run_dir)
         except ProblemError as error:
             problems += error.problems

@@ -22,7 +22,7 @@ from ltui.training.store.event_file import FollowedEvents, export_events
 from ltui.training.store.export_file import WindowedPart, write_csv, write_json, write_parquet
 from ltui.training.store.export_rows import ExportRow
 from ltui.training.store.history_reader import STEP_SERIES, Exported, RunStore
-from ltui.training.store.run_directory import RunDir, find_run, ltui_home
+from ltui.training.store.run_directory import RunDir, find_runs, ltui_home
 from ltui.widgets.sanitise import clean_line
 
 STEP_LOSS = "step/loss"
@@ -40,7 +40,7 @@ def export(options: Namespace) -> int:
             what="this format cannot be printed.",
             remedy=f"Name a {'folder' if options.to == 'tensorboard' else 'file'} with -o.",
         )
-    runs = {run.id: run for run in _find_runs(ltui_home(to_write=False), options.run)}
+    runs = {run.id: run for run in find_runs(ltui_home(to_write=False), options.run)}
     if options.follow:
         return _follow(options, list(runs.values()))
     metrics = _select_metrics(runs, options.metric)
@@ -111,17 +111,6 @@ def _export_events(
     for run_id, run_dir in runs.items():
         with _folder_errors(folder):
             export_events(rows[run_id], folder / run_id, run_dir.read_spec().created_at)
-
-
-def _find_runs(home: Path, names: Sequence[str]) -> Iterator[RunDir]:
-    problems: list[Problem] = []
-    for name in names:
-        try:
-            yield find_run(home, name)
-        except ProblemError as error:
-            problems += error.problems
-    if problems:
-        raise ProblemError(*problems)
 
 
 def _rows(run_dir: RunDir, metrics: Sequence[str]) -> Iterator[ExportRow]:

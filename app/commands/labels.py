@@ -16,7 +16,7 @@ from ltui.training.state.run_labels import (
     with_tags,
 )
 from ltui.training.store.labels_file import change_labels, labels_text, read_labels
-from ltui.training.store.run_directory import RunDir, find_run, ltui_home
+from ltui.training.store.run_directory import RunDir, find_runs, ltui_home
 
 
 def tag(options: Namespace) -> int:
@@ -77,8 +77,7 @@ def label_files(options: Namespace) -> dict[str, str]:
 
 
 def _runs(options: Namespace, *, to_write: bool) -> list[RunDir]:
-    home = ltui_home(to_write=to_write)
-    return [find_run(home, text) for text in options.runs]
+    return find_runs(ltui_home(to_write=to_write), options.runs)
 
 
 def _change(

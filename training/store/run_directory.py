@@ -12,12 +12,12 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
-from ltui.training.problem import ProblemError
+from ltui.training.problem import Problem, ProblemError
 
 if TYPE_CHECKING:
     from ltui.training.config.run_spec import RunSpec
@@ -289,7 +289,26 @@ def find_run(home: Path, text: str) -> RunDir:
     Raise ``ProblemError`` with the most similar id if there is none, or with the ids if several
     runs match.
     """
+    return named_run(list_runs(home), text)
+
+
+def find_runs(home: Path, texts: Iterable[str]) -> list[RunDir]:
+    """Return the run that each text names. Raise ``ProblemError`` with every text that is wrong."""
     runs = list_runs(home)
+    chosen: list[RunDir] = []
+    problems: list[Problem] = []
+    for text in texts:
+        try:
+            chosen.append(named_run(runs, text))
+        except ProblemError as error:
+            problems += error.problems
+    if problems:
+        raise ProblemError(*problems)
+    return chosen
+
+
+def named_run(runs: Sequence[RunDir], text: str) -> RunDir:
+    """Return the run of ``list_runs`` that ``text`` names, as ``find_run`` does."""
     if text == "last":
         if runs:
             return runs[0]
@@ -311,7 +330,7 @@ def find_run(home: Path, text: str) -> RunDir:
     raise ProblemError.of(where=text, what="there is no such run.", remedy=_nearest_run(runs, text))
 
 
-def _nearest_run(runs: list[RunDir], text: str) -> str:
+def _nearest_run(runs: Sequence[RunDir], text: str) -> str:
     near = difflib.get_close_matches(text, [run.id for run in runs], n=1, cutoff=0.5)
     near = near or difflib.get_close_matches(text, [run.id[:-5] for run in runs], n=1, cutoff=0.5)
     return f"Did you mean {near[0]}?" if near else "ltui runs lists them."
