@@ -25,43 +25,45 @@ def tag(options: Namespace) -> int:
     removed = checked_tags(options.remove, "--remove")
     if both := sorted(set(added) & set(removed)):
         raise ProblemError.of(where="--remove", what=f"{both[0]!r} is to be added, too.")
-    if not added and not removed:
-        return _print(options, lambda labels: ", ".join(labels.tags) or "no tags")
 
     def change(labels: RunLabels) -> RunLabels:
         return replace(labels, tags=with_tags(labels, added, removed, "--add"))
 
-    return _change(options, change, lambda labels: ", ".join(labels.tags) or "no tags")
+    return _print(
+        options,
+        lambda labels: ", ".join(labels.tags) or "no tags",
+        change if added or removed else None,
+    )
 
 
 def group(options: Namespace) -> int:
     """Run ``ltui group RUN... [--name GROUP | --remove]``."""
-    if options.name is None and not options.remove:
-        return _print(options, lambda labels: labels.group or "no group")
-    name = "" if options.remove else checked_group(options.name, "--name")
-    return _change(
+    name = checked_group(options.name or "", "--name")
+    return _print(
         options,
-        lambda labels: replace(labels, group=name),
         lambda labels: labels.group or "no group",
+        None
+        if options.name is None and not options.remove
+        else lambda labels: replace(labels, group=name),
     )
 
 
 def note(options: Namespace) -> int:
     """Run ``ltui note RUN [TEXT]``."""
-    if options.text is None:
-        return _print(options, lambda labels: labels.note or "no note")
-    text = checked_note(options.text, "TEXT")
-    return _change(
-        options, lambda labels: replace(labels, note=text), lambda labels: labels.note or "no note"
+    text = checked_note(options.text or "", "TEXT")
+    return _print(
+        options,
+        lambda labels: labels.note or "no note",
+        None if options.text is None else lambda labels: replace(labels, note=text),
     )
 
 
 def star(options: Namespace) -> int:
     """Run ``ltui star RUN... [--remove]``."""
-    return _change(
+    return _print(
         options,
-        lambda labels: replace(labels, star=not options.remove),
         lambda labels: "starred" if labels.star else "not starred",
+        lambda labels: replace(labels, star=not options.remove),
     )
 
 
@@ -76,22 +78,16 @@ def label_files(options: Namespace) -> dict[str, str]:
     return {} if labels == RunLabels() else {RunDir.LABELS_NAME: labels_text(labels)}
 
 
-def _runs(options: Namespace, *, to_write: bool) -> list[RunDir]:
-    return find_runs(ltui_home(to_write=to_write), options.runs)
-
-
-def _change(
+def _print(
     options: Namespace,
-    change: Callable[[RunLabels], RunLabels],
     text_of: Callable[[RunLabels], str],
+    change: Callable[[RunLabels], RunLabels] | None,
 ) -> int:
-    """Change the labels of every run, after all of the runs were found."""
-    for run_dir in _runs(options, to_write=True):
-        print(f"{run_dir.id}: {text_of(change_labels(run_dir, change))}")
-    return EXIT_DONE
+    """Print a label of every run, with ``change`` after it was changed.
 
-
-def _print(options: Namespace, text_of: Callable[[RunLabels], str]) -> int:
-    for run_dir in _runs(options, to_write=False):
-        print(f"{run_dir.id}: {text_of(read_labels(run_dir))}")
+    Nothing is changed unless all of the runs were found.
+    """
+    for run_dir in find_runs(ltui_home(to_write=change is not None), options.runs):
+        labels = read_labels(run_dir) if change is None else change_labels(run_dir, change)
+        print(f"{run_dir.id}: {text_of(labels)}")
     return EXIT_DONE
