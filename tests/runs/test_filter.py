@@ -22,7 +22,6 @@ from ltui.app.runs.filter_syntax import (
     Match,
     Not,
     Word,
-    filter_text,
     parse_filter,
 )
 from ltui.app.runs.run_entry import RunEntry
@@ -31,6 +30,7 @@ from ltui.training.state.run_labels import RunLabels
 from ltui.training.state.run_snapshot import MetricValue, RunState
 from ltui.training.store.run_directory import RunDir
 from tests.app.frames import NOW, snapshot
+from tests.runs.filter_text import filter_text
 
 TEXTS = st.text(min_size=1, max_size=8)
 TERMS = st.one_of(
