@@ -6,7 +6,6 @@ The files are written by
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -105,15 +104,10 @@ def read_diff(run_dir: RunDir, attempt: int) -> str:
 def first_with_identity(run_dir: RunDir, identity: str) -> str | None:
     """Return the id of the oldest other run with the same configuration and code."""
     same = [
-        record_and_id
-        for record_and_id in _first_records(run_dir)
-        if record_and_id[0].identity == identity
+        (record.recorded_at, other.id)
+        for other in list_runs(run_dir.home)
+        if other.id != run_dir.id
+        and (record := read_record(other, 1)) is not None
+        and record.identity == identity
     ]
-    return min(same, key=lambda pair: pair[0].recorded_at)[1] if same else None
-
-
-def _first_records(run_dir: RunDir) -> Iterator[tuple[CodeRecord, str]]:
-    """Yield the record of the first attempt of every other run in the same home."""
-    for other in list_runs(run_dir.home):
-        if other.id != run_dir.id and (record := read_record(other, 1)) is not None:
-            yield record, other.id
+    return min(same)[1] if same else None
