@@ -195,16 +195,20 @@ def smooth(curve: Curve, weight: float) -> FloatArray:
     """
     if weight <= 0:
         return curve.mean
-    out = np.full(len(curve), np.nan)
-    weights = weight ** np.maximum(curve.count, 1.0)
-    average, norm = 0.0, 0.0
-    for i, (value, keep) in enumerate(zip(curve.mean.tolist(), weights.tolist(), strict=True)):
-        if value - value != 0:  # NaN or infinite
-            continue
-        average = keep * average + (1 - keep) * value
-        norm = keep * norm + (1 - keep)
-        out[i] = average / norm
-    return out
+    finite = np.isfinite(curve.mean)
+    keep = np.where(finite, weight ** np.maximum(curve.count, 1.0), 1.0)
+    average = np.where(finite, (1 - keep) * np.where(finite, curve.mean, 0.0), 0.0)
+    norm = 1 - np.cumprod(keep)
+    # average[i] is keep[i] * average[i - 1] + average[i]. Each pass composes twice as many of these
+    # steps, so a few passes over the array replace a loop over its points.
+    span = 1
+    while span < len(average):
+        average[span:] += keep[span:] * average[:-span]
+        keep[span:] *= keep[:-span]
+        span *= 2
+    smoothed = np.full(len(curve), np.nan)
+    smoothed[finite] = average[finite] / norm[finite]
+    return smoothed
 
 
 def epoch_positions(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -94,6 +96,21 @@ def test_a_merged_point_counts_as_many_values_in_the_smoothing() -> None:
     )
     assert len(merged) == 32
     assert smooth(merged, 0.9)[-1] == pytest.approx(smooth(values, 0.9)[-1], rel=1e-6)
+
+
+@pytest.mark.parametrize("weight", [0.3, 0.9, 0.995])
+def test_smoothing_is_that_of_one_value_after_the_other(weight: float) -> None:
+    random = np.random.default_rng(0)
+    values = np.where(random.random(3000) < 0.1, np.nan, random.normal(5, 1, 3000))
+    counts = np.repeat([4096.0, 64.0, 1.0], 1000)
+    expected, average, norm = [], 0.0, 0.0
+    for value, keep in zip(values, weight**counts, strict=True):
+        if np.isfinite(value):
+            average = keep * average + (1 - keep) * value
+            norm = keep * norm + (1 - keep)
+        expected.append(average / norm if np.isfinite(value) else np.nan)
+    smoothed = smooth(replace(curve(values), count=counts), weight)
+    np.testing.assert_allclose(smoothed, expected, rtol=1e-12)
 
 
 def test_a_part_in_detail_replaces_only_what_is_coarser() -> None:
