@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,14 @@ def ltui(tmp_path: Path) -> Ltui:
         return run_ltui(*words, cwd=tmp_path, environment=environment, timeout=timeout)
 
     return call
+
+
+@pytest.fixture
+def ends_its_runs(ltui: Ltui) -> Iterator[None]:
+    """Kills whatever run a test leaves, also a failing one."""
+    yield
+    for head in json.loads(ltui("runs", "--json").stdout):
+        ltui("stop", head["id"], "--kill")
 
 
 @pytest.fixture

@@ -75,14 +75,6 @@ def terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
         each.close()
 
 
-@pytest.fixture
-def ends_its_runs(ltui: Ltui) -> Iterator[None]:
-    """Kills whatever run a test leaves, also a failing one."""
-    yield
-    for head in json.loads(ltui("runs", "--json").stdout):
-        ltui("stop", head["id"], "--kill")
-
-
 def show(ltui: Ltui) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(ltui("show", "last", "--json").stdout)
     return document

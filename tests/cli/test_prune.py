@@ -64,6 +64,18 @@ def test_prune_deletes_what_matches_and_keeps_starred_and_unreadable_runs(
     assert ltui("prune", "--filter", "not calm").stdout.startswith("No run to delete")
 
 
+@pytest.mark.usefixtures("ends_its_runs")
+def test_prune_never_names_a_live_run(ltui: Ltui, runs_left: Callable[[], list[str]]) -> None:
+    assert ltui("exec", "--detach", "--", "sleep", "600").returncode == 0
+    (run_id,) = runs_left()
+    assert run_id in ltui("runs", "--filter", run_id).stdout
+    for words in (["--dry-run"], []):
+        done = ltui("prune", "--filter", run_id, *words)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("No run to delete")
+    assert runs_left() == [run_id]
+
+
 @pytest.mark.parametrize("text", ["", "not val/los<1", "(calm"])
 def test_prune_refuses_a_doubtful_filter(
     ltui: Ltui, home: Path, runs_left: Callable[[], list[str]], text: str

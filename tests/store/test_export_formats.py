@@ -6,6 +6,8 @@ import csv
 import json
 import math
 import os
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -126,17 +128,19 @@ def test_the_second_attempt_replaces_the_repeated_steps(runs: list[RunDir], tmp_
 
 def test_a_file_for_each_of_many_ranks_stays_closed(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    import resource
-
-    from ltui.training.store.event_file import export_events
-
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    rows = [ExportRow("a", step, 0, 1.0, rank, 2.0) for step in (1, 2) for rank in range(300)]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (200, limits[1]))
-    try:
-        export_events(rows, tmp_path, 50.0)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    # A process of its own, because that of the tests may have more files open than the limit.
+    script = """
+import resource, sys
+from pathlib import Path
+from ltui.training.store.event_file import export_events
+from ltui.training.store.export_rows import ExportRow
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+rows = [ExportRow("a", step, 0, 1.0, rank, 2.0) for step in (1, 2) for rank in range(300)]
+export_events(rows, Path(sys.argv[1]), 50.0)
+"""
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     assert [step for step, _, _ in _events(tmp_path / "rank-299")["a"]] == [1, 2]
 
 

@@ -53,6 +53,7 @@ def _kill_supervisor(runs: Runs, run: RunDir) -> None:
 
 def test_another_machine_follows_a_run_and_changes_nothing(runs: Runs, local: Path) -> None:
     run = runs.training()
+    runs.until(run, lambda _: run.db_path.exists())
     # The first copy may be older than the first step.
     seen = wait_for(
         lambda: seen_from_other_machine(run, local),
