@@ -22,13 +22,9 @@ from ltui.app.commands.data_arguments import (
     add_json_option,
     positive_number,
 )
-from ltui.app.commands.run_list_arguments import (
-    add_label_commands,
-    add_label_options,
-    add_prune_command,
-    add_runs_command,
-)
-from ltui.app.commands.transfer_arguments import add_export, add_import
+from ltui.app.commands.export_and_import_arguments import add_export, add_import
+from ltui.app.commands.labels_arguments import add_label_commands, add_label_options
+from ltui.app.commands.runs_arguments import add_prune_command, add_runs_command
 from ltui.app.exit_codes import EXIT_BAD_INPUT
 from ltui.training.config.defaults import STOP_TIMEOUT_S
 from ltui.training.config.digit_grouping import strip_digit_grouping

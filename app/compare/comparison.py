@@ -13,8 +13,8 @@ from ltui.app.compare.alignment import Line, align, common_positions
 from ltui.app.compare.bands import Band, band_of
 from ltui.app.compare.compared_run import ComparedRun
 from ltui.app.compare.run_groups import Grouping, RunGroup, check_grouping, groups_of
-from ltui.app.compare.run_settings import differing
 from ltui.app.compare.run_signs import run_colours
+from ltui.app.runs.run_settings import differing
 from ltui.training.store.curve_reader import FloatArray
 
 

@@ -14,9 +14,9 @@ import numpy as np
 from ltui.app.compare.alignment import Clock
 from ltui.app.compare.compared_run import ComparedRun
 from ltui.app.compare.metric_summary import summarise
-from ltui.app.compare.run_settings import compared_settings
 from ltui.app.live.default_metrics import default_choice
 from ltui.app.presentation.code_lines import COMMIT_DIGITS
+from ltui.app.runs.run_settings import compared_settings
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.metric_name_patterns import better_direction, is_evaluation
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot

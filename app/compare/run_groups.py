@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from ltui.app.compare.run_settings import differing, is_seed, matching_names
+from ltui.app.runs.run_settings import differing, is_seed, matching_names
 from ltui.training.problem import Problem, ProblemError
 from ltui.widgets.formats import NA
 from ltui.widgets.sanitise import clean_name

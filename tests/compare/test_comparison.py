@@ -15,8 +15,8 @@ from ltui.app.compare.comparison_json import comparison_json
 from ltui.app.compare.comparison_report import report_lines
 from ltui.app.compare.read_run import read_runs
 from ltui.app.compare.run_groups import Grouping, groups_of
-from ltui.app.compare.run_settings import command_settings, is_seed
 from ltui.app.compare.run_signs import run_colours
+from ltui.app.runs.run_settings import command_settings, is_seed
 from ltui.training.lifecycle.recover_runs import current_snapshot
 from ltui.training.problem import ProblemError
 from ltui.training.store.code_record import CodeRecord, write_record

@@ -1,4 +1,4 @@
-"""The settings by which runs are compared: a configuration, or the options of a command. Pure."""
+"""The settings of a run by name: of its configuration, or the options of its command. Pure."""
 
 from __future__ import annotations
 

@@ -1,37 +1,13 @@
-"""The arguments of the commands for the list of runs and for labels. Imports nothing heavy."""
+"""The arguments of ``ltui tag``, ``group``, ``note`` and ``star``. Imports nothing heavy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from ltui.app.commands.data_arguments import add_flag, add_json_option
+from ltui.app.commands.data_arguments import add_flag
 
 AddCommand = Callable[..., Any]
-
-
-def add_runs_command(add: AddCommand) -> None:
-    """Add ``ltui runs``."""
-    runs = add("runs", "runs:list_all", "list the runs, newest first", _RUNS_EPILOG)
-    runs.add_argument(
-        "--filter", metavar="EXPR", default="", help="only the runs that match, see below"
-    )
-    runs.add_argument(
-        "--sort",
-        metavar="FIELD",
-        help="sort by a field or metric, lowest first; --sort=-FIELD: highest first",
-    )
-    runs.add_argument(
-        "--columns", metavar="FIELD,...", help="print the id and these fields or metrics"
-    )
-    add_json_option(runs)
-
-
-def add_prune_command(add: AddCommand) -> None:
-    """Add ``ltui prune``."""
-    prune = add("prune", "prune:prune", "delete the ended runs that match a filter", _PRUNE_EPILOG)
-    prune.add_argument("--filter", metavar="EXPR", required=True, help="which runs, see below")
-    add_flag(prune, "--dry-run", "only print what would be deleted, with its disk use")
 
 
 def add_label_commands(add: AddCommand, run_help: str) -> None:
@@ -74,39 +50,6 @@ def add_label_options(parser: Any) -> None:
     parser.add_argument("--group", metavar="GROUP", help="the group of the run")
     parser.add_argument("--note", metavar="TEXT", help="a note about the run, one line")
 
-
-FILTER_HELP = """\
-filter:
-  fox quickstart            both words occur in name, preset, state, tags, group or note
-  tag:base* name:/^a.*9$/   a field matches a pattern (* ? [abc]), a part or an expression
-  state=failed epoch>=3     = != < <= > >= on fields and metrics
-  val/loss<0.2 lr.max<1e-3  a metric's last value; .min and .max are its extremes
-  started>3d ago            a time; also 2026-11-20 or 2026-11-20T18:30
-  elapsed<1h30m size>5GB    durations and sizes
-  has:note not has:star     the run has a value
-  (a or b) and not c        terms next to each other are joined by `and`
-
-fields: id name preset state tag group note detail star live created started ended
-elapsed step epoch attempt ranks exit done speed size; other names are metrics.
-"""
-
-_RUNS_EPILOG = f"""\
-{FILTER_HELP}
-examples:
-  ltui runs --filter 'tag:baseline val/loss<0.2' --sort val/loss
-  ltui runs --filter 'state=failed started>2d ago' --columns preset,step,detail
-  ltui runs --columns size,tag --sort=-size --json
-"""
-
-_PRUNE_EPILOG = f"""\
-Live runs, runs with a star and runs that cannot be read are never deleted. A deleted
-run is lost with its history, logs and checkpoints.
-
-{FILTER_HELP}
-examples:
-  ltui prune --filter 'state=failed ended<30d ago' --dry-run
-  ltui prune --filter 'size>10GB not has:tag'
-"""
 
 _LABEL_EPILOGS = {
     "tag": """\
