@@ -64,7 +64,7 @@ def _watch(options: Namespace, run_dirs: Sequence[RunDir], grouping: Grouping) -
 
     def make() -> LtuiApp:
         # Local: importing Textual takes half a second, which the errors above need not wait for.
-        from ltui.app.compare.comparison_view import ViewSettings
+        from ltui.app.compare.view_settings import ViewSettings
         from ltui.app.presentation.metric_charts import ChartSettings
         from ltui.app.screens.compare import CompareScreen
         from ltui.app.textual_app import LtuiApp

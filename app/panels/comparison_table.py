@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from ltui.app.compare.comparison_view import TableRow, TableView
+from ltui.app.compare.table_view import TableRow, TableView
 from ltui.widgets.columns import Cells, Column
 from ltui.widgets.table import Table
 

@@ -5,29 +5,23 @@ Runs that are still going on are read again every second, in a worker thread.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from textual import events, on, work
+from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
-from textual.screen import Screen
 from textual.worker import get_current_worker
 
+from ltui.app.compare.compared_runs_table import runs_table, sort_keys
 from ltui.app.compare.comparison import Comparison
-from ltui.app.compare.comparison_view import (
-    ViewSettings,
-    charts_caption,
-    chosen_metric,
-    comparison_charts,
-    runs_table,
-    settings_table,
-    sort_keys,
-)
+from ltui.app.compare.comparison_charts import charts_caption, comparison_charts
 from ltui.app.compare.read_run import ReadSnapshot, RunsRead, read_again, read_runs
 from ltui.app.compare.run_groups import Grouping
+from ltui.app.compare.settings_table import settings_table
+from ltui.app.compare.view_settings import ViewSettings, chosen_metric
 from ltui.app.keys.footer import KeyFooter, KeyHint
 from ltui.app.panels.comparison_table import ComparisonTable
 from ltui.app.panels.metric_grid import MetricGrid
@@ -36,6 +30,7 @@ from ltui.app.panels.tab_bar import TabBar
 from ltui.app.panels.worker_results import call_screen, error_lines
 from ltui.app.presentation.metric_list import MetricChoice
 from ltui.app.screens.metric_chooser import MetricChooser
+from ltui.app.screens.panel_screen import PanelScreen
 from ltui.training.lifecycle.recover_runs import current_snapshot
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets.charts.chart import Chart
@@ -45,9 +40,6 @@ from ltui.widgets.table import Table
 
 REFRESH_S = 1.0
 """Seconds between two readings of runs that are still going on."""
-MIN_WIDTH, MIN_HEIGHT = 120, 30
-"""Minimum terminal size to show all panels; smaller terminals show one at a time."""
-PANELS = ("curves", "runs", "settings")
 HINTS = (
     KeyHint("space", "hide", "screen.hide", keep=True),
     KeyHint("p", "pin", "screen.pin", keep=True),
@@ -62,9 +54,10 @@ HINTS = (
 )
 
 
-class CompareScreen(Screen[None]):
+class CompareScreen(PanelScreen):
     """Several runs compared. The first one is the reference until another one is pinned."""
 
+    PANELS: ClassVar[Mapping[str, str]] = {name: name for name in ("curves", "runs", "settings")}
     SCOPE = "compare"
     ABOUT = "Each run keeps its colour and its sign on every screen."
     BINDINGS: ClassVar[list[BindingType]] = bindings(
@@ -109,14 +102,13 @@ class CompareScreen(Screen[None]):
         self._read: RunsRead | None = None
         self._reading = False
         self.comparison: Comparison | None = None
-        self.chosen, self.zoomed = PANELS[0], False
 
     def compose(self) -> ComposeResult:
         yield TabBar(id="tabs")
         with Horizontal(id="body"):
             with Panel(1, "curves", id="curves"):
                 yield MetricGrid(id="metric-grid")
-            with Vertical(id="tables"):
+            with Vertical(id="tables", classes="panels"):
                 with Panel(2, "runs", id="runs"):
                     yield ComparisonTable(id="runs-table")
                 with Panel(3, "settings that differ", id="settings"):
@@ -124,7 +116,7 @@ class CompareScreen(Screen[None]):
         yield KeyFooter(HINTS, id="keys")
 
     def on_mount(self) -> None:
-        self._lay_out()
+        self.lay_out()
         self.query_one("#runs-table").focus()
         self._start_reading()
         self.set_interval(REFRESH_S, self._refresh_live)
@@ -201,47 +193,10 @@ class CompareScreen(Screen[None]):
         self.settings = settings
         self._draw()
 
-    # -- layout ------------------------------------------------------------------------------------
-
-    def on_resize(self) -> None:
-        if self.is_mounted:
-            self._lay_out()
-
-    def _lay_out(self) -> None:
-        width, height = self.app.size
-        alone = self.zoomed or width < MIN_WIDTH or height < MIN_HEIGHT
-        self.set_class(alone, "-alone")
-        for name in PANELS:
-            self.query_one(f"#{name}").display = not alone or name == self.chosen
-        self.query_one("#tables").display = not alone or self.chosen != "curves"
-        tabs = self.query_one(TabBar)
-        tabs.display = alone
-        tabs.show([(i, name, name) for i, name in enumerate(PANELS, 1)], self.chosen)
-
-    def action_panel(self, name: str) -> None:
-        self.chosen = name
-        self._lay_out()
-        focus = {"curves": "#loss-chart", "runs": "#runs-table", "settings": "#settings-table"}
-        self.query_one(focus[name]).focus()
-
-    @on(events.DescendantFocus)
-    def _focus_moved(self, event: events.DescendantFocus) -> None:
-        panel = next((p for p in event.widget.ancestors if isinstance(p, Panel)), None)
-        if panel is not None and panel.id in PANELS and panel.id != self.chosen:
-            self.chosen = panel.id
-            self._lay_out()
-
-    def action_zoom(self) -> None:
-        self.zoomed = not self.zoomed
-        self._lay_out()
-
-    def action_cancel(self) -> None:
-        if self.zoomed:
-            self.action_zoom()
-        else:
-            self.action_leave_comparison()
-
     def action_leave_comparison(self) -> None:
+        self.leave()
+
+    def leave(self) -> None:
         if len(self.app.screen_stack) > 1:
             self.dismiss(None)
         else:

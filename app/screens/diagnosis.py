@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from textual import events, on, work
+from textual import work
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
-from textual.screen import Screen
 from textual.worker import get_current_worker
 
 from ltui.app.diagnosis.diagnosis_view import DiagnosisContext, diagnosis_view_model
@@ -27,6 +26,7 @@ from ltui.app.live.frame import Frame
 from ltui.app.panels.panel import Panel
 from ltui.app.panels.tab_bar import TabBar
 from ltui.app.presentation.run_view import note_lines
+from ltui.app.screens.panel_screen import PanelScreen
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot
 from ltui.training.store.run_directory import RunDir
@@ -40,16 +40,12 @@ REFRESH_S = 1.0
 MIN_REQUEST_INTERVAL_S = 10.0
 """Minimum seconds between two automatic requests for evidence."""
 MAX_HEADLINE_LINES = 5
-MIN_WIDTH, MIN_HEIGHT = 120, 34
-"""Minimum terminal size to show all panels; smaller terminals show one at a time."""
-PANELS = ("verdict", "collectives", "stacks", "processes")
 TITLES = {
     "verdict": "problem and what to do",
     "collectives": "collectives",
     "stacks": "stacks",
     "processes": "processes",
 }
-TAB_TITLES = {**TITLES, "verdict": "what to do"}
 HINTS = (
     KeyHint("y", "copy", "screen.copy", keep=True),
     KeyHint("w", "save a file", "screen.write", keep=True),
@@ -64,9 +60,11 @@ HINTS = (
 Find = Callable[[RunDir], DiagnosisResult]
 
 
-class DiagnoseScreen(Screen[None]):
+class DiagnoseScreen(PanelScreen):
     """The diagnosis screen of one run."""
 
+    PANELS: ClassVar[Mapping[str, str]] = {**TITLES, "verdict": "what to do"}
+    MIN_HEIGHT: ClassVar[int] = 34
     SCOPE = "diagnose"
     ABOUT = "The diagnosis does not disturb the ranks. ≠ marks where one rank differs."
     BINDINGS: ClassVar[list[BindingType]] = bindings(
@@ -108,64 +106,27 @@ class DiagnoseScreen(Screen[None]):
         self._requested_for: object = None
         self._problem: str | None = None
         self._shown: DiagnosisViewModel | None = None
-        self.chosen = PANELS[0]
-        self.zoomed = False
 
     def compose(self) -> ComposeResult:
         yield LineSheet(id="headline")
         yield TabBar(id="tabs")
         with Vertical(id="body"):
-            for names in (PANELS[:2], PANELS[2:]):
-                with Horizontal(classes="row"):
-                    for name in names:
-                        number = PANELS.index(name) + 1
+            panels = list(enumerate(TITLES.items(), 1))
+            for row in (panels[:2], panels[2:]):
+                with Horizontal(classes="panels"):
+                    for number, (name, title) in row:
                         with (
-                            Panel(number, TITLES[name], id=name),
+                            Panel(number, title, id=name),
                             VerticalScroll(id=f"{name}-scroll"),
                         ):
                             yield LineSheet(id=f"{name}-sheet")
         yield KeyFooter(HINTS, id="keys")
 
     def on_mount(self) -> None:
-        self._lay_out()
         self.action_panel(self.chosen)
         self.action_again()
         self._update()
         self.set_interval(REFRESH_S, self._update)
-
-    # -- layout ------------------------------------------------------------------------------------
-
-    def on_resize(self) -> None:
-        if self.is_mounted:
-            self._lay_out()
-
-    def _lay_out(self) -> None:
-        width, height = self.app.size
-        alone = self.zoomed or width < MIN_WIDTH or height < MIN_HEIGHT
-        self.set_class(alone, "-alone")
-        for name in PANELS:
-            self.query_one(f"#{name}").display = not alone or name == self.chosen
-        for row in self.query(".row"):
-            row.display = any(panel.display for panel in row.children)
-        self.query_one(TabBar).display = alone
-        tabs = [(i, name, TAB_TITLES[name]) for i, name in enumerate(PANELS, 1)]
-        self.query_one(TabBar).show(tabs, self.chosen)
-
-    def action_panel(self, name: str) -> None:
-        self.chosen = name
-        self._lay_out()
-        self.query_one(f"#{name}-scroll").focus()
-
-    @on(events.DescendantFocus)
-    def _focus_moved(self, event: events.DescendantFocus) -> None:
-        name = (event.widget.id or "").removesuffix("-scroll")
-        if name in PANELS and name != self.chosen:
-            self.chosen = name
-            self._lay_out()
-
-    def action_zoom(self) -> None:
-        self.zoomed = not self.zoomed
-        self._lay_out()
 
     # -- drawing -----------------------------------------------------------------------------------
 
@@ -281,12 +242,6 @@ class DiagnoseScreen(Screen[None]):
         except OSError as error:
             return f"Not saved: {path} can't be written ({error.strerror})"
         return f"Saved: {path.absolute()}"
-
-    def action_cancel(self) -> None:
-        if self.zoomed:
-            self.action_zoom()
-        else:
-            self.dismiss(None)
 
 
 def _evidence_key(run: RunSnapshot) -> tuple[object, ...]:

@@ -1,0 +1,36 @@
+"""The columns and rows of a table of a comparison. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ltui.widgets.columns import Cells, Column
+
+MAX_NAME = 24
+"""Maximum cells of the name of a run or a setting in a table."""
+MAX_VALUE = 16
+"""Maximum cells of the value of a setting in a table."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """One row of a table, with its cells by the keys of the columns."""
+
+    key: str
+    cells: dict[str, Cells]
+
+
+@dataclass(frozen=True, slots=True)
+class TableView:
+    """The columns and rows of a table."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[TableRow, ...]
+
+
+def sized(head: Column, rows: Sequence[TableRow], order: str | None) -> Column:
+    """Return a column that is as wide as its longest text."""
+    title = f"{head.title} ▾" if head.key == order else head.title
+    widths = [sum(len(cell.text) for cell in row.cells.get(head.key, ())) for row in rows]
+    return replace(head, title=title, width=max([len(title), *widths, 1]))

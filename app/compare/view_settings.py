@@ -1,0 +1,51 @@
+"""What the keys of the compare screen change, and what follows from it for a comparison. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ltui.app.compare.bands import BANDS
+from ltui.app.compare.comparison import Comparison
+from ltui.app.compare.run_groups import RunGroup
+from ltui.app.presentation.metric_charts import ChartSettings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ViewSettings:
+    """What the keys of the screen change."""
+
+    metric: str | None = None
+    """The metric of the table, whose chart comes first; None for the first one."""
+    chart: ChartSettings = field(default_factory=ChartSettings)
+    grouped: bool = False
+    band: str = BANDS[0]
+    reference: str | None = None
+    """Id of the pinned run; None for the first one."""
+    hidden: frozenset[str] = frozenset()
+    """Keys of runs and groups whose curves are not drawn."""
+    opened: frozenset[str] = frozenset()
+    """Keys of groups whose members are shown."""
+    order: str | None = None
+    """Key of the column by which the rows are sorted; None for the order of the runs."""
+
+    def next_band(self) -> str:
+        """Return the kind of band that follows."""
+        return BANDS[(BANDS.index(self.band) + 1) % len(BANDS)]
+
+
+def group_key(group: RunGroup) -> str:
+    """Return the key of a group in tables; ids of runs contain no blank."""
+    return f"group {group.label}"
+
+
+def chosen_metric(comparison: Comparison, settings: ViewSettings) -> str | None:
+    """Return the metric of the table; None if no run has logged any."""
+    if settings.metric in comparison.metrics:
+        return settings.metric
+    return next(iter(comparison.metrics), None)
+
+
+def reference_id(comparison: Comparison, settings: ViewSettings) -> str:
+    """Return the id of the run with which the others are compared."""
+    pinned = settings.reference
+    return pinned if pinned in comparison.by_id else comparison.runs[0].id

@@ -1,0 +1,82 @@
+"""A screen of numbered panels. A small terminal shows one of them at a time, with tabs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import ClassVar
+
+from textual import events, on
+from textual.screen import Screen
+
+from ltui.app.panels.panel import Panel
+from ltui.app.panels.tab_bar import TabBar
+
+
+class PanelScreen(Screen[None]):
+    """The layout of the panels. Containers of panels have the class ``panels``."""
+
+    PANELS: ClassVar[Mapping[str, str]] = {}
+    """The ids of the panels in the order of their numbers, and the titles of their tabs."""
+    MIN_WIDTH: ClassVar[int] = 120
+    MIN_HEIGHT: ClassVar[int] = 30
+    """Minimum terminal size to show several panels at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chosen = next(iter(self.PANELS))
+        self.zoomed = False
+
+    def on_resize(self) -> None:
+        if self.is_mounted:
+            self.lay_out()
+
+    def panels_together(self) -> Collection[str]:
+        """Return the panels that a large terminal shows."""
+        return self.PANELS.keys()
+
+    def lay_out(self) -> None:
+        """Show the panels that the terminal has room for."""
+        width, height = self.app.size
+        alone = self.zoomed or width < self.MIN_WIDTH or height < self.MIN_HEIGHT
+        visible = [self.chosen] if alone else self.panels_together()
+        self.set_class(alone, "-alone")
+        for name in self.PANELS:
+            self.query_one(f"#{name}").display = name in visible
+        for container in self.query(".panels"):
+            container.display = any(panel.display for panel in container.query(Panel))
+        tabs = self.query_one(TabBar)
+        tabs.display = alone
+        titles = enumerate(self.PANELS.items(), 1)
+        tabs.show([(number, name, title) for number, (name, title) in titles], self.chosen)
+
+    def action_panel(self, name: str) -> None:
+        """Show a panel and move the focus into it."""
+        self.chosen = name
+        self.lay_out()
+        for child in self.query_one(f"#{name}").query("*"):
+            if child.focusable and child.display:
+                child.focus()
+                break
+
+    @on(events.DescendantFocus)
+    def _focus_moved(self, event: events.DescendantFocus) -> None:
+        panels = [node for node in event.widget.ancestors if isinstance(node, Panel)]
+        name = panels[0].id if panels else None
+        if name is not None and name in self.PANELS and name != self.chosen:
+            self.chosen = name
+            self.lay_out()
+
+    def action_zoom(self) -> None:
+        self.zoomed = not self.zoomed
+        self.lay_out()
+
+    def action_cancel(self) -> None:
+        """Restore a maximised panel, or leave the screen."""
+        if self.zoomed:
+            self.action_zoom()
+        else:
+            self.leave()
+
+    def leave(self) -> None:
+        """Go back to the screen before."""
+        self.dismiss(None)
