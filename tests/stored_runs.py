@@ -16,8 +16,8 @@ LAUNCHED = 1_790_000_000.0
 
 
 def stored_run(home: Path, run_id: str, **changes: Any) -> RunDir:
-    """A run that has ended. ``changes``: fields of its snapshot; ``metrics`` may be plain numbers,
-    the last values."""
+    """A run that has ended. ``changes``: fields of its snapshot, and ``config``; ``metrics`` may be
+    plain numbers, the last values."""
     run_dir = RunDir(home / "runs" / run_id)
     metrics = {
         name: value
@@ -25,6 +25,7 @@ def stored_run(home: Path, run_id: str, **changes: Any) -> RunDir:
         else MetricValue(last=value, step=9, best_min=value, best_max=value)
         for name, value in changes.pop("metrics", {}).items()
     }
+    config = changes.pop("config", {"trainer": {}})
     values: dict[str, Any] = {
         "id": run_id,
         "name": run_id[:-5],
@@ -47,7 +48,7 @@ def stored_run(home: Path, run_id: str, **changes: Any) -> RunDir:
         python="python3",
         preset=snapshot.preset,
         command=snapshot.command,
-        config=None if snapshot.command else {"trainer": {}},
+        config=None if snapshot.command else config,
     )
     run_dir.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     create_run_directory(run_dir, spec)

@@ -7,10 +7,9 @@ import time
 from argparse import Namespace
 from contextlib import closing
 
-from ltui.app.commands.runs import with_size
 from ltui.app.exit_codes import EXIT_DONE, EXIT_FAILED
 from ltui.app.presentation.run_report import columns
-from ltui.app.runs.filter_runs import fields_of, run_filter, unknown_metrics
+from ltui.app.runs.filter_runs import fields_of, run_filter, unknown_names
 from ltui.app.runs.run_entry import RunEntry
 from ltui.app.runs.run_list import RunList
 from ltui.training.lifecycle.recover_runs import current_snapshot
@@ -33,14 +32,12 @@ def prune(options: Namespace) -> int:
     matches = run_filter(options.filter, time.time())
     used = fields_of(options.filter)
     with closing(RunList(ltui_home(to_write=not options.dry_run), current_snapshot)) as runs:
-        every_run = runs.poll()
-    # A misspelt metric behind `not` would match every run.
-    if every_run and (sentences := unknown_metrics(used, every_run)):
-        raise ProblemError(*(Problem(where="--filter", what=text) for text in sentences))
-    candidates = [entry for entry in every_run if _may_go(entry)]
-    if "size" in used:
-        candidates = [with_size(entry) for entry in candidates]
-    chosen = [with_size(entry) for entry in candidates if matches(entry)]
+        every_run = runs.complete(runs.poll(), used)
+        # A misspelt metric behind `not` would match every run.
+        if every_run and (sentences := unknown_names(used, every_run)):
+            raise ProblemError(*(Problem(where="--filter", what=text) for text in sentences))
+        matching = [entry for entry in every_run if _may_go(entry) and matches(entry)]
+        chosen = runs.complete(matching, ("size",))
     if not chosen:
         print("No run to delete: live, starred and unreadable runs are always kept.")
         return EXIT_DONE

@@ -7,7 +7,6 @@ import time
 from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
 from typing import Any
 
 from ltui.app.commands.output_file import print_json
@@ -18,7 +17,7 @@ from ltui.app.runs.filter_runs import (
     run_filter,
     sort_key,
     sorted_runs,
-    unknown_metrics,
+    unknown_names,
 )
 from ltui.app.runs.run_entry import RunEntry
 from ltui.app.runs.run_fields import FIELDS, Kind, kind_of, value_of, value_text
@@ -28,7 +27,6 @@ from ltui.training.lifecycle.recover_runs import current_snapshot
 from ltui.training.lifecycle.resume_run import delete as delete_run
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import to_json
-from ltui.training.store.disk_use import disk_use
 from ltui.training.store.run_directory import RunDir, find_run, ltui_home
 from ltui.widgets.formats import NA
 from ltui.widgets.sanitise import clean_line, clean_name
@@ -48,11 +46,8 @@ def list_all(options: Namespace) -> int:
     used = {*fields_of(options.filter), *chosen, *([sort[0]] if sort else [])}
     with closing(RunList(ltui_home(to_write=False), current_snapshot)) as runs:
         every_run = runs.poll()
-        if "size" in fields_of(options.filter):
-            every_run = tuple(with_size(entry) for entry in every_run)
-        shown = [entry for entry in every_run if matches(entry)]
-        if "size" in used:
-            shown = [with_size(entry) for entry in shown]
+        every_run = runs.complete(every_run, fields_of(options.filter))
+        shown = list(runs.complete([entry for entry in every_run if matches(entry)], used))
         if sort is not None:
             shown = sorted_runs(shown, sort[0], reverse=sort[1])
         for entry in shown:
@@ -60,7 +55,7 @@ def list_all(options: Namespace) -> int:
                 # One unreadable run must not hide the others.
                 sys.stderr.write(f"{clean_name(entry.id)}: {clean_line(entry.problem)}\n")
         if every_run:
-            for sentence in unknown_metrics(used, every_run):
+            for sentence in unknown_names(used, (*shown, *every_run)):
                 sys.stderr.write(f"Note: {sentence}\n")
         if options.json:
             readable = [entry for entry in shown if entry.summary is not None]
@@ -73,13 +68,6 @@ def list_all(options: Namespace) -> int:
     else:
         print("\n".join(_chosen_lines(shown, chosen, now) if chosen else runs_lines(shown, now)))
     return EXIT_DONE
-
-
-def with_size(entry: RunEntry) -> RunEntry:
-    """Return the run with its disk use, which is measured once."""
-    if entry.size_bytes is not None:
-        return entry
-    return replace(entry, size_bytes=float(disk_use(entry.run_dir.path)))
 
 
 def runs_lines(entries: Sequence[RunEntry], now: float) -> list[str]:
@@ -120,7 +108,7 @@ def _chosen_lines(entries: Sequence[RunEntry], names: Sequence[str], now: float)
     right = frozenset(
         place
         for place, name in enumerate(names, start=1)
-        if kind_of(name) not in (Kind.TEXT, Kind.FLAG)
+        if kind_of(name) not in (Kind.TEXT, Kind.SETTING, Kind.FLAG)
     )
     return columns(rows, right)
 

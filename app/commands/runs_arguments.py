@@ -19,10 +19,10 @@ def add_runs_command(add: AddCommand) -> None:
     runs.add_argument(
         "--sort",
         metavar="FIELD",
-        help="sort by a field or metric, lowest first; --sort=-FIELD: highest first",
+        help="sort by a field, metric or setting, lowest first; --sort=-FIELD: highest first",
     )
     runs.add_argument(
-        "--columns", metavar="FIELD,...", help="print the id and these fields or metrics"
+        "--columns", metavar="FIELD,...", help="print the id and these fields, metrics or settings"
     )
     add_json_option(runs)
 
@@ -42,11 +42,13 @@ filter:
   val/loss<0.2 lr.max<1e-3  a metric's last value; .min and .max are its extremes
   started>3d ago            a time; also 2026-11-20 or 2026-11-20T18:30
   elapsed<1h30m size>5GB    durations and sizes
+  config.lr<1e-3 config.optimizer:adam*  settings, by their name or its end
   has:note not has:star     the run has a value
   (a or b) and not c        terms next to each other are joined by `and`
 
 fields: id name preset state tag group note detail star live created started ended
-elapsed step epoch attempt ranks exit done speed size; other names are metrics.
+elapsed step epoch attempt ranks exit done speed size; config.NAME is a setting; other
+names are metrics.
 """
 
 _RUNS_EPILOG = f"""\
@@ -55,6 +57,7 @@ examples:
   ltui runs --filter 'tag:baseline val/loss<0.2' --sort val/loss
   ltui runs --filter 'state=failed started>2d ago' --columns preset,step,detail
   ltui runs --columns size,tag --sort=-size --json
+  ltui runs --columns config.lr,val/acc --sort=-val/acc
 """
 
 _PRUNE_EPILOG = f"""\

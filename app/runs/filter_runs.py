@@ -7,6 +7,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from fnmatch import translate
 
 from ltui.app.runs.filter_syntax import (
@@ -19,11 +20,21 @@ from ltui.app.runs.filter_syntax import (
     Match,
     Not,
     Word,
+    compiled,
     parse_filter,
     terms_of,
 )
 from ltui.app.runs.run_entry import RunEntry
-from ltui.app.runs.run_fields import FIELDS, Kind, kind_of, parse_value, value_of
+from ltui.app.runs.run_fields import (
+    FIELDS,
+    SETTING,
+    Kind,
+    kind_of,
+    number_of,
+    parse_value,
+    setting_texts,
+    value_of,
+)
 from ltui.training.problem import ProblemError
 from ltui.widgets.sanitise import clean_name
 
@@ -75,13 +86,14 @@ def _predicate(tree: Filter, text: str, now: float) -> Predicate:
 
 def _match(tree: Match, text: str) -> Predicate:
     name = tree.field
-    if name not in FIELDS:
+    kind = kind_of(name)
+    if name not in FIELDS and kind is not Kind.SETTING:
         raise FilterError(text, tree.column, f"there is no field `{name}`.", _nearest(name))
-    if kind_of(name) is not Kind.TEXT:
+    if kind not in (Kind.TEXT, Kind.SETTING):
         remedy = f"Use = or <: the values of `{name}` are no texts."
-        raise FilterError(text, tree.column, f"`{name}` is {kind_of(name).value}.", remedy)
+        raise FilterError(text, tree.column, f"`{name}` is {kind.value}.", remedy)
     if tree.is_regex:
-        find: Callable[[str], object] = re.compile(tree.pattern, re.IGNORECASE).search
+        find: Callable[[str], object] = compiled(tree.pattern).search
     elif any(sign in tree.pattern for sign in "*?["):
         find = re.compile(translate(tree.pattern), re.IGNORECASE | re.DOTALL).match
     else:
@@ -96,16 +108,24 @@ def _compare(tree: Compare, text: str, now: float) -> Predicate:
         if tree.operator not in ("=", "!="):
             remedy = f"Use {name}:PATTERN, {name}=TEXT or {name}!=TEXT."
             raise FilterError(text, tree.column, f"`{name}` is a text.", remedy)
-        wanted, negated = tree.value.lower(), tree.operator == "!="
-        return lambda entry: (wanted in [v.lower() for v in _texts(entry, name)]) != negated
+        return _equals(tree)
     try:
-        value = parse_value(kind, tree.value, now)
+        value = parse_value(Kind.NUMBER if kind is Kind.SETTING else kind, tree.value, now)
     except ValueError as error:
+        if kind is Kind.SETTING and tree.operator in ("=", "!="):
+            return _equals(tree)
         what = f"`{tree.value}` cannot be compared with `{name}`."
         raise FilterError(text, tree.value_column, what, str(error)) from None
     compare = _COMPARE[tree.operator]
 
+    if kind is Kind.SETTING and tree.operator == "!=":
+        equal = _compare(replace(tree, operator="="), text, now)
+        return lambda entry: not equal(entry)
+
     def holds(entry: RunEntry) -> bool:
+        if kind is Kind.SETTING:
+            numbers = map(number_of, setting_texts(entry, name))
+            return any(number is not None and compare(number, value) for number in numbers)
         found = value_of(entry, name)
         # NaN differs from every number, so a run whose loss is NaN matches loss!=0.
         return isinstance(found, float) and compare(found, value)
@@ -113,7 +133,14 @@ def _compare(tree: Compare, text: str, now: float) -> Predicate:
     return holds
 
 
+def _equals(tree: Compare) -> Predicate:
+    wanted, negated = tree.value.lower(), tree.operator == "!="
+    return lambda entry: (wanted in [text.lower() for text in _texts(entry, tree.field)]) != negated
+
+
 def _texts(entry: RunEntry, name: str) -> Sequence[str]:
+    if name.startswith(SETTING):
+        return setting_texts(entry, name)
     value = FIELDS[name].value(entry)
     if isinstance(value, tuple):
         return value
@@ -130,16 +157,23 @@ def _nearest(name: str) -> str:
     return f"Did you mean `{near[0]}`?" if near else f"The fields with text are {fields}."
 
 
-def unknown_metrics(names: Iterable[str], entries: Sequence[RunEntry]) -> list[str]:
-    """Return a sentence for each name that is neither a field nor a metric of any run."""
+def unknown_names(names: Iterable[str], entries: Sequence[RunEntry]) -> list[str]:
+    """Return a sentence for each name that is no field, and no metric or setting of any run."""
     logged = {name for entry in entries for name in entry.metrics.names}
+    settings = {f"{SETTING}{name}" for entry in entries for name in entry.settings}
     sentences = []
     for name in sorted(set(names) - FIELDS.keys()):
-        if name in logged or (name.endswith((".min", ".max")) and name[:-4] in logged):
+        if name.startswith(SETTING):
+            if any(setting_texts(entry, name) for entry in entries):
+                continue
+            kind, available = "a setting", settings
+        elif name in logged or (name.endswith((".min", ".max")) and name[:-4] in logged):
             continue
-        near = difflib.get_close_matches(name, [*FIELDS, *logged], n=1)
+        else:
+            kind, available = "a field or a metric", FIELDS.keys() | logged
+        near = difflib.get_close_matches(name, available, n=1)
         hint = f" Did you mean `{clean_name(near[0])}`?" if near else ""
-        sentences.append(f"no run has a field or a metric `{clean_name(name)}`.{hint}")
+        sentences.append(f"no run has {kind} `{clean_name(name)}`.{hint}")
     return sentences
 
 
@@ -150,7 +184,7 @@ def sort_key(text: str) -> tuple[str, bool]:
         raise ProblemError.of(
             where=f"--sort {text}",
             what="the name of a field or metric is missing.",
-            remedy="Try --sort=-created or --sort=val/loss.",
+            remedy="Try --sort=-created, --sort=val/loss or --sort=config.lr.",
         )
     return name, text.startswith("-")
 
@@ -170,16 +204,19 @@ def sorted_by_metric(entries: Iterable[RunEntry]) -> list[RunEntry]:
 def sorted_runs(entries: Iterable[RunEntry], name: str, *, reverse: bool) -> list[RunEntry]:
     """Return the runs by a field, the lowest value first unless ``reverse`` is set.
 
-    Runs without a value come last, and ties keep their places.
+    Runs without a value come last, and ties keep their places. Of a setting, numbers come before
+    texts.
     """
-    with_value: list[tuple[float | str, RunEntry]] = []
+    with_value: list[tuple[tuple[float, str], RunEntry]] = []
     without: list[RunEntry] = []
     for entry in entries:
         value = value_of(entry, name)
         key = ", ".join(value) if isinstance(value, tuple) else value
         if key is None or key == "" or (isinstance(key, float) and math.isnan(key)):
             without.append(entry)
+        elif isinstance(key, str):
+            with_value.append(((math.inf, key.lower()), entry))
         else:
-            with_value.append((key.lower() if isinstance(key, str) else key, entry))
+            with_value.append(((key, ""), entry))
     with_value.sort(key=lambda pair: pair[0], reverse=reverse)
     return [entry for _, entry in with_value] + without

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import warnings
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -113,6 +114,14 @@ def parse_filter(text: str) -> Filter:
     return tree
 
 
+def compiled(pattern: str) -> re.Pattern[str]:
+    """Return a regular expression that ignores case. Raises ``re.error`` and what ``re`` raises."""
+    with warnings.catch_warnings():
+        # A pattern such as `[[a]` is odd, but its warning would be printed over the screen.
+        warnings.simplefilter("ignore", FutureWarning)
+        return re.compile(pattern, re.IGNORECASE)
+
+
 def terms_of(tree: Filter) -> list[Term]:
     """Return all terms of a tree."""
     if isinstance(tree, Not):
@@ -211,7 +220,7 @@ class _Parser:
         if regex is not None:
             column, self._at = self._at, regex.end()
             try:
-                re.compile(regex[1])
+                compiled(regex[1])
             except (re.error, OverflowError, RecursionError) as error:
                 self.fail(f"the regular expression is wrong ({error}).", column=column)
             return Match(name, regex[1], True, start)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from ltui.app.runs.run_summary import NO_METRICS, MetricValues, RunSummary
 from ltui.training.state.run_labels import NO_LABELS, RunLabels
@@ -27,6 +28,8 @@ class RunEntry:
     """The reason why there is no summary."""
     size_bytes: float | None = None
     """Disk use; None unless it was measured."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Settings by name; empty unless they were read."""
 
     @property
     def id(self) -> str:

@@ -20,6 +20,7 @@ class Kind(str, Enum):
     """Type of the values of a field."""
 
     TEXT = "a text"
+    SETTING = "a setting"
     NUMBER = "a number"
     DURATION = "a duration"
     TIME = "a time"
@@ -72,22 +73,48 @@ FIELDS: dict[str, Field] = {
     "speed": _field(Kind.NUMBER, "samples per second", "samples_per_s"),
     "size": Field(Kind.SIZE, "disk use", lambda entry: entry.size_bytes),
 }
-"""Every other name is the name of a metric: its last value, or with .min or .max its extreme."""
+"""Other names are settings, such as ``config.lr``, and metrics: the last value of a metric, or with
+.min or .max its extreme."""
+SETTING = "config."
+"""Prefix of the names of settings."""
 
 
 def kind_of(name: str) -> Kind:
-    """Return the type of a field or a metric."""
-    return FIELDS[name].kind if name in FIELDS else Kind.NUMBER
+    """Return the type of a field, a setting or a metric."""
+    if name in FIELDS:
+        return FIELDS[name].kind
+    return Kind.SETTING if name.startswith(SETTING) else Kind.NUMBER
 
 
 def value_of(entry: RunEntry, name: str) -> Value:
-    """Return the value of a field or a metric of a run."""
-    return FIELDS[name].value(entry) if name in FIELDS else entry.metrics.value(name)
+    """Return the value of a field, a setting or a metric of a run."""
+    if name in FIELDS:
+        return FIELDS[name].value(entry)
+    if name.startswith(SETTING):
+        texts = setting_texts(entry, name)
+        number = number_of(texts[0]) if len(texts) == 1 else None
+        return texts or None if number is None or not math.isfinite(number) else number
+    return entry.metrics.value(name)
+
+
+def setting_texts(entry: RunEntry, name: str) -> tuple[str, ...]:
+    """Return the value of a setting by its name, or the values of all names with this end.
+
+    ``config.lr`` is the setting ``lr``, else ``model.lr`` and ``optimizer.lr``.
+    """
+    key = name.removeprefix(SETTING)
+    if key in entry.settings:
+        return (entry.settings[key],)
+    ending = f".{key}"
+    values = (value for name, value in entry.settings.items() if name.endswith(ending))
+    return tuple(dict.fromkeys(values))
 
 
 def value_text(entry: RunEntry, name: str, now: float) -> str:
     """Return the value as a list shows it; empty if there is none."""
     value, kind = value_of(entry, name), kind_of(name)
+    if kind is Kind.SETTING:
+        return ", ".join(setting_texts(entry, name))
     if value is None or value == () or value == "":
         return ""
     if isinstance(value, tuple):
@@ -127,7 +154,7 @@ def parse_value(kind: Kind, text: str, now: float) -> float:
     Raises ``ValueError`` with an example if the text is no value of that kind.
     """
     parse = {
-        Kind.NUMBER: _number,
+        Kind.NUMBER: number_of,
         Kind.DURATION: _duration,
         Kind.TIME: lambda text: _time(text, now),
         Kind.SIZE: _size,
@@ -139,7 +166,8 @@ def parse_value(kind: Kind, text: str, now: float) -> float:
     return value
 
 
-def _number(text: str) -> float | None:
+def number_of(text: str) -> float | None:
+    """Return the number that a text is; None for any other text."""
     try:
         return float(text)
     except ValueError:
@@ -150,7 +178,7 @@ def _duration(text: str) -> float | None:
     parts = _DURATION.findall(text)
     if parts and "".join(map("".join, parts)) == text:
         return sum(float(number) * _UNITS_S[unit] for number, unit in parts)
-    return _number(text)
+    return number_of(text)
 
 
 def _time(text: str, now: float) -> float | None:

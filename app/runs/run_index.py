@@ -22,11 +22,14 @@ from ltui.training.state.run_labels import labels_from_document
 from ltui.training.store.run_directory import RunDir
 
 INDEX_NAME = "index.db"
-VERSION = 1
+VERSION = 2
 """Version of the rows (``user_version``). Raise it when ``RunSummary`` or a table changes."""
 _TABLES = """
 CREATE TABLE runs (id TEXT PRIMARY KEY, stamp TEXT, row TEXT, metrics BLOB) WITHOUT ROWID;
 CREATE TABLE heads (id TEXT PRIMARY KEY, head TEXT) WITHOUT ROWID;
+CREATE TABLE slow_values (
+    kind TEXT, id TEXT, stamp TEXT, value TEXT, PRIMARY KEY (kind, id)
+) WITHOUT ROWID;
 """
 _WAIT_S = 1.0
 """Seconds to wait while another ltui writes the index."""
@@ -41,6 +44,15 @@ class IndexedRun:
     entry: RunEntry
     head: dict[str, Any] | None = None
     """The run's part of ``ltui runs --json``; only needed to write."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stamped:
+    """A value of a run that takes long to read."""
+
+    stamp: str
+    """Times and sizes of the files that it was read from."""
+    value: Any
 
 
 class RunIndex:
@@ -108,6 +120,30 @@ class RunIndex:
             connection.executemany("INSERT OR REPLACE INTO heads VALUES (?, ?)", heads)
             connection.executemany("DELETE FROM runs WHERE id = ?", gone)
             connection.executemany("DELETE FROM heads WHERE id = ?", gone)
+            connection.executemany("DELETE FROM slow_values WHERE id = ?", gone)
+
+    def read_values(self, kind: str) -> dict[str, Stamped]:
+        """Return the values of a kind by the id of the run; none if they are damaged."""
+        query = "SELECT id, stamp, value FROM slow_values WHERE kind = ?"
+        with suppress(sqlite3.Error, ValueError, TypeError):
+            rows = self._connection.execute(query, (kind,)).fetchall()
+            # One document, so that equal keys are stored once.
+            values = json.loads(f"[{','.join(row[2] for row in rows)}]")
+            return {
+                run_id: Stamped(stamp, value)
+                for (run_id, stamp, _), value in zip(rows, values, strict=True)
+            }
+        return {}
+
+    def write_values(self, kind: str, values: Mapping[str, Stamped]) -> None:
+        """Replace values of a kind. Nothing happens if the index cannot be written."""
+        rows = [(kind, id_, v.stamp, json.dumps(v.value)) for id_, v in values.items()]
+        if rows:
+            with suppress(sqlite3.Error), self._connection as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                connection.executemany(
+                    "INSERT OR REPLACE INTO slow_values VALUES (?, ?, ?, ?)", rows
+                )
 
     def _begin_anew(self) -> None:
         self._connection.close()

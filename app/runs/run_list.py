@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ltui.app.runs.run_entry import RunEntry
 from ltui.app.runs.run_index import IndexedRun, RunIndex
 from ltui.app.runs.run_summary import MetricValues, summarise
+from ltui.app.runs.slow_values import SlowValues, slow_kinds
 from ltui.app.state_words import state_words
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, head_json
@@ -24,8 +25,12 @@ from ltui.training.store.run_directory import RunDir
 SETTLED_S = 2.0
 """Seconds after which a change of a file gives it another time, on coarse clocks, too. A run that
 has changed within them is read again."""
-_FILES = ("spec.yaml", "run.db", "run.db-wal", "supervisor.lock", RunDir.LABELS_NAME, "slurm")
-"""Files of a run that change whenever the run does; the folder ``slurm`` gets new files then."""
+_FILES = (
+    *("spec.yaml", "run.db", "run.db-wal", "supervisor.lock", RunDir.LABELS_NAME),
+    *("slurm", "checkpoints"),
+)
+"""Files of a run that change whenever the run does, and folders whose files come and go then. The
+specification is the first one."""
 
 
 class RunList:
@@ -36,8 +41,12 @@ class RunList:
         self._index = RunIndex(home)
         self._ended = self._index.read()
         self._heads: dict[str, dict[str, Any]] | None = None
+        self._stamps: dict[str, str] = {}
+        self._slow_values = SlowValues(self._index)
         self.unread = 0
         """Number of runs that the last ``poll`` did not list, because its time was over."""
+        self.incomplete = 0
+        """Number of runs without all the values that the last ``complete`` was asked for."""
 
     def close(self) -> None:
         self._index.close()
@@ -65,11 +74,27 @@ class RunList:
                 if not read.entry.live and is_settled:
                     self._ended[run_id] = IndexedRun(stamp, read.entry)
                     changed.append(read)
-        gone = self._ended.keys() - {run_id for run_id, _, _ in found}
+        self._stamps = {run_id: stamp for run_id, stamp, _ in found}
+        gone = self._ended.keys() - self._stamps.keys()
         for run_id in gone:
             del self._ended[run_id]
+        self._slow_values.forget(gone)
         self._index.write(changed, gone)
         return tuple(sorted(entries, key=lambda entry: not entry.live))
+
+    def complete(
+        self, entries: Sequence[RunEntry], names: Iterable[str], limit_s: float | None = None
+    ) -> tuple[RunEntry, ...]:
+        """Return runs of the last ``poll`` with what the fields of these names need: disk use and
+        settings take long to read.
+
+        With ``limit_s``, runs lack what was not read when so many seconds are over; the next call
+        continues with them.
+        """
+        completed, self.incomplete = self._slow_values.add(
+            entries, self._stamps, slow_kinds(names), limit_s
+        )
+        return completed
 
     def head(self, entry: RunEntry) -> dict[str, Any]:
         """Return the run's part of ``ltui runs --json``."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ltui.app.runs.filter_runs import run_filter, sort_key, sorted_runs, unknown_metrics
+from ltui.app.runs.filter_runs import run_filter, sort_key, sorted_runs, unknown_names
 from ltui.app.runs.filter_syntax import (
     COMPARISONS,
     AllOf,
@@ -92,6 +94,7 @@ def entry(name: str = "calm-fox", labels: RunLabels | None = None, **changes: An
         labels=labels or RunLabels(tags=("base", "v2"), note="The first one"),
         metrics=MetricValues.of(metrics),
         size_bytes=2.5e9,
+        settings={"model.lr": "1e-3", "model.optimizer": "AdamW", "a.seed": "1", "b.seed": "2"},
     )
 
 
@@ -121,6 +124,9 @@ def entry(name: str = "calm-fox", labels: RunLabels | None = None, **changes: An
         "has:val/loss not has:val/acc",
         'note:"first one"',
         "live=no",
+        "config.lr=0.001 config.model.lr<0.01",
+        "config.optimizer:adam* config.optimizer!=SGD config.optimizer=adamw",
+        "config.seed=2 has:config.seed not has:config.momentum",
     ],
 )
 def test_it_matches(text: str) -> None:
@@ -140,6 +146,9 @@ def test_it_matches(text: str) -> None:
         "not fox",
         "fox and (wolf or bear)",
         "has:star",
+        "config.lr>0.01",
+        "config.optimizer<3",
+        "config.momentum=0.9",
     ],
 )
 def test_it_does_not_match(text: str) -> None:
@@ -161,6 +170,7 @@ def test_it_does_not_match(text: str) -> None:
         ("fox nmae:a", 4, "Did you mean `name`?"),
         ("step:3", 0, "`step` is a number"),
         ("name<3", 0, "`name` is a text"),
+        ("config.lr<low", 10, "Use a number"),
         ("or fox", 0, "needs a term before and after"),
         ("has:", 4, "missing after `has:`"),
         ("(" * 50, 41, "nested too deeply"),
@@ -191,6 +201,47 @@ def test_runs_without_a_value_come_last_in_both_directions() -> None:
 
 
 def test_an_unknown_metric_is_named_with_the_nearest_one() -> None:
-    assert unknown_metrics({"val/los", "step", "val/loss.min"}, [entry()]) == [
+    assert unknown_names({"val/los", "step", "val/loss.min"}, [entry()]) == [
         "no run has a field or a metric `val/los`. Did you mean `val/loss`?"
     ]
+    assert unknown_names({"config.lr", "config.modl.lr"}, [entry()]) == [
+        "no run has a setting `config.modl.lr`. Did you mean `config.model.lr`?"
+    ]
+
+
+def test_numbers_among_the_values_of_a_setting_come_before_texts() -> None:
+    runs = [
+        replace(entry(name), settings={"lr": text})
+        for name, text in (("a", "auto"), ("b", "10"), ("c", "9e-1"))
+    ]
+    ordered = sorted_runs([*runs, replace(entry("d"), settings={})], "config.lr", reverse=False)
+    assert [run.name for run in ordered] == ["c", "b", "a", "d"]
+
+
+def _mark(text: str) -> tuple[str, str]:
+    """Return the part of a text before the place of its error, and the place's character."""
+    with pytest.raises(FilterError) as caught:
+        parse_filter(text)
+    excerpt = caught.value.problems[0].excerpt or ""
+    column = excerpt.splitlines()[1].index("^") - 2
+    return text[:column], text[column : column + 1]
+
+
+@given(
+    st.sampled_from(["", "fox ", "val/loss<1 and (not has:note) ", "tag:a "]),
+    st.text(alphabet="ab^$()[]{}*+?|.-,0123\\w", max_size=16),
+)
+def test_a_regular_expression_matches_as_python_does_or_the_place_is_marked(
+    before: str, pattern: str
+) -> None:
+    text = f"{before}name:/{pattern}/"
+    if re.fullmatch(r"(?:[^/\\]|\\.)*", pattern) is None:
+        return  # Its last character escapes the closing slash.
+    try:
+        expression = re.compile(pattern, re.IGNORECASE)
+    except (re.error, OverflowError):
+        assert _mark(text) == (f"{before}name:", "/")
+    else:
+        matches = run_filter(f"name:/{pattern}/", NOW)
+        for name in ("a", "b.a", "aab", "w0-1"):
+            assert matches(entry(name)) == (expression.search(name) is not None)

@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from ltui.app.runs import run_list
+from ltui.app.runs import run_list, slow_values
+from ltui.app.runs.run_fields import value_of
 from ltui.app.runs.run_index import INDEX_NAME, VERSION
 from ltui.app.runs.run_list import RunList
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.state.run_snapshot import RunSnapshot
+from ltui.training.store.disk_use import disk_use
 from ltui.training.store.labels_file import change_labels
 from ltui.training.store.run_directory import RunDir
 from tests.stored_runs import stored_run
@@ -29,7 +31,8 @@ def home(private_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     # The files of a test are younger than a clock is coarse.
     monkeypatch.setattr(run_list, "SETTLED_S", 0.0)
     for run_id in IDS:
-        stored_run(private_home, run_id, metrics={"val/loss": 0.5, "nan": float("nan")})
+        metrics = {"val/loss": 0.5, "nan": float("nan")}
+        stored_run(private_home, run_id, metrics=metrics, config={"trainer": {"max_epochs": 3}})
     return private_home
 
 
@@ -157,3 +160,54 @@ def test_a_home_that_cannot_be_written_is_listed(
 ) -> None:
     (home / INDEX_NAME).mkdir()
     assert len(opened().poll()) == 3
+
+
+def test_disk_use_and_settings_are_read_once_for_each_version_of_the_files(
+    home: Path, opened: Callable[[], RunList], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[str] = []
+
+    def measure(folder: Path) -> int:
+        measured.append(folder.name)
+        return disk_use(folder)
+
+    monkeypatch.setattr(slow_values, "disk_use", measure)
+    first = opened()
+    (calm,) = [run for run in first.complete(first.poll(), ("size",)) if run.id == IDS[0]]
+    assert sorted(measured) == sorted(IDS)
+    assert calm.size_bytes == disk_use(calm.run_dir.path)
+    measured.clear()
+    again = opened()
+    for runs in (first, again):
+        assert calm.size_bytes in [
+            run.size_bytes for run in runs.complete(runs.poll(), ("size",)) if run.id == IDS[0]
+        ]
+    assert not measured
+    (calm.run_dir.path / "checkpoints" / "step-9").write_bytes(bytes(100_000))
+    for runs in (again, opened()):
+        (grown,) = [run for run in runs.complete(runs.poll(), ("size",)) if run.id == IDS[0]]
+        assert (grown.size_bytes or 0) >= (calm.size_bytes or 0) + 100_000
+    assert measured == [IDS[0]]
+
+
+def test_slow_values_that_take_too_long_come_with_later_calls(
+    home: Path, opened: Callable[[], RunList]
+) -> None:
+    runs = opened()
+    entries = runs.poll()
+    assert runs.complete(entries, ("name", "val/loss")) == entries
+    runs.complete(entries, ("size",), 0.0)
+    assert runs.incomplete == 3
+    runs.complete(entries, ("size",))
+    assert runs.incomplete == 0
+    assert all(run.size_bytes for run in runs.complete(entries, ("size",), 0.0))
+
+
+def test_settings_come_from_the_specification_and_a_damaged_one_has_none(
+    home: Path, opened: Callable[[], RunList]
+) -> None:
+    RunDir(home / "runs" / IDS[1]).spec_path.write_text("version: 99\n")
+    for runs in (opened(), opened()):
+        entries = runs.complete(runs.poll(), ("config.max_epochs",))
+        values = {run.id: value_of(run, "config.max_epochs") for run in entries}
+        assert values == {IDS[0]: 3.0, IDS[1]: None, IDS[2]: 3.0}
