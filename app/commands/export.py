@@ -9,24 +9,20 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ltui.app.commands.output_file import output, replaced_file
 from ltui.app.exit_codes import EXIT_DONE
 from ltui.training.problem import Problem, ProblemError
-from ltui.training.state.metric_name_patterns import TRAIN_LOSS
 from ltui.training.state.run_snapshot import LIVE
 from ltui.training.store.database_schema import NoHistoryError
-from ltui.training.store.event_file import FollowedEvents, export_events
+from ltui.training.store.event_file import export_events
 from ltui.training.store.export_file import WindowedPart, write_csv, write_json, write_parquet
 from ltui.training.store.export_rows import ExportRow
-from ltui.training.store.history_reader import STEP_SERIES, Exported, RunStore
+from ltui.training.store.history_reader import STEP_SERIES, RunStore
 from ltui.training.store.run_directory import RunDir, find_runs, ltui_home
 from ltui.widgets.sanitise import clean_line
-
-STEP_LOSS = "step/loss"
-"""Name under which every step's own loss is exported if a loss is also logged as a metric."""
 
 FOLLOW_S = 5.0
 """Seconds between two looks for new values with ``--follow``."""
@@ -69,27 +65,26 @@ def _follow(options: Namespace, runs: Sequence[RunDir]) -> int:
             what="only the event files of one run can follow it.",
             remedy="Use --to tensorboard, and a command for each run.",
         )
-    # Imported here: an export of a run that has ended does not need it.
+    # Imported here: an export of a run that has ended does not need them.
     from ltui.training.lifecycle.run_status import resolve_snapshot
+    from ltui.training.store.followed_events import FollowedEvents
+
+    def select(store: RunStore) -> list[str]:
+        return _selected(_metrics(store, selected=bool(options.metric)), options.metric)
 
     os.nice(19)
     run_dir, folder = runs[0], Path(options.output)
-    events = FollowedEvents(folder / run_dir.id, run_dir.read_spec().created_at)
-    exported: Exported = {}
+    began = run_dir.read_spec().created_at
     live = True
-    while live:
-        # The state is read first, so that the last pass has everything.
-        live = resolve_snapshot(run_dir).state in LIVE
-        try:
-            with RunStore(run_dir) as store:
-                names = _selected(_metrics(store, selected=bool(options.metric)), options.metric)
-                rows = store.export_new(names, exported)
-        except NoHistoryError:
-            rows = []
-        with _folder_errors(folder):
-            events.append(rows)
-        if live:
-            time.sleep(FOLLOW_S)
+    with _folder_errors(folder):
+        events = FollowedEvents(folder / run_dir.id, began, "--to tensorboard")
+        while live:
+            # The state is read first, so that the last pass has everything.
+            live = resolve_snapshot(run_dir).state in LIVE
+            with suppress(NoHistoryError):
+                events.update(run_dir, select)
+            if live:
+                time.sleep(FOLLOW_S)
     return EXIT_DONE
 
 
@@ -143,13 +138,8 @@ def _selected(names: Sequence[str], globs: Sequence[str]) -> list[str]:
 
 
 def _metrics(store: RunStore, *, selected: bool) -> list[str]:
-    names = store.metric_names()
-    if TRAIN_LOSS in store.logged_names():
-        # The loss of the step records exists as well, under another name than the logged loss.
-        names.append(STEP_LOSS)
-    if selected:
-        names += [name for name in STEP_SERIES if name not in names]
-    return names
+    names = store.exported_names()
+    return list(dict.fromkeys([*names, *STEP_SERIES])) if selected else names
 
 
 def _unknown_metric(glob: str, names: Sequence[str]) -> Problem:

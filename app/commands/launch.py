@@ -51,8 +51,7 @@ def run(options: Namespace) -> int:
     spec = with_node_options(request.spec(run_id, name, time.time()), options, hosts)
     if spec.nodes is not None and spec.nodes.rank > 0:
         return _join_and_follow(spec.nodes, options, home)
-    if options.restarts is not None:
-        spec = spec.with_changes(restarts=options.restarts)
+    spec = with_run_options(spec, options)
     start_from = None
     if options.start_from is not None:
         spec, start_from = apply_start_from(home, spec, options.start_from)
@@ -134,9 +133,16 @@ def command_spec(options: Namespace, home: Path) -> RunSpec:
         # Kept, so that a resume from another shell finds the same program.
         env={"PATH": path},
         restarts=options.restarts or 0,
+        mirror=options.mirror,
         checkpoint=_checkpoint_policy(options.keep_best),
         gpus=gpus,
     )
+
+
+def with_run_options(spec: RunSpec, options: Namespace) -> RunSpec:
+    """Return ``spec`` with ``--restarts`` and ``--mirror``, which override the preset."""
+    given = {"restarts": options.restarts, "mirror": options.mirror}
+    return spec.with_changes(**{name: v for name, v in given.items() if v is not None})
 
 
 def with_stall_options(
@@ -223,8 +229,8 @@ def resume(options: Namespace) -> int:
     spec: RunSpec | None = None
     if options.overrides:
         spec = changed_spec(run_dir.read_spec(), options.overrides)
-    if options.restarts is not None:
-        spec = (spec or run_dir.read_spec()).with_changes(restarts=options.restarts)
+    if (options.restarts, options.mirror) != (None, None):
+        spec = with_run_options(spec or run_dir.read_spec(), options)
 
     if is_submitted(run_dir):
         return resubmit_run(run_dir, spec)

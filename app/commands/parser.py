@@ -26,7 +26,7 @@ from ltui.app.commands.export_and_import_arguments import add_export, add_import
 from ltui.app.commands.labels_arguments import add_label_commands, add_label_options
 from ltui.app.commands.runs_arguments import add_prune_command, add_runs_command
 from ltui.app.exit_codes import EXIT_BAD_INPUT
-from ltui.training.config.defaults import STOP_TIMEOUT_S
+from ltui.training.config.defaults import MIRROR_PATTERN, STOP_TIMEOUT_S
 from ltui.training.config.digit_grouping import strip_digit_grouping
 
 RUN_HELP = "the id of a run, a unique prefix of it, its name, or `last`"
@@ -209,8 +209,22 @@ def _add_set_option(parser: Parser) -> None:
     )
 
 
-def _add_restarts_option(parser: Parser, default: int | None, otherwise: str) -> None:
-    """Add ``--restarts``. ``otherwise`` describes the default in words."""
+def mirror(text: str) -> str:
+    """Return ``tensorboard`` or ``tensorboard:FOLDER``."""
+    if re.fullmatch(MIRROR_PATTERN, text) is None:
+        raise argparse.ArgumentTypeError(f"`{text}` is not tensorboard or tensorboard:FOLDER.")
+    return text
+
+
+def _add_run_options(parser: Parser, default: int | None, otherwise: str) -> None:
+    """Add ``--restarts`` and ``--mirror``. ``otherwise`` describes the default of the first."""
+    parser.add_argument(
+        "--mirror",
+        type=mirror,
+        metavar="tensorboard[:FOLDER]",
+        help="also write the metrics as TensorBoard event files while the run goes on: into "
+        "FOLDER/RUN, or the folder `tensorboard` of the run directory",
+    )
     parser.add_argument(
         "--restarts",
         type=whole_number,
@@ -236,7 +250,7 @@ def _add_launch_commands(add: AddCommand) -> None:
     _add_preset_argument(run)
     _add_set_option(run)
     _add_launch_options(run)
-    _add_restarts_option(run, None, "the value in the file, or 0")
+    _add_run_options(run, None, "the value in the file, or 0")
     run.add_argument(
         "--from",
         dest="start_from",
@@ -247,7 +261,7 @@ def _add_launch_commands(add: AddCommand) -> None:
     _add_node_options(run)
     execute = add("exec", "launch:execute", "run your own command as a run", _EXEC_EPILOG)
     _add_launch_options(execute)
-    _add_restarts_option(execute, 0, "0")
+    _add_run_options(execute, 0, "0")
     execute.add_argument(
         "--keep-best",
         metavar="METRIC[:max][:N]",
@@ -278,7 +292,7 @@ def _add_launch_commands(add: AddCommand) -> None:
     )
     _add_run_argument(resume)
     _add_set_option(resume)
-    _add_restarts_option(resume, None, "that of the run")
+    _add_run_options(resume, None, "that of the run")
     _add_detach_options(resume)
     _add_node_options(resume)
     resume.set_defaults(python=None)
@@ -391,7 +405,7 @@ def _add_submit(add: AddCommand) -> None:
         help="the Python interpreter that trains, as the nodes see it (default: that of the "
         "active virtual environment)",
     )
-    _add_restarts_option(submit, None, "the value in the file, or 0")
+    _add_run_options(submit, None, "the value in the file, or 0")
     submit.add_argument(
         "--nodes", type=positive_number, metavar="N", default=1, help="nodes (default: 1)"
     )
@@ -613,6 +627,7 @@ examples:
   ltui run conf/my.yaml --python ~/venvs/vision/bin/python
   ltui run conf/my.yaml --set trainer.devices=free:2
   ltui run quickstart --from brave-owl:1204 --restarts 3
+  ltui run quickstart --mirror tensorboard:boards
   ltui run gpt-fsdp --set trainer.num_nodes=2
   ltui run gpt-fsdp --nodes gpu-02,gpu-03
 

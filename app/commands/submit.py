@@ -96,6 +96,7 @@ def _command_spec(options: Namespace) -> RunSpec:
 
 def _preset_spec(options: Namespace, job: JobOptions) -> RunSpec:
     # Imported here: a command does not need it.
+    from ltui.app.commands.launch import with_run_options
     from ltui.app.launch.build_spec import prepare_launch
     from ltui.training.lifecycle.engine_start_checks import check_start
 
@@ -123,7 +124,6 @@ def _preset_spec(options: Namespace, job: JobOptions) -> RunSpec:
             what="this configuration trains on the CPU.",
             remedy="Add --set trainer.accelerator=gpu, or leave out --gpus-per-node.",
         )
-    if options.restarts is not None:
-        spec = spec.with_changes(restarts=options.restarts)
+    spec = with_run_options(spec, options)
     check_start(spec, interpreter_checked=True)
     return spec

@@ -59,6 +59,7 @@ _ONCE = frozenset(
         "resumed",
         "note",
         "gpu_error",
+        "mirror",
         "verdict",
         "verdict_over",
         "on_verdict",

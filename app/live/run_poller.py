@@ -44,7 +44,7 @@ MAX_EVENTS = 64
 """Number of events in a frame: the latest ones."""
 SHOWN_EVENT_KINDS = frozenset(
     {
-        "attempt", "checkpoint_failed", "continued", "exception", "gpu_error", "note",
+        "attempt", "checkpoint_failed", "continued", "exception", "gpu_error", "mirror", "note",
         "on_verdict", "paused", "resumed", "stall_policy", "stopped", "telemetry_off", "verdict",
         "verdict_over",
     }

@@ -24,6 +24,7 @@ from ltui.training.store.history_writer import Batch, Cursor, StoreWriter
 from ltui.training.store.optional_library import load_library
 from ltui.training.store.run_directory import RunDir
 from tests.ltui_command import run_ltui
+from tests.store.event_files import Scalar, comparable, read_events, single
 from tests.store.histories import begin, snapshot, steps
 
 STRANGE_NAME = "bell\x07 and\nnewline\tü"
@@ -70,34 +71,6 @@ def runs(private_home: Path) -> list[RunDir]:
     return [make_run(private_home, f"{name}-0001") for name in ("owl", "fox")]
 
 
-Scalar = tuple[int, float, float]
-"""Step, wall time, value."""
-
-
-def _events(folder: Path) -> dict[str, list[Scalar]]:
-    """Read all scalars of a folder with TensorBoard's own reader."""
-    accumulator = pytest.importorskip(
-        "tensorboard.backend.event_processing.event_accumulator"
-    ).EventAccumulator(str(folder), size_guidance={"scalars": 0})
-    accumulator.Reload()
-    return {
-        tag: [(event.step, event.wall_time, event.value) for event in accumulator.Scalars(tag)]
-        for tag in accumulator.Tags()["scalars"]
-    }
-
-
-def _single(value: float | None) -> float:
-    """Return the value as a number of 32 bits, as event files store it."""
-    import numpy as np
-
-    return math.nan if value is None else float(np.float32(value))
-
-
-def _comparable(scalars: list[Scalar]) -> list[str]:
-    """Return text that is equal for equal numbers and for NaN."""
-    return [repr(scalar) for scalar in scalars]
-
-
 def test_tensorboard_reads_every_value_step_and_time(runs: list[RunDir], tmp_path: Path) -> None:
     folder = tmp_path / "events"
     command = ["export", *(run.id for run in runs), "--to", "tensorboard", "-o", str(folder)]
@@ -110,20 +83,20 @@ def test_tensorboard_reads_every_value_step_and_time(runs: list[RunDir], tmp_pat
             expected: dict[str, list[Scalar]] = {}
             for row in rows:
                 if row.rank == rank:
-                    scalar = (row.step, row.time or 0.0, _single(row.value))
+                    scalar = (row.step, row.time or 0.0, single(row.value))
                     expected.setdefault(row.metric, []).append(scalar)
-            found = _events(folder / run.id / (f"rank-{rank}" if rank else ""))
+            found = read_events(folder / run.id / (f"rank-{rank}" if rank else ""))
             assert found.keys() == expected.keys()
             for tag in found:
-                assert _comparable(found[tag]) == _comparable(expected[tag])
+                assert comparable(found[tag]) == comparable(expected[tag])
 
 
 def test_the_second_attempt_replaces_the_repeated_steps(runs: list[RunDir], tmp_path: Path) -> None:
     assert main(["export", runs[0].id, "--to", "tensorboard", "-o", str(tmp_path)]) == 0
-    loss = _events(tmp_path / runs[0].id)["train/loss"]
+    loss = read_events(tmp_path / runs[0].id)["train/loss"]
     assert [step for step, _, _ in loss] == list(range(1, 16))
-    assert loss[7][2] == _single(0.1 * 8)
-    assert loss[8][2] == _single(0.3 * 9)
+    assert loss[7][2] == single(0.1 * 8)
+    assert loss[8][2] == single(0.3 * 9)
 
 
 def test_a_file_for_each_of_many_ranks_stays_closed(tmp_path: Path) -> None:
@@ -141,7 +114,7 @@ export_events(rows, Path(sys.argv[1]), 50.0)
     command = [sys.executable, "-c", script, str(tmp_path)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert [step for step, _, _ in _events(tmp_path / "rank-299")["a"]] == [1, 2]
+    assert [step for step, _, _ in read_events(tmp_path / "rank-299")["a"]] == [1, 2]
 
 
 def test_parquet_is_read_back_equal(runs: list[RunDir], tmp_path: Path) -> None:
@@ -198,42 +171,6 @@ def test_a_library_that_is_missing_is_named_with_its_remedy() -> None:
         load_library("not_installed_anywhere", "parquet", "--to parquet")
 
 
-def test_event_files_follow_a_live_run(private_home: Path, tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    from ltui.training.store.event_file import FollowedEvents
-    from ltui.training.store.history_reader import Exported
-
-    run = RunDir(private_home / "runs" / "owl-0001")
-    run.path.mkdir(parents=True)
-    store = StoreWriter(run.db_path)
-    events, exported = FollowedEvents(tmp_path / "mirror", 50.0), Exported()
-
-    def read_and_append() -> int:
-        with RunStore(run) as reader:
-            rows = reader.export_new(reader.metric_names(), exported)
-        events.append(rows)
-        return len(rows)
-
-    begin(store)
-    store.commit(1, steps(1, 5))
-    assert read_and_append() == 5
-    assert [step for step, _, _ in _events(tmp_path / "mirror")["train/loss"]] == [1, 2, 3, 4, 5]
-    assert read_and_append() == 0
-    store.commit(1, steps(6, 10))
-    store.commit(1, steps(1, 10, rank=1))
-    store.commit(1, _samples(9, 13))
-    assert read_and_append() == 5 + 10 + 5 + 5 + 2
-    begin(store, 2, resumed_step=8)
-    store.commit(2, steps(9, 12, factor=3.0))
-    assert read_and_append() == 4, "the steps after the checkpoint, although they came before"
-    store.close()
-    loss = _events(tmp_path / "mirror")["train/loss"]
-    assert [step for step, _, _ in loss] == [*range(1, 11), *range(9, 13)]
-    assert loss[-1][2] == 36.0
-    assert len(_events(tmp_path / "mirror" / "rank-1")["train/loss"]) == 10
-    assert _events(tmp_path / "mirror")["late"][-1][0] == 13
-
-
 def test_following_an_ended_run_writes_all_of_it_and_ends(
     runs: list[RunDir], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -244,6 +181,6 @@ def test_following_an_ended_run_writes_all_of_it_and_ends(
     with closing(StoreWriter(runs[0].db_path)) as store:
         store.write_snapshot(snapshot(id=runs[0].id, name="owl", state=RunState.FINISHED))
     run_ltui(*command, environment=environment, code=0)
-    assert len(_events(tmp_path / "m" / runs[0].id)["train/loss"]) == 15
+    assert len(read_events(tmp_path / "m" / runs[0].id)["train/loss"]) == 15
     assert main(["export", runs[0].id, "--follow"]) == 2
     assert "--follow: only the event files of one run" in capsys.readouterr().err

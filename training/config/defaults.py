@@ -11,3 +11,6 @@ STOP_TIMEOUT_S = 60.0
 
 CHECKPOINTS_KEPT = 2
 """Number of periodic checkpoints that are kept."""
+
+MIRROR_PATTERN = r"tensorboard(:[^\0]+)?"
+"""Values of the setting ``mirror``: ``tensorboard`` or ``tensorboard:FOLDER``."""

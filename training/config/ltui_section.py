@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
+from ltui.training.config.defaults import MIRROR_PATTERN
 from ltui.training.config.run_spec import STALL_ACTIONS, CheckpointPolicy, StallPolicy
 from ltui.training.config.structure_check import closest_match, format_value, value_fault
 from ltui.training.config.trainer_arguments import Argument
@@ -56,6 +57,8 @@ class LtuiSection:
     """Number of ranks if ``devices`` is ``auto`` and there is no GPU."""
     restarts: int = 0
     """Maximum number of automatic restarts from the last good checkpoint after a crash."""
+    mirror: str | None = None
+    """Where the values are also written while the run goes on: ``tensorboard[:FOLDER]``."""
 
 
 _TEXT = Argument(kinds=("text",), optional=False)
@@ -114,6 +117,7 @@ def read_section(value: Any) -> tuple[LtuiSection, list[Fault]]:
         requires=_read_texts(value, "requires", faults),
         cpu_ranks=_read_int(value, "cpu_ranks", 1, faults),
         restarts=_read_int(value, "restarts", 0, faults),
+        mirror=_read_mirror(value.get("mirror"), faults),
     )
     return section, faults
 
@@ -155,6 +159,14 @@ def _read_int(value: Mapping[str, Any], key: str, low: int, faults: list[Fault])
     text = f"must be a whole number, {low} or more (got {format_value(number)})."
     faults.append(Fault(path=f"ltui.{key}", what=text))
     return low
+
+
+def _read_mirror(value: Any, faults: list[Fault]) -> str | None:
+    if value is None or (isinstance(value, str) and re.fullmatch(MIRROR_PATTERN, value)):
+        return value
+    text = f"must be tensorboard or tensorboard:FOLDER (got {format_value(value)})."
+    faults.append(Fault(path="ltui.mirror", what=text))
+    return None
 
 
 def _read_policy(

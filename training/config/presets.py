@@ -188,6 +188,7 @@ def build_spec(
         checkpoint=preset.checkpoint,
         stall=preset.stall,
         restarts=preset.restarts,
+        mirror=preset.mirror,
         tags=preset.tags,
         about=preset.about or None,
     )

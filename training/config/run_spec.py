@@ -152,6 +152,8 @@ class RunSpec:
     """Run and step of the checkpoint it started from, for display: ``brave-owl-3f2a:1204``."""
     restarts: int = 0
     """Maximum number of automatic restarts from the last good checkpoint after a crash."""
+    mirror: str | None = None
+    """Where the values are also written while the run goes on: ``tensorboard[:FOLDER]``."""
     gpus: str | None = None
     """``free:2`` if the run waits until two GPUs are free and then uses only these."""
     imported_from: str | None = None

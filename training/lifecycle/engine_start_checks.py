@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 from ltui.training.config.run_spec import RunSpec
+from ltui.training.lifecycle.mirror_folder import mirror_problems
 from ltui.training.problem import Problem, ProblemError
 
 # Finds packages without importing them: importing torch takes seconds.
@@ -35,6 +36,7 @@ def check_start(spec: RunSpec, *, interpreter_checked: bool = False) -> None:
     elif not interpreter_checked:
         problems += _interpreter_problems(spec)
     problems += _verdict_hook_problems(spec)
+    problems += mirror_problems(spec)
     if problems:
         raise ProblemError(*problems)
 

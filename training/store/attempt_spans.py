@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 _UNBOUNDED = 1 << 60
@@ -36,3 +37,14 @@ def spans(connection: sqlite3.Connection) -> list[Span]:
         if trained and attempt > 1:
             last_step_that_counts = min(last_step_that_counts, resumed_step or 0)
     return [span for span in reversed(spans_newest_first) if span.last_step > 0]
+
+
+def newest_trained(spans: Sequence[Span]) -> int:
+    """Return the newest attempt that replaced steps of earlier ones; otherwise the first one."""
+    unbounded = [span.attempt for span in spans if span.last_step == _UNBOUNDED]
+    return min(unbounded, default=1)
+
+
+def first_replaced_step(spans: Sequence[Span], attempt: int) -> int:
+    """Return the first step that attempts later than ``attempt`` have replaced."""
+    return max((span.last_step for span in spans if span.attempt <= attempt), default=-1) + 1

@@ -6,6 +6,8 @@ because most readers of event files know only these.
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -22,8 +24,8 @@ class EventFile:
     So an export with a file for each of a thousand ranks needs no thousand open files.
     """
 
-    def __init__(self, path: Path, began: float, where: str) -> None:
-        """Begin a file whose first event has the unix time ``began``.
+    def __init__(self, path: Path, began: float, where: str, *, exists: bool = False) -> None:
+        """Begin a file whose first event has the unix time ``began``, or continue one that exists.
 
         Raise ``ProblemError`` with the place ``where`` if TensorBoard is not installed.
         """
@@ -34,7 +36,8 @@ class EventFile:
         self._path = path
         self._buffer = bytearray()
         self._records = records.RecordWriter(self)
-        self._add_event(wall_time=began, file_version="brain.Event:2")
+        if not exists:
+            self._add_event(wall_time=began, file_version="brain.Event:2")
 
     def add(self, tag: str, step: int, time: float, value: float) -> None:
         """Append one scalar."""
@@ -42,6 +45,12 @@ class EventFile:
         scalar = self._summary_proto.Summary.Value(tag=name, simple_value=value)
         summary = self._summary_proto.Summary(value=[scalar])
         self._add_event(wall_time=time, step=step, summary=summary)
+
+    def begin_attempt(self, attempt: int, first_step: int, time: float) -> None:
+        """Append an event that makes TensorBoard discard all values from ``first_step`` on."""
+        session = self._event_proto.SessionLog
+        start = session(status=session.START, msg=f"attempt {attempt}")
+        self._add_event(wall_time=time, step=first_step, session_log=start)
 
     def _add_event(self, **fields: object) -> None:
         self._records.write(self._event_proto.Event(**fields).SerializeToString())
@@ -53,11 +62,23 @@ class EventFile:
         self._buffer += data
 
     def flush(self) -> None:
-        """Append what was collected to the file. Raise ``OSError``."""
+        """Append what was collected to the file, completely or not at all. Raise ``OSError``."""
         if not self._buffer:
             return
-        with self._path.open("ab") as file:
-            file.write(self._buffer)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        descriptor = os.open(self._path, flags, 0o666)
+        size = os.fstat(descriptor).st_size
+        try:
+            with memoryview(self._buffer) as rest:
+                written = 0
+                while written < len(rest):
+                    written += os.write(descriptor, rest[written:])
+        except OSError:
+            # Otherwise a reader would wait for the rest of the last record.
+            os.ftruncate(descriptor, size)
+            raise
+        finally:
+            os.close(descriptor)
         self._buffer.clear()
 
 
@@ -71,37 +92,37 @@ def rank_folder(folder: Path, rank: int) -> Path:
     return folder if rank == 0 else folder / f"rank-{rank}"
 
 
-class FollowedEvents:
-    """Event files of the ranks of a run that goes on. They replace those of an earlier export."""
+class EventFolder:
+    """Event files of the ranks of a run."""
 
-    def __init__(self, folder: Path, began: float, name: str | None = None) -> None:
-        """``began`` is the unix time of the run's start, used where a row has no time.
+    def __init__(self, folder: Path, name: str, began: float, where: str) -> None:
+        """``name`` is the name of the files; ``where`` is the option or setting that needs them.
 
-        ``name`` is the name of the files if it is not ``event_file_name(began)``.
+        ``began`` is the unix time of the run's start, used where a row has no time.
         """
-        self._folder, self._began = folder, began
-        self._name = name or event_file_name(began)
-        self._files: dict[int, EventFile] = {}
+        self.folder, self.name, self.began, self.where = folder, name, began, where
+        self.files: dict[int, EventFile] = {}
 
     def append(self, rows: Iterable[ExportRow]) -> None:
         """Append rows, which can be read when this returns. Raise ``OSError``."""
         for row in rows:
-            file = self._files.get(row.rank)
-            if file is None:
-                path = self._path(row.rank)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.unlink(missing_ok=True)
-                file = self._files[row.rank] = EventFile(path, self._began, "--to tensorboard")
-            _add_row(file, row, self._began)
-        for file in self._files.values():
+            file = self.files.get(row.rank) or self.begin_file(row.rank)
+            time = self.began if row.time is None else row.time
+            file.add(row.metric, row.step, time, math.nan if row.value is None else row.value)
+        for file in self.files.values():
             file.flush()
 
-    def paths(self) -> list[Path]:
-        """Return the files that were begun."""
-        return [self._path(rank) for rank in self._files]
+    def begin_file(self, rank: int) -> EventFile:
+        """Return a new file for a rank, which replaces one of that name."""
+        path = self.path(rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        self.files[rank] = EventFile(path, self.began, self.where)
+        return self.files[rank]
 
-    def _path(self, rank: int) -> Path:
-        return rank_folder(self._folder, rank) / self._name
+    def path(self, rank: int) -> Path:
+        """Return the file of a rank."""
+        return rank_folder(self.folder, rank) / self.name
 
 
 def export_events(rows: Iterable[ExportRow], folder: Path, began: float) -> None:
@@ -111,16 +132,12 @@ def export_events(rows: Iterable[ExportRow], folder: Path, began: float) -> None
     or ``ProblemError`` if TensorBoard is not installed.
     """
     name = event_file_name(began)
-    events = FollowedEvents(folder, began, f".new.{name.replace('tfevents', 'incomplete')}")
+    temporary = f".new.{name.replace('tfevents', 'incomplete')}"
+    events = EventFolder(folder, temporary, began, "--to tensorboard")
     try:
         events.append(rows)
-        for path in events.paths():
+        for path in map(events.path, events.files):
             path.replace(path.with_name(name))
     finally:
-        for path in events.paths():
+        for path in map(events.path, events.files):
             path.unlink(missing_ok=True)
-
-
-def _add_row(file: EventFile, row: ExportRow, began: float) -> None:
-    time = began if row.time is None else row.time
-    file.add(row.metric, row.step, time, float("nan") if row.value is None else row.value)

@@ -45,19 +45,34 @@ Row = tuple[
 
 
 def export_rows(
-    db: sqlite3.Connection, metric: str, series: Series, span: Span, first_step: int = 0
+    db: sqlite3.Connection, metric: str, series: Series, span: Span
 ) -> Iterator[ExportRow]:
-    """Yield the rows of every rank in one attempt from ``first_step``, by step and then by rank."""
+    """Yield the rows of every rank in one attempt, by step and then by rank."""
     part = SeriesPart(db, series, span.attempt)
     ranks = {row[0] for row in (*part.rows("DISTINCT rank"), *part.windows("DISTINCT rank"))}
     by_rank = [
-        _rank_rows(SeriesPart(db, series, span.attempt, rank), rank, first_step, span.last_step)
+        _rank_rows(SeriesPart(db, series, span.attempt, rank), rank, 0, span.last_step)
         for rank in sorted(ranks)
     ]
-    for step, rank, epoch, t, value, first, low, high, n in heapq.merge(
-        *by_rank, key=itemgetter(0, 1)
-    ):
-        yield ExportRow(metric, step, epoch, t, rank, value, first, low, high, n)
+    for row in heapq.merge(*by_rank, key=itemgetter(0, 1)):
+        yield _export_row(metric, row)
+
+
+def new_rows(
+    db: sqlite3.Connection, metric: str, series: Series, span: Span, rank: int, newest: int
+) -> Iterator[ExportRow]:
+    """Yield the rows of one rank in one attempt after the step ``newest``."""
+    part = SeriesPart(db, series, span.attempt, rank)
+    # The newest step is always stored as a row. So one look-up shows that there is nothing new.
+    (last,) = part.rows("max(step)").fetchone()
+    if last is not None and min(last, span.last_step) > newest:
+        for row in _rank_rows(part, rank, newest + 1, span.last_step):
+            yield _export_row(metric, row)
+
+
+def _export_row(metric: str, row: Row) -> ExportRow:
+    step, rank, epoch, t, value, first, low, high, n = row
+    return ExportRow(metric, step, epoch, t, rank, value, first, low, high, n)
 
 
 def _rank_rows(part: SeriesPart, rank: int, first_step: int, last_step: int) -> Iterator[Row]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -19,7 +19,7 @@ import numpy as np
 from ltui.training.state.json_decoder import from_json
 from ltui.training.state.metric_name_patterns import TRAIN_LOSS
 from ltui.training.state.run_snapshot import RunSnapshot, Verdict, snapshot_from_json
-from ltui.training.store.attempt_spans import spans
+from ltui.training.store.attempt_spans import Span, spans
 from ltui.training.store.curve_reader import (
     MAX_POINTS_READ,
     Curve,
@@ -36,7 +36,7 @@ from ltui.training.store.database_schema import (
     no_history_error,
     store_error,
 )
-from ltui.training.store.export_rows import ExportRow, export_rows
+from ltui.training.store.export_rows import ExportRow, export_rows, new_rows
 from ltui.training.store.history_place import HistoryFile, history_file
 from ltui.training.store.history_windows import SAMPLES, STEPS
 from ltui.training.store.run_directory import RunDir
@@ -60,9 +60,8 @@ ROW_SERIES = {
 }
 """Series without windows, which exist only for the newest steps: name -> column of ``steps``."""
 
-
-Exported = dict[tuple[str, int, int], int]
-"""The last step that was exported of each metric, attempt and rank."""
+STEP_LOSS = "step/loss"
+"""Name under which every step's own loss is exported if a loss is also logged as a metric."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +165,14 @@ class RunStore:
     def logged_names(self) -> list[str]:
         """Return the names of metrics that the user logged."""
         return sorted(row[0] for row in self._connection.execute("SELECT name FROM names"))
+
+    def exported_names(self) -> list[str]:
+        """Return the names of the series that an export without a selection holds."""
+        names = self.metric_names()
+        if TRAIN_LOSS in self.logged_names():
+            # The loss of the step records exists as well, under another name than the logged loss.
+            names.append(STEP_LOSS)
+        return names
 
     def _has_step_loss(self) -> bool:
         for table, column in (("step_windows", "loss_mean"), ("steps", "loss")):
@@ -334,24 +341,29 @@ class RunStore:
                 yield from export_rows(self._connection, metric, series, span)
 
     @_raises_store_error
-    def export_new(self, metrics: Sequence[str], exported: Exported) -> list[ExportRow]:
-        """Return the rows of ``export`` beyond the steps in ``exported``, and add them to it."""
-        rows: list[ExportRow] = []
-        newest = dict(exported)
-        ranks = self.attempt_ranks()
-        for metric in metrics:
-            series = self._series(metric)
-            if series is None:
-                continue
-            for span in spans(self._connection):
-                keys = [(metric, span.attempt, rank) for rank in ranks.get(span.attempt, ())]
-                first = min((newest.get(key, -1) + 1 for key in keys), default=0)
-                for row in export_rows(self._connection, metric, series, span, first):
-                    key = (metric, span.attempt, row.rank)
-                    if row.step > newest.get(key, -1):
-                        exported[key] = row.step
-                        rows.append(row)
-        return rows
+    def spans(self) -> list[Span]:
+        """Return the attempts with steps that count, first to last."""
+        return spans(self._connection)
+
+    def export_new(
+        self, metrics: Sequence[str], newest: Mapping[tuple[str, int], int]
+    ) -> Iterator[ExportRow]:
+        """Yield the rows of ``export`` after the step ``newest[metric, rank]``.
+
+        ``newest`` may change while the rows are read. Raise ``StoreError`` as ``export``.
+        """
+        try:
+            ranks = self.attempt_ranks()
+            for metric in metrics:
+                series = self._series(metric)
+                if series is None:
+                    continue
+                for span in spans(self._connection):
+                    for rank in ranks.get(span.attempt, ()):
+                        last = newest.get((metric, rank), -1)
+                        yield from new_rows(self._connection, metric, series, span, rank, last)
+        except sqlite3.DatabaseError as error:
+            raise damaged_error(self.path, error) from error
 
 
 def _open_read_only(file: HistoryFile) -> sqlite3.Connection:

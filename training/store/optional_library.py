@@ -7,7 +7,7 @@ import shlex
 import sys
 from typing import Any
 
-from ltui.training.problem import ProblemError
+from ltui.training.problem import Problem, ProblemError
 
 
 def load_library(module: str, extra: str, where: str) -> Any:
@@ -18,9 +18,15 @@ def load_library(module: str, extra: str, where: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ProblemError.of(
-            where=where,
-            what=f"the package `{module.split('.')[0]}` cannot be imported ({error}).",
-            remedy="Install it in the environment of ltui: "
-            f"{shlex.quote(sys.executable)} -m pip install 'ltui-train[{extra}]'",
-        ) from error
+        package = module.split(".")[0]
+        raise ProblemError(missing_library(package, extra, where, f" ({error})")) from error
+
+
+def missing_library(package: str, extra: str, where: str, reason: str = "") -> Problem:
+    """Return the problem that a package of the extra ``extra`` cannot be imported."""
+    return Problem(
+        where=where,
+        what=f"the package `{package}` cannot be imported{reason}.",
+        remedy="Install it in the environment of ltui: "
+        f"{shlex.quote(sys.executable)} -m pip install 'ltui-train[{extra}]'",
+    )

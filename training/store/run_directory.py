@@ -141,6 +141,11 @@ class RunDir:
         return self.path / "engine" / "environment.json"
 
     @property
+    def mirror_lock_path(self) -> Path:
+        """Locked by the process that writes the event files of the run."""
+        return self.path / "mirror.lock"
+
+    @property
     def checkpoints_dir(self) -> Path:
         return self.path / "checkpoints"
 

@@ -27,6 +27,7 @@ from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.history_writer import Batch, StoreWriter
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.control_server import ControlServer
+from ltui.training.supervise.event_mirror import EventMirror
 from ltui.training.supervise.finish_attempt import AttemptFinisher
 from ltui.training.supervise.gpu_wait import GpuQueue
 from ltui.training.supervise.live_attempt import LiveAttempt
@@ -83,6 +84,7 @@ class Supervisor:
         self._recorded_state: RunState | None = None
         self._wake = threading.Event()
         self._live = live = LiveAttempt(run_dir, spec, store, attempt, plan, self._wake)
+        self._mirror = EventMirror(run_dir, spec)
         self._notifier = VerdictNotifier(spec, attempt, str(run_dir.path))
         self._requests = RequestHandler(live, self._notifier, self._wake)
         events: list[Event] = []
@@ -200,6 +202,7 @@ class Supervisor:
             ending=live.stops.escalation is not None,
         )
         batch.events += self._requests.apply_stall_policy(now_s)
+        batch.events += self._mirror.update(time.monotonic())
         self._write(poll, batch, judgement, now_s)
         return poll.more_waiting
 
@@ -348,6 +351,7 @@ class Supervisor:
         self._requests.close()
         self._server.close()
         self._store.close()
+        self._mirror.close()
         if self._gpu_queue is not None:
             self._gpu_queue.release()
         if keep_lock:

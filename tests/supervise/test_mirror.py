@@ -1,0 +1,148 @@
+"""A run with a mirror: TensorBoard reads what the history holds, whatever is killed or full."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ltui.app.cli import main
+from ltui.training.lifecycle.launch_run import launch
+from ltui.training.lifecycle.resume_run import resume
+from ltui.training.lifecycle.run_status import resolve_snapshot
+from ltui.training.state.run_event import Event
+from ltui.training.state.run_snapshot import RunState
+from ltui.training.store.history_reader import RunStore
+from ltui.training.store.run_directory import RunDir
+from ltui.training.supervise.event_mirror import RESTART_S, EventMirror
+from tests.required import required
+from tests.small_disk import fill, mount_small_disk, unmount
+from tests.store.event_files import assert_complete, read_events
+from tests.supervise.conftest import Runs
+from tests.supervise.test_kills import has_another_supervisor
+from tests.waiting import wait_for
+
+pytest.importorskip("tensorboard")
+
+
+def mirrored(runs: Runs, *options: str, mirror: str = "tensorboard") -> RunDir:
+    spec = runs.spec(*runs.fake_command(*options)).with_changes(mirror=mirror)
+    return launch(spec, runs.home)
+
+
+def mirror_process(runs: Runs, run: RunDir) -> psutil.Process | None:
+    found = [p for p in runs.processes(run) if any("mirror_process" in w for w in p.cmdline())]
+    return found[0] if found else None
+
+
+def until_mirrored(folder: Path, step: int) -> None:
+    def newest_step() -> int:
+        losses = read_events(folder).get("train/loss", []) if folder.exists() else []
+        return losses[-1][0] if losses else 0
+
+    wait_for(newest_step, wanted=lambda newest: newest >= step, seconds=120, period_s=0.2)
+
+
+def mirror_events(run: RunDir) -> list[str]:
+    with RunStore(run) as store:
+        return [event.text for event in store.events() if event.kind == "mirror"]
+
+
+def test_the_values_appear_while_the_run_goes_on_and_are_complete(runs: Runs) -> None:
+    run = mirrored(runs)
+    folder = run.path / "tensorboard"
+    until_mirrored(folder, 20)
+    first = resolve_snapshot(run)
+    assert first.state is RunState.RUNNING
+    os.kill(required(first.supervisor_pid), signal.SIGKILL)
+    runs.until(run, partial(has_another_supervisor, pid=required(first.supervisor_pid)))
+    until_mirrored(folder, required(first.global_step) + 20)
+    runs.order(run, "stop")
+    assert runs.ended(run).state is RunState.STOPPED
+    assert_complete(run, folder)
+    assert mirror_events(run) == []
+
+
+def test_a_resumed_run_continues_its_mirror(runs: Runs) -> None:
+    run = mirrored(runs, mirror="tensorboard:boards")
+    folder = runs.cwd / "boards" / run.id
+    until_mirrored(folder, 20)
+    runs.order(run, "checkpoint")
+    before = required(runs.until(run, lambda s: s.checkpoints).global_step)
+    runs.until(run, lambda s: (s.global_step or 0) > before + 20)
+    runs.order(run, "kill")
+    runs.ended(run)
+    assert_complete(run, folder)
+    resume(run)
+    runs.until(run, lambda s: s.state is RunState.RUNNING and (s.global_step or 0) > 40)
+    runs.order(run, "stop")
+    runs.ended(run)
+    with RunStore(run) as store:
+        assert len(store.attempts()) == 2
+    assert_complete(run, folder)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a small disk")
+def test_training_goes_on_when_the_disk_of_the_mirror_is_full(runs: Runs, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    mount_small_disk(disk, 2)
+    try:
+        ballast = fill(disk)
+        run = mirrored(runs, mirror=f"tensorboard:{disk}")
+        wait_for(lambda: mirror_events(run), seconds=120)
+        assert "cannot be written (No space left on device)" in mirror_events(run)[0]
+        before = required(resolve_snapshot(run).global_step)
+        runs.until(run, lambda s: (s.global_step or 0) > before + 20)
+        ballast.unlink()
+        runs.order(run, "stop")
+        assert runs.ended(run).state is RunState.STOPPED
+        assert_complete(run, disk / run.id)
+    finally:
+        unmount(disk)
+
+
+def test_a_mirror_that_was_killed_is_started_again(runs: Runs) -> None:
+    run = runs.training()
+    mirror = EventMirror(run, run.read_spec().with_changes(mirror="tensorboard"))
+    assert mirror.update(0.0) == []
+    required(mirror_process(runs, run)).kill()
+
+    def events(now_s: float) -> list[Event]:
+        return mirror.update(now_s)
+
+    (event,) = wait_for(lambda: events(1.0), seconds=60)
+    assert event.text == "TensorBoard mirror: its process ended; it is started again"
+    assert events(RESTART_S - 1) == []
+    assert mirror_process(runs, run) is None
+    assert events(RESTART_S) == []
+    assert mirror_process(runs, run) is not None
+    mirror.close()
+    wait_for(lambda: mirror_process(runs, run), wanted=lambda p: p is None, seconds=60)
+    runs.order(run, "stop")
+    runs.ended(run)
+
+
+def test_a_mirror_without_tensorboard_is_refused_before_the_start(
+    private_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    assert main(["exec", "--mirror", "tensorboard", "--detach", "--", "true"]) == 2
+    error = capsys.readouterr().err
+    assert "mirror tensorboard: the package `tensorboard` cannot be imported." in error
+    assert "-m pip install 'ltui-train[tensorboard]'" in error
+    assert list((private_home / "runs").iterdir()) == []
+
+
+def test_a_wrong_mirror_is_refused(private_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["--detach", "--", "true"]
+    assert main(["exec", "--mirror", "tensorboard:/dev/null/x", *command]) == 2
+    assert "/dev/null is not a folder that can be written." in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["exec", "--mirror", "wandb", *command])
+    assert "`wandb` is not tensorboard or tensorboard:FOLDER." in capsys.readouterr().err
+    assert list((private_home / "runs").iterdir()) == []
