@@ -1,14 +1,12 @@
-"""The table of the compared runs and groups: a metric, speed, and settings that differ. Pure."""
+"""The tables of the compared runs and groups: what they came to, or their settings. Pure."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from ltui.app.compare.compared_run import ComparedRun
 from ltui.app.compare.comparison import Comparison, Spread
-from ltui.app.compare.comparison_report import logged_text, step_text
-from ltui.app.compare.metric_summary import Logged, MetricSummary
+from ltui.app.compare.comparison_report import best_texts, logged_text
+from ltui.app.compare.row_order import SETTING, ordered_groups, ordered_runs
 from ltui.app.compare.run_groups import RunGroup
 from ltui.app.compare.table_view import MAX_NAME, MAX_VALUE, TableRow, TableView, sized
 from ltui.app.compare.view_settings import (
@@ -26,52 +24,48 @@ from ltui.widgets.sanitise import clean_line, clean_name
 from ltui.widgets.view_models import Cell, Tone
 
 MAX_SETTINGS = 40
-"""Maximum number of settings that are columns of the table of runs."""
+"""Maximum number of settings that are columns of a table of runs."""
 
 
 def runs_table(comparison: Comparison, settings: ViewSettings) -> TableView:
     """Return the table of runs and groups: the chosen metric, speed, and settings that differ."""
-    metric = chosen_metric(comparison, settings)
-    rows: list[TableRow] = []
-    groups = comparison.groups if settings.grouped else []
-    for group in groups:
-        rows.append(_group_row(comparison, settings, group, metric))
-        if group_key(group) in settings.opened:
-            rows += [_run_row(comparison, settings, i, metric, indent="  ") for i in group.runs]
-    grouped = {run_id for group in groups for run_id in group.runs}
-    alone = [
-        _run_row(comparison, settings, run.id, metric)
-        for run in _ordered(comparison, settings.order, metric)
-        if run.id not in grouped
-    ]
-    rows += alone
-    heads = [*_heads(comparison, metric), *_setting_heads(comparison)]
+    heads = [*_names(), *_results(comparison, settings)]
+    heads += _settings(comparison.differing_settings, importance=10)
+    return _table(comparison, settings, heads)
+
+
+def parameters_table(comparison: Comparison, settings: ViewSettings) -> TableView:
+    """Return the settings that differ beside the chosen metric, for each run and group."""
+    metric = {head.key: head for head in _results(comparison, settings)}
+    heads = [*_names(), *_settings(comparison.parameters, importance=4)]
+    return _table(comparison, settings, [*heads, metric["best"], metric["final"]])
+
+
+def _table(comparison: Comparison, settings: ViewSettings, heads: Sequence[Column]) -> TableView:
+    rows = tuple(_rows(comparison, settings))
     shown = [head for head in heads if not head.optional or _has_values(rows, head.key)]
-    return TableView(tuple(sized(head, rows, settings.order) for head in shown), tuple(rows))
+    return TableView(tuple(sized(head, rows, settings) for head in shown), rows)
 
 
 def _has_values(rows: Sequence[TableRow], key: str) -> bool:
     return any(cell.text != NA for row in rows for cell in row.cells.get(key, ()))
 
 
-def sort_keys(comparison: Comparison, settings: ViewSettings) -> list[str | None]:
-    """Return the keys of the columns by which the rows can be sorted; None is the given order."""
-    heads = [*_heads(comparison, chosen_metric(comparison, settings)), *_setting_heads(comparison)]
-    return [None, *(head.key for head in heads if head.key not in ("sign", "state"))]
+# -- columns ---------------------------------------------------------------------------------------
 
 
-def _heads(comparison: Comparison, metric: str | None) -> list[Column]:
-    summaries = [one for run in comparison.runs if (one := run.metrics.get(metric or ""))]
-    known = any(summary.direction for summary in summaries)
+def _names() -> list[Column]:
+    return [Column(key="sign", title="", width=1), Column(key="run", title="run", width=8)]
+
+
+def _results(comparison: Comparison, settings: ViewSettings) -> list[Column]:
+    known = comparison.direction(chosen_metric(comparison, settings)) is not None
+    best, at = ("best", "at step") if known else ("lowest", "highest")
     return [
-        Column(key="sign", title="", width=1),
-        Column(key="run", title="run", width=8),
-        Column(key="best", title="best" if known else "lowest", width=6, right=True),
-        Column(
-            key="at", title="at step" if known else "highest", width=7, right=True, importance=3
-        ),
+        Column(key="best", title=best, width=6, right=True),
+        Column(key="at", title=at, width=7, right=True, importance=3),
         Column(key="final", title="final", width=6, right=True, importance=2),
-        Column(key="delta", title="Δ best", width=6, right=True, importance=4),
+        Column(key="delta", title=f"Δ {best}", width=6, right=True, importance=4),
         Column(key="band", title="band", width=6, importance=3, optional=True),
         Column(key="state", title="state", width=7, importance=5),
         Column(key="time", title="time", width=6, right=True, importance=6),
@@ -80,46 +74,58 @@ def _heads(comparison: Comparison, metric: str | None) -> list[Column]:
     ]
 
 
-def _setting_heads(comparison: Comparison) -> list[Column]:
+def _settings(names: Sequence[str], *, importance: int) -> list[Column]:
     return [
         Column(
-            key=f"setting {name}",
+            key=f"{SETTING}{name}",
             title=clean_name(name.rpartition(".")[2])[:MAX_VALUE],
             width=4,
-            importance=10 + number,
+            importance=importance + number,
         )
-        for number, name in enumerate(comparison.differing_settings[:MAX_SETTINGS])
+        for number, name in enumerate(names[:MAX_SETTINGS])
     ]
 
 
+# -- rows ------------------------------------------------------------------------------------------
+
+
+def _rows(comparison: Comparison, settings: ViewSettings) -> Iterator[TableRow]:
+    """Yield the groups with their unfolded members, then the other runs."""
+    grouped: set[str] = set()
+    if settings.grouped:
+        for group in ordered_groups(comparison, settings):
+            grouped |= {*group.runs}
+            yield _group_row(comparison, settings, group)
+            if group_key(group) in settings.opened:
+                members = [comparison.by_id[run_id] for run_id in group.runs]
+                for run in ordered_runs(comparison, settings, members):
+                    yield _run_row(comparison, settings, run.id, indent="  ")
+    alone = [run for run in comparison.runs if run.id not in grouped]
+    for run in ordered_runs(comparison, settings, alone):
+        yield _run_row(comparison, settings, run.id)
+
+
 def _run_row(
-    comparison: Comparison,
-    settings: ViewSettings,
-    run_id: str,
-    metric: str | None,
-    indent: str = "",
+    comparison: Comparison, settings: ViewSettings, run_id: str, indent: str = ""
 ) -> TableRow:
     run = comparison.by_id[run_id]
+    metric = chosen_metric(comparison, settings)
     summary = run.metrics.get(metric or "")
-    reference = reference_id(comparison, settings)
-    pinned = " ◂ reference" if run_id == reference else ""
+    is_known = comparison.direction(metric) is not None
+    best, at = (NA, NA) if summary is None else best_texts(summary, is_known=is_known)
+    pinned = " ◂ reference" if run_id == reference_id(comparison, settings) else ""
     hidden = run_id in settings.hidden
     name = clean_name(comparison.names[run_id])[:MAX_NAME]
     texts = {
-        "best": NA,
-        "at": NA,
+        "best": best,
+        "at": at,
         "final": NA if summary is None else logged_text(summary.final),
-        "delta": _delta(comparison, run_id, reference, metric),
+        "delta": _delta(comparison, settings, run_id),
         "time": formats.duration(run.time_s),
         "rate": formats.quantity(run.samples_per_s, ""),
         "memory": formats.size(run.peak_memory_bytes),
-        **{
-            f"setting {key}": clean_line(run.described.get(key, NA), 200)[:MAX_VALUE]
-            for key in comparison.differing_settings[:MAX_SETTINGS]
-        },
+        **_setting_texts(comparison, [run_id]),
     }
-    if summary is not None:
-        texts["best"], texts["at"] = best_texts(summary)
     tone = Tone.DIM if hidden else Tone.PLAIN
     return TableRow(
         run_id,
@@ -132,31 +138,36 @@ def _run_row(
     )
 
 
-def _group_row(
-    comparison: Comparison, settings: ViewSettings, group: RunGroup, metric: str | None
-) -> TableRow:
+def _group_row(comparison: Comparison, settings: ViewSettings, group: RunGroup) -> TableRow:
     key = group_key(group)
     hidden = key in settings.hidden
     fold = "▾" if key in settings.opened else "▸"
-    known = any(
-        summary.direction
-        for run_id in group.runs
-        if (summary := comparison.by_id[run_id].metrics.get(metric or ""))
-    )
-    best = comparison.spread(group, metric or "", "best" if known else "lowest")
-    final = comparison.spread(group, metric or "", "final")
+    metric = chosen_metric(comparison, settings) or ""
+    known = comparison.direction(metric) is not None
+    best = comparison.spread(group, metric, "best" if known else "lowest")
+    final = comparison.spread(group, metric, "final")
+    texts = {
+        "run": f"{fold} {group.label} ({len(group.runs)} runs)"[: MAX_NAME + 10],
+        "best": NA if best is None else formats.metric(best.mean),
+        "band": _band_text(best),
+        "final": NA if final is None else formats.metric(final.mean),
+        **_setting_texts(comparison, group.runs),
+    }
     tone = Tone.DIM if hidden else Tone.PLAIN
-    name = f"{fold} {group.label} ({len(group.runs)} runs)"
+    sign = _sign(comparison.colours[group.runs[0]], hidden)
     return TableRow(
-        key,
-        {
-            "sign": _sign(comparison.colours[group.runs[0]], hidden),
-            "run": (Cell(text=name[: MAX_NAME + 10], tone=tone),),
-            "best": (Cell(text=NA if best is None else formats.metric(best.mean), tone=tone),),
-            "band": (Cell(text=_band_text(best), tone=tone),),
-            "final": (Cell(text=NA if final is None else formats.metric(final.mean), tone=tone),),
-        },
+        key, {"sign": sign, **{k: (Cell(text=text, tone=tone),) for k, text in texts.items()}}
     )
+
+
+def _setting_texts(comparison: Comparison, run_ids: Sequence[str]) -> dict[str, str]:
+    """Return the value of each setting that differs; ``3 values`` if these runs have several."""
+    texts = {}
+    for name in comparison.differing_settings:
+        values = {comparison.by_id[run_id].described.get(name, NA) for run_id in run_ids}
+        text = f"{len(values)} values" if len(values) > 1 else clean_line(values.pop(), 200)
+        texts[f"{SETTING}{name}"] = text[:MAX_VALUE]
+    return texts
 
 
 def _band_text(spread: Spread | None) -> str:
@@ -172,65 +183,13 @@ def _sign(colour: int, hidden: bool) -> Cells:
     return (Cell(text=sign_of(colour), colour=colour),)
 
 
-def best_texts(summary: MetricSummary) -> tuple[str, str]:
-    """Return the best value and its step; the lowest and the highest if none is known as best."""
-    if summary.direction is None:
-        return logged_text(summary.lowest), logged_text(summary.highest)
-    return logged_text(summary.best), step_text(summary.best)
-
-
-def _delta(comparison: Comparison, run_id: str, reference: str, metric: str | None) -> str:
+def _delta(comparison: Comparison, settings: ViewSettings, run_id: str) -> str:
     """Return the difference of the best value from that of the reference; ``+`` is higher."""
+    metric, reference = chosen_metric(comparison, settings), reference_id(comparison, settings)
     if run_id == reference or metric is None:
         return ""
-    own, other = (_best_of(comparison, one, metric) for one in (run_id, reference))
+    own, other = (comparison.best_of(comparison.by_id[one], metric) for one in (run_id, reference))
     if own is None or other is None:
         return NA
     difference = own.value - other.value
     return f"{'+' if difference >= 0 else ''}{formats.significant(difference, 3)}"
-
-
-def _best_of(comparison: Comparison, run_id: str, metric: str) -> Logged | None:
-    summary = comparison.by_id[run_id].metrics.get(metric)
-    return None if summary is None else summary.best
-
-
-def _ordered(
-    comparison: Comparison, order: str | None, metric: str | None
-) -> Sequence[ComparedRun]:
-    """Return the runs by a column of the table; runs without a value come last."""
-    if order is None:
-        return comparison.runs
-    return sorted(comparison.runs, key=lambda run: _sort_key(_sort_value(run, order, metric)))
-
-
-def _sort_value(run: ComparedRun, order: str, metric: str | None) -> float | str | None:
-    """Return the value of a run in a column."""
-    if order.startswith("setting "):
-        return run.described.get(order.removeprefix("setting "))
-    summary = run.metrics.get(metric or "")
-    known = summary is not None and summary.direction is not None
-    best = None if summary is None else summary.best if known else summary.lowest
-    at = None if summary is None or known else summary.highest
-    values: dict[str, float | str | None] = {
-        "run": run.snapshot.name,
-        "best": None if best is None else best.value,
-        "delta": None if best is None else best.value,
-        "at": best.step if known and best is not None else None if at is None else at.value,
-        "final": None if summary is None else summary.final.value,
-        "time": run.time_s,
-        "rate": run.samples_per_s,
-        "memory": run.peak_memory_bytes,
-    }
-    return values.get(order)
-
-
-def _sort_key(value: float | str | None) -> tuple[int, float, str]:
-    """Return a key that puts numbers before other texts, and missing values last."""
-    if value is None:
-        return 2, 0.0, ""
-    try:
-        number = float(value)
-    except ValueError:
-        return 1, 0.0, str(value)
-    return (0, number, "") if math.isfinite(number) else (1, 0.0, str(value))

@@ -12,9 +12,10 @@ import numpy as np
 from ltui.app.compare.alignment import Line, align, common_positions
 from ltui.app.compare.bands import Band, band_of
 from ltui.app.compare.compared_run import ComparedRun
+from ltui.app.compare.metric_summary import Logged
 from ltui.app.compare.run_groups import Grouping, RunGroup, check_grouping, groups_of
 from ltui.app.compare.run_signs import run_colours
-from ltui.app.runs.run_settings import differing
+from ltui.app.runs.run_settings import differing, is_seed, number_of
 from ltui.training.store.curve_reader import FloatArray
 
 
@@ -72,6 +73,17 @@ class Comparison:
         return differing([run.described for run in self.runs])
 
     @cached_property
+    def parameters(self) -> list[str]:
+        """The settings that differ, without code. Seeds and names of a single run come last."""
+
+        def says_little(name: str) -> bool:
+            values = {run.settings.get(name) for run in self.runs}
+            is_name = len(values) == len(self.runs) and None in map(number_of, values)
+            return is_seed(name) or is_name
+
+        return sorted(differing([run.settings for run in self.runs]), key=says_little)
+
+    @cached_property
     def equal_settings(self) -> list[str]:
         """The names of those that are the same in all runs."""
         names = dict.fromkeys(name for run in self.runs for name in run.described)
@@ -90,6 +102,18 @@ class Comparison:
                 run_id: line for run_id, line in lines.items() if line is not None and len(line.x)
             }
         return self._lines[metric, smoothing]
+
+    def direction(self, metric: str | None) -> str | None:
+        """Return ``min`` or ``max`` if such values of a metric are better; None if not known."""
+        summaries = (run.metrics.get(metric or "") for run in self.runs)
+        return next((one.direction for one in summaries if one and one.direction), None)
+
+    def best_of(self, run: ComparedRun, metric: str | None) -> Logged | None:
+        """Return the best value of a run; the lowest one if it is not known which one is best."""
+        summary = run.metrics.get(metric or "")
+        if summary is None:
+            return None
+        return summary.lowest if self.direction(metric) is None else summary.best
 
     def last_common(self, metric: str) -> float | None:
         """Return the last position that every run with this metric has reached."""

@@ -10,6 +10,7 @@ from ltui.app.compare.compared_run import ComparedRun
 from ltui.app.compare.comparison import Comparison, Spread
 from ltui.app.compare.metric_summary import Logged, MetricSummary
 from ltui.app.compare.run_groups import RunGroup
+from ltui.app.runs.run_settings import number_of
 from ltui.app.state_words import state_words
 from ltui.training.state.run_snapshot import to_json
 from ltui.training.store.curve_reader import FloatArray
@@ -29,6 +30,7 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
         "equal_settings": {
             name: comparison.runs[0].described[name] for name in comparison.equal_settings
         },
+        "parameters": [_parameters(comparison, run) for run in comparison.runs],
         "curves": {metric: _curves(comparison, metric) for metric in comparison.metrics},
         "groups": [_group(comparison, group) for group in comparison.groups],
     }
@@ -49,6 +51,25 @@ def _run(run: ComparedRun) -> dict[str, Any]:
         "samples_per_s": run.samples_per_s,
         "peak_memory_bytes": run.peak_memory_bytes,
         "metrics": {name: _metric(one) for name, one in run.metrics.items()},
+    }
+
+
+def _parameters(comparison: Comparison, run: ComparedRun) -> dict[str, Any]:
+    """Return a row of the table of settings that differ beside the metrics; numbers as numbers."""
+    texts = {name: run.settings.get(name) for name in comparison.parameters}
+    numbers = {name: number_of(text) for name, text in texts.items()}
+    best = {name: comparison.best_of(run, name) for name in run.metrics}
+    return {
+        "run": run.id,
+        "settings": {
+            name: text if numbers[name] is None else numbers[name] for name, text in texts.items()
+        },
+        "final": {name: summary.final.value for name, summary in run.metrics.items()},
+        "best": {
+            name: None if logged is None else logged.value
+            for name, logged in best.items()
+            if comparison.direction(name) is not None
+        },
     }
 
 

@@ -64,7 +64,7 @@ def _numbered(comparison: Comparison, run_id: str) -> str:
 
 def _metric(comparison: Comparison, metric: str, width: int) -> list[str]:
     summaries = {run.id: run.metrics[metric] for run in comparison.runs if metric in run.metrics}
-    direction = next((one.direction for one in summaries.values() if one.direction), None)
+    direction = comparison.direction(metric)
     better = {"min": " (lower is better)", "max": " (higher is better)"}.get(direction or "", "")
     position = comparison.last_common(metric) if len(summaries) > 1 else None
     common = {} if position is None else comparison.values_at(metric, position)
@@ -76,7 +76,7 @@ def _metric(comparison: Comparison, metric: str, width: int) -> list[str]:
         (
             _numbered(comparison, run_id),
             logged_text(one.final),
-            *_best(one, direction),
+            *best_texts(one, is_known=direction is not None),
             *([formats.metric(common.get(run_id))] * bool(common)),
         )
         for run_id, one in summaries.items()
@@ -89,8 +89,10 @@ def _metric(comparison: Comparison, metric: str, width: int) -> list[str]:
     return lines
 
 
-def _best(summary: MetricSummary, direction: str | None) -> tuple[str, str]:
-    if direction is None:
+def best_texts(summary: MetricSummary, *, is_known: bool) -> tuple[str, str]:
+    """Return the best value and its step; the lowest and the highest value if it is not known
+    which values of the metric are better."""
+    if not is_known:
         return logged_text(summary.lowest), logged_text(summary.highest)
     return logged_text(summary.best), step_text(summary.best)
 

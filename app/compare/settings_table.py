@@ -36,7 +36,7 @@ def settings_table(comparison: Comparison, settings: ViewSettings) -> TableView:
         )
         for name in names
     ]
-    return TableView(tuple(sized(head, rows, None) for head in heads), tuple(rows))
+    return TableView(tuple(sized(head, rows) for head in heads), tuple(rows))
 
 
 def _setting_cells(

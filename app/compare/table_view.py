@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from rich.cells import cell_len
+
+from ltui.app.compare.view_settings import ViewSettings
 from ltui.widgets.columns import Cells, Column
 
 MAX_NAME = 24
@@ -29,8 +32,10 @@ class TableView:
     rows: tuple[TableRow, ...]
 
 
-def sized(head: Column, rows: Sequence[TableRow], order: str | None) -> Column:
-    """Return a column that is as wide as its longest text."""
-    title = f"{head.title} ▾" if head.key == order else head.title
-    widths = [sum(len(cell.text) for cell in row.cells.get(head.key, ())) for row in rows]
-    return replace(head, title=title, width=max([len(title), *widths, 1]))
+def sized(head: Column, rows: Sequence[TableRow], settings: ViewSettings | None = None) -> Column:
+    """Return a column that is as wide as its longest text; ``▾`` is the order of the rows."""
+    title = head.title
+    if settings is not None and head.key == settings.order:
+        title = f"{title} {'▴' if settings.reversed else '▾'}"
+    widths = [sum(cell_len(cell.text) for cell in row.cells.get(head.key, ())) for row in rows]
+    return replace(head, title=title, width=max([cell_len(title), *widths, 1]))

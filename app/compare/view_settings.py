@@ -27,6 +27,9 @@ class ViewSettings:
     """Keys of groups whose members are shown."""
     order: str | None = None
     """Key of the column by which the rows are sorted; None for the order of the runs."""
+    reversed: bool = False
+    value: str = "best"
+    """The value of the metric in the parallel coordinates: ``best`` or ``final``."""
 
     def next_band(self) -> str:
         """Return the kind of band that follows."""

@@ -20,6 +20,12 @@ class ComparisonTable(Table[TableRow]):
         super().__init__(id=id)
         self._view = TableView((), ())
 
+    @property
+    def sort_keys(self) -> list[str]:
+        """The keys of the columns by which the rows can be sorted."""
+        keys = (column.key for column in self._view.columns)
+        return [key for key in keys if key not in ("sign", "band", "state")]
+
     def show(self, view: TableView) -> None:
         """Show the rows of ``view``."""
         if view != self._view:

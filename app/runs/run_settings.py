@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
@@ -12,6 +13,7 @@ from ltui.training.config.run_spec import RunSpec
 
 SEED = re.compile(r"(^|[._-])(random_)?(seed|seed_everything|random_state)$", re.IGNORECASE)
 """Names of settings that only choose the random numbers of a run."""
+_WHOLE = re.compile(r"[+-]?[0-9]+")
 _OPTION = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?$", re.DOTALL)
 _ASSIGNMENT = re.compile(r"\+{0,2}([A-Za-z_][\w.@/-]*)=(.*)$", re.DOTALL)
 
@@ -54,6 +56,17 @@ def _is_value(word: str) -> bool:
     """Return whether a word after an option is its value: not an option, a script or ``a=b``."""
     negative = re.match(r"-[\d.]", word) is not None
     return negative or not (word.startswith("-") or word.endswith(".py") or "=" in word)
+
+
+def number_of(value: float | str | None) -> float | None:
+    """Return a value as a finite number, a whole number as it is written; None if it is none."""
+    try:
+        number = math.nan if value is None else float(value)
+    except ValueError:
+        return None
+    if not math.isfinite(number):
+        return None
+    return int(value) if isinstance(value, str) and _WHOLE.fullmatch(value) else number
 
 
 def is_seed(name: str) -> bool:

@@ -5,7 +5,7 @@ Runs that are still going on are read again every second, in a worker thread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -15,13 +15,15 @@ from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.worker import get_current_worker
 
-from ltui.app.compare.compared_runs_table import runs_table, sort_keys
+from ltui.app.compare.alignment import AXES
+from ltui.app.compare.compared_runs_table import parameters_table, runs_table
 from ltui.app.compare.comparison import Comparison
 from ltui.app.compare.comparison_charts import charts_caption, comparison_charts
+from ltui.app.compare.parallel_axes import parallel_view
 from ltui.app.compare.read_run import ReadSnapshot, RunsRead, read_again, read_runs
 from ltui.app.compare.run_groups import Grouping
 from ltui.app.compare.settings_table import settings_table
-from ltui.app.compare.view_settings import ViewSettings, chosen_metric
+from ltui.app.compare.view_settings import ViewSettings, chosen_metric, group_key
 from ltui.app.keys.footer import KeyFooter, KeyHint
 from ltui.app.panels.comparison_table import ComparisonTable
 from ltui.app.panels.metric_grid import MetricGrid
@@ -34,6 +36,7 @@ from ltui.app.screens.panel_screen import PanelScreen
 from ltui.training.lifecycle.recover_runs import current_snapshot
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets.charts.chart import Chart
+from ltui.widgets.charts.parallel_chart import ParallelChart
 from ltui.widgets.make_bindings import bindings
 from ltui.widgets.sanitise import clean_line, clean_name
 from ltui.widgets.table import Table
@@ -48,6 +51,7 @@ HINTS = (
     KeyHint("n", "next metric", "screen.next_metric"),
     KeyHint("x", "axis", "screen.axis"),
     KeyHint("s", "sort", "screen.sort"),
+    KeyHint("4", "parameters", "screen.panel('parameters')"),
     KeyHint("m", "metrics", "screen.choose"),
     KeyHint("z", "maximise", "screen.zoom"),
     KeyHint("?", "help", "app.help"),
@@ -57,7 +61,9 @@ HINTS = (
 class CompareScreen(PanelScreen):
     """Several runs compared. The first one is the reference until another one is pinned."""
 
-    PANELS: ClassVar[Mapping[str, str]] = {name: name for name in ("curves", "runs", "settings")}
+    PANELS: ClassVar[Mapping[str, str]] = {
+        name: name for name in ("curves", "runs", "settings", "parameters")
+    }
     SCOPE = "compare"
     ABOUT = "Each run keeps its colour and its sign on every screen."
     BINDINGS: ClassVar[list[BindingType]] = bindings(
@@ -68,6 +74,7 @@ class CompareScreen(PanelScreen):
         p      | pin           | pin           | Pin the run under the cursor as the reference
         enter  | open          | open          | Open the run; unfold or fold a group
         s      | sort          | sort          | Sort the runs by the next column
+        S      | reverse       | reverse       | Reverse the order
         G      | group         | groups        | Runs that differ only in the seed as one curve
         B      | band          | band          | Band of groups: range, deviation, error, 95 %
         [Curves]
@@ -76,10 +83,15 @@ class CompareScreen(PanelScreen):
         x      | axis          | x axis        | Align the curves by step, epoch or training time
         plus,equals_sign | smooth(1) | smoother | More smoothing
         minus  | smooth(-1)    | rougher       | Less smoothing
+        [Parameters]
+        left   | axes(-1)      | axes left     | Show the axes further left
+        right  | axes(1)       | axes right    | Show the axes further right
+        v      | value         | best or final | The best or the final value as the last axis
         [Screen]
         1      | panel('curves')   | curves    | Go to the curves
         2      | panel('runs')     | runs      | Go to the table of runs
         3      | panel('settings') | settings  | Go to the settings that differ
+        4      | panel('parameters') | parameters | Go to the settings beside the metric
         z      | zoom          | maximise      | Maximise the panel in focus, or restore all
         escape | cancel        | cancel        | Restore a maximised panel, or go back
         q      | leave_comparison | close      | Go back, or quit if this is the only screen
@@ -101,13 +113,20 @@ class CompareScreen(PanelScreen):
         self._grouping, self._snapshot_of = grouping or Grouping(), snapshot_of
         self._read: RunsRead | None = None
         self._reading = False
+        self._failure = ""
+        """Why the last reading failed."""
         self.comparison: Comparison | None = None
+        self._left = "curves"
+        """The panel on the left side of a large terminal."""
 
     def compose(self) -> ComposeResult:
         yield TabBar(id="tabs")
         with Horizontal(id="body"):
             with Panel(1, "curves", id="curves"):
                 yield MetricGrid(id="metric-grid")
+            with Panel(4, "parameters", id="parameters"):
+                yield ParallelChart(id="parallel-chart")
+                yield ComparisonTable(id="parameters-table")
             with Vertical(id="tables", classes="panels"):
                 with Panel(2, "runs", id="runs"):
                     yield ComparisonTable(id="runs-table")
@@ -120,6 +139,11 @@ class CompareScreen(PanelScreen):
         self.query_one("#runs-table").focus()
         self._start_reading()
         self.set_interval(REFRESH_S, self._refresh_live)
+
+    def panels_together(self) -> Collection[str]:
+        if self.chosen in ("curves", "parameters"):
+            self._left = self.chosen
+        return self._left, "runs", "settings"
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -147,8 +171,12 @@ class CompareScreen(PanelScreen):
 
     def _failed(self, reason: str) -> None:
         self._reading = False
+        text = clean_line(reason, 300)
+        if self.comparison is not None and text != self._failure:
+            self.notify(text, severity="error", markup=False)
+        self._failure = text
         for table in self.query(ComparisonTable):
-            table.note = clean_line(reason, 300)
+            table.note = text
 
     def _use(self, read: RunsRead) -> None:
         self._reading = False
@@ -156,9 +184,9 @@ class CompareScreen(PanelScreen):
         for problem in read.problems:
             if problem not in known:
                 self.notify(clean_line(str(problem), 300), severity="warning", markup=False)
-        changed = self._read is None or any(run.live for run in self._read.runs)
-        self._read = read
-        if changed or self.comparison is None:
+        before, self._read = self._read, read
+        # A run that is not read again is the same object.
+        if before is None or (read.runs, read.metrics) != (before.runs, before.metrics):
             self._draw()
 
     # -- drawing -----------------------------------------------------------------------------------
@@ -180,14 +208,24 @@ class CompareScreen(PanelScreen):
         more = f" · {grid.hidden_charts} more: n" if grid.hidden_charts > 0 else ""
         caption = charts_caption(comparison, self.settings)
         self.query_one("#curves", Panel).set_titles(title, f"{caption}{more}")
-        self.query_one("#runs-table", ComparisonTable).show(runs_table(comparison, self.settings))
+        self._table("runs").show(runs_table(comparison, self.settings))
+        self._table("parameters").show(parameters_table(comparison, self.settings))
         self.query_one("#runs", Panel).set_titles("runs", "" if metric is None else title)
-        self.query_one("#settings-table", ComparisonTable).note = "no setting is known"
-        self.query_one("#settings-table", ComparisonTable).show(
-            settings_table(comparison, self.settings)
-        )
+        self._draw_parameters()
+        self._table("settings").note = "no setting is known"
+        self._table("settings").show(settings_table(comparison, self.settings))
         differ, same = len(comparison.differing_settings), len(comparison.equal_settings)
         self.query_one("#settings", Panel).set_titles("settings", f"{differ} differ, {same} same")
+
+    def _draw_parameters(self) -> None:
+        """Draw the parallel coordinates, with the runs of the row under the cursor on top."""
+        if self.comparison is None:
+            return
+        chart, key = self.query_one(ParallelChart), self._row_key()
+        groups = {group_key(group): group.runs for group in self.comparison.groups}
+        chart.show(
+            parallel_view(self.comparison, self.settings), groups.get(key or "", (key or "",))
+        )
 
     def _change(self, settings: ViewSettings) -> None:
         self.settings = settings
@@ -218,10 +256,9 @@ class CompareScreen(PanelScreen):
         for chart in self.query(Chart):
             # The zoomed part was a part of the previous axis.
             chart.view = chart.crosshair = None
-        chart_settings = self.settings.chart
-        self._change(
-            replace(self.settings, chart=replace(chart_settings, axis=chart_settings.next_axis()))
-        )
+        now = self.settings.chart
+        following = AXES[(AXES.index(now.axis) + 1) % len(AXES)]
+        self._change(replace(self.settings, chart=replace(now, axis=following)))
 
     def action_smooth(self, by: int) -> None:
         chart = self.settings.chart
@@ -249,14 +286,42 @@ class CompareScreen(PanelScreen):
         def chosen(answer: MetricChoice | None) -> None:
             if answer is not None:
                 self._globs, self._read = answer.names, None
+                # A reading that has begun is of the previous metrics, and is cancelled.
+                self._reading = False
                 self._start_reading()
 
         self.app.push_screen(MetricChooser(names, values, self._read.metrics, panel=None), chosen)
 
     # -- runs and groups ---------------------------------------------------------------------------
 
+    def _table(self, panel: str) -> ComparisonTable:
+        return self.query_one(f"#{panel}-table", ComparisonTable)
+
     def _row_key(self) -> str | None:
-        return self.query_one("#runs-table", ComparisonTable).cursor_key
+        return self._table("runs").cursor_key
+
+    @on(Table.RowHighlighted)
+    def _cursor_moved(self, event: Table.RowHighlighted) -> None:
+        """Keep the cursors of both tables of runs on the same row."""
+        event.stop()
+        runs = (self._table("runs"), self._table("parameters"))
+        if event.table in runs:
+            for table in runs:
+                table.cursor = event.table.cursor
+            self._draw_parameters()
+
+    @on(ParallelChart.LineClicked)
+    def _line_clicked(self, event: ParallelChart.LineClicked) -> None:
+        table = self._table("parameters")
+        if event.key in table.keys:
+            table.cursor = table.keys.index(event.key)
+
+    def action_axes(self, by: int) -> None:
+        self.query_one(ParallelChart).move(by)
+
+    def action_value(self) -> None:
+        value = "final" if self.settings.value == "best" else "best"
+        self._change(replace(self.settings, value=value))
 
     def action_hide(self) -> None:
         key = self._row_key()
@@ -273,7 +338,7 @@ class CompareScreen(PanelScreen):
     @on(Table.RowSelected)
     def _row_selected(self, event: Table.RowSelected) -> None:
         event.stop()
-        if event.table.id == "runs-table":
+        if event.table.id != "settings-table":
             self.action_open()
 
     def action_open(self) -> None:
@@ -289,11 +354,14 @@ class CompareScreen(PanelScreen):
             self._change(replace(self.settings, opened=self.settings.opened ^ {key}))
 
     def action_sort(self) -> None:
-        if self.comparison is None:
-            return
-        keys = sort_keys(self.comparison, self.settings)
+        """Sort by the next column of the table in the chosen panel."""
+        table = self._table("parameters" if self.chosen == "parameters" else "runs")
+        keys = [None, *table.sort_keys]
         now = keys.index(self.settings.order) if self.settings.order in keys else 0
-        self._change(replace(self.settings, order=keys[(now + 1) % len(keys)]))
+        self._change(replace(self.settings, order=keys[(now + 1) % len(keys)], reversed=False))
+
+    def action_reverse(self) -> None:
+        self._change(replace(self.settings, reversed=not self.settings.reversed))
 
     def action_group(self) -> None:
         if self.comparison is not None and not self.comparison.groups:

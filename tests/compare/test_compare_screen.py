@@ -12,6 +12,7 @@ from textual.pilot import Pilot
 from ltui.app.compare.comparison import Comparison
 from ltui.app.panels.comparison_table import ComparisonTable
 from ltui.app.screens.compare import CompareScreen
+from ltui.app.screens.metric_chooser import MetricChooser
 from ltui.app.screens.run import RunScreen
 from ltui.app.textual_app import LtuiApp
 from ltui.training.state.run_snapshot import RunSnapshot, RunState
@@ -20,6 +21,7 @@ from ltui.training.store.history_writer import StoreWriter
 from ltui.training.store.run_directory import RunDir, list_runs
 from ltui.widgets.charts.chart import Chart
 from ltui.widgets.charts.chart_options import sign_of
+from ltui.widgets.charts.parallel_chart import ParallelChart
 from ltui.widgets.view_models import ChartSeries
 from tests.compare.stored_runs import config, losses, write_run, write_seeds, write_steps
 
@@ -106,6 +108,8 @@ async def test_keys_hide_pin_sort_and_align(opened: Opened) -> None:
         assert opened.screen.comparison is not None
         assert opened.screen.comparison.axis == "time"
         assert opened.series()[0].x[-1] < steps[-1]
+        await pilot.press("x")
+        assert opened.screen.comparison.axis == "step"
         await pilot.press("n")
         chart = opened.screen.query(Chart).first()
         assert chart.view_model is not None
@@ -130,6 +134,100 @@ async def test_groups_are_one_curve_and_members_come_on_demand(opened: Opened) -
         assert again.low is not None
         assert again.high is not None
         assert not np.allclose(again.high - again.low, ranges)
+
+
+async def test_groups_and_members_are_sorted_best_first(opened: Opened) -> None:
+    async with opened.app.run_test(size=BIG) as pilot:
+        await opened.ready(pilot)
+        await pilot.press("n", "G", "enter", "s", "s")
+        best = [float(text) for text in opened.column("best")]
+        # A higher accuracy is better, so the best one comes first.
+        assert opened.column("run")[0].startswith("▸ lr=0.3")
+        assert best[:2] == sorted(best[:2], reverse=True)
+        assert best[2:] == sorted(best[2:], reverse=True)
+        await pilot.press("S")
+        assert [float(text) for text in opened.column("best")][1:4] == best[:1:-1]
+        titles = [column.title for column in opened.table().columns_of(())]
+        assert "best ▴" in titles
+
+
+async def test_parameters_show_the_run_under_the_cursor_of_either_table(opened: Opened) -> None:
+    async with opened.app.run_test(size=BIG) as pilot:
+        await opened.ready(pilot)
+        await pilot.press("down", "4")
+        shown = [panel.id for panel in opened.screen.query("Panel") if panel.display]
+        assert shown == ["parameters", "runs", "settings"]
+        assert opened.table("parameters").cursor_key == "calm-owl-0001"
+        chart = opened.screen.query_one(ParallelChart)
+        assert opened.screen.comparison is not None
+        sign = sign_of(opened.screen.comparison.colours["calm-owl-0001"])
+        await pilot.pause()
+        # On the axes of lr, seed and loss, and beside the last one.
+        assert chart.plain_text().count(sign) == 4
+        assert "final" not in chart.plain_text()
+        await pilot.press("v", "down", "down")
+        assert "final" in chart.plain_text()
+        assert opened.table("runs").cursor_key == "eager-owl-0003"
+        await pilot.press("s", "s", "s")
+        assert opened.screen.settings.order == "setting seed_everything"
+        rows = opened.table("parameters").rows
+        seeds = ["".join(c.text for c in row.cells["setting seed_everything"]) for row in rows]
+        assert seeds == sorted(seeds)
+        await pilot.click(ParallelChart, offset=(1, chart.size.height - 1))
+        clicked = opened.table("parameters").cursor_key
+        assert clicked is not None
+        # The foot of the first axis is the lower learning rate.
+        assert opened.screen.comparison.by_id[clicked].settings["model.lr"] == "0.1"
+        await pilot.press("G", "home")
+        assert "3 values" in [
+            "".join(cell.text for cell in row.cells["setting seed_everything"])
+            for row in opened.table("parameters").rows
+        ]
+        await pilot.press("1")
+        assert not opened.screen.query_one("#parameters").display
+
+
+async def test_other_metrics_are_chosen_from_the_list(opened: Opened) -> None:
+    async with opened.app.run_test(size=BIG) as pilot:
+        comparison = await opened.ready(pilot)
+        assert comparison.metrics == ("train/loss", "val/acc")
+        await pilot.press("m")
+        await until(pilot, lambda: isinstance(opened.app.screen, MetricChooser))
+        names = list(comparison.runs[0].metric_names)
+        # The list has the names in order; the loss is deselected and the filter finds the other.
+        await pilot.press(*["down"] * sorted(names).index("train/loss"), "space", "enter")
+        await until(
+            pilot,
+            lambda: (
+                opened.screen.comparison is not None
+                and opened.screen.comparison.metrics == ("val/acc",)
+            ),
+        )
+        view_model = opened.screen.query(Chart).first().view_model
+        assert view_model is not None
+        assert view_model.title == "val/acc"
+        await pilot.press("m")
+        await until(pilot, lambda: isinstance(opened.app.screen, MetricChooser))
+        await pilot.press("d")
+        await until(
+            pilot,
+            lambda: (
+                opened.screen.comparison is not None and len(opened.screen.comparison.metrics) == 2
+            ),
+        )
+
+
+async def test_a_run_without_metrics_is_compared_with_the_others(private_home: Path) -> None:
+    write_seeds(private_home)
+    write_run(private_home, "empty-owl-0009", [], configuration=config(lr=0.7, seed=1))
+    opened = Opened(private_home)
+    async with opened.app.run_test(size=BIG) as pilot:
+        await opened.ready(pilot)
+        assert len(opened.series()) == 5
+        place = opened.column("run").index("empty-owl")
+        assert opened.column("best")[place] == "n/a"
+        await pilot.press("4", "end", "x", "x")
+        assert "n/a" in opened.screen.query_one(ParallelChart).plain_text()
 
 
 async def test_a_live_run_goes_on_growing(private_home: Path) -> None:

@@ -150,20 +150,14 @@ class Chart(Widget, can_focus=True):
 
     def render_lines(self, crop: Region) -> list[Strip]:
         # Get the styles once for each repaint: per line they would cost as much as the curves.
-        self._inks = self._ink_styles()
+        self._inks = ink_styles(self)
         return super().render_lines(crop)
-
-    def _ink_styles(self) -> list[Style]:
-        """Return the styles in the order of the canvas's inks."""
-        base, styles = self.rich_style, line_styles(self.app)
-        fixed = [styles.of(tone) for tone in (Tone.PLAIN, Tone.DIM, Tone.FAINT, Tone.DIM)]
-        return [base + style for style in (*fixed, *styles.series, *styles.faint_series)]
 
     def render_line(self, y: int) -> Strip:
         plotted = self._current_plot()
         if y >= plotted.canvas.height:
             return Strip.blank(self.size.width, self.rich_style)
-        return plotted.canvas.strip(y, self._inks or self._ink_styles())
+        return plotted.canvas.strip(y, self._inks or ink_styles(self))
 
     def _current_plot(self) -> Plot:
         """Return the plot of the present data, options and size; it is drawn once for all lines."""
@@ -376,3 +370,10 @@ class Chart(Widget, can_focus=True):
         if x != self.crosshair:
             self.crosshair = x
             self.post_message(self.CrosshairMoved(self, x))
+
+
+def ink_styles(widget: Widget) -> list[Style]:
+    """Return the styles of a canvas on ``widget``, in the order of the canvas's inks."""
+    base, styles = widget.rich_style, line_styles(widget.app)
+    fixed = [styles.of(tone) for tone in (Tone.PLAIN, Tone.DIM, Tone.FAINT, Tone.DIM)]
+    return [base + style for style in (*fixed, *styles.series, *styles.faint_series)]

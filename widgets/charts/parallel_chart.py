@@ -1,0 +1,85 @@
+"""The widget of parallel coordinates. ``parallel_plot`` draws them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from textual import events
+from textual.message import Message
+from textual.strip import Strip
+from textual.widget import Widget
+
+from ltui.widgets.charts.canvas import Canvas
+from ltui.widgets.charts.chart import ink_styles
+from ltui.widgets.charts.parallel_plot import ParallelViewModel, nearest_line, parallel_plot
+
+
+class ParallelChart(Widget):
+    """One vertical axis for each quantity, and a line for each run."""
+
+    DEFAULT_CSS = """
+    ParallelChart { height: 1fr; width: 1fr; min-height: 4; }
+    """
+
+    @dataclass
+    class LineClicked(Message):
+        """A click near the line with this key."""
+
+        key: str
+
+    def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's name for it
+        super().__init__(id=id)
+        self._view_model = ParallelViewModel()
+        self._highlighted: frozenset[str] = frozenset()
+        self._first = 0
+        """Number of the first visible axis."""
+        self._canvas: Canvas | None = None
+        self._drawn: tuple[object, ...] = ()
+
+    def show(self, view_model: ParallelViewModel, highlighted: Collection[str]) -> None:
+        """Draw the lines, those with a key in ``highlighted`` on top."""
+        if (view_model, frozenset(highlighted)) != (self._view_model, self._highlighted):
+            self._view_model, self._highlighted = view_model, frozenset(highlighted)
+            self.refresh()
+
+    def move(self, by: int) -> None:
+        """Show the axes that are ``by`` places further to the right."""
+        self._first = self._view_model.first_axis(self._first + by, self.size.width)
+        self.refresh()
+
+    def _part(self) -> ParallelViewModel:
+        if not self._view_model.axes:
+            return self._view_model
+        width = self.size.width
+        return self._view_model.part(self._view_model.first_axis(self._first, width), width)
+
+    def _current_canvas(self) -> Canvas:
+        """Return the drawing of the present data and size; it is drawn once for all lines."""
+        width, height = self.size
+        drawn = (self._view_model, self._highlighted, self._first, width, height, self.app.no_color)
+        if self._canvas is None or drawn != self._drawn:
+            self._canvas = parallel_plot(
+                self._part(),
+                width,
+                height,
+                highlighted=self._highlighted,
+                dashes=self.app.no_color,
+            )
+            self._drawn = drawn
+        return self._canvas
+
+    def plain_text(self) -> str:
+        """Return the drawing as text."""
+        return self._current_canvas().text()
+
+    def render_line(self, y: int) -> Strip:
+        canvas = self._current_canvas()
+        if y >= canvas.height:
+            return Strip.blank(self.size.width, self.rich_style)
+        return canvas.strip(y, ink_styles(self))
+
+    def on_click(self, event: events.Click) -> None:
+        key = nearest_line(self._part(), *self.size, event.x, event.y)
+        if key is not None:
+            self.post_message(self.LineClicked(key))
