@@ -8,18 +8,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from textual import work
 from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from ltui.app.keys.key_queue import OrderedKeysApp
-from ltui.app.preferences import write_preference
 from ltui.app.theme_choice import first_theme, theme_names
-from ltui.training.problem import ProblemError
+from ltui.app.user_config import Settings, UserConfig, read_user_config
+from ltui.training.problem import Problem, ProblemError
 from ltui.training.store.run_directory import RunDir, list_runs
 from ltui.widgets.palette import THEMES
+from ltui.widgets.sanitise import clean_line
 
 if TYPE_CHECKING:
+    from ltui.app.screens.run import RunScreen
     from ltui.widgets.charts.chart import Chart
 
 MAX_PALETTE_RUNS = 50
@@ -50,13 +53,25 @@ class LtuiApp(OrderedKeysApp):
             tooltip="List every key of this screen",
         ),
         Binding(
-            "ctrl+q,ctrl+c",
+            "ctrl+q",
             "leave",
             "quit",
             id="quit",
+            key_display="ctrl+q ctrl+c",
             show=False,
             priority=True,
             tooltip="Quit ltui (training continues)",
+        ),
+        # Without an id, because it can't be changed: in `ltui run` it stops the run.
+        Binding("ctrl+c", "leave", show=False, priority=True),
+        Binding(
+            "ctrl+p",
+            "command_palette",
+            "palette",
+            id="palette",
+            show=False,
+            priority=True,
+            tooltip="Find an action, a run, a metric or a preset by its name",
         ),
     ]
 
@@ -74,7 +89,49 @@ class LtuiApp(OrderedKeysApp):
         self._first = first
         for theme in THEMES:
             self.register_theme(theme)
-        self.theme = first_theme(home, self.available_themes, os.environ)
+        config = read_user_config()
+        self.settings = Settings(home, config)
+        self.theme = first_theme(self.settings, self.available_themes, os.environ)
+        self.own_keys: dict[str, tuple[str, ...]] = {}
+        """Keys of the configuration file by the ids of bindings, with Textual's names."""
+        self._config_problems = list(config.problems)
+        if config.values or config.keys:
+            self._use_config(config)
+
+    def _use_config(self, config: UserConfig) -> None:
+        # Imported here: most users have no configuration file.
+        from ltui.app.config_file import locate, theme_faults
+        from ltui.app.keys.own_keys import usable_keys
+
+        self.own_keys, faults = usable_keys(config.keys)
+        self.set_keymap({name: ",".join(keys) for name, keys in self.own_keys.items()})
+        faults += theme_faults(config, self.available_themes)
+        self._config_problems += locate(config, faults)
+
+    def on_mount(self) -> None:
+        self._show_config_problems(self._config_problems)
+        if self.settings.config.keys:
+            self._check_keys()
+
+    @work(thread=True, group="keys", exit_on_error=False)
+    def _check_keys(self) -> None:
+        """Check the actions of the user's keys, which needs the bindings of every screen."""
+        # Imported here, in the worker's thread: most users have no keys of their own.
+        from ltui.app.config_file import locate
+        from ltui.app.keys.own_keys import default_keys, key_faults, usable_keys
+        from ltui.app.panels.worker_results import call_screen
+
+        config = self.settings.config
+        shown = usable_keys(config.keys)[1]
+        faults = [f for f in key_faults(config.keys, default_keys(LtuiApp)) if f not in shown]
+        problems = locate(config, faults)
+        call_screen(self, self._show_config_problems, problems)
+
+    def _show_config_problems(self, problems: Sequence[Problem]) -> None:
+        if problems:
+            more = f" And {len(problems) - 1} more." if len(problems) > 1 else ""
+            message = f"{problems[0]}{more} `ltui config --check` lists what is ignored."
+            self.notify(clean_line(message), severity="warning", timeout=12, markup=False)
 
     def get_default_screen(self) -> Screen[None]:
         if self._first is not None:
@@ -128,6 +185,17 @@ class LtuiApp(OrderedKeysApp):
 
         self.push_screen(CompareScreen(run_dirs))
 
+    def on_run_screen_happened(self, message: RunScreen.Happened) -> None:
+        """Show and sound an event of a run as the settings say."""
+        message.stop()
+        problem = message.severity != "information"
+        allowed = {"all", "problems"} if problem else {"all"}
+        if self.settings.value("notifications.show") in allowed:
+            seconds = self.settings.value("notifications.seconds")
+            self.notify(message.sentence, severity=message.severity, timeout=seconds, markup=False)
+        if self.settings.value("notifications.bell") in allowed:
+            self.bell()
+
     def action_choose_theme(self) -> None:
         from ltui.app.screens.theme_list import ThemeScreen
 
@@ -139,13 +207,13 @@ class LtuiApp(OrderedKeysApp):
         if name is None:
             return
         self.theme = name
-        try:
-            write_preference(self.home, "theme", name)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            self.notify(
-                f"The theme can't be remembered: {reason}", severity="warning", markup=False
-            )
+        self.remember("theme", name)
+
+    def remember(self, setting: str, value: Any) -> None:
+        """Store what the user has chosen in the dashboard, or show why it will not be used."""
+        reason = self.settings.remember(setting, value)
+        if reason is not None:
+            self.notify(reason, severity="warning", markup=False)
 
     def action_help(self) -> None:
         from ltui.app.screens.help import HelpScreen

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path
 
-from ltui.app.preferences import read_preferences
+from ltui.app.user_config import Settings
 from ltui.widgets.palette import LTUI_DARK, LTUI_LIGHT, THEMES
 
 LIGHT_BACKGROUNDS = frozenset({"7", *(str(number) for number in range(9, 16))})
@@ -18,11 +17,11 @@ def theme_names(available: Iterable[str]) -> list[str]:
     return ltui_themes + sorted(name for name in available if name not in ltui_themes)
 
 
-def first_theme(home: Path, available: Collection[str], environ: Mapping[str, str]) -> str:
-    """Return the remembered theme, or the one that suits the terminal's background."""
-    remembered = read_preferences(home).get("theme")
-    if isinstance(remembered, str) and remembered in available:
-        return remembered
+def first_theme(settings: Settings, available: Collection[str], environ: Mapping[str, str]) -> str:
+    """Return the chosen theme, or the one that suits the terminal's background."""
+    chosen = settings.value("theme")
+    if isinstance(chosen, str) and chosen in available:
+        return chosen
     return LTUI_LIGHT.name if has_light_background(environ) else LTUI_DARK.name
 
 

@@ -101,9 +101,10 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def private_home(
     leaves_nothing_behind: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Path:
-    """``$LTUI_HOME`` of this test; no run of the person's own is ever touched."""
+    """``$LTUI_HOME`` of this test; no run or configuration of the person's own is touched."""
     home = tmp_path / "home"
     monkeypatch.setenv("LTUI_HOME", str(home))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     for name in [n for n in os.environ if n.startswith("LTUI_") and n != "LTUI_HOME"]:
         monkeypatch.delenv(name)
     return home

@@ -26,7 +26,7 @@ def bindings(scope: str, table: str, *, priority: bool = False) -> list[BindingT
                 keys,
                 action,
                 words,
-                id=f"{scope}.{words.replace(' ', '_')}",
+                id=f"{scope}.{words.replace(' ', '_').lower()}",
                 tooltip=tooltip,
                 priority=priority,
                 group=group,

@@ -28,6 +28,7 @@ _COMPLETERS = {
     "run": {"bash": "_ltui_runs", "zsh": "_ltui_runs"},
     "preset": {"bash": "_ltui_presets", "zsh": "_ltui_presets"},
     "output": shtab.FILE,
+    "check": shtab.FILE,
     "python": shtab.FILE,
 }
 

@@ -100,6 +100,8 @@ def execute(options: Namespace) -> int:
 
 def command_spec(options: Namespace, home: Path) -> RunSpec:
     """Return the specification of a user's command. Raises ``ProblemError``."""
+    from ltui.app.launch.launch_defaults import launch_defaults
+
     command = tuple(options.command)
     if not command:
         raise ProblemError.of(
@@ -121,6 +123,7 @@ def command_spec(options: Namespace, home: Path) -> RunSpec:
             remedy="Give its path, or activate the environment that contains it.",
         )
     gpus = None if options.gpus is None else _free_gpus(options.gpus)
+    defaults = launch_defaults()
     run_id, name = new_run_id(home, options.name)
     return RunSpec(
         id=run_id,
@@ -132,9 +135,10 @@ def command_spec(options: Namespace, home: Path) -> RunSpec:
         nproc=0,
         # Kept, so that a resume from another shell finds the same program.
         env={"PATH": path},
-        restarts=options.restarts or 0,
-        mirror=options.mirror,
-        checkpoint=_checkpoint_policy(options.keep_best),
+        restarts=defaults.restarts if options.restarts is None else options.restarts,
+        mirror=options.mirror or defaults.mirror,
+        checkpoint=_checkpoint_policy(options.keep_best, defaults.checkpoint),
+        stall=defaults.stall,
         gpus=gpus,
     )
 
@@ -177,10 +181,10 @@ def _verdict_hook(text: str) -> tuple[str, ...] | str:
     return words
 
 
-def _checkpoint_policy(text: str | None) -> CheckpointPolicy:
-    """Return the policy of ``METRIC[:max][:N]``, such as ``val/acc:max:3``."""
+def _checkpoint_policy(text: str | None, default: CheckpointPolicy) -> CheckpointPolicy:
+    """Return ``default`` with ``METRIC[:max][:N]``, such as ``val/acc:max:3``, if it is given."""
     if text is None:
-        return CheckpointPolicy()
+        return default
     metric, *options = text.split(":")
     mode = options.pop(0) if options and options[0] in ("min", "max") else "min"
     number = options.pop(0) if options else "1"
@@ -190,7 +194,7 @@ def _checkpoint_policy(text: str | None) -> CheckpointPolicy:
             what="invalid value.",
             remedy="Use METRIC[:max][:N], such as val/acc:max:3",
         )
-    return CheckpointPolicy(best=metric, mode=mode, keep_best=int(number))
+    return replace(default, best=metric, mode=mode, keep_best=int(number))
 
 
 def _free_gpus(text: str) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from ltui.app.commands.compare_arguments import add_compare
+from ltui.app.commands.config_arguments import add_config
 from ltui.app.commands.data_arguments import (
     add_bench,
     add_command,
@@ -216,7 +217,7 @@ def mirror(text: str) -> str:
     return text
 
 
-def _add_run_options(parser: Parser, default: int | None, otherwise: str) -> None:
+def _add_run_options(parser: Parser, otherwise: str) -> None:
     """Add ``--restarts`` and ``--mirror``. ``otherwise`` describes the default of the first."""
     parser.add_argument(
         "--mirror",
@@ -228,7 +229,6 @@ def _add_run_options(parser: Parser, default: int | None, otherwise: str) -> Non
     parser.add_argument(
         "--restarts",
         type=whole_number,
-        default=default,
         metavar="N",
         help="after a crash, resume from the last good checkpoint, at most N times "
         f"(default: {otherwise})",
@@ -250,7 +250,7 @@ def _add_launch_commands(add: AddCommand) -> None:
     _add_preset_argument(run)
     _add_set_option(run)
     _add_launch_options(run)
-    _add_run_options(run, None, "the value in the file, or 0")
+    _add_run_options(run, "the value in the preset or the configuration file, or 0")
     run.add_argument(
         "--from",
         dest="start_from",
@@ -261,7 +261,7 @@ def _add_launch_commands(add: AddCommand) -> None:
     _add_node_options(run)
     execute = add("exec", "launch:execute", "run your own command as a run", _EXEC_EPILOG)
     _add_launch_options(execute)
-    _add_run_options(execute, 0, "0")
+    _add_run_options(execute, "that of the configuration file, or 0")
     execute.add_argument(
         "--keep-best",
         metavar="METRIC[:max][:N]",
@@ -292,7 +292,7 @@ def _add_launch_commands(add: AddCommand) -> None:
     )
     _add_run_argument(resume)
     _add_set_option(resume)
-    _add_run_options(resume, None, "that of the run")
+    _add_run_options(resume, "that of the run")
     _add_detach_options(resume)
     _add_node_options(resume)
     resume.set_defaults(python=None)
@@ -405,7 +405,7 @@ def _add_submit(add: AddCommand) -> None:
         help="the Python interpreter that trains, as the nodes see it (default: that of the "
         "active virtual environment)",
     )
-    _add_run_options(submit, None, "the value in the file, or 0")
+    _add_run_options(submit, "the value in the preset or the configuration file, or 0")
     submit.add_argument(
         "--nodes", type=positive_number, metavar="N", default=1, help="nodes (default: 1)"
     )
@@ -558,6 +558,7 @@ def _add_setup_commands(add: AddCommand) -> None:
             _DOCTOR_EPILOG,
         )
     )
+    add_config(add)
     demo = add(
         "demo",
         "dashboard:show_demo",

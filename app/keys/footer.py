@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.style import Style
 from rich.text import Text
 from textual.app import RenderResult
 from textual.widget import Widget
 
-from ltui.app.keys.listed_keys import refusal_of
+from ltui.app.keys.listed_keys import own_key, refusal_of
 
 READONLY_BADGE = " READ-ONLY "
 """Shown on every screen with ``--readonly``."""
@@ -75,7 +75,12 @@ class KeyFooter(Widget):
             # Reverse video is visible without colours as well.
             line.append(READONLY_BADGE, Style(reverse=True, bold=True))
             line.append("  ")
-        usable = [h for h in self._hints if refusal_of(self.screen, h.action) is None]
+        screen = self.screen
+        usable = [
+            replace(hint, key=own_key(screen, hint.action) or hint.key)
+            for hint in self._hints
+            if refusal_of(screen, hint.action) is None
+        ]
         for i, hint in enumerate(fitting(usable, self.size.width - len(line) + 1)):
             line.append("  " if i else "")
             start = len(line)

@@ -30,7 +30,6 @@ SHARED = frozenset({"escape", "enter"})
 EVERYWHERE = (
     ("tab", "Move the focus on; shift+tab moves it back"),
     ("↑ ↓", "Move in a list or a table, or scroll; also PgUp, PgDn, Home, End"),
-    ("ctrl+p", "Find a command by its name"),
     ("mouse", "Click to select; wheel to scroll, or to zoom a chart"),
     ("shift+drag", "Select text to copy it, in most terminals"),
 )
@@ -107,10 +106,32 @@ def _is_common_motion(binding: Binding) -> bool:
 
 
 def _bindings_of(node: DOMNode) -> Iterator[Binding]:
+    """Yield the bindings of the classes of ``node``, with the keys that the user has chosen."""
+    own_keys = getattr(node.app, "own_keys", {})
+    replaced: set[str] = set()
     for kind in type(node).__mro__:
         for binding in Binding.make_bindings(kind.__dict__.get("BINDINGS", ())):
-            if binding.id and binding.description:
+            if not binding.id or not binding.description:
+                continue
+            if binding.id not in own_keys:
                 yield binding
+            elif binding.id not in replaced:
+                replaced.add(binding.id)
+                yield from (binding.with_key(key, None) for key in own_keys[binding.id])
+
+
+def own_key(screen: Screen[Any], action: str) -> str | None:
+    """Return the keys that the user has chosen for an action such as ``screen.stop``, as printed
+    on a keyboard; None if there are none."""
+    app = screen.app
+    own_keys = getattr(app, "own_keys", {})
+    if not own_keys:
+        return None
+    target, _, call = action.rpartition(".")
+    node = {"app": app, "screen": screen, "focused": screen.focused}.get(target)
+    found = [] if node is None else [b for b in _bindings_of(node) if b.action == call]
+    chosen = dict.fromkeys(_key_text(b.key) for b in found if b.id in own_keys)
+    return " ".join(chosen) or None
 
 
 def groups_of(keys: list[ListedKey]) -> list[tuple[str, list[ListedKey]]]:

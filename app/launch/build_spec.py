@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ltui.app.launch.class_path_check import class_faults, class_uses
+from ltui.app.launch.launch_defaults import with_launch_defaults
 from ltui.app.launch.local_machine import detect_machine
 from ltui.app.launch.training_interpreter import (
     REQUIRED_PACKAGES,
@@ -74,8 +75,10 @@ def prepare_preset_launch(
 ) -> LaunchRequest:
     """Check a preset that is loaded already, perhaps after a person edited it.
 
-    Raises ``ProblemError`` with every problem found.
+    What it does not set is as the user's configuration file says. Raises ``ProblemError`` with
+    every problem found.
     """
+    preset = with_launch_defaults(preset)
     python = choose_python(named_python, os.environ)
     requires = {module: r for r, module in required_modules(preset.requires).items()}
     folders = import_folders(preset)

@@ -5,6 +5,7 @@ The form is checked while the user types. It can be edited as YAML, and launched
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -219,12 +220,17 @@ class FormPanel(Panel):
             self.refuse(NOTHING_SELECTED)
             return
         # Imported here: the first frame has no editor.
+        from ltui.app.launch.launch_defaults import with_launch_defaults
         from ltui.app.launch.preset_text import editor_text, preset_from_text, text_problems
         from ltui.app.screens.yaml_editor import YamlScreen
         from ltui.training.config.preset_form import apply_form
+        from ltui.training.problem import ProblemError
 
-        preset = self.preset
-        text = editor_text(preset, apply_form(preset, self.form.texts(), self.machine).document)
+        preset = shown = self.preset
+        # A launch reports what is wrong with the defaults.
+        with suppress(ProblemError):
+            shown = with_launch_defaults(preset)
+        text = editor_text(shown, apply_form(preset, self.form.texts(), self.machine).document)
 
         async def edited(new: str | None) -> None:
             if new is not None and new != text:

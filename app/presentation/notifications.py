@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from ltui.app.state_words import (
     FAILED,
     bad_loss_sentence,
@@ -14,12 +16,15 @@ from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line, clean_name
 
+Severity = Literal["information", "warning", "error"]
+"""Textual's severities of a notification."""
 
-def toasts_for(before: RunSnapshot | None, now: RunSnapshot) -> list[tuple[str, str]]:
+
+def toasts_for(before: RunSnapshot | None, now: RunSnapshot) -> list[tuple[str, Severity]]:
     """Return (sentence, severity) for every change worth a toast, with Textual's severities."""
     if before is None:
         return []
-    toasts = []
+    toasts: list[tuple[str, Severity]] = []
     if now.attempt != before.attempt:
         start = f" from step {now.global_step}" if now.global_step else ""
         toasts.append((f"attempt {now.attempt} started{start}", "information"))
@@ -30,7 +35,7 @@ def toasts_for(before: RunSnapshot | None, now: RunSnapshot) -> list[tuple[str, 
     return toasts
 
 
-def _state_change(before: RunSnapshot, now: RunSnapshot) -> list[tuple[str, str]]:
+def _state_change(before: RunSnapshot, now: RunSnapshot) -> list[tuple[str, Severity]]:
     step = f"step {formats.step(now.global_step)}"
     if before.state is RunState.STOPPING and now.state in LIVE:
         return [(clean_line(now.detail or f"not stopped at {step}"), "error")]
@@ -46,7 +51,7 @@ def _state_change(before: RunSnapshot, now: RunSnapshot) -> list[tuple[str, str]
     return [(sentence, "error" if now.state in FAILED else "information")]
 
 
-def _new_checkpoints(before: RunSnapshot, now: RunSnapshot) -> list[tuple[str, str]]:
+def _new_checkpoints(before: RunSnapshot, now: RunSnapshot) -> list[tuple[str, Severity]]:
     old = {c.path for c in before.checkpoints}
     verified = {True: ", verified", False: ", but it is damaged", None: ""}
     return [

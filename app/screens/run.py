@@ -25,7 +25,12 @@ from ltui.app.panels.log_panel import log_sources
 from ltui.app.panels.run_charts import RunCharts
 from ltui.app.panels.run_panels import RunPanels
 from ltui.app.presentation import run_view
-from ltui.app.presentation.notifications import farewell, resume_hint, toasts_for
+from ltui.app.presentation.notifications import (
+    Severity,
+    farewell,
+    resume_hint,
+    toasts_for,
+)
 from ltui.app.screens.chart_screen import ChartKeysScreen
 from ltui.app.screens.gpu_details import GpuScreen
 from ltui.app.screens.run_commands import RunCommandScreen
@@ -55,6 +60,13 @@ class RunScreen(RunCommandScreen, ChartKeysScreen):
     SCOPE = "run"
     ABOUT = "Closing this screen never stops the run: training continues."
     BINDINGS: ClassVar[list[BindingType]] = bindings("run", KEYS)
+
+    class Happened(Message):
+        """An event of the run that a person may want to notice."""
+
+        def __init__(self, sentence: str, severity: Severity) -> None:
+            super().__init__()
+            self.sentence, self.severity = sentence, severity
 
     def __init__(
         self,
@@ -118,7 +130,7 @@ class RunScreen(RunCommandScreen, ChartKeysScreen):
         self.frame = message.frame
         self.panels.use_frame(self.frame)
         for sentence, severity in toasts_for(before, self.frame.snapshot):
-            self.notify(sentence, severity=severity, markup=False)  # type: ignore[arg-type]
+            self.post_message(self.Happened(sentence, severity))
         # Not below a dialog: Textual would draw the whole screen again for every change.
         if self.is_top:
             self._draw(self.frame)

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from ltui.app.config_file import SECTIONS
+from ltui.app.user_config import SETTINGS
 from ltui.training.config.ltui_section import Knob, LtuiSection, read_section
 from ltui.training.config.run_spec import CheckpointPolicy, StallPolicy
 
@@ -111,6 +113,20 @@ def test_every_key_of_the_section_is_described_and_nothing_else_is() -> None:
     assert len(documented) == len(set(documented))
     assert set(documented) == set(keys_in_code())
     assert set(documented) <= set(described)
+
+
+def test_every_setting_of_the_configuration_file_is_described() -> None:
+    rows = {
+        row[0].strip("`"): row
+        for row in table_rows(REFERENCE.read_text(encoding="utf-8"), "## The configuration file")
+        if row[0].startswith("`")
+    }
+    assert list(rows) == [*SETTINGS, *SECTIONS]
+    for path, setting in SETTINGS.items():
+        if setting.default is not None:
+            assert rows[path][2] == f"`{setting.default}`"
+        for choice in setting.choices:
+            assert f"`{choice}`" in rows[path][1]
 
 
 def section_rows() -> list[list[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
@@ -105,7 +105,9 @@ def read_section(value: Any) -> tuple[LtuiSection, list[Fault]]:
     if not isinstance(value, Mapping):
         return LtuiSection(), [Fault(path="ltui", what="must be a mapping.")]
     known_keys = [f.name for f in fields(LtuiSection)]
-    faults = [_unknown_key(f"ltui.{key}", known_keys) for key in value if key not in known_keys]
+    faults = [
+        unknown_section_key(f"ltui.{key}", known_keys) for key in value if key not in known_keys
+    ]
     section = LtuiSection(
         title=_read_text(value, "title", faults),
         about=" ".join(_read_text(value, "about", faults).split()),
@@ -122,7 +124,8 @@ def read_section(value: Any) -> tuple[LtuiSection, list[Fault]]:
     return section, faults
 
 
-def _unknown_key(path: str, known_keys: list[str]) -> Fault:
+def unknown_section_key(path: str, known_keys: Sequence[str]) -> Fault:
+    """Return the error for an unknown key, with the nearest known one or all of them."""
     name = path.rpartition(".")[2]
     near = closest_match(name, known_keys)
     remedy = f"Did you mean `{near}`?" if near else f"Known keys: {', '.join(known_keys)}."
@@ -212,7 +215,7 @@ def _value_faults(
     for key, item in values.items():
         argument = arguments.get(str(key))
         if argument is None:
-            faults.append(_unknown_key(f"{path}.{key}", list(arguments)))
+            faults.append(unknown_section_key(f"{path}.{key}", list(arguments)))
         elif (fault := value_fault(f"{path}.{key}", item, argument)) is not None:
             faults.append(fault)
     return faults

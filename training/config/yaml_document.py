@@ -58,8 +58,11 @@ class Fault:
     remedy: str | None = None
 
 
-def read_document(text: str, where: str) -> Source:
-    """Parse YAML. Raise ``ProblemError`` with the line if the text is not a YAML mapping."""
+def read_document(text: str, where: str, keys: str = "trainer, model and data") -> Source:
+    """Parse YAML. Raise ``ProblemError`` with the line if the text is not a YAML mapping.
+
+    ``keys`` names keys that such a file has.
+    """
     try:
         loader = _open_loader(text)
     except ValueError as error:
@@ -72,7 +75,7 @@ def read_document(text: str, where: str) -> Source:
             raise ProblemError.of(
                 where=where,
                 what="the file is empty." if node is None else "the file is not a mapping of keys.",
-                remedy="A configuration has the keys trainer, model and data.",
+                remedy=f"A configuration has the keys {keys}.",
             )
         _collect_lines(node, "", lines, faults, where, frozenset())
         values = None if faults else loader.construct_document(node)

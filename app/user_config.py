@@ -1,0 +1,147 @@
+"""The settings of the dashboard: of the user's configuration file, remembered, or default.
+
+A value in the file wins over one that the dashboard has remembered (``preferences.py``).
+``config_file.py`` reads the file; it is imported only if there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ltui.app.preferences import read_preferences, write_preference
+
+if TYPE_CHECKING:
+    from ltui.training.problem import Problem
+
+FILE_NAME = "config.yaml"
+WHICH_EVENTS = ("all", "problems", "none")
+TYPES: Mapping[str, tuple[type, ...]] = {
+    "text": (str,),
+    "truth": (bool,),
+    "whole": (int,),
+    "number": (int, float),
+    "list": (list,),
+}
+"""Types of the values of each kind of setting."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """One setting with a fixed name. ``kind`` and the limits are those of an ``Argument``."""
+
+    kind: str
+    about: str
+    default: Any = None
+    """None means that the dashboard decides, for example by the size of the terminal."""
+    choices: tuple[str, ...] = ()
+    low: float | None = None
+    high: float | None = None
+
+
+SETTINGS = {
+    "theme": Setting(kind="text", about="The colour theme; the key t lists all."),
+    "notifications.show": Setting(
+        kind="text",
+        choices=WHICH_EVENTS,
+        default="all",
+        about="Which events of a run appear as notices: all, problems or none.",
+    ),
+    "notifications.bell": Setting(
+        kind="text",
+        choices=WHICH_EVENTS,
+        default="none",
+        about="Which events of a run ring the terminal's bell: all, problems or none.",
+    ),
+    "notifications.seconds": Setting(
+        kind="number", low=1, default=5, about="How long the notice of an event is shown."
+    ),
+}
+"""The settings by dotted path. ``ltui config`` and its template list them in this order."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UserConfig:
+    """What the file says, without its wrong values."""
+
+    path: Path
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Values of ``SETTINGS`` by dotted path."""
+    keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Keys by the id of a binding, as written; ``app/keys/own_keys.py`` checks them."""
+    launch: Mapping[str, Any] = field(default_factory=dict)
+    """Defaults for the ``ltui:`` section of presets, and for ``ltui exec``."""
+    lines: Mapping[str, int] = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
+    launch_problems: tuple[Problem, ...] = ()
+    """Those of ``problems`` because of which a run could start without what the file asks for."""
+
+    def origin(self, path: str) -> str | None:
+        """Return ``config.yaml:3`` for a value of the file; None if it has none."""
+        if path not in self.values and path.removeprefix("keys.") not in self.keys:
+            return None
+        return f"{self.path.name}:{self.lines.get(path, 1)}"
+
+
+def config_path() -> Path:
+    """Return the path of the configuration file, which may not exist."""
+    # Imported here, as in ``ltui_home``.
+    import platformdirs
+
+    return Path(platformdirs.user_config_dir("ltui", appauthor=False)) / FILE_NAME
+
+
+def read_user_config(path: Path | None = None) -> UserConfig:
+    """Return what the file at ``path`` (by default the user's) says. Never raises."""
+    path = path or config_path()
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return UserConfig(path=path)
+    except OSError:
+        pass  # The reader says why.
+    # Imported here: most users have no file, and reading YAML costs a part of the start.
+    from ltui.app.config_file import read_config_file
+
+    return read_config_file(path)
+
+
+class Settings:
+    """The settings of a dashboard: of the file, else remembered, else the defaults."""
+
+    def __init__(self, home: Path, config: UserConfig) -> None:
+        self.home, self.config = home, config
+        self._remembered = read_preferences(home)
+
+    def value(self, path: str) -> Any:
+        """Return the value that counts."""
+        return self._resolve(path)[0]
+
+    def origin(self, path: str) -> str:
+        """Return where that value is from: ``config.yaml:3``, ``remembered`` or ``default``."""
+        return self._resolve(path)[1]
+
+    def _resolve(self, path: str) -> tuple[Any, str]:
+        setting = SETTINGS[path]
+        origin = self.config.origin(path)
+        if origin is not None:
+            return self.config.values[path], origin
+        value = self._remembered.get(path)
+        if type(value) in TYPES[setting.kind]:
+            return value, "remembered"
+        return setting.default, "default"
+
+    def remember(self, path: str, value: Any) -> str | None:
+        """Store a choice for later starts; None forgets it. Return a sentence if it cannot be."""
+        origin = self.config.origin(path)
+        if origin is not None:
+            return f"{origin} sets {path}: the choice holds until you quit."
+        try:
+            if self._remembered.get(path) != value:
+                write_preference(self.home, path, value)
+        except OSError as error:
+            return f"The choice can't be remembered: {error.strerror or error}"
+        self._remembered = {**self._remembered, path: value}
+        return None

@@ -1,0 +1,159 @@
+"""The dashboard with a configuration file: keys, theme, notices; also with a damaged file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+from ltui.app.keys.footer import KeyFooter
+from ltui.app.keys.listed_keys import listed_keys
+from ltui.app.keys.own_keys import default_keys, textual_key
+from ltui.app.preferences import read_preferences, write_preference
+from ltui.app.screens.stop_question import StopScreen
+from ltui.app.textual_app import LtuiApp
+from ltui.app.user_config import config_path
+from ltui.training.state.run_snapshot import RunState
+from tests.app.frames import frame, snapshot
+from tests.app.one_run import OneRun, Script, shown, until
+from tests.app.test_themes import Started
+
+
+def write_config(text: str) -> None:
+    path = config_path()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def notices(app: LtuiApp) -> list[str]:
+    return [notice.message for notice in app._notifications]
+
+
+async def noticed(pilot: Pilot[Any], app: LtuiApp, words: str) -> None:
+    await until(pilot, lambda: any(words in message for message in notices(app)))
+
+
+async def test_an_own_key_replaces_the_default_one_everywhere_it_is_named() -> None:
+    write_config("keys: {run.stop: [ctrl+s, f9], run.log: '?', help: f1}\n")
+    app = OneRun(Script(frame()))
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await shown(pilot, app)
+        await pilot.press("s")
+        await pilot.pause()
+        assert app.screen is screen
+        footer = str(screen.query_one(KeyFooter).render())
+        assert "ctrl+s f9 stop" in footer
+        assert "f1 help" in footer
+        keys = {key.binding.id: key.keys for key in listed_keys(screen)}
+        assert (keys["run.stop"], keys["run.log"], keys["help"]) == ("ctrl+s f9", "?", "f1")
+        assert keys["run.kill"] == "k"
+        await pilot.press("?")
+        await until(pilot, lambda: screen.panels.log_panel.has_focus_within)
+        await pilot.press("f9")
+        await until(pilot, lambda: isinstance(app.screen, StopScreen))
+        assert notices(app) == []
+
+
+async def test_two_actions_can_swap_their_keys() -> None:
+    write_config("keys: {run.kill: d, run.diagnose: k}\n")
+    app = OneRun(Script(frame()))
+    async with app.run_test(size=(160, 50)) as pilot:
+        await shown(pilot, app)
+        await pilot.press("d", "y")
+        await until(pilot, lambda: app.asked == ["kill"])
+
+
+async def test_a_damaged_value_is_named_and_the_rest_is_used() -> None:
+    write_config("theme: ltui-light\nkeys: {run.stop: ctl+s, run.kill: f9}\nnotifications: 3\n")
+    app = OneRun(Script(frame()))
+    async with app.run_test(size=(160, 50), notifications=True) as pilot:
+        await shown(pilot, app)
+        await noticed(pilot, app, "config.yaml:3 notifications: must be a mapping")
+        assert "And 1 more. `ltui config --check` lists" in notices(app)[0]
+        assert app.theme == "ltui-light"
+        await pilot.press("f9", "y")
+        await until(pilot, lambda: app.asked == ["kill"])
+        await pilot.press("s")
+        await until(pilot, lambda: isinstance(app.screen, StopScreen))
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"theme: [1", b"[]", b"\x00" * 10])
+async def test_a_damaged_file_does_not_prevent_the_start(content: bytes) -> None:
+    write_config("")
+    config_path().write_bytes(content)
+    app = OneRun(Script(frame()))
+    async with app.run_test(size=(160, 50), notifications=True) as pilot:
+        await shown(pilot, app)
+        await noticed(pilot, app, "config.yaml")
+
+
+async def test_a_folder_in_the_place_of_the_file_does_not_prevent_the_start() -> None:
+    config_path().mkdir(parents=True)
+    app = OneRun(Script(frame()))
+    async with app.run_test(size=(160, 50), notifications=True) as pilot:
+        await shown(pilot, app)
+        await noticed(pilot, app, "this is not a file")
+
+
+async def test_unknown_actions_and_shared_keys_are_named_after_the_start() -> None:
+    write_config("keys: {run.stp: f9, run.stop: k}\n")
+    app = OneRun(Script(frame()))
+    async with app.run_test(size=(160, 50), notifications=True) as pilot:
+        await shown(pilot, app)
+        await noticed(pilot, app, "unknown action `run.stp`. Did you mean `run.stop`?")
+
+
+async def test_the_file_wins_over_the_remembered_theme_and_says_so(tmp_path: Path) -> None:
+    write_preference(tmp_path, "theme", "nord")
+    write_config("\ntheme: ltui-light\n")
+    app = Started(tmp_path)
+    async with app.run_test(size=(120, 40), notifications=True) as pilot:
+        await shown(pilot, app)
+        assert app.theme == "ltui-light"
+        await pilot.press("t", "down", "enter")
+        await noticed(pilot, app, "config.yaml:2 sets theme: the choice holds until you quit.")
+        assert app.theme != "ltui-light"
+        assert read_preferences(tmp_path) == {"theme": "nord"}
+
+
+@pytest.mark.parametrize(
+    ("config", "shown_notices", "rings"),
+    [("", 2, 0), ("notifications: {show: problems, bell: all}", 1, 2),
+     ("notifications: {show: none, bell: problems}", 0, 1)],
+)  # fmt: skip
+async def test_events_are_shown_and_rung_as_the_file_says(
+    monkeypatch: pytest.MonkeyPatch, config: str, shown_notices: int, rings: int
+) -> None:
+    write_config(config)
+    script = Script(frame())
+    app = OneRun(script)
+    rung: list[None] = []
+    monkeypatch.setattr(app, "bell", lambda: rung.append(None))
+    async with app.run_test(size=(160, 50), notifications=True) as pilot:
+        screen = await shown(pilot, app)
+        for state in (RunState.PAUSED, RunState.FAILED):
+            script.frame = frame(snapshot=snapshot(state=state))
+            await until(pilot, lambda s=state: screen.snapshot.state is s)  # type: ignore[misc, union-attr]
+            await pilot.pause()
+        assert (len(notices(app)), len(rung)) == (shown_notices, rings)
+
+
+@pytest.mark.parametrize(
+    ("written", "named"),
+    [("s", "s"), ("S", "S"), ("shift+s", "S"), ("?", "question_mark"), (",", "comma"),
+     ("Ctrl+S", "ctrl+s"), ("ctrl+/", "ctrl+slash"), ("f5", "f5"), ("shift+left", "shift+left"),
+     ("escape", "escape"), ("question_mark", "question_mark"), ("+", "plus"), ("é", "é"),
+     ("ctl+s", None), ("ctrl+", None), ("ctrl+ctrl+s", None), ("abc", None), ("\x07", None)],
+)  # fmt: skip
+def test_keys_are_named_as_textual_names_them(written: str, named: str | None) -> None:
+    assert textual_key(written) == named
+
+
+def test_no_action_that_a_file_may_name_is_gone() -> None:
+    # Files of users name these actions. To rename one breaks them: add new ones only.
+    stored = Path(__file__).with_name("key_ids.txt").read_text().split()
+    keys = default_keys(LtuiApp)
+    assert set(stored) == set(keys)
+    assert all(keys.values())
