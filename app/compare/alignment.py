@@ -47,26 +47,30 @@ class Clock:
         return np.asarray(times - begins[0] - waited[attempt], dtype=np.float64)
 
 
-def line_of(
+def positions_of(
     curve: Curve,
-    values: FloatArray,
     axis: str,
     *,
     clock: Clock,
     reference: Curve | None = None,
     steps_per_epoch: float | None = None,
-) -> Line:
-    """Return ``values`` of the points of ``curve`` over ``axis``, one of ``AXES``.
+) -> FloatArray:
+    """Return the position of each point of ``curve`` on ``axis``, one of ``AXES``.
 
-    ``reference`` is the longest curve of the run, which gives the first step of each epoch. Points
-    without a position are left out, and infinite values become gaps.
+    ``reference`` is the longest curve of the run, which gives the first step of each epoch.
     """
     if axis == "epoch":
-        x = epoch_positions(curve.steps, curve if reference is None else reference, steps_per_epoch)
-    elif axis == "time":
-        x = clock.elapsed(curve.times)
-    else:
-        x = curve.steps
+        return epoch_positions(
+            curve.steps, curve if reference is None else reference, steps_per_epoch
+        )
+    return clock.elapsed(curve.times) if axis == "time" else curve.steps
+
+
+def line_of(x: FloatArray, values: FloatArray) -> Line:
+    """Return ``values`` at the positions ``x``.
+
+    Points without a position are left out, and infinite values become gaps.
+    """
     placed = np.isfinite(x)
     x, y = x[placed], values[placed]
     order = np.argsort(x, kind="stable")

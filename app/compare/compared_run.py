@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
-from ltui.app.compare.alignment import Clock, Line, line_of
+from ltui.app.compare.alignment import Clock, Line, line_of, positions_of
 from ltui.app.compare.metric_summary import MetricSummary
 from ltui.app.live.curve_arithmetic import smooth
+from ltui.app.live.run_marks import RunMark
+from ltui.app.presentation.chart_axis import chart_marks
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot
-from ltui.training.store.curve_reader import Curve
+from ltui.training.store.curve_reader import Curve, FloatArray
+from ltui.widgets.view_models import ChartMark
 
 LEAST_SMOOTHED = 3
 """A curve with fewer points than this is not smoothed."""
@@ -39,6 +42,10 @@ class ComparedRun:
     """Mean over all training steps; waiting for data counts, validation does not."""
     peak_memory_bytes: float | None
     """Most GPU memory that tensors of one rank used at once."""
+    colour: int | None
+    """Index of the colour and sign that the run keeps; None if it was never compared."""
+    marks: tuple[RunMark, ...]
+    """Attempts, changes of the configuration, stalls and checkpoints."""
 
     @property
     def id(self) -> str:
@@ -59,11 +66,24 @@ class ComparedRun:
         if curve is None or not len(curve):
             return None
         values = smooth(curve, smoothing) if len(curve) >= LEAST_SMOOTHED else curve.mean
-        return line_of(
+        return line_of(self._positions(curve, axis), values)
+
+    def chart_marks(self, axis: str) -> tuple[ChartMark, ...]:
+        """Return attempts, changes, stalls and checkpoints at their places on an axis."""
+        if self._longest is None:
+            return ()
+        marks = chart_marks(self.marks, self._longest, partial(self._positions, axis=axis))
+        return tuple(sorted(marks, key=lambda mark: mark.at))
+
+    @cached_property
+    def _longest(self) -> Curve | None:
+        return max(self.curves.values(), key=len, default=None)
+
+    def _positions(self, curve: Curve, axis: str) -> FloatArray:
+        return positions_of(
             curve,
-            values,
             axis,
             clock=self.clock,
-            reference=max(self.curves.values(), key=len),
+            reference=self._longest,
             steps_per_epoch=self.snapshot.batches_per_epoch,
         )

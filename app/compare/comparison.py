@@ -1,4 +1,4 @@
-"""The comparison of runs: what differs, groups with their bands, and aligned curves. Pure."""
+"""The comparison of runs: what differs, groups with their bands, and aligned curves."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Comparison:
     @cached_property
     def colours(self) -> dict[str, int]:
         """The index of colour and sign of each run."""
-        return run_colours([run.id for run in self.runs])
+        return run_colours({run.id: run.colour for run in self.runs})
 
     def __post_init__(self) -> None:
         # Raises ``ProblemError`` if no run has a setting that the grouping names.

@@ -15,6 +15,7 @@ from ltui.app.compare.alignment import Clock
 from ltui.app.compare.compared_run import ComparedRun
 from ltui.app.compare.metric_summary import summarise
 from ltui.app.live.default_metrics import default_choice
+from ltui.app.live.run_marks import checkpoint_marks, stored_marks
 from ltui.app.presentation.code_lines import COMMIT_DIGITS
 from ltui.app.runs.run_settings import compared_settings
 from ltui.training.problem import Problem, ProblemError
@@ -23,6 +24,7 @@ from ltui.training.state.run_snapshot import LIVE, RunSnapshot
 from ltui.training.store.code_record import read_diff, read_records
 from ltui.training.store.curve_reader import Curve
 from ltui.training.store.history_reader import STEP_SERIES, RunStore
+from ltui.training.store.labels_file import read_labels
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets.sanitise import clean_name
 
@@ -130,6 +132,8 @@ def read_run(run_dir: RunDir, metrics: Collection[str], snapshot_of: ReadSnapsho
             time_s=_training_time(attempts, snapshot),
             samples_per_s=_mean_rate(store),
             peak_memory_bytes=store.peak_memory_bytes(),
+            colour=read_labels(run_dir).colour,
+            marks=(*stored_marks(store), *checkpoint_marks(snapshot.checkpoints)),
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -97,37 +97,41 @@ class Axis:
     # -- marks -----------------------------------------------------------------------------------
 
     def _marks(self, frame: Frame) -> tuple[ChartMark, ...]:
-        reference = self._reference
-        if reference is None or not len(reference):
+        if self._reference is None:
             return ()
-        marks = []
-        for mark in frame.marks:
-            at = self._mark_position(mark, reference)
-            if math.isfinite(at):
-                line = mark.kind is not MarkKind.CHECKPOINT
-                text = clean_name(mark.text)
-                marks.append(ChartMark(at=at, sign=SIGNS[mark.kind], text=text, line=line))
+        marks = chart_marks(frame.marks, self._reference, self.positions)
+        return tuple(sorted((*marks, *self._epochs(self._reference)), key=lambda mark: mark.at))
+
+    def _epochs(self, reference: Curve) -> Iterator[ChartMark]:
         epochs, first = np.unique(reference.epochs, return_index=True)
         # The first epoch begins with the run.
         begins = self.positions(select_points(reference, first[1:].tolist()))
         for epoch, at in zip(epochs[1:].tolist(), begins.tolist(), strict=True):
             if math.isfinite(epoch) and epoch == round(epoch) and math.isfinite(at):
-                marks.append(ChartMark(at=at, sign=EPOCH_SIGN, text=f"epoch {int(epoch)} begins"))
-        return tuple(sorted(marks, key=lambda mark: mark.at))
+                yield ChartMark(at=at, sign=EPOCH_SIGN, text=f"epoch {int(epoch)} begins")
 
-    def _mark_position(self, mark: RunMark, reference: Curve) -> float:
-        """Return the place of a mark; NaN if neither its step nor its time is known."""
-        if mark.at is not None and self._kind in ("time", "clock"):
-            return mark.at - (self._origin if self._kind == "time" else 0.0)
-        step = mark.step
-        if step is None:
-            known = np.isfinite(reference.times)
-            if mark.at is None or not known.any():
-                return math.nan
-            step = float(np.interp(mark.at, reference.times[known], reference.steps[known]))
-        time = float(np.interp(step, reference.steps, reference.times))
-        place = np.array([[step], [math.nan], [time], [math.nan], [math.nan], [math.nan], [1.0]])
-        return float(self.positions(Curve(*place))[0])
+
+def chart_marks(
+    marks: Sequence[RunMark], reference: Curve, positions: Callable[[Curve], FloatArray]
+) -> Iterator[ChartMark]:
+    """Yield the marks of a run whose place on the x axis is known.
+
+    ``reference`` gives the step of each time, and ``positions`` the place of each point of a curve.
+    """
+    known = np.isfinite(reference.times)
+    steps, times = reference.steps[known], reference.times[known]
+    for mark in marks:
+        step = math.nan if mark.step is None else mark.step
+        time = math.nan if mark.at is None else mark.at
+        if mark.step is None and len(steps):
+            step = float(np.interp(time, times, steps))
+        elif mark.at is None and len(steps):
+            time = float(np.interp(step, steps, times))
+        point = np.array([[step], [math.nan], [time], [math.nan], [math.nan], [math.nan], [1.0]])
+        at = float(positions(Curve(*point))[0])
+        if math.isfinite(at):
+            line = mark.kind is not MarkKind.CHECKPOINT
+            yield ChartMark(at=at, sign=SIGNS[mark.kind], text=clean_name(mark.text), line=line)
 
 
 def reference_curve(frame: Frame) -> Curve | None:

@@ -22,6 +22,7 @@ from ltui.app.compare.comparison_charts import charts_caption, comparison_charts
 from ltui.app.compare.parallel_axes import parallel_view
 from ltui.app.compare.read_run import ReadSnapshot, RunsRead, read_again, read_runs
 from ltui.app.compare.run_groups import Grouping
+from ltui.app.compare.run_signs import keep_colours
 from ltui.app.compare.settings_table import settings_table
 from ltui.app.compare.view_settings import ViewSettings, chosen_metric, group_key
 from ltui.app.keys.footer import KeyFooter, KeyHint
@@ -40,6 +41,7 @@ from ltui.widgets.charts.parallel_chart import ParallelChart
 from ltui.widgets.make_bindings import bindings
 from ltui.widgets.sanitise import clean_line, clean_name
 from ltui.widgets.table import Table
+from ltui.widgets.view_models import ChartViewModel
 
 REFRESH_S = 1.0
 """Seconds between two readings of runs that are still going on."""
@@ -113,6 +115,8 @@ class CompareScreen(PanelScreen):
         self._grouping, self._snapshot_of = grouping or Grouping(), snapshot_of
         self._read: RunsRead | None = None
         self._reading = False
+        self._charts: list[ChartViewModel] = []
+        """The charts without marks, the one of the table first."""
         self._failure = ""
         """Why the last reading failed."""
         self.comparison: Comparison | None = None
@@ -147,6 +151,10 @@ class CompareScreen(PanelScreen):
 
     # -- reading -----------------------------------------------------------------------------------
 
+    @property
+    def _readonly(self) -> bool:
+        return bool(getattr(self.app, "readonly", False))
+
     def _refresh_live(self) -> None:
         if self._read is not None and any(run.live for run in self._read.runs):
             self._start_reading()
@@ -167,6 +175,8 @@ class CompareScreen(PanelScreen):
             if not get_current_worker().is_cancelled:
                 call_screen(self, self._failed, "; ".join(error_lines(error)))
         else:
+            if not self._readonly:
+                read = replace(read, runs=keep_colours(read.runs, self._run_dirs))
             call_screen(self, self._use, read)
 
     def _failed(self, reason: str) -> None:
@@ -201,31 +211,36 @@ class CompareScreen(PanelScreen):
             band=self.settings.band,
             grouping=self._grouping,
         )
-        grid = self.query_one(MetricGrid)
-        grid.show(comparison_charts(comparison, self.settings))
+        self._charts = comparison_charts(comparison, self.settings)
         metric = chosen_metric(comparison, self.settings)
-        title = "curves" if metric is None else clean_name(metric)
-        more = f" · {grid.hidden_charts} more: n" if grid.hidden_charts > 0 else ""
-        caption = charts_caption(comparison, self.settings)
-        self.query_one("#curves", Panel).set_titles(title, f"{caption}{more}")
+        title = "" if metric is None else clean_name(metric)
         self._table("runs").show(runs_table(comparison, self.settings))
         self._table("parameters").show(parameters_table(comparison, self.settings))
-        self.query_one("#runs", Panel).set_titles("runs", "" if metric is None else title)
-        self._draw_parameters()
+        self.query_one("#runs", Panel).set_titles("runs", title)
+        self._draw_row()
         self._table("settings").note = "no setting is known"
         self._table("settings").show(settings_table(comparison, self.settings))
         differ, same = len(comparison.differing_settings), len(comparison.equal_settings)
         self.query_one("#settings", Panel).set_titles("settings", f"{differ} differ, {same} same")
 
-    def _draw_parameters(self) -> None:
-        """Draw the parallel coordinates, with the runs of the row under the cursor on top."""
-        if self.comparison is None:
+    def _draw_row(self) -> None:
+        """Draw what depends on the row under the cursor: marks of its run, and its lines."""
+        comparison, key = self.comparison, self._row_key() or ""
+        if comparison is None:
             return
-        chart, key = self.query_one(ParallelChart), self._row_key()
-        groups = {group_key(group): group.runs for group in self.comparison.groups}
-        chart.show(
-            parallel_view(self.comparison, self.settings), groups.get(key or "", (key or "",))
-        )
+        run, axis = comparison.by_id.get(key), comparison.axis
+        marks = () if run is None else run.chart_marks(axis)
+        grid = self.query_one(MetricGrid)
+        grid.show([replace(chart, marks=marks) for chart in self._charts])
+        parts = [charts_caption(comparison, self.settings)]
+        if marks:
+            parts.append(f"marks of {clean_name(comparison.names[key])}")
+        if grid.hidden_charts > 0:
+            parts.append(f"{grid.hidden_charts} more: n")
+        self.query_one("#curves", Panel).set_titles(self._charts[0].title, " · ".join(parts))
+        groups = {group_key(group): group.runs for group in comparison.groups}
+        view_model = parallel_view(comparison, self.settings)
+        self.query_one(ParallelChart).show(view_model, groups.get(key, (key,)))
 
     def _change(self, settings: ViewSettings) -> None:
         self.settings = settings
@@ -308,7 +323,7 @@ class CompareScreen(PanelScreen):
         if event.table in runs:
             for table in runs:
                 table.cursor = event.table.cursor
-            self._draw_parameters()
+            self._draw_row()
 
     @on(ParallelChart.LineClicked)
     def _line_clicked(self, event: ParallelChart.LineClicked) -> None:
@@ -348,8 +363,7 @@ class CompareScreen(PanelScreen):
             # Imported here: a comparison needs no run's screen until one is opened.
             from ltui.app.screens.run import RunScreen
 
-            readonly = bool(getattr(self.app, "readonly", False))
-            self.app.push_screen(RunScreen(run_dir, readonly=readonly))
+            self.app.push_screen(RunScreen(run_dir, readonly=self._readonly))
         elif key is not None:
             self._change(replace(self.settings, opened=self.settings.opened ^ {key}))
 

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from scipy import stats
 
-from ltui.app.compare.alignment import Clock, Line, align, common_positions, line_of, values_at
+from ltui.app.compare.alignment import (
+    Clock,
+    Line,
+    align,
+    common_positions,
+    line_of,
+    positions_of,
+    values_at,
+)
 from ltui.app.compare.bands import BANDS, band_of, t_quantile
 from ltui.app.live.curve_arithmetic import curve_from_rows
 from ltui.training.store.curve_reader import Curve, FloatArray
@@ -111,13 +119,13 @@ def _curve(points: list[tuple[float, float, float, float]]) -> Curve:
 def test_time_leaves_out_what_passed_between_attempts() -> None:
     curve = _curve([(1, 0, 1010, 5), (2, 0, 1020, 4), (3, 0, 5010, 3)])
     clock = Clock(attempts=((1000, 1030), (5000, None)))
-    assert line_of(curve, curve.mean, "time", clock=clock).x.tolist() == [10, 20, 40]
-    assert line_of(curve, curve.mean, "time", clock=Clock()).x.tolist() == [0, 10, 4000]
+    assert positions_of(curve, "time", clock=clock).tolist() == [10, 20, 40]
+    assert positions_of(curve, "time", clock=Clock()).tolist() == [0, 10, 4000]
 
 
 def test_infinite_values_become_gaps_and_points_without_a_position_are_left_out() -> None:
     curve = _curve([(1, 0, 10, 5), (2, 0, math.nan, 4), (3, 0, 30, math.inf)])
-    line = line_of(curve, curve.mean, "time", clock=Clock())
+    line = line_of(positions_of(curve, "time", clock=Clock()), curve.mean)
     assert line.x.tolist() == [0, 20]
     np.testing.assert_array_equal(line.y, [5, np.nan])
 
@@ -127,5 +135,5 @@ def test_the_first_step_of_an_epoch_begins_it(per_epoch: int, epochs: int) -> No
     assume(per_epoch > 1)
     rows = [(s, (s - 1) // per_epoch, float(s), 1.0) for s in range(1, per_epoch * epochs + 1)]
     curve = _curve([(float(s), float(e), t, v) for s, e, t, v in rows])
-    x = line_of(curve, curve.mean, "epoch", clock=Clock()).x
+    x = positions_of(curve, "epoch", clock=Clock())
     np.testing.assert_allclose(x, curve.steps / per_epoch, rtol=1e-9)

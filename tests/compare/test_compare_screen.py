@@ -23,7 +23,15 @@ from ltui.widgets.charts.chart import Chart
 from ltui.widgets.charts.chart_options import sign_of
 from ltui.widgets.charts.parallel_chart import ParallelChart
 from ltui.widgets.view_models import ChartSeries
-from tests.compare.stored_runs import config, losses, write_run, write_seeds, write_steps
+from tests.compare.stored_runs import (
+    BEGAN,
+    STEP_S,
+    config,
+    losses,
+    write_run,
+    write_seeds,
+    write_steps,
+)
 
 BIG, SMALL = (160, 50), (80, 24)
 
@@ -185,6 +193,46 @@ async def test_parameters_show_the_run_under_the_cursor_of_either_table(opened: 
         ]
         await pilot.press("1")
         assert not opened.screen.query_one("#parameters").display
+
+
+async def test_charts_show_the_marks_of_the_run_under_the_cursor(private_home: Path) -> None:
+    runs = write_seeds(private_home)
+    store = StoreWriter(runs[1].db_path)
+    # A minute after the end of the first attempt, and 500 steps before it.
+    began = BEGAN + 1400 * STEP_S + 60
+    store.begin_attempt(
+        2, started_at=began, boot_id="b", resumed_path="a.ckpt", resumed_step=900, changes=("lr",)
+    )
+    store.close()
+    opened = Opened(private_home)
+    async with opened.app.run_test(size=BIG) as pilot:
+        await opened.ready(pilot)
+
+        def marks() -> list[tuple[float, str, str]]:
+            view_model = opened.screen.query(Chart).first().view_model
+            assert view_model is not None
+            return [(mark.at, mark.sign, mark.text) for mark in view_model.marks]
+
+        assert marks() == []
+        await pilot.press("down")
+        await until(pilot, lambda: len(marks()) == 2)
+        assert marks() == [
+            (900, "»", "attempt 2 from step 900"),
+            (900, "~", "changed lr"),
+        ]
+        assert "marks of calm-owl" in str(opened.screen.query_one("#curves").border_subtitle)
+        await pilot.press("x", "x")
+        # Training time excludes the minute between the attempts.
+        assert [at for at, _, _ in marks()] == pytest.approx([1400 * STEP_S] * 2)
+        await pilot.press("1", "full_stop")
+        assert opened.screen.query(Chart).first().crosshair == pytest.approx(1400 * STEP_S)
+
+
+async def test_a_read_only_dashboard_stores_no_colours(opened: Opened) -> None:
+    opened.app.readonly = True
+    async with opened.app.run_test(size=BIG) as pilot:
+        await opened.ready(pilot)
+        assert not any(run.labels_path.exists() for run in opened.run_dirs)
 
 
 async def test_other_metrics_are_chosen_from_the_list(opened: Opened) -> None:

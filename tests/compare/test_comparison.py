@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,12 @@ from ltui.app.compare.comparison_json import comparison_json
 from ltui.app.compare.comparison_report import report_lines
 from ltui.app.compare.read_run import read_runs
 from ltui.app.compare.run_groups import Grouping, groups_of
-from ltui.app.compare.run_signs import run_colours
+from ltui.app.compare.run_signs import keep_colours, run_colours
 from ltui.app.runs.run_settings import command_settings, is_seed
 from ltui.training.lifecycle.recover_runs import current_snapshot
 from ltui.training.problem import ProblemError
 from ltui.training.store.code_record import CodeRecord, write_record
+from ltui.training.store.labels_file import change_labels, read_labels
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets.charts.chart_options import COLOURS, sign_of
 from tests.compare.stored_runs import (
@@ -183,20 +185,46 @@ def test_options_of_a_command_are_settings() -> None:
     }
 
 
-@given(st.sets(st.text("abcdef0123456789", min_size=4, max_size=4), max_size=40))
+NAMES = st.text("abcdef0123456789", min_size=4, max_size=4)
+
+
+@given(st.sets(NAMES, max_size=40))
 def test_every_run_has_its_own_colour_and_sign(run_ids: set[str]) -> None:
-    colours = run_colours(run_ids)
+    colours = run_colours(dict.fromkeys(run_ids))
     shown = {(colour % COLOURS, sign_of(colour)) for colour in colours.values()}
     assert len(shown) == len(run_ids)
-    assert colours == run_colours(sorted(run_ids, reverse=True))
+    assert colours == run_colours(dict.fromkeys(sorted(run_ids, reverse=True)))
     assert len({colour % COLOURS for colour in colours.values()}) == min(len(run_ids), COLOURS)
 
 
-def test_a_run_has_the_same_colour_alone_and_beside_others() -> None:
-    assert (
-        run_colours(["brave-owl-0001"]).items()
-        <= run_colours(["brave-owl-0001", "calm-owl-0001"]).items()
-    )
+@given(st.lists(st.sets(NAMES, min_size=1, max_size=5), max_size=20))
+def test_a_run_keeps_its_colour_in_every_later_comparison(comparisons: list[set[str]]) -> None:
+    kept: dict[str, int] = {}
+    for run_ids in comparisons:
+        colours = run_colours({run_id: kept.get(run_id) for run_id in run_ids})
+        assert all(colours[run_id] == kept[run_id] for run_id in run_ids & kept.keys())
+        # Only two runs that were first compared with others can have the same colour and sign.
+        new = [colours[run_id] for run_id in run_ids - kept.keys()]
+        old = [colours[run_id] for run_id in run_ids & kept.keys()]
+        assert len(set(new)) == len(new)
+        assert not set(new) & set(old)
+        kept |= colours
+
+
+def test_colours_are_stored_even_if_another_dashboard_was_faster(tmp_path: Path) -> None:
+    runs = write_seeds(tmp_path)[:3]
+    change_labels(runs[0], lambda labels: replace(labels, tags=("base",)))
+    read = compared(runs).runs
+    # Another dashboard gives the second run a colour after this one has read it.
+    change_labels(runs[1], lambda labels: replace(labels, colour=63))
+    first = keep_colours(read, runs)
+    assert first[1].colour == 63
+    assert [run.colour for run in first] == [read_labels(run).colour for run in runs]
+    assert read_labels(runs[0]).tags == ("base",)
+    # Later comparisons, also with fewer runs, show the same.
+    again = compared(runs[1:])
+    assert again.colours == {run.id: run.colour for run in first[1:]}
+    assert keep_colours(again.runs, runs) == again.runs
 
 
 def test_a_damaged_run_does_not_hide_the_others(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_labels import (
+    MOST_COLOURS,
     MOST_NOTE_CHARACTERS,
     MOST_TAGS,
     NO_LABELS,
@@ -35,27 +36,35 @@ def run_dir(tmp_path: Path) -> RunDir:
     return RunDir(tmp_path)
 
 
-@example(set(), "", "0\r\x1b", False)
+@example(set(), "", "0\r\x1b", False, 0)
 @given(
     st.sets(NAMES, max_size=MOST_TAGS),
     st.one_of(st.just(""), NAMES),
     st.text(max_size=MOST_NOTE_CHARACTERS),
     st.booleans(),
+    st.one_of(st.none(), st.integers(0, MOST_COLOURS - 1)),
 )
-def test_what_was_accepted_is_read_back(tags: set[str], group: str, note: str, star: bool) -> None:
+def test_what_was_accepted_is_read_back(
+    tags: set[str], group: str, note: str, star: bool, colour: int | None
+) -> None:
     labels = RunLabels(
         tags=checked_tags(tags, "--tag"),
         group=checked_group(group, "--group"),
         note=checked_note(note, "--note"),
         star=star,
+        colour=colour,
     )
     assert labels_from_document(json.loads(json.dumps(labels.to_document()))) == labels
     assert labels.note.isprintable()
 
 
-@given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(), st.lists, max_leaves=9))
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=9
+    )
+)
 def test_a_file_of_another_hand_gives_valid_labels_or_none(value: object) -> None:
-    document = {"tags": value, "group": value, "note": value, "star": value}
+    document = {"tags": value, "group": value, "note": value, "star": value, "colour": value}
     labels = labels_from_document(document)
     assert labels_from_document(labels.to_document()) == labels
     assert len(labels.tags) <= MOST_TAGS

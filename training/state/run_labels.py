@@ -1,4 +1,4 @@
-"""Labels that users give a run: tags, a group, a note and a star. Pure.
+"""Labels that users give a run: tags, a group, a note and a star; and its colour. Pure.
 
 They are stored beside the run (``training/store/labels_file.py``) and never change how it trains.
 """
@@ -15,6 +15,8 @@ from ltui.training.problem import ProblemError
 MOST_TAGS = 32
 """Maximum number of tags of a run."""
 MOST_NOTE_CHARACTERS = 500
+MOST_COLOURS = 64
+"""Number of pairs of a colour and a sign."""
 _NAME = re.compile(r"\w[\w.:/=+@-]{0,39}")
 """Form of a tag and of the name of a group. Blanks, commas and quotes separate words."""
 
@@ -29,6 +31,8 @@ class RunLabels:
     note: str = ""
     """One line of text."""
     star: bool = False
+    colour: int | None = None
+    """Index of the colour and sign that the run got when it was first compared, and keeps."""
 
     def to_document(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -37,6 +41,7 @@ class RunLabels:
             "group": self.group,
             "note": self.note,
             "star": self.star,
+            **({} if self.colour is None else {"colour": self.colour}),
         }
 
 
@@ -46,13 +51,14 @@ NO_LABELS = RunLabels()
 def labels_from_document(document: Mapping[str, Any]) -> RunLabels:
     """Return the labels that ``to_document`` wrote. Values that ltui would not write are left
     out, so that a file edited by hand cannot harm the list of runs."""
-    tags, group, note = (document.get(key) for key in ("tags", "group", "note"))
+    tags, group, note, colour = (document.get(key) for key in ("tags", "group", "note", "colour"))
     valid = {tag for tag in tags if _is_name(tag)} if isinstance(tags, list) else set()
     return RunLabels(
         tags=tuple(sorted(valid)[:MOST_TAGS]),
         group=group if isinstance(group, str) and _is_name(group) else "",
         note=_one_line(note)[:MOST_NOTE_CHARACTERS] if isinstance(note, str) else "",
         star=document.get("star") is True,
+        colour=colour if type(colour) is int and 0 <= colour < MOST_COLOURS else None,
     )
 
 
