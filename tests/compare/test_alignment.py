@@ -130,6 +130,46 @@ def test_infinite_values_become_gaps_and_points_without_a_position_are_left_out(
     np.testing.assert_array_equal(line.y, [5, np.nan])
 
 
+ANY = st.one_of(VALUES, st.sampled_from([math.nan, math.inf, -math.inf, 1e308, -1e308]))
+
+
+@given(st.lists(st.tuples(ANY, ANY), max_size=40))
+def test_a_line_has_every_point_with_a_position_in_order(points: list[tuple[float, float]]) -> None:
+    x, y = np.array(points, dtype=float).reshape(-1, 2).T
+    line = line_of(x, y)
+    placed = sorted((at, n) for n, at in enumerate(x.tolist()) if math.isfinite(at))
+    assert line.x.tolist() == [at for at, _ in placed]
+    expected = [y[n] if math.isfinite(y[n]) else math.nan for _, n in placed]
+    np.testing.assert_array_equal(line.y, expected)
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=6))
+def test_training_time_is_the_time_inside_the_attempts(spans: list[tuple[int, int]]) -> None:
+    attempts, now, moments, expected, trained = [], 1000.0, [], [], 0.0
+    for number, (lasted, waited) in enumerate(spans):
+        is_last = number == len(spans) - 1
+        attempts.append((now, None if is_last else now + lasted))
+        # The last moment of an attempt is the first of the next one if there is no wait.
+        for share in (0.0, 0.5):
+            moments.append(now + share * lasted)
+            expected.append(trained + share * lasted)
+        now, trained = now + lasted + waited + 1, trained + lasted
+    elapsed = Clock(attempts=tuple(attempts)).elapsed(np.array(moments))
+    np.testing.assert_allclose(elapsed, expected, atol=1e-6)
+
+
+@given(st.lists(lines(GAPPY), min_size=2, max_size=5), st.sampled_from(BANDS))
+def test_the_band_of_aligned_runs_is_that_of_their_values(some: list[Line], kind: str) -> None:
+    positions = common_positions(some)
+    band = band_of(align(some, positions), kind)
+    for place, position in enumerate(positions):
+        values = [float(values_at(line, np.array([position]))[0]) for line in some]
+        finite = np.array([value for value in values if math.isfinite(value)])
+        result = (band.mean[place], band.low[place], band.high[place])
+        assert band.count[place] == len(finite)
+        np.testing.assert_allclose(result, _expected(finite, kind), rtol=1e-6, atol=1e-6)
+
+
 @given(st.integers(2, 50), st.integers(2, 8))
 def test_the_first_step_of_an_epoch_begins_it(per_epoch: int, epochs: int) -> None:
     assume(per_epoch > 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -275,6 +276,35 @@ async def test_a_run_without_metrics_is_compared_with_the_others(private_home: P
         place = opened.column("run").index("empty-owl")
         assert opened.column("best")[place] == "n/a"
         await pilot.press("4", "end", "x", "x")
+        assert "n/a" in opened.screen.query_one(ParallelChart).plain_text()
+
+
+async def test_nan_and_infinite_values_are_gaps_on_every_panel(private_home: Path) -> None:
+    runs = write_seeds(private_home, steps=600)
+    odd = {100: math.nan, 200: math.inf, 300: 0.4, 400: -math.inf, 500: math.nan}
+    for name, values in (("odd", odd), ("void", dict.fromkeys(odd, math.nan))):
+        write_run(
+            private_home,
+            f"{name}-owl-0009",
+            losses(500),
+            # The same settings as those of the first group, with another seed.
+            configuration=config(lr=0.1, seed=len(name)),
+            metrics={"val/acc": values},
+        )
+    assert len(runs) == 5
+    opened = Opened(private_home)
+    async with opened.app.run_test(size=BIG) as pilot:
+        await opened.ready(pilot)
+        await pilot.press("n", "minus", "minus", "minus", "minus")
+        by_name = {series.name: series for series in opened.series()}
+        assert np.isfinite(by_name["odd-owl"].y).tolist() == [False, False, True, False, False]
+        assert not np.isfinite(by_name["void-owl"].y).any()
+        best = dict(zip(opened.column("run"), opened.column("best"), strict=True))
+        assert (best["odd-owl"], best["void-owl"]) == ("0.4000", "n/a")
+        for key in ("x", "x", "x", "4", "v", "v", "G", "B", "B", "B", "s", "s", "s"):
+            await pilot.press(key)
+        group = next(series for series in opened.series() if series.name == "lr=0.1 (5)")
+        assert np.isfinite(group.y).all()
         assert "n/a" in opened.screen.query_one(ParallelChart).plain_text()
 
 
