@@ -49,7 +49,10 @@ class GrowingCurve:
 
     def append(self, step: float, epoch: float, time: float, value: float) -> None:
         """Append one point."""
-        self.extend(np.array([(step, epoch, time, value)]))
+        if self._length == len(self._rows):
+            self._merge_older()
+        self._rows[self._length] = step, epoch, time, value
+        self._length += 1
 
     def extend(self, rows: FloatArray) -> None:
         """Append ``rows`` of (step, epoch, time, value)."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from textual.screen import Screen
-
 from ltui.app.panels.linked_charts import LinkedCharts
 from ltui.app.presentation.chart_axis import AXES
+from ltui.app.screens.full_screen import FullScreen
 
 
-class ChartKeysScreen(Screen[Any]):
+class ChartKeysScreen(FullScreen[Any]):
     """A screen whose linked charts are changed by ``CHART_KEYS``."""
 
     @property

@@ -5,20 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from textual import on, work
-from textual.screen import Screen
 
 from ltui.app.keys.footer import KeyFooter
 from ltui.app.panels.launch_panel import READONLY, FormPanel
 from ltui.app.panels.runs_panel import RunsPanel
 from ltui.app.panels.worker_results import call_screen, show_error
 from ltui.app.screens.confirm import ConfirmScreen
+from ltui.app.screens.full_screen import FullScreen
 
 if TYPE_CHECKING:
     from ltui.app.runs.run_entry import RunEntry
     from ltui.training.store.run_directory import RunDir
 
 
-class RunListScreen(Screen[None]):
+class RunListScreen(FullScreen[None]):
     """A screen with a ``RunsPanel`` and keys that act on the selected run."""
 
     def __init__(self, *, readonly: bool) -> None:

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from ltui.app.live.metric_history import LatestCurveRequest
     from ltui.app.screens.run import RunScreen
 
-REFRESH_S = 0.25
-"""Seconds between two looks for a new frame."""
 HINTS = (
     KeyHint("n N", "page", "screen.page(1)"),
     KeyHint("/", "filter", "screen.filter"),
@@ -82,7 +80,6 @@ class MetricsScreen(ChartKeysScreen):
     def __init__(self, run: RunScreen, requests: LatestCurveRequest) -> None:
         super().__init__()
         self._run, self._requests = run, requests
-        self._frame: Frame | None = None
 
     def compose(self) -> ComposeResult:
         yield Input(placeholder="filter: part of a name, val/* or /loss$/", compact=True, id="name")
@@ -101,18 +98,19 @@ class MetricsScreen(ChartKeysScreen):
     def on_mount(self) -> None:
         self.query_one("#name").display = False
         self.query_one("#board").border_title = "metrics"
-        self.set_interval(REFRESH_S, self._refresh)
+        self.watch(self._run, "frame", self._draw, init=False)
         self.call_after_refresh(self._begin)
 
     def _begin(self) -> None:
-        self._refresh()
+        self._draw(self._run.frame)
         self.action_to_charts()
 
-    def _refresh(self) -> None:
-        """Draw the newest frame. Below a dialog nothing is drawn, as on the run screen."""
-        frame = self._run.frame
-        if frame is not None and frame is not self._frame and self.is_top:
-            self._frame = frame
+    def on_screen_resume(self) -> None:
+        self._draw(self._run.frame)
+
+    def _draw(self, frame: Frame | None) -> None:
+        """Draw a frame. Below a dialog nothing is drawn, as on the run screen."""
+        if frame is not None and self.is_top:
             self.charts.show(frame)
 
     # -- pages -------------------------------------------------------------------------------------
@@ -214,6 +212,7 @@ class MetricsScreen(ChartKeysScreen):
 
     def palette_entries(self) -> Iterator[tuple[str, str, Callable[[], object]]]:
         """Yield title, help and function of each entry that the palette offers here."""
-        for name in self._frame.curve_names if self._frame is not None else ():
+        frame = self._run.frame
+        for name in frame.curve_names if frame is not None else ():
             jump = partial(self.charts.go_to, name)
             yield f"Go to metric {clean_name(name)}", "Show the page of this metric", jump

@@ -6,13 +6,13 @@ from collections.abc import Collection, Mapping
 from typing import ClassVar
 
 from textual import events, on
-from textual.screen import Screen
 
 from ltui.app.panels.panel import Panel
 from ltui.app.panels.tab_bar import TabBar
+from ltui.app.screens.full_screen import FullScreen
 
 
-class PanelScreen(Screen[None]):
+class PanelScreen(FullScreen[None]):
     """The layout of the panels. Containers of panels have the class ``panels``."""
 
     PANELS: ClassVar[Mapping[str, str]] = {}

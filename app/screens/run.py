@@ -13,6 +13,7 @@ from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.message import Message
+from textual.reactive import var
 
 from ltui.app.keys.footer import KeyFooter
 from ltui.app.keys.run_keys import KEYS, run_hints
@@ -68,6 +69,9 @@ class RunScreen(RunCommandScreen, ChartKeysScreen):
             super().__init__()
             self.sentence, self.severity = sentence, severity
 
+    frame: var[Frame | None] = var(None, init=False)
+    """The newest frame; screens above this one watch it."""
+
     def __init__(
         self,
         run_dir: RunDir,
@@ -79,7 +83,6 @@ class RunScreen(RunCommandScreen, ChartKeysScreen):
         """``alone`` means that the app was started with this run: closing the screen quits it."""
         super().__init__(run_dir, readonly=readonly)
         self.alone = alone
-        self.frame: Frame | None = None
         self._requests = LatestCurveRequest()
         self._make_poller = make_poller or (lambda: RunPoller(run_dir, self._requests))
         self._poller_thread: PollerThread | None = None

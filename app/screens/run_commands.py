@@ -10,18 +10,18 @@ from functools import partial
 from typing import Any
 
 from textual import work
-from textual.screen import Screen
 
 from ltui.app.panels.worker_results import call_screen, show_error
 from ltui.app.presentation.notifications import refusal
 from ltui.app.screens.confirm import ConfirmScreen
+from ltui.app.screens.full_screen import FullScreen
 from ltui.app.screens.schedule_stop import StopWhenScreen
 from ltui.app.screens.stop_question import StopScreen, kill_question, stop_question
 from ltui.training.state.run_snapshot import RunSnapshot, RunState
 from ltui.training.store.run_directory import RunDir
 
 
-class RunCommandScreen(Screen[None]):
+class RunCommandScreen(FullScreen[None]):
     """A screen with keys that send commands to one run."""
 
     def __init__(self, run_dir: RunDir, *, readonly: bool) -> None:

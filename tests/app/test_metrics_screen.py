@@ -10,17 +10,19 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from PIL import Image
+from textual._compositor import Compositor
 from textual.pilot import Pilot
 from textual.widgets import Input, Static
 
 from ltui.app.live.frame import Frame
 from ltui.app.preferences import read_preferences
+from ltui.app.screens.help import HelpScreen
 from ltui.app.screens.metrics import MetricsScreen
 from ltui.app.screens.run import RunScreen
 from ltui.training.state.run_snapshot import MetricValue
 from ltui.widgets.charts.chart import Chart
 from tests.app.frames import curve, frame, snapshot
-from tests.app.one_run import OneRun, Script, shown, until
+from tests.app.one_run import OneRun, Script, settled, shown, until
 from tests.app.test_keys import unknown_hints
 from tests.app.test_run_charts import OneRunAt
 
@@ -210,3 +212,37 @@ async def test_saving_as_png_without_pillow_says_what_to_install(
         await pilot.press("W")
         await until(pilot, lambda: any("ltui-train[png]" in n.message for n in app._notifications))
     assert not list(tmp_path.glob("*.png"))
+
+
+async def test_only_changed_cells_are_painted_while_the_run_screen_is_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Script(many())
+    app = OneRunAt(home(tmp_path), script)
+    async with app.run_test(size=(160, 50)) as pilot:
+        await opened(pilot, app)
+        await settled(pilot)
+        painted: list[str] = []
+        for kind in ("render_full_update", "render_partial_update"):
+            paint = getattr(Compositor, kind)
+
+            def record(
+                self: Compositor, *, kind: str = kind, paint: Any = paint, **options: Any
+            ) -> Any:
+                painted.append(kind)
+                return paint(self, **options)
+
+            monkeypatch.setattr(Compositor, kind, record)
+        for version in range(1, 4):
+            one = many()
+            name = charts(app)[-1]
+            changed = {**one.curves, name: curve(np.arange(50.0) * version)}
+            script.frame = replace(one, curves=changed, curves_version=version)
+            await until(pilot, lambda: app.run_screen.frame is script.frame)
+            await pilot.pause(0.1)
+        assert "render_partial_update" in painted
+        assert "render_full_update" not in painted
+        assert not app.run_screen.is_current
+        await pilot.press("question_mark")
+        await until(pilot, lambda: isinstance(app.screen, HelpScreen))
+        assert app.screen_stack[-2].is_current, "it is seen beside the help"

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import pty
-import select
 import statistics
-import struct
-import subprocess
 import sys
 import tempfile
-import termios
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +14,10 @@ import psutil
 
 from ltui.training.config.preset_discovery import shipped_names
 from tests.bench.bench_run import _ltui, torchrun
+from tests.bench.terminal_process import COLUMNS, LINES, on_terminal, read_painted
 from tests.bench.terminal_screen import TerminalScreen
 
-COLUMNS, LINES = 160, 50
-COLOURS = {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
+LTUI = str(Path(sys.executable).with_name("ltui"))
 STARTS = 7
 FORM_FIELD = "learning rate"
 """A field of the form of the quickstart preset."""
@@ -34,52 +26,16 @@ WARM_S, MEASURED_S = 10.0, 20.0
 """Seconds before processor time is measured, and seconds for which it is."""
 
 
-@contextmanager
-def _on_terminal(home: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """``ltui`` on a terminal of 160 by 50 cells."""
-    master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
-    process = subprocess.Popen(
-        [str(Path(sys.executable).with_name("ltui")), *arguments],
-        stdin=slave,
-        stdout=slave,
-        stderr=slave,
-        env={**os.environ, "LTUI_HOME": str(home), **COLOURS},
-        start_new_session=True,
-    )
-    os.close(slave)
-    try:
-        yield process, master
-    finally:
-        process.kill()
-        process.wait()
-        os.close(master)
-
-
-def _read(
-    master: int,
-    seconds: float,
-    screen: TerminalScreen,
-    done: Callable[[TerminalScreen], object] = lambda _: False,
-) -> bool:
-    """Read what is painted for so long, or until ``done``."""
-    until = time.monotonic() + seconds
-    while (left := until - time.monotonic()) > 0:
-        if select.select([master], [], [], left)[0]:
-            screen.feed(os.read(master, 65536))
-            if done(screen):
-                return True
-    return False
-
-
 def _start(key: bool) -> tuple[float, float]:
     """Seconds to the first screen, and to the answer of the first key or to the whole form."""
     first, second, *_ = shipped_names()
     screen = TerminalScreen(COLUMNS, LINES)
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
-        with _on_terminal(Path(folder)) as (_, master):
-            shown = _read(master, 20, screen, lambda s: first in s.text() and second in s.text())
+        with on_terminal(Path(folder), [LTUI]) as (_, master):
+            shown = read_painted(
+                master, 20, screen, lambda s: first in s.text() and second in s.text()
+            )
             assert shown, "the first screen never came"
             first_screen_s = time.monotonic() - began
             plain = screen.background(second)
@@ -87,14 +43,14 @@ def _start(key: bool) -> tuple[float, float]:
             if key:
                 os.write(master, DOWN)
                 # Colours differ once the list has the focus: compare with the row left behind.
-                done = _read(
+                done = read_painted(
                     master,
                     20,
                     screen,
                     lambda s: s.background(first) == plain != s.background(second),
                 )
             else:
-                done = _read(master, 20, screen, lambda s: FORM_FIELD in s.text())
+                done = read_painted(master, 20, screen, lambda s: FORM_FIELD in s.text())
             assert done, "the key was never answered" if key else "the form never came"
             return first_screen_s, time.monotonic() - began
 
@@ -121,12 +77,14 @@ def _starting() -> list[dict[str, Any]]:
 def _cost(home: Path, *arguments: str, shows: str) -> tuple[float, float]:
     """Processor share (%) and resident memory (MB) of a dashboard that ``shows`` a text."""
     screen = TerminalScreen(COLUMNS, LINES)
-    with _on_terminal(home, *arguments) as (process, master):
-        assert _read(master, 60, screen, lambda s: shows in s.text()), f"never drawn: {shows}"
-        _read(master, WARM_S, screen)
+    with on_terminal(home, [LTUI, *arguments]) as (process, master):
+        assert read_painted(master, 60, screen, lambda s: shows in s.text()), (
+            f"never drawn: {shows}"
+        )
+        read_painted(master, WARM_S, screen)
         watched = psutil.Process(process.pid)
         before = watched.cpu_times()
-        _read(master, MEASURED_S, screen)
+        read_painted(master, MEASURED_S, screen)
         after = watched.cpu_times()
         used = after.user + after.system - before.user - before.system
         return used / MEASURED_S * 100, watched.memory_info().rss / 1e6

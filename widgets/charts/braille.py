@@ -32,6 +32,10 @@ class CurveColumns:
     low: FloatArray
     high: FloatArray
 
+    @property
+    def values(self) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+        return self.first, self.last, self.low, self.high
+
 
 def decimate(
     x: FloatArray,
@@ -94,7 +98,21 @@ def spans(curve: CurveColumns, columns: int) -> tuple[FloatArray, FloatArray]:
     if not curve.at.size:
         return nothing, nothing
     position = np.arange(-1.0, columns + 1.0)
-    enter, leave, low, high = (_interpolate(curve, position, part) for part in _PARTS)
+    last = curve.at.size - 1
+    right = np.searchsorted(curve.at, position, side="left")
+    nearest = np.minimum(right, last)
+    enter, leave, low, high = (part[nearest] for part in curve.values)
+    missing = np.flatnonzero(curve.at[nearest] != position)
+    if missing.size:
+        after = right[missing]
+        before = np.maximum(after - 1, 0)
+        after = np.minimum(after, last)
+        width = np.maximum(curve.at[after] - curve.at[before], 1.0)
+        share = (position[missing] - curve.at[before]) / width
+        between = curve.last[before] * (1 - share) + curve.first[after] * share
+        between[before == after] = np.nan
+        for part in (enter, leave, low, high):
+            part[missing] = between
     # The midpoint between the end of a column and the start of the next; NaN at a gap.
     middle = (leave[:-1] + enter[1:]) / 2
     bottom = np.fmin(np.fmin(low[1:-1], middle[:-1]), middle[1:])
@@ -102,28 +120,11 @@ def spans(curve: CurveColumns, columns: int) -> tuple[FloatArray, FloatArray]:
     return bottom, top
 
 
-_PARTS = ("first", "last", "low", "high")
-
-
-def _interpolate(curve: CurveColumns, position: FloatArray, part: str) -> FloatArray:
-    """Return one field of ``curve`` at every position, interpolated between its entries."""
-    values: FloatArray = getattr(curve, part)
-    right = np.searchsorted(curve.at, position, side="left")
-    exact = (right < curve.at.size) & (curve.at[np.minimum(right, curve.at.size - 1)] == position)
-    inside = (right > 0) & (right < curve.at.size)
-    after = np.clip(right, 1, max(1, curve.at.size - 1)) if curve.at.size > 1 else right * 0
-    before = np.maximum(after - 1, 0)
-    width = np.where(after == before, 1.0, curve.at[after] - curve.at[before])
-    share = (position - curve.at[before]) / width
-    between = curve.last[before] * (1 - share) + curve.first[after] * share
-    result = np.where(inside, between, np.nan)
-    return np.where(exact, values[np.minimum(right, values.size - 1)], result)
-
-
 def rows_of(values: FloatArray, low: float, high: float, dots: int) -> FloatArray:
     """Return the dot rows (0 is the top) of values; values outside the range get rows outside."""
     share = (high - values) / (high - low)
-    return np.rint(np.clip(share, -1.0, 2.0) * (dots - 1))
+    rows: FloatArray = np.rint(np.minimum(np.maximum(share, -1.0), 2.0) * (dots - 1))
+    return rows
 
 
 def line(

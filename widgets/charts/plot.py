@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from rich.cells import cell_len
@@ -218,22 +219,25 @@ class VisibleCurve:
     @property
     def extremes(self) -> tuple[float, float] | None:
         """Minimum and maximum of the visible values; None if there are none."""
-        lows, highs = self._bounds()
+        lows, highs = self._bounds
         return (float(lows.min()), float(highs.max())) if lows.size else None
 
     @property
     def usual(self) -> tuple[float, float] | None:
         """Range without the extreme columns at both ends, but with the newest value."""
-        lows, highs = self._bounds()
+        lows, highs = self._bounds
         if lows.size < _MIN_COLUMNS:
             return self.extremes
         share = CUT_SHARE_FAINT if self.series.dim else CUT_SHARE
-        low, high = float(np.quantile(lows, share)), float(np.quantile(highs, 1 - share))
+        cut = int(share * (lows.size - 1))
+        low = float(np.partition(lows, cut)[cut])
+        high = float(np.partition(highs, -1 - cut)[-1 - cut])
         newest = _visible_values(self.line, self.line.last, self._dots)
         if newest.size and not self.series.dim:
             low, high = min(low, float(newest[-1])), max(high, float(newest[-1]))
         return low, high
 
+    @cached_property
     def _bounds(self) -> tuple[FloatArray, FloatArray]:
         """Return the minimum and maximum of each visible column."""
         parts = [c for c in (self.line, self.low, self.high) if c is not None]
