@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual import work
-from textual.app import SystemCommand
+from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
@@ -17,16 +16,22 @@ from ltui.app.keys.key_queue import OrderedKeysApp
 from ltui.app.theme_choice import first_theme, theme_names
 from ltui.app.user_config import Settings, UserConfig, read_user_config
 from ltui.training.problem import Problem, ProblemError
-from ltui.training.store.run_directory import RunDir, list_runs
+from ltui.training.store.run_directory import RunDir
 from ltui.widgets.palette import THEMES
 from ltui.widgets.sanitise import clean_line
 
 if TYPE_CHECKING:
+    from textual.command import Provider
+
     from ltui.app.screens.run import RunScreen
     from ltui.widgets.charts.chart import Chart
 
-MAX_PALETTE_RUNS = 50
-"""Number of runs that the command palette offers, newest first."""
+
+def _places_provider() -> type[Provider]:
+    # Imported here: the first screen has no palette.
+    from ltui.app.keys.command_palette import PlacesProvider
+
+    return PlacesProvider
 
 
 class LtuiApp(OrderedKeysApp):
@@ -34,6 +39,7 @@ class LtuiApp(OrderedKeysApp):
 
     CSS_PATH = Path(__file__).with_name("ltui.tcss")
     TITLE = "ltui"
+    COMMANDS = App.COMMANDS | {_places_provider}
     VERTICAL_BREAKPOINTS = [(0, "-short"), (20, "-high")]  # noqa: RUF012 - as Textual declares it
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding(
@@ -154,20 +160,10 @@ class LtuiApp(OrderedKeysApp):
             self.stylesheet.set_variables(self.get_css_variables())
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        """Yield the palette's commands: the screen's key bindings and the runs to open."""
+        """Yield the palette's commands for the screen: its key bindings and its metrics."""
         from ltui.app.keys.command_palette import commands
 
         yield from commands(screen)
-        if getattr(screen, "SCOPE", None) in ("home", "run"):
-            shown = getattr(screen, "run_dir", None)
-            for run_dir in list_runs(self.home)[:MAX_PALETTE_RUNS]:
-                if run_dir != shown:
-                    open_it = partial(self.open_run, run_dir)
-                    yield SystemCommand(f"Open run {run_dir.id}", "Go to this run", open_it)
-                if shown is not None:
-                    compare = partial(self.compare_runs, [shown, run_dir])
-                    about = "Show the curves of both runs over one another, and what differs"
-                    yield SystemCommand(f"Compare with run {run_dir.id}", about, compare)
 
     def open_run(self, run_dir: RunDir) -> None:
         """Open a run. A run that was opened before from the first screen is replaced."""
@@ -178,6 +174,17 @@ class LtuiApp(OrderedKeysApp):
             self.switch_screen(screen)
         else:
             self.push_screen(screen)
+
+    def open_preset(self, name: str) -> None:
+        """Show a preset on the home screen: the one below this screen, or a new one."""
+        from ltui.app.screens.home import HomeScreen
+
+        if not any(isinstance(screen, HomeScreen) for screen in self.screen_stack):
+            self.push_screen(HomeScreen(self.home, readonly=self.readonly, preset=name))
+            return
+        while not isinstance(self.screen, HomeScreen):
+            self.pop_screen()
+        self.screen.select_preset(name)
 
     def compare_runs(self, run_dirs: Sequence[RunDir]) -> None:
         """Open the comparison of two runs or more."""

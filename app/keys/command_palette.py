@@ -1,14 +1,128 @@
-"""The commands of the palette: the actions of a screen's keys, and the places to jump to."""
+"""The commands of the palette: the actions of a screen's keys, its metrics, and every run and
+preset."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, cast
 
 from textual.app import SystemCommand
-from textual.screen import Screen
+from textual.command import DiscoveryHit, Hit, Hits, Provider
+from textual.markup import escape
+from textual.screen import ModalScreen, Screen
 
 from ltui.app.keys.listed_keys import ListedKey, listed_keys, refusal_of
+from ltui.app.runs.run_entry import RunEntry
+from ltui.app.runs.run_list import RunList
+from ltui.training.config.preset_discovery import preset_names
+from ltui.training.lifecycle.run_status import resolve_snapshot
+from ltui.training.store.run_directory import RunDir, list_runs
+from ltui.widgets.sanitise import clean_name
+
+MAX_RUNS = 50
+"""Number of runs that the palette offers at once, newest first."""
+READ_RUNS_S = 0.3
+"""Seconds for reading runs that are not in the index. The others are found by their ids."""
+
+
+class Places(Protocol):
+    """What the palette needs of the app."""
+
+    home: Path
+
+    def open_run(self, run_dir: RunDir) -> None:
+        """Open a run."""
+
+    def compare_runs(self, run_dirs: Sequence[RunDir]) -> None:
+        """Open the comparison of some runs."""
+
+    def open_preset(self, name: str) -> None:
+        """Show a preset in the form of the home screen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An entry of the palette that is the same on every screen."""
+
+    title: str
+    about: str
+    open: Callable[[], object]
+
+    def has_letters(self, query: str) -> bool:
+        """Return whether the letters of ``query`` are in the texts in this order.
+
+        The fuzzy matcher takes much longer to find out.
+        """
+        letters = iter(f"{self.title} {self.about}".lower())
+        return all(letter in letters for letter in query.lower() if letter != " ")
+
+
+class PlacesProvider(Provider):
+    """Finds runs, by name, state and labels, and presets."""
+
+    async def startup(self) -> None:
+        self._runs: list[Place] = []
+        self._presets: list[Place] = []
+        if not isinstance(self.screen, ModalScreen):
+            shown = getattr(self.screen, "run_dir", None)
+            app = cast(Places, self.app)
+            self._runs, self._presets = await asyncio.to_thread(read_places, app, shown)
+
+    async def discover(self) -> Hits:
+        for place in (*self._runs[:MAX_RUNS], *self._presets):
+            yield DiscoveryHit(place.title, place.open, help=place.about)
+
+    async def search(self, query: str) -> Hits:
+        matcher = self.matcher(query)
+        hits = 0
+        for place in (*self._presets, *self._runs):
+            if not place.has_letters(query):
+                continue
+            score = matcher.match(place.title) or matcher.match(f"{place.title} {place.about}") / 2
+            if score > 0:
+                yield Hit(score, matcher.highlight(place.title), place.open, help=place.about)
+                hits += 1
+            if hits >= MAX_RUNS:
+                return
+
+
+def read_places(app: Places, shown: RunDir | None) -> tuple[list[Place], list[Place]]:
+    """Return all runs, newest first, and all presets. ``shown`` is the run on the screen."""
+    with closing(RunList(app.home, resolve_snapshot)) as run_list:
+        entries = {entry.id: entry for entry in run_list.poll(READ_RUNS_S)}
+    runs = []
+    for run_dir in list_runs(app.home):
+        name = clean_name(run_dir.id)
+        entry = entries.get(run_dir.id)
+        about = "Go to this run" if entry is None else _about(entry)
+        if run_dir != shown:
+            runs.append(Place(f"Open run {name}", about, partial(app.open_run, run_dir)))
+        if shown is not None and run_dir != shown:
+            compare = partial(app.compare_runs, [shown, run_dir])
+            runs.append(Place(f"Compare with run {name}", about, compare))
+    presets = [
+        Place(
+            f"Go to preset {clean_name(name)}",
+            "Show this preset in the form of the home screen",
+            partial(app.open_preset, name),
+        )
+        for name in preset_names(Path.cwd())
+    ]
+    return runs, presets
+
+
+def _about(entry: RunEntry) -> str:
+    """Return what identifies a run: its state, what it trains, and its labels."""
+    labels = entry.labels
+    program = "" if entry.summary is None else entry.summary.short_program
+    parts = (entry.state, program, *labels.tags, labels.group, labels.note)
+    # The palette reads the text as markup.
+    return escape(" · ".join(part for part in parts if part))
 
 
 def commands(screen: Screen[Any]) -> Iterator[SystemCommand]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -50,8 +48,10 @@ class HomeScreen(RunListScreen):
     ABOUT = "Quitting ltui never stops a run."
     BINDINGS: ClassVar[list[BindingType]] = bindings("home", KEYS)
 
-    def __init__(self, home: Path, *, readonly: bool = False) -> None:
+    def __init__(self, home: Path, *, readonly: bool = False, preset: str | None = None) -> None:
+        """``preset`` is selected once all presets have been read."""
         super().__init__(readonly=readonly)
+        self._first_preset = preset
         self.home = home
         self._catalog = PresetCatalog()
         self._gpus: GpuSampler | None = None
@@ -130,6 +130,8 @@ class HomeScreen(RunListScreen):
 
     async def _show_presets(self, entries: list[PresetEntry]) -> None:
         self.presets_panel.show(entries)
+        if self._first_preset is not None:
+            self.select_preset(self._first_preset)
         await self._select(self.presets_panel.highlighted_name)
 
     def _load_machine(self, folder: Path) -> None:
@@ -170,11 +172,10 @@ class HomeScreen(RunListScreen):
 
     # -- presets -----------------------------------------------------------------------------------
 
-    def palette_entries(self) -> Iterator[tuple[str, str, Callable[[], object]]]:
-        """Yield title, help and function of each entry that the palette offers on this screen."""
-        for name in self.presets_panel.names:
-            select = partial(self.presets_panel.select, name)
-            yield f"Go to preset {clean_name(name)}", "Show this preset in the form", select
+    def select_preset(self, name: str) -> None:
+        """Move cursor and focus to a preset, if there is one of this name."""
+        if name in self.presets_panel.names:
+            self.presets_panel.select(name)
 
     @on(PresetsPanel.Highlighted)
     async def _highlighted(self, event: PresetsPanel.Highlighted) -> None:

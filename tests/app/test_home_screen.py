@@ -652,8 +652,7 @@ async def test_the_palette_goes_to_a_preset_that_the_filter_hides(home: Path, pl
     async with app.run_test(size=(120, 40)) as pilot:
         screen = await ready(pilot, app)
         await pilot.press("slash", *"digits", "enter")
-        commands = {c.title: c.callback for c in app.get_system_commands(screen)}
-        commands["Go to preset gpt-fsdp"]()
+        app.open_preset("gpt-fsdp")
         await until(
             pilot,
             lambda: preset_name(screen) == "gpt-fsdp",

@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 from textual.binding import Binding
+from textual.command import CommandList, CommandPalette
+from textual.pilot import Pilot
 from textual.screen import Screen
 from textual.widget import Widget
+from textual.widgets import Input
 
+from ltui.app.keys.command_palette import MAX_RUNS, PlacesProvider, read_places
 from ltui.app.keys.footer import READONLY_BADGE, KeyFooter
 from ltui.app.keys.listed_keys import SCREEN, listed_keys
 from ltui.app.panels.run_charts import RunCharts
@@ -19,12 +23,16 @@ from ltui.app.screens.home import HomeScreen
 from ltui.app.screens.run import RunScreen
 from ltui.app.screens.stop_question import StopScreen
 from ltui.app.textual_app import LtuiApp
+from ltui.training.state.run_labels import RunLabels
 from ltui.training.state.run_snapshot import RunState
+from ltui.training.store.labels_file import change_labels
+from ltui.training.store.run_directory import RunDir
 from ltui.widgets.charts.chart import Chart
 from ltui.widgets.log_view import LogLines, LogView
 from ltui.widgets.table import Table
 from tests.app.frames import frame, snapshot
 from tests.app.one_run import OneRun, Script, shown, until
+from tests.stored_runs import stored_run
 
 RUN_KEYS = {"s", "S", "p", "c", "k", "r", "d", "v", "/", "1", "z", "x", "y", "+", "-", "0", "q"}
 PAIRS = {
@@ -93,6 +101,22 @@ async def test_the_palette_shows_a_metric() -> None:
         assert shown_metrics(screen.frame, charts.settings) == (*before, other)
 
 
+async def choose(pilot: Pilot[Any], app: LtuiApp, words: str, title: str) -> None:
+    """Type some words into the palette, and take the first command, which has this title."""
+    await pilot.press("ctrl+p")
+    await until(pilot, lambda: isinstance(app.screen, CommandPalette))
+    palette = app.screen
+    palette.query_one(Input).value = words
+    found = palette.query_one(CommandList)
+
+    def first() -> str:
+        return str(found.get_option_at_index(0).prompt) if found.highlighted == 0 else ""
+
+    await until(pilot, lambda: found.option_count < 20 and first().startswith(title))
+    await pilot.press("enter")
+    await until(pilot, lambda: app.screen is not palette)
+
+
 def opened(app: LtuiApp) -> str | None:
     return app.screen.run_dir.id if isinstance(app.screen, RunScreen) else None
 
@@ -105,14 +129,56 @@ async def test_the_palette_goes_to_another_run(private_home: Path) -> None:
     app.home = private_home
     async with app.run_test(size=(160, 50)) as pilot:
         await shown(pilot, app)
-        commands = {c.title: c.callback for c in app.get_system_commands(app.run_screen)}
-        assert "Open run calm-fox-1111" in commands
-        commands["Open run calm-fox-1111"]()
+        await choose(pilot, app, "open calm-fox", "Open run calm-fox-1111")
         await until(pilot, lambda: opened(app) == "calm-fox-1111")
-        commands = {c.title: c.callback for c in app.get_system_commands(app.screen)}
-        commands["Open run brave-owl-3f2a"]()
+        await choose(pilot, app, "open brave-owl", "Open run brave-owl-3f2a")
         await until(pilot, lambda: opened(app) == "brave-owl-3f2a")
         assert len(app.screen_stack) == 2
+
+
+async def test_the_palette_finds_a_run_by_its_labels_and_a_preset_from_anywhere(
+    private_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("calm-fox-1111", "old-pine-2222"):
+        stored_run(private_home, name)
+    tagged = RunDir(private_home / "runs" / "old-pine-2222")
+    change_labels(tagged, lambda _: RunLabels(tags=("baseline",), note="[b]try[/] again"))
+    app = OneRun(Script(frame()))
+    app.home = private_home
+    async with app.run_test(size=(160, 50)) as pilot:
+        await shown(pilot, app)
+        await choose(pilot, app, "open baseline", "Open run old-pine-2222")
+        await until(pilot, lambda: opened(app) == "old-pine-2222")
+        await choose(pilot, app, "preset gpt-fsdp", "Go to preset gpt-fsdp")
+        await until(pilot, lambda: isinstance(app.screen, HomeScreen))
+        assert isinstance(app.screen, HomeScreen)
+        home = app.screen
+        await until(pilot, lambda: home.presets_panel.highlighted_name == "gpt-fsdp")
+        await choose(pilot, app, "open calm-fox", "Open run calm-fox-1111")
+        await until(pilot, lambda: opened(app) == "calm-fox-1111")
+        await choose(pilot, app, "preset cifar10-cnn", "Go to preset cifar10-cnn")
+        await until(pilot, lambda: app.screen is home)
+        await until(pilot, lambda: home.presets_panel.highlighted_name == "cifar10-cnn")
+
+
+async def test_the_palette_offers_at_most_fifty_of_thousands_of_runs(private_home: Path) -> None:
+    for number in range(400):
+        folder = private_home / "runs" / f"calm-fox-{number:04}"
+        folder.mkdir(parents=True)
+        (folder / "spec.yaml").write_text("")
+    app = OneRun(Script(frame()))
+    app.home = private_home
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await shown(pilot, app)
+        runs, presets = read_places(app, None)
+        assert (len(runs), presets[0].title) == (400, "Go to preset quickstart")
+        provider = PlacesProvider(screen)
+        await provider.startup()
+        found = [hit async for hit in provider.search("fox")]
+        assert len(found) == MAX_RUNS
+        oldest = [hit.text async for hit in provider.search("open 0007")]
+        assert oldest == ["Open run calm-fox-0007", "Compare with run calm-fox-0007"]
 
 
 def unknown_hints(screen: Screen[Any]) -> list[str]:
