@@ -7,11 +7,11 @@ import sys
 import time
 from argparse import Namespace
 
-from ltui.app.commands.output_file import output, print_json
 from ltui.app.diagnosis.diagnosis_view import DiagnosisContext, diagnosis_view_model
 from ltui.app.diagnosis.request_diagnosis import DiagnosisResult, request_diagnosis
 from ltui.app.diagnosis.text_report import WIDTH, report
 from ltui.app.exit_codes import EXIT_DONE
+from ltui.app.output_file import output, print_json
 from ltui.training.store.run_directory import find_run, ltui_home
 from ltui.widgets.sanitise import clean_line
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from ltui.app.commands.output_file import print_json
 from ltui.app.exit_codes import EXIT_DONE
 from ltui.app.launch.freeze_warnings import SHARED_MEMORY
 from ltui.app.launch.local_machine import DRIVER_TIMEOUT_S, call_with_timeout, usable_cores
@@ -26,6 +25,7 @@ from ltui.app.launch.training_interpreter import (
     pip_names,
     probe_interpreter,
 )
+from ltui.app.output_file import print_json
 from ltui.app.presentation.run_report import columns
 from ltui.training.lifecycle.agent_directories import ended_agents
 from ltui.training.problem import ProblemError

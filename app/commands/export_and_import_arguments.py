@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ltui.app.commands.data_arguments import add_flag
-
-EXPORT_FORMATS = ("csv", "json", "parquet", "tensorboard")
+from ltui.app.runs.export_formats import EXPORT_FORMATS
 
 
 def add_export(add: Callable[..., Any], run_help: str) -> None:
@@ -17,7 +16,7 @@ def add_export(add: Callable[..., Any], run_help: str) -> None:
     export.add_argument(
         "--to",
         "--format",
-        choices=EXPORT_FORMATS,
+        choices=tuple(EXPORT_FORMATS),
         default="csv",
         help="the format (default: csv); parquet and tensorboard need the extra packages "
         "ltui-train[parquet] and ltui-train[tensorboard]",

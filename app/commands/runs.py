@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
-from ltui.app.commands.output_file import print_json
 from ltui.app.exit_codes import EXIT_DONE
+from ltui.app.output_file import print_json
 from ltui.app.presentation.run_report import columns, show_lines, started_text, truncated
 from ltui.app.runs.filter_runs import (
     fields_of,

@@ -40,11 +40,17 @@ _PRESET_HINTS = (
 )
 _RUN_LIST_HINTS = (
     KeyHint("⏎", "open", "screen.open_run", keep=True),
+    KeyHint("space", "mark", "screen.mark"),
+    KeyHint("C", "compare", "screen.compare"),
+    KeyHint("s", "stop", "screen.stop"),
     KeyHint("r", "resume", "screen.resume"),
-    KeyHint("R", "run again", "screen.rerun"),
     KeyHint("/", "filter", "screen.filter"),
     KeyHint("o", "sort", "screen.sort"),
+    KeyHint("*", "star", "screen.star"),
+    KeyHint("T", "tags", "screen.label('tags')"),
+    KeyHint("R", "run again", "screen.rerun"),
     KeyHint("del", "delete", "screen.delete"),
+    KeyHint("x", "export", "screen.export"),
     _NEXT_HINT,
     *_LAST_HINTS,
 )

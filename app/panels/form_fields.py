@@ -70,6 +70,10 @@ class FormField(Horizontal):
     def text(self) -> str:
         return str(self._control.value)
 
+    @text.setter
+    def text(self, text: str) -> None:
+        self._control.value = text
+
     @property
     def changed(self) -> bool:
         """True if the text differs from the default."""

@@ -52,8 +52,9 @@ class RunsPanel(FilterPanel):
         self.order = ""
         """The field or metric that the runs are sorted by, after ``-`` the highest value first.
         Empty: the order of the list; ``metric``: the metric that represents each run."""
-        self.marked: set[str] = set()
-        """Ids of the runs that an action is for, including those that the filter hides."""
+        self.marked: dict[str, None] = {}
+        """Ids of the runs that an action is for, including those that the filter hides, in the
+        order in which they were marked."""
         self._list: RunList | None = None
         self._reading = False
         self._next_reading = 0.0
@@ -117,7 +118,7 @@ class RunsPanel(FilterPanel):
     def _show(self, lines: Sequence[RunEntry], unread: int) -> None:
         self.lines = {line.id: line for line in lines}
         self._unread = unread
-        self.marked &= self.lines.keys()
+        self.marked = {key: None for key in self.marked if key in self.lines}
         self.fill_list()
 
     def fill_list(self) -> None:
@@ -203,14 +204,26 @@ class RunsPanel(FilterPanel):
         """Mark the run under the cursor or remove its mark, and move to the next run."""
         key = self.table.cursor_key
         if key is not None:
-            self.marked ^= {key}
+            if key in self.marked:
+                del self.marked[key]
+            else:
+                self.marked[key] = None
             self.fill_list()
             self.table.cursor += 1
+
+    def toggle_all_marks(self) -> None:
+        """Mark all runs that the filter shows, or remove their marks if all of them have one."""
+        shown = self.table.keys
+        if all(key in self.marked for key in shown):
+            self.marked = {key: None for key in self.marked if key not in set(shown)}
+        else:
+            self.marked |= dict.fromkeys(shown)
+        self.fill_list()
 
     def targets(self) -> list[RunEntry]:
         """Return the runs that an action is for: the marked ones, else the selected one."""
         if self.marked:
-            return [line for line in self.lines.values() if line.id in self.marked]
+            return [self.lines[key] for key in self.marked]
         return [] if self.selected is None else [self.selected]
 
     def next_order(self) -> None:

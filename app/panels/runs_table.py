@@ -27,12 +27,20 @@ class RunsTable(Table[RunRow]):
     BINDINGS: ClassVar[list[BindingType]] = bindings(
         "runs",
         """
-        r        | screen.resume | resume | Resume the selected run, with changes if wanted
-        R        | screen.rerun  | run again | Start a new run with the settings of the selected run
-        o        | screen.sort   | sort   | Sort runs by age, name, preset, state or metric
-        space    | screen.mark   | mark   | Mark the run for the keys that act on several runs
-        asterisk | screen.star   | star   | Set or remove the star of all marked runs
-        delete,D | screen.delete | delete | Delete the marked runs or the selected one; asks first
+        R        | screen.rerun    | run again | Start a new run with the settings of this one
+        o        | screen.sort     | sort      | Sort runs by age, name, preset, state or metric
+        space    | screen.mark     | mark      | Mark the run for the keys that act on several runs
+        a        | screen.mark_all | mark all  | Mark all listed runs, or remove their marks
+        [Marked runs, or the selected one]
+        C        | screen.compare        | compare | Compare curves and settings of marked runs
+        s        | screen.stop           | stop    | Stop, each with a checkpoint; asks first
+        r        | screen.resume         | resume  | Resume; one run with changes if wanted
+        asterisk | screen.star           | star    | Give or take away the star
+        T        | screen.label('tags')  | tags    | Add and remove tags
+        G        | screen.label('group') | group   | Set the group
+        n        | screen.label('note')  | note    | Write a note
+        x        | screen.export         | export  | Export the metrics to a file
+        delete,D | screen.delete         | delete  | Delete; asks first
         """,
     )
     COLUMNS: ClassVar[tuple[Column, ...]] = (

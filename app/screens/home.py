@@ -21,7 +21,7 @@ from ltui.app.panels.preset_catalog import PresetCatalog
 from ltui.app.panels.presets_panel import PresetEntry, PresetsPanel
 from ltui.app.panels.runs_panel import RunsPanel
 from ltui.app.panels.worker_results import call_screen
-from ltui.app.screens.home_runs import RunListScreen
+from ltui.app.screens.marked_runs import MarkedRunsScreen
 from ltui.training.config.preset_discovery import shipped_names
 from ltui.widgets.make_bindings import bindings
 from ltui.widgets.sanitise import clean_name
@@ -41,7 +41,7 @@ FIRST_PAINT_TIMEOUT_S = 1.0
 """Maximum seconds to wait until the form is painted, before more files and modules are read."""
 
 
-class HomeScreen(RunListScreen):
+class HomeScreen(MarkedRunsScreen):
     """Presets to launch and runs to open."""
 
     SCOPE = "home"

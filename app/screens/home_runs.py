@@ -1,16 +1,14 @@
-"""The commands of the home screen for the selected run: open, sort, resume, run again, delete."""
+"""The commands of the home screen for the selected run: open, sort, resume, run again."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from textual import on, work
+from textual import on
 
 from ltui.app.keys.footer import KeyFooter
 from ltui.app.panels.launch_panel import READONLY, FormPanel
 from ltui.app.panels.runs_panel import RunsPanel
-from ltui.app.panels.worker_results import call_screen, show_error
-from ltui.app.screens.confirm import ConfirmScreen
 from ltui.app.screens.full_screen import FullScreen
 
 if TYPE_CHECKING:
@@ -72,15 +70,13 @@ class RunListScreen(FullScreen[None]):
 
     def refusal_of(self, action: str) -> str | None:
         """Return the reason why ``action`` can't be done now; None if it can."""
-        if action in ("launch", "resume", "rerun", "delete") and self.readonly:
+        if action in ("launch", "resume", "rerun") and self.readonly:
             return READONLY
-        if action not in ("resume", "rerun", "delete"):
+        if action not in ("resume", "rerun"):
             return None
-        line = self.runs_panel.selected
+        line = self._run_for(action)
         if line is None:
             return "There is no run."
-        if action == "delete":
-            return f"{line.id} is running. Stop it first." if line.live else None
         # Imported here: the first frame needs no run's state.
         from ltui.app.presentation.notifications import no_checkpoint, refusal
 
@@ -89,13 +85,10 @@ class RunListScreen(FullScreen[None]):
         can_resume = action != "resume" or line.summary.resumable
         return None if can_resume else no_checkpoint(line.name)
 
-    def _selected_for(self, action: str) -> RunEntry | None:
-        """Return the selected run if ``action`` can be done; else show the reason."""
-        reason = self.refusal_of(action)
-        if reason is not None:
-            self.notify(reason, severity="warning", markup=False)
-            return None
-        return self.runs_panel.selected
+    def _run_for(self, action: str) -> RunEntry | None:
+        """Return the selected run; for a resume, the marked one if there is one."""
+        targets = self.runs_panel.targets()
+        return targets[0] if action == "resume" and targets else self.runs_panel.selected
 
     def action_resume(self) -> None:
         self._rerun("resume", new_run=False)
@@ -104,8 +97,9 @@ class RunListScreen(FullScreen[None]):
         self._rerun("rerun", new_run=True)
 
     def _rerun(self, action: str, *, new_run: bool) -> None:
-        line = self._selected_for(action)
-        if line is None:
+        reason, line = self.refusal_of(action), self._run_for(action)
+        if reason is not None or line is None:
+            self.notify(reason or "There is no run.", severity="warning", markup=False)
             return
         # Imported here: the first frame starts nothing.
         from ltui.app.screens.resume_or_rerun import RerunScreen
@@ -115,68 +109,3 @@ class RunListScreen(FullScreen[None]):
                 self._open(run_dir)
 
         self.app.push_screen(RerunScreen(line.run_dir, new_run=new_run), started)
-
-    def action_delete(self) -> None:
-        if (self.refusal_of("delete") is not None and not self.runs_panel.marked) or self.readonly:
-            self._selected_for("delete")
-            return
-        lines = [line for line in self.runs_panel.targets() if not line.live]
-        if not lines:
-            self.notify("The marked runs are running. Stop them first.", severity="warning")
-            return
-
-        def answered(yes: bool | None) -> None:
-            if yes:
-                self._delete(lines)
-
-        question = f"Delete {lines[0].id}? Its history, logs and checkpoints are lost."
-        if len(lines) > 1:
-            question = f"Delete {len(lines)} runs? Their history, logs and checkpoints are lost."
-        self.app.push_screen(ConfirmScreen(question, yes="delete it", no="keep it"), answered)
-
-    @work(thread=True, exclusive=True, group="launch", exit_on_error=False)
-    def _delete(self, lines: list[RunEntry]) -> None:
-        # Imported here: the first frame deletes nothing.
-        from ltui.training.lifecycle.resume_run import delete
-
-        deleted = 0
-        for line in lines:
-            try:
-                delete(line.run_dir)
-                deleted += 1
-            except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
-                show_error(self, f"{line.id} was not deleted", error)
-        if deleted:
-            words = lines[0].id if len(lines) == 1 else f"{deleted} runs"
-            call_screen(self, self._changed, f"deleted {words}")
-
-    def _changed(self, message: str) -> None:
-        self.notify(message, markup=False)
-        self.runs_panel.refresh_runs()
-
-    def action_mark(self) -> None:
-        self.runs_panel.toggle_mark()
-
-    def action_star(self) -> None:
-        if self.readonly:
-            self.notify(READONLY, severity="warning", markup=False)
-        elif lines := self.runs_panel.targets():
-            self._star(lines, not all(line.labels.star for line in lines))
-
-    @work(thread=True, exclusive=True, group="launch", exit_on_error=False)
-    def _star(self, lines: list[RunEntry], star: bool) -> None:
-        # Imported here: the first frame changes no run.
-        from dataclasses import replace
-
-        from ltui.training.store.labels_file import change_labels
-
-        try:
-            for line in lines:
-                change_labels(line.run_dir, lambda labels: replace(labels, star=star))
-        except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
-            show_error(self, "the star was not changed", error)
-        else:
-            words = lines[0].id if len(lines) == 1 else f"{len(lines)} runs"
-            call_screen(
-                self, self._changed, f"{'starred' if star else 'removed the star of'} {words}"
-            )

@@ -1,0 +1,104 @@
+"""The question where and in which format the metrics of runs are exported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Vertical
+from textual.message import Message
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from ltui.app.panels.form_fields import Form, FormField
+from ltui.app.runs.export_formats import EXPORT_FORMATS, FOLDER_FORMAT
+from ltui.training.problem import Problem
+from ltui.widgets.make_bindings import bindings
+
+FORMAT, TARGET = "format", "file"
+
+
+class ExportChoice(NamedTuple):
+    """A format and a file, or a folder for event files."""
+
+    form: str
+    target: str
+
+
+class ExportQuestion(ModalScreen[ExportChoice | None]):
+    """Return the choice, or None. A file that exists is replaced only after a second Enter."""
+
+    BINDINGS: ClassVar[list[BindingType]] = bindings(
+        "export_question",
+        """
+        enter  | submit        | export | Export
+        escape | dismiss(None) | cancel | Export nothing
+        """,
+    )
+
+    def __init__(self, runs: str, name: str, folder: Path) -> None:
+        """``runs``: what the runs are called. ``name``: the proposed name, without a suffix.
+        ``folder``: where a relative path is."""
+        super().__init__()
+        self._runs, self._stem, self._folder = runs, name, folder
+        self._proposed = _file_name(name, next(iter(EXPORT_FORMATS)))
+        self._warned_of: Path | None = None
+        """A file that exists, which the user was told."""
+
+    def compose(self) -> ComposeResult:
+        options = [(about, form) for form, about in EXPORT_FORMATS.items()]
+        with Vertical(classes="dialog"):
+            yield Static(Text(f"Export the metrics of {self._runs}", "bold"), id="question")
+            with Form(id="fields"):
+                yield FormField(FORMAT, options=options)
+                yield FormField(TARGET, text=self._proposed, meaning="relative to this folder")
+            yield Static("Enter: export   Tab: next field   Esc: cancel", id="answers")
+
+    def on_mount(self) -> None:
+        self._field(TARGET).query_one("Input").focus()
+
+    def _field(self, key: str) -> FormField:
+        return next(field for field in self.query(FormField) if field.key == key)
+
+    def on_form_field_changed(self, event: Message) -> None:
+        event.stop()
+        target = self._field(TARGET)
+        proposed = _file_name(self._stem, self._field(FORMAT).text)
+        if target.text == self._proposed != proposed:
+            self._proposed = proposed
+            target.text = proposed
+        self._field(TARGET).show_problems(())
+
+    def on_form_field_entered(self, event: Message) -> None:
+        event.stop()
+        self.action_submit()
+
+    def action_submit(self) -> None:
+        form, text = self._field(FORMAT).text, self._field(TARGET).text.strip()
+        path = self._folder / Path(text).expanduser()
+        if problem := self._problem(form, text, path):
+            self.query_one(Form).show_problems([Problem(where=TARGET, what=problem)])
+        else:
+            self.dismiss(ExportChoice(form, str(path)))
+
+    def _problem(self, form: str, text: str, path: Path) -> str | None:
+        """Return why the metrics are not written to ``path`` yet."""
+        if not text:
+            return "a name is missing."
+        if not path.parent.is_dir():
+            return f"there is no folder {path.parent}."
+        if form == FOLDER_FORMAT:
+            return "this is a file, and a folder is needed." if path.is_file() else None
+        if path.is_dir():
+            return "this is a folder."
+        if path.exists() and path != self._warned_of:
+            self._warned_of = path
+            return "the file exists. Enter replaces it."
+        return None
+
+
+def _file_name(name: str, form: str) -> str:
+    return f"{name}-events" if form == FOLDER_FORMAT else f"{name}.{form}"

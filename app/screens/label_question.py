@@ -1,0 +1,106 @@
+"""The questions for the tags, the group and the note of runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from rich.text import Text
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+from textual.suggester import SuggestFromList
+from textual.widgets import Input, Static
+
+from ltui.training.problem import ProblemError
+from ltui.training.state.run_labels import (
+    RunLabels,
+    checked_group,
+    checked_note,
+    checked_tags,
+    with_tags,
+)
+from ltui.widgets.make_bindings import bindings
+from ltui.widgets.sanitise import clean_line
+
+Change = Callable[[RunLabels], RunLabels]
+"""Returns the new labels of a run."""
+HINTS = {
+    "tags": "baseline,v2 adds two tags; -draft removes one.",
+    "group": "A run is in one group. An empty field takes it out of its group.",
+    "note": "One line of text. An empty field removes the note.",
+}
+
+
+class LabelQuestion(ModalScreen[Change | None]):
+    """Return what changes the labels of a run, or None."""
+
+    BINDINGS: ClassVar[list[BindingType]] = bindings(
+        "label_question",
+        """
+        escape | dismiss(None) | cancel | Change nothing
+        """,
+    )
+
+    def __init__(self, kind: str, runs: str, labels: Sequence[RunLabels], used: set[str]) -> None:
+        """``kind``: a key of ``HINTS``. ``runs``: what the runs are called. ``labels``: those of
+        the runs. ``used``: groups to complete a text with."""
+        super().__init__()
+        self._kind, self._runs, self._labels, self._used = kind, runs, labels, used
+
+    def compose(self) -> ComposeResult:
+        tags = sorted({tag for labels in self._labels for tag in labels.tags})
+        about = HINTS[self._kind]
+        if self._kind == "tags" and tags:
+            about += f" Now: {', '.join(tags)}."
+        title = f"{self._kind.capitalize()} of {self._runs}"
+        with Vertical(classes="dialog"):
+            yield Static(Text(title, "bold"), id="question")
+            yield Static(Text(about), classes="about")
+            yield Input(
+                self._common(),
+                suggester=SuggestFromList(sorted(self._used)) if self._used else None,
+                compact=True,
+            )
+            yield Static(id="problem", markup=False)
+            yield Static("Enter: change   Esc: cancel", id="answers")
+
+    def on_mount(self) -> None:
+        self.query_one("#problem").display = False
+
+    def _common(self) -> str:
+        """Return the group or note that all of the runs have."""
+        values = {"" if self._kind == "tags" else getattr(one, self._kind) for one in self._labels}
+        return values.pop() if len(values) == 1 else ""
+
+    @on(Input.Submitted)
+    def _submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        try:
+            change = label_change(self._kind, event.value)
+        except ProblemError as error:
+            problem = self.query_one("#problem", Static)
+            problem.update(Text(f"✗ {clean_line(str(error))}"))
+            problem.display = True
+        else:
+            self.dismiss(change)
+
+
+def label_change(kind: str, text: str) -> Change | None:
+    """Return what a typed text changes; None if nothing. Raises ``ProblemError``."""
+    if kind == "group":
+        group = checked_group(text, kind)
+        return lambda labels: replace(labels, group=group)
+    if kind == "note":
+        note = checked_note(text, kind)
+        return lambda labels: replace(labels, note=note)
+    words = re.split(r"[,\s]+", text.strip())
+    removed = checked_tags((word[1:] for word in words if word.startswith("-")), kind)
+    added = checked_tags((word for word in words if not word.startswith("-")), kind)
+    if not added and not removed:
+        return None
+    return lambda labels: replace(labels, tags=with_tags(labels, added, removed, kind))

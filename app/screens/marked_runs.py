@@ -1,0 +1,262 @@
+"""The commands of the home screen for marked runs, or for the selected one without marks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from textual import work
+
+from ltui.app.panels.launch_panel import READONLY
+from ltui.app.panels.worker_results import call_screen, show_error
+from ltui.app.screens.confirm import ConfirmScreen
+from ltui.app.screens.home_runs import RunListScreen
+
+if TYPE_CHECKING:
+    from ltui.app.runs.run_entry import RunEntry
+    from ltui.app.screens.export_question import ExportChoice
+    from ltui.training.state.run_labels import RunLabels
+    from ltui.training.store.run_directory import RunDir
+
+CHANGES = frozenset({"stop", "delete", "star", "label"})
+"""Actions that a read-only dashboard refuses, besides those of ``RunListScreen``."""
+MARK_TWO = "Mark at least two runs with Space, then press C to compare them."
+
+
+class MarkedRunsScreen(RunListScreen):
+    """A screen with keys that act on the marked runs."""
+
+    def refusal_of(self, action: str) -> str | None:
+        """Return the reason why ``action`` can't be done now; None if it can."""
+        name = action.partition("(")[0]
+        if name in CHANGES and self.readonly:
+            return READONLY
+        if name == "compare":
+            return MARK_TWO if len(self.runs_panel.marked) < 2 else None
+        if name not in (*CHANGES, "export") and (name != "resume" or not self._several()):
+            return super().refusal_of(action)
+        if self.readonly and name == "resume":
+            return READONLY
+        entries = self.runs_panel.targets()
+        if not entries:
+            return "There is no run."
+        if name in ("stop", "delete", "resume"):
+            return _nothing_to(name, entries)
+        return None
+
+    def _several(self) -> bool:
+        return len(self.runs_panel.marked) > 1
+
+    def _targets_of(self, action: str) -> list[RunEntry]:
+        """Return the runs that ``action`` is for; none, after the reason was shown, if it can't be
+        done."""
+        reason = self.refusal_of(action)
+        if reason is not None:
+            self.notify(reason, severity="warning", markup=False)
+            return []
+        return self.runs_panel.targets()
+
+    def action_mark(self) -> None:
+        self.runs_panel.toggle_mark()
+
+    def action_mark_all(self) -> None:
+        self.runs_panel.toggle_all_marks()
+
+    def action_compare(self) -> None:
+        if entries := self._targets_of("compare"):
+            # Imported here: this module is loaded before the app is.
+            from ltui.app.textual_app import LtuiApp
+
+            assert isinstance(self.app, LtuiApp)
+            self.app.compare_runs([entry.run_dir for entry in entries])
+
+    # -- questions ---------------------------------------------------------------------------------
+
+    def action_stop(self) -> None:
+        entries = self._targets_of("stop")
+        if not entries:
+            return
+        # Imported here: the first frame stops nothing.
+        from ltui.app.live.run_requests import send_request
+        from ltui.app.screens.stop_question import StopScreen, stop_question
+
+        if len(entries) == 1 and entries[0].snapshot is not None:
+            question = stop_question(entries[0].snapshot)
+        else:
+            live = [entry for entry in entries if entry.live]
+            question = (
+                f"Stop {_counted(live)}?\n"
+                "Each saves a checkpoint after its current step, then it ends."
+            )
+        self._do_after(
+            StopScreen(question),
+            "Stopping {} after the current step, with a checkpoint",
+            entries,
+            lambda run_dir: send_request(run_dir, {"cmd": "stop"}),
+        )
+
+    def action_resume(self) -> None:
+        if not self._several():
+            super().action_resume()
+            return
+        entries = self._targets_of("resume")
+        if not entries:
+            return
+        # Imported here: the first frame starts nothing.
+        from ltui.training.lifecycle.resume_run import resume
+
+        resumable = [entry for entry in entries if _is_resumable(entry)]
+        question = ConfirmScreen(
+            f"Resume {_counted(resumable)}, each from its last checkpoint?\nAll of them start now.",
+            yes="resume them",
+            no="start nothing",
+        )
+        self._do_after(question, "Resumed {}", entries, resume)
+
+    def action_delete(self) -> None:
+        entries = self._targets_of("delete")
+        if not entries:
+            return
+        # Imported here: the first frame deletes nothing.
+        from ltui.training.lifecycle.resume_run import delete
+        from ltui.widgets.formats import size
+
+        ended = [entry for entry in entries if not entry.live]
+        its = "Its" if len(ended) == 1 else "Their"
+        question = f"Delete {_counted(ended)}? {its} history, logs and checkpoints are lost."
+        if all(entry.size_bytes is not None for entry in ended):
+            question += f" This frees {size(sum(entry.size_bytes or 0.0 for entry in ended))}."
+        if live := len(entries) - len(ended):
+            question += f"\n{live} of the marked runs {'is' if live == 1 else 'are'} live and kept."
+        one = "it" if len(ended) == 1 else "them"
+        confirm = ConfirmScreen(question, yes=f"delete {one}", no=f"keep {one}")
+        self._do_after(confirm, "Deleted {}", entries, delete)
+
+    def action_star(self) -> None:
+        entries = self._targets_of("star")
+        if not entries:
+            return
+        # Imported here: the first frame changes no run.
+        from dataclasses import replace
+
+        star = not all(entry.labels.star for entry in entries)
+        text = "Starred {}" if star else "Removed the star of {}"
+        self._change_labels(text, entries, lambda labels: replace(labels, star=star))
+
+    def action_label(self, kind: str) -> None:
+        entries = self._targets_of("label")
+        if not entries:
+            return
+        # Imported here: the first frame asks nothing.
+        from ltui.app.screens.label_question import LabelQuestion
+
+        def answered(change: Callable[[RunLabels], RunLabels] | None) -> None:
+            if change is not None:
+                self._change_labels(f"Changed the {kind} of {{}}", entries, change)
+
+        labels = [entry.labels for entry in entries]
+        groups = {entry.labels.group for entry in self.runs_panel.lines.values()} - {""}
+        used = groups if kind == "group" else set()
+        self.app.push_screen(LabelQuestion(kind, _counted(entries), labels, used), answered)
+
+    def _change_labels(
+        self, text: str, entries: Sequence[RunEntry], change: Callable[[RunLabels], RunLabels]
+    ) -> None:
+        # Imported here: the first frame changes no run.
+        from ltui.training.store.labels_file import change_labels
+
+        run_dirs = [entry.run_dir for entry in entries]
+        self._do(text, run_dirs, lambda run_dir: change_labels(run_dir, change))
+
+    def action_export(self) -> None:
+        entries = self._targets_of("export")
+        if not entries:
+            return
+        # Imported here: the first frame exports nothing.
+        from ltui.app.screens.export_question import ExportQuestion
+
+        def answered(choice: ExportChoice | None) -> None:
+            if choice is not None:
+                self._export([entry.run_dir for entry in entries], choice)
+
+        name = entries[0].id if len(entries) == 1 else "runs"
+        self.app.push_screen(ExportQuestion(_counted(entries), name, Path.cwd()), answered)
+
+    # -- carrying out ------------------------------------------------------------------------------
+
+    def _do_after(
+        self,
+        question: ConfirmScreen,
+        text: str,
+        entries: Sequence[RunEntry],
+        action: Callable[[RunDir], object],
+    ) -> None:
+        """Ask, and carry out an action on each run if the answer is yes."""
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self._do(text, [entry.run_dir for entry in entries], action)
+
+        self.app.push_screen(question, answered)
+
+    @work(thread=True, group="marked runs", exit_on_error=False)
+    def _do(
+        self, text: str, run_dirs: Sequence[RunDir], action: Callable[[RunDir], object]
+    ) -> None:
+        """Carry out an action on each run, and report in one sentence how it went.
+
+        ``text`` has ``{}`` in place of the runs.
+        """
+        # Imported here: the first frame does nothing to a run.
+        from ltui.app.runs.several_runs import for_each
+
+        outcome = for_each(run_dirs, action)
+        severity: Literal["information", "warning"] = "warning" if outcome.failed else "information"
+        call_screen(self, self._changed, outcome.sentence(text), severity)
+
+    @work(thread=True, group="marked runs", exit_on_error=False)
+    def _export(self, run_dirs: Sequence[RunDir], choice: ExportChoice) -> None:
+        # Imported here: the first frame exports nothing.
+        from ltui.app.runs.export_runs import export_runs, select_metrics
+        from ltui.app.runs.several_runs import for_each
+
+        # A run that cannot be read must not keep the others from being exported.
+        outcome = for_each(run_dirs, lambda run_dir: select_metrics({run_dir.id: run_dir}, ()))
+        readable = {run_dir.id: run_dir for run_dir in run_dirs if run_dir.id in outcome.done}
+        sentences: list[str] = []
+        try:
+            if readable:
+                sentences = export_runs(readable, choice.form, choice.target)
+        except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
+            show_error(self, "nothing was exported", error)
+            return
+        text = outcome.sentence(f"Exported {{}} to {choice.target}")
+        severity: Literal["information", "warning"] = "warning" if outcome.failed else "information"
+        call_screen(self, self._changed, " ".join([text, *sentences]), severity)
+
+    def _changed(self, message: str, severity: Literal["information", "warning"]) -> None:
+        # A sentence with reasons needs more time to be read.
+        seconds = 5.0 if severity == "information" else 15.0
+        self.notify(message, severity=severity, timeout=seconds, markup=False)
+        self.runs_panel.refresh_runs()
+
+
+def _counted(entries: Sequence[RunEntry]) -> str:
+    return entries[0].name if len(entries) == 1 else f"{len(entries)} runs"
+
+
+def _is_resumable(entry: RunEntry) -> bool:
+    return not entry.live and entry.summary is not None and entry.summary.resumable
+
+
+def _nothing_to(action: str, entries: Sequence[RunEntry]) -> str | None:
+    """Return why none of the runs can be stopped, resumed or deleted."""
+    one = entries[0].name if len(entries) == 1 else None
+    if action == "stop" and not any(entry.live for entry in entries):
+        return f"{one or 'None of the marked runs'} is {'not ' if one else ''}running."
+    if action == "delete" and all(entry.live for entry in entries):
+        return f"{one or 'Every marked run'} is running. Stop it first."
+    if action == "resume" and not any(_is_resumable(entry) for entry in entries):
+        return "None of the marked runs has ended with a checkpoint to resume from."
+    return None

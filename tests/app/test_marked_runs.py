@@ -1,0 +1,237 @@
+"""The keys of the home screen that act on several marked runs, on real run directories."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+from textual.widgets import Input, Static
+
+from ltui.app.panels.runs_table import RunsTable
+from ltui.app.runs.several_runs import Outcome
+from ltui.app.screens.compare import CompareScreen
+from ltui.app.screens.confirm import ConfirmScreen
+from ltui.app.screens.export_question import ExportQuestion
+from ltui.app.screens.home import HomeScreen
+from ltui.app.screens.label_question import LabelQuestion, label_change
+from ltui.app.textual_app import LtuiApp
+from ltui.training.problem import ProblemError
+from ltui.training.state.run_labels import RunLabels
+from ltui.training.state.run_snapshot import RunState
+from ltui.training.store.labels_file import read_labels
+from ltui.training.store.run_directory import RunDir, list_runs
+from tests.app.one_run import until
+from tests.ltui_command import run_ltui
+from tests.stored_runs import stored_run
+
+IDS = ("brave-owl-5e6f", "calm-fox-1a2b", "old-pine-3c4d")
+
+
+@pytest.fixture
+def home(private_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three ended runs. The working directory is empty."""
+    for run_id in IDS:
+        stored_run(private_home, run_id, state=RunState.FAILED, metrics={"val/loss": 0.5})
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return private_home
+
+
+@pytest.fixture
+def live(home: Path) -> Iterator[str]:
+    """The id of a run that is running, beside the others."""
+    run_ltui("exec", "--detach", "--name", "live", "--", "sleep", "600", code=0)
+    (run_id,) = {run.id for run in list_runs(home)} - set(IDS)
+    yield run_id
+    run_ltui("stop", run_id, "--kill")
+
+
+class Home:
+    """The home screen with all of its runs listed and the focus on them."""
+
+    def __init__(self, pilot: Pilot[Any], screen: HomeScreen) -> None:
+        self.pilot, self.screen, self.app = pilot, screen, screen.app
+        self.panel, self.table = screen.runs_panel, screen.query_one(RunsTable)
+
+    @property
+    def notices(self) -> list[str]:
+        return [notification.message for notification in self.app._notifications]
+
+    async def press(self, *keys: str) -> None:
+        await self.pilot.press(*keys)
+
+    async def question(self, kind: type = ConfirmScreen) -> str:
+        """Wait for a question and return its text."""
+        await until(self.pilot, lambda: isinstance(self.app.screen, kind))
+        await until(self.pilot, lambda: bool(self.app.screen.query("#question")))
+        return str(self.app.screen.query_one("#question", Static).content)
+
+    async def notice(self, words: str) -> str:
+        """Wait for a notification with these words and return it."""
+        await until(self.pilot, lambda: any(words in text for text in self.notices))
+        return next(text for text in self.notices if words in text)
+
+
+@asynccontextmanager
+async def opened(home: Path, *, runs: int = 3, readonly: bool = False) -> AsyncIterator[Home]:
+    app = LtuiApp(home, readonly=readonly)
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = app.screen
+        assert isinstance(screen, HomeScreen)
+        await until(pilot, lambda: bool(screen.query(RunsTable)))
+        await until(pilot, lambda: len(screen.query_one(RunsTable).rows) == runs)
+        await pilot.press("3", "home")
+        yield Home(pilot, screen)
+
+
+async def test_marked_runs_are_compared_and_the_first_one_marked_is_the_first(home: Path) -> None:
+    async with opened(home) as it:
+        await it.press("C")
+        assert "Mark at least two runs with Space" in await it.notice("Mark")
+        await it.press("space", "C")
+        assert len(it.notices) == 2
+        await it.press("end", "space", "C")
+        await until(it.pilot, lambda: isinstance(it.app.screen, CompareScreen))
+        screen = it.app.screen
+        assert isinstance(screen, CompareScreen)
+        assert [run.id for run in screen._run_dirs] == [it.table.keys[0], it.table.keys[2]]
+
+
+async def test_several_marked_runs_are_deleted_after_one_question_and_a_live_one_is_kept(
+    home: Path, live: str
+) -> None:
+    async with opened(home, runs=4) as it:
+        await it.press("a")
+        assert len(it.panel.marked) == 4
+        await it.press("delete")
+        question = await it.question()
+        assert question.startswith("Delete 3 runs? Their history")
+        assert question.endswith("1 of the marked runs is live and kept.")
+        await it.press("y")
+        sentence = await it.notice("Deleted")
+        assert sentence.startswith(f"Deleted 3 of 4 runs: not {live} (the run is ")
+        await until(it.pilot, lambda: set(it.panel.lines) == {live})
+        assert list(it.panel.marked) == [live]
+        await it.press("delete")
+        assert "is running. Stop it first." in await it.notice("Stop it first")
+    assert [run.id for run in list_runs(home)] == [live]
+
+
+async def test_marked_runs_are_stopped_and_the_others_named(home: Path, live: str) -> None:
+    async with opened(home, runs=4) as it:
+        await it.press("s")
+        assert (await it.question()).startswith("Stop live?")
+        await it.press("escape", "a", "s")
+        assert (await it.question()).startswith("Stop live?")
+        await it.press("y")
+        sentence = await it.notice("Stopping 1 of 4 runs")
+        named = ", ".join(sorted(IDS, key=list(it.panel.lines).index))
+        assert f"not {named} (it is not running" in sentence
+
+
+async def test_a_damaged_run_among_others_is_left_out_and_named(home: Path) -> None:
+    bad = RunDir(home / "runs" / IDS[1])
+    bad.db_path.write_bytes(b"no database " * 1000)
+    async with opened(home) as it:
+        await it.press("a", "x")
+        assert await it.question(ExportQuestion) == "Export the metrics of 3 runs"
+        await it.press("enter")
+        sentence = await it.notice("Exported")
+        assert f"Exported 2 of 3 runs to {Path.cwd() / 'runs.csv'}: not {bad.id} (" in sentence
+        with Path("runs.csv").open() as file:
+            assert {row["run"] for row in csv.DictReader(file)} <= {IDS[0], IDS[2]}
+        await it.press("delete", "y")
+        await until(it.pilot, lambda: not it.panel.lines)
+        assert "Deleted 3 runs." in it.notices
+
+
+async def test_an_export_asks_before_it_replaces_a_file(home: Path) -> None:
+    Path("runs.json").write_text("mine")
+    async with opened(home) as it:
+        await it.press("space", "space", "x")
+        await it.question(ExportQuestion)
+        field = it.app.screen.query_one(Input)
+        await until(it.pilot, lambda: it.app.focused is field)
+        field.value = "nowhere/runs.json"
+        await it.press("enter")
+        assert isinstance(it.app.screen, ExportQuestion)
+        field.value = "runs.json"
+        await it.press("enter")
+        assert isinstance(it.app.screen, ExportQuestion)
+        assert Path("runs.json").read_text() == "mine"
+        await it.press("enter")
+        await it.notice("Exported 2 runs")
+        assert Path("runs.json").read_text() != "mine"
+
+
+async def test_marked_runs_are_tagged_grouped_and_annotated(home: Path) -> None:
+    async with opened(home) as it:
+        marked = it.table.keys[:2]
+        await it.press("space", "space", "T", *"base,v2", "enter")
+        assert await it.notice("tags") == "Changed the tags of 2 runs."
+        await it.press("T")
+        await it.question(LabelQuestion)
+        await it.press(*"-v2 b!d", "enter")
+        assert isinstance(it.app.screen, LabelQuestion)
+        assert "'b!d' cannot be a tag" in str(it.app.screen.query_one("#problem", Static).content)
+        await it.press(*["backspace"] * 4, "enter")
+        await until(it.pilot, lambda: it.notices.count("Changed the tags of 2 runs.") == 2)
+        await it.press("G", *"sweep", "enter")
+        await it.notice("group")
+        await it.press("n", *"why not", "enter")
+        await it.notice("note")
+    labels = [read_labels(RunDir(home / "runs" / run_id)) for run_id in marked]
+    assert labels == [RunLabels(tags=("base",), group="sweep", note="why not")] * 2
+    other = next(run_id for run_id in IDS if run_id not in marked)
+    assert read_labels(RunDir(home / "runs" / other)) == RunLabels()
+
+
+async def test_two_dashboards_that_tag_at_the_same_time_lose_nothing(home: Path) -> None:
+    async with opened(home) as one, opened(home) as two:
+        await one.press("a", "T", *"from-one", "enter")
+        await two.press("a", "T", *"from-two", "enter")
+        await one.notice("tags")
+        await two.notice("tags")
+    for run_id in IDS:
+        assert read_labels(RunDir(home / "runs" / run_id)).tags == ("from-one", "from-two")
+
+
+async def test_runs_without_a_checkpoint_are_not_resumed(home: Path) -> None:
+    async with opened(home) as it:
+        await it.press("a", "r")
+        assert "None of the marked runs" in await it.notice("None")
+
+
+async def test_a_readonly_dashboard_marks_and_compares_but_changes_nothing(home: Path) -> None:
+    async with opened(home, readonly=True) as it:
+        await it.press("a", "delete", "s", "asterisk", "T", "r")
+        assert sum("only watches" in text for text in it.notices) == 5
+        await it.press("C")
+        await until(it.pilot, lambda: isinstance(it.app.screen, CompareScreen))
+    assert {run.id for run in list_runs(home)} == set(IDS)
+
+
+def test_a_report_counts_names_and_groups_the_reasons() -> None:
+    failed = tuple((f"run-{i}", "it is busy.") for i in range(5))
+    assert Outcome(("a",), ()).sentence("Did {}") == "Did a."
+    assert Outcome(("a", "b"), ()).sentence("Did {}") == "Did 2 runs."
+    assert Outcome((), (("a", "why."),)).sentence("Did {}") == "Did nothing: not a (why)."
+    assert Outcome(("a",), (*failed, ("bad", "it is bad"))).sentence("Did {}") == (
+        "Did 1 of 7 runs: not run-0, run-1, run-2 and 2 others (it is busy); not bad (it is bad)."
+    )
+
+
+def test_a_typed_text_is_a_change_of_labels_or_a_problem() -> None:
+    before = RunLabels(tags=("a", "b"))
+    change = label_change("tags", " c -a, ")
+    assert change is not None
+    assert change(before).tags == ("b", "c")
+    assert label_change("tags", " ") is None
+    with pytest.raises(ProblemError):
+        label_change("group", "two words")
