@@ -12,16 +12,11 @@ from typing import Any
 from ltui.app.exit_codes import EXIT_DONE
 from ltui.app.output_file import print_json
 from ltui.app.presentation.run_report import columns, show_lines, started_text, truncated
-from ltui.app.runs.filter_runs import (
-    fields_of,
-    run_filter,
-    sort_key,
-    sorted_runs,
-    unknown_names,
-)
+from ltui.app.runs.filter_runs import fields_of, run_filter, unknown_names
 from ltui.app.runs.run_entry import RunEntry
 from ltui.app.runs.run_fields import FIELDS, Kind, kind_of, value_of, value_text
 from ltui.app.runs.run_list import RunList
+from ltui.app.runs.sort_runs import sort_key, sorted_runs
 from ltui.app.state_words import state_words
 from ltui.training.lifecycle.recover_runs import current_snapshot
 from ltui.training.lifecycle.resume_run import delete as delete_run

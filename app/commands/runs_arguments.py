@@ -47,8 +47,8 @@ filter:
   (a or b) and not c        terms next to each other are joined by `and`
 
 fields: id name preset state tag group note detail star live created started ended
-elapsed step epoch attempt ranks exit done speed size; config.NAME is a setting; other
-names are metrics.
+elapsed step epoch attempt ranks exit done speed metric size; config.NAME is a setting;
+other names are metrics.
 """
 
 _RUNS_EPILOG = f"""\

@@ -46,6 +46,7 @@ _RUN_LIST_HINTS = (
     KeyHint("r", "resume", "screen.resume"),
     KeyHint("/", "filter", "screen.filter"),
     KeyHint("o", "sort", "screen.sort"),
+    KeyHint("m", "columns", "screen.columns"),
     KeyHint("*", "star", "screen.star"),
     KeyHint("T", "tags", "screen.label('tags')"),
     KeyHint("R", "run again", "screen.rerun"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, cast
@@ -15,11 +16,14 @@ from textual.widgets import Input
 
 from ltui.app.panels.filtered_list_panel import FilterPanel
 from ltui.app.panels.worker_results import call_screen, error_lines
+from ltui.app.preferences import read_preferences, write_preference
 
 if TYPE_CHECKING:
     from ltui.app.panels.runs_table import RunsTable
+    from ltui.app.runs.list_layout import ListLayout
     from ltui.app.runs.run_entry import RunEntry
     from ltui.app.runs.run_list import RunList
+    from ltui.app.screens.column_chooser import ColumnChooser
 
 TITLE = "runs"
 REFRESH_S = 1.0
@@ -28,8 +32,10 @@ REST = 20
 """Times as long as a reading takes is waited until the next one, if there are many runs."""
 FIRST_READING_S = 0.3
 """Seconds after which a reading shows what it has, if runs are missing in the index."""
-ORDERS = ("", "name", "preset", "state", "metric")
-"""Orders of the key ``o``. The first one is that of the list: live runs first, then the newest."""
+SLOW_VALUES_S = 0.2
+"""Seconds of one reading in which disk use and settings are read."""
+PREFERENCE = "runs"
+"""Key in ``preferences.json`` of the columns and the order of the list."""
 
 
 class RunsPanel(FilterPanel):
@@ -49,9 +55,11 @@ class RunsPanel(FilterPanel):
         self.home = home
         self.lines: dict[str, RunEntry] = {}
         """All runs by id, including those that the filter hides."""
-        self.order = ""
-        """The field or metric that the runs are sorted by, after ``-`` the highest value first.
-        Empty: the order of the list; ``metric``: the metric that represents each run."""
+        self.list_layout: ListLayout
+        """The columns and the order, from ``start`` on. Without an order, live runs are first, then
+        the newest."""
+        self.chooser: ColumnChooser | None = None
+        """The open dialog for columns, which is told the names of all settings."""
         self.marked: dict[str, None] = {}
         """Ids of the runs that an action is for, including those that the filter hides, in the
         order in which they were marked."""
@@ -61,6 +69,10 @@ class RunsPanel(FilterPanel):
         """Time of the monotonic clock before which runs are not read again."""
         self._unread = 0
         """Number of runs that are still to be read."""
+        self._incomplete = 0
+        """Number of runs whose disk use or settings are still to be read."""
+        self._needed: frozenset[str] = frozenset()
+        """Names of fields and settings that the last reading was for."""
         self._run_to_select: str | None = None
         """Id of a run to move the cursor to, as soon as it is listed."""
 
@@ -72,7 +84,9 @@ class RunsPanel(FilterPanel):
         """Show the table, and refresh it regularly."""
         # Imported here: the first frame has no table.
         from ltui.app.panels.runs_table import RunsTable
+        from ltui.app.runs.list_layout import layout_from_document
 
+        self.list_layout = layout_from_document(read_preferences(self.home).get(PREFERENCE))
         await self.mount(RunsTable(id="runs-table"))
         self.refresh_runs()
         self.set_interval(REFRESH_S, partial(self.refresh_runs, now=False))
@@ -88,12 +102,29 @@ class RunsPanel(FilterPanel):
 
     def refresh_runs(self, *, now: bool = True) -> None:
         """Read the runs, unless that is being done. ``now``: do not wait for the next reading."""
-        if not self._reading and (now or time.monotonic() >= self._next_reading):
-            self._reading = True
-            self._read_runs()
+        if self._reading:
+            return
+        needed = self._needed_names()
+        if now or time.monotonic() >= self._next_reading or not needed <= self._needed:
+            self._reading, self._needed = True, needed
+            self._read_runs(needed)
+
+    def _needed_names(self) -> frozenset[str]:
+        """Return the names of what the list shows, sorts and filters by."""
+        # Imported here: the first frame shows no run.
+        from ltui.app.runs.filter_runs import fields_of
+        from ltui.app.runs.filter_syntax import FilterError
+        from ltui.app.runs.run_fields import SETTING
+
+        names = {"size", *self.list_layout.columns, self.list_layout.order.removeprefix("-")}
+        if self.chooser is not None:
+            names.add(SETTING)
+        with suppress(FilterError):
+            names |= fields_of(self.filter_text)
+        return frozenset(names)
 
     @work(thread=True, exclusive=False, group="runs", exit_on_error=False)
-    def _read_runs(self) -> None:
+    def _read_runs(self, names: frozenset[str]) -> None:
         """Read the runs in a worker's thread."""
         # Imported here, in the worker's thread: the first frame shows no run.
         from ltui.app.runs.run_list import RunList
@@ -104,22 +135,38 @@ class RunsPanel(FilterPanel):
             if self._list is None:
                 self._list = RunList(self.home, current_snapshot)
             lines = self._list.poll(FIRST_READING_S)
-            unread = self._list.unread
+            took = time.monotonic() - began
+            lines = self._list.complete(lines, names, SLOW_VALUES_S)
+            unread, incomplete = self._list.unread, self._list.incomplete
         except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
             reason = "; ".join(error_lines(error))
             call_screen(self, self.set_titles, TITLE, f"can't be read: {reason}")
         else:
-            call_screen(self, self._show, lines, unread)
-            ended = time.monotonic()
-            self._next_reading = 0.0 if unread else ended + REST * (ended - began) - REFRESH_S
+            call_screen(self, self._show, lines, unread, incomplete)
+            rest = 0.0 if unread or incomplete else REST * took - REFRESH_S
+            self._next_reading = time.monotonic() + rest
         finally:
             self._reading = False
 
-    def _show(self, lines: Sequence[RunEntry], unread: int) -> None:
+    def _show(self, lines: Sequence[RunEntry], unread: int, incomplete: int) -> None:
         self.lines = {line.id: line for line in lines}
-        self._unread = unread
+        self._unread, self._incomplete = unread, incomplete
         self.marked = {key: None for key in self.marked if key in self.lines}
         self.fill_list()
+        if self.chooser is not None:
+            self.chooser.offer(self.logged_names())
+
+    def logged_names(self) -> set[str]:
+        """Return the names of all metrics, and of all settings that were read."""
+        # Imported here: the first frame shows no run.
+        from ltui.app.runs.run_fields import SETTING
+
+        metrics = {line.metrics.names for line in self.lines.values()}
+        settings = {tuple(line.settings) for line in self.lines.values()}
+        return {
+            *(name for names in metrics for name in names),
+            *(f"{SETTING}{name}" for names in settings for name in names),
+        }
 
     def fill_list(self) -> None:
         # Imported here: the first frame shows no run.
@@ -137,12 +184,13 @@ class RunsPanel(FilterPanel):
             return
         shown = self._ordered([line for line in self.lines.values() if matches(line)])
         marked = frozenset(self.marked)
-        table = self.table
+        table, columns = self.table, self.list_layout.columns
+        table.columns, table.order = self.list_layout
         table.note = "no match" if self.lines and not shown else None
         table.set_rows(
             LazyRows(
                 [line.id for line in shown],
-                lambda i: run_row(shown[i], now, marked=shown[i].id in marked),
+                lambda i: run_row(shown[i], now, columns, marked=shown[i].id in marked),
             )
         )
         self.set_titles(TITLE, self._summary(len(shown)))
@@ -150,28 +198,33 @@ class RunsPanel(FilterPanel):
 
     def _ordered(self, lines: list[RunEntry]) -> list[RunEntry]:
         # Imported here: the first frame shows no run.
-        from ltui.app.runs.filter_runs import sort_key, sorted_by_metric, sorted_runs
+        from ltui.app.runs.sort_runs import sort_key, sorted_runs
 
-        if not self.order:
+        if not self.list_layout.order:
             return lines
-        if self.order == "metric":
-            return sorted_by_metric(lines)
-        name, reverse = sort_key(self.order)
+        name, reverse = sort_key(self.list_layout.order)
         return sorted_runs(lines, name, reverse=reverse)
 
     def _summary(self, shown: int) -> str:
+        # Imported here: the first frame shows no run.
+        from ltui.app.runs.sort_runs import order_text
+        from ltui.widgets.formats import size
+
         count = len(self.lines)
         if not count:
             return ""
         live = sum(line.live for line in self.lines.values())
         runs = "1 run" if count == 1 else f"{count} runs"
         parts = [runs if shown == count else f"{shown} of {runs}", f"{live or 'none'} running"]
+        if total := sum(line.size_bytes or 0.0 for line in self.lines.values()):
+            measuring = self._incomplete or self._unread
+            parts.append(f"{'over ' if measuring else ''}{size(total)}")
         if self.marked:
             parts.append(f"{len(self.marked)} marked")
         if self._unread:
             parts.append(f"reading {self._unread} more")
-        if self.order:
-            parts.append(f"sorted by {self.order}")
+        if self.list_layout.order:
+            parts.append(f"sorted by {order_text(self.list_layout.order)}")
         return ", ".join(parts)
 
     # -- the selected run --------------------------------------------------------------------------
@@ -198,7 +251,7 @@ class RunsPanel(FilterPanel):
         if line is not None:
             self.post_message(self.Opened(line))
 
-    # -- order -------------------------------------------------------------------------------------
+    # -- marks -------------------------------------------------------------------------------------
 
     def toggle_mark(self) -> None:
         """Mark the run under the cursor or remove its mark, and move to the next run."""
@@ -226,8 +279,32 @@ class RunsPanel(FilterPanel):
             return [self.lines[key] for key in self.marked]
         return [] if self.selected is None else [self.selected]
 
-    def next_order(self) -> None:
-        """Sort the runs in the next order."""
-        place = ORDERS.index(self.order) if self.order in ORDERS else -1
-        self.order = ORDERS[(place + 1) % len(ORDERS)]
+    # -- columns and order -------------------------------------------------------------------------
+
+    def use_layout(self, layout: ListLayout) -> None:
+        """Show these columns in this order, and remember both."""
+        self.list_layout = layout
         self.fill_list()
+        try:
+            write_preference(self.home, PREFERENCE, layout.to_document())
+        except OSError as error:
+            reason = error.strerror or str(error)
+            self.notify(
+                f"The columns can't be remembered: {reason}", severity="warning", markup=False
+            )
+
+    def next_order(self) -> None:
+        """Sort the runs by the next column."""
+        # Imported here: the first frame shows no run.
+        from ltui.app.runs.sort_runs import next_order
+
+        columns, order = self.list_layout
+        self.use_layout(self.list_layout._replace(order=next_order(order, columns)))
+
+    def reverse_order(self) -> None:
+        """Sort the runs in the opposite order."""
+        # Imported here: the first frame shows no run.
+        from ltui.app.runs.sort_runs import reversed_order
+
+        order = reversed_order(self.list_layout.order)
+        self.use_layout(self.list_layout._replace(order=order))

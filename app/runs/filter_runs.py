@@ -1,4 +1,4 @@
-"""Check filters against the fields of runs, and find and sort the runs that match. Pure."""
+"""Check filters against the fields of runs, and find the runs that match. Pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ from ltui.app.runs.run_fields import (
     setting_texts,
     value_of,
 )
-from ltui.training.problem import ProblemError
 from ltui.widgets.sanitise import clean_name
 
 Predicate = Callable[[RunEntry], bool]
@@ -175,48 +174,3 @@ def unknown_names(names: Iterable[str], entries: Sequence[RunEntry]) -> list[str
         hint = f" Did you mean `{clean_name(near[0])}`?" if near else ""
         sentences.append(f"no run has {kind} `{clean_name(name)}`.{hint}")
     return sentences
-
-
-def sort_key(text: str) -> tuple[str, bool]:
-    """Return the field of ``--sort`` and whether it is reversed: ``-created`` is."""
-    name = text.removeprefix("-")
-    if not name:
-        raise ProblemError.of(
-            where=f"--sort {text}",
-            what="the name of a field or metric is missing.",
-            remedy="Try --sort=-created, --sort=val/loss or --sort=config.lr.",
-        )
-    return name, text.startswith("-")
-
-
-def sorted_by_metric(entries: Iterable[RunEntry]) -> list[RunEntry]:
-    """Return the runs by the metric that represents each, best value first; those without last."""
-
-    def key(entry: RunEntry) -> tuple[bool, str, float]:
-        run = entry.summary
-        if run is None or run.metric_value is None or not math.isfinite(run.metric_value):
-            return True, "", 0.0
-        return False, run.metric, run.metric_value if run.lower_is_better else -run.metric_value
-
-    return sorted(entries, key=key)
-
-
-def sorted_runs(entries: Iterable[RunEntry], name: str, *, reverse: bool) -> list[RunEntry]:
-    """Return the runs by a field, the lowest value first unless ``reverse`` is set.
-
-    Runs without a value come last, and ties keep their places. Of a setting, numbers come before
-    texts.
-    """
-    with_value: list[tuple[tuple[float, str], RunEntry]] = []
-    without: list[RunEntry] = []
-    for entry in entries:
-        value = value_of(entry, name)
-        key = ", ".join(value) if isinstance(value, tuple) else value
-        if key is None or key == "" or (isinstance(key, float) and math.isnan(key)):
-            without.append(entry)
-        elif isinstance(key, str):
-            with_value.append(((math.inf, key.lower()), entry))
-        else:
-            with_value.append(((key, ""), entry))
-    with_value.sort(key=lambda pair: pair[0], reverse=reverse)
-    return [entry for _, entry in with_value] + without

@@ -71,6 +71,7 @@ FIELDS: dict[str, Field] = {
     "exit": _field(Kind.NUMBER, "exit code", "exit_code"),
     "done": _field(Kind.NUMBER, "completed fraction, 0 to 1", "done"),
     "speed": _field(Kind.NUMBER, "samples per second", "samples_per_s"),
+    "metric": _field(Kind.NUMBER, "the metric that represents the run", "metric_value"),
     "size": Field(Kind.SIZE, "disk use", lambda entry: entry.size_bytes),
 }
 """Other names are settings, such as ``config.lr``, and metrics: the last value of a metric, or with

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ltui.app.presentation.snapshot_text import rank_word
 from ltui.app.runs.run_entry import UNREADABLE, RunEntry
+from ltui.app.runs.run_fields import value_text
 from ltui.app.runs.run_summary import RunSummary
 from ltui.training.state.run_snapshot import RankState, RunSnapshot, RunState
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line, clean_name
 from ltui.widgets.view_models import Cell, Tone
+
+DEFAULT_COLUMNS = ("preset", "state", "tag", "done", "step", "metric", "created", "detail")
+"""The fields in the columns of the list, unless others were chosen. A row has values of their own
+for them; of every other field, setting or metric it has the text."""
+MAX_TEXT = 60
+"""Maximum characters of such a text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,11 +41,20 @@ class RunRow:
     metric_name: str = ""
     created: str = ""
     """Time since the run was launched."""
+    texts: Mapping[str, str] = field(default_factory=dict)
+    """Texts of the chosen columns that are not among ``DEFAULT_COLUMNS``."""
 
 
-def run_row(entry: RunEntry, now: float, *, marked: bool = False) -> RunRow:
+def run_row(
+    entry: RunEntry, now: float, columns: Sequence[str] = (), *, marked: bool = False
+) -> RunRow:
     """Return the row of a run, also of one that cannot be read."""
     labels, run = entry.labels, entry.summary
+    texts = {
+        name: clean_line(value_text(entry, name, now), MAX_TEXT)
+        for name in columns
+        if name not in DEFAULT_COLUMNS
+    }
     tags = ", ".join(labels.tags)
     if run is None:
         return RunRow(
@@ -49,6 +66,7 @@ def run_row(entry: RunEntry, now: float, *, marked: bool = False) -> RunRow:
             star=labels.star,
             marked=marked,
             tags=tags,
+            texts=texts,
         )
     tone = Tone(run.tone)
     return RunRow(
@@ -66,6 +84,7 @@ def run_row(entry: RunEntry, now: float, *, marked: bool = False) -> RunRow:
         metric_name=run.metric,
         created=formats.ago(None if run.created_at is None else now - run.created_at),
         note=_note_cell(entry, run),
+        texts=texts,
     )
 
 

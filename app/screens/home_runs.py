@@ -12,6 +12,7 @@ from ltui.app.panels.runs_panel import RunsPanel
 from ltui.app.screens.full_screen import FullScreen
 
 if TYPE_CHECKING:
+    from ltui.app.runs.list_layout import ListLayout
     from ltui.app.runs.run_entry import RunEntry
     from ltui.training.store.run_directory import RunDir
 
@@ -61,6 +62,23 @@ class RunListScreen(FullScreen[None]):
 
     def action_sort(self) -> None:
         self.runs_panel.next_order()
+
+    def action_reverse(self) -> None:
+        self.runs_panel.reverse_order()
+
+    def action_columns(self) -> None:
+        # Imported here: the first frame shows no run.
+        from ltui.app.screens.column_chooser import ColumnChooser
+
+        panel = self.runs_panel
+
+        def answered(layout: ListLayout | None) -> None:
+            panel.chooser = None
+            if layout is not None:
+                panel.use_layout(layout)
+
+        panel.chooser = ColumnChooser(panel.list_layout, panel.logged_names())
+        self.app.push_screen(panel.chooser, answered)
 
     def on_table_row_highlighted(self) -> None:
         # The footer omits keys that can't be used for the selected run.

@@ -21,6 +21,8 @@ from ltui.app.panels.launch_panel import FormPanel
 from ltui.app.panels.preset_fields import LaunchForm
 from ltui.app.panels.runs_table import RunsTable
 from ltui.app.runs.run_entry import RunEntry
+from ltui.app.runs.run_rows import DEFAULT_COLUMNS
+from ltui.app.screens.column_chooser import ColumnChooser
 from ltui.app.screens.confirm import ConfirmScreen, ProblemScreen
 from ltui.app.screens.home import HomeScreen
 from ltui.app.screens.run import RunScreen
@@ -30,8 +32,11 @@ from ltui.training.config.device_selection import Machine
 from ltui.training.config.presets import build_spec
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.rank.checkpoint_files import checkpoint_name, partial_path, publish_checkpoint
+from ltui.training.store.disk_use import disk_use
 from ltui.training.store.run_directory import RunDir
+from ltui.widgets import formats
 from tests.app.one_run import until
+from tests.stored_runs import stored_run
 
 LOCAL = """\
 trainer: {max_epochs: 3}
@@ -484,7 +489,7 @@ async def test_runs_are_filtered_and_sorted(home: Path, place: Path) -> None:
         table, panel = screen.query_one(RunsTable), screen.query_one("#runs")
         await until(pilot, lambda: len(table.rows) == 3)
         await pilot.press("3", "o")
-        await until(pilot, lambda: "sorted by name" in str(panel.border_subtitle))
+        await until(pilot, lambda: "sorted by name, A to Z" in str(panel.border_subtitle))
         assert [row.name for row in table.rows] == ["brave-owl", "calm-fox", "old-pine"]
         await pilot.press("slash", *"fox")
         await until(pilot, lambda: [row.name for row in table.rows] == ["calm-fox"])
@@ -494,6 +499,57 @@ async def test_runs_are_filtered_and_sorted(home: Path, place: Path) -> None:
         await pilot.press("escape")
         await until(pilot, lambda: len(table.rows) == 3)
         assert app.focused is table
+
+
+async def test_columns_and_order_are_chosen_and_remembered(home: Path, place: Path) -> None:
+    for epochs, run_id in enumerate(("calm-fox-1a2b", "brave-owl-3f2a", "old-pine-77cc"), 7):
+        stored_run(
+            home,
+            run_id,
+            metrics={"val/acc": 0.1 * epochs},
+            config={"trainer": {"max_epochs": epochs}},
+        )
+    app = LtuiApp(home)
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await ready(pilot, app)
+        table, panel = screen.query_one(RunsTable), screen.query_one("#runs")
+        await until(pilot, lambda: len(table.rows) == 3)
+        await until(pilot, lambda: "3 runs, none running, " in str(panel.border_subtitle))
+        total = sum(disk_use(run.run_dir.path) for run in screen.runs_panel.lines.values())
+        await until(pilot, lambda: formats.size(float(total)) in str(panel.border_subtitle))
+        await pilot.press("3", "m")
+        await until(pilot, lambda: isinstance(app.screen, ColumnChooser))
+        chooser = app.screen
+        assert isinstance(chooser, ColumnChooser)
+        await until(pilot, lambda: "config.trainer.max_epochs" in chooser._listed)
+        for _ in range(7):
+            await pilot.press("space", "down")
+        await pilot.press("slash", *"val/a", "down", "space", "s", "s")
+        await pilot.press("slash", *["backspace"] * 5, *"epochs", "down", "space", "left")
+        await pilot.press("enter")
+        await until(pilot, lambda: app.screen is screen)
+        chosen = ("detail", "config.trainer.max_epochs", "val/acc")
+        assert screen.runs_panel.list_layout == (chosen, "val/acc")
+    app = LtuiApp(home)
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await ready(pilot, app)
+        table, panel = screen.query_one(RunsTable), screen.query_one("#runs")
+        await until(pilot, lambda: len(table.rows) == 3 and table.rows[0].texts["val/acc"])
+        assert table.columns == chosen
+        assert "sorted by val/acc, lowest first" in str(panel.border_subtitle)
+        await until(
+            pilot,
+            lambda: (
+                [row.texts["config.trainer.max_epochs"] for row in table.rows] == ["7", "8", "9"]
+            ),
+        )
+        assert [c.title for c in table.columns_of(table.rows)] == [
+            *("run", "", "trainer.max_epochs", "val/acc ↑")
+        ]
+        await pilot.press("3", "O")
+        await until(pilot, lambda: table.rows[0].name == "old-pine")
+        await pilot.press("m", "d")
+        await until(pilot, lambda: table.columns == DEFAULT_COLUMNS)
 
 
 async def test_marked_runs_get_a_star_and_are_found_by_it(home: Path, place: Path) -> None:

@@ -8,10 +8,10 @@ import pytest
 
 from ltui.app.panels.runs_table import RunsTable
 from ltui.app.presentation.headline_metric import headline_metric
-from ltui.app.runs.filter_runs import sorted_by_metric
 from ltui.app.runs.run_entry import RunEntry
 from ltui.app.runs.run_rows import RunRow, run_row
 from ltui.app.runs.run_summary import summarise
+from ltui.app.runs.sort_runs import sorted_runs
 from ltui.training.config.preset_discovery import shipped_names
 from ltui.training.config.preset_form import apply_form
 from ltui.training.config.presets import load_preset
@@ -63,7 +63,10 @@ def test_the_title_names_the_metric_once_and_a_cell_only_another_one() -> None:
 
 def test_runs_are_sorted_by_the_best_metric_and_those_without_come_last() -> None:
     lines = [line("none"), line("high", train__loss=0.5), line("low", train__loss=0.25)]
-    assert [entry.id for entry in sorted_by_metric(lines)] == ["low", "high", "none"]
+    best_first = sorted_runs(lines, "metric", reverse=False)
+    assert [entry.id for entry in best_first] == ["low", "high", "none"]
+    worst_first = sorted_runs(lines, "metric", reverse=True)
+    assert [entry.id for entry in worst_first] == ["high", "low", "none"]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ltui.app.runs.filter_runs import run_filter, sort_key, sorted_runs, unknown_names
+from ltui.app.runs.filter_runs import run_filter, unknown_names
 from ltui.app.runs.filter_syntax import (
     COMPARISONS,
     AllOf,
@@ -28,6 +28,14 @@ from ltui.app.runs.filter_syntax import (
 )
 from ltui.app.runs.run_entry import RunEntry
 from ltui.app.runs.run_summary import MetricValues, summarise
+from ltui.app.runs.sort_runs import (
+    first_order,
+    next_order,
+    order_text,
+    reversed_order,
+    sort_key,
+    sorted_runs,
+)
 from ltui.training.state.run_labels import RunLabels
 from ltui.training.state.run_snapshot import MetricValue, RunState
 from ltui.training.store.run_directory import RunDir
@@ -245,3 +253,19 @@ def test_a_regular_expression_matches_as_python_does_or_the_place_is_marked(
         matches = run_filter(f"name:/{pattern}/", NOW)
         for name in ("a", "b.a", "aab", "w0-1"):
             assert matches(entry(name)) == (expression.search(name) is not None)
+
+
+def test_the_orders_go_through_the_columns_and_back_to_the_order_of_the_list() -> None:
+    orders, order = [], next_order("", ("state", "created", "val/loss", "val/acc"))
+    while order:
+        orders.append(order)
+        order = next_order(order, ("state", "created", "val/loss", "val/acc"))
+    assert orders == ["name", "state", "-created", "val/loss", "-val/acc"]
+    assert [reversed_order(order) for order in (*orders, "")] == [
+        *("-name", "-state", "created", "-val/loss", "val/acc", "created")
+    ]
+    assert [order_text(order) for order in orders[1:4]] == [
+        *("state, A to Z", "created, newest first", "val/loss, lowest first")
+    ]
+    assert next_order("config.lr", ("state",)) == "name"
+    assert (first_order("metric"), order_text("metric")) == ("metric", "metric, best first")
