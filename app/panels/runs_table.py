@@ -52,11 +52,11 @@ class RunsTable(Table[RunRow]):
     )
     NAME: ClassVar[Column] = Column(key="name", title="run", width=20)
     OWN_COLUMNS: ClassVar[Mapping[str, tuple[Column, ...]]] = {
-        "preset": (Column(key="preset", title="preset", width=20, importance=6),),
+        "preset": (Column(key="preset", title="preset", width=20, importance=7),),
         "state": (Column(key="state", title="state", width=9),),
-        "tag": (Column(key="tag", title="tags", width=16, importance=9),),
+        "tag": (Column(key="tag", title="tags", width=16, importance=6),),
         "done": (
-            Column(key="bar", title="", width=BAR_WIDTH, importance=7),
+            Column(key="bar", title="", width=BAR_WIDTH, importance=9),
             Column(key="done", title="done", width=5, right=True, importance=3),
         ),
         "step": (Column(key="step", title="", width=22, importance=8),),

@@ -45,7 +45,9 @@ class ColumnChooser(ModalScreen[ListLayout | None]):
         *bindings("columns", "enter | apply | apply | Show these", priority=True),
     ]
     DEFAULT_CSS = """
-    ColumnChooser OptionList { height: 1fr; border: none; padding: 0; margin-top: 1; }
+    ColumnChooser OptionList, ColumnChooser OptionList:focus {
+        height: 1fr; border: none; padding: 0; margin-top: 1; background: transparent;
+    }
     """
 
     def __init__(self, layout: ListLayout, names: Collection[str]) -> None:
