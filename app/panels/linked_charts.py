@@ -1,51 +1,107 @@
-"""Charts that show the same part of the x axis and the same crosshair, and their settings."""
+"""Charts that show the same part of the x axis and the same crosshair, and their settings.
+
+The settings are remembered for the preset or script.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
+from typing import Any
 
 from textual import on
 from textual.containers import Container
 
 from ltui.app.live.frame import Frame
 from ltui.app.live.metric_history import CurveRequest, LatestCurveRequest
+from ltui.app.preferences import read_script_preference, write_script_preference
 from ltui.app.presentation.chart_axis import Axis
 from ltui.app.presentation.metric_charts import ChartSettings
+from ltui.app.presentation.metric_list import preference_key
 from ltui.widgets import formats
 from ltui.widgets.charts.axis_scale import AxisRange
 from ltui.widgets.charts.chart import Chart
+
+PREFERENCE = "charts"
+"""Key in ``preferences.json`` of a mapping from preset or script to axis and smoothing."""
 
 
 class LinkedCharts(Container):
     """A container of charts. Its methods change all of them."""
 
-    def __init__(self, requests: LatestCurveRequest, *, id: str) -> None:  # noqa: A002 - Textual's
+    def __init__(self, home: Path, requests: LatestCurveRequest, *, id: str) -> None:  # noqa: A002 - Textual's
         super().__init__(id=id)
         self.settings = ChartSettings()
-        self._requests = requests
+        self._home, self._requests = home, requests
+        self._script = ""
+        """The preset or script of the run; empty until it is known."""
 
     @abstractmethod
     def redraw(self) -> None:
         """Draw the charts again, because the settings or the visible part changed."""
 
+    # -- what is remembered ------------------------------------------------------------------------
+
+    def use_remembered(self) -> None:
+        """Use what was chosen before for this preset or script."""
+        self.settings = self.settings.with_json(self.remembered(PREFERENCE))
+
+    def read_preferences(self, frame: Frame) -> None:
+        """Use what was chosen before, once the preset or script of the run is known."""
+        run = frame.snapshot
+        script = preference_key(run.preset, run.command)
+        if script and script != self._script:
+            self._script = script
+            self.use_remembered()
+
+    def remembered(self, preference: str) -> Any:
+        """Return what is remembered under a key; None if nothing is."""
+        return read_script_preference(self._home, preference, self._script)
+
+    def remember(self, choices: Mapping[str, Any]) -> None:
+        """Remember choices by their keys."""
+        if not self._script:
+            return
+        try:
+            for key, value in choices.items():
+                write_script_preference(self._home, key, self._script, value)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            self.notify(
+                f"The choice can't be remembered: {reason}", severity="warning", markup=False
+            )
+
+    def adopt(self, other: LinkedCharts) -> None:
+        """Use the axis and the smoothing of the charts of another screen."""
+        axis, smoothing = other.settings.axis, other.settings.smoothing
+        settings = replace(self.settings, axis=axis, smoothing=smoothing)
+        if settings != self.settings:
+            self._use_settings(settings)
+
+    def _use_settings(self, settings: ChartSettings) -> None:
+        if settings.axis != self.settings.axis:
+            for chart in self.query(Chart):
+                # The zoomed part was a part of the previous axis.
+                chart.view = chart.crosshair = None
+        self.settings = settings
+        self.redraw()
+        self.remember({PREFERENCE: settings.to_json()})
+
+    # -- what the keys change ----------------------------------------------------------------------
+
     def reset(self) -> None:
         """Restore the default axis, smoothing, zoom and scale."""
         default = ChartSettings()
-        self.settings = replace(self.settings, axis=default.axis, smoothing=default.smoothing)
         for chart in self.query(Chart):
             chart.view = chart.crosshair = None
             chart.log_y, chart.outliers = None, False
-        self.redraw()
+        self._use_settings(replace(self.settings, axis=default.axis, smoothing=default.smoothing))
 
     def next_axis(self) -> None:
-        self.settings = replace(self.settings, axis=self.settings.next_axis())
-        for chart in self.query(Chart):
-            # The zoomed part was a part of the previous axis.
-            chart.view = chart.crosshair = None
-        self.redraw()
+        self._use_settings(replace(self.settings, axis=self.settings.next_axis()))
 
     def scaled_charts(self) -> list[Chart]:
         """Return the charts whose y axis the keys change."""
@@ -65,8 +121,8 @@ class LinkedCharts(Container):
 
     def smooth(self, by: int) -> None:
         """Increase the smoothing by ``by`` levels; a negative number decreases it."""
-        self.settings = replace(self.settings, smoothing=self.settings.next_smoothing(by))
-        self.redraw()
+        smoothing = self.settings.next_smoothing(by)
+        self._use_settings(replace(self.settings, smoothing=smoothing))
 
     # -- the visible part --------------------------------------------------------------------------
 

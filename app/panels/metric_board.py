@@ -14,9 +14,7 @@ from ltui.app.live.metric_history import LatestCurveRequest
 from ltui.app.panels.linked_charts import LinkedCharts
 from ltui.app.panels.live_text import LiveText
 from ltui.app.panels.metric_grid import GridShape, MetricGrid
-from ltui.app.preferences import read_script_preference, write_script_preference
 from ltui.app.presentation import metric_charts
-from ltui.app.presentation.metric_list import preference_key
 from ltui.app.presentation.metric_pages import (
     FAVOURITE_SIGN,
     MAX_COLUMNS,
@@ -41,12 +39,10 @@ class MetricBoard(LinkedCharts):
     """
 
     def __init__(self, home: Path, requests: LatestCurveRequest, *, id: str) -> None:  # noqa: A002 - Textual's
-        super().__init__(requests, id=id)
+        super().__init__(home, requests, id=id)
         self.pages = MetricPages()
         self.problem = ""
         """What is wrong with the filter."""
-        self._home = home
-        self._preference = ""
         self._frame: Frame | None = None
         self._names: tuple[str, ...] = ()
         """The metrics of all pages, in order."""
@@ -69,7 +65,7 @@ class MetricBoard(LinkedCharts):
     def show(self, frame: Frame) -> None:
         """Draw the visible charts, and request their curves for the next frame."""
         self._frame = frame
-        self._read_preference(frame)
+        self.read_preferences(frame)
         self._order(frame)
         names = self.visible_names()
         self.request_curves(frame, metric_charts.requested_names(names, self.settings))
@@ -171,15 +167,7 @@ class MetricBoard(LinkedCharts):
         self.pages = pages
         self._names_of = ()
         self.redraw()
-        if not self._preference:
-            return
-        try:
-            write_script_preference(self._home, PREFERENCE, self._preference, pages.to_json())
-        except OSError as error:
-            reason = error.strerror or str(error)
-            self.notify(
-                f"The choice can't be remembered: {reason}", severity="warning", markup=False
-            )
+        self.remember({PREFERENCE: pages.to_json()})
 
     def change_shape(self, columns: int, rows: int) -> None:
         """Add columns and rows; negative numbers remove some."""
@@ -198,12 +186,9 @@ class MetricBoard(LinkedCharts):
         self.use(replace(self.pages, columns=None, rows=None))
         super().reset()
 
-    def _read_preference(self, frame: Frame) -> None:
-        run = frame.snapshot
-        key = preference_key(run.preset, run.command)
-        if key and key != self._preference:
-            self._preference = key
-            self.pages = pages_from_json(read_script_preference(self._home, PREFERENCE, key))
+    def use_remembered(self) -> None:
+        super().use_remembered()
+        self.pages = pages_from_json(self.remembered(PREFERENCE))
 
     # -- the line above the charts -----------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,8 @@ from ltui.app.panels.linked_charts import LinkedCharts
 from ltui.app.panels.live_text import LiveText
 from ltui.app.panels.metric_grid import MetricGrid
 from ltui.app.panels.panel import Panel
-from ltui.app.preferences import read_script_preference, write_script_preference
 from ltui.app.presentation import metric_charts, run_view
-from ltui.app.presentation.metric_list import MetricChoice, preference_key
+from ltui.app.presentation.metric_list import MetricChoice
 from ltui.widgets.charts.chart import Chart
 from ltui.widgets.view_models import ChartViewModel
 
@@ -40,10 +39,7 @@ class RunCharts(LinkedCharts):
     """
 
     def __init__(self, home: Path, requests: LatestCurveRequest, *, id: str) -> None:  # noqa: A002 - Textual's
-        super().__init__(requests, id=id)
-        self._home = home
-        self._preference: str | None = None
-        """The preset or script for which the chosen metrics were read."""
+        super().__init__(home, requests, id=id)
         self._frame: Frame | None = None
         self._visible: frozenset[str] = frozenset()
         self._drawn: dict[str, tuple[Any, ...]] = {}
@@ -64,7 +60,7 @@ class RunCharts(LinkedCharts):
     def show(self, frame: Frame, visible: frozenset[str]) -> None:
         """Draw the panels with their names in ``visible``."""
         self._frame, self._visible = frame, visible
-        self._read_preference(frame)
+        self.read_preferences(frame)
         self._request(frame)
         if "loss" in visible and self._is_due("loss", frame):
             view_models = metric_charts.metric_charts(frame, self.settings)
@@ -159,44 +155,28 @@ class RunCharts(LinkedCharts):
             return
         names, joined = choice.names, choice.joined and bool(choice.names)
         self.settings = replace(self.settings, metrics=names or None, joined=joined)
-        self._remember({PREFERENCE: names, JOINED_PREFERENCE: joined})
+        self.redraw()
+        self.remember({PREFERENCE: names, JOINED_PREFERENCE: joined})
 
     def _use_second(self, choice: MetricChoice | None) -> None:
         if choice is None:
             return
         names = () if choice.names == (THROUGHPUT,) else choice.names
         self.settings = replace(self.settings, second=names or None)
-        self._remember({SECOND_PREFERENCE: names})
-
-    def _remember(self, choices: Mapping[str, Any]) -> None:
         self.redraw()
-        if not self._preference:
-            return
-        try:
-            for key, value in choices.items():
-                write_script_preference(self._home, key, self._preference, value)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            self.notify(
-                f"The choice can't be remembered: {reason}", severity="warning", markup=False
-            )
+        self.remember({SECOND_PREFERENCE: names})
 
-    def _read_preference(self, frame: Frame) -> None:
-        """Use the metrics that were chosen before for this preset or script, once it is known."""
-        run = frame.snapshot
-        key = preference_key(run.preset, run.command)
-        if not key or key == self._preference:
-            return
-        self._preference = key
+    def use_remembered(self) -> None:
+        super().use_remembered()
         self.settings = replace(
             self.settings,
             metrics=self._stored_names(PREFERENCE) or self.settings.metrics,
             second=self._stored_names(SECOND_PREFERENCE) or self.settings.second,
-            joined=read_script_preference(self._home, JOINED_PREFERENCE, key) is True,
+            joined=self.remembered(JOINED_PREFERENCE) is True,
         )
 
     def _stored_names(self, preference: str) -> tuple[str, ...]:
-        names = read_script_preference(self._home, preference, self._preference or "")
+        names = self.remembered(preference)
         return tuple(map(str, names)) if isinstance(names, list) else ()
 
     def _request(self, frame: Frame) -> None:

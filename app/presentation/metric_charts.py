@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -56,6 +57,23 @@ class ChartSettings:
         """Return the smoothing that is ``steps`` places further in ``SMOOTHINGS``."""
         place = min(range(len(SMOOTHINGS)), key=lambda i: abs(SMOOTHINGS[i] - self.smoothing))
         return SMOOTHINGS[min(len(SMOOTHINGS) - 1, max(0, place + steps))]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what is remembered: the axis and the smoothing, unless they are the default."""
+        chosen = {"axis": self.axis, "smoothing": self.smoothing}
+        default = ChartSettings()
+        return {key: value for key, value in chosen.items() if value != getattr(default, key)}
+
+    def with_json(self, document: object) -> ChartSettings:
+        """Return these settings with the remembered ones. What is damaged is left out."""
+        if not isinstance(document, dict):
+            return self
+        axis, smoothing = document.get("axis"), document.get("smoothing")
+        return replace(
+            self,
+            axis=axis if isinstance(axis, str) and axis in AXES else self.axis,
+            smoothing=smoothing if smoothing in SMOOTHINGS else self.smoothing,
+        )
 
 
 def shown_metrics(frame: Frame, settings: ChartSettings) -> tuple[str, ...]:

@@ -98,6 +98,7 @@ class MetricsScreen(ChartKeysScreen):
     def on_mount(self) -> None:
         self.query_one("#name").display = False
         self.query_one("#board").border_title = "metrics"
+        self.charts.adopt(self._run.charts)
         self.watch(self._run, "frame", self._draw, init=False)
         self.call_after_refresh(self._begin)
 
@@ -193,6 +194,7 @@ class MetricsScreen(ChartKeysScreen):
             self.action_back()
 
     def action_back(self) -> None:
+        self._run.charts.adopt(self.charts)
         self.app.pop_screen()
 
     def farewell(self) -> str:

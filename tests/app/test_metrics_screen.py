@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from textual.widgets import Input, Static
 
 from ltui.app.live.frame import Frame
 from ltui.app.preferences import read_preferences
+from ltui.app.presentation.metric_charts import ChartSettings
 from ltui.app.screens.help import HelpScreen
 from ltui.app.screens.metrics import MetricsScreen
 from ltui.app.screens.run import RunScreen
@@ -246,3 +248,36 @@ async def test_only_changed_cells_are_painted_while_the_run_screen_is_hidden(
         await pilot.press("question_mark")
         await until(pilot, lambda: isinstance(app.screen, HelpScreen))
         assert app.screen_stack[-2].is_current, "it is seen beside the help"
+
+
+async def test_axis_and_smoothing_are_the_same_on_both_screens_and_remembered(
+    tmp_path: Path,
+) -> None:
+    app = OneRunAt(home(tmp_path), Script(many()))
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await opened(pilot, app)
+        await pilot.press("x", "minus")
+        chosen = screen.charts.settings
+        await pilot.press("q")
+        await until(pilot, lambda: app.screen is app.run_screen)
+        assert (chosen.axis, chosen.smoothing) == ("epoch", 0.8)
+        assert app.run_screen.charts.settings.axis == "epoch"
+        await pilot.press("x")
+        assert app.run_screen.charts.settings.axis == "time"
+    again = OneRunAt(tmp_path, Script(many()))
+    async with again.run_test(size=(160, 50)) as pilot:
+        screen = await opened(pilot, again)
+        for settings in (screen.charts.settings, again.run_screen.charts.settings):
+            assert (settings.axis, settings.smoothing) == ("time", 0.8)
+        await pilot.press("0", "q")
+        await until(pilot, lambda: again.screen is again.run_screen)
+        assert again.run_screen.charts.settings.axis == "step"
+    assert read_preferences(tmp_path)["charts"] == {}
+
+
+@pytest.mark.parametrize(
+    "stored", [7, {"axis": []}, {"axis": "bananas", "smoothing": "much"}, {"smoothing": math.nan}]
+)
+def test_damaged_settings_of_charts_are_left_out(stored: object) -> None:
+    settings = ChartSettings(axis="time", smoothing=0.5)
+    assert settings.with_json(stored) == settings
