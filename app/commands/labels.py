@@ -13,10 +13,11 @@ from ltui.training.state.run_labels import (
     checked_group,
     checked_note,
     checked_tags,
+    new_labels,
     with_tags,
 )
-from ltui.training.store.labels_file import change_labels, labels_text, read_labels
-from ltui.training.store.run_directory import RunDir, find_runs, ltui_home
+from ltui.training.store.labels_file import change_labels, files_at_launch, read_labels
+from ltui.training.store.run_directory import find_runs, ltui_home
 
 
 def tag(options: Namespace) -> int:
@@ -70,12 +71,8 @@ def star(options: Namespace) -> int:
 def label_files(options: Namespace) -> dict[str, str]:
     """Return the file with the labels of a run that is launched, by its name; empty if none is
     given. Raises ``ProblemError``."""
-    labels = RunLabels(
-        tags=with_tags(RunLabels(), checked_tags(options.tag, "--tag"), (), "--tag"),
-        group=checked_group(options.group or "", "--group"),
-        note=checked_note(options.note or "", "--note"),
-    )
-    return {} if labels == RunLabels() else {RunDir.LABELS_NAME: labels_text(labels)}
+    where = ("--tag", "--group", "--note")
+    return files_at_launch(new_labels(options.tag, options.group or "", options.note or "", where))
 
 
 def _print(

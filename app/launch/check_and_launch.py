@@ -15,7 +15,9 @@ from ltui.training.lifecycle.launch_run import launch
 from ltui.training.lifecycle.start_from import find_start_checkpoint
 from ltui.training.nodes.link_key import KEY_FILE_NAME, LinkKey
 from ltui.training.problem import ProblemError
+from ltui.training.state.run_labels import RunLabels
 from ltui.training.state.run_snapshot import CheckpointInfo
+from ltui.training.store.labels_file import files_at_launch
 from ltui.training.store.run_directory import RunDir, new_run_id
 
 
@@ -24,6 +26,7 @@ def start_run(
     preset: Preset,
     overrides: Sequence[str],
     start_from: str,
+    labels: RunLabels,
     on_start: Callable[[], None] = lambda: None,
 ) -> RunDir:
     """Launch the run of the home screen's form and return once its supervisor answers.
@@ -42,6 +45,7 @@ def start_run(
     on_start()
     # The other machines join with this key; the run's screen shows the command.
     files = {} if spec.nodes is None else {KEY_FILE_NAME: f"{LinkKey.generate().text}\n"}
+    files |= files_at_launch(labels)
     return launch(spec, home, checkpoint, interpreter_checked=True, private_files=files)
 
 

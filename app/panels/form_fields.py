@@ -124,6 +124,20 @@ class KnobField(FormField):
         self.knob = knob
 
 
+class LabelField(FormField):
+    """A field for the tags, the group or the note of a run."""
+
+    MEANINGS: ClassVar[dict[str, str]] = {
+        "tags": "words such as baseline, with commas",
+        "group": "a name for runs that belong together",
+        "note": "one line of text",
+    }
+    """The keys of the fields, in their order, and what to type."""
+
+    def __init__(self, key: str, text: str) -> None:
+        super().__init__(key, text=text, meaning=self.MEANINGS[key])
+
+
 class StartField(FormField):
     """A field for another run's checkpoint, from which the run starts."""
 

@@ -24,10 +24,11 @@ from ltui.app.screens.confirm import ProblemScreen
 if TYPE_CHECKING:
     from textual.timer import Timer
 
-    from ltui.app.panels.preset_fields import LaunchForm
+    from ltui.app.panels.preset_fields import FormTexts, LaunchForm
     from ltui.training.config.device_selection import Machine
     from ltui.training.config.preset_form import FormResult
     from ltui.training.config.presets import Preset
+    from ltui.training.state.run_labels import RunLabels
     from ltui.training.store.run_directory import RunDir
 
 CHECK_AFTER_S = 0.15
@@ -137,24 +138,28 @@ class FormPanel(Panel):
         if form is None or not self._has_machine:
             return
         if form.preset is not None and form.preset is self.preset:
-            self._check(form.preset, form.texts(), form.start_from)
+            self._check(form.preset, form.texts())
 
     @work(thread=True, exclusive=True, group="check", exit_on_error=False)
-    def _check(self, preset: Preset, texts: dict[str, str], start_from: str) -> None:
+    def _check(self, preset: Preset, texts: FormTexts) -> None:
         # Imported here, in the worker's thread: the first frame checks nothing.
         from ltui.app.presentation.launch_summary import launch_summary
         from ltui.training.config.preset_form import apply_form
         from ltui.training.config.yaml_document import resolve, write_document
         from ltui.training.problem import ProblemError
 
-        result = apply_form(preset, texts, self.machine)
+        result = apply_form(preset, texts.settings, self.machine)
         start, problems = "", list(result.problems)
-        if start_from:
+        try:
+            _labels(texts)
+        except ProblemError as error:
+            problems += error.problems
+        if texts.start_from:
             # Imported here: most runs start from the beginning.
             from ltui.app.launch.check_and_launch import describe_start
 
             try:
-                start = describe_start(self.home, start_from)
+                start = describe_start(self.home, texts.start_from)
             except ProblemError as error:
                 problems += error.problems
         result = replace(result, problems=tuple(problems))
@@ -167,7 +172,7 @@ class FormPanel(Panel):
             form = self.form
             if form is None or form.preset is not preset:
                 return
-            if (form.texts(), form.start_from) == (texts, start_from):
+            if form.texts() == texts:
                 form.show_start(start)
                 self._show_result(form, result, summary)
                 self.post_message(self.Checked(text))
@@ -191,7 +196,7 @@ class FormPanel(Panel):
             self.refuse(NOTHING_SELECTED)
             return
         self.notify("checking (a few seconds) …", timeout=4)
-        self._deep_check(self.preset, self.form.texts())
+        self._deep_check(self.preset, self.form.texts().settings)
 
     @work(thread=True, exclusive=True, group="deep check", exit_on_error=False)
     def _deep_check(self, preset: Preset, texts: dict[str, str]) -> None:
@@ -230,7 +235,9 @@ class FormPanel(Panel):
         # A launch reports what is wrong with the defaults.
         with suppress(ProblemError):
             shown = with_launch_defaults(preset)
-        text = editor_text(shown, apply_form(preset, self.form.texts(), self.machine).document)
+        text = editor_text(
+            shown, apply_form(preset, self.form.texts().settings, self.machine).document
+        )
 
         async def edited(new: str | None) -> None:
             if new is not None and new != text:
@@ -253,24 +260,25 @@ class FormPanel(Panel):
             self.refuse(NOTHING_SELECTED)
         elif not self._launching:
             self._launching = True
-            self._launch(self.preset, self.form.texts(), self.form.start_from)
+            self._launch(self.preset, self.form.texts())
 
     @work(thread=True, group="launch", exit_on_error=False)
-    def _launch(self, preset: Preset, texts: dict[str, str], start_from: str) -> None:
+    def _launch(self, preset: Preset, texts: FormTexts) -> None:
         # Imported here, in the worker's thread: the first frame launches nothing.
         from ltui.app.launch.check_and_launch import start_run
         from ltui.training.config.preset_form import apply_form
         from ltui.training.problem import ProblemError
 
         try:
-            result = apply_form(preset, texts, self.machine)
+            result = apply_form(preset, texts.settings, self.machine)
             if result.problems:
                 raise ProblemError(*result.problems)
             run_dir = start_run(
                 self.home,
                 preset,
                 result.overrides,
-                start_from,
+                texts.start_from,
+                _labels(texts),
                 lambda: self._show_notice(f"launching {preset.name} …"),
             )
         except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
@@ -302,3 +310,13 @@ class FormPanel(Panel):
     def _pressed(self, event: LaunchLine.Pressed) -> None:
         event.stop()
         self.launch()
+
+
+def _labels(texts: FormTexts) -> RunLabels:
+    """Return the labels of the form. Raises ``ProblemError`` with the keys of their fields."""
+    # Imported here: the first frame has no form.
+    from ltui.training.state.run_labels import new_labels
+
+    where = tags, group, note = "tags", "group", "note"
+    labels = texts.labels
+    return new_labels([labels[tags]], labels[group], labels[note], where)

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from asyncio import Lock
+from typing import NamedTuple
 
 from rich.text import Text
 from textual.widget import Widget
 from textual.widgets import Static
 
-from ltui.app.panels.form_fields import Form, KnobField, StartField
+from ltui.app.panels.form_fields import Form, KnobField, LabelField, StartField
 from ltui.training.config.preset_form import START_FROM, field_texts
 from ltui.training.config.presets import Preset
 from ltui.widgets.sanitise import clean_line
+
+
+class FormTexts(NamedTuple):
+    """What the fields of a form hold."""
+
+    settings: dict[str, str]
+    """By the key of the setting."""
+    start_from: str
+    """The checkpoint to start from, as ``RUN`` or ``RUN:STEP``; empty for none."""
+    labels: dict[str, str]
+    """Tags, group and note."""
 
 
 class LaunchForm(Form):
@@ -26,15 +38,14 @@ class LaunchForm(Form):
         """The typed texts by field key, by preset name."""
         self._gpus = Text()
 
-    @property
-    def start_from(self) -> str:
-        """The checkpoint to start from, as ``RUN`` or ``RUN:STEP``; empty for none."""
-        fields = list(self.query(StartField))
-        return fields[0].text.strip() if fields else ""
-
-    def texts(self) -> dict[str, str]:
-        """Return the texts of the fields by knob key."""
-        return {field.knob.key: field.text for field in self.query(KnobField)}
+    def texts(self) -> FormTexts:
+        """Return the texts of the fields."""
+        starts = list(self.query(StartField))
+        return FormTexts(
+            settings={field.knob.key: field.text for field in self.query(KnobField)},
+            start_from=starts[0].text.strip() if starts else "",
+            labels={field.key: field.text.strip() for field in self.query(LabelField)},
+        )
 
     async def show(self, preset: Preset, *, keep: bool = True) -> None:
         """Show the fields of ``preset`` with the values that were typed before.
@@ -45,8 +56,10 @@ class LaunchForm(Form):
             self._store_values()
             typed = self._values.get(preset.name, {})
             await self.remove_children()
-            values = typed if keep else {START_FROM: typed.get(START_FROM, "")}
-            await self.mount_all(self._make_widgets(preset, values))
+            if not keep:
+                others = (START_FROM, *LabelField.MEANINGS)
+                typed = {key: text for key, text in typed.items() if key in others}
+            await self.mount_all(self._make_widgets(preset, typed))
             self.preset = preset
 
     async def show_message(self, text: Text) -> None:
@@ -59,7 +72,12 @@ class LaunchForm(Form):
     def _store_values(self) -> None:
         """Store the typed values; after that the fields belong to no preset."""
         if self.preset is not None:
-            self._values[self.preset.name] = {**self.texts(), START_FROM: self.start_from}
+            texts = self.texts()
+            self._values[self.preset.name] = {
+                **texts.settings,
+                START_FROM: texts.start_from,
+                **texts.labels,
+            }
         self.preset = None
 
     def _make_widgets(self, preset: Preset, values: dict[str, str]) -> list[Widget]:
@@ -74,7 +92,9 @@ class LaunchForm(Form):
         devices = [n for n, row in enumerate(rows, 1) if row.knob.type == "devices"]
         below = devices[0] if devices else len(rows)
         widgets: list[Widget] = [*rows[:below], gpus, *rows[below:]]
-        return [Static(about, id="about"), *widgets, StartField(values.get(START_FROM, "")), others]
+        labels = [LabelField(key, values.get(key, "")) for key in LabelField.MEANINGS]
+        start = StartField(values.get(START_FROM, ""))
+        return [Static(about, id="about"), *widgets, start, *labels, others]
 
     def show_gpus(self, text: Text) -> None:
         """Show which GPUs of this machine are free."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Mapping
@@ -14,8 +15,8 @@ from textual.widget import Widget
 from textual.widgets import Input, OptionList, Static, TextArea
 
 from ltui.app.keys.footer import KeyFooter
-from ltui.app.launch import local_machine
-from ltui.app.panels.form_fields import KnobField, StartField
+from ltui.app.launch import check_and_launch, local_machine
+from ltui.app.panels.form_fields import KnobField, LabelField, StartField
 from ltui.app.panels.launch_line import LaunchLine
 from ltui.app.panels.launch_panel import FormPanel
 from ltui.app.panels.preset_fields import LaunchForm
@@ -32,6 +33,7 @@ from ltui.training.config.device_selection import Machine
 from ltui.training.config.presets import build_spec
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.rank.checkpoint_files import checkpoint_name, partial_path, publish_checkpoint
+from ltui.training.state.run_labels import RunLabels, labels_from_document
 from ltui.training.store.disk_use import disk_use
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets import formats
@@ -333,6 +335,36 @@ async def test_a_run_that_can_not_start_from_there_is_not_launched(home: Path, p
         screen.action_launch()
         await until(pilot, lambda: isinstance(app.screen, ProblemScreen))
         assert not list((home / "runs").iterdir())
+
+
+async def test_labels_are_typed_in_the_form_checked_and_given_to_the_run(
+    home: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: list[Mapping[str, str]] = []
+
+    def launch(spec: RunSpec, home: Path, *_: object, **options: Any) -> RunDir:
+        launched.append(options["private_files"])
+        return a_run(home, spec.id)
+
+    monkeypatch.setattr(check_and_launch, "launch", launch)
+    app = LtuiApp(home)
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await ready(pilot, app)
+        fields = {field.key: field for field in screen.query(LabelField)}
+        assert list(fields) == ["tags", "group", "note"]
+        fields["tags"].text, fields["group"].text = "b!d, v2", "two words"
+        fields["note"].text = "the first one"
+        await until(pilot, lambda: screen.form_panel.result is None)
+        await until(pilot, lambda: screen.form_panel.result is not None)
+        notes = [str(fields[key].query_one(".field-note", Static).content) for key in fields]
+        assert ["cannot be" in note for note in notes] == [True, True, False]
+        fields["tags"].text, fields["group"].text = "base, v2", ""
+        await until(pilot, lambda: screen.form_panel.result is None)
+        await until(pilot, lambda: screen.form_panel.result is not None)
+        screen.action_launch()
+        await until(pilot, lambda: launched)
+        labels = labels_from_document(json.loads(launched[0]["labels.json"]))
+        assert labels == RunLabels(tags=("base", "v2"), note="the first one")
 
 
 async def test_titles_of_presets_are_not_markup(home: Path, place: Path) -> None:

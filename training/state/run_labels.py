@@ -6,11 +6,11 @@ They are stored beside the run (``training/store/labels_file.py``) and never cha
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ltui.training.problem import ProblemError
+from ltui.training.problem import Problem, ProblemError
 
 MOST_TAGS = 32
 """Maximum number of tags of a run."""
@@ -91,6 +91,29 @@ def checked_note(text: str, where: str) -> str:
             remedy=f"Use at most {MOST_NOTE_CHARACTERS}.",
         )
     return note
+
+
+def new_labels(tags: Iterable[str], group: str, note: str, where: Sequence[str]) -> RunLabels:
+    """Return the labels of a run that is launched. Raises ``ProblemError`` with all mistakes.
+
+    ``where``: the places of tags, group and note that a problem names.
+    """
+    at_tags, at_group, at_note = where
+    labels = NO_LABELS
+    problems: list[Problem] = []
+    steps: tuple[Callable[[RunLabels], RunLabels], ...] = (
+        lambda now: replace(now, tags=with_tags(now, checked_tags(tags, at_tags), (), at_tags)),
+        lambda now: replace(now, group=checked_group(group, at_group)),
+        lambda now: replace(now, note=checked_note(note, at_note)),
+    )
+    for step in steps:
+        try:
+            labels = step(labels)
+        except ProblemError as error:
+            problems += error.problems
+    if problems:
+        raise ProblemError(*problems)
+    return labels
 
 
 def with_tags(

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 
 from ltui.training.problem import ProblemError
-from ltui.training.state.run_labels import RunLabels, labels_from_document
+from ltui.training.state.run_labels import NO_LABELS, RunLabels, labels_from_document
 from ltui.training.store.run_directory import RunDir, read_json, write_json
 
 
@@ -20,6 +20,11 @@ def read_labels(run_dir: RunDir) -> RunLabels:
 def labels_text(labels: RunLabels) -> str:
     """Return the content of the file."""
     return json.dumps(labels.to_document())
+
+
+def files_at_launch(labels: RunLabels) -> dict[str, str]:
+    """Return the content of the file by its name; empty if there are no labels."""
+    return {} if labels == NO_LABELS else {RunDir.LABELS_NAME: labels_text(labels)}
 
 
 def change_labels(run_dir: RunDir, change: Callable[[RunLabels], RunLabels]) -> RunLabels:
