@@ -186,6 +186,11 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         self._update_virtual_size()
         self.refresh()
 
+    def watch_show_vertical_scrollbar(self) -> None:
+        """Fit the columns again: the scrollbar takes a column without a resize of the table."""
+        if self.is_mounted:
+            self.on_resize()
+
     # Drawing
 
     def render_line(self, y: int) -> Strip:

@@ -9,6 +9,7 @@ import pytest
 from textual.app import App, ComposeResult
 from textual.geometry import Region
 
+from ltui.widgets.columns import Cells, Column
 from ltui.widgets.gpu_table import GpuTable
 from ltui.widgets.rank_table import RankTable
 from ltui.widgets.table import Table
@@ -271,3 +272,30 @@ async def test_a_note_is_read_whole_at_the_cost_of_lesser_columns() -> None:
         await pilot.pause()
         assert note in text_of(app.ranks)[1]
         assert "pid" not in text_of(app.ranks)[0]
+
+
+class Words(Table[str]):
+    """A table whose column takes the whole width."""
+
+    COLUMNS = (Column(key="word", title="word", width=4, right=True, grows=True),)
+
+    def key_of(self, row: str) -> str:
+        return row
+
+    def cells_of(self, row: str) -> Mapping[str, Cells]:
+        return {"word": (Cell(text=row),)}
+
+
+async def test_columns_end_beside_a_scrollbar_that_comes_and_goes() -> None:
+    class OneTable(App[None]):
+        def compose(self) -> ComposeResult:
+            yield Words()
+
+    app = OneTable()
+    async with app.run_test(size=(40, 10)) as pilot:
+        table = app.query_one(Words)
+        for count, width in ((3, 40), (50, 39), (2, 40)):
+            table.set_rows([f"word {number}" for number in range(count)])
+            await pilot.pause()
+            assert table.show_vertical_scrollbar == (count == 50)
+            assert table.render_line(1).text[:width].endswith("word 0")
