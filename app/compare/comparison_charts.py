@@ -21,6 +21,8 @@ from ltui.widgets.view_models import ChartSeries, ChartViewModel
 
 MAX_RAW = 4
 """Maximum number of runs whose raw values are drawn behind the smoothed curves."""
+MAX_GROUP_NAME = 16
+"""Maximum cells of the name of a group in a legend that also names the settings."""
 
 
 def comparison_charts(comparison: Comparison, settings: ViewSettings) -> list[ChartViewModel]:
@@ -103,6 +105,8 @@ def _group_series(
             ]
         x, band = curve
         colour = comparison.colours[group.runs[0]]
+        # A legend cuts long names in the middle, where values begin.
+        name = group.label if len(group.label) <= MAX_GROUP_NAME else group.values
         complete = np.flatnonzero(band.count == band.count.max())
         first, last = int(complete[0]), int(complete[-1]) + 1
         # Where a member has not begun or has ended, the mean is that of fewer runs.
@@ -114,7 +118,7 @@ def _group_series(
             if len(x[part]) > 1 or not dim:
                 series.append(
                     ChartSeries(
-                        name=f"{group.label} ({len(group.runs)})",
+                        name=f"{name} ({len(group.runs)})",
                         x=x[part],
                         y=band.mean[part],
                         colour=colour,

@@ -90,7 +90,7 @@ def scaled_axis(title: str, values: Mapping[str, float | str | None]) -> Scaled:
         known = {run_id: number for run_id, number in numbers.items() if number is not None}
         logarithmic = is_logarithmic(list(known.values()))
         if logarithmic:
-            title = f"{title} (log)"
+            title = f"log {title}"
             known = {run_id: math.log10(number) for run_id, number in known.items()}
         ticks = _ticks(known, texts, logarithmic=logarithmic)
     foot = MISSING_SHARE if len(known) < len(values) else 0.0

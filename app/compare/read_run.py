@@ -191,7 +191,8 @@ def _code(run_dir: RunDir) -> dict[str, str]:
     if last.changed_count:
         # Two runs may have changed the same files in other ways.
         digest = zlib.crc32(read_diff(run_dir, last.attempt).encode("utf-8", "replace"))
-        changes = f"{last.changed_count} files, diff {digest:08x}"
+        files = "1 file" if last.changed_count == 1 else f"{last.changed_count} files"
+        changes = f"{files}, diff {digest:08x}"
     return {"code.commit": last.commit[:COMMIT_DIGITS], "code.changes": changes, **values}
 
 

@@ -32,6 +32,8 @@ class RunGroup:
     """Two or more runs that are shown as one."""
 
     label: str
+    values: str
+    """The label without the names of the settings, for narrow places."""
     runs: tuple[str, ...]
     """The ids of the members."""
 
@@ -71,10 +73,17 @@ def groups_of(settings: Mapping[str, Settings], grouping: Grouping) -> list[RunG
         by_key.setdefault(key, []).append(run_id)
     by_key = {key: members for key, members in by_key.items() if len(members) > 1}
     told_apart = differing([dict(_known(key)) for key in by_key])
-    return [
-        RunGroup(label=_label(key, told_apart, grouping), runs=tuple(members))
-        for key, members in by_key.items()
-    ]
+    groups = []
+    for key, members in by_key.items():
+        shown = [
+            (clean_name(name.rpartition(".")[2]), NA if value is None else clean_name(value))
+            for name, value in key
+            if name in told_apart or grouping.by
+        ]
+        label = " ".join(f"{name}={value}" for name, value in shown) or "same settings"
+        values = " ".join(value for _, value in shown) or label
+        groups.append(RunGroup(label=label, values=values, runs=tuple(members)))
+    return groups
 
 
 def _keys(
@@ -94,16 +103,3 @@ def _keys(
 
 def _known(key: tuple[tuple[str, str | None], ...]) -> list[tuple[str, str]]:
     return [(name, value) for name, value in key if value is not None]
-
-
-def _label(
-    key: tuple[tuple[str, str | None], ...], told_apart: Collection[str], grouping: Grouping
-) -> str:
-    """Return ``lr=0.1 width=64``: the settings in which the group differs from the others."""
-    shown = [(n, v) for n, v in key if n in told_apart or grouping.by]
-    if not shown:
-        return "same settings"
-    return " ".join(
-        f"{clean_name(name.rpartition('.')[2])}={NA if value is None else clean_name(value)}"
-        for name, value in shown
-    )

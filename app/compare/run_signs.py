@@ -13,29 +13,32 @@ from ltui.training.problem import ProblemError
 from ltui.training.state.run_labels import MOST_COLOURS, RunLabels
 from ltui.training.store.labels_file import change_labels
 from ltui.training.store.run_directory import RunDir
-from ltui.widgets.palette import DARK_SERIES
-
-HUES = len(DARK_SERIES)
+from ltui.widgets.charts.chart_options import COLOURS, sign_of
 
 
 def run_colours(kept: Mapping[str, int | None]) -> dict[str, int]:
     """Return an index for each run, from which charts take the colour and the sign.
 
     ``kept`` has the index of each run that was compared before; None for the others. Each of those
-    gets the index that its id gives, or the next one that no other run has, with a colour that few
-    have. The order of the runs changes nothing.
+    gets the index that its id gives, or the next one that no other run has, with a colour and a
+    sign that few have. The order of the runs changes nothing.
     """
     colours = {run_id: index for run_id, index in kept.items() if index is not None}
-    uses = Counter(colours.values())
-    hues = Counter(index % HUES for index in colours.values())
+    uses: Counter[object] = Counter()
+    for index in colours.values():
+        uses.update(_parts(index))
     for run_id in sorted(kept.keys() - colours.keys()):
         first = zlib.crc32(run_id.encode("utf-8", "replace"))
         candidates = [(first + n) % MOST_COLOURS for n in range(MOST_COLOURS)]
-        index = min(candidates, key=lambda one: (uses[one], hues[one % HUES]))
+        index = min(candidates, key=lambda one: [uses[part] for part in _parts(one)])
         colours[run_id] = index
-        uses[index] += 1
-        hues[index % HUES] += 1
+        uses.update(_parts(index))
     return {run_id: colours[run_id] for run_id in kept}
+
+
+def _parts(index: int) -> tuple[object, ...]:
+    """Return what runs should not share, the most important first: all of it, colour, sign."""
+    return index, ("colour", index % COLOURS), ("sign", sign_of(index))
 
 
 def keep_colours(

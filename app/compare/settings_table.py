@@ -36,7 +36,9 @@ def settings_table(comparison: Comparison, settings: ViewSettings) -> TableView:
         )
         for name in names
     ]
-    return TableView(tuple(sized(head, rows) for head in heads), tuple(rows))
+    # Columns are as wide as the settings that differ, so that more runs fit; others may be cut.
+    decisive = rows[: len(comparison.differing_settings)] or rows
+    return TableView(tuple(sized(head, decisive) for head in heads), tuple(rows))
 
 
 def _setting_cells(

@@ -135,6 +135,7 @@ async def test_groups_are_one_curve_and_members_come_on_demand(opened: Opened) -
         assert first.high is not None
         assert (first.low <= first.high).all()
         assert opened.column("run") == ["▸ lr=0.1 (3 runs)", "▸ lr=0.3 (2 runs)"]
+        assert opened.column("setting seed_everything") == ["3 values", "2 values"]
         await pilot.press("enter")
         assert opened.column("run")[1:4] == ["brave-owl ◂ reference", "calm-owl", "deep-owl"]
         ranges = first.high - first.low

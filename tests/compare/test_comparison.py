@@ -24,6 +24,7 @@ from ltui.training.store.code_record import CodeRecord, write_record
 from ltui.training.store.labels_file import change_labels, read_labels
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets.charts.chart_options import COLOURS, sign_of
+from ltui.widgets.palette import MARKERS
 from tests.compare.stored_runs import (
     EPOCH,
     accuracies,
@@ -195,6 +196,8 @@ def test_every_run_has_its_own_colour_and_sign(run_ids: set[str]) -> None:
     assert len(shown) == len(run_ids)
     assert colours == run_colours(dict.fromkeys(sorted(run_ids, reverse=True)))
     assert len({colour % COLOURS for colour in colours.values()}) == min(len(run_ids), COLOURS)
+    # A few runs differ without colour, too.
+    assert len(set(map(sign_of, colours.values()))) == min(len(run_ids), len(MARKERS))
 
 
 @given(st.lists(st.sets(NAMES, min_size=1, max_size=5), max_size=20))

@@ -71,7 +71,7 @@ def test_an_axis_is_logarithmic_if_that_spreads_the_values_more_evenly(
 ) -> None:
     values: dict[str, float | str | None] = {str(n): text for n, text in enumerate(texts)}
     axis, places = scaled_axis("lr", values)
-    assert axis.title == ("lr (log)" if logarithmic else "lr")
+    assert axis.title == ("log lr" if logarithmic else "lr")
     if len(texts) < 8:
         # As many labels as values, written as in the configuration, each at its place.
         assert {label: place for place, label in axis.ticks} == {
@@ -106,7 +106,7 @@ def test_a_run_without_metrics_and_a_logged_nan_are_at_the_foot(tmp_path: Path) 
     assert comparison.parameters == ["model.lr", "model.optimizer", "seed_everything"]
     best = parallel_view(comparison, ViewSettings(metric="val/acc"))
     assert [axis.title for axis in best.axes] == [
-        "lr (log)",
+        "log lr",
         "optimizer",
         "seed_everything",
         "best val/acc",
