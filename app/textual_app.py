@@ -156,6 +156,10 @@ class LtuiApp(OrderedKeysApp):
         screen."""
         if self.screen_stack:
             super().refresh_css(animate)
+            # Textual repaints only widgets whose own styles have changed, but charts and tables
+            # draw with other colours of the theme, too.
+            for widget in self.screen.query("*"):
+                widget.refresh()
         else:
             self.stylesheet.set_variables(self.get_css_variables())
 

@@ -3,22 +3,23 @@
 Colours of curves are exact entries of the 256-colour table, so that they are the same there, and
 they map to different ones of the 16 colours. Surfaces, frames and greys have a saturation below
 0.15: Rich maps such colours to the grey ramp of the 256-colour table. It maps more saturated ones
-to the colour cube, in which dark blue-greys become teal. With NO_COLOR, font weight and signs
-replace the colours.
+to the colour cube, in which dark blue-greys become teal. The ANSI theme has the terminal's own 16
+colours instead. With NO_COLOR, font weight and signs replace the colours.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from rich.color import Color as RichColor
 from rich.segment import Segment
 from rich.style import Style
 from textual.app import App
 from textual.color import Color, ColorParseError
 from textual.strip import Strip
-from textual.theme import Theme
+from textual.theme import BUILTIN_THEMES, Theme
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +38,18 @@ LIGHT_SERIES = (
 CONTRAST_SERIES = (
     "#5fd7ff", "#ffaf00", "#00d787", "#ff87d7", "#ff5f00", "#0087ff", "#ffffff", "#949494",
 )  # fmt: skip
+# Near the colours of Okabe and Ito. Each two differ by 25 or more (CIE 1976) to people with
+# protanopia, deuteranopia or tritanopia, too.
+COLOURBLIND_SERIES = (
+    "#5fafff", "#ff8700", "#00875f", "#d7ff87", "#5f5faf", "#d70000", "#af87af", "#ffd7ff",
+)  # fmt: skip
+ANSI_SERIES = tuple(
+    f"ansi_{name}"
+    for name in "blue yellow green magenta cyan red default bright_black".split()  # noqa: SIM905
+)
 
+TERMINAL_DEFAULT = -1
+"""Textual's number for the terminal's own text and background colours."""
 MARKERS = "●■▲◆○□△◇"
 """Signs at a curve's end and in the legend, which identify curves without colour."""
 
@@ -122,7 +134,7 @@ LTUI_CONTRAST = Theme(
     secondary="#ffffff",
     accent="#ffff5f",
     warning="#ffaf00",
-    error="#ff8700",
+    error="#ff5f5f",
     success="#5fafff",
     foreground="#ffffff",
     background="#000000",
@@ -142,8 +154,44 @@ LTUI_CONTRAST = Theme(
         "block-cursor-foreground": "#ffffff",
     },
 )
-THEMES = (LTUI_DARK, LTUI_LIGHT, LTUI_CONTRAST)
-"""Themes to register. The last one has high contrast and suits every kind of colour vision."""
+LTUI_COLOURBLIND = replace(
+    LTUI_DARK,
+    name="ltui-colourblind",
+    success="#00afff",
+    warning="#ffaf00",
+    error="#ff5f5f",
+    variables={**LTUI_DARK.variables, **_series_variables(COLOURBLIND_SERIES)},
+)
+TRUE_COLOUR_THEMES = (LTUI_DARK, LTUI_LIGHT, LTUI_CONTRAST, LTUI_COLOURBLIND)
+"""Themes for 256 colours and more. The last two suit every kind of colour vision."""
+
+
+def _ansi_theme(native: Theme | None) -> Theme | None:
+    """Return a theme of the terminal's own 16 colours; None before Textual 8.2.5, which has none.
+
+    Background and text are the terminal's own, so that it suits dark and light terminals.
+    """
+    if native is None:
+        return None
+    return replace(
+        native,
+        name="ltui-ansi",
+        accent="ansi_cyan",
+        variables={
+            **native.variables,
+            **_series_variables(ANSI_SERIES),
+            "ltui-dim": "ansi_default",
+            "ltui-faint": "ansi_default",
+            "ltui-selected": "ansi_default",
+            "border": "ansi_default",
+            "border-blurred": "ansi_bright_black",
+        },
+    )
+
+
+LTUI_ANSI = _ansi_theme(BUILTIN_THEMES.get("ansi-dark"))
+THEMES = (*TRUE_COLOUR_THEMES, *([] if LTUI_ANSI is None else [LTUI_ANSI]))
+"""Themes to register."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,18 +267,40 @@ def _coloured(named: tuple[str, ...], series: tuple[str, ...]) -> LineStyles:
     return LineStyles(
         tones={
             Tone.PLAIN: _ink(foreground),
-            Tone.DIM: _ink(dim),
-            Tone.FAINT: _ink(faint),
+            Tone.DIM: _faded(dim),
+            Tone.FAINT: _faded(faint),
             Tone.GOOD: _ink(good),
             Tone.WARN: _ink(warn),
             Tone.BAD: _ink(bad, bold=True),
             Tone.ACCENT: _ink(accent),
         },
         series=tuple(_ink(ink) for ink in inks),
-        faint_series=tuple(_ink(ink.blend(ground, 0.55) if ink else None) for ink in inks),
-        selected=Style(bgcolor=selected.rich_color) if selected else Style(reverse=True),
-        match=Style(color=ground.rich_color, bgcolor=warn.rich_color if warn else None),
+        faint_series=tuple(_mixed(ink, ground) for ink in inks),
+        selected=Style(reverse=True) if _is_own(selected) else Style(bgcolor=_rich(selected)),
+        match=Style(color=_rich(warn), reverse=True)
+        if _is_own(ground)
+        else Style(color=ground.rich_color, bgcolor=_rich(warn)),
     )
+
+
+def _is_own(colour: Color | None) -> bool:
+    """Return whether a colour is the terminal's own text or background, which can't be mixed."""
+    return colour is None or colour.ansi == TERMINAL_DEFAULT or colour.a == 0
+
+
+def _rich(colour: Color | None) -> RichColor | None:
+    return None if colour is None else colour.rich_color
+
+
+def _faded(colour: Color | None) -> Style:
+    return Style(dim=True) if _is_own(colour) else _ink(colour)
+
+
+def _mixed(ink: Color | None, ground: Color) -> Style:
+    """Return the style of a colour that is nearer to the background."""
+    if ink is None or ink.ansi is not None or _is_own(ground):
+        return Style(color=_rich(ink), dim=True)
+    return _ink(ink.blend(ground, 0.55))
 
 
 def _parse(name: str) -> Color | None:
@@ -242,7 +312,7 @@ def _parse(name: str) -> Color | None:
 
 def _ink(colour: Color | None, *, bold: bool = False) -> Style:
     # Named ANSI colours keep the terminal's own; Textual marks them with an index.
-    return Style(color=colour.rich_color if colour else None, bold=bold or None)
+    return Style(color=_rich(colour), bold=bold or None)
 
 
 @lru_cache(maxsize=1)

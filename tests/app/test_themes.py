@@ -5,15 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from rich.color import Color, ColorType
 from textual.widgets import OptionList
 
 from ltui.app.preferences import read_preferences, write_preference
 from ltui.app.screens.theme_list import ThemeScreen
 from ltui.app.textual_app import LtuiApp
 from ltui.app.theme_choice import has_light_background
-from ltui.widgets.palette import THEMES
+from ltui.widgets.palette import COLOURBLIND_SERIES, DARK_SERIES, LTUI_ANSI, THEMES
 from tests.app.frames import frame
-from tests.app.one_run import OneRun, Script, shown, until
+from tests.app.one_run import OneRun, Script, settled, shown, until
 
 
 class Started(OneRun):
@@ -37,6 +38,42 @@ async def test_every_theme_of_the_list_can_be_shown(tmp_path: Path) -> None:
         for name in names:
             await until(pilot, lambda name=name: app.theme == name)  # type: ignore[misc]
             await pilot.press("down")
+
+
+def colours_on(app: LtuiApp) -> set[Color]:
+    """Return every colour on the screen."""
+    return {
+        colour
+        for strip in app.screen._compositor.render_strips()
+        for segment in strip
+        if segment.style is not None
+        for colour in (segment.style.color, segment.style.bgcolor)
+        if colour is not None
+    }
+
+
+@pytest.mark.skipif(LTUI_ANSI is None, reason="Textual 8.2.5 and newer have native ANSI colours")
+@pytest.mark.parametrize("keys", [[], ["question_mark"], ["s"], ["M"], ["6"]])
+async def test_the_ansi_theme_draws_with_the_16_colours_only(
+    tmp_path: Path, keys: list[str]
+) -> None:
+    write_preference(tmp_path, "theme", "ltui-ansi")
+    app = Started(tmp_path)
+    async with app.run_test(size=(160, 50)) as pilot:
+        await shown(pilot, app)
+        await pilot.press(*keys)
+        await settled(pilot)
+        assert {c.type for c in colours_on(app)} <= {ColorType.DEFAULT, ColorType.STANDARD}
+
+
+async def test_a_theme_with_other_curves_alone_repaints_them(tmp_path: Path) -> None:
+    app = Started(tmp_path)
+    async with app.run_test(size=(160, 50)) as pilot:
+        await shown(pilot, app)
+        await until(pilot, lambda: Color.parse(DARK_SERIES[0]) in colours_on(app))
+        app.theme = "ltui-colourblind"
+        await until(pilot, lambda: Color.parse(COLOURBLIND_SERIES[1]) in colours_on(app))
+        assert Color.parse(DARK_SERIES[0]) not in colours_on(app)
 
 
 async def test_escape_restores_the_theme_and_enter_remembers_it(tmp_path: Path) -> None:
