@@ -14,8 +14,9 @@ from ltui.app.compare.view_settings import (
     chosen_metric,
     group_key,
     reference_id,
+    shown_runs,
 )
-from ltui.app.presentation.metric_charts import is_smoothed
+from ltui.app.presentation.metric_charts import falls_over_decades, is_smoothed
 from ltui.widgets.sanitise import clean_name
 from ltui.widgets.view_models import ChartSeries, ChartViewModel
 
@@ -47,8 +48,11 @@ def _chart(comparison: Comparison, settings: ViewSettings, metric: str) -> Chart
     # The reference is drawn last, over the others.
     pinned = clean_name(comparison.names[reference_id(comparison, settings)])
     series.sort(key=lambda one: one.name == pinned)
+    runs = shown_runs(comparison, settings)
+    shown = [run.curves[metric] for run in runs if metric in run.curves]
     return ChartViewModel(
         title=clean_name(metric),
+        log_y=falls_over_decades(shown),
         series=tuple(series),
         # Charts of several metrics have the same legend, so the axis names the metric.
         x_label=f"{clean_name(metric)} by {axis}",

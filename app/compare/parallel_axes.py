@@ -9,7 +9,7 @@ import numpy as np
 
 from ltui.app.compare.compared_run import ComparedRun
 from ltui.app.compare.comparison import Comparison
-from ltui.app.compare.view_settings import ViewSettings, chosen_metric, group_key
+from ltui.app.compare.view_settings import ViewSettings, chosen_metric, shown_runs
 from ltui.app.runs.run_settings import number_of
 from ltui.widgets import formats
 from ltui.widgets.charts.axis_scale import AxisRange, linear_ticks, log_ticks
@@ -30,10 +30,6 @@ Scaled = tuple[ParallelAxis, dict[str, float]]
 def parallel_view(comparison: Comparison, settings: ViewSettings) -> ParallelViewModel:
     """Return one axis for each setting that differs, the metric as the last one, and all shown
     runs."""
-    hidden = set(settings.hidden)
-    for group in comparison.groups if settings.grouped else ():
-        hidden |= {*group.runs} if group_key(group) in hidden else set()
-    shown = [run for run in comparison.runs if run.id not in hidden]
     metric = chosen_metric(comparison, settings)
     names = comparison.parameters
     if metric is None or not names:
@@ -57,7 +53,7 @@ def parallel_view(comparison: Comparison, settings: ViewSettings) -> ParallelVie
             colour=comparison.colours[run.id],
             places=tuple(places[run.id] for _, places in scaled),
         )
-        for run in shown
+        for run in shown_runs(comparison, settings)
     ]
     return ParallelViewModel(axes=tuple(axis for axis, _ in scaled), lines=tuple(lines))
 

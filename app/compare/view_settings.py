@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ltui.app.compare.bands import BANDS
+from ltui.app.compare.compared_run import ComparedRun
 from ltui.app.compare.comparison import Comparison
 from ltui.app.compare.run_groups import RunGroup
 from ltui.app.presentation.metric_charts import ChartSettings
@@ -52,3 +53,12 @@ def reference_id(comparison: Comparison, settings: ViewSettings) -> str:
     """Return the id of the run with which the others are compared."""
     pinned = settings.reference
     return pinned if pinned in comparison.by_id else comparison.runs[0].id
+
+
+def shown_runs(comparison: Comparison, settings: ViewSettings) -> list[ComparedRun]:
+    """Return the runs that are not hidden, neither by themselves nor with their group."""
+    hidden = set(settings.hidden)
+    for group in comparison.groups if settings.grouped else ():
+        if group_key(group) in hidden:
+            hidden.update(group.runs)
+    return [run for run in comparison.runs if run.id not in hidden]

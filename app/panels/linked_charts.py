@@ -6,7 +6,7 @@ The settings are remembered for the preset or script.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -108,16 +108,10 @@ class LinkedCharts(Container):
         return list(self.query(Chart))
 
     def toggle_log(self) -> None:
-        charts = self.scaled_charts()
-        log_y = not charts[0].is_log
-        for chart in charts:
-            chart.log_y = log_y
+        toggle_log(self.scaled_charts())
 
     def toggle_outliers(self) -> None:
-        charts = self.scaled_charts()
-        outliers = not charts[0].outliers
-        for chart in charts:
-            chart.outliers = outliers
+        toggle_outliers(self.scaled_charts())
 
     def smooth(self, by: int) -> None:
         """Increase the smoothing by ``by`` levels; a negative number decreases it."""
@@ -162,18 +156,42 @@ class LinkedCharts(Container):
     @on(Chart.ViewChanged)
     def _link_views(self, message: Chart.ViewChanged) -> None:
         message.stop()
-        for chart in self.query(Chart):
-            if chart is not message.chart:
-                chart.view = message.view
+        link_view(self.query(Chart), message)
         self.redraw()
 
     @on(Chart.CrosshairMoved)
     def _link_crosshairs(self, message: Chart.CrosshairMoved) -> None:
         message.stop()
-        for chart in self.query(Chart):
-            if chart is not message.chart and chart.crosshair != message.x:
-                chart.set_reactive(Chart.crosshair, message.x)
-                chart.refresh()
+        link_crosshair(self.query(Chart), message)
+
+
+def toggle_log(charts: Sequence[Chart]) -> None:
+    """Switch all charts to the scale that the first one does not have."""
+    log_y = not charts[0].is_log
+    for chart in charts:
+        chart.log_y = log_y
+
+
+def toggle_outliers(charts: Sequence[Chart]) -> None:
+    """Show all values in all charts, or cut outliers, whichever the first one does not do."""
+    outliers = not charts[0].outliers
+    for chart in charts:
+        chart.outliers = outliers
+
+
+def link_view(charts: Iterable[Chart], message: Chart.ViewChanged) -> None:
+    """Show the part of the x axis that one chart shows in the others, too."""
+    for chart in charts:
+        if chart is not message.chart:
+            chart.view = message.view
+
+
+def link_crosshair(charts: Iterable[Chart], message: Chart.CrosshairMoved) -> None:
+    """Show the crosshair of one chart in the others, too."""
+    for chart in charts:
+        if chart is not message.chart and chart.crosshair != message.x:
+            chart.set_reactive(Chart.crosshair, message.x)
+            chart.refresh()
 
 
 def _covers(requested: tuple[int, int], steps: tuple[int, int]) -> bool:

@@ -27,6 +27,12 @@ from ltui.app.compare.settings_table import settings_table
 from ltui.app.compare.view_settings import ViewSettings, chosen_metric, group_key
 from ltui.app.keys.footer import KeyFooter, KeyHint
 from ltui.app.panels.comparison_table import ComparisonTable
+from ltui.app.panels.linked_charts import (
+    link_crosshair,
+    link_view,
+    toggle_log,
+    toggle_outliers,
+)
 from ltui.app.panels.metric_grid import MetricGrid
 from ltui.app.panels.panel import Panel
 from ltui.app.panels.tab_bar import TabBar
@@ -68,9 +74,10 @@ class CompareScreen(PanelScreen):
     }
     SCOPE = "compare"
     ABOUT = "Each run keeps its colour and its sign on every screen."
-    BINDINGS: ClassVar[list[BindingType]] = bindings(
-        "compare",
-        """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *bindings(
+            "compare",
+            """
         [Runs]
         space  | hide          | hide or show  | Hide or show the curve of the row under the cursor
         p      | pin           | pin           | Pin the run under the cursor as the reference
@@ -98,7 +105,18 @@ class CompareScreen(PanelScreen):
         escape | cancel        | cancel        | Restore a maximised panel, or go back
         q      | leave_comparison | close      | Go back, or quit if this is the only screen
         """,
-    )
+        ),
+        # With priority, because a chart in focus has keys for its own scale.
+        *bindings(
+            "compare",
+            """
+            [Curves]
+            y | log_scale | y scale  | Linear or logarithmic y axis of all charts
+            o | outliers  | outliers | Show all values, or cut outliers off, in all charts
+            """,
+            priority=True,
+        ),
+    ]
 
     def __init__(
         self,
@@ -259,13 +277,17 @@ class CompareScreen(PanelScreen):
 
     @on(Chart.CrosshairMoved)
     def _crosshair_moved(self, event: Chart.CrosshairMoved) -> None:
-        for chart in self.query(Chart):
-            chart.crosshair = event.x
+        link_crosshair(self.query(Chart), event)
 
     @on(Chart.ViewChanged)
     def _view_changed(self, event: Chart.ViewChanged) -> None:
-        for chart in self.query(Chart):
-            chart.view = event.view
+        link_view(self.query(Chart), event)
+
+    def action_log_scale(self) -> None:
+        toggle_log(self.query_one(MetricGrid).charts)
+
+    def action_outliers(self) -> None:
+        toggle_outliers(self.query_one(MetricGrid).charts)
 
     def action_axis(self) -> None:
         for chart in self.query(Chart):

@@ -11,6 +11,7 @@ import pytest
 from textual.pilot import Pilot
 
 from ltui.app.compare.comparison import Comparison
+from ltui.app.keys.command_palette import read_places
 from ltui.app.panels.comparison_table import ComparisonTable
 from ltui.app.screens.compare import CompareScreen
 from ltui.app.screens.metric_chooser import MetricChooser
@@ -144,6 +145,29 @@ async def test_groups_are_one_curve_and_members_come_on_demand(opened: Opened) -
         assert again.low is not None
         assert again.high is not None
         assert not np.allclose(again.high - again.low, ranges)
+
+
+async def test_keys_change_all_charts_and_the_axis_suits_the_shown_runs(private_home: Path) -> None:
+    fall = [10.0 ** (-4 * n / 300) for n in range(300)]
+    metrics = {"val/loss": dict(enumerate(fall, start=1))}
+    for name, values in (("brave", fall), ("calm", [1.0] * 300)):
+        configuration = config(lr=0.1, seed=len(name))
+        write_run(
+            private_home, f"{name}-owl-0001", values, configuration=configuration, metrics=metrics
+        )
+    opened = Opened(private_home)
+    async with opened.app.run_test(size=BIG) as pilot:
+        await opened.ready(pilot)
+        charts = list(opened.screen.query(Chart))
+        assert [chart.is_log for chart in charts] == [True, True]
+        await pilot.press("1", "y", "o")
+        assert [(chart.is_log, chart.outliers) for chart in charts] == [(False, True)] * 2
+        await pilot.press("left")
+        assert charts[0].crosshair == charts[1].crosshair != None  # noqa: E711
+        # Without the run that falls, the chart of the training loss has a linear axis.
+        await pilot.press("escape", "2", "home", "space")
+        views = {c.view_model.title: c.view_model.log_y for c in charts if c.view_model}
+        assert views == {"train/loss": False, "val/loss": True}
 
 
 async def test_groups_and_members_are_sorted_best_first(opened: Opened) -> None:
@@ -361,8 +385,8 @@ async def test_a_damaged_run_is_named_and_the_others_are_shown(private_home: Pat
 async def test_a_run_can_be_compared_with_another_from_the_palette(opened: Opened) -> None:
     app = LtuiApp(opened.app.home, run=opened.run_dirs[0])
     async with app.run_test(size=BIG) as pilot:
-        commands = {command.title: command for command in app.get_system_commands(app.screen)}
-        commands[f"Compare with run {opened.run_dirs[1].id}"].callback()
+        places = {place.title: place for place in read_places(app, opened.run_dirs[0])[0]}
+        places[f"Compare with run {opened.run_dirs[1].id}"].open()
         await until(pilot, lambda: isinstance(app.screen, CompareScreen))
         screen = app.screen
         assert isinstance(screen, CompareScreen)
