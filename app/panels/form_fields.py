@@ -128,9 +128,9 @@ class LabelField(FormField):
     """A field for the tags, the group or the note of a run."""
 
     MEANINGS: ClassVar[dict[str, str]] = {
-        "tags": "words such as baseline, with commas",
-        "group": "a name for runs that belong together",
-        "note": "one line of text",
+        "tags": "such as base,v2",
+        "group": "one name",
+        "note": "one line",
     }
     """The keys of the fields, in their order, and what to type."""
 

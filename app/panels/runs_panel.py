@@ -224,7 +224,7 @@ class RunsPanel(FilterPanel):
         if self._unread:
             parts.append(f"reading {self._unread} more")
         if self.list_layout.order:
-            parts.append(f"sorted by {order_text(self.list_layout.order)}")
+            parts.append(f"by {order_text(self.list_layout.order)}")
         return ", ".join(parts)
 
     # -- the selected run --------------------------------------------------------------------------

@@ -56,7 +56,7 @@ class RunsTable(Table[RunRow]):
         "state": (Column(key="state", title="state", width=9),),
         "tag": (Column(key="tag", title="tags", width=16, importance=6),),
         "done": (
-            Column(key="bar", title="", width=BAR_WIDTH, importance=9),
+            Column(key="bar", title="", width=BAR_WIDTH, importance=99),
             Column(key="done", title="done", width=5, right=True, importance=3),
         ),
         "step": (Column(key="step", title="", width=22, importance=8),),
@@ -77,14 +77,18 @@ class RunsTable(Table[RunRow]):
         names = Counter(row.metric_name for row in rows if row.metric_name)
         self.common_metric = max(names, key=lambda n: (names[n], n == "loss"), default="loss")
         shown = [self._titled(self.NAME, "name")]
-        for place, name in enumerate(self.columns):
+        for place, name in enumerate(self.columns, 3):
+            # The column that the rows are sorted by is among the last ones to be left out.
+            importance = 2 if name == self.order.removeprefix("-") else place
             if self.columns == DEFAULT_COLUMNS:
                 if name != "tag" or any(row.tags for row in rows):
                     shown += self._own_columns(name)
             elif name in self.OWN_COLUMNS:
-                shown += [replace(one, importance=place + 2) for one in self._own_columns(name)]
+                # The bar of progress is the first one to be left out.
+                *bar, column = self._own_columns(name)
+                shown += [*bar, replace(column, importance=importance)]
             else:
-                shown.append(self._text_column(name, rows, importance=place + 2))
+                shown.append(self._text_column(name, rows, importance=importance))
         return shown
 
     def _own_columns(self, name: str) -> list[Column]:

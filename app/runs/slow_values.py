@@ -6,6 +6,7 @@ them between starts of ltui.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -59,7 +60,11 @@ class SlowValues:
         """
         deadline = None if limit_s is None else time.monotonic() + limit_s
         for kind in kinds - self._stored.keys():
-            self._stored[kind] = self._index.read_values(kind)
+            self._stored[kind] = {
+                run_id: Stamped(stored.stamp, value)
+                for run_id, stored in self._index.read_values(kind).items()
+                if (value := _checked(kind, stored.value)) is not None
+            }
         added, missing = [], 0
         read: dict[str, dict[str, Stamped]] = {kind: {} for kind in kinds}
         for entry in entries:
@@ -128,9 +133,21 @@ class SlowValues:
 def _read_settings(run_dir: RunDir) -> dict[str, str]:
     """Return the settings of a run; none if its specification cannot be read."""
     try:
-        return compared_settings(run_dir.read_spec())
+        return _shared(compared_settings(run_dir.read_spec()))
     except ProblemError:
         return {}
+
+
+def _checked(kind: str, value: Any) -> Any:
+    """Return a value of the index; None if it is damaged."""
+    if kind == SETTINGS:
+        return _shared(value) if isinstance(value, dict) else None
+    return value if isinstance(value, float) else None
+
+
+def _shared(settings: Mapping[Any, Any]) -> dict[str, str]:
+    """Return settings whose texts share their memory with those of other runs."""
+    return {sys.intern(str(name)): sys.intern(str(value)) for name, value in settings.items()}
 
 
 def _with_values(entry: RunEntry, values: Mapping[str, Any]) -> RunEntry:

@@ -190,6 +190,22 @@ def test_disk_use_and_settings_are_read_once_for_each_version_of_the_files(
     assert measured == [IDS[0]]
 
 
+def test_damaged_values_of_the_index_are_read_again(
+    home: Path, opened: Callable[[], RunList]
+) -> None:
+    names = ("size", "config.max_epochs")
+    first = opened()
+    whole = first.complete(first.poll(), names)
+    for value in ('"big"', "[", "{}"):
+        with closing(sqlite3.connect(home / INDEX_NAME)) as connection, connection:
+            connection.execute("UPDATE slow_values SET value = ? WHERE kind = 'size'", (value,))
+            connection.execute("UPDATE slow_values SET value = '3.5' WHERE kind = 'settings'")
+        again = opened()
+        found = again.complete(again.poll(), names)
+        assert [run.size_bytes for run in found] == [run.size_bytes for run in whole]
+        assert [run.settings for run in found] == [run.settings for run in whole]
+
+
 def test_slow_values_that_take_too_long_come_with_later_calls(
     home: Path, opened: Callable[[], RunList]
 ) -> None:
