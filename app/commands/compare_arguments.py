@@ -14,6 +14,9 @@ old value is written ~4128 if the history holds only a window of steps around it
 Settings are those of the configuration, or the options of a command (`--lr 0.1`
 is the setting lr). KEY is a name, the end of a name, or a pattern.
 
+--json prints, among others, `parameters`: for each run the settings that differ,
+and the final and the best value of each metric, for example for pandas.
+
 examples:
   ltui compare brave-owl calm-fox
   ltui compare 'sweep-*' --metric val/acc --by epoch

@@ -207,7 +207,7 @@ class CompareScreen(PanelScreen):
             table.note = text
 
     def _use(self, read: RunsRead) -> None:
-        self._reading = False
+        self._reading, self._failure = False, ""
         known = () if self._read is None else self._read.problems
         for problem in read.problems:
             if problem not in known:

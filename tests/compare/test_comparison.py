@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -228,6 +229,15 @@ def test_colours_are_stored_even_if_another_dashboard_was_faster(tmp_path: Path)
     again = compared(runs[1:])
     assert again.colours == {run.id: run.colour for run in first[1:]}
     assert keep_colours(again.runs, runs) == again.runs
+
+
+def test_a_run_that_cannot_be_written_is_compared_all_the_same(tmp_path: Path) -> None:
+    runs = write_seeds(tmp_path)[:2]
+    read = compared(runs).runs
+    shutil.rmtree(runs[0].path)
+    first, second = keep_colours(read, runs)
+    assert (first, first.colour) == (read[0], None)
+    assert second.colour == read_labels(runs[1]).colour
 
 
 def test_a_damaged_run_does_not_hide_the_others(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -68,6 +70,18 @@ def test_the_highlighted_line_has_its_sign_on_every_axis_and_the_others_are_fain
     assert INK_SERIES + 1 in inks
     assert INK_SERIES + COLOURS in inks
     assert INK_SERIES not in inks
+
+
+def test_without_colour_the_highlighted_line_alone_has_no_gaps() -> None:
+    flat = ParallelViewModel(
+        axes=view().axes,
+        lines=tuple(ParallelLine(key=str(n), colour=n, places=(n / 4,) * 3) for n in (1, 2, 3)),
+    )
+    lines = parallel_plot(flat, 60, 20, highlighted=["2"], dashes=True).text().splitlines()
+    # Each line lies in a row of its own, between the first axis with its label and the second one.
+    dots = [re.findall("[⠁-⣿⠀ ]", line[9:28]) for line in lines]
+    drawn = [row.count("⠀") + row.count(" ") for row in dots if any(c > "⠀" for c in row)]
+    assert [gaps > 0 for gaps in drawn] == [True, False, True]
 
 
 def test_more_axes_than_fit_are_reached_and_arrows_say_where() -> None:

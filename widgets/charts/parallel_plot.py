@@ -121,7 +121,7 @@ def parallel_plot(
     dashes: bool = False,
 ) -> Canvas:
     """Draw all axes on ``width`` x ``height`` cells. The ``highlighted`` lines are thick and on
-    top, the others then faint; with ``dashes`` lines differ without colour."""
+    top, the others then faint; with ``dashes`` those differ without colour."""
     canvas = Canvas(max(1, width), max(1, height))
     if len(view_model.axes) < 2 or not view_model.lines:
         text = shortened(view_model.note, canvas.width)
@@ -136,7 +136,7 @@ def parallel_plot(
         for row in range(1, canvas.height):
             canvas.write(column, row, "│", INK_DIM)
     for line in chosen:
-        _draw_line(canvas, area, line, thick=True, dashes=dashes)
+        _draw_line(canvas, area, line, thick=True)
     for number, axis in enumerate(view_model.axes):
         _draw_axis(canvas, area, axis, number, chosen)
     for line in (*others, *chosen):
@@ -174,7 +174,7 @@ def _draw_line(
     *,
     faint: bool = False,
     thick: bool = False,
-    dashes: bool,
+    dashes: bool = False,
 ) -> None:
     # The dots of a line are between the axes, so the canvas shows them beside the axes only.
     at = 2.0 * np.array(area.columns)
