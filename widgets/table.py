@@ -83,6 +83,13 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         table: Table[Any]
         key: str | None
 
+    @dataclass
+    class TitleClicked(Message):
+        """The title of a column was clicked."""
+
+        table: Table[Any]
+        column: str
+
     def __init__(
         self,
         rows: Sequence[Row] = (),
@@ -266,6 +273,11 @@ class Table(ScrollView, Generic[Row], can_focus=True):
 
     def on_click(self, event: events.Click) -> None:
         index = event.y - 1 + self.scroll_offset.y
+        if event.y == 0 and self._rows:
+            x = event.x - len(_CURSOR_SIGN)
+            for placed in self._placed:
+                if placed.x <= x < placed.x + placed.width:
+                    self.post_message(self.TitleClicked(self, placed.column.key))
         if event.y >= 1 and 0 <= index < len(self._rows):
             self.cursor = index
             if self.CLICK_OPENS:

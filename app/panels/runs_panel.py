@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ltui.app.runs.run_entry import RunEntry
     from ltui.app.runs.run_list import RunList
     from ltui.app.screens.column_chooser import ColumnChooser
+    from ltui.widgets.table import Table
 
 TITLE = "runs"
 REFRESH_S = 1.0
@@ -292,6 +293,18 @@ class RunsPanel(FilterPanel):
             self.notify(
                 f"The columns can't be remembered: {reason}", severity="warning", markup=False
             )
+
+    def on_table_title_clicked(self, event: Table.TitleClicked) -> None:
+        """Sort the runs by the column; if they are, in the opposite order."""
+        # Imported here: the first frame shows no run.
+        from ltui.app.runs.sort_runs import first_order
+
+        event.stop()
+        name = self.table.field_of(event.column)
+        if name == self.list_layout.order.removeprefix("-"):
+            self.reverse_order()
+        else:
+            self.use_layout(self.list_layout._replace(order=first_order(name)))
 
     def next_order(self) -> None:
         """Sort the runs by the next column."""

@@ -21,6 +21,8 @@ from ltui.widgets.table import Table
 from ltui.widgets.view_models import Cell, Tone
 
 BAR_WIDTH = 10
+TEXT_COLUMN = "text "
+"""Prefix of the keys of chosen columns, as a metric could have the name of another column."""
 MAX_COLUMN = 24
 """Maximum width of a chosen column."""
 
@@ -91,6 +93,11 @@ class RunsTable(Table[RunRow]):
                 shown.append(self._text_column(name, rows, importance=importance))
         return shown
 
+    @staticmethod
+    def field_of(column: str) -> str:
+        """Return the name of the field, setting or metric in a column."""
+        return "done" if column == "bar" else column.removeprefix(TEXT_COLUMN)
+
     def _own_columns(self, name: str) -> list[Column]:
         *others, last = self.OWN_COLUMNS[name]
         if name == "metric":
@@ -102,8 +109,7 @@ class RunsTable(Table[RunRow]):
         title = clean_name(name.removeprefix(SETTING), MAX_COLUMN - 2)
         widths = [cell_len(title) + 2, *(cell_len(row.texts.get(name, "")) for row in rows)]
         column = Column(
-            # The title of another column could be the name of a metric.
-            key=f"text {name}",
+            key=f"{TEXT_COLUMN}{name}",
             title=title,
             width=min(MAX_COLUMN, max(widths)),
             importance=importance,
@@ -138,7 +144,7 @@ class RunsTable(Table[RunRow]):
             "metric": self._metric_cells(row),
             "created": (Cell(text=row.created, tone=Tone.DIM),),
             "detail": (row.note,),
-            **{f"text {name}": (Cell(text=text),) for name, text in row.texts.items()},
+            **{f"{TEXT_COLUMN}{name}": (Cell(text=text),) for name, text in row.texts.items()},
         }
 
     def _metric_cells(self, row: RunRow) -> Cells:

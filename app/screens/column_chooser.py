@@ -22,7 +22,7 @@ from ltui.widgets.columns import shortened
 from ltui.widgets.make_bindings import bindings
 from ltui.widgets.sanitise import clean_name
 
-NAME_CELLS = 40
+MAX_NAME_CELLS = 40
 
 
 class ColumnChooser(ModalScreen[ListLayout | None]):
@@ -44,11 +44,6 @@ class ColumnChooser(ModalScreen[ListLayout | None]):
         ),
         *bindings("columns", "enter | apply | apply | Show these", priority=True),
     ]
-    DEFAULT_CSS = """
-    ColumnChooser OptionList, ColumnChooser OptionList:focus {
-        height: 1fr; border: none; padding: 0; margin-top: 1; background: transparent;
-    }
-    """
 
     def __init__(self, layout: ListLayout, names: Collection[str]) -> None:
         """``names``: metrics and settings that can be chosen besides the fields."""
@@ -56,13 +51,14 @@ class ColumnChooser(ModalScreen[ListLayout | None]):
         self._chosen, self._order = list(layout.columns), layout.order
         self._names = set(names)
         self._listed: tuple[str, ...] = ()
+        self._name_cells = 0
 
     def compose(self) -> ComposeResult:
-        keys = "space select   ←→ move   s sort   / filter   d default   ⏎ apply   esc cancel"
+        keys = "space select  ←→ move  s sort  / filter  d default  ⏎ apply  esc"
         with Vertical(classes="dialog -metrics"):
             yield Input(placeholder="filter: part of a name, config.*, or /loss$/", compact=True)
             yield Static(id="problem", markup=False)
-            yield OptionList(markup=False)
+            yield OptionList(id="column-list", markup=False)
             yield Static(keys, id="answers")
 
     def on_mount(self) -> None:
@@ -91,6 +87,8 @@ class ColumnChooser(ModalScreen[ListLayout | None]):
         problem.display = False
         highlighted = highlighted or self._highlighted
         self._listed = listed
+        longest = max((len(clean_name(name)) for name in listed), default=0)
+        self._name_cells = min(MAX_NAME_CELLS, longest)
         shown.clear_options()
         shown.add_options(Option(self._row(name)) for name in listed)
         if listed:
@@ -109,8 +107,8 @@ class ColumnChooser(ModalScreen[ListLayout | None]):
         sign = ""
         if name == self._order.removeprefix("-"):
             sign = "↓" if self._order.startswith("-") else "↑"
-        label = shortened(clean_name(name), NAME_CELLS)
-        row = Text(f"{place} {sign:1} {label.ljust(NAME_CELLS)} ", no_wrap=True)
+        label = shortened(clean_name(name), self._name_cells).ljust(self._name_cells)
+        row = Text(f"{place} {sign:1} {label} ", no_wrap=True)
         about = FIELDS[name].about if name in FIELDS else ""
         if not about:
             about = "setting" if name.startswith(SETTING) else "metric"

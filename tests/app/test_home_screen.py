@@ -580,6 +580,11 @@ async def test_columns_and_order_are_chosen_and_remembered(home: Path, place: Pa
         ]
         await pilot.press("3", "O")
         await until(pilot, lambda: table.rows[0].name == "old-pine")
+        (title,) = [placed for placed in table._placed if "val/acc" in placed.column.key]
+        await pilot.click(table, offset=(title.x + 4, 0))
+        await until(pilot, lambda: table.rows[0].name == "calm-fox")
+        await pilot.click(table, offset=(3, 0))
+        await until(pilot, lambda: screen.runs_panel.list_layout.order == "name")
         await pilot.press("m", "d")
         await until(pilot, lambda: table.columns == DEFAULT_COLUMNS)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from ltui.app.screens.export_question import ExportQuestion
 from ltui.app.screens.home import HomeScreen
 from ltui.app.screens.label_question import LabelQuestion, label_change
 from ltui.app.textual_app import LtuiApp
+from ltui.training.lifecycle import resume_run
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_labels import RunLabels
 from ltui.training.state.run_snapshot import RunState
@@ -206,6 +208,31 @@ async def test_runs_without_a_checkpoint_are_not_resumed(home: Path) -> None:
     async with opened(home) as it:
         await it.press("a", "r")
         assert "None of the marked runs" in await it.notice("None")
+
+
+async def test_several_runs_are_resumed_after_one_question(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resumed: list[str] = []
+
+    def resume(run_dir: RunDir) -> None:
+        if run_dir.id == IDS[0]:
+            raise ProblemError.of(where=run_dir.id, what="no GPU is free.")
+        resumed.append(run_dir.id)
+
+    monkeypatch.setattr(resume_run, "resume", resume)
+    async with opened(home) as it:
+        for run_id, entry in it.panel.lines.items():
+            assert entry.summary is not None
+            summary = replace(entry.summary, resumable=run_id != IDS[2])
+            it.panel.lines[run_id] = replace(entry, summary=summary)
+        it.screen.action_mark_all()
+        it.screen.action_resume()
+        assert (await it.question()).startswith("Resume 2 runs, each from its last checkpoint?")
+        await it.press("y")
+        sentence = await it.notice("Resumed")
+        assert sentence == f"Resumed 2 of 3 runs: not {IDS[0]} (no GPU is free)."
+    assert sorted(resumed) == [IDS[1], IDS[2]]
 
 
 async def test_a_readonly_dashboard_marks_and_compares_but_changes_nothing(home: Path) -> None:
