@@ -20,15 +20,14 @@ from ltui.app.presentation.metric_pages import (
     MAX_COLUMNS,
     MAX_ROWS,
     ORDERS,
+    PREFERENCE,
+    MetricOrder,
     MetricPages,
     pages_from_json,
     shape_for,
 )
 from ltui.widgets.sanitise import clean_name
 from ltui.widgets.view_models import ChartViewModel
-
-PREFERENCE = "all_metrics"
-"""Key in ``preferences.json`` of a mapping from preset or script to ``MetricPages``."""
 
 
 class MetricBoard(LinkedCharts):
@@ -41,13 +40,8 @@ class MetricBoard(LinkedCharts):
     def __init__(self, home: Path, requests: LatestCurveRequest, *, id: str) -> None:  # noqa: A002 - Textual's
         super().__init__(home, requests, id=id)
         self.pages = MetricPages()
-        self.problem = ""
-        """What is wrong with the filter."""
         self._frame: Frame | None = None
-        self._names: tuple[str, ...] = ()
-        """The metrics of all pages, in order."""
-        self._names_of: tuple[object, ...] = ()
-        """What the order was computed from."""
+        self._order = MetricOrder()
         self._first = 0
         """Place of the first visible metric."""
         self.zoomed: str | None = None
@@ -56,7 +50,7 @@ class MetricBoard(LinkedCharts):
 
     def compose(self) -> ComposeResult:
         yield LiveText(id="page")
-        yield MetricGrid(id="all-metrics", titled=True)
+        yield MetricGrid(id="all-metrics")
 
     @property
     def grid(self) -> MetricGrid:
@@ -66,7 +60,7 @@ class MetricBoard(LinkedCharts):
         """Draw the visible charts, and request their curves for the next frame."""
         self._frame = frame
         self.read_preferences(frame)
-        self._order(frame)
+        self._order.update(self.pages, frame.curve_names, frame.snapshot.metrics)
         names = self.visible_names()
         self.request_curves(frame, metric_charts.requested_names(names, self.settings))
         self._show_page(names)
@@ -77,7 +71,8 @@ class MetricBoard(LinkedCharts):
             view_models = metric_charts.charts_of_names(frame, self.settings, names)
             charts = [self._starred(*pair) for pair in zip(names, view_models, strict=True)]
             note = "no metric matches the filter" if self.pages.filter else "no metric was logged"
-            self.grid.show(charts or [ChartViewModel(title="metrics", note=note)], shape)
+            charts = charts or [ChartViewModel(title="metrics", note=note)]
+            self.grid.show(charts, shape, titled=True)
 
     def _starred(self, name: str, view_model: ChartViewModel) -> ChartViewModel:
         if name not in self.pages.favourites:
@@ -99,9 +94,9 @@ class MetricBoard(LinkedCharts):
 
     def visible_names(self) -> tuple[str, ...]:
         """Return the metrics of the page."""
-        if self.zoomed in self._names:
+        if self.zoomed in self._order.names:
             return (self.zoomed,) if self.zoomed is not None else ()
-        return self._names[self._first : self._first + self._shape().places]
+        return self._order.names[self._first : self._first + self._shape().places]
 
     def focused_name(self) -> str | None:
         """Return the metric of the chart with the focus, or else the first visible one."""
@@ -113,22 +108,22 @@ class MetricBoard(LinkedCharts):
 
     def turn(self, by: int) -> None:
         """Show the next page, or with ``by`` -1 the previous one; zoomed, the next metric."""
-        if self.zoomed in self._names:
-            place = self._names.index(self.zoomed) + by
-            self.zoomed = self._names[place % len(self._names)]
+        if self.zoomed in self._order.names:
+            place = self._order.names.index(self.zoomed) + by
+            self.zoomed = self._order.names[place % len(self._order.names)]
         else:
             places = self._shape().places
-            last = (max(0, len(self._names) - 1)) // places * places
+            last = (max(0, len(self._order.names) - 1)) // places * places
             self._first = min(last, max(0, self._first + by * places))
         self.redraw()
 
     def go_to(self, name: str) -> None:
         """Show the page of a metric and move the focus to its chart."""
-        if name not in self._names:
+        if name not in self._order.names:
             self.use(replace(self.pages, filter=""))
-        if name in self._names:
+        if name in self._order.names:
             places = self._shape().places
-            place = self._names.index(name)
+            place = self._order.names.index(name)
             self._first = place // places * places
             self.zoomed = None
             self.redraw()
@@ -141,23 +136,6 @@ class MetricBoard(LinkedCharts):
         if self.grid.charts:
             self.grid.charts[0].focus()
 
-    def _order(self, frame: Frame) -> None:
-        """Sort the metrics again if there are new ones or the choice changed.
-
-        Values alone do not sort them again, because charts must not change places while one reads
-        them.
-        """
-        basis = (frame.curve_names, self.pages.filter, self.pages.order, self.pages.favourites)
-        if basis == self._names_of:
-            return
-        self._names_of = basis
-        changed_at = {name: float(value.step) for name, value in frame.snapshot.metrics.items()}
-        try:
-            self._names = self.pages.ordered(frame.curve_names, changed_at)
-            self.problem = ""
-        except ValueError as error:
-            self.problem = str(error)
-
     # -- choices -----------------------------------------------------------------------------------
 
     def use(self, pages: MetricPages) -> None:
@@ -165,7 +143,7 @@ class MetricBoard(LinkedCharts):
         if pages.filter != self.pages.filter or pages.order != self.pages.order:
             self._first = 0
         self.pages = pages
-        self._names_of = ()
+        self._order.invalidate()
         self.redraw()
         self.remember({PREFERENCE: pages.to_json()})
 
@@ -194,17 +172,17 @@ class MetricBoard(LinkedCharts):
 
     def _show_page(self, names: tuple[str, ...]) -> None:
         total = len(self._frame.curve_names) if self._frame is not None else 0
-        shown = f"{len(self._names)} of {total}" if self.pages.filter else str(total)
+        shown = f"{len(self._order.names)} of {total}" if self.pages.filter else str(total)
         parts = [f"{shown} metrics", ORDERS[self.pages.order]]
         if self.zoomed is None and names:
             places = self._shape().places
-            pages = -(-len(self._names) // places)
+            pages = -(-len(self._order.names) // places)
             parts.insert(0, f"page {self._first // places + 1}/{pages}")
         if self.pages.filter:
             parts.append(f"filter {clean_name(self.pages.filter)}")
         parts.append(f"smoothing {self.settings.smoothing:g}" if self.settings.smoothing else "raw")
         parts.append(self.zoom_text())
         line = Text(" · ".join(part for part in parts if part), no_wrap=True)
-        if self.problem:
-            line = Text(self.problem, "bold", no_wrap=True)
+        if self._order.problem:
+            line = Text(self._order.problem, "bold", no_wrap=True)
         self.query_one("#page", LiveText).show(line)

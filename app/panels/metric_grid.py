@@ -44,10 +44,8 @@ class MetricGrid(Container):
     MetricGrid.-titled Chart:focus { border-top: heavy $primary; border-title-style: bold; }
     """
 
-    def __init__(self, *, id: str, titled: bool = False) -> None:  # noqa: A002 - Textual's name for it
-        """With ``titled`` each chart has its title above it."""
-        super().__init__(id=id, classes="-titled" if titled else None)
-        self._titled = titled
+    def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's name for it
+        super().__init__(id=id)
         self._view_models: tuple[ChartViewModel, ...] = ()
         self._shape: GridShape | None = None
         self._shown = 0
@@ -65,8 +63,18 @@ class MetricGrid(Container):
         """Number of charts that do not fit."""
         return len(self._view_models) - self._shown
 
-    def show(self, view_models: Sequence[ChartViewModel], shape: GridShape | None = None) -> None:
-        """Draw the first of the charts: as many as ``shape`` has places, or as many as fit."""
+    def show(
+        self,
+        view_models: Sequence[ChartViewModel],
+        shape: GridShape | None = None,
+        *,
+        titled: bool = False,
+    ) -> None:
+        """Draw the first of the charts: as many as ``shape`` has places, or as many as fit.
+
+        With ``titled`` each chart has its title above it.
+        """
+        self.set_class(titled, "-titled")
         self._view_models, self._shape = tuple(view_models), shape
         places = shape or self._capacity()
         most = places.places if shape else min(places.places, MAX_CHARTS)
@@ -74,8 +82,9 @@ class MetricGrid(Container):
         columns = places.columns if shape else min(places.columns, max(1, self._shown - 1))
         if self.styles.grid_size_columns != columns:
             self.styles.grid_size_columns = columns
-        if shape is not None and self.styles.grid_size_rows != places.rows:
-            self.styles.grid_size_rows = places.rows
+        rows = places.rows if shape else 0
+        if self.styles.grid_size_rows != rows:
+            self.styles.grid_size_rows = rows
         charts = list(self.query(Chart))
         for number in range(len(charts), self._shown):
             charts.append(Chart(id=f"metric-chart-{number}"))
@@ -89,14 +98,13 @@ class MetricGrid(Container):
 
     def _draw(self, chart: Chart, view_model: ChartViewModel) -> None:
         chart.view_model = view_model
-        if self._titled:
-            title = escape(view_model.title)
-            if chart.border_title != title:
-                chart.border_title = title
+        title = escape(view_model.title) if self.has_class("-titled") else None
+        if chart.border_title != title:
+            chart.border_title = title
 
     def on_resize(self, event: events.Resize) -> None:  # noqa: ARG002
         if self._view_models:
-            self.show(self._view_models, self._shape)
+            self.show(self._view_models, self._shape, titled=self.has_class("-titled"))
 
     def _capacity(self) -> GridShape:
         columns = 2 if self.size.width >= TWO_COLUMNS_FROM else 1

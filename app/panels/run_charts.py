@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,17 @@ from ltui.app.live.frame import Frame
 from ltui.app.live.metric_history import THROUGHPUT, LatestCurveRequest
 from ltui.app.panels.linked_charts import LinkedCharts
 from ltui.app.panels.live_text import LiveText
-from ltui.app.panels.metric_grid import MetricGrid
+from ltui.app.panels.metric_grid import GridShape, MetricGrid
 from ltui.app.panels.panel import Panel
-from ltui.app.presentation import metric_charts, run_view
+from ltui.app.presentation import metric_charts, metric_pages, run_view
 from ltui.app.presentation.metric_list import MetricChoice
+from ltui.app.presentation.metric_pages import (
+    MetricOrder,
+    MetricPages,
+    pages_from_json,
+    shape_of_small_charts,
+)
 from ltui.widgets.charts.chart import Chart
-from ltui.widgets.view_models import ChartViewModel
 
 CHART_S = 0.9
 """Minimum seconds between two repaints of a chart: a new point seldom changes a cell."""
@@ -29,6 +33,8 @@ SECOND_PREFERENCE = "second_metrics"
 """Such a key for the metrics of the second panel."""
 JOINED_PREFERENCE = "joined_metrics"
 """Such a key for whether the first panel has one chart for all of its metrics."""
+EVERY_PREFERENCE = "every_metric"
+"""Such a key for whether the first panel has a small chart for every metric."""
 
 
 class RunCharts(LinkedCharts):
@@ -42,6 +48,11 @@ class RunCharts(LinkedCharts):
         super().__init__(home, requests, id=id)
         self._frame: Frame | None = None
         self._visible: frozenset[str] = frozenset()
+        self._pages = MetricPages()
+        """What the user chose on the screen of all metrics."""
+        self._order = MetricOrder()
+        self._small: tuple[tuple[str, ...], GridShape] | None = None
+        """The metrics with small charts, if the first panel has these."""
         self._drawn: dict[str, tuple[Any, ...]] = {}
         """The content from which each panel was drawn, by panel name."""
         self._drawn_at: dict[str, float] = {}
@@ -61,11 +72,10 @@ class RunCharts(LinkedCharts):
         """Draw the panels with their names in ``visible``."""
         self._frame, self._visible = frame, visible
         self.read_preferences(frame)
+        self._small = self._small_charts(frame) if self.settings.every else None
         self._request(frame)
         if "loss" in visible and self._is_due("loss", frame):
-            view_models = metric_charts.metric_charts(frame, self.settings)
-            self.query_one(MetricGrid).show(view_models)
-            self._caption_metrics(frame, view_models)
+            self._show_metrics(frame)
         if "throughput" in visible:
             if self._is_due("throughput", frame):
                 view_model = metric_charts.second_chart(frame, self.settings)
@@ -75,12 +85,34 @@ class RunCharts(LinkedCharts):
             waiting.display = not self.settings.second
             waiting.show(Text(metric_charts.step_time_text(frame)))
 
+    def _small_charts(self, frame: Frame) -> tuple[tuple[str, ...], GridShape] | None:
+        """Return the metrics that fit into the first panel, and the shape of their grid."""
+        self._order.update(self._pages, frame.curve_names, frame.snapshot.metrics)
+        shape = GridShape(*shape_of_small_charts(*self.query_one(MetricGrid).size))
+        names = self._order.names[: shape.places]
+        return (names, shape) if names else None
+
+    def _show_metrics(self, frame: Frame) -> None:
+        grid = self.query_one(MetricGrid)
+        if self._small is None:
+            view_models = metric_charts.metric_charts(frame, self.settings)
+            grid.show(view_models)
+            hidden, remedy = grid.hidden_charts, "need room (z: maximise)"
+        else:
+            names, shape = self._small
+            view_models = metric_charts.charts_of_names(frame, self.settings, names)
+            grid.show(view_models, shape, titled=True)
+            hidden, remedy = len(self._order.names) - len(names), "(M: all)"
+        more = [f"{hidden} more {remedy}"] if hidden > 0 else []
+        figures = metric_charts.metrics_subtitle(frame, self.settings)
+        self._caption("loss", metric_charts.metrics_title(view_models), figures, *more)
+
     def _is_due(self, name: str, frame: Frame) -> bool:
         """Return True if a panel must be drawn: it changed, and was not drawn just before."""
         silence = run_view.silence_text(frame)
         waited = None if frame.curves else int(frame.now)
         figures = (metric_charts.throughput_subtitle(frame), frame.snapshot.metrics)
-        options = (self.settings, self.query_one("#throughput-chart", Chart).view)
+        options = (self.settings, self._small, self.query_one("#throughput-chart", Chart).view)
         content = (options, frame.curves_version, silence, figures, waited, frame.snapshot.state)
         drawn = self._drawn.get(name)
         if drawn == content:
@@ -90,12 +122,6 @@ class RunCharts(LinkedCharts):
             return False
         self._drawn[name], self._drawn_at[name] = content, frame.now
         return True
-
-    def _caption_metrics(self, frame: Frame, view_models: Sequence[ChartViewModel]) -> None:
-        hidden = self.query_one(MetricGrid).hidden_charts
-        more = [f"{hidden} more need room (z: maximise)"] if hidden > 0 else []
-        figures = metric_charts.metrics_subtitle(frame, self.settings)
-        self._caption("loss", metric_charts.metrics_title(view_models), figures, *more)
 
     def _caption(self, name: str, title: str, figures: str, *more: str) -> None:
         parts = (figures, self.zoom_text(), *more)
@@ -153,10 +179,14 @@ class RunCharts(LinkedCharts):
     def _use_first(self, choice: MetricChoice | None) -> None:
         if choice is None:
             return
-        names, joined = choice.names, choice.joined and bool(choice.names)
-        self.settings = replace(self.settings, metrics=names or None, joined=joined)
+        self.settings = replace(self.settings, every=choice.every)
+        chosen: dict[str, Any] = {EVERY_PREFERENCE: choice.every}
+        if not choice.every:
+            names, joined = choice.names, choice.joined and bool(choice.names)
+            self.settings = replace(self.settings, metrics=names or None, joined=joined)
+            chosen |= {PREFERENCE: names, JOINED_PREFERENCE: joined}
         self.redraw()
-        self.remember({PREFERENCE: names, JOINED_PREFERENCE: joined})
+        self.remember(chosen)
 
     def _use_second(self, choice: MetricChoice | None) -> None:
         if choice is None:
@@ -173,7 +203,13 @@ class RunCharts(LinkedCharts):
             metrics=self._stored_names(PREFERENCE) or self.settings.metrics,
             second=self._stored_names(SECOND_PREFERENCE) or self.settings.second,
             joined=self.remembered(JOINED_PREFERENCE) is True,
+            every=self.remembered(EVERY_PREFERENCE) is True,
         )
+        self._pages = pages_from_json(self.remembered(metric_pages.PREFERENCE))
+
+    def adopt(self, other: LinkedCharts) -> None:
+        super().adopt(other)
+        self._pages = pages_from_json(self.remembered(metric_pages.PREFERENCE))
 
     def _stored_names(self, preference: str) -> tuple[str, ...]:
         names = self.remembered(preference)
@@ -181,9 +217,10 @@ class RunCharts(LinkedCharts):
 
     def _request(self, frame: Frame) -> None:
         first, second = self.settings.metrics, self.settings.second or ()
-        needs_names = first or second or self.settings.axis == "samples"
+        needs_names = first or second or self._small or self.settings.axis == "samples"
         if not needs_names:
             self.request_curves(frame, None)
             return
-        names = (*metric_charts.shown_metrics(frame, self.settings), *second)
+        small = self._small[0] if self._small is not None else None
+        names = (*(small or metric_charts.shown_metrics(frame, self.settings)), *second)
         self.request_curves(frame, metric_charts.requested_names(names, self.settings))

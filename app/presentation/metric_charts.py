@@ -47,6 +47,8 @@ class ChartSettings:
     """The metrics of the second panel, all in one chart; None for the throughput of each rank."""
     joined: bool = False
     """Draw all metrics of the first panel in one chart, not one chart for each quantity."""
+    every: bool = False
+    """Draw as many metrics as fit in the first panel, each in a small chart."""
 
     def next_axis(self) -> str:
         """Return the quantity that follows on the x axis."""

@@ -32,6 +32,8 @@ class MetricChoice:
     names: tuple[str, ...] = ()
     joined: bool = False
     """Draw all of them in one chart."""
+    every: bool = False
+    """Draw every metric of the run as a small chart, in place of the named ones."""
 
 
 def metric_quantity(name: str) -> str:

@@ -7,7 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ltui.app.presentation.metric_list import matching
+from ltui.training.state.run_snapshot import MetricValue
 
+PREFERENCE = "all_metrics"
+"""Key in ``preferences.json`` of a mapping from preset or script to ``MetricPages``."""
 ORDERS = {"name": "by name", "changed": "recently changed first"}
 """Orders of the metrics, and their names on the screen."""
 MAX_COLUMNS, MAX_ROWS = 6, 8
@@ -59,6 +62,39 @@ class MetricPages:
         return {key: value for key, value in values.items() if value}
 
 
+class MetricOrder:
+    """The metrics of all pages in order.
+
+    They are sorted again if there are new ones or the choice changed. Values alone do not sort them
+    again, because charts must not change places while one reads them.
+    """
+
+    def __init__(self) -> None:
+        self.names: tuple[str, ...] = ()
+        self.problem = ""
+        """What is wrong with the filter; the names stay as they were."""
+        self._basis: tuple[object, ...] = ()
+
+    def update(
+        self, pages: MetricPages, names: tuple[str, ...], values: Mapping[str, MetricValue]
+    ) -> None:
+        """Sort the metrics of a frame. ``values`` are the newest ones."""
+        basis = (names, pages.filter, pages.order, pages.favourites)
+        if basis == self._basis:
+            return
+        self._basis = basis
+        changed_at = {name: float(value.step) for name, value in values.items()}
+        try:
+            self.names = pages.ordered(names, changed_at)
+            self.problem = ""
+        except ValueError as error:
+            self.problem = str(error)
+
+    def invalidate(self) -> None:
+        """Sort the metrics again with the next frame."""
+        self._basis = ()
+
+
 def pages_from_json(document: object) -> MetricPages:
     """Return the remembered choice. What is missing or damaged gets its default."""
     if not isinstance(document, dict):
@@ -80,3 +116,8 @@ def shape_for(pages: MetricPages, width: int, height: int) -> tuple[int, int]:
     rows = pages.rows or max(1, height // 10)
     # A chart that is lower than three lines shows nothing.
     return columns, min(rows, max(1, height // 3))
+
+
+def shape_of_small_charts(width: int, height: int) -> tuple[int, int]:
+    """Return the columns and rows of small charts for a panel of ``width`` x ``height`` cells."""
+    return max(1, min(4, width // 36)), max(1, height // 6)

@@ -23,7 +23,7 @@ from ltui.widgets.sanitise import clean_name
 
 MAX_NAME_CELLS = 40
 KEYS_OF_PANEL = {
-    1: "space select   / filter   j one chart   ⏎ apply   d default choice   esc cancel",
+    1: "space select   / filter   j one chart   a all   ⏎ apply   d default choice   esc cancel",
     2: "space select   / filter   ⏎ apply   d throughput   esc cancel",
     None: "space select   / filter   ⏎ apply   d default choice   esc cancel",
 }
@@ -43,6 +43,7 @@ class MetricChooser(ModalScreen[MetricChoice | None]):
             down   | to_list | to the list | Go to the list
             d      | default | default     | The default choice
             j      | join    | one chart   | One chart for all, or one for each quantity
+            a      | every   | all metrics | Show every metric as a small chart
             """,
         ),
         *bindings("metrics", "enter | apply | apply | Show these", priority=True),
@@ -137,8 +138,14 @@ class MetricChooser(ModalScreen[MetricChoice | None]):
     def action_default(self) -> None:
         self.dismiss(MetricChoice())
 
+    def action_every(self) -> None:
+        self.dismiss(MetricChoice(every=True))
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
+        return self._panel == 1 if action in ("every", "join") else True
+
     def action_join(self) -> None:
-        """Switch between one chart and one for each quantity; panel 2 has one chart anyway."""
+        """Switch between one chart and one for each quantity."""
         self._joined = not self._joined
         self._show_title()
 

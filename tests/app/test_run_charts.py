@@ -14,6 +14,7 @@ from ltui.app.panels.run_charts import RunCharts
 from ltui.app.preferences import read_preferences
 from ltui.app.presentation.metric_list import MetricChoice
 from ltui.app.screens.metric_chooser import MetricChooser
+from ltui.app.screens.metrics import MetricsScreen
 from ltui.app.screens.run import RunScreen
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets.charts.chart import Chart
@@ -213,3 +214,51 @@ async def test_a_wrong_expression_in_the_list_says_where(tmp_path: Path) -> None
         await pilot.press("slash", *"/[a")
         problem = app.screen.query_one("#problem", Static)
         await until(pilot, lambda: "at character 2" in str(problem.visual))
+
+
+async def test_panel_1_shows_every_metric_in_small_charts_if_wanted(tmp_path: Path) -> None:
+    tmp_path.joinpath("runs").mkdir()
+    curves = {f"layer.{n:02}": curve(np.arange(50.0) + n) for n in range(40)}
+    of_layers = frame(curves=curves, curve_names=tuple(curves))
+    app = OneRunAt(tmp_path, Script(of_layers))
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await shown(pilot, app)
+        await pilot.press("m")
+        await until(pilot, lambda: isinstance(app.screen, MetricChooser))
+        await pilot.press("a")
+        await until(pilot, lambda: len(titles(screen)) == 6)
+        small = titles(screen)
+        assert small == list(curves)[: len(small)]
+        assert screen._requests.request.names == frozenset(small)
+        panel = screen.query_one("#loss", Panel)
+        assert f"{40 - len(small)} more (M: all)" in str(panel.border_subtitle)
+        # Favourites of the screen of all metrics come first here, too.
+        await pilot.press("M")
+        await until(pilot, lambda: isinstance(app.screen, MetricsScreen))
+        assert isinstance(app.screen, MetricsScreen)
+        app.screen.charts.go_to("layer.39")
+        await pilot.press("asterisk", "q")
+        await until(pilot, lambda: titles(screen) == ["layer.39", *small[:-1]])
+    again = OneRunAt(tmp_path, Script(of_layers))
+    async with again.run_test(size=(160, 50)) as pilot:
+        screen = await shown(pilot, again)
+        await until(pilot, lambda: titles(screen) == ["layer.39", *small[:-1]])
+        await pilot.press("m")
+        await until(pilot, lambda: isinstance(again.screen, MetricChooser))
+        await pilot.press("d")
+        await until(pilot, lambda: len(titles(screen)) < len(small))
+        visible = [chart for chart in screen.query("#metric-grid Chart") if chart.display]
+        assert not any(chart.border_title for chart in visible)
+
+
+async def test_small_charts_follow_the_size_of_the_panel(tmp_path: Path) -> None:
+    tmp_path.joinpath("runs").mkdir()
+    curves = {f"layer.{n:02}": curve(np.arange(50.0) + n) for n in range(40)}
+    app = OneRunAt(tmp_path, Script(frame(curves=curves, curve_names=tuple(curves))))
+    async with app.run_test(size=(80, 24)) as pilot:
+        screen = await shown(pilot, app)
+        screen.charts._use_first(MetricChoice(every=True))
+        await until(pilot, lambda: len(titles(screen)) == 6)
+        await pilot.resize_terminal(160, 50)
+        await pilot.press("1", "z")
+        await until(pilot, lambda: len(titles(screen)) == 28)

@@ -33,7 +33,7 @@ class PlotArea:
     @classmethod
     def within(cls, width: int, height: int, margin: int = MARGIN) -> PlotArea:
         """Return the area in a canvas of this size; small canvases have no axes or no legend."""
-        axes, legend = width >= 20 and height >= 4, height >= 6
+        axes, legend = width >= 20 and height >= 4, height >= 5
         left = margin if axes else 0
         right = 1 if axes else 0
         return cls(
