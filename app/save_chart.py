@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 from ltui.training.problem import ProblemError
-from ltui.widgets.charts.chart import Chart
-from ltui.widgets.charts.picture import Picture, picture, svg
+from ltui.widgets.charts.chart import ExportedChart
+from ltui.widgets.charts.picture import Picture, svg
 
 MAX_NAME = 80
 """Maximum characters of a file name without its number and suffix."""
 
 
-def save_chart(chart: Chart, form: str, folder: Path, source: str) -> Path:
+def save_chart(chart: ExportedChart, form: str, folder: Path, source: str) -> Path:
     """Write the chart as it is shown into a new file, and return its path.
 
     ``form`` is ``svg`` or ``png``, ``source`` the name of the run. Raise ``ProblemError`` if Pillow
     is missing or the file cannot be written.
     """
-    view_model = chart.view_model
-    assert view_model is not None
-    title = view_model.title
-    named = replace(view_model, title=f"{source}: {title}" if source else title)
-    drawn = picture(named, chart.options)
+    title = chart.export_title
+    drawn = chart.picture(f"{source}: {title}" if source else title)
     content = svg(drawn).encode() if form == "svg" else _png(drawn)
     words = "-".join(part for part in ("ltui", source, title) if part)
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", words)[:MAX_NAME].strip("-.")

@@ -50,6 +50,7 @@ def parallel_view(comparison: Comparison, settings: ViewSettings) -> ParallelVie
     lines = [
         ParallelLine(
             key=run.id,
+            name=clean_name(comparison.names[run.id]),
             colour=comparison.colours[run.id],
             places=tuple(places[run.id] for _, places in scaled),
         )

@@ -96,6 +96,9 @@ class CompareScreen(PanelScreen):
         left   | axes(-1)      | axes left     | Show the axes further left
         right  | axes(1)       | axes right    | Show the axes further right
         v      | value         | best or final | The best or the final value as the last axis
+        Y      | export('text') | copy as text | Copy these axes, or the first chart
+        w      | export('svg') | save as SVG   | Save them as a picture
+        W      | export('png') | save as PNG   | Save them as PNG
         [Screen]
         1      | panel('curves')   | curves    | Go to the curves
         2      | panel('runs')     | runs      | Go to the table of runs
@@ -355,6 +358,13 @@ class CompareScreen(PanelScreen):
 
     def action_axes(self, by: int) -> None:
         self.query_one(ParallelChart).move(by)
+
+    def action_export(self, form: str) -> None:
+        """Copy or save what the left side shows; a chart in focus does that by itself."""
+        if self.query_one("#parameters").display:
+            self.query_one(ParallelChart).action_export(form)
+        else:
+            self.query_one(MetricGrid).charts[0].action_export(form)
 
     def action_value(self) -> None:
         value = "final" if self.settings.value == "best" else "best"

@@ -261,6 +261,23 @@ async def test_a_read_only_dashboard_stores_no_colours(opened: Opened) -> None:
         assert not any(run.labels_path.exists() for run in opened.run_dirs)
 
 
+async def test_parameters_and_charts_are_copied_and_saved(
+    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    copied: list[str] = []
+    monkeypatch.setattr(opened.app, "copy_to_clipboard", copied.append)
+    async with opened.app.run_test(size=BIG) as pilot:
+        await opened.ready(pilot)
+        await pilot.press("w", "Y", "4", "w", "Y")
+        await until(pilot, lambda: len(copied) == 2)
+    assert "train/loss" in copied[0]
+    assert "seed_everything" in copied[1]
+    files = sorted(path.name for path in tmp_path.glob("*.svg"))
+    assert files == ["ltui-parameters-best-train-loss.svg", "ltui-train-loss.svg"]
+    assert "brave-owl" in (tmp_path / files[0]).read_text()
+
+
 async def test_other_metrics_are_chosen_from_the_list(opened: Opened) -> None:
     async with opened.app.run_test(size=BIG) as pilot:
         comparison = await opened.ready(pilot)

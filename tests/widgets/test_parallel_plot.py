@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from xml.etree import ElementTree
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ltui.widgets.charts.chart_options import COLOURS, INK_SERIES
+from ltui.widgets.charts.parallel_picture import parallel_picture
 from ltui.widgets.charts.parallel_plot import (
     MIN_SPACING,
     ParallelAxis,
@@ -16,6 +18,7 @@ from ltui.widgets.charts.parallel_plot import (
     nearest_line,
     parallel_plot,
 )
+from ltui.widgets.charts.picture import WIDTH, Label, Line, svg
 
 TICKS = ((0.0, "0.001"), (0.5, "0.01"), (1.0, "0.1"))
 
@@ -27,6 +30,7 @@ def view(axes: int = 3, lines: int = 2) -> ParallelViewModel:
         lines=tuple(
             ParallelLine(
                 key=f"run-{n}",
+                name=f"owl-{n}",
                 colour=n,
                 places=tuple(float((axis + n) % 2) for axis in range(axes)),
             )
@@ -75,7 +79,9 @@ def test_the_highlighted_line_has_its_sign_on_every_axis_and_the_others_are_fain
 def test_without_colour_the_highlighted_line_alone_has_no_gaps() -> None:
     flat = ParallelViewModel(
         axes=view().axes,
-        lines=tuple(ParallelLine(key=str(n), colour=n, places=(n / 4,) * 3) for n in (1, 2, 3)),
+        lines=tuple(
+            ParallelLine(key=str(n), name=str(n), colour=n, places=(n / 4,) * 3) for n in (1, 2, 3)
+        ),
     )
     lines = parallel_plot(flat, 60, 20, highlighted=["2"], dashes=True).text().splitlines()
     # Each line lies in a row of its own, between the first axis with its label and the second one.
@@ -106,3 +112,24 @@ def test_without_axes_or_lines_there_is_a_note() -> None:
         "no setting differs"
         in parallel_plot(ParallelViewModel(note="no setting differs"), 60, 10).text()
     )
+
+
+def test_the_picture_has_every_axis_label_and_name() -> None:
+    drawn = parallel_picture(view(axes=9), "parameters, best loss", ["run-1"])
+    texts = [item.text for item in drawn.items if isinstance(item, Label)]
+    assert texts[:3] == ["parameters, best loss", "owl-0", "owl-1"]
+    assert [text for text in texts if text.startswith("axis-")] == [f"axis-{n}" for n in range(9)]
+    assert texts.count("0.001") == texts.count("0.1") == 9
+    lines = [item for item in drawn.items if isinstance(item, Line) and len(item.points) == 9]
+    assert [line.width for line in lines] == [1.8, 3.0]
+    heights = [y for _, y in lines[0].points]
+    # The first run is at the foot of the first axis and at the top of the second one.
+    assert heights[0] == max(heights)
+    assert heights[1] == min(heights)
+    assert all(0 < x < WIDTH for line in lines for x, _ in line.points)
+    ElementTree.fromstring(svg(drawn))
+
+
+def test_a_picture_without_lines_has_the_note() -> None:
+    drawn = parallel_picture(view(lines=0), "parameters")
+    assert [item.text for item in drawn.items if isinstance(item, Label)][1] == "no runs to show"

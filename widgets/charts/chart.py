@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from rich.style import Style
 from textual import events
@@ -26,12 +26,34 @@ from ltui.widgets.make_bindings import bindings
 from ltui.widgets.palette import line_styles
 from ltui.widgets.view_models import ChartMark, ChartViewModel, Tone
 
+if TYPE_CHECKING:
+    from textual.screen import Screen
+
+    from ltui.widgets.charts.picture import Picture
+
 ZOOM = 1.5
 """Factor of one zoom step."""
 PAN_SHARE = 0.25
 """Fraction of the visible width that one pan step moves."""
 _MIN_RANGE_CELLS = 2
 """Minimum cells between both ends of a range that is selected with the mouse."""
+
+
+class ExportedChart(Protocol):
+    """A chart that can be copied and saved."""
+
+    @property
+    def screen(self) -> Screen[Any]: ...
+
+    @property
+    def export_title(self) -> str:
+        """What the chart shows, for its title and for the name of a file."""
+
+    def plain_text(self) -> str:
+        """Return the chart as text."""
+
+    def picture(self, title: str) -> Picture:
+        """Return the chart as a picture."""
 
 
 class Chart(Widget, can_focus=True):
@@ -96,7 +118,7 @@ class Chart(Widget, can_focus=True):
     class ExportRequested(Message):
         """The user wants a copy: ``form`` is ``text``, ``svg`` or ``png``."""
 
-        chart: Chart
+        chart: ExportedChart
         form: str
 
     def __init__(
@@ -137,11 +159,22 @@ class Chart(Widget, can_focus=True):
             dashes=self.app.no_color,
         )
 
+    @property
+    def export_title(self) -> str:
+        return self.view_model.title if self.view_model is not None else ""
+
+    def picture(self, title: str) -> Picture:
+        """Return the chart as it is shown as a picture with a title."""
+        # Imported here: pictures are needed only when one is saved.
+        from ltui.widgets.charts.picture import picture
+
+        assert self.view_model is not None
+        return picture(replace(self.view_model, title=title), self.options)
+
     def plain_text(self) -> str:
         """Return the chart as it is drawn, below its title."""
-        title = self.view_model.title if self.view_model is not None else ""
         lines = [self._current_plot().canvas.line(y).rstrip() for y in range(self.size.height)]
-        return "\n".join([title, *lines])
+        return "\n".join([self.export_title, *lines])
 
     def zoomed_range(self) -> AxisRange | None:
         """Return the visible part of the x axis; None while the whole axis is visible."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from textual import events
 from textual.message import Message
@@ -11,8 +12,11 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from ltui.widgets.charts.canvas import Canvas
-from ltui.widgets.charts.chart import ink_styles
+from ltui.widgets.charts.chart import Chart, ink_styles
 from ltui.widgets.charts.parallel_plot import ParallelViewModel, nearest_line, parallel_plot
+
+if TYPE_CHECKING:
+    from ltui.widgets.charts.picture import Picture
 
 
 class ParallelChart(Widget):
@@ -69,9 +73,25 @@ class ParallelChart(Widget):
             self._drawn = drawn
         return self._canvas
 
+    @property
+    def export_title(self) -> str:
+        """The metric of the last axis, with the word parameters."""
+        return f"parameters, {self._view_model.axes[-1].title}"
+
     def plain_text(self) -> str:
-        """Return the drawing as text."""
+        """Return the visible axes as text."""
         return self._current_canvas().text()
+
+    def picture(self, title: str) -> Picture:
+        """Return all axes as a picture."""
+        # Imported here: pictures are needed only when one is saved.
+        from ltui.widgets.charts.parallel_picture import parallel_picture
+
+        return parallel_picture(self._view_model, title, self._highlighted)
+
+    def action_export(self, form: str) -> None:
+        if self._view_model.is_drawable:
+            self.post_message(Chart.ExportRequested(self, form))
 
     def render_line(self, y: int) -> Strip:
         canvas = self._current_canvas()

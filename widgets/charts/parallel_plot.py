@@ -43,6 +43,7 @@ class ParallelLine:
     """The line of one run."""
 
     key: str
+    name: str
     colour: int
     """Index of colour and sign, as of a series of a chart."""
     places: tuple[float, ...]
@@ -58,6 +59,11 @@ class ParallelViewModel:
     lines: tuple[ParallelLine, ...] = ()
     note: str = "no runs to show"
     """Text in the middle if there are no axes or no lines."""
+
+    @property
+    def is_drawable(self) -> bool:
+        """True if there are two axes and a line between them."""
+        return len(self.axes) > 1 and bool(self.lines)
 
     def first_axis(self, wanted: int, width: int) -> int:
         """Return ``wanted``, or the last axis from which on all others fit into ``width`` cells."""
@@ -123,7 +129,7 @@ def parallel_plot(
     """Draw all axes on ``width`` x ``height`` cells. The ``highlighted`` lines are thick and on
     top, the others then faint; with ``dashes`` those differ without colour."""
     canvas = Canvas(max(1, width), max(1, height))
-    if len(view_model.axes) < 2 or not view_model.lines:
+    if not view_model.is_drawable:
         text = shortened(view_model.note, canvas.width)
         canvas.write((canvas.width - cell_len(text)) // 2, (canvas.height - 1) // 2, text, INK_DIM)
         return canvas
@@ -153,7 +159,7 @@ def nearest_line(
     view_model: ParallelViewModel, width: int, height: int, x: int, y: int
 ) -> str | None:
     """Return the key of the line that is nearest to a cell; None if there is none."""
-    if len(view_model.axes) < 2 or not view_model.lines:
+    if not view_model.is_drawable:
         return None
     area = lay_out(view_model, width, height)
     distances = {

@@ -24,14 +24,14 @@ from ltui.widgets.view_models import ChartSeries, ChartViewModel
 
 WIDTH, HEIGHT = 960, 540
 """Size of a picture in pixels."""
-_LEFT, _RIGHT, _BOTTOM, _TITLE, _LINE = 76, 20, 50, 44, 20
+LEFT, RIGHT, _BOTTOM, TITLE, LINE = 76, 20, 50, 44, 20
 """Pixels of the margins, of the title, and of a line of the legend."""
 _LETTER = 7.2
 """Estimated pixels of a letter, to arrange the legend."""
 _COLUMNS, _ROWS = 425, 120
 """Size of the canvas in cells by which curves are reduced: two columns a cell."""
-_DIM, _BAND, _GRID = 0.4, 0.2, "#e4e4e4"
-_TEXT, _AXIS = "#222222", "#777777"
+DIM, _BAND, _GRID = 0.4, 0.2, "#e4e4e4"
+_TEXT, AXIS = "#222222", "#777777"
 _MARK_ROWS, _MARK_LETTERS = 4, 34
 
 Point = tuple[float, float]
@@ -84,10 +84,10 @@ class _Frame:
         return HEIGHT - _BOTTOM
 
     def across(self, at: float) -> float:
-        return _LEFT + (at - self.x.low) / (self.x.span or 1.0) * (WIDTH - _LEFT - _RIGHT)
+        return LEFT + (at - self.x.low) / (self.x.span or 1.0) * (WIDTH - LEFT - RIGHT)
 
     def column(self, at: float) -> float:
-        return _LEFT + (at + 0.5) / self.dots * (WIDTH - _LEFT - _RIGHT)
+        return LEFT + (at + 0.5) / self.dots * (WIDTH - LEFT - RIGHT)
 
     def down(self, value: float) -> float:
         share = (self.y.high - value) / (self.y.span or 1.0)
@@ -97,39 +97,40 @@ class _Frame:
 def picture(view_model: ChartViewModel, options: ChartOptions) -> Picture:
     """Return the chart with title, legend and axes, as the options show it."""
     drawn = Picture()
-    title = _plain(view_model.title)
-    drawn.items.append(Label(_LEFT, 28, title, size=18))
+    title = plain(view_model.title)
+    drawn.items.append(Label(LEFT, 28, title, size=18))
     data = data_range(view_model)
     if data is None:
-        text = _plain(view_model.note or "no data yet")
-        drawn.items.append(Label(WIDTH / 2, HEIGHT / 2, text, "middle", colour=_AXIS))
+        text = plain(view_model.note or "no data yet")
+        drawn.items.append(Label(WIDTH / 2, HEIGHT / 2, text, "middle", colour=AXIS))
         return drawn
     x = visible_range(options.view, data)
     layout = lay_out(Canvas(_COLUMNS, _ROWS), view_model, options, x, None)
-    lines = _draw_legend(drawn, view_model.series)
-    axes = _Frame(_TITLE + lines * _LINE, x, layout.y, 2 * layout.area.width)
+    legend = [
+        (plain(f"{one.name} {value_text(one, None)}"), _colour_of(one)) for one in view_model.series
+    ]
+    lines = draw_legend(drawn, legend)
+    axes = _Frame(TITLE + lines * LINE, x, layout.y, 2 * layout.area.width)
     _draw_axes(drawn, view_model, options, layout, axes)
     curves = sorted(layout.curves, key=lambda curve: not curve.series.dim)
     for curve in curves:
         _draw_band(drawn, curve, axes)
     for curve in curves:
-        colour, width = _colour(curve.series, _DIM if curve.series.dim else 1.0), 1.8
+        colour, width = _colour_of(curve.series), 1.8
         for points in _runs(curve.line, axes):
             drawn.items.append(Line(points, colour, 1.0 if curve.series.dim else width))
     _draw_marks(drawn, view_model, axes)
     return drawn
 
 
-def _draw_legend(drawn: Picture, series: Sequence[ChartSeries]) -> int:
-    """Draw names and last values; return the number of lines."""
-    x, line = float(_LEFT), 1
-    for one in series:
-        text = _plain(f"{one.name} {value_text(one, None)}")
+def draw_legend(drawn: Picture, entries: Sequence[tuple[str, str]]) -> int:
+    """Draw texts, each with a line of its colour; return the number of lines."""
+    x, line = float(LEFT), 1
+    for text, colour in entries:
         width = 30 + _LETTER * len(text)
-        if x > _LEFT and x + width > WIDTH - _RIGHT:
-            x, line = float(_LEFT), line + 1
-        y = _TITLE + (line - 1) * _LINE + 4.0
-        colour = _colour(one, _DIM if one.dim else 1.0)
+        if x > LEFT and x + width > WIDTH - RIGHT:
+            x, line = float(LEFT), line + 1
+        y = TITLE + (line - 1) * LINE + 4.0
         drawn.items.append(Line([(x, y - 4), (x + 18, y - 4)], colour, 3))
         drawn.items.append(Label(x + 24, y, text))
         x += width + 12
@@ -143,30 +144,30 @@ def _draw_axes(
     layout: Layout,
     axes: _Frame,
 ) -> None:
-    right = WIDTH - _RIGHT
+    right = WIDTH - RIGHT
     for tick in layout.ticks:
         y = axes.down(tick.at)
-        drawn.items.append(Line([(_LEFT, y), (right, y)], _GRID))
-        drawn.items.append(Label(_LEFT - 8, y + 4, _plain(tick.label), "end", colour=_AXIS))
+        drawn.items.append(Line([(LEFT, y), (right, y)], _GRID))
+        drawn.items.append(Label(LEFT - 8, y + 4, plain(tick.label), "end", colour=AXIS))
     for tick in linear_ticks(
         axes.x, 8, time=view_model.x_time, whole=view_model.x_whole, clock=view_model.x_clock
     ):
         x = axes.across(tick.at)
-        drawn.items.append(Line([(x, axes.bottom), (x, axes.bottom + 5)], _AXIS))
-        label = Label(x, axes.bottom + 19, _plain(tick.label), "middle", colour=_AXIS)
+        drawn.items.append(Line([(x, axes.bottom), (x, axes.bottom + 5)], AXIS))
+        label = Label(x, axes.bottom + 19, plain(tick.label), "middle", colour=AXIS)
         drawn.items.append(label)
-    corner = (_LEFT, axes.bottom)
-    drawn.items.append(Line([(_LEFT, axes.top), corner, (right, axes.bottom)], _AXIS))
+    corner = (LEFT, axes.bottom)
+    drawn.items.append(Line([(LEFT, axes.top), corner, (right, axes.bottom)], AXIS))
     scale = "logarithmic y axis" if options.log_y else ""
-    drawn.items.append(Label(_LEFT, HEIGHT - 12, scale, colour=_AXIS))
-    drawn.items.append(Label(right, HEIGHT - 12, _plain(view_model.x_label), "end"))
+    drawn.items.append(Label(LEFT, HEIGHT - 12, scale, colour=AXIS))
+    drawn.items.append(Label(right, HEIGHT - 12, plain(view_model.x_label), "end"))
 
 
 def _draw_band(drawn: Picture, curve: VisibleCurve, axes: _Frame) -> None:
     low, high = curve.low, curve.high
     if low is None or high is None:
         return
-    colour = _colour(curve.series, _BAND)
+    colour = mixed_colour(curve.series.colour, _BAND)
     edge: list[tuple[float, float, float]] = []
     rows = zip(low.at.tolist(), low.low.tolist(), high.high.tolist(), strict=True)
     for at, bottom, top in (*rows, (math.nan, math.nan, math.nan)):
@@ -184,15 +185,15 @@ def _draw_marks(drawn: Picture, view_model: ChartViewModel, axes: _Frame) -> Non
         x = axes.across(mark.at)
         if not mark.line:
             foot = [(x - 4, axes.bottom), (x + 4, axes.bottom), (x, axes.bottom - 8)]
-            drawn.items.append(Area(foot, _AXIS))
+            drawn.items.append(Area(foot, AXIS))
     for number, mark in enumerate(m for m in visible if m.line):
         x, y = axes.across(mark.at), axes.top + 12 + 14 * (number % _MARK_ROWS)
-        drawn.items.append(Line([(x, axes.top), (x, axes.bottom)], _AXIS, dashed=True))
-        text = _plain(mark.text)
+        drawn.items.append(Line([(x, axes.top), (x, axes.bottom)], AXIS, dashed=True))
+        text = plain(mark.text)
         if len(text) > _MARK_LETTERS:
             text = f"{text[: _MARK_LETTERS - 3]}..."
         anchor, at = ("start", x + 4) if x < WIDTH * 0.7 else ("end", x - 4)
-        drawn.items.append(Label(at, y, text, anchor, size=10, colour=_AXIS))
+        drawn.items.append(Label(at, y, text, anchor, size=10, colour=AXIS))
 
 
 def _runs(columns: CurveColumns, axes: _Frame) -> Iterator[list[Point]]:
@@ -216,14 +217,19 @@ def _runs(columns: CurveColumns, axes: _Frame) -> Iterator[list[Point]]:
         yield points
 
 
-def _colour(series: ChartSeries, strength: float) -> str:
+def _colour_of(series: ChartSeries) -> str:
+    return mixed_colour(series.colour, DIM if series.dim else 1.0)
+
+
+def mixed_colour(index: int, strength: float) -> str:
     """Return the colour of a series, mixed with white."""
-    colour = LIGHT_SERIES[series.colour % len(LIGHT_SERIES)]
+    colour = LIGHT_SERIES[index % len(LIGHT_SERIES)]
     parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{round(255 - strength * (255 - part)):02x}" for part in parts)
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
+    """Return a text without the thin spaces that fonts of pictures may lack."""
     return text.replace(THIN, " ")
 
 
