@@ -218,12 +218,11 @@ class RunsPanel(FilterPanel):
         runs = "1 run" if count == 1 else f"{count} runs"
         parts = [runs if shown == count else f"{shown} of {runs}", f"{live or 'none'} running"]
         if total := sum(line.size_bytes or 0.0 for line in self.lines.values()):
-            measuring = self._incomplete or self._unread
-            parts.append(f"{'over ' if measuring else ''}{size(total)}")
+            parts.append(size(total))
         if self.marked:
             parts.append(f"{len(self.marked)} marked")
-        if self._unread:
-            parts.append(f"reading {self._unread} more")
+        if unread := self._unread + self._incomplete:
+            parts.append(f"reading {unread} more")
         if self.list_layout.order:
             parts.append(f"by {order_text(self.list_layout.order)}")
         return ", ".join(parts)

@@ -134,7 +134,8 @@ def _read_settings(run_dir: RunDir) -> dict[str, str]:
     """Return the settings of a run; none if its specification cannot be read."""
     try:
         return _shared(compared_settings(run_dir.read_spec()))
-    except ProblemError:
+    except (ProblemError, TypeError, ValueError):
+        # A file that was edited by hand may hold anything.
         return {}
 
 

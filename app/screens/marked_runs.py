@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from ltui.training.state.run_labels import RunLabels
     from ltui.training.store.run_directory import RunDir
 
-CHANGES = frozenset({"stop", "delete", "star", "label"})
-"""Actions that a read-only dashboard refuses, besides those of ``RunListScreen``."""
+ACTIONS = frozenset({"stop", "resume", "delete", "star", "label", "export"})
+"""Actions on marked runs, or on the selected one. All but the export change runs."""
 MARK_TWO = "Mark at least two runs with Space, then press C to compare them."
 
 
@@ -30,20 +30,14 @@ class MarkedRunsScreen(RunListScreen):
     def refusal_of(self, action: str) -> str | None:
         """Return the reason why ``action`` can't be done now; None if it can."""
         name = action.partition("(")[0]
-        if name in CHANGES and self.readonly:
-            return READONLY
         if name == "compare":
             return MARK_TWO if len(self.runs_panel.marked) < 2 else None
-        if name not in (*CHANGES, "export") and (name != "resume" or not self._several()):
+        if name not in ACTIONS or (name == "resume" and not self._several()):
             return super().refusal_of(action)
-        if self.readonly and name == "resume":
+        if self.readonly and name != "export":
             return READONLY
         entries = self.runs_panel.targets()
-        if not entries:
-            return "There is no run."
-        if name in ("stop", "delete", "resume"):
-            return _nothing_to(name, entries)
-        return None
+        return _nothing_to(name, entries) if entries else "There is no run."
 
     def _several(self) -> bool:
         return len(self.runs_panel.marked) > 1
@@ -56,6 +50,14 @@ class MarkedRunsScreen(RunListScreen):
             self.notify(reason, severity="warning", markup=False)
             return []
         return self.runs_panel.targets()
+
+    def _named(self, entries: Sequence[RunEntry]) -> str:
+        """Return the name of a single run; else how many there are, and how many are hidden."""
+        if len(entries) == 1:
+            return entries[0].name
+        shown = set(self.runs_panel.table.keys)
+        hidden = sum(entry.id not in shown for entry in entries)
+        return f"{len(entries)} runs" + (f" ({hidden} hidden by the filter)" if hidden else "")
 
     def action_mark(self) -> None:
         self.runs_panel.toggle_mark()
@@ -86,7 +88,7 @@ class MarkedRunsScreen(RunListScreen):
         else:
             live = [entry for entry in entries if entry.live]
             question = (
-                f"Stop {_counted(live)}?\n"
+                f"Stop {self._named(live)}?\n"
                 "Each saves a checkpoint after its current step, then it ends."
             )
         self._do_after(
@@ -108,7 +110,7 @@ class MarkedRunsScreen(RunListScreen):
 
         resumable = [entry for entry in entries if _is_resumable(entry)]
         question = ConfirmScreen(
-            f"Resume {_counted(resumable)}, each from its last checkpoint?\nAll of them start now.",
+            f"Resume {self._named(resumable)}, each from its last checkpoint?\nThey all start now.",
             yes="resume them",
             no="start nothing",
         )
@@ -124,7 +126,7 @@ class MarkedRunsScreen(RunListScreen):
 
         ended = [entry for entry in entries if not entry.live]
         its = "Its" if len(ended) == 1 else "Their"
-        question = f"Delete {_counted(ended)}? {its} history, logs and checkpoints are lost."
+        question = f"Delete {self._named(ended)}? {its} history, logs and checkpoints are lost."
         if all(entry.size_bytes is not None for entry in ended):
             question += f" This frees {size(sum(entry.size_bytes or 0.0 for entry in ended))}."
         if live := len(entries) - len(ended):
@@ -158,7 +160,7 @@ class MarkedRunsScreen(RunListScreen):
         labels = [entry.labels for entry in entries]
         groups = {entry.labels.group for entry in self.runs_panel.lines.values()} - {""}
         used = groups if kind == "group" else set()
-        self.app.push_screen(LabelQuestion(kind, _counted(entries), labels, used), answered)
+        self.app.push_screen(LabelQuestion(kind, self._named(entries), labels, used), answered)
 
     def _change_labels(
         self, text: str, entries: Sequence[RunEntry], change: Callable[[RunLabels], RunLabels]
@@ -181,7 +183,7 @@ class MarkedRunsScreen(RunListScreen):
                 self._export([entry.run_dir for entry in entries], choice)
 
         name = entries[0].id if len(entries) == 1 else "runs"
-        self.app.push_screen(ExportQuestion(_counted(entries), name, Path.cwd()), answered)
+        self.app.push_screen(ExportQuestion(self._named(entries), name, Path.cwd()), answered)
 
     # -- carrying out ------------------------------------------------------------------------------
 
@@ -240,10 +242,6 @@ class MarkedRunsScreen(RunListScreen):
         seconds = 5.0 if severity == "information" else 15.0
         self.notify(message, severity=severity, timeout=seconds, markup=False)
         self.runs_panel.refresh_runs()
-
-
-def _counted(entries: Sequence[RunEntry]) -> str:
-    return entries[0].name if len(entries) == 1 else f"{len(entries)} runs"
 
 
 def _is_resumable(entry: RunEntry) -> bool:

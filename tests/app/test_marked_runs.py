@@ -204,6 +204,18 @@ async def test_two_dashboards_that_tag_at_the_same_time_lose_nothing(home: Path)
         assert read_labels(RunDir(home / "runs" / run_id)).tags == ("from-one", "from-two")
 
 
+async def test_a_question_counts_the_runs_that_the_filter_hides(home: Path) -> None:
+    async with opened(home) as it:
+        await it.press("a", "slash", *"fox", "enter")
+        await until(it.pilot, lambda: len(it.table.keys) == 1)
+        await it.press("delete")
+        assert (await it.question()).startswith("Delete 3 runs (2 hidden by the filter)?")
+        await it.press("escape")
+        await until(it.pilot, lambda: it.app.screen is it.screen)
+        await it.press("a", "delete")
+        assert (await it.question()).startswith("Delete 2 runs (2 hidden by the filter)?")
+
+
 async def test_runs_without_a_checkpoint_are_not_resumed(home: Path) -> None:
     async with opened(home) as it:
         await it.press("a", "r")

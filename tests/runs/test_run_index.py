@@ -223,7 +223,9 @@ def test_settings_come_from_the_specification_and_a_damaged_one_has_none(
     home: Path, opened: Callable[[], RunList]
 ) -> None:
     RunDir(home / "runs" / IDS[1]).spec_path.write_text("version: 99\n")
+    edited = stored_run(home, "edited-elk-aaaa", command=("python", "train.py"))
+    edited.spec_path.write_text(edited.spec_path.read_text().replace("- python\n", "- 1\n"))
     for runs in (opened(), opened()):
         entries = runs.complete(runs.poll(), ("config.max_epochs",))
         values = {run.id: value_of(run, "config.max_epochs") for run in entries}
-        assert values == {IDS[0]: 3.0, IDS[1]: None, IDS[2]: 3.0}
+        assert values == {IDS[0]: 3.0, IDS[1]: None, IDS[2]: 3.0, edited.id: None}
