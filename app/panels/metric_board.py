@@ -47,6 +47,10 @@ class MetricBoard(LinkedCharts):
         self.zoomed: str | None = None
         """The metric whose chart fills the screen."""
         self._drawn: tuple[object, ...] = ()
+        self._placed: tuple[str, ...] = ()
+        """The metrics of the charts, as they were drawn last."""
+        self._scales: dict[str, tuple[bool | None, bool]] = {}
+        """Whether the y axis of a metric is logarithmic, and whether it shows outliers."""
 
     def compose(self) -> ComposeResult:
         yield LiveText(id="page")
@@ -65,14 +69,27 @@ class MetricBoard(LinkedCharts):
         self.request_curves(frame, metric_charts.requested_names(names, self.settings))
         self._show_page(names)
         shape = GridShape(1, 1) if self.zoomed else self._shape()
-        content = (names, shape, self.settings, frame.curves_version, len(frame.marks))
+        content = (names, shape, self.settings, self.pages, frame.curves_version, len(frame.marks))
         if content != self._drawn:
             self._drawn = content
+            self._keep_scales()
             view_models = metric_charts.charts_of_names(frame, self.settings, names)
             charts = [self._starred(*pair) for pair in zip(names, view_models, strict=True)]
             note = "no metric matches the filter" if self.pages.filter else "no metric was logged"
             charts = charts or [ChartViewModel(title="metrics", note=note)]
             self.grid.show(charts, shape, titled=True)
+            self._place_scales(names)
+
+    def _keep_scales(self) -> None:
+        """Note the y axis that was chosen for each visible metric."""
+        for name, chart in zip(self._placed, self.grid.charts, strict=False):
+            self._scales[name] = chart.log_y, chart.outliers
+
+    def _place_scales(self, names: tuple[str, ...]) -> None:
+        """Give each chart the y axis of its metric, which another chart may have drawn before."""
+        self._placed = names
+        for name, chart in zip(names, self.grid.charts, strict=False):
+            chart.log_y, chart.outliers = self._scales.get(name, (None, False))
 
     def _starred(self, name: str, view_model: ChartViewModel) -> ChartViewModel:
         if name not in self.pages.favourites:
@@ -161,6 +178,8 @@ class MetricBoard(LinkedCharts):
     def reset(self) -> None:
         """Restore the automatic number of charts, the axis, the smoothing and the zoom."""
         self.zoomed = None
+        self._scales.clear()
+        self._placed = ()
         self.use(replace(self.pages, columns=None, rows=None))
         super().reset()
 

@@ -281,3 +281,21 @@ async def test_axis_and_smoothing_are_the_same_on_both_screens_and_remembered(
 def test_damaged_settings_of_charts_are_left_out(stored: object) -> None:
     settings = ChartSettings(axis="time", smoothing=0.5)
     assert settings.with_json(stored) == settings
+
+
+async def test_a_star_and_the_scale_belong_to_the_metric_not_to_the_place(tmp_path: Path) -> None:
+    app = OneRunAt(home(tmp_path), Script(many()))
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await opened(pilot, app)
+        first = charts(app)
+        await pilot.press("y", "o", "asterisk")
+        await until(pilot, lambda: charts(app) == [f"★ {first[0]}", *first[1:]])
+        await pilot.press("n")
+        await until(pilot, lambda: first[1] not in charts(app))
+        board = screen.charts
+        assert not any(chart.is_log or chart.outliers for chart in board.grid.charts)
+        await pilot.press("N", "tab", "asterisk", "O")
+        await until(pilot, lambda: charts(app)[1] == f"★ {first[1]}")
+        assert [chart.is_log for chart in board.grid.charts] == [True] + 11 * [False]
+        await pilot.press("0")
+        assert not any(chart.is_log or chart.outliers for chart in board.grid.charts)
