@@ -23,6 +23,7 @@ from ltui.widgets.sanitise import clean_line
 if TYPE_CHECKING:
     from textual.command import Provider
 
+    from ltui.app.panels.panel_borders import MovableBorders
     from ltui.app.screens.run import RunScreen
     from ltui.widgets.charts.chart import Chart
 
@@ -101,6 +102,8 @@ class LtuiApp(OrderedKeysApp):
         self.own_keys: dict[str, tuple[str, ...]] = {}
         """Keys of the configuration file by the ids of bindings, with Textual's names."""
         self._config_problems = list(config.problems)
+        self._shown_reasons: set[str] = set()
+        """Why choices are not remembered. Each reason is shown once."""
         if config.values or config.keys:
             self._use_config(config)
 
@@ -207,6 +210,11 @@ class LtuiApp(OrderedKeysApp):
         if self.settings.value("notifications.bell") in allowed:
             self.bell()
 
+    def on_movable_borders_chosen(self, message: MovableBorders.Chosen) -> None:
+        """Remember a choice for the layout of run screens."""
+        message.stop()
+        self.remember(message.setting, message.value)
+
     def action_choose_theme(self) -> None:
         from ltui.app.screens.theme_list import ThemeScreen
 
@@ -223,7 +231,8 @@ class LtuiApp(OrderedKeysApp):
     def remember(self, setting: str, value: Any) -> None:
         """Store what the user has chosen in the dashboard, or show why it will not be used."""
         reason = self.settings.remember(setting, value)
-        if reason is not None:
+        if reason is not None and reason not in self._shown_reasons:
+            self._shown_reasons.add(reason)
             self.notify(reason, severity="warning", markup=False)
 
     def action_help(self) -> None:

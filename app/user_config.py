@@ -36,13 +36,39 @@ class Setting:
     about: str
     default: Any = None
     """None means that the dashboard decides, for example by the size of the terminal."""
+    example: Any = None
+    """A value for the template of the file, if there is no default."""
     choices: tuple[str, ...] = ()
     low: float | None = None
     high: float | None = None
 
 
 SETTINGS = {
-    "theme": Setting(kind="text", about="The colour theme; the key t lists all."),
+    "theme": Setting(
+        kind="text", example="ltui-dark", about="The colour theme; the key t lists all."
+    ),
+    "layout.details": Setting(
+        kind="truth",
+        example=True,
+        about="Whether a run screen has the details at its side, if there is room.",
+    ),
+    "layout.details_width": Setting(
+        kind="whole", low=30, high=120, example=56, about="The columns of the details at the side."
+    ),
+    "layout.charts_height": Setting(
+        kind="whole",
+        low=10,
+        high=90,
+        example=60,
+        about="The charts' percentage of the height that they share with the panel below.",
+    ),
+    "layout.first_chart_width": Setting(
+        kind="whole",
+        low=10,
+        high=90,
+        example=50,
+        about="The first chart's percentage of the width of both.",
+    ),
     "notifications.show": Setting(
         kind="text",
         choices=WHICH_EVENTS,

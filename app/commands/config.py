@@ -169,8 +169,8 @@ def _template() -> str:
         elif not name:
             lines.append("")
         indent = "  " if name else ""
-        value = "" if setting.default is None else f" {_yaml(setting.default)}"
-        text = f"# {indent}{name or path}:{value or ' ...'}"
+        value = setting.example if setting.default is None else setting.default
+        text = f"# {indent}{name or path}: {_yaml(value)}"
         lines.append(f"{text:<28} # {setting.about}")
     return "\n".join([*lines, "", *_EXAMPLES, ""])
 

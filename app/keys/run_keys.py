@@ -41,6 +41,10 @@ v      | next_log            | choose rank      | Show all ranks, one rank, or t
 6      | panel('details')    | details          | Go to metrics, checkpoints, events and settings
 z      | zoom                | maximise         | Maximise the panel with the focus, or restore all
 ]      | details             | details column   | Show or hide the details beside the panels
+ctrl+up,(    | border(0,-1)  | lower charts    | Move the border below the charts up
+ctrl+down,)  | border(0,1)   | higher charts   | Move the border below the charts down
+ctrl+left,<  | border(-1,0)  | border left     | Move the border between two panels to the left
+ctrl+right,> | border(1,0)   | border right    | Move it to the right; with the mouse: drag it
 0      | reset               | reset layout     | Restore the layout, the zoom and the smoothing
 escape | cancel              | cancel           | Restore a maximised panel; close an opened run
 q      | back                | close            | Close this screen (training continues)

@@ -22,6 +22,7 @@ from ltui.app.panels.details_panel import DetailsView
 from ltui.app.panels.gpu_panel import GpuPanel
 from ltui.app.panels.log_panel import LogPanel
 from ltui.app.panels.panel import Panel
+from ltui.app.panels.panel_borders import MovableBorders
 from ltui.app.panels.ranks_panel import RanksPanel
 from ltui.app.panels.run_charts import RunCharts
 from ltui.app.panels.tab_bar import TabBar
@@ -49,7 +50,7 @@ TITLES = {
 """Titles of the tabs by panel name."""
 
 
-class RunPanels(Vertical):
+class RunPanels(MovableBorders):
     """Charts, GPUs, ranks, log and details of a run, or the tabs to switch between them."""
 
     class LaidOut(Message):
@@ -96,6 +97,16 @@ class RunPanels(Vertical):
 
     # -- layout ------------------------------------------------------------------------------------
 
+    def on_mount(self) -> None:
+        super().on_mount()
+        details = None if self.settings is None else self.settings.value("layout.details")
+        if details is not None or self.has_sizes:
+            self.panel_layout = replace(self.panel_layout, details=details)
+            self.call_later(self.relayout)
+
+    def relayout(self) -> None:
+        self._apply_layout(self.panel_layout)
+
     def fit_terminal(self, width: int, height: int) -> None:
         """Adapt the layout to a terminal of ``width`` columns and ``height`` lines."""
         self._use_layout(replace(self.panel_layout, width=width, height=height))
@@ -126,10 +137,16 @@ class RunPanels(Vertical):
         self._show_tabs(layout)
         # A panel that was hidden has missed frames. The log panel counts its lines itself.
         self._set_heights.clear()
+        self._give_sizes()
         self.charts.invalidate()
         if self._frame is not None:
             self.show(self._frame)
         self.post_message(self.LaidOut())
+
+    def _give_sizes(self) -> None:
+        self.apply_sizes()
+        if self.panel_layout.flexible() == "log":
+            self._fit_height("log", None)
 
     def _show_tabs(self, layout: PanelLayout) -> None:
         tabs = [(PANELS.index(name) + 1, name, TITLES[name]) for name in layout.tabs()]
@@ -138,11 +155,14 @@ class RunPanels(Vertical):
         below_charts = layout.mode is LayoutMode.HALF and not layout.zoomed
         tab_bar.show(tabs, layout.lower if below_charts else layout.chosen)
 
-    def _fit_height(self, name: str, lines: int) -> None:
-        """Make a panel as high as its rows if other panels are visible below the charts."""
+    def _fit_height(self, name: str, lines: int | None) -> None:
+        """Make a panel as high as its rows if other panels are visible below the charts.
+
+        Without ``lines`` it has the height that they leave.
+        """
         frame_lines = 0 if self.panel_layout.mode is LayoutMode.TABS else FRAME_LINES
-        height: int | str = "1fr"
-        if self.panel_layout.fits_rows():
+        height: int | str = self.lower_height() or "1fr"
+        if lines is not None and self.panel_layout.fits_rows():
             height = max(lines, 2) + frame_lines
         if self._set_heights.get(name) != height:
             self._set_heights[name] = height
@@ -189,6 +209,8 @@ class RunPanels(Vertical):
     def toggle_details(self) -> None:
         """Show or hide the details."""
         layout = self.panel_layout.toggle_details()
+        if layout.has_side_room():
+            self.post_message(self.Chosen("layout.details", layout.shows_side_details()))
         if layout.chosen == DETAILS:
             self.choose(DETAILS)
         else:
@@ -197,6 +219,9 @@ class RunPanels(Vertical):
     def reset(self) -> None:
         """Restore the default layout and the default view of the charts."""
         self.charts.reset()
+        self.forget_sizes()
+        if self.panel_layout.details is not None:
+            self.post_message(self.Chosen("layout.details", None))
         now = self.panel_layout
         self._apply_layout(PanelLayout(width=now.width, height=now.height, needs=now.needs))
 

@@ -108,7 +108,7 @@ class PanelLayout:
             return frozenset()
         if self.zoomed or mode is LayoutMode.TABS:
             return frozenset({self.chosen, *self._log_below(self.chosen)})
-        if mode is LayoutMode.HALF or (self.lower == DETAILS and not self._has_side_room()):
+        if mode is LayoutMode.HALF or (self.lower == DETAILS and not self.has_side_room()):
             return UPPER | {self.lower, *self._log_below(self.lower)}
         hidden = set() if self.needs.gpus or self.gpus else {"gpus"}
         return frozenset(
@@ -126,7 +126,7 @@ class PanelLayout:
 
     def shows_side_details(self) -> bool:
         """Return whether the details are at the side of the other panels."""
-        if self.zoomed or not self._has_side_room():
+        if self.zoomed or not self.has_side_room():
             return False
         return self.mode is LayoutMode.VAST if self.details is None else self.details
 
@@ -140,8 +140,16 @@ class PanelLayout:
             return replace(layout, lower="ranks") if layout.lower == DETAILS else layout
         return self.choose(DETAILS)
 
-    def _has_side_room(self) -> bool:
+    def has_side_room(self) -> bool:
+        """Return whether the details fit at the side of the other panels."""
         return self.mode in (LayoutMode.FULL, LayoutMode.VAST) and self.width >= MIN_SIDE_WIDTH
+
+    def flexible(self) -> str | None:
+        """Return the panel that shares the height below the header with the charts."""
+        visible = self.visible()
+        if "log" in visible:
+            return "log"
+        return self.lower if self.lower in visible and self.lower != DETAILS else None
 
     def fits_rows(self) -> bool:
         """Return whether tables are only as high as their rows, because other panels are visible

@@ -201,6 +201,9 @@ class RunScreen(RunCommandScreen, ChartKeysScreen):
     def action_details(self) -> None:
         self.panels.toggle_details()
 
+    def action_border(self, dx: int, dy: int) -> None:
+        self.panels.move_border(dx, dy)
+
     # -- charts ------------------------------------------------------------------------------------
 
     @property

@@ -1,0 +1,202 @@
+"""Borders between the panels of a run screen that the user moves, with keys or the mouse."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from textual import events
+from textual.containers import Vertical
+from textual.geometry import Region
+from textual.message import Message
+from textual.widget import Widget
+
+from ltui.app.presentation.panel_layout import DETAILS, UPPER, PanelLayout
+from ltui.app.user_config import SETTINGS, Settings
+
+CHARTS_HEIGHT = "layout.charts_height"
+FIRST_CHART_WIDTH = "layout.first_chart_width"
+DETAILS_WIDTH = "layout.details_width"
+BORDERS = (CHARTS_HEIGHT, FIRST_CHART_WIDTH, DETAILS_WIDTH)
+"""The settings that moving a border changes."""
+KEY_STEP = 5
+"""How far one key press moves a border, in percent or columns."""
+LEAST_BODY_WIDTH = 60
+"""Columns that the details leave to the other panels."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Regions:
+    """Where panels are on the screen. Those that are not visible are None."""
+
+    first: Region | None = None
+    """The first chart panel."""
+    second: Region | None = None
+    below: Region | None = None
+    """The panel below that shares the height with the charts."""
+    details: Region | None = None
+    """The details at the side."""
+
+    def border_at(self, x: int, y: int) -> str | None:
+        """Return the setting of the border at a cell; None if no border can be moved there."""
+        details = self.details
+        if details is not None and x in (details.x - 1, details.x):
+            return DETAILS_WIDTH if details.y <= y < details.bottom else None
+        if self.first is None or self.second is None:
+            return None
+        top, bottom = self.first.y, self.first.bottom
+        if x in (self.first.right - 1, self.first.right) and top <= y < bottom - 1:
+            return FIRST_CHART_WIDTH
+        if self.below is not None and self.first.x <= x < self.second.right:
+            rows = (bottom - 1, bottom, self.below.y - 1, self.below.y)
+            return CHARTS_HEIGHT if y in rows else None
+        return None
+
+    def moved(self, border: str, dx: int, dy: int) -> int | None:
+        """Return the value of a setting after its border was moved by some cells."""
+        first, second, below = self.first, self.second, self.below
+        value = None
+        if border == DETAILS_WIDTH and self.details is not None:
+            room = self.details.x - (0 if first is None else first.x) - LEAST_BODY_WIDTH
+            value = self.details.width + min(-dx, max(0, room))
+        elif border == FIRST_CHART_WIDTH and first is not None and second is not None:
+            value = round(100 * (first.width + dx) / (first.width + second.width))
+        elif border == CHARTS_HEIGHT and first is not None and below is not None:
+            value = round(100 * (first.height + dy) / (first.height + below.height))
+        return None if value is None else limited(border, value)
+
+
+def limited(border: str, value: int) -> int:
+    """Return the nearest value that the setting allows."""
+    low, high = SETTINGS[border].low, SETTINGS[border].high
+    assert low is not None
+    assert high is not None
+    return int(max(low, min(high, value)))
+
+
+class MovableBorders(Vertical):
+    """A container of panels whose sizes the user changes. They are remembered."""
+
+    panel_layout: PanelLayout
+
+    class Chosen(Message):
+        """The user changed a setting of the layout; None stands for its default."""
+
+        def __init__(self, setting: str, value: int | bool | None) -> None:
+            super().__init__()
+            self.setting, self.value = setting, value
+
+    def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's
+        super().__init__(id=id)
+        self._sizes: dict[str, int | None] = dict.fromkeys(BORDERS)
+        self._dragged: tuple[str, Regions, int, int] | None = None
+        """The border that follows the mouse, and where panels and mouse were at first."""
+
+    @property
+    def settings(self) -> Settings | None:
+        """The settings of the app; None in an app without any."""
+        settings: Settings | None = getattr(self.app, "settings", None)
+        return settings
+
+    def on_mount(self) -> None:
+        if self.settings is not None:
+            for border in BORDERS:
+                value = self.settings.value(border)
+                self._sizes[border] = None if value is None else limited(border, value)
+
+    @property
+    def has_sizes(self) -> bool:
+        """Return whether some panel has another size than by default."""
+        return any(size is not None for size in self._sizes.values())
+
+    def apply_sizes(self) -> None:
+        """Give the visible panels their sizes; None restores those of the style sheet."""
+        layout = self.panel_layout
+        shares = layout.visible() >= UPPER
+        height, width = self._sizes[CHARTS_HEIGHT], self._sizes[FIRST_CHART_WIDTH]
+        divided = shares and layout.flexible() is not None
+        self._style("#charts", "height", f"{height}fr" if height and divided else None)
+        self._style("#loss", "width", f"{width}fr" if width and shares else None)
+        self._style("#throughput", "width", f"{100 - width}fr" if width and shares else None)
+        details = self._sizes[DETAILS_WIDTH] if layout.shows_side_details() else None
+        if details is not None:
+            details = min(details, max(30, layout.width - LEAST_BODY_WIDTH))
+        self._style("#details", "width", details)
+
+    def lower_height(self) -> str | None:
+        """Return the height of the panel that shares it with the charts; None is the default."""
+        height = self._sizes[CHARTS_HEIGHT]
+        shared = self.panel_layout.visible() >= UPPER
+        return f"{100 - height}fr" if height is not None and shared else None
+
+    def _style(self, selector: str, name: str, value: str | int | None) -> None:
+        setattr(self.query_one(selector).styles, name, value)
+
+    def forget_sizes(self) -> None:
+        """Restore the default sizes."""
+        for border, size in self._sizes.items():
+            if size is not None:
+                self._sizes[border] = None
+                self.post_message(self.Chosen(border, None))
+
+    # -- moving ------------------------------------------------------------------------------------
+
+    def move_border(self, dx: int, dy: int) -> None:
+        """Move a border of the panel with the focus by a key."""
+        regions = self._regions()
+        border = CHARTS_HEIGHT
+        if dx:
+            in_details = self.query_one("#details").has_focus_within
+            border = DETAILS_WIDTH if in_details else FIRST_CHART_WIDTH
+        now = regions.moved(border, 0, 0)
+        if now is None:
+            self.notify("There is no border to move here.", timeout=3)
+            return
+        by = dy if border == CHARTS_HEIGHT else -dx if border == DETAILS_WIDTH else dx
+        self._resize(border, limited(border, (self._sizes[border] or now) + by * KEY_STEP))
+        self.post_message(self.Chosen(border, self._sizes[border]))
+
+    def _resize(self, border: str, value: int) -> None:
+        if self._sizes[border] != value:
+            self._sizes[border] = value
+            self.relayout()
+
+    def relayout(self) -> None:
+        """Apply the layout again."""
+        raise NotImplementedError
+
+    def on_mouse_down(self, event: events.MouseDown) -> None:
+        regions = self._regions()
+        border = regions.border_at(event.screen_x, event.screen_y)
+        if border is not None and event.button == 1:
+            event.stop()
+            self._dragged = (border, regions, event.screen_x, event.screen_y)
+            self.capture_mouse()
+
+    def on_mouse_move(self, event: events.MouseMove) -> None:
+        if self._dragged is not None:
+            border, regions, x, y = self._dragged
+            value = regions.moved(border, event.screen_x - x, event.screen_y - y)
+            if value is not None and (event.screen_x, event.screen_y) != (x, y):
+                self._resize(border, value)
+
+    def on_mouse_up(self) -> None:
+        if self._dragged is not None:
+            border, self._dragged = self._dragged[0], None
+            self.release_mouse()
+            if self._sizes[border] is not None:
+                self.post_message(self.Chosen(border, self._sizes[border]))
+
+    def _regions(self) -> Regions:
+        layout = self.panel_layout
+        visible = layout.visible()
+        below = layout.flexible() if visible >= UPPER else None
+
+        def region(name: str | None, shown: bool = True) -> Region | None:
+            return self.query_one(f"#{name}", Widget).region if name and shown else None
+
+        return Regions(
+            first=region("loss", visible >= UPPER),
+            second=region("throughput", visible >= UPPER),
+            below=region(below),
+            details=region(DETAILS, layout.shows_side_details()),
+        )
