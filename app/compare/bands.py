@@ -42,7 +42,8 @@ def band_of(table: FloatArray, kind: str) -> Band:
     finite = np.isfinite(table)
     count = finite.sum(axis=0).astype(np.float64)
     known = np.where(count > 0, count, np.nan)
-    mean = np.where(finite, table, 0.0).sum(axis=0) / known
+    # Divided first, because the sum of huge numbers is infinite.
+    mean = (np.where(finite, table, 0.0) / known).sum(axis=0)
     if kind == "minmax":
         low = np.where(count > 0, np.where(finite, table, np.inf).min(axis=0, initial=np.inf), mean)
         high = np.where(

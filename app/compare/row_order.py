@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from statistics import fmean
 from typing import TypeVar
 
 from ltui.app.compare.compared_run import ComparedRun
@@ -26,7 +25,10 @@ def ordered_groups(comparison: Comparison, settings: ViewSettings) -> list[RunGr
     def value_of(group: RunGroup) -> Value:
         values = [_value(comparison, settings, comparison.by_id[one]) for one in group.runs]
         numbers = [one for one in map(number_of, values) if one is not None]
-        return fmean(numbers) if numbers else next((one for one in values if one is not None), None)
+        if numbers:
+            # The sum of huge numbers is infinite.
+            return sum(one / len(numbers) for one in numbers)
+        return next((one for one in values if one is not None), None)
 
     return _ordered(comparison, settings, comparison.groups, value_of)
 

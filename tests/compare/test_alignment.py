@@ -107,6 +107,12 @@ def _expected(values: FloatArray, kind: str) -> tuple[float, float, float]:
     return mean, mean - half, mean + half
 
 
+def test_the_mean_of_huge_values_is_finite() -> None:
+    with np.errstate(all="raise"):
+        band = band_of(np.array([[1.5e308], [1e308]]), "minmax")
+    assert (band.mean[0], band.low[0], band.high[0]) == (1.25e308, 1e308, 1.5e308)
+
+
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 9, 30, 200])
 def test_the_quantile_of_students_distribution(freedom: int) -> None:
     assert t_quantile(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-9)

@@ -182,7 +182,6 @@ def _draw_line(
     thick: bool = False,
     dashes: bool = False,
 ) -> None:
-    # The dots of a line are between the axes, so the canvas shows them beside the axes only.
     at = 2.0 * np.array(area.columns)
     dot = 1.0 / max(1, 4 * area.height - 1)
     dash = line.colour % 4 if dashes else 0
@@ -194,8 +193,9 @@ def _draw_line(
         # The bits of a code point of braille are its dots.
         codes = drawn if codes is None else codes | drawn
     assert codes is not None
-    room = canvas.width
-    canvas.blit(0, 1, codes[: canvas.height - 1, :room], _ink(line, faint=faint))
+    # A terminal may be smaller than the area.
+    visible = codes[: canvas.height - 1, : canvas.width]
+    canvas.blit(0, 1, visible, _ink(line, faint=faint))
 
 
 def _draw_titles(canvas: Canvas, area: ParallelArea, titles: Sequence[str]) -> None:
