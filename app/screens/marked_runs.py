@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from textual import work
 
+from ltui.app.keys.footer import KeyFooter
 from ltui.app.panels.launch_panel import READONLY
 from ltui.app.panels.worker_results import call_screen, show_error
 from ltui.app.screens.confirm import ConfirmScreen
@@ -61,9 +62,15 @@ class MarkedRunsScreen(RunListScreen):
 
     def action_mark(self) -> None:
         self.runs_panel.toggle_mark()
+        self._marks_changed()
 
     def action_mark_all(self) -> None:
         self.runs_panel.toggle_all_marks()
+        self._marks_changed()
+
+    def _marks_changed(self) -> None:
+        # The footer omits keys that can't be used for the marked runs.
+        self.query_one(KeyFooter).refresh()
 
     def action_compare(self) -> None:
         if entries := self._targets_of("compare"):
@@ -83,16 +90,17 @@ class MarkedRunsScreen(RunListScreen):
         from ltui.app.live.run_requests import send_request
         from ltui.app.screens.stop_question import StopScreen, stop_question
 
+        live = [entry for entry in entries if entry.live]
         if len(entries) == 1 and entries[0].snapshot is not None:
-            question = stop_question(entries[0].snapshot)
+            question = StopScreen(stop_question(entries[0].snapshot))
         else:
-            live = [entry for entry in entries if entry.live]
-            question = (
+            question = StopScreen(
                 f"Stop {self._named(live)}?\n"
-                "Each saves a checkpoint after its current step, then it ends."
+                "Each saves a checkpoint after its current step, then it ends.",
+                it="it" if len(live) == 1 else "them",
             )
         self._do_after(
-            StopScreen(question),
+            question,
             "Stopping {} after the current step, with a checkpoint",
             entries,
             lambda run_dir: send_request(run_dir, {"cmd": "stop"}),

@@ -24,8 +24,9 @@ class StopScreen(ConfirmScreen):
         """,
     )
 
-    def __init__(self, question: str) -> None:
-        super().__init__(question, yes="(or s) stop it", no="keep it running")
+    def __init__(self, question: str, *, it: str = "it") -> None:
+        """``it``: "them" for several runs."""
+        super().__init__(question, yes=f"(or s) stop {it}", no=f"keep {it} running")
 
 
 def stop_question(snapshot: RunSnapshot) -> str:

@@ -13,6 +13,7 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import Input, Static
 
+from ltui.app.keys.footer import KeyFooter
 from ltui.app.panels.runs_table import RunsTable
 from ltui.app.runs.several_runs import Outcome
 from ltui.app.screens.compare import CompareScreen
@@ -43,6 +44,11 @@ def home(private_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     folder.mkdir()
     monkeypatch.chdir(folder)
     return private_home
+
+
+def line_text(footer: KeyFooter) -> str:
+    """Return what the footer shows on the screen."""
+    return "".join(segment.text for segment in footer.render_line(0))
 
 
 @pytest.fixture
@@ -98,7 +104,11 @@ async def test_marked_runs_are_compared_and_the_first_one_marked_is_the_first(ho
         assert "Mark at least two runs with Space" in await it.notice("Mark")
         await it.press("space", "C")
         assert len(it.notices) == 2
-        await it.press("end", "space", "C")
+        footer = it.screen.query_one(KeyFooter)
+        assert "C compare" not in line_text(footer)
+        await it.press("end", "space")
+        await until(it.pilot, lambda: "C compare" in line_text(footer))
+        await it.press("C")
         await until(it.pilot, lambda: isinstance(it.app.screen, CompareScreen))
         screen = it.app.screen
         assert isinstance(screen, CompareScreen)

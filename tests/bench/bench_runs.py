@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
+from ltui.app.panels.runs_table import RunsTable
 from ltui.app.runs.run_list import RunList
+from ltui.app.textual_app import LtuiApp
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from tests.bench.row import Row, row
 from tests.stored_runs import stored_run
@@ -16,6 +20,7 @@ from tests.stored_runs import stored_run
 RUNS = 5_000
 METRICS = 12
 SETTINGS = 60
+PAGES = 50
 SLOW_FIELDS = ("size", "config.setting.7")
 """Fields whose values are kept in the index, because they take long to read."""
 _OPEN = """
@@ -40,6 +45,19 @@ print(opened - began, filtered - opened, int(peak.split()[1]) / 1e3, completed)
 """
 
 
+async def _seconds_of_a_page(home: Path) -> float:
+    """Return the processor time to show the next page of the list on the home screen."""
+    app = LtuiApp(home)
+    async with app.run_test(size=(160, 50)) as pilot:
+        while not (tables := app.screen.query(RunsTable)) or len(tables.first().rows) < RUNS:
+            await pilot.pause(0.1)
+        await pilot.press("3")
+        began = time.process_time()
+        for _ in range(PAGES):
+            await pilot.press("pagedown")
+        return (time.process_time() - began) / PAGES
+
+
 def measure() -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
@@ -59,6 +77,7 @@ def measure() -> list[Row]:
             runs = indexed.poll()
         indexed.complete(runs, SLOW_FIELDS)
         indexed.close()
+        page_s = asyncio.run(_seconds_of_a_page(home))
         done = subprocess.run(
             [sys.executable, "-c", _OPEN, str(home), str(RUNS), *SLOW_FIELDS],
             capture_output=True,
@@ -70,5 +89,6 @@ def measure() -> list[Row]:
         row(f"list of {RUNS} runs opened from the index (processor time)", opened, "s", 0.5),
         row(f"list of {RUNS} runs filtered and sorted", filtered, "s", 0.1),
         row(f"disk use and settings of {RUNS} runs from the index", completed, "s", 0.5),
+        row(f"next page of the list of {RUNS} runs (processor time)", page_s, "s", 0.1),
         row(f"memory of the list of {RUNS} runs", memory, "MB", 150),
     ]
