@@ -6,6 +6,7 @@ import shutil
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from contextlib import closing
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,8 @@ from ltui.app.compare.run_groups import Grouping, check_grouping
 from ltui.app.exit_codes import EXIT_DONE, EXIT_FAILED
 from ltui.app.open_dashboard import open_app
 from ltui.app.output_file import print_json
+from ltui.app.runs.matching_runs import matching_runs
+from ltui.app.runs.run_list import RunList
 from ltui.training.lifecycle.recover_runs import current_snapshot
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.store.run_directory import RunDir, list_runs, ltui_home, named_run
@@ -34,7 +37,7 @@ def compare(options: Namespace) -> int:
             what="it cannot be used with --group-by, which names the only settings that count.",
             remedy="Give one of the two.",
         )
-    run_dirs = find_runs(options.runs)
+    run_dirs = find_runs(options.runs, options.filter)
     grouping = Grouping(by=tuple(options.group_by), ignored=tuple(options.ignore))
     if options.watch:
         return _watch(options, run_dirs, grouping)
@@ -85,12 +88,14 @@ def _watch(options: Namespace, run_dirs: Sequence[RunDir], grouping: Grouping) -
     return open_app(make)
 
 
-def find_runs(texts: Sequence[str]) -> list[RunDir]:
-    """Return the runs that ``texts`` name, each once; ``sweep-*`` names all runs that match.
+def find_runs(texts: Sequence[str], filter_text: str | None = None) -> list[RunDir]:
+    """Return the runs that ``texts`` name, then those that match a filter, each once.
 
-    Raise ``ProblemError`` with every name that is wrong, or if there are fewer than two runs.
+    ``sweep-*`` names all runs that match. Raise ``ProblemError`` with every name that is wrong, or
+    if there are fewer than two runs.
     """
-    runs = list_runs(ltui_home(to_write=False))
+    home = ltui_home(to_write=False)
+    runs = list_runs(home)
     found: dict[str, RunDir] = {}
     problems: list[Problem] = []
     for text in texts:
@@ -103,10 +108,16 @@ def find_runs(texts: Sequence[str]) -> list[RunDir]:
             problems += error.problems
     if problems:
         raise ProblemError(*problems)
+    if filter_text is not None:
+        with closing(RunList(home, current_snapshot)) as run_list:
+            entries = matching_runs(run_list, filter_text)
+        for entry in sorted(entries, key=lambda entry: entry.id):
+            found.setdefault(entry.id, entry.run_dir)
     if len(found) < 2:
+        given = f"only one run is given: {next(iter(found))}" if found else "no run is given"
         raise ProblemError.of(
-            where="RUN",
-            what=f"only one run is given: {next(iter(found))}.",
+            where="RUN" if filter_text is None else "--filter",
+            what=f"{given}.",
             remedy="Give two runs or more; `ltui runs` lists them.",
         )
     return list(found.values())

@@ -21,6 +21,7 @@ examples:
   ltui compare brave-owl calm-fox
   ltui compare 'sweep-*' --metric val/acc --by epoch
   ltui compare 'seed-*' --band ci95
+  ltui compare --filter 'group:sweep val/acc>0.9'
   ltui compare 'sweep-*' --group-by lr --json
   ltui compare brave-owl calm-fox --watch
 """
@@ -32,8 +33,13 @@ def add_compare(add: Callable[..., Any], run_help: str) -> None:
     compare.add_argument(
         "runs",
         metavar="RUN",
-        nargs="+",
+        nargs="*",
         help=f"{run_help}; a pattern such as 'sweep-*' is every run whose id matches",
+    )
+    compare.add_argument(
+        "--filter",
+        metavar="EXPR",
+        help="also the runs that match, such as 'group:sweep'; see `ltui runs --help`",
     )
     compare.add_argument(
         "--metric",

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import sys
-import time
 from argparse import Namespace
 from contextlib import closing
 
 from ltui.app.exit_codes import EXIT_DONE, EXIT_FAILED
 from ltui.app.presentation.run_report import columns
-from ltui.app.runs.filter_runs import fields_of, run_filter, unknown_names
+from ltui.app.runs.matching_runs import matching_runs
 from ltui.app.runs.run_entry import RunEntry
 from ltui.app.runs.run_list import RunList
 from ltui.training.lifecycle.recover_runs import current_snapshot
 from ltui.training.lifecycle.resume_run import delete
-from ltui.training.problem import Problem, ProblemError
+from ltui.training.problem import ProblemError
 from ltui.training.store.labels_file import read_labels
 from ltui.training.store.run_directory import ltui_home
 from ltui.widgets.formats import size
@@ -29,14 +28,8 @@ def prune(options: Namespace) -> int:
             what="an empty filter matches every run.",
             remedy="Give a condition, such as 'state=failed ended<30d ago'.",
         )
-    matches = run_filter(options.filter, time.time())
-    used = fields_of(options.filter)
     with closing(RunList(ltui_home(to_write=not options.dry_run), current_snapshot)) as runs:
-        every_run = runs.complete(runs.poll(), used)
-        # A misspelt metric behind `not` would match every run.
-        if every_run and (sentences := unknown_names(used, every_run)):
-            raise ProblemError(*(Problem(where="--filter", what=text) for text in sentences))
-        matching = [entry for entry in every_run if _may_go(entry) and matches(entry)]
+        matching = [entry for entry in matching_runs(runs, options.filter) if _may_go(entry)]
         chosen = runs.complete(matching, ("size",))
     if not chosen:
         print("No run to delete: live, starred and unreadable runs are always kept.")

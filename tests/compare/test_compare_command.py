@@ -43,6 +43,9 @@ def test_table_and_json_give_the_same_values(home: Path, ltui: Ltui) -> None:  #
         (["brave-owl", "calm-owl", "--by", "epcoh"], "Did you mean `epoch`?"),
         (["brave-owl", "calm-owl", "--band", "sdt"], "Did you mean `std`?"),
         (["brave-owl", "calm-owl", "--group-by", "lr", "--ignore", "lr"], "cannot be used with"),
+        ([], "RUN: no run is given."),
+        (["--filter", "name:brave*"], "--filter: only one run is given: brave-owl-0000."),
+        (["--filter", "not val/ac>2"], "--filter: no run has a field or a metric `val/ac`."),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(
@@ -63,3 +66,18 @@ def test_a_damaged_run_is_named_and_the_others_are_compared(home: Path, ltui: Lt
     assert done.returncode == 1
     assert "calm-owl-0001/run.db" in done.stderr
     assert "deep-owl" in done.stdout
+
+
+def test_the_runs_of_a_group_are_compared(home: Path, ltui: Ltui) -> None:  # noqa: F811
+    for name in ("fast-owl", "calm-owl"):
+        assert ltui("group", name, "--name", "sweep").returncode == 0
+    done = ltui("compare", "deep-owl", "--filter", "group:sweep", "--json")
+    assert done.returncode == 0, done.stderr
+    names = [run["name"] for run in json.loads(done.stdout)["runs"]]
+    assert names == ["deep-owl", "calm-owl", "fast-owl"]
+
+
+def test_the_place_of_a_mistake_in_a_filter_is_marked(home: Path, ltui: Ltui) -> None:  # noqa: F811
+    done = ltui("compare", "--filter", "(name:brave")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[1:] == ["  (name:brave", "  ^"]
