@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from textual import work
 
@@ -130,6 +130,7 @@ class MarkedRunsScreen(RunListScreen):
             return
         # Imported here: the first frame deletes nothing.
         from ltui.training.lifecycle.resume_run import delete
+        from ltui.training.problem import ProblemError
         from ltui.widgets.formats import size
 
         ended = [entry for entry in entries if not entry.live]
@@ -137,11 +138,20 @@ class MarkedRunsScreen(RunListScreen):
         question = f"Delete {self._named(ended)}? {its} history, logs and checkpoints are lost."
         if all(entry.size_bytes is not None for entry in ended):
             question += f" This frees {size(sum(entry.size_bytes or 0.0 for entry in ended))}."
-        if live := len(entries) - len(ended):
-            question += f"\n{live} of the marked runs {'is' if live == 1 else 'are'} live and kept."
+        live = {entry.id for entry in entries if entry.live}
+        if live:
+            verb = "is" if len(live) == 1 else "are"
+            question += f"\n{len(live)} of the marked runs {verb} live and kept."
+
+        def delete_unless_live(run_dir: RunDir) -> None:
+            # The question says that it is kept, even if it has ended since.
+            if run_dir.id in live:
+                raise ProblemError.of(where=run_dir.id, what="it is live.")
+            delete(run_dir)
+
         one = "it" if len(ended) == 1 else "them"
         confirm = ConfirmScreen(question, yes=f"delete {one}", no=f"keep {one}")
-        self._do_after(confirm, "Deleted {}", entries, delete)
+        self._do_after(confirm, "Deleted {}", entries, delete_unless_live)
 
     def action_star(self) -> None:
         entries = self._targets_of("star")
@@ -222,8 +232,7 @@ class MarkedRunsScreen(RunListScreen):
         from ltui.app.runs.several_runs import for_each
 
         outcome = for_each(run_dirs, action)
-        severity: Literal["information", "warning"] = "warning" if outcome.failed else "information"
-        call_screen(self, self._changed, outcome.sentence(text), severity)
+        call_screen(self, self._report, outcome.sentence(text), not outcome.failed)
 
     @work(thread=True, group="marked runs", exit_on_error=False)
     def _export(self, run_dirs: Sequence[RunDir], choice: ExportChoice) -> None:
@@ -242,13 +251,14 @@ class MarkedRunsScreen(RunListScreen):
             show_error(self, "nothing was exported", error)
             return
         text = outcome.sentence(f"Exported {{}} to {choice.target}")
-        severity: Literal["information", "warning"] = "warning" if outcome.failed else "information"
-        call_screen(self, self._changed, " ".join([text, *sentences]), severity)
+        call_screen(self, self._report, " ".join([text, *sentences]), not outcome.failed)
 
-    def _changed(self, message: str, severity: Literal["information", "warning"]) -> None:
-        # A sentence with reasons needs more time to be read.
-        seconds = 5.0 if severity == "information" else 15.0
-        self.notify(message, severity=severity, timeout=seconds, markup=False)
+    def _report(self, message: str, complete: bool) -> None:
+        if complete:
+            self.notify(message, markup=False)
+        else:
+            # A sentence with reasons needs more time to be read.
+            self.notify(message, severity="warning", timeout=15.0, markup=False)
         self.runs_panel.refresh_runs()
 
 

@@ -23,6 +23,7 @@ from ltui.app.screens.home import HomeScreen
 from ltui.app.screens.label_question import LabelQuestion, label_change
 from ltui.app.textual_app import LtuiApp
 from ltui.training.lifecycle import resume_run
+from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_labels import RunLabels
 from ltui.training.state.run_snapshot import RunState
@@ -127,12 +128,24 @@ async def test_several_marked_runs_are_deleted_after_one_question_and_a_live_one
         assert question.endswith("1 of the marked runs is live and kept.")
         await it.press("y")
         sentence = await it.notice("Deleted")
-        assert sentence.startswith(f"Deleted 3 of 4 runs: not {live} (the run is ")
+        assert sentence == f"Deleted 3 of 4 runs: not {live} (it is live)."
         await until(it.pilot, lambda: set(it.panel.lines) == {live})
         assert list(it.panel.marked) == [live]
         await it.press("delete")
         assert "is running. Stop it first." in await it.notice("Stop it first")
     assert [run.id for run in list_runs(home)] == [live]
+
+
+async def test_a_run_that_ends_while_the_question_says_that_it_is_kept_is_kept(home: Path) -> None:
+    async with opened(home) as it:
+        entry = it.panel.lines[IDS[1]]
+        it.panel.lines[IDS[1]] = replace(entry, snapshot=resolve_snapshot(entry.run_dir))
+        it.screen.action_mark_all()
+        it.screen.action_delete()
+        assert (await it.question()).endswith("1 of the marked runs is live and kept.")
+        await it.press("y")
+        await it.notice(f"Deleted 2 of 3 runs: not {IDS[1]} (it is live)")
+    assert [run.id for run in list_runs(home)] == [IDS[1]]
 
 
 async def test_marked_runs_are_stopped_and_the_others_named(home: Path, live: str) -> None:
