@@ -242,12 +242,17 @@ def test_rounding_errors_are_no_cliff_and_labels_differ() -> None:
 def test_many_signs_without_lines_are_left_out_and_lines_stay() -> None:
     epochs = tuple(ChartMark(at=n, sign="╵", text=f"epoch {n}") for n in range(1, 99))
     stall = ChartMark(at=50.0, sign="!", text="stalled", line=True)
-    text = plot(chart_of(curve(), marks=(*epochs, stall)), ChartOptions(), 80, 12).canvas.text()
+    saved = ChartMark(at=20.0, sign="◆", text="checkpoint")
+    marks = (*epochs, stall, saved)
+    text = plot(chart_of(curve(), marks=marks), ChartOptions(), 80, 12).canvas.text()
     assert "╵" not in text
+    assert "◆" in text, "few checkpoints are no crowd"
     assert "!" in text
     assert "┊" in text
-    few = plot(chart_of(curve(), marks=epochs[::20]), ChartOptions(), 80, 12).canvas.text()
-    assert few.count("╵") == 5
+    at_an_epoch = ChartMark(at=21.0, sign="◆", text="checkpoint")
+    marks = (at_an_epoch, *epochs[::20])
+    few = plot(chart_of(curve(), marks=marks), ChartOptions(), 80, 12).canvas.text()
+    assert (few.count("╵"), few.count("◆")) == (4, 1)
 
 
 def test_a_scale_that_the_chart_chose_is_named() -> None:

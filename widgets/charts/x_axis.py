@@ -18,7 +18,7 @@ from ltui.widgets.view_models import ChartMark, ChartViewModel
 MARGIN = 7
 """Usual number of cells for the labels of the y axis."""
 _MOST_MARKS = 0.2
-"""Maximum fraction of the columns with signs of marks that have no line, such as epochs."""
+"""Maximum fraction of the columns with one sign of marks that have no line, such as epochs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,19 +75,25 @@ def draw_x_axis(canvas: Canvas, area: PlotArea, view_model: ChartViewModel, x: A
 def draw_marks(canvas: Canvas, area: PlotArea, marks: Sequence[ChartMark], x: AxisRange) -> None:
     """Draw the signs of the visible marks at the foot of the area, and their lines.
 
-    Signs without lines are omitted if there are many, as for hundreds of epochs.
+    Signs without lines are omitted if there are many of one kind, as of hundreds of epochs.
     """
-    visible = [mark for mark in marks if x.low <= mark.at <= x.high]
-    plain = {column(mark.at, x, area.width) for mark in visible if not mark.line}
-    crowded = len(plain) > _MOST_MARKS * area.width
-    foot = area.top + area.height - 1
-    for mark in visible:
-        cell = area.left + column(mark.at, x, area.width)
+    visible = [
+        (area.left + column(m.at, x, area.width), m) for m in marks if x.low <= m.at <= x.high
+    ]
+    cells: dict[str, set[int]] = {}
+    for cell, mark in visible:
         if mark.line:
             _draw_line(canvas, area, cell, "┊", INK_FAINT)
-    for mark in sorted(visible, key=lambda mark: mark.line):
-        if mark.line or not crowded:
-            canvas.write(area.left + column(mark.at, x, area.width), foot, mark.sign, INK_TEXT)
+        else:
+            cells.setdefault(mark.sign, set()).add(cell)
+    crowded = {sign for sign, at in cells.items() if len(at) > _MOST_MARKS * area.width}
+    foot = area.top + area.height - 1
+    # What is rarer than an epoch is drawn over it.
+    for cell, mark in sorted(
+        visible, key=lambda one: (one[1].line, -len(cells.get(one[1].sign, ())))
+    ):
+        if mark.line or mark.sign not in crowded:
+            canvas.write(cell, foot, mark.sign, INK_TEXT)
 
 
 def draw_selection(
