@@ -41,6 +41,15 @@ def test_positions_grow_along_the_run() -> None:
     assert DEPARTED < 1 << 63
 
 
+def test_a_departed_rank_does_not_hold_up_the_next_request(tmp_path: Path) -> None:
+    tables = [BarrierTable(tmp_path / "table", rank, 2) for rank in (0, 1)]
+    number = tables[0].publish(Action.PAUSE)
+    tables[0].set_acted(number)
+    assert not tables[0].can_publish()
+    tables[1].set_state(DEPARTED)
+    assert tables[0].can_publish(), "rank 0 could never continue"
+
+
 @pytest.mark.parametrize(
     ("words", "acted", "move"),
     [

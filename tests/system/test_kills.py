@@ -83,6 +83,23 @@ def test_a_rank(ltui: Ltui, slow_quickstart: list[str], rank: int) -> None:
 
 
 @pytest.mark.slow
+def test_a_loader_worker_of_a_paused_rank(ltui: Ltui, slow_quickstart: list[str]) -> None:
+    """torch raises its error within ltui's pause. The rank ends with it, and leaves no other."""
+    ltui(*slow_quickstart, "--set", "data.init_args.workers=1")
+    rank = ltui.wait_for_step(5)["ranks"][1]["pid"]
+    ltui("pause", "last")
+    ltui.wait(lambda s: s["state"] == "paused")
+    workers = psutil.Process(rank).children()
+    assert workers
+    for worker in workers:
+        worker.kill()
+    ended = ltui.wait(lambda s: s["state"] not in LIVE)
+    assert ended["state"] == "failed"
+    assert "rank 1 raised RuntimeError: DataLoader worker" in ended["detail"]
+    ltui.wait_until_alone()
+
+
+@pytest.mark.slow
 def test_the_engine(ltui: Ltui, slow_quickstart: list[str]) -> None:
     ltui(*slow_quickstart)
     ltui.wait_for_step(5)

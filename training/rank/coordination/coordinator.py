@@ -97,6 +97,8 @@ class RankCoordinator:
         """The exact state of the running Trainer."""
         self.nodes: NodeFolders | None = None
         """Where the nodes keep checkpoints, if the run has several."""
+        self.error_of_program: Exception | None = None
+        """What a signal handler of the program raised while this rank waited for others."""
 
     def request_stop(self, signum: int) -> None:
         """Request a stop of all ranks. A signal handler may call it: it stores one byte."""
@@ -197,13 +199,24 @@ class RankCoordinator:
         """
         check_peers_at = time.monotonic() + _PEER_CHECK_S
         while (answer := poll()) is None:
-            time.sleep(_BARRIER_POLL_S)
+            self._sleep(_BARRIER_POLL_S)
             if time.monotonic() >= check_peers_at:
                 check_peers_at = time.monotonic() + _PEER_CHECK_S
                 self._channel.pulse.beat()
                 if self._table.dead_peers():
                     return False
         return answer
+
+    def _sleep(self, seconds: float) -> None:
+        """Sleep. What a signal handler raises meanwhile is an error of the program, not of ltui.
+
+        torch raises so in a rank of which a DataLoader worker was killed.
+        """
+        try:
+            time.sleep(seconds)
+        except Exception as error:
+            self.error_of_program = error
+            raise
 
     def _await_planned_stop(self, position: int, epochs_done: int) -> bool:
         """If a stop is planned at this boundary, wait for rank 0 to publish the request.
@@ -334,7 +347,7 @@ class RankCoordinator:
             next_number, action = self._table.request()
             if next_number > number:
                 break
-            time.sleep(_PAUSE_POLL_S)
+            self._sleep(_PAUSE_POLL_S)
             self._channel.pulse.beat()
         self._act(trainer, fit, next_number, action, boundary)
         if action is Action.CONTINUE:

@@ -178,9 +178,10 @@ class BarrierTable:
         return not self.words[self.UNREACHABLE] and self.all_acted()
 
     def all_acted(self) -> bool:
-        """Return True if every rank acted on the current request."""
+        """Return True if every rank acted on the current request, or takes part no more."""
         number = self.words[self.REQUEST] >> 4
-        return all(acted >= number for acted in self._column(self.ACTED))
+        acted, states = self._column(self.ACTED), self._column(self.STATE)
+        return all(a >= number or s == DEPARTED for a, s in zip(acted, states, strict=True))
 
     # The planned stop, written only by rank 0 and before any rank can be there.
 

@@ -84,8 +84,14 @@ class TrainerBoundaries:
             self.coordinator.exact = exact
 
     def leave(self, channel: Channel, error: BaseException) -> None:
-        """Take no further part in what the ranks agree on, and report ``error``."""
+        """Take no further part in what the ranks agree on, and report ``error``.
+
+        An error of the program is raised again, because it must end the program's loop.
+        """
         coordinator, self.coordinator = self.coordinator or channel.coordinator, None
+        if coordinator is not None and coordinator.error_of_program is error:
+            coordinator.leave()
+            raise error
         with contextlib.suppress(Exception):
             if coordinator is not None:
                 coordinator.leave()
