@@ -96,7 +96,7 @@ class LiveValues:
             pid=pulse.pid,
             node=pulse.node,
             phase=pulse.phase.label,
-            epoch=pulse.epoch,
+            epoch=pulse.known_epoch,
             batch=pulse.batch,
             global_step=pulse.global_step,
             age_s=max(0.0, (self.now_ns - pulse.changed_ns) / 1e9),

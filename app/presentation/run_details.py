@@ -15,7 +15,12 @@ from ltui.app.presentation.code_lines import short_code_lines
 from ltui.app.presentation.machines import clock_text, machine_names, rank_range
 from ltui.app.presentation.run_configuration import hyperparameters, settings
 from ltui.app.presentation.run_report import ordered_metrics
-from ltui.app.presentation.snapshot_text import checkpoint_text, job_text, program_text
+from ltui.app.presentation.snapshot_text import (
+    checkpoint_text,
+    job_text,
+    program_text,
+    script_checkpoints_title,
+)
 from ltui.training.state.run_snapshot import LIVE, CheckpointInfo, NodeState
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line, clean_name
@@ -129,7 +134,7 @@ def _append_script_checkpoints(out: Text, frame: Frame) -> None:
     saved = frame.snapshot.script_checkpoints
     if not saved:
         return
-    out.append("\ncheckpoints of the script's own callbacks\n", "bold")
+    out.append(f"\n{script_checkpoints_title(frame.snapshot)}\n", "bold")
     for checkpoint in _newest_first(saved):
         parts = [f"step {checkpoint.global_step}"]
         parts += [clean_line(checkpoint.reason)] if checkpoint.reason else []
@@ -181,6 +186,7 @@ def _append_run_facts(out: Text, frame: Frame) -> None:
     for name, value in (
         ("id", run.id),
         ("preset" if run.preset else "command", program_text(run)),
+        ("program", clean_name(run.program or "")),
         ("world size", formats.count(run.world_size)),
         ("hosts", "" if run.nodes else ", ".join(hosts)),
         ("Python", python),

@@ -22,6 +22,7 @@ from ltui.app.presentation.snapshot_text import (
     position,
     rank_line,
     ranks_text,
+    script_checkpoints_title,
     title,
 )
 from ltui.app.presentation.verdict_text import verdict_line, warning_line
@@ -178,7 +179,7 @@ def show_lines(snapshot: RunSnapshot, now: float) -> list[str]:
             for checkpoint in snapshot.checkpoints
         ]
     if snapshot.script_checkpoints:
-        lines += ["", "checkpoints of the script's own callbacks"]
+        lines += ["", script_checkpoints_title(snapshot)]
         lines += [f"  {checkpoint_text(c, with_path=True)}" for c in snapshot.script_checkpoints]
     return lines
 
@@ -203,6 +204,7 @@ def _facts(snapshot: RunSnapshot, now: float) -> list[tuple[str, str]]:
         ("state", state_line(snapshot)),
         ("progress", position(snapshot) or NA),
         ("time", _times_text(snapshot, now) or NA),
+        ("program", clean_line(snapshot.program or "")),
         ("attempt", _attempt_text(snapshot)),
         ("stops", clean_line(" or ".join(snapshot.stops))),
         ("machines", machine_count(snapshot)),

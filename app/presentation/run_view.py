@@ -86,7 +86,7 @@ def header(frame: Frame) -> HeaderViewModel:
     moving = run.state in (RunState.RUNNING, RunState.PAUSING) and not is_blocked(run)
     return HeaderViewModel(
         name=clean_name(run.name),
-        preset=clean_name(program_text(run)),
+        preset=clean_name(_program_and_kind(run)),
         state=word,
         state_sign=sign,
         tone=tone,
@@ -102,6 +102,12 @@ def header(frame: Frame) -> HeaderViewModel:
         banner_tone=banner_tone,
         notes=note_lines(frame),
     )
+
+
+def _program_and_kind(run: RunSnapshot) -> str:
+    """Return ``torchrun train.py (PyTorch DDP)``."""
+    text = program_text(run)
+    return f"{text} ({run.program})" if run.program else text
 
 
 def _job_left(run: RunSnapshot, now: float) -> str:

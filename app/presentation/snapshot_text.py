@@ -42,6 +42,13 @@ def program_text(run: RunSnapshot) -> str:
     return " ".join(run.command) if run.command else ""
 
 
+def script_checkpoints_title(snapshot: RunSnapshot) -> str:
+    """Return the heading of the list of checkpoints that ltui has not saved."""
+    if snapshot.program is not None:
+        return "files that the program saved with torch.save"
+    return "checkpoints of the script's own callbacks"
+
+
 def title(snapshot: RunSnapshot) -> str:
     """Return the name and the program of a run: ``brave-owl · quickstart``."""
     program = program_text(snapshot)

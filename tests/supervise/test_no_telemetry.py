@@ -105,8 +105,6 @@ def test_a_program_that_has_loaded_torch_is_recognised_by_its_memory_map(tmp_pat
 def test_the_words_say_only_what_was_seen() -> None:
     assert "not loaded PyTorch" in Program(python=True).describe()
     alone = Program(python=True, torch=True).describe()
-    assert alone == (
-        "no telemetry: the program uses PyTorch, but has not started a Lightning Trainer"
-    )
+    assert alone == ("no telemetry: the program uses PyTorch, but no optimizer has stepped")
     assert "its 2 ranks use PyTorch" in Program(python=True, torch=True, ranks=2).describe()
     assert Program().runs_after_s() < Program(python=True).runs_after_s()

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from ltui.training.state.record_fold import FoldState
 from ltui.training.state.run_snapshot import RunSnapshot, RunState
 from ltui.training.supervise import request_handler
 from ltui.training.supervise.request_handler import RequestHandler, check_coordination
@@ -43,6 +44,7 @@ def test_ranks_without_a_pulse_are_not_paused(
         snapshot=RunSnapshot(id="a", name="a", state=state),
         spec=SimpleNamespace(nodes=None, command=command),
         coordination_error=lambda: None,
+        fold=FoldState(),
         has_pulses=lambda: False,
     )
     requests = RequestHandler(attempt, Mock(), threading.Event())
@@ -60,7 +62,15 @@ def test_a_request_without_an_answer_is_given_up(
         spec=SimpleNamespace(nodes=None, command=None),
         evidence=SimpleNamespace(request_diagnosis=Future),
         coordination_error=lambda: None,
+        fold=FoldState(),
     )
     requests = RequestHandler(attempt, Mock(), threading.Event())
     with pytest.raises(ValueError, match="its supervisor does not answer"):
         requests.accept(request_)
+
+
+def test_a_program_without_checkpoints_is_stopped_although_its_ranks_cannot_agree() -> None:
+    check_coordination({"cmd": "stop"}, "no DDP", saves=False)
+    for command in ("pause", "stop_when"):
+        with pytest.raises(ValueError, match=r"\(no DDP\)\. It can be stopped, by SIGTERM"):
+            check_coordination({"cmd": command}, "no DDP", saves=False)

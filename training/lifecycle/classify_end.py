@@ -123,7 +123,8 @@ def _classify(facts: EndFacts) -> AttemptEnd:
     if facts.stop_requested and not _any_rank_raised(facts) and number is not None:
         detail = f"stopped by {_signal_name(number)}{_at(facts)}; {_saved(facts)}"
         return AttemptEnd(RunState.STOPPED, detail)
-    if facts.stop_requested and _without_telemetry(facts) and not facts.failures:
+    ended_by_request = facts.stop_requested and not _any_rank_raised(facts)
+    if ended_by_request and _cannot_save(facts) and _terminated(facts):
         # For example, torchrun raises an exception on SIGTERM and exits with code 1.
         detail = f"stopped on request (the command exited with code {code}); {_saved(facts)}"
         return AttemptEnd(RunState.STOPPED, detail)
@@ -142,6 +143,16 @@ def _all_ranks_ended(facts: EndFacts, outcome: Outcome) -> bool:
 def _without_telemetry(facts: EndFacts) -> bool:
     """Return True if the run is a user command and no rank ever sent telemetry."""
     return facts.user_command and not any(p is not None for p in facts.pulses.values())
+
+
+def _cannot_save(facts: EndFacts) -> bool:
+    """Return True if the run is a user command of which ltui saves no checkpoints."""
+    return _without_telemetry(facts) or (facts.user_command and not facts.fold.saves_checkpoints)
+
+
+def _terminated(facts: EndFacts) -> bool:
+    """Return True if no rank failed in any other way than by the signal of the stop."""
+    return all(failure.exit_code == -signal.SIGTERM for failure in facts.failures)
 
 
 def _any_rank_raised(facts: EndFacts) -> bool:
@@ -176,8 +187,8 @@ def _at(facts: EndFacts) -> str:
 def _saved(facts: EndFacts) -> str:
     """Return a phrase that names the checkpoint from which the run can be resumed."""
     complete = [c for c in facts.checkpoints if c.ok is not False]
-    if not complete and _without_telemetry(facts):
-        return "ltui saves no checkpoints of a command without telemetry"
+    if not complete and _cannot_save(facts):
+        return "ltui saves no checkpoints of a program without Lightning"
     if not complete:
         return "no checkpoint was saved"
     last = max(complete, key=lambda c: (c.saved_at or 0.0, c.global_step))
@@ -219,6 +230,8 @@ def _failed(facts: EndFacts, exit_: EngineExit) -> AttemptEnd:
     if raised is not None and (killed is None or not _is_consequence(raised)):
         who = facts.rank_name(raised.rank)
         detail = f"{who} raised {_exception_text(raised)}{_step_of(raised)}"
+        if _is_consequence(raised) and (early := _finished_early(facts)) is not None:
+            detail = f"{early} while the others went on; then {detail}"
         return AttemptEnd(RunState.FAILED, detail, first_failed_rank=raised.rank)
     if killed is not None:
         rank, how = killed
@@ -237,6 +250,15 @@ def _failed(facts: EndFacts, exit_: EngineExit) -> AttemptEnd:
         detail = f"{who} exited with code {failure.exit_code}{suffix}"
         return AttemptEnd(RunState.FAILED, detail, first_failed_rank=failure.rank)
     return AttemptEnd(RunState.FAILED, f"the {engine} exited with code {exit_.exit_code}{suffix}")
+
+
+def _finished_early(facts: EndFacts) -> str | None:
+    """Return ``rank 1 ended its training at step 150``; None if no rank ended without an error."""
+    finished = [p for p in facts.pulses.values() if p and p.outcome is Outcome.FINISHED]
+    if not finished:
+        return None
+    first = min(finished, key=lambda p: p.changed_wall_s)
+    return f"{facts.rank_name(first.rank)} ended its training at step {first.global_step}"
 
 
 def _engine(facts: EndFacts) -> str:

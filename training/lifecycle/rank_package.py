@@ -50,6 +50,9 @@ ltui = ltui.training.rank.callback_factory:callbacks
 
 [pytorch_lightning.callbacks_factory]
 ltui = ltui.training.rank.callback_factory:callbacks
+
+[torch.backends]
+ltui = ltui.training.rank.program.attach:attach
 """
 
 

@@ -14,7 +14,6 @@ import atexit
 import contextlib
 import functools
 import os
-import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -33,14 +32,9 @@ from ltui.training.rank.resume.keep_overrides import keep_overrides
 from ltui.training.rank.resume.receive_checkpoint import ReceivedCheckpoint
 from ltui.training.rank.resume.resume_fit import resume_from
 from ltui.training.rank.telemetry import Telemetry
+from ltui.training.rank.trainer_facts import send_hello, send_plan
 from ltui.training.rank.tuner_fits import TunerFits, active_finder
-from ltui.training.rank.worker_exceptions import unwrap_worker_exception
 from ltui.training.tensor_queue.record_types import Outcome, Phase
-
-_MESSAGE_LIMIT = 4000
-"""Characters of an exception's message that are sent."""
-_TRACEBACK_LIMIT = 16000
-"""Characters of an exception's traceback that are sent; its end is kept."""
 
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 
@@ -142,11 +136,11 @@ class RankHooks:
         if self.telemetry is None:
             self.telemetry = self._boundaries.telemetry = Telemetry(channel, self.telemetry_failed)
         if not channel.hello_sent:
-            channel.send_hello(trainer)
+            send_hello(channel, trainer)
             if self._nodes is not None and self._nodes.detached:
                 channel.event_from_rank_0("note", self._nodes.describe_detached())
             report_old_lightning(trainer, channel)
-            atexit.register(_at_exit, channel)
+            atexit.register(channel.ended)
         finder = functools.partial(active_finder, trainer, self)
         try:
             self._boundaries.begin(trainer, channel, stage, self._nodes)
@@ -214,7 +208,7 @@ class RankHooks:
         self._trained = True
         if self.telemetry is not None and self.channel is not None:
             self.telemetry.attach(trainer)
-            self.channel.send_plan(trainer)
+            send_plan(self.channel, trainer)
             if self.channel.rank == 0:
                 with contextlib.suppress(Exception):  # only shown in the dashboard
                     send_hyperparameters(self.channel, trainer, pl_module)
@@ -314,7 +308,7 @@ class RankHooks:
         with contextlib.suppress(Exception):  # a second error must not hide the first
             self._boundaries.end(raised=True)
             if self.channel is not None and not isinstance(exception, RunStopped):
-                _send_exception(self.channel, exception)
+                self.channel.send_exception(exception)
 
     # Used by several hooks.
 
@@ -329,23 +323,3 @@ class RankHooks:
     def _send_metrics(self, trainer: Any) -> None:
         if self.telemetry is not None:
             self.telemetry.send_metrics(trainer)
-
-
-def _send_exception(channel: Channel, exception: BaseException) -> None:
-    lines = traceback.format_exception(type(exception), exception, exception.__traceback__)
-    name, message = unwrap_worker_exception(type(exception).__name__, str(exception))
-    message = message[:_MESSAGE_LIMIT]
-    channel.event(
-        "exception",
-        f"{name}: {message}",
-        type=name,
-        message=message,
-        traceback="".join(lines)[-_TRACEBACK_LIMIT:],
-    )
-    channel.pulse.set(phase=Phase.EXCEPTION, outcome=Outcome.RAISED)
-
-
-def _at_exit(channel: Channel) -> None:
-    if channel.pid == os.getpid() and channel.pulse.outcome in (Outcome.FINISHED, Outcome.STOPPED):
-        channel.queue.flush_staged()
-        channel.pulse.set(phase=Phase.ENDED)

@@ -41,6 +41,8 @@ def _create_callbacks(package: str) -> list[Any]:
     environment = RankEnvironment.read(os.environ)
     if environment is None:
         return []
+    if (program := sys.modules.get("ltui.training.rank.program.program_rank")) is not None:
+        program.stop_watching()
     rank_callback = rebuild_callback(package, environment)
     try:
         rank_callback.open_before_setup()

@@ -14,13 +14,14 @@ import platform
 import socket
 import sys
 import time
+import traceback
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ltui.training.rank.environment import RankEnvironment
-from ltui.training.rank.lightning_version import lightning_version
 from ltui.training.rank.log_redirect import redirect_rank_log
+from ltui.training.rank.worker_exceptions import unwrap_worker_exception
 from ltui.training.tensor_queue.queue_writer import QueueWriter
 from ltui.training.tensor_queue.record_types import Outcome, Phase, RecordKind
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 _TEXT_LIMIT = 4000
 """Characters of a message: a record must be small compared with the ring."""
+_TRACEBACK_LIMIT = 16000
+"""Characters of an exception's traceback that are sent; its end is kept."""
 
 
 class Channel:
@@ -75,15 +78,16 @@ class Channel:
         if self.rank == 0:
             self.event(kind, text, **fields)
 
-    def send_hello(self, trainer: Any) -> None:
-        """Send who this rank is, and write to the pulse what only the Trainer knows."""
-        device = trainer.strategy.root_device
-        self.pulse.set(local_rank=trainer.local_rank, world_size=trainer.world_size)
+    def send_hello(
+        self, device: torch.device, local_rank: int, world_size: int, **facts: Any
+    ) -> None:
+        """Send who this rank is, with ``facts`` about its program, and complete the pulse."""
+        self.pulse.set(local_rank=local_rank, world_size=world_size)
         self.send_record(
             RecordKind.HELLO,
             rank=self.rank,
-            local_rank=trainer.local_rank,
-            world_size=trainer.world_size,
+            local_rank=local_rank,
+            world_size=world_size,
             pid=self.pid,
             start_ticks=own_start_ticks(),
             host=socket.gethostname(),
@@ -91,58 +95,35 @@ class Channel:
             **_device_facts(device),
             python=platform.python_version(),
             torch=torch.__version__,
-            lightning=lightning_version(trainer),
-            strategy=type(trainer.strategy).__name__,
-            precision=str(trainer.precision),
-            accumulate_grad_batches=trainer.accumulate_grad_batches,
             script=sys.argv[0] if sys.argv else "",
+            **facts,
         )
         self.hello_sent = True
 
-    def send_plan(self, trainer: Any) -> None:
-        """Send how many steps, epochs and batches the training will have."""
-        batches = trainer.num_training_batches
-        max_epochs = _limit(trainer.max_epochs)
-        self.send_record(
-            RecordKind.PLAN,
-            max_steps=_planned_steps(trainer, batches, max_epochs),
-            max_epochs=max_epochs,
-            batches_per_epoch=_limit(batches),
-            val_batches=_validation_batches(trainer),
-            global_step=trainer.global_step,
-            epoch=trainer.current_epoch,
+    def send_exception(self, exception: BaseException) -> None:
+        """Send the exception that ends this rank, with its traceback."""
+        lines = traceback.format_exception(type(exception), exception, exception.__traceback__)
+        name, message = unwrap_worker_exception(type(exception).__name__, str(exception))
+        message = message[:_TEXT_LIMIT]
+        self.event(
+            "exception",
+            f"{name}: {message}",
+            type=name,
+            message=message,
+            traceback="".join(lines)[-_TRACEBACK_LIMIT:],
         )
+        self.pulse.set(phase=Phase.EXCEPTION, outcome=Outcome.RAISED)
+
+    def ended(self) -> None:
+        """Publish what is staged, and that the process exits after its training has ended."""
+        if self.pid == os.getpid() and self.pulse.outcome in (Outcome.FINISHED, Outcome.STOPPED):
+            self.queue.flush_staged()
+            self.pulse.set(phase=Phase.ENDED)
 
     def close(self) -> None:
         """Publish staged records and close the queue."""
         self.queue.flush_staged()
         self.queue.close()
-
-
-def _planned_steps(trainer: Any, batches: float, max_epochs: int | None) -> int | None:
-    """Return the optimizer steps until the end of training; None if there is no limit.
-
-    The result is the smaller of the limits by steps and by epochs.
-    """
-    limits = []
-    if (max_steps := _limit(trainer.max_steps)) is not None:
-        limits.append(max_steps)
-    automatic = trainer.lightning_module.automatic_optimization
-    if max_epochs is not None and math.isfinite(batches) and automatic:
-        limits.append(math.ceil(batches / trainer.accumulate_grad_batches) * max_epochs)
-    return min(limits, default=None)
-
-
-def _validation_batches(trainer: Any) -> int | None:
-    if not trainer.enable_validation:
-        return 0
-    batches = trainer.num_val_batches
-    return _limit(sum(batches) if isinstance(batches, list) else batches)
-
-
-def _limit(value: float | None) -> int | None:
-    """Return a limit, or None for Lightning's values without a limit: None, -1 and infinity."""
-    return None if value is None or value < 0 or not math.isfinite(value) else int(value)
 
 
 def _device_facts(device: torch.device) -> dict[str, Any]:
@@ -178,14 +159,19 @@ def _replace_nonfinite(value: Any) -> Any:
 _current: Channel | None = None
 
 
+def current_channel() -> Channel | None:
+    """Return the channel of this process, or None if it has opened none."""
+    return _current if _current is not None and _current.pid == os.getpid() else None
+
+
 def open_channel(environment: RankEnvironment, rank: int) -> Channel:
     """Return the channel of this process. Open it on first use.
 
     A forked child that is itself a rank opens its own.
     """
     global _current
-    existing = _current
-    if existing is not None and existing.pid == os.getpid():
+    existing = current_channel()
+    if existing is not None:
         if (existing.environment, existing.rank) == (environment, rank):
             return existing
         existing.close()

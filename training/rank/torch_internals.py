@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 
 def require_exact_resume() -> None:
@@ -74,6 +75,19 @@ def discard_iterator(loader: Any) -> None:
     if callable(shut_down_workers):
         shut_down_workers()
     loader._iterator = None
+
+
+_next = _BaseDataLoaderIter.__next__
+
+
+def wrap_loader_fetch(wrap: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]) -> None:
+    """Replace ``_BaseDataLoaderIter.__next__``, by which every DataLoader hands out a batch."""
+    _BaseDataLoaderIter.__next__ = wrap(_next)  # type: ignore[method-assign, assignment]
+
+
+def unwrap_loader_fetch() -> None:
+    """Undo ``wrap_loader_fetch``."""
+    _BaseDataLoaderIter.__next__ = _next  # type: ignore[method-assign]
 
 
 # DistributedDataParallel and its reducer.

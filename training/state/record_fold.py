@@ -166,6 +166,17 @@ class FoldState:
     """Highest rate of all ranks together so far."""
 
     @property
+    def saves_checkpoints(self) -> bool:
+        """False if a rank has said that it cannot save what a resume needs."""
+        return all((rank.hello or {}).get("saves", True) for rank in self.ranks.values())
+
+    @property
+    def program(self) -> str | None:
+        """What kind of program trains, as ``PyTorch DDP``; None with Lightning's Trainer."""
+        kinds = ((rank.hello or {}).get("program") for rank in self.ranks.values())
+        return next((kind for kind in kinds if isinstance(kind, str)), None)
+
+    @property
     def lowest_active_rank(self) -> RankFold | None:
         """The lowest rank that completed a batch, or else the lowest rank that sent a record."""
         active = [r for r, f in self.ranks.items() if f.totals is not None]

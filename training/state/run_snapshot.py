@@ -291,6 +291,8 @@ class RunSnapshot:
     preset: str | None = None
     command: tuple[str, ...] | None = None
     """The user's command in a run started by ``ltui exec``."""
+    program: str | None = None
+    """What kind of program the command is, as ``PyTorch DDP``; None with Lightning's Trainer."""
     attempt: int = 1
     created_at: float | None = None
     started_at: float | None = None

@@ -103,9 +103,10 @@ def progress(fold: FoldState, pulses: Mapping[int, PulseState | None], now_ns: i
     max_steps = _max_steps(plan, lowest_rank, max_epochs, per_epoch)
     position = pulse or lowest_rank
     step = _first_int(position and position.global_step, plan.get("global_step"))
+    rank_epoch = lowest_rank and lowest_rank.epoch
     return Progress(
         world_size=_world_size(fold, pulse),
-        epoch=_first_int(position and position.epoch, plan.get("epoch")),
+        epoch=_first_int(pulse.known_epoch if pulse else rank_epoch, plan.get("epoch")),
         global_step=step,
         max_steps=max_steps,
         max_epochs=max_epochs,
@@ -164,7 +165,7 @@ def rank_snapshot(
         gpu_uuid=_text_or_none(hello.get("gpu_uuid")),
         state=state,
         phase=pulse.phase.label if pulse else None,
-        epoch=pulse.epoch if pulse else rank.epoch,
+        epoch=pulse.known_epoch if pulse else rank.epoch,
         batch=pulse.batch if pulse else rank.batch,
         global_step=pulse.global_step if pulse else rank.global_step,
         age_s=None if pulse is None else max(0.0, (now_ns - pulse.changed_ns) / 1e9),

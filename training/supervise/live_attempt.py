@@ -155,6 +155,8 @@ class LiveAttempt:
             self.script_checkpoints.add(event.fields)
         elif event.kind == "resumed":
             self._record_resumed_step(event.fields.get("global_step"))
+        elif event.kind == "steering_off":
+            self.stops.pause_failed(event.text)
         elif event.kind == "flops":
             self.flops = BatchFlops.from_event(event.fields) or self.flops
         elif event.kind == "checkpoint_failed" and event.fields.get("reason") == "stop":
@@ -201,7 +203,7 @@ class LiveAttempt:
 
         At least one rank must send telemetry.
         """
-        if self.coordination_error() is not None:
+        if self.coordination_error() is not None or not self.fold.saves_checkpoints:
             return False
         return any(p is not None and p.telemetry_ok for p in self.pulses.values())
 

@@ -41,18 +41,24 @@ COORDINATED_COMMANDS = ("pause", "continue", "checkpoint")
 COMMANDS = ("stop", "kill", "stop_when", "diagnose", *COORDINATED_COMMANDS)
 
 
-def check_coordination(request: dict[str, Any], error: str | None) -> None:
+def check_coordination(request: dict[str, Any], error: str | None, *, saves: bool = True) -> None:
     """Raise ``ValueError`` if the ranks cannot act together but the request needs it.
 
-    ``error`` is the reason why they cannot, or None if they can.
+    ``error`` is the reason why they cannot, or None if they can. ``saves``: a stop saves a
+    checkpoint. The program is else ended by a signal, for which the ranks need not agree.
     """
     command = request.get("cmd")
+    if not saves and command == "stop":
+        return
     if (
         error is None
         or command not in (*COORDINATED_COMMANDS, "stop", "stop_when")
         or request.get("cancel")
     ):
         return
+    if not saves:
+        action = "stop together" if command == "stop_when" else command
+        raise ValueError(f"its ranks cannot {action} ({error}). It can be stopped, by SIGTERM.")
     action = "stop with a checkpoint" if command in ("stop", "stop_when") else command
     raise ValueError(
         f"its ranks cannot {action} ({error})."
@@ -90,7 +96,9 @@ class RequestHandler:
         Called in a thread of the control server. Raises ``ValueError`` if the run cannot carry out
         the request.
         """
-        check_coordination(request, self._attempt.coordination_error())
+        attempt = self._attempt
+        error, saves = attempt.coordination_error(), attempt.fold.saves_checkpoints
+        check_coordination(request, error, saves=saves)
         self._check(request)
         command = request["cmd"]
         if command == "diagnose":
@@ -131,6 +139,8 @@ class RequestHandler:
             if spec.command is None or snapshot.state is RunState.STARTING:
                 raise ValueError("the ranks have not begun to train yet.")
             raise ValueError(f"this command sends no telemetry, so ltui cannot {command} it.")
+        if command == "checkpoint" and not self._attempt.fold.saves_checkpoints:
+            raise ValueError("ltui cannot save a checkpoint of a program without Lightning.")
         if snapshot.state is RunState.STOPPING:
             raise ValueError("the run is stopping.")
         if snapshot.state is RunState.QUEUED:

@@ -29,7 +29,7 @@ from ltui.training.state.throughput import throughput, without_current_rates
 if TYPE_CHECKING:
     from ltui.training.supervise.live_attempt import LiveAttempt
 
-WAITS_FOR_LIGHTNING = "waiting for the script to start Lightning"
+WAITS_FOR_TRAINING = "waiting for the program to train"
 NO_TELEMETRY = "no telemetry: process readings only"
 
 
@@ -55,6 +55,7 @@ def build_snapshot(
         detail=_detail(live, job, now_s),
         preset=spec.preset,
         command=spec.command,
+        program=fold.program,
         attempt=live.number,
         created_at=spec.created_at,
         started_at=live.started_at,
@@ -117,7 +118,7 @@ def _ranks(live: LiveAttempt, judgement: Judgement, now_ns: int) -> tuple[RankSn
                 rank=number,
                 pid=process.pid,
                 state=judgement.states.get(number, _silent_state(live.state)),
-                note=WAITS_FOR_LIGHTNING if starting else NO_TELEMETRY,
+                note=WAITS_FOR_TRAINING if starting else NO_TELEMETRY,
             ),
         )
     if live.nodes is not None:
@@ -167,6 +168,9 @@ def final_snapshot(
     ranks = {rank.rank: rank for rank in now.ranks}
     for rank in codes.keys() - ranks.keys():  # failed before it sent telemetry
         ranks[rank] = RankSnapshot(rank=rank, state=RankState.DEAD)
+    if end.state is RunState.STOPPED and now.program is not None:
+        # Ranks that the signal of a stop has ended, as requested.
+        ranks = {number: replace(rank, state=RankState.ENDED) for number, rank in ranks.items()}
     return replace(
         now,
         state=end.state if waiting is None else RunState.QUEUED,

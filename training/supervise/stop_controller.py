@@ -81,6 +81,11 @@ class StopController:
             self.escalation = None
             self.error = f"{NOT_STOPPED}{reason} A kill would still end it."
 
+    def pause_failed(self, reason: str) -> None:
+        """End a pause that is requested, because a rank cannot take part in it."""
+        if self.pausing:
+            self.pausing, self.error = False, f"not paused: {reason}"
+
     def kill(self, now_s: float) -> None:
         began = self.escalation or StopEscalation(now_s, 0.0, telemetry=False)
         self.escalation = replace(began, kill_at_once=True)

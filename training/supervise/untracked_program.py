@@ -1,8 +1,8 @@
 """Inspect the processes of a user command whose ranks send no telemetry.
 
-Reads ``/proc`` only. A program that uses PyTorch without Lightning's Trainer never sends telemetry.
-A program that uses the Trainer sends none before the Trainer starts. From outside the two cannot
-be distinguished, so the description states only what was observed.
+Reads ``/proc`` only. A program that uses PyTorch sends no telemetry before Lightning's Trainer
+starts, or before the first step of an optimizer. A program that trains nothing never sends any.
+From outside the two cannot be distinguished, so the description states only what was observed.
 """
 
 from __future__ import annotations
@@ -47,11 +47,8 @@ class Program:
             who = "the program has" if self.python else "the command has"
             return f"no telemetry: {who} not loaded PyTorch"
         if self.ranks > 1:
-            return (
-                f"no telemetry: its {self.ranks} ranks use PyTorch, but have not started a"
-                " Lightning Trainer"
-            )
-        return "no telemetry: the program uses PyTorch, but has not started a Lightning Trainer"
+            return f"no telemetry: its {self.ranks} ranks use PyTorch, but no optimizer has stepped"
+        return "no telemetry: the program uses PyTorch, but no optimizer has stepped"
 
 
 class ProgramReader:

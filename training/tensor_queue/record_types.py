@@ -80,6 +80,8 @@ class Phase(IntEnum):
     TEARDOWN = 16
     ENDED = 17
     EXCEPTION = 18
+    COMPUTE = 19
+    """Anything else in a program without a Trainer, whose parts of a step are unknown."""
 
     @property
     def label(self) -> str:
@@ -136,3 +138,8 @@ class PulseState:
     node: int = 0
     """Node on which the rank runs. ``pid`` and ``start_ticks`` mean a process of this machine only
     if it is 0. The times are those of this machine's clocks for every node."""
+
+    @property
+    def known_epoch(self) -> int | None:
+        """The epoch; None in a program whose epochs are not known (-1)."""
+        return self.epoch if self.epoch >= 0 else None

@@ -24,6 +24,7 @@ training progress.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -77,7 +78,12 @@ class RankCoordinator:
     requests to all ranks.
     """
 
-    def __init__(self, channel: Channel, rank: int, world_size: int) -> None:
+    def __init__(
+        self, channel: Channel, rank: int, world_size: int, patience_s: float = math.inf
+    ) -> None:
+        """``patience_s``: after so many seconds a wait for the other ranks raises
+        ``TimeoutError``."""
+        self._patience_s = patience_s
         environment = channel.environment
         folder = environment.queue_dir
         self._channel = channel
@@ -195,12 +201,15 @@ class RankCoordinator:
         """Call ``poll`` until it returns True or False, and return that.
 
         Return False if the process of another rank has ended: the next collective fails, which
-        ends this rank too.
+        ends this rank too. Raise ``TimeoutError`` if the patience of this rank ends.
         """
+        give_up_at = time.monotonic() + self._patience_s
         check_peers_at = time.monotonic() + _PEER_CHECK_S
         while (answer := poll()) is None:
             self._sleep(_BARRIER_POLL_S)
             if time.monotonic() >= check_peers_at:
+                if time.monotonic() >= give_up_at:
+                    raise TimeoutError(f"not all ranks were here within {self._patience_s:.0f} s")
                 check_peers_at = time.monotonic() + _PEER_CHECK_S
                 self._channel.pulse.beat()
                 if self._table.dead_peers():

@@ -257,7 +257,10 @@ class RemoteNodes:
                 continue
             failed = True
             if self._failed_at_s is not None and now_s - self._failed_at_s > patience_s:
-                return f"the engine of {self.name(number)} has ended ({end_text(node.report)})"
+                name = self.name(number)
+                if end.signal is not None and not node.report.failures:
+                    return f"on {name} the launcher was killed by signal {end.signal}"
+                return f"the launcher of {name} has ended ({end_text(node.report)})"
         self._failed_at_s = (self._failed_at_s or now_s) if failed else None
         return None
 

@@ -1,0 +1,94 @@
+"""Trains without Lightning, as ``KIND`` says, and prints its steps and the sum of its weights.
+
+    plain_program.py KIND STEPS SECONDS_PER_STEP
+
+ddp: under torchrun. early: rank 1 ends after half of the steps. raises: rank 1 raises in the
+middle. fork, spawn: starts two ranks itself. alone: one process without a process group, which
+afterwards runs another one that trains, and then trains on with a new optimizer. skips: a gradient
+scaler skips every fifth step. several: two optimizers step together. compiled: the step is
+compiled. unknown: two ranks that do not combine their gradients.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import multiprocessing
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def batches(steps: int) -> Iterator[torch.Tensor]:
+    loader: Any = DataLoader(TensorDataset(torch.randn(16 * steps, 8)), batch_size=16)
+    for (batch,) in loader:
+        yield batch
+
+
+def train(kind: str, steps: int, seconds: float, rank: int = 0) -> None:
+    torch.manual_seed(0)
+    model: torch.nn.Module = torch.nn.Linear(8, 2)
+    if dist.is_initialized() and kind != "unknown":
+        model = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    second = torch.optim.Adam(model.parameters(), lr=0.001)
+    scaler = torch.amp.GradScaler("cpu", enabled=kind == "skips")
+    step = torch.compile(optimizer.step, backend="eager") if kind == "compiled" else None
+    began = time.perf_counter()
+    for number, batch in enumerate(batches(steps)):
+        if rank == 1 and number == steps // 2:
+            if kind == "early":
+                return
+            if kind == "raises":
+                raise ValueError("a bad batch")
+        loss = model(batch).pow(2).sum()
+        if kind == "skips" and number % 5 == 4:
+            loss = loss * float("inf")
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        if step is not None:
+            step()
+        else:
+            scaler.step(optimizer)
+        scaler.update()
+        if kind == "several":
+            second.step()
+        time.sleep(seconds)
+    rate = steps / (time.perf_counter() - began)
+    total = sum(p.double().sum().item() for p in model.parameters())
+    print(f"rank {rank}: {steps} steps, {rate:.2f} steps/s, weights {total!r}", flush=True)
+    if rank == 0:
+        torch.save(model.state_dict(), "weights.pt")
+
+
+def start_rank(rank: int, kind: str, steps: int, seconds: float) -> None:
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    train(kind, steps, seconds, rank)
+    dist.destroy_process_group()
+
+
+def main(kind: str, steps: int, seconds: float) -> None:
+    if kind in ("fork", "spawn"):
+        arguments = (kind, steps, seconds)
+        multiprocessing.start_processes(start_rank, arguments, nprocs=2, start_method=kind)
+    elif "RANK" in os.environ:
+        dist.init_process_group("gloo")
+        train(kind, steps, seconds, dist.get_rank())
+        dist.destroy_process_group()
+    else:
+        train(kind, steps, seconds)
+        if kind == "alone":
+            other = [sys.executable, __file__, "evaluation", "30", "0"]
+            subprocess.run(other, check=True)
+            train(kind, steps, seconds)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))

@@ -1,0 +1,172 @@
+"""``ltui exec`` of programs without Lightning: their steps, pauses, stops and ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.nodes.addresses import free_port_pair
+from tests.system.conftest import LIVE, SCRIPTS, Ltui
+
+PROGRAM = str(SCRIPTS / "plain_program.py")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+ENDLESS = ("100000", "0.05")
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(autouse=True)
+def surroundings(ltui: Ltui) -> None:
+    ltui.environment["MASTER_PORT"] = str(free_port_pair())
+
+
+def start(ltui: Ltui, *command: str) -> None:
+    ltui("exec", "--detach", "--", *command)
+
+
+def ended(ltui: Ltui, *command: str) -> dict[str, Any]:
+    """Run a command to its end, and return the last snapshot."""
+    start(ltui, *command)
+    snapshot = ltui.wait(lambda s: s["state"] not in LIVE)
+    ltui.wait_until_alone()
+    return snapshot
+
+
+def steps(snapshot: dict[str, Any]) -> list[int]:
+    return [rank["global_step"] for rank in snapshot["ranks"]]
+
+
+def states(snapshot: dict[str, Any]) -> list[str]:
+    return [rank["state"] for rank in snapshot["ranks"]]
+
+
+def test_two_ranks_under_torchrun_are_watched_paused_and_stopped(ltui: Ltui) -> None:
+    start(ltui, *TORCHRUN, PROGRAM, "ddp", *ENDLESS)
+    running = ltui.wait_for_step(10)
+    assert running["program"] == "PyTorch DDP"
+    assert (running["state"], running["epoch"], running["world_size"]) == ("running", None, 2)
+    rank = running["ranks"][1]
+    assert rank["samples_per_s"] is None or rank["samples_per_s"] > 0
+    ltui("pause", "last")
+    paused = ltui.wait(lambda s: s["state"] == "paused")
+    assert len(set(steps(paused))) == 1, "the ranks paused at different steps"
+    assert ltui.show()["ranks"][0]["global_step"] == paused["ranks"][0]["global_step"]
+    refused = ltui("checkpoint", "last", check=2)
+    assert "cannot save a checkpoint of a program without Lightning" in refused.stderr
+    ltui("continue", "last")
+    ltui.wait_for_step(paused["global_step"] + 10)
+    ltui("stop", "last", check=None)
+    stopped = ltui.wait(lambda s: s["state"] not in LIVE)
+    assert stopped["state"] == "stopped"
+    assert "ltui saves no checkpoints of a program without Lightning" in stopped["detail"]
+    assert states(stopped) == ["ended", "ended"]
+    ltui.wait_until_alone()
+
+
+@pytest.mark.slow
+def test_a_stop_at_a_step_is_exact(ltui: Ltui) -> None:
+    start(ltui, *TORCHRUN, PROGRAM, "ddp", *ENDLESS)
+    ltui.wait_for_step(3)
+    ltui("stop", "last", "--at-step", "120", check=None)
+    stopped = ltui.wait(lambda s: s["state"] not in LIVE)
+    assert stopped["state"] == "stopped"
+    assert steps(stopped) == [120, 120]
+    ltui.wait_until_alone()
+
+
+@pytest.mark.slow
+def test_a_stopped_process_and_a_killed_rank_are_named(ltui: Ltui) -> None:
+    start(ltui, *TORCHRUN, PROGRAM, "ddp", *ENDLESS)
+    pid = ltui.wait_for_step(10)["ranks"][1]["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    stalled = ltui.wait(lambda s: s["verdicts"])
+    assert [(v["kind"], v["culprits"]) for v in stalled["verdicts"]] == [("stopped", [1])]
+    os.kill(pid, signal.SIGCONT)
+    ltui.wait(lambda s: not [v for v in s["verdicts"] if v["ended"] is None])
+    os.kill(pid, signal.SIGKILL)
+    crashed = ltui.wait(lambda s: s["state"] not in LIVE)
+    assert crashed["state"] == "crashed"
+    assert re.search("rank 1 was killed by SIGKILL", crashed["detail"])
+    ltui.wait_until_alone()
+
+
+@pytest.mark.slow
+def test_the_results_and_the_rate_are_those_of_the_program(ltui: Ltui) -> None:
+    command = [*TORCHRUN, PROGRAM, "ddp", "200", "0.02"]
+    bare = subprocess.run(
+        command, cwd=ltui.cwd, env=ltui.environment, capture_output=True, text=True, check=True
+    )
+    finished = ended(ltui, *command)
+    assert (finished["state"], finished["detail"]) == ("finished", "finished at step 200")
+    assert steps(finished) == [200, 200]
+    printed = ltui("logs", "last").stdout
+    weights = {re.search(r"weights (\S+)", text)[1] for text in (bare.stdout, printed)}  # type: ignore[index]
+    assert len(weights) == 1, "ltui changed the result"
+    (rate,) = re.findall(r"rank 0: 200 steps, (\S+) steps/s", printed)
+    own = sorted(finished["ranks"][0]["recent_step_s"])
+    assert own[len(own) // 2] == pytest.approx(1 / float(rate), rel=0.25)
+    assert finished["verdicts"] == []
+    (saved,) = finished["script_checkpoints"]
+    assert saved["path"].endswith("weights.pt")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [("alone", 400), ("skips", 160), ("several", 200), ("compiled", 200)],
+)
+def test_the_steps_of_one_process(ltui: Ltui, kind: str, count: int) -> None:
+    finished = ended(ltui, sys.executable, PROGRAM, kind, "200", "0.005")
+    assert (finished["state"], finished["detail"]) == ("finished", f"finished at step {count}")
+    assert finished["program"] == "PyTorch"
+    assert (steps(finished), states(finished)) == ([count], ["ended"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_program_that_starts_its_ranks_itself(ltui: Ltui, method: str) -> None:
+    finished = ended(ltui, sys.executable, PROGRAM, method, "200", "0.01")
+    assert (finished["state"], finished["detail"]) == ("finished", "finished at step 200")
+    assert (finished["program"], finished["world_size"]) == ("PyTorch DDP", 2)
+    assert (steps(finished), states(finished)) == ([200, 200], ["ended", "ended"])
+
+
+@pytest.mark.slow
+def test_the_exception_of_a_rank_is_the_end_of_the_run(ltui: Ltui) -> None:
+    failed = ended(ltui, *TORCHRUN, PROGRAM, "raises", "200", "0.01")
+    assert failed["state"] == "failed"
+    assert failed["detail"] == "rank 1 raised ValueError: a bad batch at step 100"
+
+
+@pytest.mark.slow
+def test_a_rank_that_ends_before_the_others_is_named(ltui: Ltui) -> None:
+    failed = ended(ltui, *TORCHRUN, PROGRAM, "early", "200", "0.01")
+    assert failed["state"] == "failed"
+    assert "rank 1 ended its training at step 100" in failed["detail"]
+
+
+@pytest.mark.slow
+def test_ranks_that_may_take_different_steps_are_not_paused(ltui: Ltui) -> None:
+    start(ltui, *TORCHRUN, PROGRAM, "unknown", *ENDLESS)
+    assert ltui.wait_for_step(10)["program"] == "PyTorch"
+    refused = ltui("pause", "last", check=2)
+    assert "nothing shows that all ranks take the same steps" in refused.stderr
+    assert "Only a kill" not in refused.stderr
+    ltui.wait_for_step(30)
+    ltui("stop", "last", check=None)
+    assert ltui.wait(lambda s: s["state"] not in LIVE)["state"] == "stopped"
+    ltui.wait_until_alone()
+
+
+@pytest.mark.slow
+def test_nothing_is_watched_if_torch_loads_no_extensions(ltui: Ltui) -> None:
+    ltui.environment["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    finished = ended(ltui, sys.executable, PROGRAM, "several", "50", "0")
+    assert (finished["state"], finished["detail"]) == ("finished", "exit code 0")
+    assert finished["program"] is None

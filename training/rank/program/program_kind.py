@@ -1,0 +1,45 @@
+"""What kind of program this is, read from the classes of its live objects."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+
+_FRAMEWORKS = (
+    ("transformers.trainer.Trainer", "Hugging Face Trainer"),
+    ("lightning.fabric.fabric.Fabric", "Lightning Fabric"),
+    ("lightning_fabric.fabric.Fabric", "Lightning Fabric"),
+    ("accelerate.accelerator.Accelerator", "accelerate"),
+)
+_WRAPPERS = (
+    ("torch.nn.parallel.distributed.DistributedDataParallel", "DDP"),
+    ("torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel", "FSDP"),
+    ("torch.distributed.fsdp._fully_shard._fully_shard.FSDPModule", "FSDP"),
+    ("deepspeed.runtime.engine.DeepSpeedEngine", "DeepSpeed"),
+)
+"""Classes that combine the gradients of all ranks before each step."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramKind:
+    """The framework of a program, and how it combines gradients."""
+
+    framework: str
+    wrapper: str | None
+    """``DDP``, ``FSDP``, ``DeepSpeed``; None if nothing of the kind was found."""
+
+    def describe(self) -> str:
+        """Return ``PyTorch DDP``."""
+        return self.framework if self.wrapper is None else f"{self.framework} {self.wrapper}"
+
+
+def read_program_kind() -> ProgramKind:
+    """Return the kind of this program.
+
+    Looks at every object that the garbage collector tracks, which takes some tens of milliseconds.
+    """
+    # Only their types are read: an attribute of an unknown object may have effects.
+    types = {type(each) for each in gc.get_objects()}
+    names = {f"{base.__module__}.{base.__qualname__}" for each in types for base in each.__mro__}
+    framework = next((word for name, word in _FRAMEWORKS if name in names), "PyTorch")
+    return ProgramKind(framework, next((word for name, word in _WRAPPERS if name in names), None))

@@ -1,0 +1,229 @@
+"""The telemetry of a program without a Trainer: one STEP row for each optimizer step.
+
+It sees what torch calls for every program: the hooks before and after an optimizer's step, the
+iterators of DataLoader, and ``torch.save``. All of it runs inside of the training loop, so it must
+be cheap and must never wait: no lock, no I/O except stores to mapped memory, no synchronisation of
+the device.
+
+A step ends when the program's first optimizer has stepped. Other optimizers step together with it,
+unless they step many times without it: then the program has gone on to another one.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ltui.training.rank.channel import Channel
+from ltui.training.rank.telemetry import count_samples, host_float
+from ltui.training.tensor_queue.record_types import Phase, RecordKind, StepField
+
+_OTHER_STEPS = 16
+"""Steps of other optimizers without one of the first, after which another one counts."""
+_MEMORY_NS = 500_000_000
+"""Nanoseconds between reads of the wall clock and of the allocated memory."""
+
+clock = time.monotonic_ns
+
+# Plain numbers: reading a member from an enumeration takes a call.
+_STEP = int(RecordKind.STEP)
+_COMPUTE, _FETCH, _OPTIMIZER = int(Phase.COMPUTE), int(Phase.FETCH), int(Phase.OPTIMIZER)
+_VALIDATION, _CHECKPOINT = int(Phase.VALIDATION), int(Phase.CHECKPOINT)
+_ROW_GLOBAL_STEP, _ROW_STEP_S = int(StepField.GLOBAL_STEP), int(StepField.STEP_S)
+_ROW_FETCH_S, _ROW_OPTIMIZER_S = int(StepField.FETCH_S), int(StepField.OPTIMIZER_S)
+_ROW_SAMPLES, _ROW_LR = int(StepField.SAMPLES), int(StepField.LR)
+_ROW_WALL_S, _ROW_STEPPED = int(StepField.WALL_S), int(StepField.STEPPED)
+
+
+class StepTelemetry:
+    """Measures the steps of one rank.
+
+    ``pass_boundary`` is called with the number of each step, and returns True if it has waited.
+    ``failed`` is called with an error in the telemetry, which is then off.
+    """
+
+    __slots__ = (
+        *("_channel", "_device", "_failed", "_fetch_ns", "_first", "_loads", "_mark"),
+        *("_memory_due", "_optimizer_began", "_optimizer_ns", "_other_steps", "_pass_boundary"),
+        *("_publish", "_pulse", "_row", "_samples", "_step_began", "_thread", "_validating"),
+        *("_wall_offset_s", "global_step"),
+    )
+
+    def __init__(
+        self,
+        channel: Channel,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+        pass_boundary: Callable[[int], bool],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._channel, self._device = channel, device
+        self._pass_boundary, self._failed = pass_boundary, failed
+        self._pulse, self._mark = channel.pulse, channel.pulse.mark
+        row = channel.queue.row(_STEP, len(StepField))
+        self._publish, self._row = row.publish, row.fields
+        for field in StepField:
+            row.fields[field] = math.nan
+        row.fields[_ROW_STEPPED] = 1.0
+        self._first = id(optimizer)
+        self._other_steps = 0
+        self._thread = threading.get_ident()
+        self._loads = False
+        """True if the training has fetched a batch from a DataLoader."""
+        self._validating = False
+        self._samples = math.nan
+        self._fetch_ns = self._optimizer_ns = self._optimizer_began = 0
+        self._memory_due = 0
+        self._wall_offset_s = 0.0
+        self.global_step = 1
+        self._step_began = clock()
+
+    # The optimizer.
+
+    def before_step(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        """Begin the phase of the optimizer. A hook of torch."""
+        if threading.get_ident() == self._thread:
+            now, mark = clock(), self._mark
+            self._optimizer_began = now
+            mark[1] = now
+            mark[0] = _OPTIMIZER
+
+    def after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        """Send the row of the step, and pass the boundary behind it. A hook of torch."""
+        if threading.get_ident() != self._thread:
+            return
+        try:
+            now, mark, row = clock(), self._mark, self._row
+            self._optimizer_ns += now - self._optimizer_began
+            if id(optimizer) != self._first and not self._follows(optimizer):
+                mark[1] = now
+                mark[0] = _COMPUTE
+                return
+            self._other_steps = 0
+            step = self.global_step = self.global_step + 1
+            if now >= self._memory_due:
+                self._read_memory(now)
+            row[_ROW_GLOBAL_STEP] = step
+            row[_ROW_STEP_S] = (now - self._step_began) * 1e-9
+            if self._loads:
+                row[_ROW_FETCH_S] = self._fetch_ns * 1e-9
+                row[_ROW_SAMPLES] = self._samples
+                self._fetch_ns, self._samples = 0, 0.0
+            row[_ROW_OPTIMIZER_S] = self._optimizer_ns * 1e-9
+            lr = optimizer.param_groups[0]["lr"]
+            row[_ROW_LR] = lr if type(lr) is float else host_float(lr)
+            row[_ROW_WALL_S] = now * 1e-9 + self._wall_offset_s
+            self._publish(now)
+            self._optimizer_ns = 0
+            self._step_began = now
+            mark[3] = self._pulse.global_step = step
+            mark[1] = now
+            mark[0] = self._pulse.phase = _COMPUTE
+        except Exception as error:  # noqa: BLE001
+            self._failed(error)
+            return
+        if self._pass_boundary(step):
+            self._restart(clock())
+
+    def _follows(self, optimizer: Any) -> bool:
+        """Return True if this optimizer has taken the place of the first one.
+
+        Its earlier steps count then.
+        """
+        self._other_steps += 1
+        if self._other_steps <= _OTHER_STEPS:
+            return False
+        self._first = id(optimizer)
+        self.global_step += _OTHER_STEPS
+        return True
+
+    def _restart(self, now: int) -> None:
+        """Exclude the time since the last step (a pause, a validation) from the next one."""
+        self._step_began = now
+        self._fetch_ns = self._optimizer_ns = 0
+
+    def _read_memory(self, now: int) -> None:
+        self._memory_due = now + _MEMORY_NS
+        self._wall_offset_s = time.time() - now * 1e-9
+        if self._device.type == "cuda":
+            self._row[StepField.MEMORY_BYTES] = torch.cuda.memory_allocated(self._device)
+            self._row[StepField.MEMORY_PEAK_BYTES] = torch.cuda.max_memory_allocated(self._device)
+
+    # Data and checkpoints.
+
+    def timed_fetch(self, fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return ``__next__`` of DataLoader's iterators, with the wait for data measured.
+
+        A batch that is fetched where gradients are disabled belongs to a validation.
+        """
+
+        @functools.wraps(fetch)
+        def timed(iterator: Any) -> Any:
+            if threading.get_ident() != self._thread:
+                return fetch(iterator)
+            began, mark = clock(), self._mark
+            training = torch.is_grad_enabled()
+            if training and self._validating:
+                self._restart(began)
+            self._validating = not training
+            mark[1] = began
+            mark[0] = _FETCH if training else _VALIDATION
+            try:
+                batch = fetch(iterator)
+            finally:
+                now = clock()
+                mark[1] = now
+                mark[0] = _COMPUTE if training else _VALIDATION
+                if training:
+                    self._fetch_ns += now - began
+            if training:
+                if not self._loads:
+                    self._loads, self._samples = True, 0.0
+                self._samples += count_samples(batch)
+            return batch
+
+        return timed
+
+    def marked_save(self, save: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``torch.save`` as a phase of its own, which reports the files that it wrote."""
+
+        @functools.wraps(save)
+        def marked(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != self._thread:
+                return save(obj, f, *args, **kwargs)
+            mark = self._mark
+            phase = mark[0]
+            mark[1] = clock()
+            mark[0] = _CHECKPOINT
+            try:
+                result = save(obj, f, *args, **kwargs)
+            finally:
+                mark[1] = clock()
+                mark[0] = phase
+            if isinstance(f, (str, os.PathLike)):
+                self._report_saved(os.fspath(f))
+            return result
+
+        return marked
+
+    def _report_saved(self, path: Any) -> None:
+        """Send that the program wrote a file, which may be a checkpoint."""
+        try:
+            path = os.path.abspath(os.fsdecode(path))
+            text = f"The program saved {path}."
+            self._channel.event(
+                "script_checkpoint", text, path=path, global_step=self.global_step, epoch=None
+            )
+        except Exception as error:  # noqa: BLE001
+            self._failed(error)
+
+    def switch_off(self) -> None:
+        """Do nothing any more; torch may still call the hooks."""
+        self._thread = 0
