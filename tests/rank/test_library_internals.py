@@ -397,3 +397,25 @@ def test_every_function_of_the_adapters_is_checked_here() -> None:
         assert own
         for name in own:
             assert f"{module.__name__.rpartition('.')[2]}.{name}(" in source, name
+
+
+def test_every_batch_of_a_loader_passes_the_wrapped_fetch() -> None:
+    fetched: list[int] = []
+
+    def wrap(fetch: Any) -> Any:
+        def counted(iterator: Any) -> Any:
+            batch = fetch(iterator)
+            fetched.append(len(batch))
+            return batch
+
+        return counted
+
+    torch_internals.wrap_loader_fetch(wrap)
+    try:
+        for workers in (0, 1):
+            list(_loader(num_workers=workers))
+        list(torch.utils.data.DataLoader(range(6), batch_size=2))  # type: ignore[arg-type]
+    finally:
+        torch_internals.unwrap_loader_fetch()
+    list(_loader())
+    assert fetched == [1] * 8 + [2] * 3

@@ -26,6 +26,7 @@ from ltui.training.lifecycle.pending_stops import (
 )
 from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.problem import ProblemError
+from ltui.training.state.record_fold import FoldState
 from ltui.training.state.run_snapshot import LIVE, MetricValue, RunSnapshot, RunState
 from ltui.training.state.stop_conditions import (
     StopCondition,
@@ -163,6 +164,7 @@ def test_a_condition_is_on_disk_before_it_is_confirmed(
         pending_stops=PendingStopStore(run, 1),
         stops=None,
         coordination_error=lambda: None,
+        fold=FoldState(),
         has_pulses=lambda: True,
         set_planned_stop=lambda: None,
     )

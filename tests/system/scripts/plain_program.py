@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import multiprocessing
+from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -77,7 +77,7 @@ def start_rank(rank: int, kind: str, steps: int, seconds: float) -> None:
 def main(kind: str, steps: int, seconds: float) -> None:
     if kind in ("fork", "spawn"):
         arguments = (kind, steps, seconds)
-        multiprocessing.start_processes(start_rank, arguments, nprocs=2, start_method=kind)
+        start_processes(start_rank, arguments, nprocs=2, start_method=kind)
     elif "RANK" in os.environ:
         dist.init_process_group("gloo")
         train(kind, steps, seconds, dist.get_rank())
