@@ -118,6 +118,8 @@ def _read_settings(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fa
             faults.append(unknown_section_key(path, names))
         elif (fault := value_fault(path, value, _argument(setting))) is not None:
             faults.append(fault)
+        elif isinstance(value, list) and not all(isinstance(v, str) and v for v in value):
+            faults.append(Fault(path=path, what="must be a list of texts."))
         elif value is not None:
             values[path] = value
     return values, faults

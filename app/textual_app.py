@@ -23,7 +23,7 @@ from ltui.widgets.sanitise import clean_line
 if TYPE_CHECKING:
     from textual.command import Provider
 
-    from ltui.app.panels.panel_borders import MovableBorders
+    from ltui.app.panels.setting_chosen import SettingChosen
     from ltui.app.screens.run import RunScreen
     from ltui.widgets.charts.chart import Chart
 
@@ -210,8 +210,7 @@ class LtuiApp(OrderedKeysApp):
         if self.settings.value("notifications.bell") in allowed:
             self.bell()
 
-    def on_movable_borders_chosen(self, message: MovableBorders.Chosen) -> None:
-        """Remember a choice for the layout of run screens."""
+    def on_setting_chosen(self, message: SettingChosen) -> None:
         message.stop()
         self.remember(message.setting, message.value)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from ltui.app.preferences import read_preferences, write_preference
 
@@ -68,6 +68,16 @@ SETTINGS = {
         high=90,
         example=50,
         about="The first chart's percentage of the width of both.",
+    ),
+    "runs.columns": Setting(
+        kind="list",
+        example=["preset", "state", "val/loss", "created"],
+        about="The columns of the list of runs: fields and metrics as in `ltui runs --help`.",
+    ),
+    "runs.sort": Setting(
+        kind="text",
+        example="-created",
+        about="The field by which the list is sorted; highest first with a minus sign.",
     ),
     "notifications.show": Setting(
         kind="text",
@@ -132,6 +142,17 @@ def read_user_config(path: Path | None = None) -> UserConfig:
     from ltui.app.config_file import read_config_file
 
     return read_config_file(path)
+
+
+class HasSettings(Protocol):
+    """What screens and panels need of their app."""
+
+    settings: Settings
+
+
+def settings_of(app: object) -> Settings:
+    """Return the settings of the dashboard."""
+    return cast(HasSettings, app).settings
 
 
 class Settings:

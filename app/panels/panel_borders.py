@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from textual import events
 from textual.containers import Vertical
 from textual.geometry import Region
-from textual.message import Message
 from textual.widget import Widget
 
+from ltui.app.panels.setting_chosen import SettingChosen
 from ltui.app.presentation.panel_layout import DETAILS, UPPER, PanelLayout
-from ltui.app.user_config import SETTINGS, Settings
+from ltui.app.user_config import SETTINGS, settings_of
 
 CHARTS_HEIGHT = "layout.charts_height"
 FIRST_CHART_WIDTH = "layout.first_chart_width"
@@ -78,30 +78,17 @@ class MovableBorders(Vertical):
 
     panel_layout: PanelLayout
 
-    class Chosen(Message):
-        """The user changed a setting of the layout; None stands for its default."""
-
-        def __init__(self, setting: str, value: int | bool | None) -> None:
-            super().__init__()
-            self.setting, self.value = setting, value
-
     def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's
         super().__init__(id=id)
         self._sizes: dict[str, int | None] = dict.fromkeys(BORDERS)
         self._dragged: tuple[str, Regions, int, int] | None = None
         """The border that follows the mouse, and where panels and mouse were at first."""
 
-    @property
-    def settings(self) -> Settings | None:
-        """The settings of the app; None in an app without any."""
-        settings: Settings | None = getattr(self.app, "settings", None)
-        return settings
-
     def on_mount(self) -> None:
-        if self.settings is not None:
-            for border in BORDERS:
-                value = self.settings.value(border)
-                self._sizes[border] = None if value is None else limited(border, value)
+        settings = settings_of(self.app)
+        for border in BORDERS:
+            value = settings.value(border)
+            self._sizes[border] = None if value is None else limited(border, value)
 
     @property
     def has_sizes(self) -> bool:
@@ -136,7 +123,7 @@ class MovableBorders(Vertical):
         for border, size in self._sizes.items():
             if size is not None:
                 self._sizes[border] = None
-                self.post_message(self.Chosen(border, None))
+                self.post_message(SettingChosen(border, None))
 
     # -- moving ------------------------------------------------------------------------------------
 
@@ -153,7 +140,7 @@ class MovableBorders(Vertical):
             return
         by = dy if border == CHARTS_HEIGHT else -dx if border == DETAILS_WIDTH else dx
         self._resize(border, limited(border, (self._sizes[border] or now) + by * KEY_STEP))
-        self.post_message(self.Chosen(border, self._sizes[border]))
+        self.post_message(SettingChosen(border, self._sizes[border]))
 
     def _resize(self, border: str, value: int) -> None:
         if self._sizes[border] != value:
@@ -184,7 +171,7 @@ class MovableBorders(Vertical):
             border, self._dragged = self._dragged[0], None
             self.release_mouse()
             if self._sizes[border] is not None:
-                self.post_message(self.Chosen(border, self._sizes[border]))
+                self.post_message(SettingChosen(border, self._sizes[border]))
 
     def _regions(self) -> Regions:
         layout = self.panel_layout

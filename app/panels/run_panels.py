@@ -25,6 +25,7 @@ from ltui.app.panels.panel import Panel
 from ltui.app.panels.panel_borders import MovableBorders
 from ltui.app.panels.ranks_panel import RanksPanel
 from ltui.app.panels.run_charts import RunCharts
+from ltui.app.panels.setting_chosen import SettingChosen
 from ltui.app.panels.tab_bar import TabBar
 from ltui.app.presentation.panel_layout import (
     DETAILS,
@@ -36,6 +37,7 @@ from ltui.app.presentation.panel_layout import (
     TableLines,
 )
 from ltui.app.presentation.rank_grid import MIN_RANKS
+from ltui.app.user_config import settings_of
 from ltui.training.state.run_snapshot import RunSnapshot
 from ltui.widgets.rank_table import RankTable
 
@@ -99,7 +101,7 @@ class RunPanels(MovableBorders):
 
     def on_mount(self) -> None:
         super().on_mount()
-        details = None if self.settings is None else self.settings.value("layout.details")
+        details = settings_of(self.app).value("layout.details")
         if details is not None or self.has_sizes:
             self.panel_layout = replace(self.panel_layout, details=details)
             self.call_later(self.relayout)
@@ -210,7 +212,7 @@ class RunPanels(MovableBorders):
         """Show or hide the details."""
         layout = self.panel_layout.toggle_details()
         if layout.has_side_room():
-            self.post_message(self.Chosen("layout.details", layout.shows_side_details()))
+            self.post_message(SettingChosen("layout.details", layout.shows_side_details()))
         if layout.chosen == DETAILS:
             self.choose(DETAILS)
         else:
@@ -221,7 +223,7 @@ class RunPanels(MovableBorders):
         self.charts.reset()
         self.forget_sizes()
         if self.panel_layout.details is not None:
-            self.post_message(self.Chosen("layout.details", None))
+            self.post_message(SettingChosen("layout.details", None))
         now = self.panel_layout
         self._apply_layout(PanelLayout(width=now.width, height=now.height, needs=now.needs))
 

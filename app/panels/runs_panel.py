@@ -15,8 +15,9 @@ from textual.message import Message
 from textual.widgets import Input
 
 from ltui.app.panels.filtered_list_panel import FilterPanel
+from ltui.app.panels.setting_chosen import SettingChosen
 from ltui.app.panels.worker_results import call_screen, error_lines
-from ltui.app.preferences import read_preferences, write_preference
+from ltui.app.user_config import settings_of
 
 if TYPE_CHECKING:
     from ltui.app.panels.runs_table import RunsTable
@@ -35,8 +36,8 @@ FIRST_READING_S = 0.3
 """Seconds after which a reading shows what it has, if runs are missing in the index."""
 SLOW_VALUES_S = 0.2
 """Seconds of one reading in which disk use and settings are read."""
-PREFERENCE = "runs"
-"""Key in ``preferences.json`` of the columns and the order of the list."""
+COLUMNS, SORT = "runs.columns", "runs.sort"
+"""The settings of the columns and the order of the list."""
 
 
 class RunsPanel(FilterPanel):
@@ -85,9 +86,10 @@ class RunsPanel(FilterPanel):
         """Show the table, and refresh it regularly."""
         # Imported here: the first frame has no table.
         from ltui.app.panels.runs_table import RunsTable
-        from ltui.app.runs.list_layout import layout_from_document
+        from ltui.app.runs.list_layout import layout_of
 
-        self.list_layout = layout_from_document(read_preferences(self.home).get(PREFERENCE))
+        settings = settings_of(self.app)
+        self.list_layout = layout_of(settings.value(COLUMNS), settings.value(SORT))
         await self.mount(RunsTable(id="runs-table"))
         self.refresh_runs()
         self.set_interval(REFRESH_S, partial(self.refresh_runs, now=False))
@@ -283,15 +285,12 @@ class RunsPanel(FilterPanel):
 
     def use_layout(self, layout: ListLayout) -> None:
         """Show these columns in this order, and remember both."""
-        self.list_layout = layout
+        before, self.list_layout = self.list_layout, layout
         self.fill_list()
-        try:
-            write_preference(self.home, PREFERENCE, layout.to_document())
-        except OSError as error:
-            reason = error.strerror or str(error)
-            self.notify(
-                f"The columns can't be remembered: {reason}", severity="warning", markup=False
-            )
+        if layout.columns != before.columns:
+            self.post_message(SettingChosen(COLUMNS, list(layout.columns)))
+        if layout.order != before.order:
+            self.post_message(SettingChosen(SORT, layout.order))
 
     def on_table_title_clicked(self, event: Table.TitleClicked) -> None:
         """Sort the runs by the column; if they are, in the opposite order."""

@@ -1,8 +1,8 @@
-"""The columns and the order of the list of runs, as they are remembered. Pure."""
+"""The columns and the order of the list of runs. Pure."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ltui.app.runs.run_rows import DEFAULT_COLUMNS
 
@@ -13,22 +13,14 @@ class ListLayout(NamedTuple):
     columns: tuple[str, ...]
     order: str
 
-    def to_document(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return {"columns": list(self.columns), "sort": self.order}
-
 
 DEFAULT_LAYOUT = ListLayout(DEFAULT_COLUMNS, "")
 
 
-def layout_from_document(document: object) -> ListLayout:
-    """Return the remembered layout; the default one for anything else."""
-    if not isinstance(document, dict):
-        return DEFAULT_LAYOUT
-    columns, order = document.get("columns"), document.get("sort")
-    if not isinstance(columns, list):
-        columns = DEFAULT_COLUMNS
+def layout_of(columns: object, order: object) -> ListLayout:
+    """Return the layout of the settings of these names; the defaults for anything else."""
+    names = columns if isinstance(columns, list) else DEFAULT_COLUMNS
     return ListLayout(
-        tuple(dict.fromkeys(name for name in columns if isinstance(name, str) and name)),
+        tuple(dict.fromkeys(name for name in names if isinstance(name, str) and name)),
         order if isinstance(order, str) and order.removeprefix("-") else "",
     )

@@ -11,6 +11,7 @@ from textual.pilot import Pilot
 from ltui.app.keys.footer import KeyFooter
 from ltui.app.keys.listed_keys import listed_keys
 from ltui.app.keys.own_keys import default_keys, textual_key
+from ltui.app.panels.runs_table import RunsTable
 from ltui.app.preferences import read_preferences, write_preference
 from ltui.app.screens.stop_question import StopScreen
 from ltui.app.textual_app import LtuiApp
@@ -19,6 +20,7 @@ from ltui.training.state.run_snapshot import RunState
 from tests.app.frames import frame, snapshot
 from tests.app.one_run import OneRun, Script, shown, until
 from tests.app.test_themes import Started
+from tests.stored_runs import stored_run
 
 
 def write_config(text: str) -> None:
@@ -155,3 +157,19 @@ def test_no_action_that_a_file_may_name_is_gone() -> None:
     # Files of users name these actions. To rename one would break them.
     stored = Path(__file__).with_name("key_ids.txt").read_text().split()
     assert set(stored) <= set(default_keys(LtuiApp))
+
+
+async def test_the_list_of_runs_has_the_columns_of_the_file(private_home: Path) -> None:
+    write_config("runs: {columns: [state, val/loss], sort: -val/loss}\n")
+    stored_run(private_home, "calm-fox-1111", metrics={"val/loss": 0.1})
+    stored_run(private_home, "old-pine-2222", metrics={"val/loss": 0.3})
+    app = LtuiApp(private_home)
+    async with app.run_test(size=(160, 50), notifications=True) as pilot:
+        await until(pilot, lambda: bool(app.screen.query(RunsTable)))
+        table = app.screen.query_one(RunsTable)
+        await until(pilot, lambda: [row.name for row in table.rows] == ["old-pine", "calm-fox"])
+        assert table.columns == ("state", "val/loss")
+        await pilot.press("3", "O")
+        await until(pilot, lambda: [row.name for row in table.rows] == ["calm-fox", "old-pine"])
+        await noticed(pilot, app, "config.yaml:1 sets runs.sort: the choice holds until you quit.")
+        assert read_preferences(private_home) == {}

@@ -19,6 +19,7 @@ MISTAKES = """\
 theme: ltui-contras
 notification: {show: all}
 notifications: {shwo: all, seconds: fast, bell: problems}
+runs: {columns: [state, 3]}
 keys:
   run.stop: d
   run.stp: x
@@ -82,18 +83,19 @@ def test_check_names_every_mistake_with_its_line(ltui: Ltui) -> None:
         "2 notification: unknown key `notification`. Did you mean `notifications`?",
         "3 notifications.shwo: unknown key `shwo`. Did you mean `show`?",
         "3 notifications.seconds: must be a number, 1 or more (got `fast`).",
-        "5 keys.run.stop: `d` is the key of `run.diagnose` too. "
+        "4 runs.columns: must be a list of texts.",
+        "6 keys.run.stop: `d` is the key of `run.diagnose` too. "
         "Choose another key, or give `run.diagnose` another one as well.",
-        "6 keys.run.stp: unknown action `run.stp`. Did you mean `run.stop`?",
-        "7 keys.run.kill: `ctl+k` is not a key. "
+        "7 keys.run.stp: unknown action `run.stp`. Did you mean `run.stop`?",
+        "8 keys.run.kill: `ctl+k` is not a key. "
         "Keys are written as s, S, f5, ctrl+s, shift+left, space or '?'.",
-        "8 keys.chart.grid: `ctrl+c` can't be used: it quits, or stops the run of `ltui run`. "
+        "9 keys.chart.grid: `ctrl+c` can't be used: it quits, or stops the run of `ltui run`. "
         "Choose another key.",
-        "9 keys.run.maximise: must be a key or a list of keys (got `[1, 2.5]`). "
+        "10 keys.run.maximise: must be a key or a list of keys (got `[1, 2.5]`). "
         "Write it in quotes, such as 'ctrl+s', or [s, f5].",
-        "11 launch.stall.then: must be one of nothing, stop, restart (got `restrat`). "
+        "12 launch.stall.then: must be one of nothing, stop, restart (got `restrat`). "
         "Did you mean `restart`?",
-        "12 launch.restart: unknown key `restart`. Did you mean `restarts`?",
+        "13 launch.restart: unknown key `restart`. Did you mean `restarts`?",
     ]
 
 
