@@ -205,6 +205,8 @@ def test_marks_are_placed_on_every_axis_by_step_or_by_time() -> None:
     run = frame(curves={"train/loss": curve(np.ones(300))}, rates={}, marks=marks)
     by_step = {mark.sign: mark.at for mark in Axis("step", run).marks if mark.sign != EPOCH_SIGN}
     assert by_step == {"◆": 50.0, "!": pytest.approx(120.0), "»": 200.0}
+    # Checkpoints are many, so only the others have a line over the whole height.
+    assert {mark.sign for mark in Axis("step", run).marks if mark.line} == {"!", "»"}
     by_time = {mark.sign: mark.at for mark in Axis("time", run).marks if mark.sign != EPOCH_SIGN}
     assert by_time == {"◆": pytest.approx(5.0), "!": pytest.approx(12.0), "»": 560.0}
     epochs = [mark for mark in Axis("step", run).marks if mark.sign == EPOCH_SIGN]
