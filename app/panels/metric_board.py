@@ -178,10 +178,9 @@ class MetricBoard(LinkedCharts):
     def reset(self) -> None:
         """Restore the automatic number of charts, the axis, the smoothing and the zoom."""
         self.zoomed = None
-        self._scales.clear()
-        self._placed = ()
-        self.use(replace(self.pages, columns=None, rows=None))
         super().reset()
+        self._scales.clear()
+        self.use(replace(self.pages, columns=None, rows=None))
 
     def use_remembered(self) -> None:
         super().use_remembered()

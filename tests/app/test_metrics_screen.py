@@ -299,3 +299,7 @@ async def test_a_star_and_the_scale_belong_to_the_metric_not_to_the_place(tmp_pa
         assert [chart.is_log for chart in board.grid.charts] == [True] + 11 * [False]
         await pilot.press("0")
         assert not any(chart.is_log or chart.outliers for chart in board.grid.charts)
+        await pilot.press("y")
+        board.turn(1)
+        board.turn(-1)
+        assert sum(chart.is_log for chart in board.grid.charts) == 1
