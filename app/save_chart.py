@@ -19,11 +19,7 @@ def save_chart(chart: ExportedChart, form: str, folder: Path, source: str) -> Pa
     ``form`` is ``svg`` or ``png``, ``source`` the name of the run. Raise ``ProblemError`` if Pillow
     is missing or the file cannot be written.
     """
-    title = chart.export_title
-    drawn = chart.picture(f"{source}: {title}" if source else title)
-    content = svg(drawn).encode() if form == "svg" else _png(drawn)
-    words = "-".join(part for part in ("ltui", source, title) if part)
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", words)[:MAX_NAME].strip("-.")
+    stem, content = drawn_chart(chart, form, source)
     for number in range(1, 1000):
         path = folder / f"{stem}{'' if number == 1 else f'-{number}'}.{form}"
         try:
@@ -43,6 +39,18 @@ def save_chart(chart: ExportedChart, form: str, folder: Path, source: str) -> Pa
         what=f"there are 999 pictures named {stem} already.",
         remedy="Delete some of them.",
     )
+
+
+def drawn_chart(chart: ExportedChart, form: str, source: str) -> tuple[str, bytes]:
+    """Return the name of a file for the chart without its suffix, and what the file holds.
+
+    The arguments and errors are those of ``save_chart``.
+    """
+    title = chart.export_title
+    drawn = chart.picture(f"{source}: {title}" if source else title)
+    content = svg(drawn).encode() if form == "svg" else _png(drawn)
+    words = "-".join(part for part in ("ltui", source, title) if part)
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", words)[:MAX_NAME].strip("-."), content
 
 
 def _png(drawn: Picture) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -248,10 +249,15 @@ class LtuiApp(OrderedKeysApp):
             self.notify("Copied to the clipboard, if your terminal allows it.")
             return
         # Imported here: NumPy and drawing are not needed until a chart is saved.
-        from ltui.app.save_chart import save_chart
+        from ltui.app.save_chart import drawn_chart, save_chart
 
         source = str(getattr(message.chart.screen, "chart_source", ""))
         try:
+            if self.is_web:
+                # The person is at another machine, perhaps; nothing is written on this one.
+                name, content = drawn_chart(message.chart, message.form, source)
+                self.deliver_binary(BytesIO(content), save_filename=f"{name}.{message.form}")
+                return
             path = save_chart(message.chart, message.form, Path.cwd(), source)
         except ProblemError as error:
             self.notify(str(error), severity="error", markup=False)

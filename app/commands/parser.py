@@ -86,6 +86,13 @@ def port_number(text: str) -> int:
     return int(text)
 
 
+def tcp_port(text: str) -> int:
+    """Return the number of a port; 0 stands for any free one."""
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a port from 0 to 65535.")
+    return int(text)
+
+
 def whole_number(text: str) -> int:
     """Return a whole number of 0 or more. Digit groups as printed by the dashboard are accepted:
     ``3 157``."""
@@ -307,6 +314,22 @@ def _add_launch_commands(add: AddCommand) -> None:
         help=f"{RUN_HELP}; HOST:RUN for a run of another machine, by ssh",
     )
     _add_readonly_option(attach)
+    _add_serve(add)
+
+
+def _add_serve(add: AddCommand) -> None:
+    serve = add("serve", "serve:serve", "show the dashboard in a browser", _SERVE_EPILOG)
+    serve.add_argument("run", metavar="RUN", nargs="?", help=f"open this run: {RUN_HELP}")
+    add_flag(serve, "--control", "let the browser start, stop and change runs")
+    serve.add_argument(
+        "--port", type=tcp_port, default=8765, metavar="N", help="the port (default: 8765)"
+    )
+    serve.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="an address of the loopback interface (default: 127.0.0.1)",
+    )
 
 
 def _add_node_options(parser: Parser) -> None:
@@ -692,6 +715,18 @@ examples:
   ltui attach                 open the latest run
   ltui attach brave-owl --readonly
   ltui attach gpu-02:last
+"""
+
+_SERVE_EPILOG = """\
+Needs the extra package ltui-train[serve]. The server listens on this machine only,
+and every page needs the token in the address that is printed. The dashboard is
+read-only unless --control is given: then whoever has the address can run any
+program as you. docs/serve.md says what protects what.
+
+examples:
+  ltui serve                    then open the printed address
+  ltui serve last --port 0
+  ssh -L 8765:127.0.0.1:8765 gpu-02      (on the machine with the browser)
 """
 
 _LOGS_EPILOG = """\

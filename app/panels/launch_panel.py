@@ -82,6 +82,9 @@ class FormPanel(Panel):
 
         self.machine = UNKNOWN_MACHINE
         form = LaunchForm(id="launch-form")
+        # A value may name variables of the environment, which a person who only watches must not
+        # read: ${oc.env:NAME}.
+        form.disabled = self.readonly
         await self.mount(form, before="#launch-line")
         self.form = form
 
@@ -191,7 +194,10 @@ class FormPanel(Panel):
             line.show(summary, ready=True)
 
     def check_with_classes(self) -> None:
-        """Check the form by importing the classes of its configuration."""
+        """Check the form by importing the classes of its configuration, which runs their code."""
+        if self.readonly:
+            self.refuse(READONLY)
+            return
         if self.preset is None or self.form is None:
             self.refuse(NOTHING_SELECTED)
             return
@@ -221,6 +227,9 @@ class FormPanel(Panel):
 
     def edit(self) -> None:
         """Open the configuration as YAML."""
+        if self.readonly:
+            self.refuse(READONLY)
+            return
         if self.preset is None or self.form is None:
             self.refuse(NOTHING_SELECTED)
             return

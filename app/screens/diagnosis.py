@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from io import StringIO
 from pathlib import Path
 from typing import ClassVar
 
@@ -229,8 +230,11 @@ class DiagnoseScreen(PanelScreen):
         if text is None:
             return
         stamp = time.strftime("%H%M%S")
-        name = file_name(self.run_dir.id)
-        saved = self._save(self._folder / f"{name}-{stamp}.txt", text)
+        name = f"{file_name(self.run_dir.id)}-{stamp}.txt"
+        if self.app.is_web:
+            self.app.deliver_text(StringIO(text), save_filename=name)
+            return
+        saved = self._save(self._folder / name, text)
         self.notify(saved, markup=False)
 
     def _save(self, path: Path, text: str) -> str:

@@ -88,7 +88,7 @@ class RunListScreen(FullScreen[None]):
 
     def refusal_of(self, action: str) -> str | None:
         """Return the reason why ``action`` can't be done now; None if it can."""
-        if action in ("launch", "resume", "rerun") and self.readonly:
+        if self.readonly and action in ("launch", "edit", "check", "resume", "rerun"):
             return READONLY
         if action not in ("resume", "rerun"):
             return None

@@ -35,7 +35,8 @@ class MarkedRunsScreen(RunListScreen):
             return MARK_TWO if len(self.runs_panel.marked) < 2 else None
         if name not in ACTIONS or (name == "resume" and not self._several()):
             return super().refusal_of(action)
-        if self.readonly and name != "export":
+        # In a browser, a person who only watches would write files on another machine.
+        if self.readonly and (name != "export" or self.app.is_web):
             return READONLY
         entries = self.runs_panel.targets()
         return _nothing_to(name, entries) if entries else "There is no run."

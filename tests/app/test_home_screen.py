@@ -38,6 +38,7 @@ from ltui.training.store.disk_use import disk_use
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets import formats
 from tests.app.one_run import until
+from tests.required import required
 from tests.stored_runs import stored_run
 
 LOCAL = """\
@@ -290,8 +291,12 @@ async def test_readonly_launches_and_deletes_nothing(home: Path, place: Path) ->
     async with app.run_test(size=(160, 50)) as pilot:
         screen = await ready(pilot, app)
         await until(pilot, lambda: len(screen.query_one(RunsTable).rows) == 1)
-        await pilot.press("enter", "3", "delete", "r")
+        form = required(screen.form_panel.form)
+        texts = form.texts()
+        await pilot.press("enter", "e", "c", "2", *"99", "3", "delete", "r")
         await pilot.pause()
+        assert form.texts() == texts
+        assert len(texts) > 1
         assert app.screen is screen
         assert run_dir.path.exists()
         assert any("--readonly" in n.message for n in app._notifications)

@@ -1,0 +1,197 @@
+"""The web server of ``ltui serve``: textual-serve's pages and packets behind the checks of ltui.
+
+textual-serve checks neither who asks nor from which page, and passes a shell string to ``sh``. So
+every request goes through ``_checked`` first, and the process of a page is started here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import functools
+import os
+import signal
+import socket
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from aiohttp import web
+from textual_serve.app_service import AppService
+from textual_serve.download_manager import DownloadManager
+from textual_serve.server import Server
+
+from ltui.app.serve.access import HEADERS, TOKEN_PARAMETER, cookie_name, has_token, refusal
+from ltui.widgets.sanitise import clean_lines
+
+MAX_PAGES = 16
+"""Number of pages that may be open at once; each has a process of its own."""
+END_S = 5.0
+"""Seconds that the process of a page has to end; then it is killed."""
+_MAX_CELLS = 500
+"""Largest width and height of a page in cells."""
+_PR_SET_PDEATHSIG = 1
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class DashboardServer(Server):  # type: ignore[misc, unused-ignore]
+    """Serves dashboards on a socket until it is told to end."""
+
+    def __init__(self, command: Sequence[str], token: str) -> None:
+        """``command`` starts the dashboard of one page."""
+        super().__init__(command[0], title="ltui")
+        self._command = tuple(command)
+        self._token = token
+        self._pages: set[web.WebSocketResponse] = set()
+
+    async def run(self, listener: socket.socket, on_start: Callable[[], None]) -> None:
+        """Serve until SIGINT, SIGTERM or SIGHUP; then end every page and its process."""
+        ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, ended.set)
+        app = await self._make_app()
+        app.middlewares.append(self._checked)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=2 * END_S)
+        await runner.setup()
+        try:
+            await web.SockSite(runner, listener).start()
+            on_start()
+            await ended.wait()
+        finally:
+            await runner.cleanup()
+
+    async def on_startup(self, app: web.Application) -> None:
+        """Print nothing: the address with the token is printed by the command."""
+
+    async def on_shutdown(self, app: web.Application) -> None:  # noqa: ARG002 - a signal's handler
+        """Close the websockets, so that their handlers end the processes."""
+        await asyncio.gather(*(page.close() for page in self._pages))
+
+    @web.middleware
+    async def _checked(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        """Answer a request only if it may be answered (``access.py``)."""
+        host = request.headers.get("Host", "")
+        is_websocket = request.path == "/ws"
+        reason = refusal(host, request.headers.get("Origin"), is_websocket=is_websocket)
+        response: web.StreamResponse
+        if reason is not None:
+            response = web.Response(status=403, text=f"{reason}\n")
+        elif not has_token(self._token, request.query, request.cookies):
+            text = "The token is missing or wrong. Open the address that `ltui serve` printed.\n"
+            response = web.Response(status=401, text=text)
+        elif TOKEN_PARAMETER in request.query and not is_websocket:
+            # The token leaves the address, so that it is in no history and no bookmark.
+            response = web.Response(status=303, headers={"Location": "/"})
+            response.set_cookie(
+                cookie_name(self._token), self._token, httponly=True, samesite="Strict"
+            )
+        else:
+            try:
+                response = await handler(request)
+            except web.HTTPException as error:
+                response = error
+        if not response.prepared:
+            for name, value in HEADERS.items():
+                response.headers[name] = value.replace("{host}", host)
+        return response
+
+    async def handle_index(self, request: web.Request) -> Any:
+        """Serve the page. Its addresses begin with the host that the browser knows."""
+        self.public_url = f"http://{request.host}"
+        return await super().handle_index(request)
+
+    async def handle_websocket(self, request: web.Request) -> web.WebSocketResponse:
+        """Run a dashboard for a page until one of both ends."""
+        if len(self._pages) >= MAX_PAGES:
+            raise web.HTTPServiceUnavailable(text="Too many pages are open.\n")
+        websocket = web.WebSocketResponse(heartbeat=15)
+        self._pages.add(websocket)
+        await websocket.prepare(request)
+        page = _Page(self._command, websocket, self.download_manager)
+        try:
+            await page.start(*(_cells(request, name) for name in ("width", "height")))
+            await self._process_messages(websocket, page)
+        except (ValueError, TypeError, LookupError, AttributeError, AssertionError):
+            pass  # The message is not one of the page. It is closed.
+        finally:
+            await page.stop()
+            await websocket.close()
+            self._pages.discard(websocket)
+        return websocket
+
+
+def _cells(request: web.Request, name: str) -> int:
+    text = request.query.get(name, "")
+    return min(int(text), _MAX_CELLS) if text.isdecimal() else 80
+
+
+class _Page(AppService):  # type: ignore[misc, unused-ignore]
+    """The process of one page, which never outlives the page or this server."""
+
+    def __init__(
+        self, command: Sequence[str], websocket: web.WebSocketResponse, downloads: DownloadManager
+    ) -> None:
+
+        async def close() -> None:
+            await websocket.close()
+
+        super().__init__(
+            command[0],
+            write_bytes=websocket.send_bytes,
+            write_str=websocket.send_str,
+            close=close,
+            download_manager=downloads,
+        )
+        self._words = tuple(command)
+
+    async def _open_app_process(self, width: int = 80, height: int = 24) -> Process:
+        self._process = process = await asyncio.create_subprocess_exec(
+            *self._words,
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=PIPE,
+            env=self._build_environment(width=width, height=height),
+            preexec_fn=functools.partial(_die_with_parent, os.getpid()),
+        )
+        assert process.stderr is not None
+        process.stderr = _CleanStream(process.stderr)  # type: ignore[assignment]
+        self._stdin = process.stdin
+        return process
+
+    async def run(self) -> None:
+        """Pass packets on until the process ends; then the page is closed, too."""
+        await super().run()
+        await self.remote_close()
+
+    async def stop(self) -> None:
+        """Ask the process to end, and kill it if it does not."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        try:
+            await asyncio.wait_for(super().stop(), END_S)
+            await asyncio.wait_for(process.wait(), END_S)
+        except (asyncio.TimeoutError, OSError):
+            process.kill()
+            await process.wait()
+
+
+class _CleanStream:
+    """The error output of a process without what would control the terminal of this one."""
+
+    def __init__(self, stream: asyncio.StreamReader) -> None:
+        self._stream = stream
+
+    async def read(self, size: int) -> bytes:
+        """Return at most about ``size`` bytes."""
+        data = await self._stream.read(size)
+        return "\n".join(clean_lines(data.decode(errors="replace"))).encode()
+
+
+def _die_with_parent(parent: int) -> None:
+    """Let the kernel kill this new process when the server dies, however that happens."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
