@@ -14,7 +14,7 @@ from ltui.app.output_file import print_json
 from ltui.app.presentation.run_report import columns, show_lines, started_text, truncated
 from ltui.app.runs.filter_runs import fields_of, run_filter, unknown_names
 from ltui.app.runs.run_entry import RunEntry
-from ltui.app.runs.run_fields import FIELDS, Kind, kind_of, value_of, value_text
+from ltui.app.runs.run_fields import FIELDS, SETTING, Kind, kind_of, value_of, value_text
 from ltui.app.runs.run_list import RunList
 from ltui.app.runs.sort_runs import sort_key, sorted_runs
 from ltui.app.state_words import state_words
@@ -41,7 +41,9 @@ def list_all(options: Namespace) -> int:
     used = {*fields_of(options.filter), *chosen, *([sort[0]] if sort else [])}
     with closing(RunList(ltui_home(to_write=False), current_snapshot)) as runs:
         every_run = runs.poll()
-        every_run = runs.complete(every_run, fields_of(options.filter))
+        # The settings of all runs are needed to know whether a name is that of a setting.
+        settings = {name for name in used if name.startswith(SETTING)}
+        every_run = runs.complete(every_run, settings | fields_of(options.filter))
         shown = list(runs.complete([entry for entry in every_run if matches(entry)], used))
         if sort is not None:
             shown = sorted_runs(shown, sort[0], reverse=sort[1])
@@ -50,7 +52,7 @@ def list_all(options: Namespace) -> int:
                 # One unreadable run must not hide the others.
                 sys.stderr.write(f"{clean_name(entry.id)}: {clean_line(entry.problem)}\n")
         if every_run:
-            for sentence in unknown_names(used, (*shown, *every_run)):
+            for sentence in unknown_names(used, every_run):
                 sys.stderr.write(f"Note: {sentence}\n")
         if options.json:
             readable = [entry for entry in shown if entry.summary is not None]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -77,7 +76,8 @@ def _predicate(tree: Filter, text: str, now: float) -> Predicate:
             word in value.lower() for name in WORD_FIELDS for value in _texts(entry, name)
         )
     if isinstance(tree, Has):
-        return lambda entry: _is_present(value_of(entry, tree.field))
+        absent = (None, "", (), 0.0) if kind_of(tree.field) is Kind.FLAG else (None, "", ())
+        return lambda entry: value_of(entry, tree.field) not in absent
     if isinstance(tree, Match):
         return _match(tree, text)
     return _compare(tree, text, now)
@@ -146,10 +146,6 @@ def _texts(entry: RunEntry, name: str) -> Sequence[str]:
     return (value,) if isinstance(value, str) and value else ()
 
 
-def _is_present(value: object) -> bool:
-    return value not in (None, "", (), 0.0) or (isinstance(value, float) and math.isnan(value))
-
-
 def _nearest(name: str) -> str:
     near = difflib.get_close_matches(name, list(FIELDS), n=1)
     fields = ", ".join(name for name, field in FIELDS.items() if field.kind is Kind.TEXT)
@@ -159,18 +155,21 @@ def _nearest(name: str) -> str:
 def unknown_names(names: Iterable[str], entries: Sequence[RunEntry]) -> list[str]:
     """Return a sentence for each name that is no field, and no metric or setting of any run."""
     logged = {name for entry in entries for name in entry.metrics.names}
-    settings = {f"{SETTING}{name}" for entry in entries for name in entry.settings}
+    settings = {name for entry in entries for name in entry.settings}
     sentences = []
     for name in sorted(set(names) - FIELDS.keys()):
         if name.startswith(SETTING):
             if any(setting_texts(entry, name) for entry in entries):
                 continue
-            kind, available = "a setting", settings
+            key = name.removeprefix(SETTING)
+            available = settings | {setting.rpartition(".")[2] for setting in settings}
+            kind, near = "a setting", difflib.get_close_matches(key, available, n=1)
+            near = [f"{SETTING}{setting}" for setting in near]
         elif name in logged or (name.endswith((".min", ".max")) and name[:-4] in logged):
             continue
         else:
-            kind, available = "a field or a metric", FIELDS.keys() | logged
-        near = difflib.get_close_matches(name, available, n=1)
+            kind = "a field or a metric"
+            near = difflib.get_close_matches(name, FIELDS.keys() | logged, n=1)
         hint = f" Did you mean `{clean_name(near[0])}`?" if near else ""
         sentences.append(f"no run has {kind} `{clean_name(name)}`.{hint}")
     return sentences

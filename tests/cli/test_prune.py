@@ -17,7 +17,8 @@ from tests.stored_runs import stored_run
 
 @pytest.fixture
 def home(private_home: Path) -> Path:
-    stored_run(private_home, "calm-fox-1a2b", metrics={"val/loss": 0.5})
+    config = {"model": {"lr": 0.01}}
+    stored_run(private_home, "calm-fox-1a2b", metrics={"val/loss": 0.5}, config=config)
     stored_run(private_home, "old-pine-3c4d", metrics={"val/loss": 0.1}, state=RunState.FAILED)
     starred = stored_run(private_home, "kept-owl-5e6f", state=RunState.FAILED)
     change_labels(starred, lambda labels: replace(labels, star=True))
@@ -34,6 +35,12 @@ def test_runs_are_filtered_sorted_and_printed_by_column(ltui: Ltui, home: Path) 
         ["old-pine-3c4d", "0.1000"],
         ["calm-fox-1a2b", "0.5000"],
     ]
+    done = ltui("runs", "--filter", "config.lr<0.1", "--columns", "config.lr", "--json")
+    assert json.loads(done.stdout) == [{"id": "calm-fox-1a2b", "config.lr": 0.01}]
+    assert "Note" not in ltui("runs", "--filter", "state=failed", "--columns", "config.lr").stderr
+    done = ltui("runs", "--columns", "config.lrr")
+    sentence = "Note: no run has a setting `config.lrr`. Did you mean `config.lr`?"
+    assert sentence in done.stderr.splitlines()
     done = ltui("runs", "--filter", "state=failed star=yes", "--json")
     (run,) = json.loads(done.stdout)
     assert (run["id"], run["star"], run["state_word"]) == ("kept-owl-5e6f", True, "failed")

@@ -200,6 +200,11 @@ def test_nan_is_not_less_than_anything_and_is_a_value() -> None:
     assert run_filter("has:loss", NOW)(run)
 
 
+def test_a_value_of_zero_is_a_value_and_a_flag_that_is_not_set_is_none() -> None:
+    run = replace(entry(metrics={"loss": 0.0}), settings={"model.dropout": "0"})
+    assert run_filter("has:loss has:config.dropout not has:star not has:live", NOW)(run)
+
+
 def test_runs_without_a_value_come_last_in_both_directions() -> None:
     runs = [entry("a", metrics={"x": 2.0}), entry("b", metrics={}), entry("c", metrics={"x": 1.0})]
     name, reverse = sort_key("x")
