@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from ltui.training.supervise.event_mirror import RESTART_S, EventMirror
 from tests.required import required
 from tests.small_disk import fill, mount_small_disk, unmount
 from tests.store.event_files import assert_complete, read_events
+from tests.store.test_export_formats import make_run
 from tests.supervise.conftest import Runs
 from tests.supervise.test_kills import has_another_supervisor
 from tests.waiting import wait_for
@@ -125,6 +127,17 @@ def test_a_mirror_that_was_killed_is_started_again(runs: Runs) -> None:
     wait_for(lambda: mirror_process(runs, run), wanted=lambda p: p is None, seconds=60)
     runs.order(run, "stop")
     runs.ended(run)
+
+
+def test_a_history_that_cannot_be_read_does_not_end_the_mirror(private_home: Path) -> None:
+    run = make_run(private_home, "owl-0001")
+    run.db_path.write_bytes(b"no database" * 1000)
+    command = [sys.executable, "-m", "ltui.training.supervise.mirror_process", str(run.path), "m"]
+    ended = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True, cwd=run.path
+    )
+    assert "TensorBoard mirror: the run's history is damaged" in ended.stdout
+    assert ended.stdout.endswith("; ltui tries again\n")
 
 
 def test_a_mirror_without_tensorboard_is_refused_before_the_start(

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 from ltui.training.problem import ProblemError
-from ltui.training.store.database_schema import NoHistoryError
+from ltui.training.store.database_schema import NoHistoryError, StoreError
 from ltui.training.store.followed_events import FollowedEvents
 from ltui.training.store.run_directory import RunDir
 
@@ -57,12 +57,13 @@ def _mirror(run_dir: RunDir, folder: Path, began: float) -> int:
             events = events or FollowedEvents(folder, began, "mirror")
             with contextlib.suppress(NoHistoryError):
                 events.update(run_dir)
-        except OSError as error:
+        except (OSError, StoreError) as error:
             events = None
             if failure is None:
-                failure = error.strerror or str(error)
-                _report(f"{folder} cannot be written ({failure}); ltui tries again")
+                failure = _sentence(folder, error)
+                _report(f"{failure}; ltui tries again")
         except ProblemError as error:
+            # TensorBoard is not installed any more.
             _report(" ".join(str(error).splitlines()))
             return EXIT_UNUSABLE
         else:
@@ -70,6 +71,12 @@ def _mirror(run_dir: RunDir, folder: Path, began: float) -> int:
                 _report(f"{folder} is written again, nothing is missing")
             failure = None
     return 0
+
+
+def _sentence(folder: Path, error: OSError | StoreError) -> str:
+    if isinstance(error, OSError):
+        return f"{folder} cannot be written ({error.strerror or error})"
+    return error.problems[0].what.rstrip(".")
 
 
 def _report(sentence: str) -> None:
