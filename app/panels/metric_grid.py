@@ -88,6 +88,8 @@ class MetricGrid(Container):
         charts = list(self.query(Chart))
         for number in range(len(charts), self._shown):
             charts.append(Chart(id=f"metric-chart-{number}"))
+            # A new chart shows the part of the x axis that the others show.
+            charts[-1].set_reactive(Chart.view, charts[0].view)
             self.mount(charts[-1])
         for number, chart in enumerate(charts):
             visible = number < self._shown

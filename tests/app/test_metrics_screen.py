@@ -167,6 +167,9 @@ async def test_crosshair_and_zoom_are_linked_over_all_charts(tmp_path: Path) -> 
         await until(pilot, lambda: len({c.view for c in every}) == 1)
         assert every[0].view is not None
         assert "zoomed" in line(app)
+        await pilot.press("greater_than_sign")
+        await until(pilot, lambda: len(charts(app)) > len(every))
+        assert {c.view for c in app.screen.query(Chart)} == {every[0].view}
 
 
 async def test_a_metric_goes_to_the_panels_of_the_run(tmp_path: Path) -> None:
