@@ -107,8 +107,8 @@ class DashboardServer(Server):  # type: ignore[misc, unused-ignore]
         if len(self._pages) >= MAX_PAGES:
             raise web.HTTPServiceUnavailable(text="Too many pages are open.\n")
         websocket = web.WebSocketResponse(heartbeat=15)
-        self._pages.add(websocket)
         await websocket.prepare(request)
+        self._pages.add(websocket)
         page = _Page(self._command, websocket, self.download_manager)
         try:
             await page.start(*(_cells(request, name) for name in ("width", "height")))
@@ -168,14 +168,15 @@ class _Page(AppService):  # type: ignore[misc, unused-ignore]
     async def stop(self) -> None:
         """Ask the process to end, and kill it if it does not."""
         process = self._process
-        if process is None or process.returncode is not None:
+        if process is None:
             return
         try:
             await asyncio.wait_for(super().stop(), END_S)
             await asyncio.wait_for(process.wait(), END_S)
         except (asyncio.TimeoutError, OSError):
-            process.kill()
-            await process.wait()
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
 
 
 class _CleanStream:

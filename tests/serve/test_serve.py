@@ -116,6 +116,11 @@ async def test_a_websocket_of_another_page_is_refused(served: Served) -> None:
     assert served.pages() == []
 
 
+def test_a_request_that_is_no_websocket_is_answered_with_an_error(served: Served) -> None:
+    for _ in range(20):
+        assert served.get("/ws", Origin=f"http://{served.host}")[0] == 400
+
+
 async def test_the_dashboard_of_a_page_is_read_only_and_ends_with_it(served: Served) -> None:
     assert "is read-only" in served.about
     async with page(served) as websocket:
