@@ -319,6 +319,8 @@ def _empty_chart_note(frame: Frame, otherwise: str) -> str:
         return quiet
     if run.state not in LIVE:
         return "nothing was recorded"
+    if run.program is not None and run.global_step:
+        return f"ltui sees no metrics of this program ({clean_name(run.program)})"
     if run.started_at is None or run.state is RunState.PAUSED:
         return otherwise
     if run.state is RunState.RUNNING and run.ranks and all(r.phase is None for r in run.ranks):

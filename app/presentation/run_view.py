@@ -105,9 +105,9 @@ def header(frame: Frame) -> HeaderViewModel:
 
 
 def _program_and_kind(run: RunSnapshot) -> str:
-    """Return ``torchrun train.py (PyTorch DDP)``."""
+    """Return ``PyTorch DDP · torchrun train.py``."""
     text = program_text(run)
-    return f"{text} ({run.program})" if run.program else text
+    return f"{run.program} · {text}" if run.program else text
 
 
 def _job_left(run: RunSnapshot, now: float) -> str:

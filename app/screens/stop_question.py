@@ -31,6 +31,12 @@ class StopScreen(ConfirmScreen):
 
 def stop_question(snapshot: RunSnapshot) -> str:
     """Explain what a stop does, and how to resume the run."""
+    if snapshot.program is not None:
+        return (
+            f"Stop {clean_name(snapshot.name)}?\n"
+            "It gets SIGTERM and ends. ltui saves no checkpoint of a program without Lightning:\n"
+            "only what the program saves itself is kept."
+        )
     step = snapshot.global_step
     now = f" (now at step {formats.step(step)})" if step else ""
     return (
@@ -53,5 +59,6 @@ def kill_question(snapshot: RunSnapshot) -> str:
             f"Its last checkpoint is from step {formats.step(saved.global_step)}: "
             f"{formats.count(done)} {steps} will be lost."
         )
-    instead = "To stop it with a checkpoint instead, press s on the run's screen."
+    gentle = "by SIGTERM" if snapshot.program is not None else "with a checkpoint"
+    instead = f"To stop it {gentle} instead, press s on the run's screen."
     return f"Kill {name}? All its processes end at once.\n{lost}\n{instead}"

@@ -8,7 +8,7 @@ import pytest
 
 from ltui.app.keys.run_keys import run_hints
 from ltui.app.presentation.notifications import CONTROLS, farewell, refusal, toasts_for
-from ltui.app.screens.stop_question import kill_question
+from ltui.app.screens.stop_question import kill_question, stop_question
 from ltui.training.state.run_snapshot import LIVE, CheckpointInfo, RunState
 from tests.app.frames import snapshot
 
@@ -91,3 +91,15 @@ def test_a_stop_that_could_not_save_is_said_as_an_error() -> None:
     stopping = snapshot(state=RunState.STOPPING)
     on = snapshot(state=RunState.RUNNING, detail="not stopped: the disk is full")
     assert toasts_for(stopping, on) == [("not stopped: the disk is full", "error")]
+
+
+def test_no_checkpoint_is_promised_of_a_program_without_lightning() -> None:
+    lightning = snapshot(state=RunState.RUNNING)
+    plain = replace(lightning, program="PyTorch DDP")
+    assert "saves a checkpoint" in stop_question(lightning)
+    assert "ltui saves no checkpoint" in stop_question(plain)
+    assert "with a checkpoint" in kill_question(lightning)
+    assert "with a checkpoint" not in kill_question(plain)
+    assert refusal(lightning, "checkpoint", readonly=False) is None
+    assert "without Lightning" in str(refusal(plain, "checkpoint", readonly=False))
+    assert refusal(plain, "pause", readonly=False) is None

@@ -259,3 +259,14 @@ def test_steps_follow_from_epochs_where_the_plan_names_none() -> None:
     assert found.max_steps == 9
     assert found.world_size == 2
     assert found.eta_s is None
+
+
+def test_a_part_of_a_step_that_is_not_measured_is_unknown_and_not_zero() -> None:
+    """A program without Lightning has no forward pass that ltui could see."""
+    hello = labelled(RecordKind.HELLO, {"program": "PyTorch DDP", "saves": False})
+    state = fold(FoldState(), 0, [hello, *steps(20, 0.1, fetch_s=0.05)])
+    speed = throughput(state, round(1.95 * SECOND))
+    assert speed.fetch_share == pytest.approx(0.5)
+    assert (speed.forward_share, speed.optimizer_share) == (None, None)
+    assert (state.program, state.saves_checkpoints) == ("PyTorch DDP", False)
+    assert FoldState().saves_checkpoints

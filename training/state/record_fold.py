@@ -150,6 +150,11 @@ class RankFold:
     """Reason why the rank cannot stop with a checkpoint, pause or save."""
     exception: FoldedEvent | None = None
 
+    def knows(self, part: str) -> bool:
+        """Return True if the rank measures the ``fetch``, ``forward``, ... of a step."""
+        field = StepField[f"{part.upper()}_S"]
+        return len(self.last_step) > field and not math.isnan(self.last_step[field])
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoldState:

@@ -171,7 +171,7 @@ def rank_snapshot(
         age_s=None if pulse is None else max(0.0, (now_ns - pulse.changed_ns) / 1e9),
         samples_per_s=current.samples_per_s if current else None,
         step_s=median_step_s(rank),
-        data_wait_share=current.fraction("fetch") if current else None,
+        data_wait_share=current.fraction("fetch") if current and rank.knows("fetch") else None,
         recent_step_s=rank.recent_step_s,
         note=_note(rank),
         missed_records=rank.missed,

@@ -13,7 +13,7 @@ A figure is a measurement and does not decay: it does not change until the next 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import replace
 from statistics import fmean, median
 
@@ -55,16 +55,16 @@ def throughput(fold: FoldState, now_ns: int) -> Throughput:
     if not windows:
         return Throughput(best_samples_per_s=fold.best_samples_per_s)
     rates = [rate for w in windows.values() if (rate := w.samples_per_s) is not None]
-    fetch_fraction = _mean_fraction(windows.values(), "fetch")
+    fetch_fraction = _mean_fraction(fold, windows, "fetch")
     return Throughput(
         samples_per_s=sum(rates) if rates else None,
         best_samples_per_s=fold.best_samples_per_s,
         steps_per_s=windows[min(windows)].steps_per_s,
         data_wait_share=fetch_fraction,
         fetch_share=fetch_fraction,
-        forward_share=_mean_fraction(windows.values(), "forward"),
-        backward_share=_mean_fraction(windows.values(), "backward"),
-        optimizer_share=_mean_fraction(windows.values(), "optimizer"),
+        forward_share=_mean_fraction(fold, windows, "forward"),
+        backward_share=_mean_fraction(fold, windows, "backward"),
+        optimizer_share=_mean_fraction(fold, windows, "optimizer"),
     )
 
 
@@ -73,5 +73,7 @@ def without_current_rates(current: Throughput) -> Throughput:
     return replace(current, samples_per_s=None, steps_per_s=None)
 
 
-def _mean_fraction(windows: Iterable[Window], part: str) -> float:
-    return fmean(w.fraction(part) for w in windows)
+def _mean_fraction(fold: FoldState, windows: Mapping[int, Window], part: str) -> float | None:
+    """Return the mean over the ranks that measure this part of a step; None if none does."""
+    known = [w.fraction(part) for rank, w in windows.items() if fold.ranks[rank].knows(part)]
+    return fmean(known) if known else None
