@@ -77,7 +77,10 @@ def _import_command(do: str) -> Callable[[Namespace], int]:
 
 
 def _print_error(line: str) -> None:
-    sys.stderr.write(" ".join(line.splitlines()) + "\n")
+    # Imported here: only an error needs it. Messages contain text of files and of the user.
+    from ltui.widgets.sanitise import clean_line
+
+    sys.stderr.write(clean_line(" ".join(line.splitlines())) + "\n")
 
 
 if __name__ == "__main__":

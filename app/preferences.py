@@ -15,11 +15,12 @@ def read_preferences(home: Path) -> dict[str, Any]:
 
 
 def write_preference(home: Path, key: str, value: Any) -> None:
-    """Store one setting and keep the others.
+    """Store one setting and keep the others. None is not stored: the setting is forgotten.
 
     Raises ``OSError`` if the home directory is missing or not writable.
     """
     document = {**read_preferences(home), key: value}
+    document = {name: one for name, one in document.items() if one is not None}
     text = json.dumps(document, indent=2, sort_keys=True)
     write_atomically(home / "preferences.json", f"{text}\n".encode())
 

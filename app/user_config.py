@@ -116,7 +116,9 @@ class UserConfig:
 
     def origin(self, path: str) -> str | None:
         """Return ``config.yaml:3`` for a value of the file; None if it has none."""
-        if path not in self.values and path.removeprefix("keys.") not in self.keys:
+        group, _, name = path.partition(".")
+        in_section = {"keys": self.keys, "launch": self.launch}.get(group, {})
+        if path not in self.values and name not in in_section:
             return None
         return f"{self.path.name}:{self.lines.get(path, 1)}"
 
@@ -134,7 +136,7 @@ def read_user_config(path: Path | None = None) -> UserConfig:
     path = path or config_path()
     try:
         path.stat()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return UserConfig(path=path)
     except OSError:
         pass  # The reader says why.

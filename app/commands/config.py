@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from textual.theme import BUILTIN_THEMES
 
-from ltui.app.config_file import LAUNCH_KEYS, locate, theme_faults
+from ltui.app.config_file import locate, theme_faults
 from ltui.app.exit_codes import EXIT_DONE
 from ltui.app.keys.own_keys import default_keys, key_faults, usable_keys
 from ltui.app.textual_app import LtuiApp
@@ -66,10 +66,8 @@ def _resolved(user_config: UserConfig) -> Iterator[tuple[str, Any, str]]:
         written = user_config.origin(f"keys.{name}") if name in own else None
         chosen = own.get(name, keys)
         yield f"keys.{name}", chosen[0] if len(chosen) == 1 else list(chosen), written or "default"
-    for key in LAUNCH_KEYS:
-        if key in user_config.launch:
-            line = user_config.lines[f"launch.{key}"]
-            yield f"launch.{key}", user_config.launch[key], f"{user_config.path.name}:{line}"
+    for key, value in user_config.launch.items():
+        yield f"launch.{key}", value, user_config.origin(f"launch.{key}") or ""
 
 
 def _yaml_lines(values: list[tuple[str, Any, str]]) -> Iterator[str]:

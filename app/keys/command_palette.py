@@ -135,7 +135,7 @@ def commands(screen: Screen[Any]) -> Iterator[SystemCommand]:
         # An action of a widget needs the focus on it, unless the screen carries it out.
         reachable = key.node in chain or action.startswith("screen.")
         name = action.removeprefix("screen.")
-        listed = key.title.lower() in titles or name in actions
+        listed = key.title.lower() in titles or name in actions or name == "command_palette"
         if not reachable or key.moves or listed or refusal_of(screen, action) is not None:
             continue
         titles.add(key.title.lower())

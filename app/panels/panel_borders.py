@@ -84,7 +84,8 @@ class MovableBorders(Vertical):
         self._dragged: tuple[str, Regions, int, int] | None = None
         """The border that follows the mouse, and where panels and mouse were at first."""
 
-    def on_mount(self) -> None:
+    def read_sizes(self) -> None:
+        """Use the sizes of the settings."""
         settings = settings_of(self.app)
         for border in BORDERS:
             value = settings.value(border)

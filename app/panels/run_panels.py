@@ -100,7 +100,7 @@ class RunPanels(MovableBorders):
     # -- layout ------------------------------------------------------------------------------------
 
     def on_mount(self) -> None:
-        super().on_mount()
+        self.read_sizes()
         details = settings_of(self.app).value("layout.details")
         if details is not None or self.has_sizes:
             self.panel_layout = replace(self.panel_layout, details=details)

@@ -55,7 +55,7 @@ async def test_keys_move_the_border_of_the_panel_in_focus_and_it_is_remembered(
         await pilot.press("0")
         await settled(pilot)
         assert (region(again, "loss").width, region(again, "charts").height) == (width, height)
-        assert not any(read_preferences(tmp_path).values())
+        assert read_preferences(tmp_path) == {}
 
 
 async def test_the_mouse_drags_borders(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from ltui.app.keys.own_keys import default_keys, textual_key
 from ltui.app.panels.runs_table import RunsTable
 from ltui.app.preferences import read_preferences, write_preference
 from ltui.app.screens.stop_question import StopScreen
+from ltui.app.screens.theme_list import ThemeScreen
 from ltui.app.textual_app import LtuiApp
 from ltui.app.user_config import config_path
 from ltui.training.state.run_snapshot import RunState
@@ -56,6 +57,16 @@ async def test_an_own_key_replaces_the_default_one_everywhere_it_is_named() -> N
         await pilot.press("f9")
         await until(pilot, lambda: isinstance(app.screen, StopScreen))
         assert notices(app) == []
+
+
+async def test_an_action_may_have_the_name_of_a_setting() -> None:
+    write_config("keys: {theme: f2}\n")
+    app = OneRun(Script(frame()))
+    async with app.run_test(size=(160, 50)) as pilot:
+        await shown(pilot, app)
+        assert app.theme == "ltui-dark"
+        await pilot.press("f2")
+        await until(pilot, lambda: isinstance(app.screen, ThemeScreen))
 
 
 async def test_two_actions_can_swap_their_keys() -> None:

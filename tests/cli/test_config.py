@@ -120,6 +120,15 @@ def test_a_damaged_file_is_named(ltui: Ltui, content: bytes, message: str) -> No
         assert "\x07" not in done.stderr
 
 
+def test_control_characters_of_the_file_do_not_reach_the_terminal(ltui: Ltui) -> None:
+    write_config('"\\e[31mred": 1\ntheme: "\\e]0;x\\a"\nkeys: {"\\e[2J": x, run.stop: "\\e"}\n')
+    for words in (["config", "--check"], ["config"], ["config", "--json"]):
+        done = ltui(*words)
+        assert done.returncode == 2
+        assert "unknown key `red`" in done.stderr
+        assert (done.stdout + done.stderr).replace("\n", "").isprintable()
+
+
 def test_a_folder_a_missing_file_and_a_large_one_are_named(ltui: Ltui, tmp_path: Path) -> None:
     large = write_config("#" * (1 << 21))
     assert f"{large}: too large for a configuration." in ltui("config", "--check").stderr
