@@ -210,3 +210,26 @@ def test_a_rank_that_waits_for_a_program_that_works_is_not_frozen() -> None:
         (verdict,) = judged(made, later_s=5.0).verdicts
         assert (verdict.kind, verdict.culprits) == (kind, (1,))
         assert ("for process 102 (aws), which works" in verdict.cause) == (kind == "slow_rank")
+
+
+def test_a_worker_that_hangs_since_its_fork_is_named_and_not_one_that_waits_for_work() -> None:
+    """As seen with Python 3.11.7: the new worker has no name yet, and answers no signal."""
+    queue = Frame(file="/usr/lib/python3.11/multiprocessing/queues.py", line=113, function="get")
+    wait = Frame(file="/torch/utils/data/dataloader.py", line=1293, function="_try_get_data")
+    evidence = load("data_sleep")
+    stack = ThreadStack(name="MainThread", main=True, frames=(queue, wait))
+    idle = replace(_frozen(102), name="pt_data_worker", interval_s=34.0, switches=6)
+    waits = WorkerEvidence(process=idle, stacks=(replace(stack, frames=(queue,)),))
+    hung = WorkerEvidence(process=replace(_frozen(103), name="python", switches=0), loader=False)
+    rank = replace(
+        evidence.ranks[1], stacks=(stack,), earlier_stacks=(stack,), workers=(waits, hung),
+        process=replace(_frozen(101), name="python"),
+    )  # fmt: skip
+    (verdict,) = judged(replace(evidence, ranks={**evidence.ranks, 1: rank}), 10.0).verdicts
+    assert (verdict.kind, verdict.culprits) == ("worker_frozen", (1,))
+    assert "DataLoader worker 103, which hangs since it was forked" in verdict.cause
+    assert "112275" in (verdict.remedy or "")
+    alone = replace(rank, workers=(waits,))
+    (verdict,) = judged(replace(evidence, ranks={**evidence.ranks, 1: alone}), 10.0).verdicts
+    assert "DataLoader worker 102" in verdict.cause
+    assert "FROZEN: 6 context switches in 34.0 s" in verdict.cause

@@ -96,7 +96,9 @@ def activity_text(process: ProcessActivity | None) -> str:
         return ""
     waits = wait_channel_text(process.wait_channel)
     if process.frozen:
-        text = f"FROZEN: no context switch in {process.interval_s:.1f} s"
+        count = process.switches or 0
+        switches = "context switch" if count <= 1 else "context switches"
+        text = f"FROZEN: {count or 'no'} {switches} in {process.interval_s:.1f} s"
         return f" ({text}, {waits})" if waits else f" ({text})"
     facts = []
     if process.cpu_share is not None and process.cpu_share >= 0.02:

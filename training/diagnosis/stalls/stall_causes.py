@@ -198,6 +198,39 @@ def _checkpoint(rank_evidence: RankEvidence, pulse: PulseState | None) -> StallR
     )
 
 
+def _hung_fork(rank_evidence: RankEvidence, _pulse: PulseState | None) -> StallReason | None:
+    """Explain a rank that waits for a DataLoader worker that never began to run after its fork.
+
+    torch names its workers when they begin. All that have begun wait for work.
+    """
+    if not waits_for_loader(rank_evidence.main_stack) or rank_evidence.process is None:
+        return None
+    own_name = rank_evidence.process.name
+    for child in rank_evidence.workers:
+        process = child.process
+        is_fork = not child.loader and not child.gone and process.name == own_name
+        if is_fork and process.frozen and process.switches == 0 and not child.stacks:
+            break
+    else:
+        return None
+    if any(user_frame(_worker_stack(w)) for w in rank_evidence.workers if w.loader and not w.gone):
+        return None
+    return StallReason(
+        kind=VerdictKind.WORKER_FROZEN,
+        text=f"waits for its DataLoader worker {process.pid}, which hangs since it was forked"
+        + activity_text(process),
+        activity=Activity.FROZEN,
+        watched_s=process.interval_s,
+        cpu_share=process.cpu_share,
+        remedy="Python before 3.11.10 and 3.10.15 may hang in a fork (its issue 112275), and so may"
+        " locks taken before it: use persistent_workers=True, so that it forks less often, or"
+        " multiprocessing_context='spawn'.",
+        confidence=0.8,
+        place="fetch data",
+        facts={"worker": process.pid, "moving": False},
+    )
+
+
 def _loader_worker(rank_evidence: RankEvidence, _pulse: PulseState | None) -> StallReason | None:
     """Explain a rank that waits for a DataLoader worker by what the worker does."""
     if not waits_for_loader(rank_evidence.main_stack):
@@ -256,6 +289,7 @@ _CAUSES: tuple[Callable[[RankEvidence, PulseState | None], StallReason | None], 
     _compiling,
     _gil_held,
     _checkpoint,
+    _hung_fork,
     _loader_worker,
 )
 """Causes in the order in which they are checked, before the line of user code."""
