@@ -51,6 +51,15 @@ def test_ranks_are_seen_and_the_run_finishes(runs: Runs) -> None:
     assert run.engine_log_path(1).read_text() == "engine begins\n"
 
 
+def test_ranks_of_a_finished_run_without_a_history_have_ended(runs: Runs) -> None:
+    run = runs.fake("--steps", "20")
+    assert runs.ended(run).state is RunState.FINISHED
+    run.db_path.write_bytes(b"no database" * 1000)
+    seen = resolve_snapshot(run)
+    assert "damaged" in required(seen.history_note)
+    assert [r.state for r in seen.ranks] == [RankState.ENDED, RankState.ENDED]
+
+
 def test_files_of_a_run_are_the_users_alone(runs: Runs) -> None:
     run = runs.training()
     modes = {p: stat.S_IMODE(p.stat().st_mode) for p in (run.path, *run.path.rglob("*"))}

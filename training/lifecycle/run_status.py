@@ -46,7 +46,7 @@ from ltui.training.store.history_place import (
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_checkpoints import list_checkpoints
 from ltui.training.store.run_directory import RunDir
-from ltui.training.tensor_queue.record_types import PulseState
+from ltui.training.tensor_queue.record_types import Outcome, PulseState
 
 
 def resolve_snapshot(run_dir: RunDir) -> RunSnapshot:
@@ -283,7 +283,7 @@ def _merged_ranks(
     """
     previous = {r.rank: r for r in stored.ranks}
     states = {
-        rank: _state_by_process(rank in alive)
+        rank: _state_by_pulse(pulse, rank in alive)
         if pulse.node == 0 or rank not in previous
         else previous[rank].state
         for rank, pulse in pulses.items()
@@ -299,8 +299,12 @@ def _merged_ranks(
     return tuple(merged[rank] for rank in sorted(merged))
 
 
-def _state_by_process(is_alive: bool) -> RankState:
-    return RankState.OK if is_alive else RankState.DEAD
+def _state_by_pulse(pulse: PulseState, is_alive: bool) -> RankState:
+    if is_alive:
+        return RankState.OK
+    # Without a history, only the pulse says that a rank that is gone left its loop regularly.
+    left = pulse.outcome in (Outcome.FINISHED, Outcome.STOPPED)
+    return RankState.ENDED if left else RankState.DEAD
 
 
 def _final_state(rank: RankSnapshot) -> RankState:
