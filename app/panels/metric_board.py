@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.text import Text
 from textual import events
 from textual.app import ComposeResult
+from textual.reactive import var
 
 from ltui.app.live.frame import Frame
 from ltui.app.live.metric_history import LatestCurveRequest
@@ -37,6 +38,9 @@ class MetricBoard(LinkedCharts):
     MetricBoard #page { height: 1; padding: 0 1; text-wrap: nowrap; text-overflow: ellipsis; }
     """
 
+    zoomed: var[str | None] = var(None)
+    """The metric whose chart fills the screen."""
+
     def __init__(self, home: Path, requests: LatestCurveRequest, *, id: str) -> None:  # noqa: A002 - Textual's
         super().__init__(home, requests, id=id)
         self.pages = MetricPages()
@@ -44,8 +48,6 @@ class MetricBoard(LinkedCharts):
         self._order = MetricOrder()
         self._first = 0
         """Place of the first visible metric."""
-        self.zoomed: str | None = None
-        """The metric whose chart fills the screen."""
         self._drawn: tuple[object, ...] = ()
         self._placed: tuple[str, ...] = ()
         """The metrics of the charts, as they were drawn last."""

@@ -54,7 +54,7 @@ class ColumnChooser(ModalScreen[ListLayout | None]):
         self._name_cells = 0
 
     def compose(self) -> ComposeResult:
-        keys = "space select  ←→ move  s sort  / filter  d default  ⏎ apply  esc"
+        keys = "space select  ←→ move  s sort  / filter  d default  ⏎ apply  esc cancel"
         with Vertical(classes="dialog -metrics"):
             yield Input(placeholder="filter: part of a name, config.*, or /loss$/", compact=True)
             yield Static(id="problem", markup=False)

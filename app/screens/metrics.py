@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ltui.app.live.metric_history import LatestCurveRequest
     from ltui.app.screens.run import RunScreen
 
-HINTS = (
+PAGE_HINTS = (
     KeyHint("n N", "page", "screen.page(1)"),
     KeyHint("/", "filter", "screen.filter"),
     KeyHint("< >", "columns", "screen.columns(1)"),
@@ -35,6 +35,11 @@ HINTS = (
     KeyHint("*", "favourite", "screen.favourite"),
     KeyHint("O", "order", "screen.order"),
     KeyHint("z", "one chart", "screen.zoom"),
+)
+ONE_CHART_HINTS = (
+    KeyHint("n N", "metric", "screen.page(1)"),
+    KeyHint("z", "all charts", "screen.zoom"),
+    KeyHint("*", "favourite", "screen.favourite"),
 )
 LAST_HINTS = (
     KeyHint("1 2", "show in panel", "screen.put(1)"),
@@ -100,6 +105,7 @@ class MetricsScreen(ChartKeysScreen):
         self.query_one("#board").border_title = "metrics"
         self.charts.adopt(self._run.charts)
         self.watch(self._run, "frame", self._draw, init=False)
+        self.watch(self.charts, "zoomed", self._show_keys, init=False)
         self.call_after_refresh(self._begin)
 
     def _begin(self) -> None:
@@ -204,12 +210,14 @@ class MetricsScreen(ChartKeysScreen):
     # -- footer and palette ------------------------------------------------------------------------
 
     @on(events.DescendantFocus)
-    def _focus_moved(self) -> None:
-        hints: list[KeyHint] = [*HINTS, *SCALE_HINTS, *LAST_HINTS]
+    def _show_keys(self) -> None:
+        hints: list[KeyHint] = [*(ONE_CHART_HINTS if self.charts.zoomed else PAGE_HINTS)]
         if isinstance(self.focused, Input):
             hints = list(FILTER_HINTS)
         elif isinstance(self.focused, Chart):
-            hints = [*HINTS, *CHART_HINTS, *SCALE_HINTS, *LAST_HINTS]
+            hints += [*CHART_HINTS, *SCALE_HINTS, *LAST_HINTS]
+        else:
+            hints += [*SCALE_HINTS, *LAST_HINTS]
         self.query_one(KeyFooter).show(hints)
 
     def palette_entries(self) -> Iterator[tuple[str, str, Callable[[], object]]]:

@@ -15,6 +15,7 @@ from textual._compositor import Compositor
 from textual.pilot import Pilot
 from textual.widgets import Input, Static
 
+from ltui.app.keys.footer import KeyFooter
 from ltui.app.live.frame import Frame
 from ltui.app.preferences import read_preferences
 from ltui.app.presentation.metric_charts import ChartSettings
@@ -47,6 +48,10 @@ async def opened(pilot: Pilot[Any], app: OneRun) -> MetricsScreen:
     screen = app.screen
     assert isinstance(screen, MetricsScreen)
     return screen
+
+
+def footer(app: OneRun) -> str:
+    return str(app.screen.query_one(KeyFooter).render())
 
 
 def charts(app: OneRun) -> list[str]:
@@ -150,10 +155,13 @@ async def test_one_chart_fills_the_screen_and_pages_become_metrics(tmp_path: Pat
         first = charts(app)
         await pilot.press("z")
         await until(pilot, lambda: charts(app) == first[:1])
+        assert "z all charts" in footer(app)
+        assert "columns" not in footer(app)
         await pilot.press("n")
         await until(pilot, lambda: charts(app) == first[1:2])
         await pilot.press("escape")
         await until(pilot, lambda: charts(app) == first)
+        assert "< > columns" in footer(app)
 
 
 async def test_crosshair_and_zoom_are_linked_over_all_charts(tmp_path: Path) -> None:
