@@ -97,7 +97,8 @@ class RunCharts(LinkedCharts):
         if self._small is None:
             view_models = metric_charts.metric_charts(frame, self.settings)
             grid.show(view_models)
-            hidden, remedy = grid.hidden_charts, "need room (z: maximise)"
+            hidden = grid.hidden_charts
+            remedy = f"need{'s' if hidden == 1 else ''} room (z: maximise)"
         else:
             names, shape = self._small
             view_models = metric_charts.charts_of_names(frame, self.settings, names)

@@ -155,8 +155,11 @@ def note_lines(frame: Frame) -> tuple[str, ...]:
         since = formats.age(frame.now - frame.snapshot_at)
         lines.append(f"the supervisor does not answer; figures are {since} old")
     if frame.error is not None:
-        since = "" if frame.error_since is None else formats.age(frame.now - frame.error_since)
-        lines.append(f"the run can't be read, for {since}: {clean_line(frame.error)}")
+        what = ""
+        if frame.error_since is not None:
+            age = formats.age(frame.now - frame.error_since)
+            what = f"the run can't be read, for {age}: "
+        lines.append(what + clean_line(frame.error))
     if run.cautions and run.state in LIVE:
         more = f" ({len(run.cautions) - 1} more: ltui show)" if len(run.cautions) > 1 else ""
         lines.append(f"{warning_line(run.cautions[0])}{more}")

@@ -50,7 +50,7 @@ class RunSummary:
     position: str
     """Epoch and step as text."""
     reason: str
-    """Why a run needs help, or how it ended."""
+    """Why a run needs help, or how it ended; and that its history is incomplete."""
     detail: str
     samples_per_s: float | None
     metric: str
@@ -78,6 +78,7 @@ def summarise(run: RunSnapshot) -> RunSummary:
     """Return the summary of a snapshot."""
     shown = headline_metric(run)
     sign, _, tone = state_sign(run)
+    incomplete = "history incomplete" if run.history_note else ""
     return RunSummary(
         id=run.id,
         name=clean_name(run.name),
@@ -98,7 +99,7 @@ def summarise(run: RunSnapshot) -> RunSummary:
         exit_code=run.exit_code,
         done=done_fraction(run),
         position=position(run),
-        reason=reason_text(run),
+        reason="; ".join(part for part in (reason_text(run), incomplete) if part),
         detail=clean_line(run.detail or "", 300),
         samples_per_s=run.throughput.samples_per_s,
         metric=clean_name(shown.name) if shown is not None else "",

@@ -163,7 +163,7 @@ async def test_charts_without_room_are_counted(tmp_path: Path) -> None:
         charts._use_first(MetricChoice(tuple(names)))
         await until(pilot, lambda: len(titles(screen)) > 1)
         left = len(names) - len(titles(screen))
-        assert f"{left} more need room" in (screen.query_one("#loss", Panel).border_subtitle or "")
+        assert f"{left} more need" in (screen.query_one("#loss", Panel).border_subtitle or "")
         before = len(titles(screen))
         await pilot.press("1", "z")
         await until(pilot, lambda: len(titles(screen)) > before)

@@ -15,7 +15,7 @@ from ltui.app.runs.sort_runs import sorted_runs
 from ltui.training.config.preset_discovery import shipped_names
 from ltui.training.config.preset_form import apply_form
 from ltui.training.config.presets import load_preset
-from ltui.training.state.run_snapshot import MetricValue
+from ltui.training.state.run_snapshot import MetricValue, RunState
 from ltui.training.store.run_directory import RunDir
 from tests.app.frames import NOW, snapshot
 
@@ -88,3 +88,11 @@ def test_the_form_takes_as_many_epochs_as_the_command_line() -> None:
         texts = {"trainer.max_epochs": "500000"}
         problems = [p for p in apply_form(preset, texts).problems if p.where in texts]
         assert problems == [], name
+
+
+def test_a_run_with_an_incomplete_history_says_so_in_the_list() -> None:
+    run = snapshot(
+        state=RunState.FINISHED, detail="finished at step 9", history_note="records lost: 120"
+    )
+    entry = RunEntry(run_dir=RunDir(Path("/runs/a")), summary=summarise(run))
+    assert run_row(entry, NOW).note.text == "history incomplete"

@@ -144,6 +144,8 @@ def test_a_silent_supervisor_and_a_failing_feed_are_said_with_their_age() -> Non
         "the supervisor does not answer; figures are 12 s old",
         "the run can't be read, for 3.0 s: disk gone",
     )
+    once = frame(error="the history can't be read (no database)")
+    assert run_view.header(once).notes == ("the history can't be read (no database)",)
 
 
 def test_incomplete_history_is_said() -> None:
