@@ -133,7 +133,8 @@ class RunsTable(Table[RunRow]):
             "name": (
                 row.sign,
                 Cell(text="◆" if row.marked else " ", tone=Tone.ACCENT),
-                Cell(text=f"{row.name}{' ★' if row.star else ''}"),
+                # Before the name: the end of a long one is cut off.
+                Cell(text=f"{'★ ' if row.star else ''}{row.name}"),
             ),
             "tag": (Cell(text=row.tags, tone=Tone.DIM),),
             "preset": (Cell(text=row.preset, tone=Tone.DIM),),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from ltui.app.runs.sort_runs import sorted_runs
 from ltui.training.config.preset_discovery import shipped_names
 from ltui.training.config.preset_form import apply_form
 from ltui.training.config.presets import load_preset
+from ltui.training.state.run_labels import RunLabels
 from ltui.training.state.run_snapshot import MetricValue, RunState
 from ltui.training.store.run_directory import RunDir
 from tests.app.frames import NOW, snapshot
@@ -96,3 +98,9 @@ def test_a_run_with_an_incomplete_history_says_so_in_the_list() -> None:
     )
     entry = RunEntry(run_dir=RunDir(Path("/runs/a")), summary=summarise(run))
     assert run_row(entry, NOW).note.text == "history incomplete"
+
+
+def test_the_star_stands_before_a_name_that_is_cut_off() -> None:
+    entry = replace(line("a-name-of-a-run-that-does-not-fit"), labels=RunLabels(star=True))
+    name = "".join(cell.text for cell in RunsTable().cells_of(run_row(entry, NOW))["name"])
+    assert "★ a-name" in name
