@@ -79,7 +79,8 @@ def _yaml_lines(values: list[tuple[str, Any, str]]) -> Iterator[str]:
             yield f"{group}:"
             last_group = group
         text = f"  {name}: {_yaml(value)}" if name else f"{path}: {_yaml(value)}"
-        yield f"{text:<{ORIGIN_COLUMN}}  # {origin}"
+        decides = ": the dashboard decides" if value is None else ""
+        yield f"{text:<{ORIGIN_COLUMN}}  # {origin}{decides}"
 
 
 def _yaml(value: Any) -> str:

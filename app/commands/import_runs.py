@@ -38,10 +38,9 @@ def _import(folder: Path, home: Path, name: str | None) -> None:
     run = read_foreign_run(folder)
     run_dir = import_run(run, home, name)
     count = sum(len(points) for points in run.points.values())
-    print(
-        f"{run_dir.id}: {count} values of {len(run.points)} metrics, imported from "
-        f"{clean_line(str(folder))}"
-    )
+    values = f"{count} value{'' if count == 1 else 's'}"
+    metrics = f"{len(run.points)} metric{'' if len(run.points) == 1 else 's'}"
+    print(f"{run_dir.id}: {values} of {metrics}, imported from {clean_line(str(folder))}")
     for column, number in run.not_numbers.items():
         sys.stderr.write(
             f"{run_dir.id}: {number} values of {clean_name(column)} are not numbers and were "

@@ -114,11 +114,12 @@ def _find_attempt(run_dir: RunDir, requested: int | None) -> int:
     if requested in attempts:
         return requested
     place = f"--attempt {requested}" if requested is not None else run_dir.id
-    remedy = (
-        f"Known attempts: {', '.join(map(str, attempts))}."
-        if attempts
-        else "Nothing was started yet."
-    )
+    if attempts:
+        remedy = f"Known attempts: {', '.join(map(str, attempts))}."
+    elif run_dir.read_spec().imported_from is not None:
+        remedy = "The run was imported: ltui has only its metrics."
+    else:
+        remedy = "Nothing was started yet."
     raise ProblemError.of(where=place, what="there are no logs of this attempt.", remedy=remedy)
 
 

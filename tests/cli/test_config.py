@@ -70,6 +70,7 @@ def test_what_is_printed_is_a_configuration_file_itself(ltui: Ltui, tmp_path: Pa
     copy.write_text(done.stdout)
     checked = ltui("config", "--check", str(copy))
     assert checked.returncode == 0, checked.stderr
+    assert "# default: the dashboard decides" in done.stdout
     assert yaml.safe_load(done.stdout)["keys"]["quit"] == "ctrl+q"
 
 

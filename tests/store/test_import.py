@@ -100,6 +100,7 @@ def test_an_imported_run_is_an_ended_run_like_any_other(
 ) -> None:
     folder = _table(tmp_path / "logs" / "version_7", "epoch,loss,step\n0,2.5,0\n,1.5,1\n1,nan,2\n")
     (run,) = _import(private_home, str(folder))
+    assert "values of 1 metric, imported from" in capsys.readouterr().out
     snapshot = resolve_snapshot(run)
     assert (snapshot.state, snapshot.detail) == (
         RunState.FINISHED,
@@ -117,6 +118,8 @@ def test_an_imported_run_is_an_ended_run_like_any_other(
     text = capsys.readouterr().out
     assert "imported from Lightning's CSVLogger" in text
     assert "loss,0,0,,0,2.5,,,,1" in text
+    assert main(["logs", run.id]) == 2
+    assert "The run was imported: ltui has only its metrics." in capsys.readouterr().err
     with pytest.raises(ProblemError, match="does not know the program"):
         read_past_run(run)
     for command in (["resume", run.id], ["resume", run.id, "--set", "trainer.max_epochs=3"]):
