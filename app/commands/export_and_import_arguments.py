@@ -73,8 +73,9 @@ holds the mean of a window as its value, at its last step, and also first_step,
 min, max and count; in all other rows count is 1 and these are empty. The range
 of these steps is printed on standard error.
 
-Without --metric, every logged metric and the loss are exported. The learning
-rate and the times of each step are exported with --metric 'step/*'.
+Without --metric, every logged metric and the loss are exported. The loss, the
+learning rate, the time, the wait for data and the samples of each step are exported
+with --metric 'step/*'; the parts of its time and its memory are shown, not exported.
 
 examples:
   ltui export last -o run.csv
