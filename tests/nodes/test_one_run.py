@@ -114,7 +114,11 @@ def test_a_replaced_head_does_not_ask_a_machine_to_join_again(two_homes: TwoHome
     try:
         head.kill()
         after = two_homes.head.wait(
-            lambda s: s["supervisor_pid"] not in (None, before["supervisor_pid"]) and s["detail"]
+            lambda s: (
+                s["supervisor_pid"] not in (None, before["supervisor_pid"])
+                and s["detail"]
+                and "does not answer" not in s["detail"]  # it starts
+            )
         )
         assert after["detail"] == "waiting for node 1 of 2 to report again"
     finally:

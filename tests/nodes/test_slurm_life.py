@@ -268,8 +268,12 @@ def test_a_node_that_does_not_see_the_home_trains_all_the_same(login: Login) -> 
     assert shown["detail"] == f"job {job_id} runs on 127.0.0.11"
     stopped = login("stop", "last")
     assert "checkpoint verified" in stopped.stdout
-    document = json.loads((on_node[0]).read_text())
-    assert document["lives"][0]["outcome"] == "stopped"
+    # The job records its end after the run has ended.
+    wait_for(
+        lambda: json.loads(on_node[0].read_text())["lives"][0]["outcome"],
+        wanted=lambda outcome: outcome == "stopped",
+        seconds=60,
+    )
 
 
 @pytest.mark.slow

@@ -44,9 +44,9 @@ class Ltui:
     def json(self, *arguments: str) -> Any:
         return json.loads(self(*arguments, "--json").stdout)
 
-    def steps_on_record(self, rank: int = 0) -> list[int]:
-        """Steps of which the history holds that rank's training loss."""
-        document = self("export", "last", "--metric", "train/loss", "--format", "json").stdout
+    def steps_on_record(self, rank: int = 0, metric: str = "train/loss") -> list[int]:
+        """Steps of which the history holds that rank's value of a metric."""
+        document = self("export", "last", "--metric", metric, "--format", "json").stdout
         return [row["step"] for row in json.loads(document) if row["rank"] == rank]
 
     def show(self, run: str = "last") -> dict[str, Any]:

@@ -14,6 +14,9 @@ import pytest
 
 from tests.system.conftest import SCRIPTS, Ltui
 
+STEPS_AN_EPOCH = 45
+"""Of the quickstart preset on two ranks. A validation follows each epoch."""
+
 
 @pytest.mark.slow
 @pytest.mark.timeout(500)
@@ -88,7 +91,7 @@ def _a_stopped_rank_is_named_and_the_verdict_ends(ltui: Ltui, pid: int) -> None:
 def test_a_stall_a_stop_and_a_resume_make_one_curve(ltui: Ltui, slow_quickstart: list[str]) -> None:
     """One training for three subjects, because each start of two real ranks takes seconds."""
     ltui(*slow_quickstart)
-    running = ltui.wait_for_step(20)
+    running = ltui.wait_for_step(STEPS_AN_EPOCH + 5)
     _a_stopped_rank_is_named_and_the_verdict_ends(ltui, running["ranks"][1]["pid"])
 
     ltui("stop", "last")
@@ -103,6 +106,9 @@ def test_a_stall_a_stop_and_a_resume_make_one_curve(ltui: Ltui, slow_quickstart:
     assert resumed["attempt"] == 2
     ltui("stop", "last")
     assert ltui.steps_on_record() == list(range(1, ltui.show()["global_step"] + 1))
+    validated = ltui.steps_on_record(metric="val/loss")
+    assert validated
+    assert not [s for s in validated if s % STEPS_AN_EPOCH], "sent again by the resumed attempt"
     ltui.wait_until_alone()
 
 

@@ -154,6 +154,8 @@ class RankHooks:
             report_saved_checkpoints(trainer, channel)
             self._start_heartbeat(trainer, channel)
             self._exact = create_exact_state(trainer, channel)
+            if self._exact is not None:
+                self._exact.after_restore = functools.partial(self._ignore_restored, trainer)
             self._boundaries.use_exact_state(self._exact)
             self.telemetry.install_marks(trainer)
             self._boundaries.detect_batch_and_training_end(trainer, finder, self._finder_batch)
@@ -319,6 +321,10 @@ class RankHooks:
     def _send_phase_event(self, text: str) -> None:
         if self.channel is not None:
             self.channel.event_from_rank_0("phase", text)
+
+    def _ignore_restored(self, trainer: Any) -> None:
+        if self.telemetry is not None:
+            self.telemetry.ignore_restored_metrics(trainer)
 
     def _send_metrics(self, trainer: Any) -> None:
         if self.telemetry is not None:

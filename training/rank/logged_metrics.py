@@ -29,6 +29,10 @@ class LoggedMetrics:
         """Treat every value as new."""
         self._sent = {}
 
+    def ignore_present(self, trainer: Any) -> None:
+        """Treat every present value as sent: a resume has restored it from a checkpoint."""
+        self._sent = dict(callback_metrics(trainer))
+
     def send(self, trainer: Any, global_step: int, epoch: int) -> None:
         """Send the metrics that are new since the last call, one record for each device."""
         current = callback_metrics(trainer)

@@ -252,6 +252,10 @@ class Telemetry:
         """Treat all of the user's metrics as new."""
         self._metrics.forget()
 
+    def ignore_restored_metrics(self, trainer: Any) -> None:
+        """Do not send the metrics that a resume has restored: they belong to earlier steps."""
+        self._metrics.ignore_present(trainer)
+
     def switch_off(self, error: BaseException) -> None:
         """Report that telemetry failed, as far as that is still possible."""
         self._pulse.set(telemetry_ok=False)

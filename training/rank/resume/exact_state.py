@@ -104,6 +104,8 @@ class ExactState:
         self._loaded_when_ready = False
         """True if Lightning had loaded its counters when the loaders were last set up."""
         self._forget_results: Callable[[], None] | None = None
+        self.after_restore: Callable[[], None] = lambda: None
+        """Called when the random states and the metrics of a checkpoint have been restored."""
         """To be called when the next epoch begins."""
         self._wrap_loop_methods(trainer.fit_loop)
 
@@ -312,6 +314,7 @@ class ExactState:
             self._adjust_batch_count(saved)
         self._forget_results = restore_logged(trainer, saved["logged"], over=saved["over"])
         restore_metrics(trainer.lightning_module, saved["metrics"])
+        self.after_restore()
         if saved["world_size"] != trainer.world_size:
             self._inexact.insert(0, self._describe_other_ranks(saved))
         elif self._buckets.may_differ:
