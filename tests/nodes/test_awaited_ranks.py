@@ -18,6 +18,9 @@ class Late(pl.Callback):
     def on_train_batch_end(self, trainer, *_):
         while trainer.global_rank == 1 and pathlib.Path("late").exists():
             time.sleep(0.1)
+
+    # Ranks act there, too.
+    on_validation_batch_end = on_train_epoch_end = on_train_batch_end
 """
 
 
