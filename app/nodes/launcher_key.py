@@ -18,7 +18,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ltui.training.config.run_spec import Nodes
@@ -67,15 +68,15 @@ def key_of_agent(nodes: Nodes, key_file: Path | None, home: Path, give_up_s: flo
     key = LinkKey.from_environment(os.environ)
     if key is not None:
         return key
-    name = key_name(nodes, os.environ)
-    places = [key_file] if key_file is not None else [home / "node-keys" / name, local_key(name)]
     head_since_s: float | None = None
     while True:
+        addresses = _addresses(nodes)
+        places = _places(nodes, addresses, home) if key_file is None else [key_file]
         for path in places:
             if path.exists():
                 return LinkKey.read(path)
         now_s = time.monotonic()
-        if _head_listens(nodes):
+        if _head_listens(nodes, addresses):
             head_since_s = head_since_s or now_s
         waited = head_since_s is not None and now_s - head_since_s > SHARED_FOLDER_S
         if waited or now_s > give_up_s:
@@ -100,11 +101,22 @@ def _missing_key(nodes: Nodes, places: list[Path], head_listens: bool) -> Proble
     )
 
 
-def _head_listens(nodes: Nodes) -> bool:
+def _places(nodes: Nodes, addresses: Sequence[str], home: Path) -> list[Path]:
+    """Return where the key of node 0 may be. Node 0 may use its address in place of its name."""
+    spellings = [replace(nodes, address=address) for address in addresses]
+    names = dict.fromkeys(key_name(each, os.environ) for each in (nodes, *spellings))
+    return [*(home / "node-keys" / name for name in names), *map(local_key, names)]
+
+
+def _addresses(nodes: Nodes) -> list[str]:
+    """Return the addresses of node 0; none if its name cannot be resolved now."""
     try:
-        addresses = resolve(nodes.address, nodes.address)
+        return resolve(nodes.address, nodes.address)
     except ProblemError:
-        return False
+        return []
+
+
+def _head_listens(nodes: Nodes, addresses: Sequence[str]) -> bool:
     results = [probe(address, nodes.control_port, 1.0) for address in addresses]
     return ProbeResult.ACCEPTED in results
 
