@@ -62,10 +62,12 @@ def new_rows(
     db: sqlite3.Connection, metric: str, series: Series, span: Span, rank: int, newest: int
 ) -> Iterator[ExportRow]:
     """Yield the rows of one rank in one attempt after the step ``newest``."""
+    if span.last_step <= newest:
+        return
     part = SeriesPart(db, series, span.attempt, rank)
     # The newest step is always stored as a row. So one look-up shows that there is nothing new.
     (last,) = part.rows("max(step)").fetchone()
-    if last is not None and min(last, span.last_step) > newest:
+    if last is not None and last > newest:
         for row in _rank_rows(part, rank, newest + 1, span.last_step):
             yield _export_row(metric, row)
 

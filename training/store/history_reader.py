@@ -328,17 +328,19 @@ class RunStore:
         SQLite reports an error.
         """
         try:
-            yield from self._export(metrics)
+            for metric, series, span in self._series_and_spans(metrics):
+                yield from export_rows(self._connection, metric, series, span)
         except sqlite3.DatabaseError as error:
             raise damaged_error(self.path, error) from error
 
-    def _export(self, metrics: Sequence[str]) -> Iterator[ExportRow]:
+    def _series_and_spans(self, metrics: Sequence[str]) -> Iterator[tuple[str, Series, Span]]:
+        """Yield each stored metric with each attempt that has steps that count."""
+        every_span = spans(self._connection)
         for metric in metrics:
             series = self._series(metric)
-            if series is None:
-                continue
-            for span in spans(self._connection):
-                yield from export_rows(self._connection, metric, series, span)
+            if series is not None:
+                for span in every_span:
+                    yield metric, series, span
 
     @_raises_store_error
     def spans(self) -> list[Span]:
@@ -354,14 +356,10 @@ class RunStore:
         """
         try:
             ranks = self.attempt_ranks()
-            for metric in metrics:
-                series = self._series(metric)
-                if series is None:
-                    continue
-                for span in spans(self._connection):
-                    for rank in ranks.get(span.attempt, ()):
-                        last = newest.get((metric, rank), -1)
-                        yield from new_rows(self._connection, metric, series, span, rank, last)
+            for metric, series, span in self._series_and_spans(metrics):
+                for rank in ranks.get(span.attempt, ()):
+                    last = newest.get((metric, rank), -1)
+                    yield from new_rows(self._connection, metric, series, span, rank, last)
         except sqlite3.DatabaseError as error:
             raise damaged_error(self.path, error) from error
 
