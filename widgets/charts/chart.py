@@ -8,23 +8,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from rich.style import Style
 from textual import events
 from textual.binding import BindingType
 from textual.geometry import Region
 from textual.message import Message
 from textual.reactive import reactive
-from textual.strip import Strip
-from textual.widget import Widget
 
 from ltui.widgets.charts.axis_scale import AxisRange
-from ltui.widgets.charts.canvas import changed_spans
+from ltui.widgets.charts.canvas import Canvas, changed_spans
+from ltui.widgets.charts.canvas_widget import CanvasWidget
 from ltui.widgets.charts.chart_options import ChartOptions
 from ltui.widgets.charts.plot import Plot, data_range, nearest_x, next_x, plot
 from ltui.widgets.charts.viewport import Viewport, pan_viewport, visible_range, zoom_viewport
 from ltui.widgets.make_bindings import bindings
-from ltui.widgets.palette import line_styles
-from ltui.widgets.view_models import ChartMark, ChartViewModel, Tone
+from ltui.widgets.view_models import ChartMark, ChartViewModel
 
 if TYPE_CHECKING:
     from textual.screen import Screen
@@ -56,7 +53,7 @@ class ExportedChart(Protocol):
         """Return the chart as a picture."""
 
 
-class Chart(Widget, can_focus=True):
+class Chart(CanvasWidget, can_focus=True):
     """A widget that draws a ``ChartViewModel``. New data keeps the zoom and the crosshair."""
 
     DEFAULT_CSS = """
@@ -136,7 +133,6 @@ class Chart(Widget, can_focus=True):
         self._range_from: int | None = None
         """Column where the mouse began to select a range."""
         self._selection: tuple[float, float] | None = None
-        self._inks: list[Style] = []
         self.set_reactive(Chart.view_model, view_model)
 
     @property
@@ -173,7 +169,7 @@ class Chart(Widget, can_focus=True):
 
     def plain_text(self) -> str:
         """Return the chart as it is drawn, below its title."""
-        lines = [self._current_plot().canvas.line(y).rstrip() for y in range(self.size.height)]
+        lines = [self._current_canvas().line(y).rstrip() for y in range(self.size.height)]
         return "\n".join([self.export_title, *lines])
 
     def zoomed_range(self) -> AxisRange | None:
@@ -181,16 +177,8 @@ class Chart(Widget, can_focus=True):
         data = data_range(self.view_model)
         return None if self.view is None or data is None else visible_range(self.view, data)
 
-    def render_lines(self, crop: Region) -> list[Strip]:
-        # Get the styles once for each repaint: per line they would cost as much as the curves.
-        self._inks = ink_styles(self)
-        return super().render_lines(crop)
-
-    def render_line(self, y: int) -> Strip:
-        plotted = self._current_plot()
-        if y >= plotted.canvas.height:
-            return Strip.blank(self.size.width, self.rich_style)
-        return plotted.canvas.strip(y, self._inks or ink_styles(self))
+    def _current_canvas(self) -> Canvas:
+        return self._current_plot().canvas
 
     def _current_plot(self) -> Plot:
         """Return the plot of the present data, options and size; it is drawn once for all lines."""
@@ -216,8 +204,7 @@ class Chart(Widget, can_focus=True):
         if not self.is_mounted or not self.is_on_screen or before is None or not self.size:
             self.refresh()
             return
-        after = self._current_plot()
-        old, new = before.canvas, after.canvas
+        old, new = before.canvas, self._current_canvas()
         if (old.width, old.height) != (new.width, new.height):
             self.refresh()
             return
@@ -403,10 +390,3 @@ class Chart(Widget, can_focus=True):
         if x != self.crosshair:
             self.crosshair = x
             self.post_message(self.CrosshairMoved(self, x))
-
-
-def ink_styles(widget: Widget) -> list[Style]:
-    """Return the styles of a canvas on ``widget``, in the order of the canvas's inks."""
-    base, styles = widget.rich_style, line_styles(widget.app)
-    fixed = [styles.of(tone) for tone in (Tone.PLAIN, Tone.DIM, Tone.FAINT, Tone.DIM)]
-    return [base + style for style in (*fixed, *styles.series, *styles.faint_series)]

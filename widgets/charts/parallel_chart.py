@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING
 
 from textual import events
 from textual.message import Message
-from textual.strip import Strip
-from textual.widget import Widget
 
 from ltui.widgets.charts.canvas import Canvas
-from ltui.widgets.charts.chart import Chart, ink_styles
+from ltui.widgets.charts.canvas_widget import CanvasWidget
+from ltui.widgets.charts.chart import Chart
 from ltui.widgets.charts.parallel_plot import ParallelViewModel, nearest_line, parallel_plot
 
 if TYPE_CHECKING:
     from ltui.widgets.charts.picture import Picture
 
 
-class ParallelChart(Widget):
+class ParallelChart(CanvasWidget):
     """One vertical axis for each quantity, and a line for each run."""
 
     DEFAULT_CSS = """
@@ -59,7 +58,6 @@ class ParallelChart(Widget):
         return self._view_model.part(self._view_model.first_axis(self._first, width), width)
 
     def _current_canvas(self) -> Canvas:
-        """Return the drawing of the present data and size; it is drawn once for all lines."""
         width, height = self.size
         drawn = (self._view_model, self._highlighted, self._first, width, height, self.app.no_color)
         if self._canvas is None or drawn != self._drawn:
@@ -92,12 +90,6 @@ class ParallelChart(Widget):
     def action_export(self, form: str) -> None:
         if self._view_model.is_drawable:
             self.post_message(Chart.ExportRequested(self, form))
-
-    def render_line(self, y: int) -> Strip:
-        canvas = self._current_canvas()
-        if y >= canvas.height:
-            return Strip.blank(self.size.width, self.rich_style)
-        return canvas.strip(y, ink_styles(self))
 
     def on_click(self, event: events.Click) -> None:
         key = nearest_line(self._part(), *self.size, event.x, event.y)
