@@ -87,7 +87,8 @@ class Comparison:
     def equal_settings(self) -> list[str]:
         """The names of those that are the same in all runs."""
         names = dict.fromkeys(name for run in self.runs for name in run.described)
-        return [name for name in names if name not in set(self.differing_settings)]
+        not_equal = set(self.differing_settings)
+        return [name for name in names if name not in not_equal]
 
     @cached_property
     def _lines(self) -> dict[tuple[str, float], dict[str, Line]]:
@@ -103,10 +104,19 @@ class Comparison:
             }
         return self._lines[metric, smoothing]
 
+    @cached_property
+    def _directions(self) -> dict[str, str]:
+        """The direction of each metric that has one: tables need it for each run."""
+        return {
+            name: summary.direction
+            for run in reversed(self.runs)
+            for name, summary in run.metrics.items()
+            if summary.direction
+        }
+
     def direction(self, metric: str | None) -> str | None:
         """Return ``min`` or ``max`` if such values of a metric are better; None if not known."""
-        summaries = (run.metrics.get(metric or "") for run in self.runs)
-        return next((one.direction for one in summaries if one and one.direction), None)
+        return self._directions.get(metric or "")
 
     def best_of(self, run: ComparedRun, metric: str | None) -> Logged | None:
         """Return the best value of a run; the lowest one if it is not known which one is best."""
