@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +20,34 @@ def write_preference(home: Path, key: str, value: Any) -> None:
 
     Raises ``OSError`` if the home directory is missing or not writable.
     """
-    document = {**read_preferences(home), key: value}
-    document = {name: one for name, one in document.items() if one is not None}
-    text = json.dumps(document, indent=2, sort_keys=True)
-    write_atomically(home / "preferences.json", f"{text}\n".encode())
+    _write(home, {**read_preferences(home), key: value})
 
 
-def read_script_preference(home: Path, key: str, script: str) -> Any:
-    """Return what is remembered under ``key`` for a preset or script; None if nothing is."""
-    stored = read_preferences(home).get(key)
-    return stored.get(script) if isinstance(stored, dict) else None
+def read_script_preferences(home: Path, script: str) -> dict[str, Any]:
+    """Return what is remembered for a preset or script, by key."""
+    return {
+        key: choices[script]
+        for key, choices in read_preferences(home).items()
+        if isinstance(choices, dict) and script in choices
+    }
 
 
-def write_script_preference(home: Path, key: str, script: str, value: Any) -> None:
-    """Store one setting for a preset or script; an empty one is forgotten.
+def write_script_preferences(home: Path, script: str, values: Mapping[str, Any]) -> None:
+    """Store settings for a preset or script, by key; an empty one is forgotten.
 
     Raises ``OSError`` as ``write_preference``.
     """
-    stored = read_preferences(home).get(key)
-    choices = {**(stored if isinstance(stored, dict) else {}), script: value}
-    write_preference(home, key, {name: one for name, one in choices.items() if one})
+    before = read_preferences(home)
+    document = dict(before)
+    for key, value in values.items():
+        stored = before.get(key)
+        choices = {**(stored if isinstance(stored, dict) else {}), script: value}
+        document[key] = {name: one for name, one in choices.items() if one}
+    if document != before:
+        _write(home, document)
+
+
+def _write(home: Path, document: Mapping[str, Any]) -> None:
+    kept = {name: one for name, one in document.items() if one is not None}
+    text = json.dumps(kept, indent=2, sort_keys=True)
+    write_atomically(home / "preferences.json", f"{text}\n".encode())

@@ -17,7 +17,7 @@ from textual.containers import Container
 
 from ltui.app.live.frame import Frame
 from ltui.app.live.metric_history import CurveRequest, LatestCurveRequest
-from ltui.app.preferences import read_script_preference, write_script_preference
+from ltui.app.preferences import read_script_preferences, write_script_preferences
 from ltui.app.presentation.chart_axis import Axis
 from ltui.app.presentation.metric_charts import ChartSettings
 from ltui.app.presentation.metric_list import preference_key
@@ -45,9 +45,9 @@ class LinkedCharts(Container):
 
     # -- what is remembered ------------------------------------------------------------------------
 
-    def use_remembered(self) -> None:
-        """Use what was chosen before for this preset or script."""
-        self.settings = self.settings.with_json(self.remembered(PREFERENCE))
+    def use_remembered(self, remembered: Mapping[str, Any]) -> None:
+        """Use what was chosen before for this preset or script, by key."""
+        self.settings = self.settings.with_json(remembered.get(PREFERENCE))
 
     def read_preferences(self, frame: Frame) -> None:
         """Use what was chosen before, once the preset or script of the run is known."""
@@ -55,19 +55,18 @@ class LinkedCharts(Container):
         script = preference_key(run.preset, run.command)
         if script and script != self._script:
             self._script = script
-            self.use_remembered()
+            self.use_remembered(self.remembered())
 
-    def remembered(self, preference: str) -> Any:
-        """Return what is remembered under a key; None if nothing is."""
-        return read_script_preference(self._home, preference, self._script)
+    def remembered(self) -> dict[str, Any]:
+        """Return what is remembered for the preset or script, by key."""
+        return read_script_preferences(self._home, self._script)
 
     def remember(self, choices: Mapping[str, Any]) -> None:
         """Remember choices by their keys."""
         if not self._script:
             return
         try:
-            for key, value in choices.items():
-                write_script_preference(self._home, key, self._script, value)
+            write_script_preferences(self._home, self._script, choices)
         except OSError as error:
             reason = error.strerror or str(error)
             self.notify(

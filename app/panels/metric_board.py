@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.text import Text
 from textual import events
@@ -184,9 +186,9 @@ class MetricBoard(LinkedCharts):
         self._scales.clear()
         self.use(replace(self.pages, columns=None, rows=None))
 
-    def use_remembered(self) -> None:
-        super().use_remembered()
-        self.pages = pages_from_json(self.remembered(PREFERENCE))
+    def use_remembered(self, remembered: Mapping[str, Any]) -> None:
+        super().use_remembered(remembered)
+        self.pages = pages_from_json(remembered.get(PREFERENCE))
 
     # -- the line above the charts -----------------------------------------------------------------
 

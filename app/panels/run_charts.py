@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -197,24 +198,20 @@ class RunCharts(LinkedCharts):
         self.redraw()
         self.remember({SECOND_PREFERENCE: names})
 
-    def use_remembered(self) -> None:
-        super().use_remembered()
+    def use_remembered(self, remembered: Mapping[str, Any]) -> None:
+        super().use_remembered(remembered)
         self.settings = replace(
             self.settings,
-            metrics=self._stored_names(PREFERENCE) or self.settings.metrics,
-            second=self._stored_names(SECOND_PREFERENCE) or self.settings.second,
-            joined=self.remembered(JOINED_PREFERENCE) is True,
-            every=self.remembered(EVERY_PREFERENCE) is True,
+            metrics=_stored_names(remembered.get(PREFERENCE)) or self.settings.metrics,
+            second=_stored_names(remembered.get(SECOND_PREFERENCE)) or self.settings.second,
+            joined=remembered.get(JOINED_PREFERENCE) is True,
+            every=remembered.get(EVERY_PREFERENCE) is True,
         )
-        self._pages = pages_from_json(self.remembered(metric_pages.PREFERENCE))
+        self._pages = pages_from_json(remembered.get(metric_pages.PREFERENCE))
 
     def adopt(self, other: LinkedCharts) -> None:
         super().adopt(other)
-        self._pages = pages_from_json(self.remembered(metric_pages.PREFERENCE))
-
-    def _stored_names(self, preference: str) -> tuple[str, ...]:
-        names = self.remembered(preference)
-        return tuple(map(str, names)) if isinstance(names, list) else ()
+        self._pages = pages_from_json(self.remembered().get(metric_pages.PREFERENCE))
 
     def _request(self, frame: Frame) -> None:
         first, second = self.settings.metrics, self.settings.second or ()
@@ -225,3 +222,7 @@ class RunCharts(LinkedCharts):
         small = self._small[0] if self._small is not None else None
         names = (*(small or metric_charts.shown_metrics(frame, self.settings)), *second)
         self.request_curves(frame, metric_charts.requested_names(names, self.settings))
+
+
+def _stored_names(names: object) -> tuple[str, ...]:
+    return tuple(map(str, names)) if isinstance(names, list) else ()
