@@ -6,6 +6,7 @@ A wrong value is reported and left out; the other values still count.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,18 +81,11 @@ def _from_source(path: Path, source: Source) -> UserConfig:
     settings, faults = _read_settings(source.values)
     keys, key_faults = _read_keys(source.values.get("keys"))
     launch, launch_faults = _read_launch(source.values.get("launch"))
-
-    def located(found: list[Fault]) -> tuple[Problem, ...]:
-        return tuple(locate_fault(fault, str(path), source.lines) for fault in found)
-
-    return UserConfig(
-        path=path,
-        values=settings,
-        keys=keys,
-        launch=launch,
-        lines=source.lines,
-        problems=located([*faults, *key_faults, *launch_faults]),
-        launch_problems=located(launch_faults),
+    config = UserConfig(path=path, values=settings, keys=keys, launch=launch, lines=source.lines)
+    return replace(
+        config,
+        problems=tuple(locate(config, [*faults, *key_faults, *launch_faults])),
+        launch_problems=tuple(locate(config, launch_faults)),
     )
 
 

@@ -128,12 +128,11 @@ class LtuiApp(OrderedKeysApp):
         """Check the actions of the user's keys, which needs the bindings of every screen."""
         # Imported here, in the worker's thread: most users have no keys of their own.
         from ltui.app.config_file import locate
-        from ltui.app.keys.own_keys import default_keys, key_faults, usable_keys
+        from ltui.app.keys.own_keys import action_faults, default_keys
         from ltui.app.panels.worker_results import call_screen
 
         config = self.settings.config
-        shown = usable_keys(config.keys)[1]
-        faults = [f for f in key_faults(config.keys, default_keys(LtuiApp)) if f not in shown]
+        faults = action_faults(config.keys, self.own_keys, default_keys(LtuiApp))
         problems = locate(config, faults)
         call_screen(self, self._show_config_problems, problems)
 

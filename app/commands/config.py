@@ -17,7 +17,7 @@ from textual.theme import BUILTIN_THEMES
 
 from ltui.app.config_file import locate, theme_faults
 from ltui.app.exit_codes import EXIT_DONE
-from ltui.app.keys.own_keys import default_keys, key_faults, usable_keys
+from ltui.app.keys.own_keys import action_faults, default_keys, usable_keys
 from ltui.app.textual_app import LtuiApp
 from ltui.app.theme_choice import first_theme
 from ltui.app.user_config import SETTINGS, Settings, UserConfig, config_path, read_user_config
@@ -91,7 +91,8 @@ def _yaml(value: Any) -> str:
 def _find_problems(user_config: UserConfig) -> list[Problem]:
     faults = theme_faults(user_config, THEME_NAMES)
     if user_config.keys:
-        faults += key_faults(user_config.keys, default_keys(LtuiApp))
+        usable, key_faults = usable_keys(user_config.keys)
+        faults += key_faults + action_faults(user_config.keys, usable, default_keys(LtuiApp))
     return [*user_config.problems, *locate(user_config, faults)]
 
 

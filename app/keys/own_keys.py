@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from textual.app import App
@@ -112,10 +112,11 @@ def _subclasses(kind: type[DOMNode]) -> Iterator[type[DOMNode]]:
         yield from _subclasses(subclass)
 
 
-def key_faults(keys: OwnKeys, defaults: OwnKeys) -> list[Fault]:
-    """Return the unknown actions among ``keys``, and the keys that two actions would share."""
-    usable, faults = usable_keys(keys)
-    for name in keys:
+def action_faults(names: Iterable[str], usable: OwnKeys, defaults: OwnKeys) -> list[Fault]:
+    """Return the unknown actions among ``names``, and the usable keys that two actions would
+    share."""
+    faults = []
+    for name in names:
         if name not in defaults:
             near = closest_match(name, defaults)
             remedy = f"Did you mean `{near}`?" if near else "`ltui config` lists all actions."
