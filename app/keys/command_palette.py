@@ -97,12 +97,13 @@ def read_places(app: Places, shown: RunDir | None) -> tuple[list[Place], list[Pl
         entries = {entry.id: entry for entry in run_list.poll(READ_RUNS_S)}
     runs = []
     for run_dir in list_runs(app.home):
+        if run_dir == shown:
+            continue
         name = clean_name(run_dir.id)
         entry = entries.get(run_dir.id)
         about = "Go to this run" if entry is None else _about(entry)
-        if run_dir != shown:
-            runs.append(Place(f"Open run {name}", about, partial(app.open_run, run_dir)))
-        if shown is not None and run_dir != shown:
+        runs.append(Place(f"Open run {name}", about, partial(app.open_run, run_dir)))
+        if shown is not None:
             compare = partial(app.compare_runs, [shown, run_dir])
             runs.append(Place(f"Compare with run {name}", about, compare))
     presets = [
