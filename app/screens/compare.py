@@ -44,6 +44,7 @@ from ltui.training.lifecycle.recover_runs import current_snapshot
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets.charts.chart import Chart
 from ltui.widgets.charts.parallel_chart import ParallelChart
+from ltui.widgets.charts.parallel_plot import ParallelViewModel
 from ltui.widgets.make_bindings import bindings
 from ltui.widgets.sanitise import clean_line, clean_name
 from ltui.widgets.table import Table
@@ -138,6 +139,7 @@ class CompareScreen(PanelScreen):
         self._reading = False
         self._charts: list[ChartViewModel] = []
         """The charts without marks, the one of the table first."""
+        self._parallel = ParallelViewModel()
         self._failure = ""
         """Why the last reading failed."""
         self.comparison: Comparison | None = None
@@ -233,6 +235,7 @@ class CompareScreen(PanelScreen):
             grouping=self._grouping,
         )
         self._charts = comparison_charts(comparison, self.settings)
+        self._parallel = parallel_view(comparison, self.settings)
         metric = chosen_metric(comparison, self.settings)
         title = "" if metric is None else clean_name(metric)
         self._table("runs").show(runs_table(comparison, self.settings))
@@ -260,8 +263,7 @@ class CompareScreen(PanelScreen):
             parts.append(f"{grid.hidden_charts} more: n")
         self.query_one("#curves", Panel).set_titles(self._charts[0].title, " · ".join(parts))
         groups = {group_key(group): group.runs for group in comparison.groups}
-        view_model = parallel_view(comparison, self.settings)
-        self.query_one(ParallelChart).show(view_model, groups.get(key, (key,)))
+        self.query_one(ParallelChart).show(self._parallel, groups.get(key, (key,)))
 
     def _change(self, settings: ViewSettings) -> None:
         self.settings = settings
@@ -344,11 +346,13 @@ class CompareScreen(PanelScreen):
     def _cursor_moved(self, event: Table.RowHighlighted) -> None:
         """Keep the cursors of both tables of runs on the same row."""
         event.stop()
-        runs = (self._table("runs"), self._table("parameters"))
-        if event.table in runs:
-            for table in runs:
-                table.cursor = event.table.cursor
+        runs, parameters = self._table("runs"), self._table("parameters")
+        if event.table is runs:
+            parameters.cursor = runs.cursor
             self._draw_row()
+        elif event.table is parameters:
+            # If that moves the cursor of the other table, its message follows.
+            runs.cursor = parameters.cursor
 
     @on(ParallelChart.LineClicked)
     def _line_clicked(self, event: ParallelChart.LineClicked) -> None:
