@@ -97,12 +97,11 @@ class RankHooks:
     def telemetry_failed(self, error: BaseException) -> None:
         """Switch telemetry off and report ``error``."""
         telemetry, self.telemetry = self.telemetry, None
-        if telemetry is None:
+        if telemetry is None or self.channel is None:
             return
         vars(self).pop("on_train_batch_end", None)
         self._boundaries.telemetry, self._boundaries.batch_ended = None, telemetry.stepped
-        with contextlib.suppress(Exception):  # there is no other way to report it
-            telemetry.switch_off(error)
+        self.channel.telemetry_off(error)
 
     def coordinator_failed(self, error: BaseException) -> None:
         """Take no further part in what the ranks agree on, and report ``error``."""

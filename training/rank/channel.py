@@ -114,6 +114,14 @@ class Channel:
         )
         self.pulse.set(phase=Phase.EXCEPTION, outcome=Outcome.RAISED)
 
+    def telemetry_off(self, error: BaseException) -> None:
+        """Report that telemetry failed, as far as that is still possible."""
+        with contextlib.suppress(Exception):  # there is no other way to report it
+            self.pulse.set(telemetry_ok=False)
+            reason = f"{type(error).__name__}: {error}"
+            text = f"Telemetry switched itself off ({reason})."
+            self.event("telemetry_off", text, error=reason)
+
     def ended(self) -> None:
         """Publish what is staged, and that the process exits after its training has ended."""
         if self.pid == os.getpid() and self.pulse.outcome in (Outcome.FINISHED, Outcome.STOPPED):

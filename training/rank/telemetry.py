@@ -256,12 +256,6 @@ class Telemetry:
         """Do not send the metrics that a resume has restored: they belong to earlier steps."""
         self._metrics.ignore_present(trainer)
 
-    def switch_off(self, error: BaseException) -> None:
-        """Report that telemetry failed, as far as that is still possible."""
-        self._pulse.set(telemetry_ok=False)
-        text = f"{type(error).__name__}: {error}"
-        self._channel.event("telemetry_off", f"Telemetry switched itself off ({text}).", error=text)
-
 
 def count_samples(batch: Any) -> float:
     """Return the length of the first tensor in ``batch``, or NaN if there is none."""

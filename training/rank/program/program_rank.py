@@ -178,11 +178,7 @@ class ProgramRank:
         self._telemetry.switch_off()
         if self._coordinator is not None:
             self._leave(error)
-        with contextlib.suppress(Exception):  # there is no other way to report it
-            reason = f"{type(error).__name__}: {error}"
-            self._channel.pulse.set(telemetry_ok=False)
-            text = f"Telemetry switched itself off ({reason})."
-            self._channel.event("telemetry_off", text, error=reason)
+        self._channel.telemetry_off(error)
 
     def _on_exception(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
