@@ -29,7 +29,7 @@ from ltui.app.runs.run_fields import (
     SETTING,
     Kind,
     kind_of,
-    number_of,
+    parse_number,
     parse_value,
     setting_texts,
     value_of,
@@ -123,7 +123,7 @@ def _compare(tree: Compare, text: str, now: float) -> Predicate:
 
     def holds(entry: RunEntry) -> bool:
         if kind is Kind.SETTING:
-            numbers = map(number_of, setting_texts(entry, name))
+            numbers = map(parse_number, setting_texts(entry, name))
             return any(number is not None and compare(number, value) for number in numbers)
         found = value_of(entry, name)
         # NaN differs from every number, so a run whose loss is NaN matches loss!=0.

@@ -93,7 +93,7 @@ def value_of(entry: RunEntry, name: str) -> Value:
         return FIELDS[name].value(entry)
     if name.startswith(SETTING):
         texts = setting_texts(entry, name)
-        number = number_of(texts[0]) if len(texts) == 1 else None
+        number = parse_number(texts[0]) if len(texts) == 1 else None
         return texts or None if number is None or not math.isfinite(number) else number
     return entry.metrics.value(name)
 
@@ -155,7 +155,7 @@ def parse_value(kind: Kind, text: str, now: float) -> float:
     Raises ``ValueError`` with an example if the text is no value of that kind.
     """
     parse = {
-        Kind.NUMBER: number_of,
+        Kind.NUMBER: parse_number,
         Kind.DURATION: _duration,
         Kind.TIME: lambda text: _time(text, now),
         Kind.SIZE: _size,
@@ -167,7 +167,7 @@ def parse_value(kind: Kind, text: str, now: float) -> float:
     return value
 
 
-def number_of(text: str) -> float | None:
+def parse_number(text: str) -> float | None:
     """Return the number that a text is; None for any other text."""
     try:
         return float(text)
@@ -179,7 +179,7 @@ def _duration(text: str) -> float | None:
     parts = _DURATION.findall(text)
     if parts and "".join(map("".join, parts)) == text:
         return sum(float(number) * _UNITS_S[unit] for number, unit in parts)
-    return number_of(text)
+    return parse_number(text)
 
 
 def _time(text: str, now: float) -> float | None:

@@ -22,7 +22,7 @@ from ltui.training.store.followed_events import FollowedEvents
 from ltui.training.store.run_directory import RunDir
 
 PASS_S = 5.0
-"""Seconds between two looks for new values."""
+"""Seconds between two reads of the history."""
 RETRY_S = 30.0
 """Seconds until the next try after the files could not be written."""
 EXIT_UNUSABLE = 2
