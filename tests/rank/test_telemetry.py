@@ -295,6 +295,14 @@ def test_samples_unknown(batch: Any) -> None:
     assert math.isnan(count_samples(batch))
 
 
+def test_samples_of_a_batch_whose_attributes_raise() -> None:
+    class Fields:
+        def __getattr__(self, name: str) -> Any:
+            return {"ids": torch.zeros(3)}[name]
+
+    assert math.isnan(count_samples(Fields()))
+
+
 def test_a_mark_counts_until_something_newer_is_published(run: RunFolder) -> None:
     from ltui.training.tensor_queue.queue_writer import QueueWriter
 

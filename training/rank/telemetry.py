@@ -259,6 +259,13 @@ class Telemetry:
 
 def count_samples(batch: Any) -> float:
     """Return the length of the first tensor in ``batch``, or NaN if there is none."""
+    try:
+        return _first_length(batch)
+    except Exception:  # noqa: BLE001  (the attributes of a user's batch may do anything)
+        return _NAN
+
+
+def _first_length(batch: Any) -> float:
     for _ in range(8):
         if isinstance(batch, torch.Tensor):
             return float(batch.shape[0]) if batch.ndim else 1.0
