@@ -1,9 +1,11 @@
-"""What kind of program this is, read from the classes of its live objects."""
+"""What kind of program this is, and what it trains, read from its live objects."""
 
 from __future__ import annotations
 
 import gc
 from dataclasses import dataclass
+
+import torch
 
 _FRAMEWORKS = (
     ("transformers.trainer.Trainer", "Hugging Face Trainer"),
@@ -43,3 +45,22 @@ def read_program_kind() -> ProgramKind:
     names = {f"{base.__module__}.{base.__qualname__}" for each in types for base in each.__mro__}
     framework = next((word for name, word in _FRAMEWORKS if name in names), "PyTorch")
     return ProgramKind(framework, next((word for name, word in _WRAPPERS if name in names), None))
+
+
+def trained_parameter(optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    """Return the first parameter that ``optimizer`` trains. Its first groups may be empty."""
+    parameters = (each for group in optimizer.param_groups for each in group["params"])
+    return next(each for each in parameters if each.requires_grad)
+
+
+def find_module_of(parameter: torch.Tensor) -> torch.nn.Module | None:
+    """Return the module that holds ``parameter``, if there is one.
+
+    Looks at every object, as ``read_program_kind`` does.
+    """
+    for each in gc.get_objects():
+        if issubclass(type(each), torch.nn.Module):
+            own = vars(each).get("_parameters") or {}
+            if any(its is parameter for its in own.values()):
+                return each  # type: ignore[no-any-return]
+    return None

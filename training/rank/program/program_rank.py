@@ -28,7 +28,12 @@ from ltui.training.rank.channel import Channel, current_channel, open_channel
 from ltui.training.rank.coordination.coordinator import RankCoordinator
 from ltui.training.rank.environment import RankEnvironment, rank_from_environment
 from ltui.training.rank.heartbeat.heartbeat_thread import start_heartbeat_thread
-from ltui.training.rank.program.program_kind import ProgramKind, read_program_kind
+from ltui.training.rank.program.program_kind import (
+    ProgramKind,
+    find_module_of,
+    read_program_kind,
+    trained_parameter,
+)
 from ltui.training.rank.program.rank_claim import claim_rank
 from ltui.training.rank.program.step_telemetry import StepTelemetry
 from ltui.training.rank.resume.loop_counters import BoundaryKind
@@ -91,7 +96,8 @@ class ProgramRank:
         self._channel, self._kind = channel, kind
         self._coordinator: RankCoordinator | None = None
         self.global_step = 1
-        device = optimizer.param_groups[0]["params"][0].device
+        parameter = trained_parameter(optimizer)
+        device = parameter.device
         local_rank = os.environ.get("LOCAL_RANK", "")
         channel.send_hello(
             device,
@@ -102,7 +108,12 @@ class ProgramRank:
             strategy=self._kind.wrapper,
         )
         self._telemetry = StepTelemetry(
-            channel, optimizer, device, self._pass_boundary, self._telemetry_failed
+            channel,
+            optimizer,
+            device,
+            find_module_of(parameter),
+            self._pass_boundary,
+            self._telemetry_failed,
         )
         start_heartbeat_thread(
             channel.environment.run_dir, channel.environment.attempt, channel.rank

@@ -45,15 +45,17 @@ _ROW_WALL_S, _ROW_STEPPED = int(StepField.WALL_S), int(StepField.STEPPED)
 class StepTelemetry:
     """Measures the steps of one rank.
 
+    ``module`` is a part of the model that the optimizer trains: outside of its training mode the
+    program evaluates.
     ``pass_boundary`` is called with the number of each step, and returns True if it has waited.
     ``failed`` is called with an error in the telemetry, which is then off.
     """
 
     __slots__ = (
         *("_channel", "_device", "_failed", "_fetch_ns", "_first", "_loads", "_mark"),
-        *("_memory_due", "_optimizer_began", "_optimizer_ns", "_other_steps", "_pass_boundary"),
-        *("_publish", "_pulse", "_row", "_samples", "_step_began", "_thread", "_validating"),
-        *("_wall_offset_s", "global_step"),
+        *("_memory_due", "_module", "_optimizer_began", "_optimizer_ns", "_other_steps"),
+        *("_pass_boundary", "_publish", "_pulse", "_row", "_samples", "_step_began", "_thread"),
+        *("_validating", "_wall_offset_s", "global_step"),
     )
 
     def __init__(
@@ -61,6 +63,7 @@ class StepTelemetry:
         channel: Channel,
         optimizer: torch.optim.Optimizer,
         device: torch.device,
+        module: torch.nn.Module | None,
         pass_boundary: Callable[[int], bool],
         failed: Callable[[BaseException], None],
     ) -> None:
@@ -78,6 +81,9 @@ class StepTelemetry:
         self._loads = False
         """True if the training has fetched a batch from a DataLoader."""
         self._validating = False
+        self._module: torch.nn.Module | None = None
+        if module is not None and module.training:  # else the program trains in evaluation mode
+            self._module = module
         self._samples = math.nan
         self._fetch_ns = self._optimizer_ns = self._optimizer_began = 0
         self._memory_due = 0
@@ -107,6 +113,8 @@ class StepTelemetry:
                 mark[0] = _COMPUTE
                 return
             self._other_steps = 0
+            if self._validating:
+                self._end_validation()
             step = self.global_step = self.global_step + 1
             if now >= self._memory_due:
                 self._read_memory(now)
@@ -148,6 +156,16 @@ class StepTelemetry:
         """Exclude the time since the last step (a pause, a validation) from the next one."""
         self._step_began = now
         self._fetch_ns = self._optimizer_ns = 0
+        self._samples = 0.0 if self._loads else math.nan
+
+    def _end_validation(self) -> None:
+        """Note that the program has stepped with a batch that seemed to belong to a validation.
+
+        Some programs leave the evaluation mode after they have fetched the next batch.
+        """
+        self._validating = False
+        if self._module is not None and not self._module.training:
+            self._module = None  # it trains in evaluation mode, so that the mode says nothing
 
     def _read_memory(self, now: int) -> None:
         self._memory_due = now + _MEMORY_NS
@@ -161,15 +179,16 @@ class StepTelemetry:
     def timed_fetch(self, fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Return ``__next__`` of DataLoader's iterators, with the wait for data measured.
 
-        A batch that is fetched where gradients are disabled belongs to a validation.
+        A batch belongs to a validation if it is fetched where gradients are disabled, or while the
+        model is in evaluation mode.
         """
 
         @functools.wraps(fetch)
         def timed(iterator: Any) -> Any:
             if threading.get_ident() != self._thread:
                 return fetch(iterator)
-            began, mark = clock(), self._mark
-            training = torch.is_grad_enabled()
+            began, mark, module = clock(), self._mark, self._module
+            training = torch.is_grad_enabled() and (module is None or module.training)
             if training and self._validating:
                 self._restart(began)
             self._validating = not training
@@ -183,9 +202,11 @@ class StepTelemetry:
                 mark[0] = _COMPUTE if training else _VALIDATION
                 if training:
                     self._fetch_ns += now - began
-            if training:
-                if not self._loads:
-                    self._loads, self._samples = True, 0.0
+                else:
+                    self._restart(now)
+            if not self._loads and training:
+                self._loads, self._samples = True, 0.0
+            if self._loads:
                 self._samples += count_samples(batch)
             return batch
 
