@@ -11,9 +11,9 @@ import pytest
 from ltui.training.lifecycle.rank_package import install_rank_package
 from ltui.training.tensor_queue.record_types import StepField
 from tests.rank.runs import ROOT, RunFolder
-from tests.rank.scripts.evaluating_program import EVALUATION_S
+from tests.rank.scripts.stepping_program import EVALUATION_S
 
-PROGRAM = ROOT / "tests" / "rank" / "scripts" / "evaluating_program.py"
+PROGRAM = ROOT / "tests" / "rank" / "scripts" / "stepping_program.py"
 
 
 def run_program(run: RunFolder, kind: str) -> None:
@@ -22,7 +22,7 @@ def run_program(run: RunFolder, kind: str) -> None:
     subprocess.run([sys.executable, str(PROGRAM), kind], env=environment, check=True)
 
 
-@pytest.mark.parametrize("kind", ["no_grad", "eval_mode", "late", "groups"])
+@pytest.mark.parametrize("kind", ["no_grad", "eval_mode", "late", "groups", "backward"])
 def test_an_evaluation_is_no_part_of_a_step(run: RunFolder, kind: str) -> None:
     run_program(run, kind)
     assert run.column(StepField.GLOBAL_STEP) == list(range(2, 13))

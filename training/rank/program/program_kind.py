@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 
@@ -49,7 +51,9 @@ def read_program_kind() -> ProgramKind:
 
 def trained_parameter(optimizer: torch.optim.Optimizer) -> torch.Tensor:
     """Return the first parameter that ``optimizer`` trains. Its first groups may be empty."""
-    parameters = (each for group in optimizer.param_groups for each in group["params"])
+    parameters: Iterator[torch.Tensor] = chain.from_iterable(
+        group["params"] for group in optimizer.param_groups
+    )
     return next(each for each in parameters if each.requires_grad)
 
 

@@ -26,7 +26,7 @@ from ltui.training.rank.telemetry import count_samples, host_float
 from ltui.training.tensor_queue.record_types import Phase, RecordKind, StepField
 
 _OTHER_STEPS = 16
-"""Steps of other optimizers without one of the first, after which another one counts."""
+"""Steps of another optimizer without one of the first, after which that one counts."""
 _MEMORY_NS = 500_000_000
 """Nanoseconds between reads of the wall clock and of the allocated memory."""
 
@@ -76,7 +76,8 @@ class StepTelemetry:
             row.fields[field] = math.nan
         row.fields[_ROW_STEPPED] = 1.0
         self._first = id(optimizer)
-        self._other_steps = 0
+        self._other_steps: dict[int, int] = {}
+        """How often each other optimizer has stepped since the first one did."""
         self._thread = threading.get_ident()
         self._loads = False
         """True if the training has fetched a batch from a DataLoader."""
@@ -112,7 +113,8 @@ class StepTelemetry:
                 mark[1] = now
                 mark[0] = _COMPUTE
                 return
-            self._other_steps = 0
+            if self._other_steps:
+                self._other_steps.clear()
             if self._validating:
                 self._end_validation()
             step = self.global_step = self.global_step + 1
@@ -145,8 +147,8 @@ class StepTelemetry:
 
         Its earlier steps count then.
         """
-        self._other_steps += 1
-        if self._other_steps <= _OTHER_STEPS:
+        own_steps = self._other_steps[id(optimizer)] = self._other_steps.get(id(optimizer), 0) + 1
+        if own_steps <= _OTHER_STEPS:
             return False
         self._first = id(optimizer)
         self.global_step += _OTHER_STEPS

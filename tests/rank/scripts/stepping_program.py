@@ -3,7 +3,8 @@
 no_grad: fetches its evaluation's batches without gradients. eval_mode: only the model is in
 evaluation mode, which it leaves before the next batch. late: which it leaves after it has fetched
 the next batch, as the Hugging Face Trainer does. frozen: it trains in evaluation mode. groups: the
-first group of its optimizer is empty.
+first group of its optimizer is empty. backward: each of 20 tensors has an optimizer of its own,
+which steps in the backward pass.
 """
 
 from __future__ import annotations
@@ -27,10 +28,24 @@ def evaluate(model: torch.nn.Module, loader: Any, kind: str) -> None:
             time.sleep(EVALUATION_S / 3)
 
 
+def step_in_backward(model: torch.nn.Module) -> None:
+    for parameter in model.parameters():
+        optimizer = torch.optim.SGD([parameter], lr=0.01)
+
+        def step(_: torch.Tensor, optimizer: torch.optim.Optimizer = optimizer) -> None:
+            optimizer.step()
+
+        parameter.register_post_accumulate_grad_hook(step)
+
+
 def main(kind: str) -> None:
-    model = torch.nn.Linear(8, 2)
-    empty = [{"params": []}] if kind == "groups" else []
-    optimizer = torch.optim.SGD([*empty, {"params": list(model.parameters())}], lr=0.01)
+    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(10)))
+    groups: list[dict[str, Any]] = [{"params": list(model.parameters())}]
+    if kind == "groups":
+        groups.insert(0, {"params": []})
+    optimizer = torch.optim.SGD(groups, lr=0.01)
+    if kind == "backward":
+        step_in_backward(model)
     loader: Any = DataLoader(TensorDataset(torch.randn(48, 8)), batch_size=4)
     other: Any = DataLoader(TensorDataset(torch.randn(15, 8)), batch_size=5)
     if kind == "frozen":
@@ -39,10 +54,11 @@ def main(kind: str) -> None:
         if kind == "late":
             model.train()
         model(batch).sum().backward()
-        optimizer.step()
+        if kind != "backward":
+            optimizer.step()
         if number % 4 == 3:
             evaluate(model, other, kind)
-            if kind in ("no_grad", "eval_mode", "groups"):
+            if kind in ("no_grad", "eval_mode", "groups", "backward"):
                 model.train()
 
 
