@@ -68,6 +68,30 @@ def test_a_killed_writer_leaves_a_complete_checkpoint(tmp_path: Path, turn: int)
     assert checkpoint.global_step == 100
 
 
+class Died(BaseException):
+    """The end of the process: no code of it handles this."""
+
+
+@pytest.mark.parametrize("renames", range(3))
+def test_a_writer_that_dies_before_a_rename_leaves_the_previous_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renames: int
+) -> None:
+    """The files of the rank, the checkpoint and the manifest get their names in this order."""
+    _save(tmp_path, 5)
+    rename, remaining = os.rename, iter(range(renames))
+
+    def rename_or_die(source: Path, target: Path) -> None:
+        if next(remaining, None) is None:
+            raise Died
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", rename_or_die)
+    with pytest.raises(Died):
+        _save(tmp_path, 6)
+    (only,) = list_checkpoints(tmp_path)
+    assert (only.global_step, verify(only).ok) == (5, True)
+
+
 def test_an_existing_checkpoint_is_not_overwritten(tmp_path: Path) -> None:
     first = _save(tmp_path, 5)
     second = _save(tmp_path, 5, attempt=2)
