@@ -118,6 +118,16 @@ def test_without_an_agent_the_silent_rank_is_the_cause() -> None:
     assert (end.state, end.first_failed_rank) == (RunState.CRASHED, 1)
 
 
+def test_a_rank_that_ended_before_the_others_is_named_before_their_error() -> None:
+    victim = FoldState(ranks={0: _raised(0, 5.0, "RuntimeError", "Connection reset by peer")})
+    pulses = {0: _pulse(0, Outcome.RAISED), 1: _pulse(1, Outcome.FINISHED)}
+    end = classify_end(_facts(fold=victim, pulses=pulses))
+    assert end.state is RunState.FAILED
+    assert end.detail.startswith(
+        "rank 1 ended its training at step 7 while the others went on; then rank 0 raised"
+    )
+
+
 def test_the_real_exception_wins_over_those_it_caused() -> None:
     ranks = {
         0: _raised(0, 4.0, "RuntimeError", "[gloo] Socket timeout"),

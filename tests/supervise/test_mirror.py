@@ -129,6 +129,28 @@ def test_a_mirror_that_was_killed_is_started_again(runs: Runs) -> None:
     runs.ended(run)
 
 
+def test_a_mirror_whose_package_is_gone_is_not_started_again(
+    private_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tensorboard").mkdir()
+    (tmp_path / "tensorboard" / "__init__.py").write_text("raise ImportError('it is gone')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    run = make_run(private_home, "owl-0001")
+    (run.path / "logs").mkdir(exist_ok=True)
+    mirror = EventMirror(run, run.read_spec().with_changes(mirror="tensorboard"))
+    events = mirror.update(0.0)
+
+    def has_ended() -> bool:
+        events.extend(mirror.update(1.0))
+        return mirror._process is None
+
+    wait_for(has_ended, seconds=60)
+    (event,) = events
+    assert "the package `tensorboard` cannot be imported (it is gone)" in event.text
+    assert mirror.update(RESTART_S) == []
+    assert mirror._process is None
+
+
 def test_a_history_that_cannot_be_read_does_not_end_the_mirror(private_home: Path) -> None:
     run = make_run(private_home, "owl-0001")
     run.db_path.write_bytes(b"no database" * 1000)
