@@ -12,7 +12,12 @@ from ltui.app.keys.footer import KeyFooter
 from ltui.app.keys.listed_keys import listed_keys
 from ltui.app.keys.own_keys import default_keys, textual_key
 from ltui.app.panels.runs_table import RunsTable
-from ltui.app.preferences import read_preferences, write_preference
+from ltui.app.preferences import (
+    read_preferences,
+    read_script_preferences,
+    write_preference,
+    write_script_preferences,
+)
 from ltui.app.screens.stop_question import StopScreen
 from ltui.app.screens.theme_list import ThemeScreen
 from ltui.app.textual_app import LtuiApp
@@ -116,6 +121,14 @@ async def test_unknown_actions_and_shared_keys_are_named_after_the_start() -> No
     async with app.run_test(size=(160, 50), notifications=True) as pilot:
         await shown(pilot, app)
         await noticed(pilot, app, "unknown action `run.stp`. Did you mean `run.stop`?")
+
+
+def test_what_is_chosen_for_one_preset_leaves_what_is_remembered_for_others(tmp_path: Path) -> None:
+    write_script_preferences(tmp_path, "gpt", {"metrics": ["loss"], "joined": True})
+    write_script_preferences(tmp_path, "cnn", {"metrics": ["accuracy"], "joined": True})
+    write_script_preferences(tmp_path, "cnn", {"joined": False})
+    assert read_script_preferences(tmp_path, "gpt") == {"metrics": ["loss"], "joined": True}
+    assert read_script_preferences(tmp_path, "cnn") == {"metrics": ["accuracy"]}
 
 
 async def test_the_file_wins_over_the_remembered_theme_and_says_so(tmp_path: Path) -> None:
