@@ -171,6 +171,21 @@ def test_a_library_that_is_missing_is_named_with_its_remedy() -> None:
         load_library("not_installed_anywhere", "parquet", "--to parquet")
 
 
+def test_an_export_without_tensorboard_leaves_no_folder(
+    runs: list[RunDir],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tensorboard"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    folder = tmp_path / "events"
+    assert main(["export", runs[0].id, "--to", "tensorboard", "-o", str(folder)]) == 2
+    assert "-m pip install 'ltui-train[tensorboard]'" in capsys.readouterr().err
+    assert not folder.exists()
+
+
 def test_following_an_ended_run_writes_all_of_it_and_ends(
     runs: list[RunDir], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

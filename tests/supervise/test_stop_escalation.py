@@ -14,6 +14,7 @@ from ltui.training.process.identity import ProcessIdentity
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.supervise import stop_controller
 from ltui.training.supervise.stop_controller import NOT_STOPPED, StopController
+from ltui.training.tensor_queue.control_block import Command
 from tests.required import required
 from tests.supervise.conftest import Runs
 
@@ -78,6 +79,17 @@ def test_ranks_that_cannot_save_are_not_forced(tmp_path: Path) -> None:
     controller.kill(1001.0)
     controller.stop_failed("too late")
     assert controller.escalation is not None
+    controller.close()
+
+
+def test_a_pause_ends_when_a_rank_cannot_take_part(tmp_path: Path) -> None:
+    controller = StopController(tmp_path / "queue" / "control.bin")
+    controller.pause_failed("nothing was requested")
+    assert controller.error is None
+    controller.request(Command.PAUSE)
+    controller.pause_failed("This rank cannot pause any more: TimeoutError.")
+    assert not controller.pausing
+    assert controller.error == "not paused: This rank cannot pause any more: TimeoutError."
     controller.close()
 
 

@@ -115,10 +115,12 @@ class EventFolder:
     def begin_file(self, rank: int) -> EventFile:
         """Return a new file for a rank, which replaces one of that name."""
         path = self.path(rank)
+        # Nothing is made on disk before it is known that TensorBoard is installed.
+        file = EventFile(path, self.began, self.where)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
-        self.files[rank] = EventFile(path, self.began, self.where)
-        return self.files[rank]
+        self.files[rank] = file
+        return file
 
     def path(self, rank: int) -> Path:
         """Return the file of a rank."""
