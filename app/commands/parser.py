@@ -665,9 +665,11 @@ most free memory. `ltui stop` ends the wait.
 
 _EXEC_EPILOG = """\
 The command runs unchanged and is looked up on PATH, as in a shell. A Lightning
-script, also under torchrun, shows its ranks, steps and loss; any other command
-shows its state, logs and process readings. With --python, the folder of that
-interpreter comes first on the command's PATH.
+script, also under torchrun, shows its ranks, steps and loss; any other program
+with PyTorch shows its ranks, steps and what it logs by TensorBoard, Weights &
+Biases, trackio, MLflow or the Hugging Face Trainer; any other command shows its
+state, logs and process readings. With --python, the folder of that interpreter
+comes first on the command's PATH.
 
 On a terminal this opens the dashboard; without one, or with --plain, it prints
 lines. Ctrl-C and the exit codes are those of `ltui run`.

@@ -6,6 +6,7 @@ There is no thread and no clock here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -152,7 +153,8 @@ class RunCurves:
             if record.kind != RecordKind.METRICS:
                 continue
             label = json_label(record) or {}
-            place = [label.get(key) for key in ("step", "epoch", "t")]
+            epoch = label.get("epoch")
+            place = [label.get("step"), math.nan if epoch is None else epoch, label.get("t")]
             if not all(isinstance(v, (int, float)) for v in place):
                 continue
             step, epoch, time = (float(v) for v in place)  # type: ignore[arg-type]

@@ -1,9 +1,9 @@
-"""What ltui costs a step of a program without Lightning, and its ``import torch``.
+"""What ltui costs a step of a program without Lightning, a value that it logs, and its import.
 
-A step is measured in CPU time of its thread, first without ltui's hooks, then with them. The
-fastest tenth of each is compared, because other programs disturb it least. The
-import is measured by calls of ltui's entry point in fresh processes, less a process that only
-imports torch.
+A step is measured in CPU time of its thread, first without ltui's hooks, then with them, and so is
+a call of ``SummaryWriter.add_scalar``. The fastest tenth of each is compared, because other
+programs disturb it least. The import is measured by calls of ltui's entry point in fresh processes,
+less a process that only imports torch.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.tensorboard import SummaryWriter
 
 from ltui.training.lifecycle.rank_package import install_rank_package
-from ltui.training.rank.program import program_rank
+from ltui.training.rank.program import attach, program_rank
 from tests.bench.row import Row, row
 
 BLOCK, ROUNDS = 100, 40
@@ -35,32 +36,46 @@ print(time.thread_time() - began)
 
 def measure() -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
-        bare, watched = _steps_us(Path(folder))
+        bare, watched, written, recorded = _steps_us(Path(folder))
         imports = [_import_ms(Path(folder), watched=watched) for watched in (False, True)]
     return [
         row("a step of SGD without ltui", bare, "us"),
         row("  ltui: the row of the step, and the boundary behind it", watched - bare, "us",
             BOUND_US),
+        row("SummaryWriter.add_scalar without ltui", written, "us"),
+        row("  ltui: the record of the metric", recorded - written, "us", BOUND_US),
         row("import torch without ltui", imports[0], "ms"),
         row("  ltui's entry point", imports[1] - imports[0], "ms", BOUND_IMPORT_MS),
     ]  # fmt: skip
 
 
-def _steps_us(folder: Path) -> tuple[float, float]:
-    """Return the microseconds of a step without and with ltui."""
+def _steps_us(folder: Path) -> tuple[float, float, float, float]:
+    """Return the microseconds of a step and of a logged value, each without and with ltui."""
     model = torch.nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     model(torch.randn(2, 8)).sum().backward()
     data = torch.utils.data.TensorDataset(torch.randn(2 * BLOCK, 8))
     environment = {"LTUI_RUN_DIR": str(folder), "LTUI_RUN_ID": "bench", "LTUI_ATTEMPT": "1"}
-    bare = _fastest_tenth_us(optimizer, data)
+    bare, written = _fastest_tenth_us(optimizer, data), _log_us(folder)
     os.environ.update(environment)
-    program_rank.start(optimizer)
-    watched = _fastest_tenth_us(optimizer, data)
+    attach.attach()
+    optimizer.step()
+    watched, recorded = _fastest_tenth_us(optimizer, data), _log_us(folder)
     program_rank.stop_watching()
     for name in environment:
         os.environ.pop(name)
-    return bare, watched
+    return bare, watched, written, recorded
+
+
+def _log_us(folder: Path) -> float:
+    """Return the microseconds of the fastest tenth of the calls that log a value."""
+    times = []
+    with SummaryWriter(str(folder)) as writer:
+        for step in range(BLOCK * ROUNDS):
+            began = time.thread_time_ns()
+            writer.add_scalar("loss", 1.0 / (step + 1), step)
+            times.append((time.thread_time_ns() - began) / 1e3)
+    return statistics.quantiles(times, n=10)[0]
 
 
 def _fastest_tenth_us(optimizer: torch.optim.Optimizer, data: Any) -> float:

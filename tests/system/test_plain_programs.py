@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -170,3 +171,25 @@ def test_nothing_is_watched_if_torch_loads_no_extensions(ltui: Ltui) -> None:
     finished = ended(ltui, sys.executable, PROGRAM, "several", "50", "0")
     assert (finished["state"], finished["detail"]) == ("finished", "exit code 0")
     assert finished["program"] is None
+
+
+def test_what_a_program_logs_is_a_metric_of_its_run(ltui: Ltui) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    finished = ended(ltui, *TORCHRUN, str(SCRIPTS / "logging_program.py"), "60", "0")
+    assert (finished["state"], finished["detail"]) == ("finished", "finished at step 60")
+    assert ltui("logs", "last").stderr == ""
+    events = accumulator.EventAccumulator(str(ltui.cwd / "runs" / "train"))
+    events.Reload()
+    written = [(event.step, event.value) for event in events.Scalars("loss")]
+    exported = json.loads(ltui("export", "last", "--format", "json").stdout)
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for row in exported:
+        assert row["rank"] == 0
+        curves.setdefault(row["metric"], []).append((row["step"], row["value"]))
+    tens = list(range(10, 61, 10))
+    assert [step for step, _ in curves["loss"]] == [step for step, _ in written]
+    assert [v for _, v in curves["loss"]] == pytest.approx([v for _, v in written], rel=1e-6)
+    assert curves["accuracy"] == [(step, step / 60) for step in tens]
+    assert [step for step, _ in curves["val/loss"]] == tens
+    loss = finished["metrics"]["loss"]
+    assert (loss["step"], loss["last"]) == curves["loss"][-1]

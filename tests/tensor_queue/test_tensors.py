@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -342,6 +343,16 @@ def test_a_label_alone_carries_no_tensor(loop: Loop) -> None:
     assert record.array.size == 0
     with pytest.raises(ValueError, match="no tensor"):
         to_tensor(record)
+
+
+def test_a_vector_of_numbers_is_that_of_its_tensor(loop: Loop) -> None:
+    numbers = [1.5, math.nan, -math.inf, 3.0]
+    loop.writer.put_vector(numbers, 2, b"label")
+    loop.writer.put(torch.tensor(numbers, dtype=torch.float64), 2, b"label")
+    first, second = loop.reader.poll().records
+    assert (first.kind, first.label, first.dtype) == (second.kind, second.label, second.dtype)
+    assert isinstance(first.array, np.ndarray)
+    assert np.array_equal(first.array, np.asarray(second.array), equal_nan=True)
 
 
 def test_later_changes_of_the_source_are_never_seen(loop: Loop) -> None:

@@ -7,15 +7,13 @@ changed identity means a new value.
 
 from __future__ import annotations
 
-import json
-import time
 from typing import Any
 
 import torch
 
 from ltui.training.rank.channel import Channel
 from ltui.training.rank.lightning_internals import callback_metrics
-from ltui.training.tensor_queue.record_types import RecordKind
+from ltui.training.rank.metric_records import send_metrics
 
 
 class LoggedMetrics:
@@ -34,7 +32,7 @@ class LoggedMetrics:
         self._sent = dict(callback_metrics(trainer))
 
     def send(self, trainer: Any, global_step: int, epoch: int) -> None:
-        """Send the metrics that are new since the last call, one record for each device."""
+        """Send the metrics that are new since the last call."""
         current = callback_metrics(trainer)
         sent = self._sent
         new = {
@@ -45,14 +43,7 @@ class LoggedMetrics:
         if not new:
             return
         self._sent = dict(current)
-        for values in _group_by_device(_remove_aliases(new)):
-            self._put(values, global_step, epoch)
-
-    def _put(self, values: dict[str, torch.Tensor], global_step: int, epoch: int) -> None:
-        label = {"names": list(values), "step": global_step, "epoch": epoch, "t": time.time()}
-        # Stacked on their device, so that the queue stages one copy off it.
-        tensor = torch.stack([value.detach().reshape(()).double() for value in values.values()])
-        self._channel.queue.put(tensor, RecordKind.METRICS, json.dumps(label).encode())
+        send_metrics(self._channel, _remove_aliases(new), global_step, epoch)
 
 
 def _remove_aliases(metrics: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -67,10 +58,3 @@ def _remove_aliases(metrics: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]
         if kept_name is None or name in (f"{kept_name}_step", f"{kept_name}_epoch"):
             names[id(value)] = name
     return {name: metrics[name] for name in names.values()}
-
-
-def _group_by_device(metrics: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
-    groups: dict[torch.device, dict[str, torch.Tensor]] = {}
-    for name, value in metrics.items():
-        groups.setdefault(value.device, {})[name] = value
-    return list(groups.values())

@@ -7,13 +7,16 @@ may use it. Needs torch.
 from __future__ import annotations
 
 import os
+import struct
 import time
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from ltui.training.tensor_queue.cuda_staging import StagingQueue
+from ltui.training.tensor_queue.file_layout import FLOAT64_CODE, Layout
 from ltui.training.tensor_queue.pulse_block import PulseWriter
 from ltui.training.tensor_queue.ring_writer import RingWriter, Row
 from ltui.training.tensor_queue.torch_codec import EncodedTensor, encode
@@ -72,6 +75,24 @@ class QueueWriter:
             self._publish(kind, now_ns, label, encoded)
         elif not self._staging.add(kind, now_ns, label, encoded):
             self._ring.skip()
+
+    def put_vector(self, values: Sequence[float], kind: int, label: bytes) -> None:
+        """Publish numbers as a float64 vector, which costs a third of ``put`` with their tensor.
+
+        Raises ``ValueError`` for a record that is too large.
+        """
+        if self._muted:
+            return
+        if self._staging:
+            self.flush_staged()
+        count, now_ns = len(values), time.monotonic_ns()
+        chunks = (struct.pack(f"<{count}d", *values),)
+        self._ring.put(
+            *(kind, now_ns, label, chunks),
+            dtype=FLOAT64_CODE,
+            layout=Layout.STRIDED,
+            shape=(count,),
+        )
 
     def _publish(self, kind: int, t_ns: int, label: bytes, encoded: EncodedTensor) -> None:
         self._ring.put(

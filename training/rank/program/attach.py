@@ -2,8 +2,9 @@
 
 ``import torch`` loads every entry point of the group ``torch.backends``, unless
 TORCH_DEVICE_BACKEND_AUTOLOAD is 0. An entry point that raises would end the user's script, so this
-one never raises. It only registers a hook, which is called after the first step of an optimizer: so
-a process that imports torch and trains nothing is not touched further.
+one never raises. It registers a hook, which is called after the first step of an optimizer, and
+watches the libraries by which programs log values. A process that imports torch and trains nothing
+is not touched further.
 """
 
 from __future__ import annotations
@@ -11,28 +12,59 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 _handle: Any = None
+_libraries: Any = None
+_after_step: Callable[[Any, Any, Any], None]
 
 
 def attach() -> None:
     """Await the first step of an optimizer, if this process belongs to a run."""
-    global _handle
+    global _libraries
     if not (os.environ.get("LTUI_RUN_DIR") and os.environ.get("LTUI_RUN_ID")):
         return
     with contextlib.suppress(Exception):  # an old torch has no such hook
+        call_after_steps(_after_first_step)
+    with contextlib.suppress(Exception):
+        # Imported here, because most processes do not belong to a run.
+        from ltui.training.rank.program.logged_values import logged_values
+        from ltui.training.rank.program.logging_libraries import watch_logging_libraries
+
+        _libraries = watch_logging_libraries(logged_values.record)
+
+
+def call_after_steps(function: Callable[[Any, Any, Any], None]) -> None:
+    """Call ``function`` after each step of an optimizer, and no other that was passed before.
+
+    The hook itself stays in its place: torch calls the hooks while it iterates over them, and a
+    change of their number then would be an error of the user's script.
+    """
+    global _handle, _after_step
+    _after_step = function
+    if _handle is None:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        _handle = register_optimizer_step_post_hook(_after_first_step)
+        _handle = register_optimizer_step_post_hook(_hook)
+
+
+def _hook(optimizer: Any, args: Any, kwargs: Any) -> None:
+    _after_step(optimizer, args, kwargs)
+
+
+def ignore_step(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    """Do nothing after a step."""
 
 
 def _after_first_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-    _handle.remove()
+    call_after_steps(ignore_step)
     try:
         # Imported here, because few of the processes that import torch train.
         from ltui.training.rank.program.program_rank import start
 
+        if _libraries is not None:
+            _libraries.catch_up()
         start(optimizer)
     except Exception as error:  # noqa: BLE001  (ltui must not make a user's script fail)
         print(f"ltui: no telemetry: {type(error).__name__}: {error}", file=sys.stderr)

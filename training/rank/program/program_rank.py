@@ -18,16 +18,16 @@ import sys
 from types import TracebackType
 
 import torch
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ltui.training.rank import torch_internals
 from ltui.training.rank.channel import Channel, current_channel, open_channel
 from ltui.training.rank.coordination.coordinator import RankCoordinator
 from ltui.training.rank.environment import RankEnvironment, rank_from_environment
 from ltui.training.rank.heartbeat.heartbeat_thread import start_heartbeat_thread
+from ltui.training.rank.metric_records import send_metrics
+from ltui.training.rank.program.attach import call_after_steps, ignore_step
+from ltui.training.rank.program.logged_values import Values, logged_values
 from ltui.training.rank.program.program_kind import (
     ProgramKind,
     find_module_of,
@@ -51,16 +51,21 @@ def start(optimizer: torch.optim.Optimizer) -> None:
     """Make this process a rank, unless a Trainer or another process is that rank already."""
     global _current
     environment = RankEnvironment.read(os.environ)
-    if environment is None or torch.utils.data.get_worker_info() is not None:
-        return
     channel = current_channel()
-    if channel is not None and channel.hello_sent:  # Lightning's Trainer trains
-        return
+    trainer_trains = channel is not None and channel.hello_sent
+    in_worker = torch.utils.data.get_worker_info() is not None
     rank, world_size = _place()
-    if claim_rank(environment.queue_dir, rank):
-        kind = read_program_kind()
-        channel = open_channel(environment, rank)
-        _current = ProgramRank(channel, kind, world_size, optimizer)
+    if (
+        environment is None
+        or trainer_trains
+        or in_worker
+        or not claim_rank(environment.queue_dir, rank)
+    ):
+        logged_values.end()
+        return
+    kind = read_program_kind()
+    channel = open_channel(environment, rank)
+    _current = ProgramRank(channel, kind, world_size, optimizer)
 
 
 def stop_watching() -> None:
@@ -113,6 +118,7 @@ class ProgramRank:
             device,
             find_module_of(parameter),
             self._pass_boundary,
+            self._send_waiting,
             self._telemetry_failed,
         )
         start_heartbeat_thread(
@@ -120,13 +126,13 @@ class ProgramRank:
         )
         self._begin_coordination(world_size)
         self._attach()
+        self._values_are_missing = False
+        logged_values.begin(self._send_values, lambda: self.global_step)
 
     def _attach(self) -> None:
         telemetry = self._telemetry
-        self._handles = (
-            register_optimizer_step_pre_hook(telemetry.before_step),
-            register_optimizer_step_post_hook(telemetry.after_step),
-        )
+        self._pre_hook = register_optimizer_step_pre_hook(telemetry.before_step)
+        call_after_steps(telemetry.after_step)
         torch_internals.wrap_loader_fetch(telemetry.timed_fetch)
         self._save = torch.save
         torch.save = telemetry.marked_save(torch.save)
@@ -139,13 +145,31 @@ class ProgramRank:
         os.register_at_fork(after_in_child=self._telemetry.switch_off)
 
     def detach(self) -> None:
-        """Leave torch as it was."""
+        """Leave torch as it was, and record no values that the program logs."""
+        logged_values.end()
         self._telemetry.switch_off()
-        for handle in self._handles:
-            handle.remove()
+        self._pre_hook.remove()
+        call_after_steps(ignore_step)
         torch_internals.unwrap_loader_fetch()
         torch.save = self._save
         sys.excepthook = self._excepthook
+
+    # The values that the program logs.
+
+    def _send_values(self, values: Values, step: int, t: float) -> None:
+        try:
+            send_metrics(self._channel, values, step, None, t)
+        except Exception as error:  # noqa: BLE001  (such as a record that is too large)
+            if not self._values_are_missing:
+                self._values_are_missing = True
+                reason = f"{type(error).__name__}: {error}"
+                text = f"Values that the program logged are missing ({reason})."
+                self._channel.event("note", text)
+
+    def _send_waiting(self) -> None:
+        """Send what other threads logged, and what was on a GPU."""
+        logged_values.send_waiting()
+        self._channel.queue.flush_staged()
 
     # What all ranks do together.
 
@@ -210,6 +234,7 @@ class ProgramRank:
                 if self._coordinator is not None:
                     self._coordinator.fit_ended(_FIT)
                 channel.pulse.set(outcome=Outcome.FINISHED)
+            logged_values.send_waiting()
             channel.ended()
 
 

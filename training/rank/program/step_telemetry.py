@@ -27,7 +27,7 @@ from ltui.training.tensor_queue.record_types import Phase, RecordKind, StepField
 
 _OTHER_STEPS = 16
 """Steps of another optimizer without one of the first, after which that one counts."""
-_MEMORY_NS = 500_000_000
+_PERIODIC_NS = 500_000_000
 """Nanoseconds between reads of the wall clock and of the allocated memory."""
 
 clock = time.monotonic_ns
@@ -48,14 +48,15 @@ class StepTelemetry:
     ``module`` is a part of the model that the optimizer trains: outside of its training mode the
     program evaluates.
     ``pass_boundary`` is called with the number of each step, and returns True if it has waited.
-    ``failed`` is called with an error in the telemetry, which is then off.
+    ``send_waiting`` is called twice a second at most. ``failed`` is called with an error in the
+    telemetry, which is then off.
     """
 
     __slots__ = (
         *("_channel", "_device", "_failed", "_fetch_ns", "_first", "_loads", "_mark"),
-        *("_memory_due", "_module", "_optimizer_began", "_optimizer_ns", "_other_steps"),
-        *("_pass_boundary", "_publish", "_pulse", "_row", "_samples", "_step_began", "_thread"),
-        *("_validating", "_wall_offset_s", "global_step"),
+        *("_module", "_optimizer_began", "_optimizer_ns", "_other_steps", "_pass_boundary"),
+        *("_periodic_due", "_publish", "_pulse", "_row", "_samples", "_send_waiting"),
+        *("_step_began", "_thread", "_validating", "_wall_offset_s", "global_step"),
     )
 
     def __init__(
@@ -65,10 +66,11 @@ class StepTelemetry:
         device: torch.device,
         module: torch.nn.Module | None,
         pass_boundary: Callable[[int], bool],
+        send_waiting: Callable[[], None],
         failed: Callable[[BaseException], None],
     ) -> None:
         self._channel, self._device = channel, device
-        self._pass_boundary, self._failed = pass_boundary, failed
+        self._pass_boundary, self._send_waiting, self._failed = pass_boundary, send_waiting, failed
         self._pulse, self._mark = channel.pulse, channel.pulse.mark
         row = channel.queue.row(_STEP, len(StepField))
         self._publish, self._row = row.publish, row.fields
@@ -87,7 +89,7 @@ class StepTelemetry:
             self._module = module
         self._samples = math.nan
         self._fetch_ns = self._optimizer_ns = self._optimizer_began = 0
-        self._memory_due = 0
+        self._periodic_due = 0
         self._wall_offset_s = 0.0
         self.global_step = 1
         self._step_began = clock()
@@ -118,8 +120,8 @@ class StepTelemetry:
             if self._validating:
                 self._end_validation()
             step = self.global_step = self.global_step + 1
-            if now >= self._memory_due:
-                self._read_memory(now)
+            if now >= self._periodic_due:
+                self._do_periodic(now)
             row[_ROW_GLOBAL_STEP] = step
             row[_ROW_STEP_S] = (now - self._step_began) * 1e-9
             if self._loads:
@@ -169,12 +171,13 @@ class StepTelemetry:
         if self._module is not None and not self._module.training:
             self._module = None  # it trains in evaluation mode, so that the mode says nothing
 
-    def _read_memory(self, now: int) -> None:
-        self._memory_due = now + _MEMORY_NS
+    def _do_periodic(self, now: int) -> None:
+        self._periodic_due = now + _PERIODIC_NS
         self._wall_offset_s = time.time() - now * 1e-9
         if self._device.type == "cuda":
             self._row[StepField.MEMORY_BYTES] = torch.cuda.memory_allocated(self._device)
             self._row[StepField.MEMORY_PEAK_BYTES] = torch.cuda.max_memory_allocated(self._device)
+        self._send_waiting()
 
     # Data and checkpoints.
 

@@ -1,0 +1,30 @@
+"""The hook of torch that watches programs without a Trainer, in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from ltui.training.lifecycle.rank_package import install_rank_package
+from tests.rank.runs import RunFolder
+
+OWN_HOOK = """
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+calls = []
+register_optimizer_step_post_hook(lambda *_: calls.append(1))
+weight = torch.nn.Parameter(torch.zeros(1))
+weight.grad = torch.ones(1)
+optimizer = torch.optim.SGD([weight], lr=0.01)
+for _ in range(4):
+    optimizer.step()
+assert len(calls) == 4
+"""
+
+
+def test_a_program_may_have_such_a_hook_of_its_own(run: RunFolder) -> None:
+    package = str(install_rank_package(run.path))
+    environment = {**os.environ, **run.environment(), "PYTHONPATH": package}
+    subprocess.run([sys.executable, "-c", OWN_HOOK], env=environment, check=True, timeout=300)
+    assert len(run.steps()) == 3

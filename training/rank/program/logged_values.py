@@ -1,0 +1,122 @@
+"""The values that a program without a Trainer logs, until they are sent.
+
+A value is sent with the step that ltui counts, because all curves of a run share one axis. A
+program may number its values by epochs, samples or micro-batches, or count on from another number
+after it continued from a checkpoint of its own. Its number is used where it counts the same steps.
+
+The queue of a rank has one writer. So values that another thread logs wait for the training thread,
+as do those that are logged before the first step, when it is not known if this process is a rank.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+MAX_WAITING = 1000
+"""Calls whose values wait to be sent. If there are more, the oldest are dropped."""
+_STEPS_APART = 1
+"""How far a program's count of the same steps may differ from ltui's: it may begin at zero, and
+log before or after the optimizer's step."""
+
+Values = dict[str, float | torch.Tensor]
+Send = Callable[[Values, int, float], None]
+"""Sends values with their step and unix time."""
+
+
+class LoggedValues:
+    """Collects the values that this process logs, and sends them once it is a rank."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[Values, int, float]] = deque(maxlen=MAX_WAITING)
+        self._wanted = True
+        self._reset()
+        os.register_at_fork(after_in_child=self._reset)
+
+    def _reset(self) -> None:
+        self._waiting.clear()
+        self._newest: dict[str, tuple[int, float | None]] = {}
+        """Step of the newest value of each metric, and the value if it is not on a GPU."""
+        self._send: Send | None = None
+        self._current_step: Callable[[], int] = int
+        self._thread = 0
+
+    def begin(self, send: Send, current_step: Callable[[], int]) -> None:
+        """Call ``send`` in this thread for what waits and for what is recorded from now on."""
+        self._send, self._current_step = send, current_step
+        self._thread = threading.get_ident()
+        self.send_waiting()
+
+    def end(self) -> None:
+        """Record nothing any more."""
+        self._wanted = False
+        self._reset()
+
+    def record(self, values: Mapping[str, Any], step: Any = None) -> None:
+        """Record ``values``, which the program logged with its number ``step``.
+
+        What is no number is left out, and so is a value that the program logs twice, such as to two
+        libraries.
+        """
+        if not self._wanted:
+            return
+        place = _place(step, self._current_step())
+        new: Values = {}
+        for name, value in values.items():
+            number = _number(value)
+            if number is None:
+                continue
+            known = number if type(number) is float else None
+            newest = self._newest.get(name)
+            if newest is not None:
+                place = max(place, newest[0])  # a curve does not go back
+                if known is not None and newest == (place, known):
+                    continue
+            self._newest[name] = place, known
+            new[str(name)] = number
+        if new:
+            self._waiting.append((new, place, time.time()))
+            if threading.get_ident() == self._thread:
+                self.send_waiting()
+
+    def send_waiting(self) -> None:
+        """Send what waits. Called by the training thread."""
+        while self._waiting and self._send is not None:
+            self._send(*self._waiting.popleft())
+
+
+def _place(step: Any, own_step: int) -> int:
+    """Return the step of a value that the program logs with its number ``step``."""
+    number = None if step is None else _number(step)
+    if isinstance(number, float) and abs(number - own_step) <= _STEPS_APART:
+        return int(number)
+    return own_step
+
+
+def _number(value: Any) -> float | torch.Tensor | None:
+    """Return a value that a curve can show, else None. A value on a GPU is not waited for."""
+    if type(value) is float:
+        return value
+    if isinstance(value, torch.Tensor):
+        # Reading a distributed tensor, which is a class of its own, is a collective.
+        if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.numel() != 1:
+            return None
+        if value.is_cuda:
+            return value.detach().to(torch.float64, copy=True)
+        return float(value.detach()) if value.device.type == "cpu" else None
+    if isinstance(value, (str, bytes)):
+        return None
+    try:
+        return float(value.item() if hasattr(value, "item") else value)
+    except Exception:  # noqa: BLE001  (an image, a table, an object of another library)
+        return None
+
+
+logged_values = LoggedValues()
+"""The logged values of this process."""
