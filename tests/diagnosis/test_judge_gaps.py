@@ -233,7 +233,7 @@ def test_a_worker_that_hangs_since_its_fork_is_named_and_not_one_that_waits_for_
     (verdict,) = judged(replace(evidence, ranks={**evidence.ranks, 1: alone}), 10.0).verdicts
     assert "DataLoader worker 102" in verdict.cause
     assert "FROZEN: 6 context switches in 34.0 s" in verdict.cause
-    ran = replace(hung, process=replace(_frozen(103), name="python", switches=1))
+    ran = replace(hung, process=replace(idle, pid=103, name="python"))
     other = replace(rank, workers=(waits, ran))
     (verdict,) = judged(replace(evidence, ranks={**evidence.ranks, 1: other}), 10.0).verdicts
     assert "since it was forked" not in verdict.cause, "it has run, so it may be any process"
