@@ -82,9 +82,8 @@ class LinkedCharts(Container):
 
     def _use_settings(self, settings: ChartSettings) -> None:
         if settings.axis != self.settings.axis:
-            for chart in self.query(Chart):
-                # The zoomed part was a part of the previous axis.
-                chart.view = chart.crosshair = None
+            # The zoomed part was a part of the previous axis.
+            show_whole_axis(self.query(Chart))
         self.settings = settings
         self.redraw()
         self.remember({PREFERENCE: settings.to_json()})
@@ -94,8 +93,8 @@ class LinkedCharts(Container):
     def reset(self) -> None:
         """Restore the default axis, smoothing, zoom and scale."""
         default = ChartSettings()
+        show_whole_axis(self.query(Chart))
         for chart in self.query(Chart):
-            chart.view = chart.crosshair = None
             chart.log_y, chart.outliers = None, False
         self._use_settings(replace(self.settings, axis=default.axis, smoothing=default.smoothing))
 
@@ -162,6 +161,12 @@ class LinkedCharts(Container):
     def _link_crosshairs(self, message: Chart.CrosshairMoved) -> None:
         message.stop()
         link_crosshair(self.query(Chart), message)
+
+
+def show_whole_axis(charts: Iterable[Chart]) -> None:
+    """Show the whole x axis, without a crosshair."""
+    for chart in charts:
+        chart.view = chart.crosshair = None
 
 
 def toggle_log(charts: Sequence[Chart]) -> None:

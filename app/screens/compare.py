@@ -30,6 +30,7 @@ from ltui.app.panels.comparison_table import ComparisonTable
 from ltui.app.panels.linked_charts import (
     link_crosshair,
     link_view,
+    show_whole_axis,
     toggle_log,
     toggle_outliers,
 )
@@ -295,9 +296,8 @@ class CompareScreen(PanelScreen):
         toggle_outliers(self.query_one(MetricGrid).charts)
 
     def action_axis(self) -> None:
-        for chart in self.query(Chart):
-            # The zoomed part was a part of the previous axis.
-            chart.view = chart.crosshair = None
+        # The zoomed part was a part of the previous axis.
+        show_whole_axis(self.query(Chart))
         now = self.settings.chart
         following = AXES[(AXES.index(now.axis) + 1) % len(AXES)]
         self._change(replace(self.settings, chart=replace(now, axis=following)))
