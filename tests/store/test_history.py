@@ -13,6 +13,7 @@ from ltui.training.store.export_file import WindowedPart
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.history_windows import WINDOW_SIZES
 from ltui.training.store.history_writer import Batch, StoreWriter
+from ltui.training.tensor_queue.record_types import StepField
 from tests.store.histories import begin, run_dir, step_row, steps, write
 
 
@@ -99,6 +100,20 @@ def test_a_metric_that_was_logged_as_nan_is_in_the_export(tmp_path: Path) -> Non
         rows = list(thinned.watch(history.export(["val/acc"])))
     assert [(row.step, row.value) for row in rows] == [(0, 0.5), (1, None)]
     assert thinned.sentence() is None
+
+
+def test_an_unknown_epoch_is_stored_as_none(tmp_path: Path) -> None:
+    run = run_dir(tmp_path)
+    store = StoreWriter(run.db_path)
+    begin(store)
+    row = step_row(1)
+    row[StepField.EPOCH] = math.nan
+    store.commit(1, Batch(steps=[(0, 1, row)]))
+    store.close()
+    with RunStore(run) as history:
+        (exported,) = history.export(["step/seconds"])
+        assert (exported.step, exported.epoch) == (1, None)
+        assert np.isnan(history.curve("step/seconds").epochs).all()
 
 
 def test_windows_are_what_numpy_makes_of_the_rows(tmp_path: Path) -> None:

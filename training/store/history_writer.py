@@ -395,16 +395,21 @@ def _int_or_zero(value: float) -> int:
     return int(value) if math.isfinite(value) else 0
 
 
+def _int_or_none(value: float) -> int | None:
+    return int(value) if math.isfinite(value) else None
+
+
 def _none_for_nan(value: float) -> float | None:
     """Return None for NaN, which SQLite stores as NULL anyway; infinities are stored."""
     return None if math.isnan(value) else value
 
 
 def _step_row(attempt: int, rank: int, seq: int, values: Sequence[float]) -> tuple[Any, ...]:
+    position: tuple[int, int | None, int | None]
     try:
         position = (int(values[0]), int(values[1]), int(values[2]))
-    except (ValueError, OverflowError):  # NaN means unknown.
-        position = (_int_or_zero(values[0]), _int_or_zero(values[1]), _int_or_zero(values[2]))
+    except (ValueError, OverflowError):  # A program without Lightning has no epochs and batches.
+        position = (_int_or_zero(values[0]), _int_or_none(values[1]), _int_or_none(values[2]))
     return (attempt, rank, seq, *position, *values[3 : len(STEP_COLUMNS)])
 
 
