@@ -8,8 +8,14 @@ import pytest
 
 from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.judge import judge
-from ltui.training.diagnosis.judge_input import HealthHistory, JudgeInput, prepare
-from ltui.training.diagnosis.stalls.uneven_batches import find_uneven_ranks
+from ltui.training.diagnosis.judge_input import (
+    HealthHistory,
+    JudgeInput,
+    PreparedInput,
+    prepare,
+)
+from ltui.training.diagnosis.observations.collective_positions import UnfinishedCollective
+from ltui.training.diagnosis.stalls.uneven_batches import find_uneven_ranks, finished_early_verdict
 from ltui.training.state.record_fold import FoldedEvent, FoldState, RankFold
 from ltui.training.state.run_snapshot import Verdict
 from ltui.training.tensor_queue.record_types import Outcome, Phase, PulseState
@@ -113,3 +119,39 @@ def test_ranks_in_validations_of_different_epochs_are_not_uneven() -> None:
     pulses = {r: pulse(r, Phase.VALIDATION, epoch=r) for r in range(2)}
     inputs = prepare(JudgeInput(now_ns=0, policy=StallPolicy(), pulses=pulses))
     assert find_uneven_ranks(inputs, {0, 1}) is None
+
+
+def _program_inputs(*pulses: PulseState) -> PreparedInput:
+    hello = {"program": "PyTorch DDP"}
+    return prepare(
+        JudgeInput(
+            now_ns=0,
+            policy=StallPolicy(),
+            pulses={p.rank: replace(p, epoch=-1) for p in pulses},
+            fold=FoldState(ranks={p.rank: RankFold(rank=p.rank, hello=hello) for p in pulses}),
+        )
+    )
+
+
+def test_a_rank_of_a_program_that_evaluates_before_the_others_is_early() -> None:
+    trains = pulse(0, Phase.COMPUTE, global_step=20)
+    inputs = _program_inputs(trains, pulse(1, Phase.VALIDATION, global_step=20))
+    uneven = find_uneven_ranks(inputs, {0, 1})
+    assert uneven is not None
+    assert uneven.ranks == (1,)
+    assert uneven.text.startswith("evaluates after step 20 while rank 0 goes on")
+    assert "limit_train_batches" not in uneven.remedy
+
+
+@pytest.mark.parametrize("phase", [Phase.FETCH, Phase.OPTIMIZER, Phase.CHECKPOINT])
+def test_the_phases_of_a_training_program_do_not_show_who_is_early(phase: Phase) -> None:
+    inputs = _program_inputs(pulse(0, Phase.COMPUTE), pulse(1, phase))
+    assert find_uneven_ranks(inputs, {0, 1}) is None
+
+
+def test_a_rank_of_a_program_that_ends_early_is_named_by_its_step() -> None:
+    ended = pulse(1, Phase.ENDED, global_step=9, outcome=Outcome.FINISHED)
+    inputs = _program_inputs(pulse(0, Phase.COMPUTE, global_step=9), ended)
+    unfinished = UnfinishedCollective(group="0", seq=70, at={}, absent=(1,), unknown=())
+    verdict = finished_early_verdict(inputs, (1,), (0,), unfinished)
+    assert "rank 1 finished early after step 9 while others are at step 10" in verdict.cause

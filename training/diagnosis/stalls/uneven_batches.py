@@ -18,6 +18,7 @@ from ltui.training.state.run_snapshot import Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
 from ltui.training.tensor_queue.record_types import STEP_PHASES, Phase, PulseState
 
+_PROGRAM_REMEDY = f"{EQUAL_BATCHES} DistributedDataParallel.join()."
 _EVALUATION = frozenset({Phase.VALIDATION, Phase.TEST, Phase.SANITY})
 
 
@@ -30,6 +31,7 @@ class UnevenRanks:
     """The predicate of a sentence whose subject is the ranks."""
     left_validation: bool = False
     """True if they left a validation and not a training epoch."""
+    remedy: str = f"{EQUAL_BATCHES} limit_train_batches / limit_val_batches."
 
 
 def find_uneven_ranks(inputs: PreparedInput, ranks: set[int]) -> UnevenRanks | None:
@@ -39,6 +41,8 @@ def find_uneven_ranks(inputs: PreparedInput, ranks: set[int]) -> UnevenRanks | N
     their training batches then say nothing about which rank is early.
     """
     pulses = inputs.pulses_of(ranks)
+    if inputs.fold.program is not None:
+        return _left_training(inputs, pulses)
     stages = {r: _stage(p) for r, p in pulses.items()}
     if len(set(stages.values())) < 2:
         return None
@@ -53,6 +57,26 @@ def find_uneven_ranks(inputs: PreparedInput, ranks: set[int]) -> UnevenRanks | N
     first_stage = min(stages.values())
     early = tuple(sorted(r for r, s in stages.items() if s != first_stage))
     return _left_epoch(inputs, early, pulses, counts)
+
+
+def _left_training(inputs: PreparedInput, pulses: Mapping[int, PulseState]) -> UnevenRanks | None:
+    """Return ranks of a program without Lightning that evaluate after a step before the others.
+
+    Its epochs and batches are unknown, so the phases of training do not show who is early.
+    """
+    early = tuple(sorted(r for r, p in pulses.items() if p.phase in _EVALUATION))
+    others = sorted(r for r in pulses if r not in early)
+    if not early or not others:
+        return None
+    step = min(pulses[r].global_step for r in early)
+    if any(pulses[r].global_step > step for r in others):
+        return None
+    text = (
+        f"{verb(early, 'evaluates', 'evaluate')} after step {step} while"
+        f" {inputs.ranks_text(others)} {verb(others, 'goes', 'go')} on: batch counts differ"
+        " (uneven)"
+    )
+    return UnevenRanks(early, text, remedy=_PROGRAM_REMEDY)
 
 
 def _stage(pulse: PulseState) -> tuple[int, int]:
@@ -144,7 +168,7 @@ def uneven_verdict(
         text=uneven.text,
         activity=Activity.FAULT,
         place=place,
-        remedy=f"{EQUAL_BATCHES} limit_train_batches / limit_val_batches.",
+        remedy=uneven.remedy,
         confidence=0.9,
         facts={
             "epoch_batches": {
@@ -168,16 +192,23 @@ def finished_early_verdict(
     if departure is not None:
         reason = skipped_rest_of_epoch.departure_reason(inputs, departure, waiting, "ended")
         return stall_verdict(inputs, early, reason, waiting, unfinished)
-    done = completed_batches(inputs, early[0])
-    others_done = max((completed_batches(inputs, r) or 0 for r in waiting), default=0)
-    after = f" after {done} batches" if done is not None else ""
+    if inputs.fold.program is not None:  # its batches are unknown
+        steps = {r: p.global_step for r, p in inputs.pulses_of({early[0], *waiting}).items()}
+        others_step = max((steps[r] for r in waiting if r in steps), default=steps[early[0]]) + 1
+        text = f"finished early after step {steps[early[0]]} while others are at step {others_step}"
+        remedy = _PROGRAM_REMEDY
+    else:
+        done = completed_batches(inputs, early[0])
+        others_done = max((completed_batches(inputs, r) or 0 for r in waiting), default=0)
+        after = f" after {done} batches" if done is not None else ""
+        text = f"finished early{after} while others are at batch {others_done + 1}"
+        remedy = f"{EQUAL_BATCHES} limit_train_batches."
     reason = StallReason(
         kind=VerdictKind.FINISHED_EARLY,
-        text=f"finished early{after} while others are at batch {others_done + 1}: batch counts"
-        " differ (uneven)",
+        text=f"{text}: batch counts differ (uneven)",
         activity=Activity.FAULT,
         place="ended",
-        remedy=f"{EQUAL_BATCHES} limit_train_batches.",
+        remedy=remedy,
         confidence=0.9,
     )
     return stall_verdict(inputs, early, reason, waiting, unfinished)
