@@ -8,14 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from ltui.training.config.run_spec import StallPolicy
+from ltui.training.diagnosis.judge import Judgement
+from ltui.training.diagnosis.judge_input import Death, JudgeInput
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.lifecycle.stop_escalation import INTERRUPT_S, StopEscalation, StopStage
 from ltui.training.process.identity import ProcessIdentity
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.supervise import stop_controller
 from ltui.training.supervise.stop_controller import NOT_STOPPED, StopController
+from ltui.training.supervise.watchdog.rank_judge import HealthMonitor
 from ltui.training.tensor_queue.control_block import Command
 from tests.required import required
+from tests.state.records import SECOND
 from tests.supervise.conftest import Runs
 
 
@@ -65,6 +70,29 @@ def test_kill_cuts_a_stop_short(runs: Runs) -> None:
     runs.until(run, lambda s: s.state is RunState.STOPPING)
     runs.order(run, "kill")
     assert "killed on request" in required(runs.ended(run).detail)
+
+
+@pytest.mark.parametrize("requested_at", [1, 2])
+def test_only_ranks_that_died_before_the_end_was_requested_are_reported(requested_at: int) -> None:
+    monitor = HealthMonitor()
+
+    def judged(tick: int, *dead: int) -> Judgement:
+        inputs = JudgeInput(
+            now_ns=tick * SECOND,
+            now_s=tick,
+            pulses={0: None, 1: None},
+            policy=StallPolicy(),
+            history=monitor.history,
+            dead=frozenset(dead),
+            deaths={rank: Death(signal="SIGTERM") for rank in dead},
+        )
+        return monitor.judge(inputs, end_requested=tick >= requested_at)
+
+    first, second, third = judged(1, 0), judged(2, 0, 1), judged(3)
+    died_before = [] if requested_at == 1 else [(0,)]
+    assert [verdict.culprits for verdict in first.verdicts] == died_before
+    assert second.verdicts == ()
+    assert [v.culprits for v in (*second.ended, *third.ended)] == died_before
 
 
 def test_ranks_that_cannot_save_are_not_forced(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis.judge import Judgement, judge
 from ltui.training.diagnosis.judge_input import HealthHistory, JudgeInput
+from ltui.training.state.run_snapshot import Verdict
 
 
 class HealthMonitor:
@@ -50,15 +51,17 @@ class HealthMonitor:
 
     def _without_requested_deaths(self, judgement: Judgement, end_requested: bool) -> Judgement:
         """Remove verdicts on ranks that died because the run was asked to end."""
-        dead = {r for v in judgement.verdicts if v.level == VerdictLevel.DEAD for r in v.culprits}
         if not end_requested:
+            verdicts = judgement.verdicts
+            dead = {r for v in verdicts if v.level == VerdictLevel.DEAD for r in v.culprits}
             self._dead_before_end = dead
             return judgement
-        if dead <= self._dead_before_end:
-            return judgement
-        verdicts = tuple(
+        active, ended = map(self._not_requested, (judgement.verdicts, judgement.ended))
+        return replace(judgement, verdicts=active, ended=ended)
+
+    def _not_requested(self, verdicts: tuple[Verdict, ...]) -> tuple[Verdict, ...]:
+        return tuple(
             v
-            for v in judgement.verdicts
+            for v in verdicts
             if v.level != VerdictLevel.DEAD or self._dead_before_end >= {*v.culprits}
         )
-        return replace(judgement, verdicts=verdicts)
