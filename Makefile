@@ -57,7 +57,10 @@ lint: $(VENV)/.installed-test
 build/path/ltui:
 	@mkdir -p build/path && ln -sfn ../.. build/path/ltui
 
-types: $(VENV)/.installed-test build/path/ltui
+build/path/ltui_rank:
+	@mkdir -p build/path && ln -sfn ../../training/rank_api build/path/ltui_rank
+
+types: $(VENV)/.installed-test build/path/ltui build/path/ltui_rank
 	@echo '== mypy --strict'
 	@$(VENV)/bin/mypy -p ltui.app -p ltui.training -p ltui.widgets -p ltui.presets -p tests
 
@@ -82,7 +85,7 @@ nodes: $(VENV)/.installed-test
 	@$(PY) -m pytest -m nodes -rfEs
 
 # Installs the oldest and the newest supported Lightning and torch below build/versions.
-versions: $(VENV)/.installed-test build/path/ltui
+versions: $(VENV)/.installed-test build/path/ltui build/path/ltui_rank
 	@$(PY) -m tests.versions
 
 bench: $(VENV)/.installed-test

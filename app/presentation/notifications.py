@@ -101,8 +101,8 @@ def refusal(snapshot: RunSnapshot | None, action: str, *, readonly: bool) -> str
         return f"{name} has ended: there is nothing to {ACTION_VERBS[action]}"
     if snapshot.state in BEFORE_TRAINING and action in ("pause", "checkpoint"):
         return f"{name} is {state_word(snapshot)}: its ranks have not started to train yet"
-    if action == "checkpoint" and snapshot.program is not None:
-        return f"ltui cannot save a checkpoint of {name}: it is a program without Lightning"
+    if action == "checkpoint" and not snapshot.saves_checkpoints:
+        return f"{name} has not told ltui how to save a checkpoint (ltui_rank.on_checkpoint)"
     if snapshot.state is RunState.STOPPING and action != "kill":
         return f"{name} is already stopping. Press k to kill it"
     return None

@@ -48,7 +48,7 @@ class RunCommandScreen(FullScreen[None]):
     def action_stop(self) -> None:
         if not self.is_refused("stop") and self.snapshot is not None:
             confirmation = "stopping after the current step, with a checkpoint"
-            if self.snapshot.program is not None:
+            if not self.snapshot.saves_checkpoints:
                 confirmation = "stopping it by SIGTERM"
             question = StopScreen(stop_question(self.snapshot))
             self._send_after(question, {"cmd": "stop"}, confirmation)

@@ -31,11 +31,11 @@ class StopScreen(ConfirmScreen):
 
 def stop_question(snapshot: RunSnapshot) -> str:
     """Explain what a stop does, and how to resume the run."""
-    if snapshot.program is not None:
+    if not snapshot.saves_checkpoints:
         return (
             f"Stop {clean_name(snapshot.name)}?\n"
-            "It gets SIGTERM and ends. ltui saves no checkpoint of a program without Lightning:\n"
-            "only what the program saves itself is kept."
+            "It gets SIGTERM and ends. The program has not told ltui how to save a checkpoint:\n"
+            "only what it saves itself is kept."
         )
     step = snapshot.global_step
     now = f" (now at step {formats.step(step)})" if step else ""
@@ -59,6 +59,6 @@ def kill_question(snapshot: RunSnapshot) -> str:
             f"Its last checkpoint is from step {formats.step(saved.global_step)}: "
             f"{formats.count(done)} {steps} will be lost."
         )
-    gentle = "by SIGTERM" if snapshot.program is not None else "with a checkpoint"
+    gentle = "by SIGTERM" if not snapshot.saves_checkpoints else "with a checkpoint"
     instead = f"To stop it {gentle} instead, press s on the run's screen."
     return f"Kill {name}? All its processes end at once.\n{lost}\n{instead}"

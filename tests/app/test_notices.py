@@ -95,11 +95,11 @@ def test_a_stop_that_could_not_save_is_said_as_an_error() -> None:
 
 def test_no_checkpoint_is_promised_of_a_program_without_lightning() -> None:
     lightning = snapshot(state=RunState.RUNNING)
-    plain = replace(lightning, program="PyTorch DDP")
+    plain = replace(lightning, program="PyTorch DDP", saves_checkpoints=False)
     assert "saves a checkpoint" in stop_question(lightning)
-    assert "ltui saves no checkpoint" in stop_question(plain)
+    assert "only what it saves itself is kept" in stop_question(plain)
     assert "with a checkpoint" in kill_question(lightning)
     assert "with a checkpoint" not in kill_question(plain)
     assert refusal(lightning, "checkpoint", readonly=False) is None
-    assert "without Lightning" in str(refusal(plain, "checkpoint", readonly=False))
+    assert "has not told ltui how to save" in str(refusal(plain, "checkpoint", readonly=False))
     assert refusal(plain, "pause", readonly=False) is None

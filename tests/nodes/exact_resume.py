@@ -218,7 +218,7 @@ def _full_disk_of_the_other_node() -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(part))
 
     if HERE.rank == HERE.ranks - 1:
-        patch.object(save_checkpoint, "_write_state", write_state).start()
+        patch.object(save_checkpoint, "write_state", write_state).start()
 
 
 def _no_space_at_the_head() -> None:

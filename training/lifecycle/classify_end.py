@@ -187,8 +187,8 @@ def _at(facts: EndFacts) -> str:
 def _saved(facts: EndFacts) -> str:
     """Return a phrase that names the checkpoint from which the run can be resumed."""
     complete = [c for c in facts.checkpoints if c.ok is not False]
-    if not complete and _cannot_save(facts):
-        return "ltui saves no checkpoints of a program without Lightning"
+    if not complete and not facts.fold.saves_checkpoints:
+        return "the program has not told ltui how to save a checkpoint"
     if not complete:
         return "no checkpoint was saved"
     last = max(complete, key=lambda c: (c.saved_at or 0.0, c.global_step))

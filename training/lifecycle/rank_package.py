@@ -103,6 +103,7 @@ def _files() -> dict[str, bytes]:
         f"ltui/training/{path.relative_to(training).as_posix()}": path.read_bytes()
         for path in sources
     }
+    files["ltui_rank/__init__.py"] = (training / "rank_api" / "__init__.py").read_bytes()
     files["sitecustomize.py"] = _SITE.encode()
     files["ltui_rank-0.dist-info/METADATA"] = _METADATA.encode()
     files["ltui_rank-0.dist-info/entry_points.txt"] = _ENTRY_POINTS.encode()

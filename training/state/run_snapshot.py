@@ -293,6 +293,8 @@ class RunSnapshot:
     """The user's command in a run started by ``ltui exec``."""
     program: str | None = None
     """What kind of program the command is, as ``PyTorch DDP``; None with Lightning's Trainer."""
+    saves_checkpoints: bool = True
+    """False if ltui cannot save a checkpoint of this program."""
     attempt: int = 1
     created_at: float | None = None
     started_at: float | None = None

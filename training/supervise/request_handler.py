@@ -140,7 +140,7 @@ class RequestHandler:
                 raise ValueError("the ranks have not begun to train yet.")
             raise ValueError(f"this command sends no telemetry, so ltui cannot {command} it.")
         if command == "checkpoint" and not self._attempt.fold.saves_checkpoints:
-            raise ValueError("ltui cannot save a checkpoint of a program without Lightning.")
+            raise ValueError("the program has not told ltui how to save a checkpoint.")
         if snapshot.state is RunState.STOPPING:
             raise ValueError("the run is stopping.")
         if snapshot.state is RunState.QUEUED:

@@ -56,6 +56,7 @@ def build_snapshot(
         preset=spec.preset,
         command=spec.command,
         program=fold.program,
+        saves_checkpoints=fold.saves_checkpoints,
         attempt=live.number,
         created_at=spec.created_at,
         started_at=live.started_at,
@@ -168,7 +169,7 @@ def final_snapshot(
     ranks = {rank.rank: rank for rank in now.ranks}
     for rank in codes.keys() - ranks.keys():  # failed before it sent telemetry
         ranks[rank] = RankSnapshot(rank=rank, state=RankState.DEAD)
-    if end.state is RunState.STOPPED and now.program is not None:
+    if end.state is RunState.STOPPED and not now.saves_checkpoints:
         # Ranks that the signal of a stop has ended, as requested.
         ranks = {number: replace(rank, state=RankState.ENDED) for number, rank in ranks.items()}
     return replace(

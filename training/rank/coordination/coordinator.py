@@ -28,7 +28,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ltui.training.rank.channel import Channel
 from ltui.training.rank.checkpoint_files import prune_periodic
@@ -54,6 +54,9 @@ from ltui.training.rank.resume.exact_state import ExactState
 from ltui.training.rank.resume.loop_counters import BoundaryKind, can_act_at, checkpoint_amendment
 from ltui.training.tensor_queue.control_block import ControlFile
 from ltui.training.tensor_queue.record_types import Outcome, Phase
+
+if TYPE_CHECKING:
+    from ltui.training.rank.program.program_checkpoint import ProgramCheckpoint
 
 _BARRIER_POLL_S = 0.001
 """Seconds between reads of the other ranks' states while this rank waits for them."""
@@ -97,12 +100,15 @@ class RankCoordinator:
         self._leader: RequestLeader | None = None
         if rank == 0:
             self._leader = RequestLeader(self._control, self._table, environment, self._best)
-        self._saves = 0
+        self._results = 0
+        """How many results of a save this rank has stored."""
         self._departed = False
         self.exact: ExactState | None = None
         """The exact state of the running Trainer."""
         self.nodes: NodeFolders | None = None
         """Where the nodes keep checkpoints, if the run has several."""
+        self.program: ProgramCheckpoint | None = None
+        """How a program without a Trainer saves, if it can."""
         self.error_of_program: Exception | None = None
         """What a signal handler of the program raised while this rank waited for others."""
 
@@ -197,19 +203,21 @@ class RankCoordinator:
 
     # Waiting for the other ranks.
 
-    def _wait_for(self, poll: Callable[[], bool | None]) -> bool:
+    def _wait_for(self, poll: Callable[[], bool | None], patience_s: float | None = None) -> bool:
         """Call ``poll`` until it returns True or False, and return that.
 
         Return False if the process of another rank has ended: the next collective fails, which
-        ends this rank too. Raise ``TimeoutError`` if the patience of this rank ends.
+        ends this rank too. Raise ``TimeoutError`` after ``patience_s``, by default the patience of
+        this rank.
         """
-        give_up_at = time.monotonic() + self._patience_s
+        patience_s = self._patience_s if patience_s is None else patience_s
+        give_up_at = time.monotonic() + patience_s
         check_peers_at = time.monotonic() + _PEER_CHECK_S
         while (answer := poll()) is None:
             self._sleep(_BARRIER_POLL_S)
             if time.monotonic() >= check_peers_at:
                 if time.monotonic() >= give_up_at:
-                    raise TimeoutError(f"not all ranks were here within {self._patience_s:.0f} s")
+                    raise TimeoutError(f"not all ranks were here within {patience_s:.0f} s")
                 check_peers_at = time.monotonic() + _PEER_CHECK_S
                 self._channel.pulse.beat()
                 if self._table.dead_peers():
@@ -285,18 +293,22 @@ class RankCoordinator:
         manifest_fields = {"attempt": environment.attempt, "fit": fit}
         if reason == "best":
             manifest_fields |= self._best.take_manifest_fields()
-        saved = save_checkpoint(
-            trainer,
-            environment.checkpoints_dir if self.nodes is None else self.nodes.folder,
-            reason,
-            manifest_fields=manifest_fields,
-            amend=checkpoint_amendment(trainer, boundary),
-            rank_state=None if exact is None else lambda: exact.state(boundary),
-            nodes=self.nodes,
-        )
-        self._saves += 1
-        self._table.set_save_result(self._saves, ok=saved.error is None)
-        ok = self._wait_for(lambda: self._table.save_results(self._saves))
+        folder = environment.checkpoints_dir if self.nodes is None else self.nodes.folder
+        if self.program is not None:
+            saved = self.program.save(
+                folder, reason, trainer.global_step, self._agree, manifest_fields
+            )
+        else:
+            saved = save_checkpoint(
+                trainer,
+                folder,
+                reason,
+                manifest_fields=manifest_fields,
+                amend=checkpoint_amendment(trainer, boundary),
+                rank_state=None if exact is None else lambda: exact.state(boundary),
+                nodes=self.nodes,
+            )
+        ok = self._agree(saved.error is None)
         if self._leader is not None:
             self._leader.saved_at = time.monotonic()
         step, epoch, path = trainer.global_step, trainer.current_epoch, str(saved.path)
@@ -326,6 +338,14 @@ class RankCoordinator:
         if self._leader and reason == "periodic":
             prune_periodic(environment.checkpoints_dir, environment.checkpoint_keep)
         return path
+
+    def _agree(self, ok: bool) -> bool:
+        """Store how a part of a save ended here, wait, and return True if it is ok on all ranks."""
+        self._results += 1
+        number = self._results
+        self._table.set_save_result(number, ok=ok)
+        # Writing a large checkpoint takes longer than the patience of a rank.
+        return self._wait_for(lambda: self._table.save_results(number), math.inf)
 
     def save_at_end(self, trainer: Any, fit: int, boundary: BoundaryKind) -> None:
         """Save the last checkpoint of a run that has periodic checkpoints."""

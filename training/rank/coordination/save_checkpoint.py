@@ -94,7 +94,7 @@ def save_checkpoint(
             with _own_path(trainer.strategy, temporary, nodes):
                 trainer.strategy.save_checkpoint(checkpoint, str(temporary))
             if state is not None:
-                _write_state(own_part, state)
+                write_state(own_part, state)
     except Exception as failure:  # noqa: BLE001  (every rank must reach the barrier below)
         error = f"{type(failure).__name__}: {failure}"
         remove(own_part)
@@ -156,7 +156,8 @@ def saves_with_all_ranks(strategy: Any) -> bool:
     return base is None or type(strategy).save_checkpoint is not base.save_checkpoint
 
 
-def _write_state(part: Path, state: dict[str, Any]) -> None:
+def write_state(part: Path, state: dict[str, Any]) -> None:
+    """Write the own state of a rank and flush it. Raises ``OSError``."""
     # Every rank writes, and the first one creates the folder.
     part.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with part.open("wb") as file:

@@ -1,7 +1,7 @@
 """The rank of a program without a Trainer: it begins with the first step of an optimizer.
 
-It sends the steps (``step_telemetry.py``) and pauses with the other ranks at the end of a step. It
-saves no checkpoint, because it does not know what the program would have to save.
+It sends the steps (``step_telemetry.py``), and acts on requests with the other ranks at the end of
+a step. It saves checkpoints if the program has said how (``program_checkpoint.py``).
 
 The ranks may only wait for each other if all of them take the same steps. DDP, FSDP and DeepSpeed
 combine the gradients of all ranks before each step, so under these they do, except where a rank
@@ -14,6 +14,7 @@ import atexit
 import contextlib
 import multiprocessing.util
 import os
+import signal
 import sys
 from types import TracebackType
 
@@ -21,21 +22,24 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ltui.training.rank import torch_internals
-from ltui.training.rank.channel import Channel, current_channel, open_channel
+from ltui.training.rank.channel import Channel
 from ltui.training.rank.coordination.coordinator import RankCoordinator
-from ltui.training.rank.environment import RankEnvironment, rank_from_environment
+from ltui.training.rank.coordination.stop_signals import StopSignals
+from ltui.training.rank.environment import RankEnvironment
 from ltui.training.rank.heartbeat.heartbeat_thread import start_heartbeat_thread
 from ltui.training.rank.metric_records import send_metrics
 from ltui.training.rank.program.attach import call_after_steps, ignore_step
 from ltui.training.rank.program.logged_values import Values, logged_values
+from ltui.training.rank.program.program_checkpoint import PathFunction, ProgramCheckpoint
 from ltui.training.rank.program.program_kind import (
     ProgramKind,
     find_module_of,
     read_program_kind,
     trained_parameter,
 )
-from ltui.training.rank.program.rank_claim import claim_rank
+from ltui.training.rank.program.rank_claim import open_own_channel, read_place
 from ltui.training.rank.program.step_telemetry import StepTelemetry
+from ltui.training.rank.program.tracked_loop import stack
 from ltui.training.rank.resume.loop_counters import BoundaryKind
 from ltui.training.tensor_queue.record_types import Outcome, Phase
 
@@ -43,29 +47,45 @@ PATIENCE_S = 60.0
 """Seconds that a rank waits for the others at the end of a step, before it goes on alone."""
 _FIT = 1
 """The number of the only training of a program. Lightning's Trainer counts each ``fit``."""
+_EVALUATION, _PROGRAM = BoundaryKind.EVALUATION, BoundaryKind.PROGRAM
 
 _current: ProgramRank | None = None
+_checkpoint: ProgramCheckpoint | None = None
+"""How the program saves and loads, if it has said so."""
 
 
 def start(optimizer: torch.optim.Optimizer) -> None:
     """Make this process a rank, unless a Trainer or another process is that rank already."""
     global _current
-    environment = RankEnvironment.read(os.environ)
-    channel = current_channel()
-    trainer_trains = channel is not None and channel.hello_sent
-    in_worker = torch.utils.data.get_worker_info() is not None
-    rank, world_size = _place()
-    if (
-        environment is None
-        or trainer_trains
-        or in_worker
-        or not claim_rank(environment.queue_dir, rank)
-    ):
+    channel = open_own_channel()
+    if channel is None or channel.hello_sent:  # Lightning's Trainer trains
         logged_values.end()
-        return
-    kind = read_program_kind()
-    channel = open_channel(environment, rank)
-    _current = ProgramRank(channel, kind, world_size, optimizer)
+    else:
+        _current = ProgramRank(channel, optimizer)
+
+
+def register(save: PathFunction, load: PathFunction, all_ranks: bool | None) -> bool:
+    """Have checkpoints saved by ``save``. Return True if the program resumes, by ``load``.
+
+    Raises what ``load`` raises.
+    """
+    global _checkpoint
+    channel = open_own_channel()
+    if channel is None:
+        return False
+    if channel.hello_sent:
+        text = "on_checkpoint was called after the first step, so ltui saves no checkpoints."
+        channel.event("warning", text, remedy="Call it before the loop.")
+        return False
+    rank, world_size = read_place()
+    if all_ranks is None:
+        all_ranks = read_program_kind().is_sharded
+    _checkpoint = ProgramCheckpoint(save, load, rank, world_size, all_ranks)
+    path = channel.environment.resume_from
+    if path is None:
+        return False
+    _checkpoint.resume(path)
+    return True
 
 
 def stop_watching() -> None:
@@ -76,40 +96,33 @@ def stop_watching() -> None:
         current.detach()
 
 
-def _place() -> tuple[int, int]:
-    """Return this process's rank and the number of ranks."""
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    rank = rank_from_environment(os.environ)
-    return (0, 1) if rank is None else (rank, int(os.environ["WORLD_SIZE"]))
-
-
 class ProgramRank:
     """Hooks of torch that watch this process's training, and what they report to."""
 
-    def __init__(
-        self,
-        channel: Channel,
-        kind: ProgramKind,
-        world_size: int,
-        optimizer: torch.optim.Optimizer,
-    ) -> None:
+    def __init__(self, channel: Channel, optimizer: torch.optim.Optimizer) -> None:
         """Begin after the first step of ``optimizer``."""
         channel.fit_count = _FIT
-        channel.pulse.set(phase=Phase.COMPUTE, epoch=-1, global_step=1)
-        self._channel, self._kind = channel, kind
+        self._channel, self._kind = channel, read_program_kind()
         self._coordinator: RankCoordinator | None = None
-        self.global_step = 1
+        self._signals: StopSignals | None = None
+        self._step_is_over = not stack.loops
+        """False if the body of a tracked loop still belongs to the last step."""
+        self.current_epoch = None
+        resumed = None if _checkpoint is None else _checkpoint.resumed
+        self.global_step = 1 if resumed is None else resumed.global_step + 1
+        channel.pulse.set(phase=Phase.COMPUTE, epoch=-1, global_step=self.global_step)
         parameter = trained_parameter(optimizer)
         device = parameter.device
+        _, world_size = read_place()
+        reason = _why_no_agreement(self._kind, channel.environment, world_size)
+        saves = _checkpoint is not None and reason is None and channel.environment.nodes == 1
         local_rank = os.environ.get("LOCAL_RANK", "")
         channel.send_hello(
             device,
             int(local_rank) if local_rank.isdigit() else channel.rank,
             world_size,
             program=self._kind.describe(),
-            saves=False,
+            saves=saves,
             strategy=self._kind.wrapper,
         )
         self._telemetry = StepTelemetry(
@@ -117,17 +130,36 @@ class ProgramRank:
             optimizer,
             device,
             find_module_of(parameter),
-            self._pass_boundary,
+            self._step_ended,
             self._send_waiting,
             self._telemetry_failed,
         )
+        self._telemetry.global_step = self.global_step
         start_heartbeat_thread(
             channel.environment.run_dir, channel.environment.attempt, channel.rank
         )
-        self._begin_coordination(world_size)
+        self._begin_coordination(world_size, reason, _checkpoint if saves else None)
+        self._report_resume(saves=saves)
         self._attach()
         self._values_are_missing = False
         logged_values.begin(self._send_values, lambda: self.global_step)
+
+    def _report_resume(self, *, saves: bool) -> None:
+        """Send where the program has resumed, and what of that is not exact."""
+        send, environment = self._channel.event_from_rank_0, self._channel.environment
+        if _checkpoint is not None and not saves and environment.nodes > 1:
+            send("note", "ltui saves checkpoints of such a program on one machine only.")
+        resumed = None if _checkpoint is None else _checkpoint.resumed
+        if environment.resume_from is not None and resumed is None:
+            text = f"The program does not load {environment.resume_from.name}: it starts anew."
+            send("warning", text, remedy="Call ltui_rank.on_checkpoint before the loop.")
+        if _checkpoint is None or resumed is None:
+            return
+        step, name = resumed.global_step, resumed.path.name
+        text = f"Resumed at step {step} from {name}."
+        send("resumed", text, path=str(resumed.path), global_step=step, step=step, epoch=None)
+        if _checkpoint.inexact:
+            send("note", f"Not exact from here: {'; '.join(dict.fromkeys(_checkpoint.inexact))}.")
 
     def _attach(self) -> None:
         telemetry = self._telemetry
@@ -173,26 +205,48 @@ class ProgramRank:
 
     # What all ranks do together.
 
-    def _begin_coordination(self, world_size: int) -> None:
+    def _begin_coordination(
+        self, world_size: int, reason: str | None, checkpoint: ProgramCheckpoint | None
+    ) -> None:
         channel = self._channel
-        reason = _why_no_agreement(self._kind, channel.environment, world_size)
         if reason is not None:
             channel.event("steering_off", f"This rank cannot pause: {reason}.", error=reason)
             return
         try:
-            self._coordinator = RankCoordinator(channel, channel.rank, world_size, PATIENCE_S)
+            coordinator = RankCoordinator(channel, channel.rank, world_size, PATIENCE_S)
+            coordinator.program, self._coordinator = checkpoint, coordinator
+            if checkpoint is not None and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+                self._signals = StopSignals(coordinator.request_stop)
+                self._signals.install()
         except Exception as error:  # noqa: BLE001
             self._leave(error)
+        stack.end_of_body = self._body_ended
 
-    def _pass_boundary(self, step: int) -> bool:
-        """Pass the end of a step. Return True if the ranks waited there."""
+    def _step_ended(self, step: int) -> bool:
+        """Pass the end of a step, or let the tracked loop do so. Return True if ranks waited."""
         self.global_step = step
-        if self._coordinator is None:
+        if stack.loops:
+            self._step_is_over = False
             return False
+        return self._pass_boundary()
+
+    def _body_ended(self) -> None:
+        """Pass the end of the last step, now that the body of the loop has ended."""
+        if not self._step_is_over:
+            self._step_is_over = True
+            if self._pass_boundary():
+                self._telemetry.restart()
+
+    def _pass_boundary(self) -> bool:
+        """Pass the end of a step. Return True if the ranks waited there."""
+        coordinator = self._coordinator
+        if coordinator is None:
+            return False
+        kind = _EVALUATION if coordinator.program is None else _PROGRAM
         try:
-            return self._coordinator.pass_boundary(self, BoundaryKind.EVALUATION, _FIT, step)
+            return coordinator.pass_boundary(self, kind, _FIT, self.global_step)
         except Exception as error:
-            if self._coordinator.error_of_program is error:
+            if coordinator.error_of_program is error:
                 raise
             self._leave(error)
             return True
@@ -203,6 +257,8 @@ class ProgramRank:
         with contextlib.suppress(Exception):
             if coordinator is not None:
                 coordinator.leave()
+            if self._signals is not None:
+                self._signals.restore_defaults()
             reason = f"{type(error).__name__}: {error}"
             text = f"This rank cannot pause any more: {reason}."
             self._channel.event("steering_off", text, error=reason)

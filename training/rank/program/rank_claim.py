@@ -12,8 +12,37 @@ import fcntl
 import os
 from pathlib import Path
 
+import torch
+
+from ltui.training.rank.channel import Channel, current_channel, open_channel
+from ltui.training.rank.environment import RankEnvironment, rank_from_environment
+
 _claims: dict[Path, int] = {}
 """Claimed file -> its descriptor, which stays open: closing it would give the lock up."""
+
+
+def open_own_channel() -> Channel | None:
+    """Return the channel of this process if it is a rank, else None.
+
+    A process is no rank if it belongs to no run, is a worker of a DataLoader, or was started by the
+    process that is that rank. Raises ``OSError``.
+    """
+    environment = RankEnvironment.read(os.environ)
+    if environment is None or torch.utils.data.get_worker_info() is not None:
+        return None
+    if (channel := current_channel()) is not None:
+        return channel
+    rank, _ = read_place()
+    return open_channel(environment, rank) if claim_rank(environment.queue_dir, rank) else None
+
+
+def read_place() -> tuple[int, int]:
+    """Return this process's rank and the number of ranks."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    rank = rank_from_environment(os.environ)
+    return (0, 1) if rank is None else (rank, int(os.environ["WORLD_SIZE"]))
 
 
 def claim_rank(queue_dir: Path, rank: int) -> bool:

@@ -47,16 +47,16 @@ class StepTelemetry:
 
     ``module`` is a part of the model that the optimizer trains: outside of its training mode the
     program evaluates.
-    ``pass_boundary`` is called with the number of each step, and returns True if it has waited.
+    ``step_ended`` is called with the number of each step, and returns True if it has waited.
     ``send_waiting`` is called twice a second at most. ``failed`` is called with an error in the
     telemetry, which is then off.
     """
 
     __slots__ = (
         *("_channel", "_device", "_failed", "_fetch_ns", "_first", "_loads", "_mark"),
-        *("_module", "_optimizer_began", "_optimizer_ns", "_other_steps", "_pass_boundary"),
-        *("_periodic_due", "_publish", "_pulse", "_row", "_samples", "_send_waiting"),
-        *("_step_began", "_thread", "_validating", "_wall_offset_s", "global_step"),
+        *("_module", "_optimizer_began", "_optimizer_ns", "_other_steps", "_periodic_due"),
+        *("_publish", "_pulse", "_row", "_samples", "_send_waiting", "_step_began"),
+        *("_step_ended", "_thread", "_validating", "_wall_offset_s", "global_step"),
     )
 
     def __init__(
@@ -65,12 +65,12 @@ class StepTelemetry:
         optimizer: torch.optim.Optimizer,
         device: torch.device,
         module: torch.nn.Module | None,
-        pass_boundary: Callable[[int], bool],
+        step_ended: Callable[[int], bool],
         send_waiting: Callable[[], None],
         failed: Callable[[BaseException], None],
     ) -> None:
         self._channel, self._device = channel, device
-        self._pass_boundary, self._send_waiting, self._failed = pass_boundary, send_waiting, failed
+        self._step_ended, self._send_waiting, self._failed = step_ended, send_waiting, failed
         self._pulse, self._mark = channel.pulse, channel.pulse.mark
         row = channel.queue.row(_STEP, len(StepField))
         self._publish, self._row = row.publish, row.fields
@@ -92,6 +92,7 @@ class StepTelemetry:
         self._periodic_due = 0
         self._wall_offset_s = 0.0
         self.global_step = 1
+        """Steps that the program has made."""
         self._step_began = clock()
 
     # The optimizer.
@@ -141,8 +142,8 @@ class StepTelemetry:
         except Exception as error:  # noqa: BLE001
             self._failed(error)
             return
-        if self._pass_boundary(step):
-            self._restart(clock())
+        if self._step_ended(step):
+            self.restart()
 
     def _follows(self, optimizer: Any) -> bool:
         """Return True if this optimizer has taken the place of the first one.
@@ -156,9 +157,9 @@ class StepTelemetry:
         self.global_step += _OTHER_STEPS
         return True
 
-    def _restart(self, now: int) -> None:
+    def restart(self) -> None:
         """Exclude the time since the last step (a pause, a validation) from the next one."""
-        self._step_began = now
+        self._step_began = clock()
         self._fetch_ns = self._optimizer_ns = 0
         self._samples = 0.0 if self._loads else math.nan
 
@@ -195,7 +196,7 @@ class StepTelemetry:
             began, mark, module = clock(), self._mark, self._module
             training = torch.is_grad_enabled() and (module is None or module.training)
             if training and self._validating:
-                self._restart(began)
+                self.restart()
             self._validating = not training
             mark[1] = began
             mark[0] = _FETCH if training else _VALIDATION
@@ -208,7 +209,7 @@ class StepTelemetry:
                 if training:
                     self._fetch_ns += now - began
                 else:
-                    self._restart(now)
+                    self.restart()
             if not self._loads and training:
                 self._loads, self._samples = True, 0.0
             if self._loads:
@@ -243,6 +244,8 @@ class StepTelemetry:
         """Send that the program wrote a file, which may be a checkpoint."""
         try:
             path = os.path.abspath(os.fsdecode(path))
+            if path.startswith(f"{self._channel.environment.checkpoints_dir}{os.sep}"):
+                return  # a part of a checkpoint that ltui reports
             text = f"The program saved {path}."
             self._channel.event(
                 "script_checkpoint", text, path=path, global_step=self.global_step, epoch=None

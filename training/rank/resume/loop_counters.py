@@ -42,6 +42,8 @@ class BoundaryKind(Enum):
     """The end of a batch of ``validate``, ``test`` or ``predict``."""
     END = "end"
     """The end of an epoch after its last hook, or of training before ``on_train_end``."""
+    PROGRAM = "program"
+    """The end of a step of a program without a Trainer that can save a checkpoint."""
 
 
 def can_act_at(trainer: Any, boundary: BoundaryKind) -> bool:

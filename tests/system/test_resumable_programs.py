@@ -1,0 +1,134 @@
+"""``ltui exec`` of programs that have told ltui how to save: stop, resume, and what goes wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.system.conftest import LIVE, SCRIPTS, Ltui
+
+PROGRAM = str(SCRIPTS / "resumable_program.py")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone")
+STEPS = 120
+
+pytestmark = pytest.mark.timeout(400)
+
+
+def start(ltui: Ltui, kind: str, *, ranks: int = 2, step_s: float = 0.03) -> None:
+    launcher = TORCHRUN if ranks == 2 else (sys.executable,)
+    ltui("exec", "--detach", "--", *launcher, PROGRAM, kind, str(step_s))
+
+
+def ended(ltui: Ltui) -> dict[str, Any]:
+    snapshot = ltui.wait(lambda s: s["state"] not in LIVE)
+    ltui.wait_until_alone()
+    return snapshot
+
+
+def losses(folder: Path, rank: int) -> list[str]:
+    return (folder / f"losses-{rank}.txt").read_text(encoding="utf-8").splitlines()
+
+
+def without_ltui(ltui: Ltui, tmp_path: Path, kind: str) -> Path:
+    """Run the program alone, with its lines of ``ltui_rank``. Return the folder of its losses."""
+    folder = tmp_path / "alone"
+    folder.mkdir()
+    subprocess.run(
+        [*TORCHRUN, PROGRAM, kind, "0"],
+        cwd=folder,
+        env=ltui.environment,
+        capture_output=True,
+        check=True,
+    )
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["epochs", "range", "iterable"])
+def test_a_resumed_program_repeats_no_step_and_loses_none(
+    ltui: Ltui, tmp_path: Path, kind: str
+) -> None:
+    alone = without_ltui(ltui, tmp_path, kind)
+    start(ltui, kind)
+    for step in (10, 60):
+        ltui.wait_for_step(step)
+        ltui("stop", "last")
+        stopped = ended(ltui)
+        assert stopped["state"] == "stopped"
+        assert stopped["detail"].endswith("checkpoint verified")
+        assert stopped["program"] == "PyTorch DDP"
+        ltui("resume", "--detach", "last")
+    finished = ended(ltui)
+    assert finished["detail"] == f"finished at step {STEPS}"
+    for rank in (0, 1):
+        assert len(losses(ltui.cwd, rank)) == STEPS
+        assert losses(ltui.cwd, rank) == losses(alone, rank)
+        assert ltui.steps_on_record(rank) == list(range(1, STEPS + 1)), "a logged loss is missing"
+    assert finished["script_checkpoints"] == [], "the program's own part of a checkpoint"
+
+
+def test_a_signal_and_a_request_save_a_program_in_one_process(ltui: Ltui) -> None:
+    start(ltui, "range", ranks=1)
+    ltui.wait_for_step(5)
+    saved = ltui("checkpoint", "last")
+    assert "saved a checkpoint at step" in saved.stdout
+    os.kill(ltui.wait_for_step(15)["ranks"][0]["pid"], signal.SIGTERM)
+    stopped = ended(ltui)
+    assert (stopped["state"], stopped["ranks"][0]["state"]) == ("stopped", "ended")
+    assert [c["reason"] for c in stopped["checkpoints"]] == ["request", "stop"]
+    assert stopped["checkpoints"][1]["global_step"] == stopped["global_step"]
+    ltui("resume", "--detach", "last")
+    assert ended(ltui)["detail"] == f"finished at step {STEPS}"
+    assert len(losses(ltui.cwd, 0)) == STEPS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("refuses", "OSError: this program cannot save today"),
+        ("writes-nothing", "the program's save function wrote no file"),
+    ],
+)
+def test_a_program_that_cannot_save_trains_on(ltui: Ltui, kind: str, reason: str) -> None:
+    start(ltui, kind)
+    step = ltui.wait_for_step(5)["global_step"]
+    failed = ltui("stop", "last", check=None)
+    assert failed.returncode != 0
+    assert reason in failed.stdout + failed.stderr
+    ltui.wait_for_step(step + 10)
+    finished = ended(ltui)
+    assert finished["detail"] == f"finished at step {STEPS}"
+    assert finished["checkpoints"] == []
+    assert not list(Path(finished["run_dir"], "checkpoints").iterdir()), "a failed save left files"
+
+
+@pytest.mark.slow
+def test_a_load_that_raises_ends_the_resume_and_keeps_the_checkpoint(ltui: Ltui) -> None:
+    program = ltui.cwd / "program.py"
+    text = Path(PROGRAM).read_text(encoding="utf-8")
+    program.write_text(text, encoding="utf-8")
+    ltui("exec", "--detach", "--", *TORCHRUN, str(program), "range", "0.03")
+    ltui.wait_for_step(5)
+    ltui("stop", "last")
+    step = ended(ltui)["global_step"]
+    program.write_text(text.replace('self.kind == "bad-load"', "True"), encoding="utf-8")
+    ltui("resume", "--detach", "last")
+    failed = ended(ltui)
+    assert failed["state"] == "failed"
+    assert "ValueError: the model has another shape" in failed["detail"]
+    program.write_text(
+        text.replace("ltui.on_checkpoint(training.save, training.load)", "False"), encoding="utf-8"
+    )
+    ltui("resume", "--detach", "last")
+    begun = ended(ltui)
+    assert begun["state"] == "finished"
+    texts = [caution["what"] for caution in begun["cautions"]]
+    assert f"The program does not load step-{step:08d}-stop.ckpt: it starts anew." in texts
+    assert [c["global_step"] for c in begun["checkpoints"]] == [step]

@@ -1,0 +1,210 @@
+"""The loops that a program lets ltui follow, their positions, and how they resume there.
+
+A program calls ``optimizer.step()`` somewhere in the body of its loop; what follows in the body (a
+scheduler, a counter) belongs to the same step. Therefore, within a tracked loop, the boundary of a
+step is where the innermost loop asks for its next item.
+
+A checkpoint has the positions of all loops that the program is in, the outermost first. Only the
+items of the innermost one are over; an item of another loop is still in progress, so a resume hands
+it out again.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ltui.training.rank.resume.loader_positions import LoaderPositions
+from ltui.training.rank.resume.random_states import States, restore_random_states
+
+_POSITIONS = "ltui_positions"
+"""Attribute of a loader with its ``LoaderPositions``, which live as long as the loader."""
+
+
+class LoopStack:
+    """The tracked loops of this process. The outermost is the first of ``loops``."""
+
+    def __init__(self) -> None:
+        self.loops: list[TrackedLoop] = []
+        self.end_of_body: Callable[[], None] = _do_nothing
+        """Called when a loop asks for its next item: then a step may be over."""
+        self.inexact: Callable[[str], None] = _do_nothing_with
+        """Called with what a resume could not restore, as the middle of a sentence."""
+        self._saved: list[dict[str, Any]] = []
+        """The positions from which loops still have to continue."""
+        self._depth_saved = 0
+        self._states: States | None = None
+        self._device: torch.device | None = None
+        self.same_ranks = True
+
+    def positions(self) -> list[dict[str, Any]]:
+        """Return the positions of all loops, in weights-only types."""
+        return [loop.position() for loop in self.loops]
+
+    def resume(
+        self,
+        saved: list[dict[str, Any]],
+        states: States,
+        device: torch.device | None,
+        *,
+        same_ranks: bool,
+    ) -> None:
+        """Have the loops that begin continue from ``saved``, and then restore ``states``."""
+        self._saved, self._depth_saved = list(saved), len(saved)
+        self._states, self._device, self.same_ranks = states, device, same_ranks
+        if not saved:
+            self.restore_states()
+
+    def restore_states(self) -> None:
+        """Restore the random states, once the innermost loop continues."""
+        states, self._states = self._states, None
+        if states is not None:
+            restore_random_states(states, self._device)
+
+    def enter(self, loop: TrackedLoop) -> tuple[dict[str, Any] | None, bool]:
+        """Add a loop that begins. Return its saved position, and if that loop was the innermost."""
+        depth = len(self.loops)
+        self.loops.append(loop)
+        if depth != self._depth_saved - len(self._saved) or not self._saved:
+            return None, False
+        if self._saved[0]["name"] != loop.name:
+            return None, False
+        return self._saved.pop(0), not self._saved
+
+    def leave(self, loop: TrackedLoop) -> None:
+        """Remove a loop that has ended, and what was left within it."""
+        if loop in self.loops:
+            del self.loops[self.loops.index(loop) :]
+
+    def item_over(self, loop: TrackedLoop) -> None:
+        """Pass the end of a body. An inner loop that has not continued by now never will."""
+        self.end_of_body()
+        if self._saved and loop is self.loops[-1] and self._depth_saved > len(self._saved):
+            self._saved.clear()
+            self.inexact("a loop within the loop that continued was not tracked this time")
+            self.restore_states()
+
+
+def _do_nothing() -> None:
+    """The end of a body before the first step."""
+
+
+def _do_nothing_with(_text: str) -> None:
+    """Nobody asks."""
+
+
+stack = LoopStack()
+"""The loops of this process."""
+
+
+class TrackedLoop:
+    """An iterable of the program whose position is known."""
+
+    def __init__(self, items: Iterable[Any], name: str) -> None:
+        self.name = name
+        self._items = items
+        self._used = 0
+        self._passes: _LoaderPasses | None = None
+
+    def __len__(self) -> int:
+        return len(self._items)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the loader, such as ``dataset`` or ``sampler``."""
+        return getattr(self._items, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        saved, innermost = stack.enter(self)
+        try:
+            for item in self._begin(saved, innermost=innermost):
+                self._used += 1
+                yield item
+                stack.item_over(self)
+        finally:
+            stack.leave(self)
+
+    def position(self) -> dict[str, Any]:
+        """Return the position in weights-only types."""
+        passes = self._passes
+        loader = None if passes is None else passes.state()
+        return {"name": self.name, "used": self._used, "loader": loader}
+
+    def _begin(self, saved: dict[str, Any] | None, *, innermost: bool) -> Iterator[Any]:
+        self._used, items = 0, self._items
+        if saved is not None:
+            # The body of the last item of an outer loop is still in progress.
+            self._used = saved["used"] if innermost else max(0, saved["used"] - 1)
+        position = saved["loader"] if saved is not None and innermost else None
+        if isinstance(items, Sequence):
+            iterator: Iterator[Any] = itertools.islice(iter(items), self._used, None)
+        else:
+            self._passes = _passes_of(items)
+            iterator = self._passes.begin(position, self._used)
+            if position is None and self._used:
+                iterator = itertools.islice(iterator, self._used, None)
+                stack.inexact("a loader around another loop was read again from its beginning")
+        if innermost:
+            stack.restore_states()
+            if self._passes is not None and position is not None:
+                self._passes.restored(position)
+        return iterator
+
+
+class _LoaderPasses:
+    """The position of one loader in its present pass, and the number of passes before."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self._finished = -1
+        self._positions = LoaderPositions(lambda: self._finished)
+        self._positions.track([loader])
+
+    def begin(self, saved: dict[str, Any] | None, used: int) -> Iterator[Any]:
+        """Return the iterator of the pass that begins, after ``used`` items of ``saved``."""
+        positions = self._positions
+        self._finished += 1
+        if saved is None:
+            positions.epoch_begins()
+            return iter(self._loader)
+        self._finished = saved["passes"]
+        positions.resume(saved, used, same_ranks=stack.same_ranks, over=False)
+        positions.epoch_begins()
+        iterator = _CountingIterator(iter(self._loader))
+        positions.after_iterators_created(iterator, saved)
+        return iterator.items
+
+    def restored(self, saved: dict[str, Any]) -> None:
+        """Restore the loader's generators after the random states, and report what differs."""
+        positions = self._positions
+        positions.restore_generators(saved)
+        positions.check_dropped_indices()
+        for text in positions.inexact:
+            stack.inexact(text)
+        positions.inexact.clear()
+
+    def state(self) -> dict[str, Any]:
+        return {**self._positions.states(None), "passes": self._finished}
+
+
+class _CountingIterator:
+    """What ``LoaderPositions`` needs to read used items of a loader without a position again."""
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self.items = items
+        self.fetched = 0
+
+    def __next__(self) -> Any:
+        return next(self.items)
+
+
+def _passes_of(loader: Any) -> _LoaderPasses:
+    attributes = getattr(loader, "__dict__", None)
+    if attributes is None:  # a generator, of which there is one pass
+        return _LoaderPasses(loader)
+    passes = attributes.get(_POSITIONS)
+    if not isinstance(passes, _LoaderPasses):
+        passes = attributes[_POSITIONS] = _LoaderPasses(loader)
+    return passes
