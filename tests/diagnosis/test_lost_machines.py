@@ -37,7 +37,7 @@ def _kinds(judgement: Judgement) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("state", "kind", "age_s", "words"),
     [
-        (NodeState.UNREACHABLE, "node_unreachable", 6.5, "the link is cut or it is down"),
+        (NodeState.UNREACHABLE, "node_unreachable", 7.5, "the link is cut or it is down"),
         (NodeState.SILENT, "node_unreachable", 9.0, "does not answer (no report for 9 s)"),
         (NodeState.AGENT_DEAD, "agent_killed", 4.0, "answers, but its agent has ended"),
         (NodeState.FROZEN, "agent_frozen", 4.0, "answers, but its agent does not run"),

@@ -16,9 +16,9 @@ from ltui.training.diagnosis.verdict_words import collective_text, verb
 from ltui.training.state.run_snapshot import NodeSnapshot, NodeState, Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
 
-_UNREACHABLE_S = 6.0
-"""Seconds without a report after which a machine is reported as unreachable. A link that was cut
-for five seconds is up again by then."""
+_UNREACHABLE_S = 7.0
+"""Seconds without a report after which a machine is reported as unreachable. After a cut of five
+seconds TCP sends again 6.2 s after the loss: it waits 0.2 s, then twice as long each time."""
 _UNEXPLAINED_S = 8.0
 """Seconds after which it is reported that nothing is known about a silent machine's reason."""
 _AGENT_LOST_S = 3.0
