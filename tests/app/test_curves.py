@@ -19,12 +19,13 @@ from ltui.app.live.curve_arithmetic import (
     splice,
     throughput_curve,
 )
-from ltui.app.live.metric_history import MetricHistory, ThroughputHistory
+from ltui.app.live.metric_history import LatestCurveRequest, MetricHistory, ThroughputHistory
+from ltui.app.live.run_curves import RunCurves
 from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.tensor_queue.queue_reader import Record
-from ltui.training.tensor_queue.record_types import StepField
+from ltui.training.tensor_queue.record_types import RecordKind, StepField
 from tests.app.frames import curve
-from tests.state.records import step, steps
+from tests.state.records import labelled, step, steps
 
 
 def test_join_puts_live_points_over_redone_steps() -> None:
@@ -196,3 +197,13 @@ def test_a_loss_that_comes_as_a_metric_wins_over_that_of_the_steps() -> None:
     rows[:2, StepField.LOSS] = 2.0
     plain.add_steps(rows)
     assert np.isnan(plain.curves(["train/loss"])["train/loss"].mean).tolist() == [0, 0, 1, 1]
+
+
+def test_a_metric_without_an_epoch_is_drawn() -> None:
+    """A program without a Trainer has no epochs that ltui knows."""
+    curves = RunCurves(LatestCurveRequest())
+    label = {"names": ["loss"], "step": 3, "epoch": None, "t": 1000.0}
+    curves.add_records([labelled(RecordKind.METRICS, label, [0.5])])
+    loss = curves.requested()["loss"]
+    assert (loss.steps.tolist(), loss.mean.tolist()) == ([3], [0.5])
+    assert np.isnan(loss.epochs).all()

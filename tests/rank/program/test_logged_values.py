@@ -103,6 +103,24 @@ def test_a_tensor_of_another_class_is_not_read(rank: Rank) -> None:
     assert rank.sent == []
 
 
+def test_a_tensor_of_another_device_is_not_read(rank: Rank) -> None:
+    rank.values.record({"loss": torch.ones(1, device="meta")}, torch.ones(1, device="meta"))
+    assert rank.sent == []
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_is_not_waited_for(rank: Rank) -> None:
+    value, number = torch.ones(1, device="cuda"), torch.ones((), device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        rank.values.record({"loss": value}, number)
+        value.fill_(2)
+        rank.values.record({"loss": value}, number)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert [values["loss"].item() for _, values in rank.sent] == [1.0, 2.0]
+
+
 def test_a_value_that_is_logged_twice_is_sent_once(rank: Rank) -> None:
     rank.values.record({"loss": 1.0})
     rank.values.record({"loss": torch.tensor(1.0), "accuracy": 0.5})
