@@ -25,6 +25,7 @@ class Rank:
         self.threads: set[int] = set()
 
     def begin(self) -> None:
+        """Begin after the first step."""
         self.values.begin(self.send, lambda: self.step)
 
     def send(self, values: Any, step: int, _t: float) -> None:
@@ -38,7 +39,9 @@ class Rank:
 @pytest.fixture
 def rank() -> Rank:
     rank = Rank()
+    rank.step = 1
     rank.begin()
+    rank.step = 0
     return rank
 
 
@@ -138,6 +141,15 @@ def test_values_from_before_the_first_step_wait(monkeypatch: pytest.MonkeyPatch)
     assert rank.sent[0] == (0, {"loss": 5.0})
     assert len(rank.sent) == logged_values.MAX_WAITING
     assert set(rank.steps()) == {0}
+
+
+def test_values_from_before_a_resume_begin_where_it_resumes() -> None:
+    rank = Rank()
+    rank.values.record({"loss": 2.0}, 500)
+    rank.values.record({"loss": 1.0}, 501)
+    rank.step = 501
+    rank.begin()
+    assert rank.sent == [(500, {"loss": 2.0}), (500, {"loss": 1.0})]
 
 
 def test_values_of_another_thread_are_sent_by_the_training_thread(rank: Rank) -> None:

@@ -48,10 +48,16 @@ class LoggedValues:
         self._thread = 0
 
     def begin(self, send: Send, current_step: Callable[[], int]) -> None:
-        """Call ``send`` in this thread for what waits and for what is recorded from now on."""
+        """Call ``send`` in this thread for what waits and for what is recorded from now on.
+
+        The first step is over, and ``current_step`` is its number. What waits was logged before it.
+        """
         self._send, self._current_step = send, current_step
         self._thread = threading.get_ident()
-        self.send_waiting()
+        first_place = current_step() - 1
+        for _ in range(len(self._waiting)):
+            values, place, t = self._waiting.popleft()
+            send(values, max(place, first_place), t)
 
     def end(self) -> None:
         """Record nothing any more."""
