@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -177,3 +178,8 @@ def test_a_loop_that_is_left_early_is_forgotten() -> None:
 def test_a_tracked_loader_is_used_as_the_loader_itself() -> None:
     loader: Any = TrackedLoop(DataLoader(list(range(10)), batch_size=2), "")  # type: ignore[arg-type]
     assert (len(loader), loader.batch_size, len(loader.dataset)) == (5, 2, 10)
+
+
+def test_a_tracked_loop_can_be_copied() -> None:
+    for copied in (copy.deepcopy(TrackedLoop([1, 2], "")), copy.copy(TrackedLoop([1, 2], ""))):
+        assert list(copied) == [1, 2]

@@ -88,6 +88,7 @@ def test_only_numbers_are_sent(rank: Rank) -> None:
     weight = torch.nn.Parameter(torch.tensor([3.0]))
     numbers = {"a": 1, "b": True, "c": np.float32(2), "d": weight, "e": np.array([4.0]), "f": 5.5}
     others = {"g": "6", "h": None, "i": torch.ones(2), "j": object(), "k": [7], "l": np.ones(3)}
+    others |= {"m": torch.tensor(1 + 2j), "n": 2j}
     rank.values.record(numbers | others)
     assert rank.sent == [(0, {"a": 1.0, "b": 1.0, "c": 2.0, "d": 3.0, "e": 4.0, "f": 5.5})]
     rank.values.record({"nan": math.nan, "inf": -math.inf})

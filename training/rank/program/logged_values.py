@@ -109,19 +109,23 @@ def _number(value: Any) -> float | torch.Tensor | None:
     """Return a value that a curve can show, else None. A value on a GPU is not waited for."""
     if type(value) is float:
         return value
-    if isinstance(value, torch.Tensor):
-        # Reading a distributed tensor, which is a class of its own, is a collective.
-        if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.numel() != 1:
-            return None
-        if value.is_cuda:
-            return value.detach().to(torch.float64, copy=True)
-        return float(value.detach()) if value.device.type == "cpu" else None
-    if isinstance(value, (str, bytes)):
-        return None
     try:
+        if isinstance(value, torch.Tensor):
+            return _tensor_number(value)
+        if isinstance(value, (str, bytes)):
+            return None
         return float(value.item() if hasattr(value, "item") else value)
-    except Exception:  # noqa: BLE001  (an image, a table, an object of another library)
+    except Exception:  # noqa: BLE001  (an image, a complex number, an object of another library)
         return None
+
+
+def _tensor_number(value: torch.Tensor) -> float | torch.Tensor | None:
+    # Reading a distributed tensor, which is a class of its own, is a collective.
+    if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.numel() != 1:
+        return None
+    if value.is_cuda:
+        return value.detach().to(torch.float64, copy=True)
+    return float(value.detach()) if value.device.type == "cpu" else None
 
 
 logged_values = LoggedValues()

@@ -114,6 +114,8 @@ class TrackedLoop:
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the loader, such as ``dataset`` or ``sampler``."""
+        if name == "_items":  # a copy of this object has no attributes at first
+            raise AttributeError(name)
         return getattr(self._items, name)
 
     def __iter__(self) -> Iterator[Any]:
