@@ -9,25 +9,33 @@ import sys
 import pytest
 
 from ltui.training.lifecycle.rank_package import install_rank_package
-from ltui.training.tensor_queue.record_types import StepField
+from ltui.training.tensor_queue.record_types import RecordKind, StepField
 from tests.rank.runs import ROOT, RunFolder
 from tests.rank.scripts.stepping_program import EVALUATION_S
 
 PROGRAM = ROOT / "tests" / "rank" / "scripts" / "stepping_program.py"
 
 
-def run_program(run: RunFolder, kind: str) -> None:
+def run_program(run: RunFolder, kind: str, *, watched: bool = True) -> str:
+    """Return what the program printed."""
     package = install_rank_package(run.path)
     environment = {**os.environ, **run.environment(), "PYTHONPATH": str(package)}
-    subprocess.run([sys.executable, str(PROGRAM), kind], env=environment, check=True)
+    if not watched:
+        environment["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    command = [sys.executable, str(PROGRAM), kind]
+    return subprocess.run(
+        command, env=environment, check=True, capture_output=True, text=True
+    ).stdout
 
 
-@pytest.mark.parametrize("kind", ["no_grad", "eval_mode", "late", "groups", "backward"])
+@pytest.mark.parametrize("kind", ["no_grad", "eval_mode", "late", "groups", "backward", "sharded"])
 def test_an_evaluation_is_no_part_of_a_step(run: RunFolder, kind: str) -> None:
     run_program(run, kind)
     assert run.column(StepField.GLOBAL_STEP) == list(range(2, 13))
     assert max(run.column(StepField.STEP_S)) < EVALUATION_S
     assert set(run.column(StepField.SAMPLES)) == {4}
+    (hello,) = run.labels(RecordKind.HELLO)
+    assert hello["program"] == ("PyTorch FSDP" if kind == "sharded" else "PyTorch")
 
 
 def test_a_program_that_trains_in_evaluation_mode(run: RunFolder) -> None:
@@ -35,3 +43,9 @@ def test_a_program_that_trains_in_evaluation_mode(run: RunFolder) -> None:
     samples = run.column(StepField.SAMPLES)
     # Its evaluation looks like the rest: the batches of both belong to the step that follows.
     assert samples == [4, 4, 4, 19, 4, 4, 4, 19, 4, 4, 4]
+
+
+def test_a_compiled_step_does_not_compile_the_watch(run: RunFolder) -> None:
+    bare, watched = (run_program(run, "compiled", watched=watched) for watched in (False, True))
+    assert bare == watched
+    assert run.column(StepField.GLOBAL_STEP) == list(range(2, 13))

@@ -4,7 +4,8 @@ no_grad: fetches its evaluation's batches without gradients. eval_mode: only the
 evaluation mode, which it leaves before the next batch. late: which it leaves after it has fetched
 the next batch, as the Hugging Face Trainer does. frozen: it trains in evaluation mode. groups: the
 first group of its optimizer is empty. backward: each of 20 tensors has an optimizer of its own,
-which steps in the backward pass.
+which steps in the backward pass. compiled: the step is compiled; prints how many graphs that took.
+sharded: ``fully_shard`` in a group of one rank.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 EVALUATION_S = 0.3
@@ -40,6 +42,11 @@ def step_in_backward(model: torch.nn.Module) -> None:
 
 def main(kind: str) -> None:
     model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(10)))
+    if kind == "sharded":
+        torch.distributed.init_process_group(
+            "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+        )
+        fully_shard(model)
     groups: list[dict[str, Any]] = [{"params": list(model.parameters())}]
     if kind == "groups":
         groups.insert(0, {"params": []})
@@ -50,16 +57,26 @@ def main(kind: str) -> None:
     other: Any = DataLoader(TensorDataset(torch.randn(15, 8)), batch_size=5)
     if kind == "frozen":
         model.eval()
+    graphs: list[Any] = []
+
+    def count(graph: torch.fx.GraphModule, _inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    step = torch.compile(optimizer.step, backend=count) if kind == "compiled" else optimizer.step
     for number, (batch,) in enumerate(loader):
         if kind == "late":
             model.train()
         model(batch).sum().backward()
         if kind != "backward":
-            optimizer.step()
+            step()
         if number % 4 == 3:
             evaluate(model, other, kind)
-            if kind in ("no_grad", "eval_mode", "groups", "backward"):
+            if kind in ("no_grad", "eval_mode", "groups", "backward", "compiled", "sharded"):
                 model.train()
+    print(len(graphs))
+    if kind == "sharded":
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -60,11 +60,18 @@ def ignore_step(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
 def _after_first_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
     call_after_steps(ignore_step)
     try:
-        # Imported here, because few of the processes that import torch train.
-        from ltui.training.rank.program.program_rank import start
+        import torch  # torch itself calls this module
 
-        if _libraries is not None:
-            _libraries.catch_up()
-        start(optimizer)
+        # Inside of a compiled step, ltui's functions would be compiled, too, which takes seconds.
+        torch.compiler.disable(_start)(optimizer)
     except Exception as error:  # noqa: BLE001  (ltui must not make a user's script fail)
         print(f"ltui: no telemetry: {type(error).__name__}: {error}", file=sys.stderr)
+
+
+def _start(optimizer: Any) -> None:
+    # Imported here, because few of the processes that import torch train.
+    from ltui.training.rank.program.program_rank import start
+
+    if _libraries is not None:
+        _libraries.catch_up()
+    start(optimizer)

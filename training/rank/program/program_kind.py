@@ -18,6 +18,7 @@ _FRAMEWORKS = (
 _WRAPPERS = (
     ("torch.nn.parallel.distributed.DistributedDataParallel", "DDP"),
     ("torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel", "FSDP"),
+    ("torch.distributed.fsdp.FSDPModule", "FSDP"),
     ("torch.distributed.fsdp._fully_shard._fully_shard.FSDPModule", "FSDP"),
     ("deepspeed.runtime.engine.DeepSpeedEngine", "DeepSpeed"),
 )

@@ -163,11 +163,13 @@ class ProgramRank:
 
     def _attach(self) -> None:
         telemetry = self._telemetry
-        self._pre_hook = register_optimizer_step_pre_hook(telemetry.before_step)
-        call_after_steps(telemetry.after_step)
-        torch_internals.wrap_loader_fetch(telemetry.timed_fetch)
+        # Compiled code may call these functions, which must not be compiled with it.
+        uncompiled = torch.compiler.disable
+        self._pre_hook = register_optimizer_step_pre_hook(uncompiled(telemetry.before_step))
+        call_after_steps(uncompiled(telemetry.after_step))
+        torch_internals.wrap_loader_fetch(lambda fetch: uncompiled(telemetry.timed_fetch(fetch)))
         self._save = torch.save
-        torch.save = telemetry.marked_save(torch.save)
+        torch.save = uncompiled(telemetry.marked_save(torch.save))
         self._excepthook = sys.excepthook
         sys.excepthook = self._on_exception
         if multiprocessing.parent_process() is None:
