@@ -163,6 +163,16 @@ def test_a_dead_rank_is_reported_with_its_reason_and_the_others_wait() -> None:
     assert verdict.cause == "rank 1 was killed by SIGKILL"
 
 
+def test_a_rank_that_the_agent_ended_after_an_abort_is_no_cause() -> None:
+    line = "what():  op.preamble.length <= op.nbytes. 1025000 vs 4. Is there a mismatch?"
+    deaths = {0: Death(signal="SIGTERM"), 1: Death(signal="SIGABRT", last_line=line)}
+    pulses = [pulse(r, Phase.COMPUTE, 4.0) for r in range(2)]
+    (verdict,) = at(12, pulses, dead=frozenset(deaths), deaths=deaths).verdicts
+    # A back end may abort either of two ranks whose collectives differ in size.
+    assert (verdict.kind, verdict.culprits) == ("mismatch", (0, 1))
+    assert "it is unknown which of them is wrong: rank 1 was killed by SIGABRT" in verdict.cause
+
+
 def test_a_dead_rank_without_a_pulse_is_dead() -> None:
     judgement = judge(
         JudgeInput(

@@ -43,9 +43,8 @@ def step_in_backward(model: torch.nn.Module) -> None:
 def main(kind: str) -> None:
     model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(10)))
     if kind == "sharded":
-        torch.distributed.init_process_group(
-            "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
-        )
+        store = torch.distributed.HashStore()  # type: ignore[attr-defined]
+        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
         fully_shard(model)
     groups: list[dict[str, Any]] = [{"params": list(model.parameters())}]
     if kind == "groups":

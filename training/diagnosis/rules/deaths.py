@@ -86,6 +86,7 @@ class _RankEnd:
     frame: Frame | None = None
     remedy: str | None = None
     consequence: bool = False
+    by_sigterm: bool = False
     confidence: float = 0.95
     worker: int | None = None
     """Pid of the DataLoader worker that ended first."""
@@ -108,6 +109,8 @@ def death_verdicts(inputs: PreparedInput) -> list[Verdict]:
         return []
     ends = {r: _end_of(inputs, r) for r in died}
     causes = {r: e for r, e in ends.items() if not e.consequence}
+    # An agent ends the other ranks by SIGTERM. A program without Lightning does not catch it.
+    causes = {r: e for r, e in causes.items() if not e.by_sigterm} or causes
     if all(e.kind is VerdictKind.MISMATCH and e.confidence <= _UNSURE for e in causes.values()):
         waited_s = max((inputs.still_s.get(r, _HOLD_BACK_S + 1) for r in died), default=0.0)
         allowed_s = _MISMATCH_HOLD_BACK_S if causes else _HOLD_BACK_S
@@ -371,6 +374,7 @@ def _end_by_signal(
         f"{'' if killed else log_text}",
         passive=True,
         remedy=_CRASH_REMEDY if crashed else _SIGNAL_REMEDY.format(signal_name),
+        by_sigterm=signal_name == "SIGTERM",
         confidence=_UNSURE if by_mismatch or signal_name == "SIGTERM" else 0.95,
         consequence=aborted and is_consequence(last_line),
     )

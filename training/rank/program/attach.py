@@ -60,12 +60,17 @@ def ignore_step(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
 def _after_first_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
     call_after_steps(ignore_step)
     try:
-        import torch  # torch itself calls this module
-
-        # Inside of a compiled step, ltui's functions would be compiled, too, which takes seconds.
-        torch.compiler.disable(_start)(optimizer)
+        uncompiled(_start)(optimizer)
     except Exception as error:  # noqa: BLE001  (ltui must not make a user's script fail)
         print(f"ltui: no telemetry: {type(error).__name__}: {error}", file=sys.stderr)
+
+
+def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that compiled code may call without compiling it, which takes seconds."""
+    import torch  # torch itself imports this module
+
+    excluded: Callable[..., Any] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    return excluded
 
 
 def _start(optimizer: Any) -> None:

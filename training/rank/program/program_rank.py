@@ -28,7 +28,7 @@ from ltui.training.rank.coordination.stop_signals import StopSignals
 from ltui.training.rank.environment import RankEnvironment
 from ltui.training.rank.heartbeat.heartbeat_thread import start_heartbeat_thread
 from ltui.training.rank.metric_records import send_metrics
-from ltui.training.rank.program.attach import call_after_steps, ignore_step
+from ltui.training.rank.program.attach import call_after_steps, ignore_step, uncompiled
 from ltui.training.rank.program.logged_values import Values, logged_values
 from ltui.training.rank.program.program_checkpoint import PathFunction, ProgramCheckpoint
 from ltui.training.rank.program.program_kind import (
@@ -163,8 +163,6 @@ class ProgramRank:
 
     def _attach(self) -> None:
         telemetry = self._telemetry
-        # Compiled code may call these functions, which must not be compiled with it.
-        uncompiled = torch.compiler.disable
         self._pre_hook = register_optimizer_step_pre_hook(uncompiled(telemetry.before_step))
         call_after_steps(uncompiled(telemetry.after_step))
         torch_internals.wrap_loader_fetch(lambda fetch: uncompiled(telemetry.timed_fetch(fetch)))
