@@ -87,6 +87,7 @@ USE_MLFLOW = """
 import mlflow
 def log(step, value):
     mlflow.log_metric("loss", value, step=step)
+    mlflow.log_metric("error", value)
     mlflow.log_metrics({"acc": 2 * value, "lr": 0.1})
 def end(): mlflow.MlflowClient().log_batch("run", tags=["a tag"])
 """
@@ -217,7 +218,8 @@ def test_trackio(packages: Path, run: RunFolder) -> None:
 
 def test_mlflow(packages: Path, run: RunFolder) -> None:
     rate = [(step, 0.1) for step in range(5)]
-    curves = {"loss": at_each_step(), "acc": at_each_step(2), "lr": rate}
+    both = {"loss": at_each_step(), "error": at_each_step()}
+    curves = {**both, "acc": at_each_step(2), "lr": rate}
     assert logged(packages, run, "uses_mlflow") == curves
 
 
