@@ -1,0 +1,116 @@
+"""The rows of a program's steps: which calls of torch are a step, and what belongs to it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from ltui.training.rank import channel as channel_module
+from ltui.training.rank.channel import Channel, open_channel
+from ltui.training.rank.coordination.coordinator import RankCoordinator
+from ltui.training.rank.environment import RankEnvironment
+from ltui.training.rank.program.step_telemetry import StepTelemetry
+from ltui.training.rank.resume.loop_counters import BoundaryKind
+from ltui.training.tensor_queue.control_block import Command
+from ltui.training.tensor_queue.record_types import StepField
+from tests.rank.runs import RunFolder
+from tests.required import required
+
+
+def optimizer() -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+
+
+# Made here, because the first optimizer of a process changes its environment.
+FIRST, SECOND = optimizer(), optimizer()
+
+
+@pytest.fixture
+def channel(run: RunFolder) -> Iterator[Channel]:
+    opened = open_channel(required(RankEnvironment.read(run.environment())), 0)
+    yield opened
+    opened.close()
+    channel_module._current = None
+
+
+class Program:
+    """A program in which ``FIRST`` has just made the first step."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.errors: list[BaseException] = []
+        self.telemetry = StepTelemetry(
+            channel,
+            FIRST,
+            torch.device("cpu"),
+            None,
+            lambda _: False,
+            lambda: None,
+            self.errors.append,
+        )
+        self.fetch = self.telemetry.timed_fetch(next)
+
+    def step(self, stepping: torch.optim.Optimizer) -> None:
+        self.telemetry.before_step(stepping, (), {})
+        self.telemetry.after_step(stepping, (), {})
+
+
+@pytest.fixture
+def program(channel: Channel) -> Iterator[Program]:
+    program = Program(channel)
+    yield program
+    assert program.errors == []
+
+
+def test_optimizers_that_step_together_make_one_step(run: RunFolder, program: Program) -> None:
+    for _ in range(40):
+        program.step(FIRST)
+        program.step(SECOND)
+    assert run.column(StepField.GLOBAL_STEP) == [*range(2, 42)]
+
+
+def test_an_optimizer_that_steps_alone_takes_over_with_its_earlier_steps(
+    run: RunFolder, program: Program
+) -> None:
+    for stepping, times in ((FIRST, 3), (SECOND, 20)):
+        for _ in range(times):
+            program.step(stepping)
+    assert run.column(StepField.GLOBAL_STEP) == [2, 3, 4, 21, 22, 23, 24]
+
+
+def test_batches_of_a_validation_are_no_part_of_a_step(run: RunFolder, program: Program) -> None:
+    batches: Any = iter([torch.zeros(count) for count in (4, 4, 100, 100, 8)])
+    program.fetch(batches)
+    program.fetch(batches)  # its gradients are accumulated
+    program.step(FIRST)
+    with torch.no_grad():
+        program.fetch(batches)
+        program.fetch(batches)
+    program.fetch(batches)
+    program.step(FIRST)
+    assert run.column(StepField.SAMPLES) == [8, 8]
+    with pytest.raises(StopIteration):
+        program.fetch(batches)
+
+
+def test_other_threads_and_a_telemetry_that_is_off_send_nothing(
+    run: RunFolder, program: Program
+) -> None:
+    thread = threading.Thread(target=program.step, args=(FIRST,))
+    thread.start()
+    thread.join()
+    program.telemetry.switch_off()
+    program.step(FIRST)
+    assert len(run.steps()) == 0
+
+
+def test_a_rank_does_not_wait_for_ever_for_others(run: RunFolder, channel: Channel) -> None:
+    coordinator = RankCoordinator(channel, 0, 2, patience_s=0.1)
+    assert not coordinator.pass_boundary(object(), BoundaryKind.EVALUATION, 1, 2)
+    run.request(Command.PAUSE)
+    with pytest.raises(TimeoutError, match="not all ranks were here within 0 s"):
+        coordinator.pass_boundary(object(), BoundaryKind.EVALUATION, 1, 3)
+    coordinator.leave()
