@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.diagnosis.judge import Judgement
 from ltui.training.diagnosis.judge_input import HealthHistory
+from ltui.training.diagnosis.rules.early_warnings import loss_warning
 from ltui.training.gpu.run_gpus import RunGpusView
 from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.pending_stops import PendingStopStore
@@ -20,6 +22,8 @@ from ltui.training.process.identity import identify
 from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.state.run_snapshot import (
     CheckpointInfo,
+    MetricValue,
+    RankSnapshot,
     RankState,
     RunSnapshot,
     RunState,
@@ -147,3 +151,23 @@ def test_the_best_rate_is_of_the_whole_run(tmp_path: Path) -> None:
     store.write_snapshot(snapshot(attempt=1, throughput=Throughput(best_samples_per_s=900.0)))
     store.close()
     assert restore_fold(run, 2, stored_snapshot(run)).best_samples_per_s == 900.0
+
+
+@pytest.mark.parametrize(
+    ("program", "device", "warns"),
+    [(None, "cpu", True), (None, "cuda:0", False), ("PyTorch DDP", "cpu", False)],
+)
+def test_rows_without_a_loss_are_no_loss_of_nan_after_a_resume(
+    tmp_path: Path, program: str | None, device: str, warns: bool
+) -> None:
+    """Rows have no loss on a GPU or without a Trainer: the loss is then logged as a metric."""
+    run = run_dir(tmp_path)
+    store = StoreWriter(run.db_path)
+    begin(store)
+    rank = RankSnapshot(rank=0, state=RankState.ENDED, device=device)
+    logged = {"train/loss": MetricValue(last=0.5, step=100)}
+    store.write_snapshot(snapshot(attempt=1, ranks=(rank,), program=program, metrics=logged))
+    store.close()
+    resumed = restore_fold(run, 2, stored_snapshot(run))
+    resumed = fold(resumed, 0, steps(20, 0.1, first=101, loss=math.nan))
+    assert (loss_warning(resumed) is not None) == warns

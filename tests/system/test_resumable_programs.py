@@ -132,3 +132,38 @@ def test_a_load_that_raises_ends_the_resume_and_keeps_the_checkpoint(ltui: Ltui)
     texts = [caution["what"] for caution in begun["cautions"]]
     assert f"The program does not load step-{step:08d}-stop.ckpt: it starts anew." in texts
     assert [c["global_step"] for c in begun["checkpoints"]] == [step]
+
+
+@pytest.mark.slow
+def test_a_trainer_of_hugging_face_is_stopped_and_resumed_unchanged(
+    ltui: Ltui, tmp_path: Path
+) -> None:
+    ltui.environment["PYTHONPATH"] = str(SCRIPTS / "stand_in")
+    script = str(SCRIPTS / "hugging_face.py")
+    alone = subprocess.run(
+        [*TORCHRUN, script, "12", "0"],
+        cwd=tmp_path,
+        env=ltui.environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    ltui("exec", "--detach", "--", *TORCHRUN, script, "12", "0.05")
+    ltui.wait_for_step(3)
+    # The last step of an epoch ends after the hooks of the epoch's end.
+    ltui("stop", "last", "--at-step", "40")
+    assert ended(ltui)["detail"] == "stopped at step 40, checkpoint verified"
+    ltui("resume", "--detach", "last")
+    ltui.wait_for_step(45)
+    ltui("stop", "last")
+    stopped = ended(ltui)
+    assert stopped["program"] == "Hugging Face Trainer DDP"
+    ltui("resume", "--detach", "last")
+    finished = ended(ltui)
+    assert finished["detail"] == "finished at step 120"
+    weights = {line for line in alone.stdout.splitlines() if "weights" in line}
+    assert len(weights) == 1
+    assert weights.pop() in ltui("logs", "last").stdout
+    for rank in (0, 1):
+        calls = f"calls-{rank}.txt"
+        assert (ltui.cwd / calls).read_text() == (tmp_path / calls).read_text()

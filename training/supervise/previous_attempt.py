@@ -63,7 +63,7 @@ def restore_fold(run_dir: RunDir, attempt: int, before: RunSnapshot | None) -> F
         for rank, kinds in records.items()
     }
     logged: dict[str, MetricValue] = dict(before.metrics)
-    loss = logged.pop(TRAIN_LOSS, None)
+    loss = logged.pop(TRAIN_LOSS, None) if _loss_is_of_steps(before) else None
     if logged or loss is not None:
         first = ranks.get(0) or RankFold(rank=0)
         ranks[0] = replace(first, metrics=logged, loss=loss)
@@ -71,3 +71,12 @@ def restore_fold(run_dir: RunDir, attempt: int, before: RunSnapshot | None) -> F
     best = before.throughput.best_samples_per_s
     earlier_warnings = before.cautions if before.attempt == attempt else ()
     return FoldState(ranks=ranks, best_samples_per_s=best, warnings=earlier_warnings)
+
+
+def _loss_is_of_steps(before: RunSnapshot) -> bool:
+    """Return False if the rows of steps have no loss: on a GPU, or without a Trainer.
+
+    The loss is then logged as a metric, and a row without it must not be taken for a loss of NaN.
+    """
+    devices = [rank.device or "cpu" for rank in before.ranks]
+    return before.program is None and all(device.startswith("cpu") for device in devices)

@@ -33,7 +33,7 @@ def watch(
         def note(module: ModuleType) -> None:
             seen.append(module.VALUE)
 
-        watch = ImportWatch({"watched_module": note})
+        watch = ImportWatch([("watched_module", note)])
         watch.install()
         return watch
 

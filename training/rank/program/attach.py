@@ -29,10 +29,19 @@ def attach() -> None:
         call_after_steps(_after_first_step)
     with contextlib.suppress(Exception):
         # Imported here, because most processes do not belong to a run.
+        from ltui.training.rank.program.import_watch import ImportWatch
         from ltui.training.rank.program.logged_values import logged_values
-        from ltui.training.rank.program.logging_libraries import watch_logging_libraries
+        from ltui.training.rank.program.logging_libraries import recording_functions
 
-        _libraries = watch_logging_libraries(logged_values.record)
+        record_logs = recording_functions(logged_values.record)
+        _libraries = ImportWatch([*record_logs, ("transformers.trainer", _adapt_trainer)])
+        _libraries.install()
+
+
+def _adapt_trainer(module: Any) -> None:
+    from ltui.training.rank.program.hugging_face import adapt_trainer
+
+    adapt_trainer(module)
 
 
 def call_after_steps(function: Callable[[Any, Any, Any], None]) -> None:

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+Function = tuple[str, Callable[[ModuleType], None]]
+"""The name of a module, and a function to call with the module."""
+
 
 class ImportWatch:
-    """Calls the function of each module in ``functions`` after every execution of that module."""
+    """Calls ``functions``, each after every execution of the module of that name."""
 
-    def __init__(self, functions: Mapping[str, Callable[[ModuleType], None]]) -> None:
-        self._functions = functions
-        self._missed: set[str] = set()
+    def __init__(self, functions: Iterable[Function]) -> None:
+        self._functions: dict[str, list[Function]] = {}
+        for function in functions:
+            self._functions.setdefault(function[0], []).append(function)
+        self._missed: list[Function] = []
 
     def install(self) -> None:
         """Watch imports from now on, and call the functions of modules that are imported already.
@@ -26,19 +31,14 @@ class ImportWatch:
         The import of such a module may still go on, and then its function may fail: it is called
         again by ``catch_up``.
         """
-        self._missed = self._functions.keys() & sys.modules.keys()
+        imported = self._functions.keys() & sys.modules.keys()
+        self._missed = [function for name in imported for function in self._functions[name]]
         sys.meta_path.insert(0, self)
         self.catch_up()
 
     def catch_up(self) -> None:
         """Call the functions that failed, because the import of their module went on."""
-        for name in list(self._missed):
-            self._call(name, sys.modules[name])
-
-    def _call(self, name: str, module: ModuleType) -> None:
-        with contextlib.suppress(Exception):  # another version of the module
-            self._functions[name](module)
-            self._missed.discard(name)
+        self._missed = [each for each in self._missed if not _call(each, sys.modules[each[0]])]
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -65,6 +65,16 @@ class ImportWatch:
         def execute_and_call(module: ModuleType) -> None:
             execute(module)
             if module.__name__ == spec.name:  # a loader of an archive is that of many modules
-                self._call(spec.name, module)
+                for function in self._functions[spec.name]:
+                    _call(function, module)
 
         loader.exec_module = execute_and_call  # type: ignore[method-assign, union-attr]
+
+
+def _call(function: Function, module: ModuleType) -> bool:
+    """Call the function. Return False if it fails, as with another version of the module."""
+    try:
+        function[1](module)
+    except Exception:  # noqa: BLE001  (an error must not reach the program's import)
+        return False
+    return True

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from ltui.training.rank.program.import_watch import ImportWatch
-
 Record = Callable[[Mapping[str, Any], Any], None]
 
 
@@ -141,8 +139,8 @@ _FUNCTIONS: dict[str, dict[str, Callable[..., Logged]]] = {
 log passes through these methods."""
 
 
-def watch_logging_libraries(record: Record) -> ImportWatch:
-    """Call ``record`` with what the program logs by any of the libraries, once it imports them."""
+def recording_functions(record: Record) -> Iterator[tuple[str, Callable[[ModuleType], None]]]:
+    """Yield modules, and functions that make a module call ``record`` with what is logged by it."""
 
     def replace(methods: Mapping[str, Callable[..., Logged]], module: ModuleType) -> None:
         for path, read in methods.items():
@@ -150,10 +148,8 @@ def watch_logging_libraries(record: Record) -> ImportWatch:
             owner = getattr(module, class_name)
             setattr(owner, name, _recording(getattr(owner, name), read, record))
 
-    functions = {name: functools.partial(replace, methods) for name, methods in _FUNCTIONS.items()}
-    watch = ImportWatch(functions)
-    watch.install()
-    return watch
+    for name, methods in _FUNCTIONS.items():
+        yield name, functools.partial(replace, methods)
 
 
 class _Thread(threading.local):

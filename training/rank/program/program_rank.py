@@ -64,7 +64,7 @@ def start(optimizer: torch.optim.Optimizer) -> None:
         _current = ProgramRank(channel, optimizer)
 
 
-def register(save: PathFunction, load: PathFunction, all_ranks: bool | None) -> bool:
+def register(save: PathFunction, load: PathFunction, all_ranks: bool | None = None) -> bool:
     """Have checkpoints saved by ``save``. Return True if the program resumes, by ``load``.
 
     Raises what ``load`` raises.
@@ -88,6 +88,11 @@ def register(save: PathFunction, load: PathFunction, all_ranks: bool | None) -> 
     return True
 
 
+def is_registered() -> bool:
+    """Return True if the program has said how it saves and loads."""
+    return _checkpoint is not None
+
+
 def stop_watching() -> None:
     """End the watch, because a Trainer begins and its callback watches from now on."""
     global _current
@@ -105,7 +110,7 @@ class ProgramRank:
         self._channel, self._kind = channel, read_program_kind()
         self._coordinator: RankCoordinator | None = None
         self._signals: StopSignals | None = None
-        self._step_is_over = not stack.loops
+        self._step_is_over = not stack.ends_steps
         """False if the body of a tracked loop still belongs to the last step."""
         self.current_epoch = None
         resumed = None if _checkpoint is None else _checkpoint.resumed
@@ -225,7 +230,7 @@ class ProgramRank:
     def _step_ended(self, step: int) -> bool:
         """Pass the end of a step, or let the tracked loop do so. Return True if ranks waited."""
         self.global_step = step
-        if stack.loops:
+        if stack.ends_steps:
             self._step_is_over = False
             return False
         return self._pass_boundary()

@@ -29,6 +29,8 @@ class LoopStack:
 
     def __init__(self) -> None:
         self.loops: list[TrackedLoop] = []
+        self.library_ends_steps = False
+        """True while a library's own loop calls ``end_of_body``."""
         self.end_of_body: Callable[[], None] = _do_nothing
         """Called when a loop asks for its next item: then a step may be over."""
         self.inexact: Callable[[str], None] = _do_nothing_with
@@ -39,6 +41,11 @@ class LoopStack:
         self._states: States | None = None
         self._device: torch.device | None = None
         self.same_ranks = True
+
+    @property
+    def ends_steps(self) -> bool:
+        """True if ``end_of_body`` will be called after the present step."""
+        return self.library_ends_steps or bool(self.loops)
 
     def positions(self) -> list[dict[str, Any]]:
         """Return the positions of all loops, in weights-only types."""

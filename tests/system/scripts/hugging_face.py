@@ -1,0 +1,21 @@
+"""A script of Hugging Face's Trainer: ``hugging_face.py EPOCHS STEP_S``. Prints the weights."""
+
+from __future__ import annotations
+
+import sys
+
+import torch.distributed as dist
+from transformers.trainer import Trainer  # type: ignore[import-not-found]
+
+
+def main(epochs: int, step_s: float) -> None:
+    dist.init_process_group("gloo")
+    trainer = Trainer(epochs, step_s)
+    trainer.train()
+    total = sum(parameter.double().sum().item() for parameter in trainer.model.parameters())
+    print(f"step {trainer.state.global_step}, weights {total!r}", flush=True)
+    assert trainer.args.output_dir == "out"
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), float(sys.argv[2]))
