@@ -60,6 +60,16 @@ def test_a_module_is_seen_after_it_was_executed(
     assert module.__spec__.loader is module.__loader__
 
 
+def test_another_finder_may_ask_all_finders_too(
+    watch: Watch, tmp_path: Path, seen: list[str]
+) -> None:
+    write(tmp_path, "VALUE = 'complete'")
+    watch()
+    watch()
+    importlib.import_module("watched_module")
+    assert seen == ["complete", "complete"]
+
+
 def test_a_module_is_seen_again_when_it_is_reloaded(
     watch: Watch, tmp_path: Path, seen: list[str]
 ) -> None:

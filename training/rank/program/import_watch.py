@@ -6,7 +6,6 @@ An error of its own never reaches the program's import.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib.machinery import ModuleSpec
@@ -23,7 +22,9 @@ class ImportWatch:
         self._functions: dict[str, list[Function]] = {}
         for function in functions:
             self._functions.setdefault(function[0], []).append(function)
-        self._missed: list[Function] = []
+        self._missed: list[tuple[Function, ModuleType]] = []
+        self._looked_for: set[str] = set()
+        """Names that other finders look for now; a finder of this kind asks all finders, too."""
 
     def install(self) -> None:
         """Watch imports from now on, and call the functions of modules that are imported already.
@@ -32,13 +33,13 @@ class ImportWatch:
         again by ``catch_up``.
         """
         imported = self._functions.keys() & sys.modules.keys()
-        self._missed = [function for name in imported for function in self._functions[name]]
+        self._missed = [(f, sys.modules[name]) for name in imported for f in self._functions[name]]
         sys.meta_path.insert(0, self)
         self.catch_up()
 
     def catch_up(self) -> None:
         """Call the functions that failed, because the import of their module went on."""
-        self._missed = [each for each in self._missed if not _call(each, sys.modules[each[0]])]
+        self._missed = [missed for missed in self._missed if not _call(*missed)]
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -48,14 +49,19 @@ class ImportWatch:
         Return None for any other module, and where something fails: then Python asks the other
         finders.
         """
-        if name not in self._functions:
+        if name not in self._functions or name in self._looked_for:
             return None
-        with contextlib.suppress(Exception):
+        self._looked_for.add(name)
+        try:
             for finder in sys.meta_path:
-                spec = None if finder is self else finder.find_spec(name, path, target)
+                spec = finder.find_spec(name, path, target)
                 if spec is not None:
                     self._extend(spec)
                     return spec
+        except Exception:  # noqa: BLE001  (the other finders raise it themselves)
+            return None
+        finally:
+            self._looked_for.discard(name)
         return None
 
     def _extend(self, spec: ModuleSpec) -> None:
