@@ -155,3 +155,16 @@ def test_a_rank_of_a_program_that_ends_early_is_named_by_its_step() -> None:
     unfinished = UnfinishedCollective(group="0", seq=70, at={}, absent=(1,), unknown=())
     verdict = finished_early_verdict(inputs, (1,), (0,), unfinished)
     assert "rank 1 finished early after step 9 while others are at step 10" in verdict.cause
+
+
+def test_a_rank_of_a_program_that_ended_is_the_cause_of_a_lost_connection() -> None:
+    fields = {"type": "RuntimeError", "message": "Connection closed by peer", "t": 1005.0}
+    error = FoldedEvent(rank=0, t_ns=0, kind="exception", text="", fields=fields)
+    hello = {"program": "PyTorch DDP"}
+    ranks = {0: RankFold(rank=0, hello=hello, exception=error), 1: RankFold(rank=1, hello=hello)}
+    ended = pulse(1, Phase.ENDED, 4.0, global_step=9, outcome=Outcome.FINISHED)
+    raised = pulse(0, Phase.EXCEPTION, 5.0, outcome=Outcome.RAISED)
+    (verdict,) = _verdicts(FoldState(ranks=ranks), raised, ended)
+    assert (verdict.kind, verdict.culprits) == ("finished_early", (1,))
+    assert "rank 1 ended its training at step 9 while the others went on" in verdict.cause
+    assert verdict.cause.endswith("the error of rank 0 followed from that")

@@ -150,6 +150,7 @@ def test_a_rank_that_ends_before_the_others_is_named(ltui: Ltui) -> None:
     failed = ended(ltui, *TORCHRUN, PROGRAM, "early", "200", "0.01")
     assert failed["state"] == "failed"
     assert "rank 1 ended its training at step 100" in failed["detail"]
+    assert [(v["kind"], v["culprits"]) for v in failed["verdicts"]] == [("finished_early", [1])]
 
 
 @pytest.mark.slow

@@ -12,6 +12,8 @@ EQUAL_BATCHES = (
     "Give every rank the same number of batches: a DistributedSampler, drop_last=True, or"
 )
 """Remedy for ranks with different numbers of batches, before the names of Lightning's limits."""
+EQUAL_PROGRAM_BATCHES = f"{EQUAL_BATCHES} DistributedDataParallel.join()."
+"""The same in a program without Lightning."""
 _NAMED = 6
 """Maximum number of ranks that a sentence lists."""
 

@@ -32,12 +32,14 @@ from ltui.training.diagnosis.stalls import skipped_rest_of_epoch
 from ltui.training.diagnosis.stalls.lost_machines import machine_verdicts
 from ltui.training.diagnosis.verdict_words import (
     EQUAL_BATCHES,
+    EQUAL_PROGRAM_BATCHES,
     consequences_text,
     place_text,
     verb,
 )
 from ltui.training.state.run_snapshot import RankState, Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
+from ltui.training.tensor_queue.record_types import Outcome
 
 _SIZE_MISMATCH = re.compile(
     r"preamble\.length|size doesn't match|EnforceNotMet|Mismatch between|mismatch", re.IGNORECASE
@@ -202,6 +204,18 @@ def _left_validation(inputs: PreparedInput, ends: _RankEnds) -> _RankEnds:
 
 def _left_training_early(inputs: PreparedInput, died: Sequence[int]) -> _RankEnds:
     """Return the ranks that left training before the others, whose collectives then failed."""
+    if inputs.fold.program is not None:
+        return {
+            rank: _RankEnd(
+                kind=VerdictKind.FINISHED_EARLY,
+                predicate=f"ended its training at step {pulse.global_step} while the others went"
+                " on: batch counts differ (uneven)",
+                remedy=EQUAL_PROGRAM_BATCHES,
+                confidence=0.7,
+            )
+            for rank, pulse in inputs.pulses_of(inputs.ended).items()
+            if pulse.outcome is Outcome.FINISHED
+        }
     ends = {}
     departures = skipped_rest_of_epoch.find_departures(inputs, inputs.ended)
     for rank, departure in departures.items():

@@ -13,12 +13,16 @@ from ltui.training.diagnosis.judge_input import PreparedInput
 from ltui.training.diagnosis.observations.collective_positions import UnfinishedCollective
 from ltui.training.diagnosis.stalls import skipped_rest_of_epoch
 from ltui.training.diagnosis.stalls.stall_verdict import Activity, StallReason, stall_verdict
-from ltui.training.diagnosis.verdict_words import EQUAL_BATCHES, place_text, verb
+from ltui.training.diagnosis.verdict_words import (
+    EQUAL_BATCHES,
+    EQUAL_PROGRAM_BATCHES,
+    place_text,
+    verb,
+)
 from ltui.training.state.run_snapshot import Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
 from ltui.training.tensor_queue.record_types import STEP_PHASES, Phase, PulseState
 
-_PROGRAM_REMEDY = f"{EQUAL_BATCHES} DistributedDataParallel.join()."
 _EVALUATION = frozenset({Phase.VALIDATION, Phase.TEST, Phase.SANITY})
 
 
@@ -76,7 +80,7 @@ def _left_training(inputs: PreparedInput, pulses: Mapping[int, PulseState]) -> U
         f" {inputs.ranks_text(others)} {verb(others, 'goes', 'go')} on: batch counts differ"
         " (uneven)"
     )
-    return UnevenRanks(early, text, remedy=_PROGRAM_REMEDY)
+    return UnevenRanks(early, text, remedy=EQUAL_PROGRAM_BATCHES)
 
 
 def _stage(pulse: PulseState) -> tuple[int, int]:
@@ -196,7 +200,7 @@ def finished_early_verdict(
         steps = {r: p.global_step for r, p in inputs.pulses_of({early[0], *waiting}).items()}
         others_step = max((steps[r] for r in waiting if r in steps), default=steps[early[0]]) + 1
         text = f"finished early after step {steps[early[0]]} while others are at step {others_step}"
-        remedy = _PROGRAM_REMEDY
+        remedy = EQUAL_PROGRAM_BATCHES
     else:
         done = completed_batches(inputs, early[0])
         others_done = max((completed_batches(inputs, r) or 0 for r in waiting), default=0)
