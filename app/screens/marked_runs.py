@@ -89,20 +89,18 @@ class MarkedRunsScreen(RunListScreen):
             return
         # Imported here: the first frame stops nothing.
         from ltui.app.live.run_requests import send_request
-        from ltui.app.screens.stop_question import StopScreen, stop_question
+        from ltui.app.screens.stop_question import StopScreen, question_for_several, stop_question
 
         live = [entry for entry in entries if entry.live]
-        if len(entries) == 1 and entries[0].snapshot is not None:
-            question = StopScreen(stop_question(entries[0].snapshot))
+        snapshots = [entry.snapshot for entry in live if entry.snapshot is not None]
+        if len(snapshots) == 1:
+            question = StopScreen(stop_question(snapshots[0]))
         else:
-            question = StopScreen(
-                f"Stop {self._named(live)}?\n"
-                "Each saves a checkpoint after its current step, then it ends.",
-                it="it" if len(live) == 1 else "them",
-            )
+            question = StopScreen(question_for_several(self._named(live), snapshots), it="them")
+        saved = all(snapshot.saves_checkpoints for snapshot in snapshots)
         self._do_after(
             question,
-            "Stopping {} after the current step, with a checkpoint",
+            "Stopping {} after the current step, with a checkpoint" if saved else "Stopping {}",
             entries,
             lambda run_dir: send_request(run_dir, {"cmd": "stop"}),
         )

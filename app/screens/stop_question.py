@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from textual.binding import BindingType
@@ -44,6 +45,19 @@ def stop_question(snapshot: RunSnapshot) -> str:
         f"It saves a checkpoint after the current step{now}, then it ends.\n"
         "To continue it later, press r."
     )
+
+
+def question_for_several(runs: str, snapshots: Sequence[RunSnapshot]) -> str:
+    """Explain what a stop of several runs does. ``runs``: what they are called."""
+    ends = "Each saves a checkpoint after its current step, then it ends."
+    unsaved = sum(not snapshot.saves_checkpoints for snapshot in snapshots)
+    if unsaved == len(snapshots):
+        ends = "Each gets SIGTERM and ends. ltui cannot save checkpoints of these programs."
+    elif unsaved:
+        ends += (
+            f"\nltui cannot do that for {unsaved} of them: SIGTERM ends these without a checkpoint."
+        )
+    return f"Stop {runs}?\n{ends}"
 
 
 def kill_question(snapshot: RunSnapshot) -> str:

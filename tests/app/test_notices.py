@@ -8,7 +8,7 @@ import pytest
 
 from ltui.app.keys.run_keys import run_hints
 from ltui.app.presentation.notifications import CONTROLS, farewell, refusal, toasts_for
-from ltui.app.screens.stop_question import kill_question, stop_question
+from ltui.app.screens.stop_question import kill_question, question_for_several, stop_question
 from ltui.training.state.run_snapshot import LIVE, CheckpointInfo, RunState
 from tests.app.frames import snapshot
 
@@ -100,6 +100,11 @@ def test_no_checkpoint_is_promised_of_a_program_without_lightning() -> None:
     assert "only what it saves itself is kept" in stop_question(plain)
     assert "with a checkpoint" in kill_question(lightning)
     assert "with a checkpoint" not in kill_question(plain)
+    assert "SIGTERM" not in question_for_several("2 runs", [lightning, lightning])
+    assert "Without one, by SIGTERM, end 1 of them" in question_for_several(
+        "2 runs", [lightning, plain]
+    )
+    assert "a checkpoint" not in question_for_several("2 runs", [plain, plain])
     assert refusal(lightning, "checkpoint", readonly=False) is None
     assert "has not told ltui how to save" in str(refusal(plain, "checkpoint", readonly=False))
     assert refusal(plain, "pause", readonly=False) is None
