@@ -49,3 +49,7 @@ def test_a_compiled_step_does_not_compile_the_watch(run: RunFolder) -> None:
     bare, watched = (run_program(run, "compiled", watched=watched) for watched in (False, True))
     assert bare == watched
     assert run.column(StepField.GLOBAL_STEP) == list(range(2, 13))
+
+
+def test_the_watch_does_not_keep_the_model(run: RunFolder) -> None:
+    assert run_program(run, "late") == "0 freed\n"

@@ -1,17 +1,21 @@
 """Trains without a Trainer for 12 steps, and evaluates after every fourth, as ``KIND`` says.
 
+Prints how many graphs were compiled, and whether the memory of the model was freed.
+
 no_grad: fetches its evaluation's batches without gradients. eval_mode: only the model is in
 evaluation mode, which it leaves before the next batch. late: which it leaves after it has fetched
 the next batch, as the Hugging Face Trainer does. frozen: it trains in evaluation mode. groups: the
 first group of its optimizer is empty. backward: each of 20 tensors has an optimizer of its own,
-which steps in the backward pass. compiled: the step is compiled; prints how many graphs that took.
-sharded: ``fully_shard`` in a group of one rank.
+which steps in the backward pass. compiled: the step is compiled. sharded:
+``fully_shard`` in a group of one rank.
 """
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
+import weakref
 from typing import Any
 
 import torch
@@ -40,7 +44,8 @@ def step_in_backward(model: torch.nn.Module) -> None:
         parameter.register_post_accumulate_grad_hook(step)
 
 
-def main(kind: str) -> None:
+def train(kind: str) -> tuple[int, weakref.ref[torch.nn.Module]]:
+    """Return the number of compiled graphs, and a reference to a part of the model."""
     model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(10)))
     if kind == "sharded":
         store = torch.distributed.HashStore()  # type: ignore[attr-defined]
@@ -73,9 +78,15 @@ def main(kind: str) -> None:
             evaluate(model, other, kind)
             if kind in ("no_grad", "eval_mode", "groups", "backward", "compiled", "sharded"):
                 model.train()
-    print(len(graphs))
     if kind == "sharded":
         torch.distributed.destroy_process_group()
+    return len(graphs), weakref.ref(model[0])
+
+
+def main(kind: str) -> None:
+    graphs, part = train(kind)
+    gc.collect()
+    print(graphs, "freed" if part() is None else "alive")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import math
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -84,9 +85,10 @@ class StepTelemetry:
         self._loads = False
         """True if the training has fetched a batch from a DataLoader."""
         self._validating = False
-        self._module: torch.nn.Module | None = None
+        self._module: weakref.ref[torch.nn.Module] | None = None
+        """Held weakly, so that the program can free its memory."""
         if module is not None and module.training:  # else the program trains in evaluation mode
-            self._module = module
+            self._module = weakref.ref(module)
         self._samples = math.nan
         self._fetch_ns = self._optimizer_ns = self._optimizer_began = 0
         self._periodic_due = 0
@@ -169,8 +171,12 @@ class StepTelemetry:
         Some programs leave the evaluation mode after they have fetched the next batch.
         """
         self._validating = False
-        if self._module is not None and not self._module.training:
+        if not self._is_in_training_mode():
             self._module = None  # it trains in evaluation mode, so that the mode says nothing
+
+    def _is_in_training_mode(self) -> bool:
+        module = None if self._module is None else self._module()
+        return module is None or module.training
 
     def _do_periodic(self, now: int) -> None:
         self._periodic_due = now + _PERIODIC_NS
@@ -193,8 +199,8 @@ class StepTelemetry:
         def timed(iterator: Any) -> Any:
             if threading.get_ident() != self._thread:
                 return fetch(iterator)
-            began, mark, module = clock(), self._mark, self._module
-            training = torch.is_grad_enabled() and (module is None or module.training)
+            began, mark = clock(), self._mark
+            training = torch.is_grad_enabled() and self._is_in_training_mode()
             if training and self._validating:
                 self.restart()
             self._validating = not training
