@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torchmetrics
+from lightning.fabric import Fabric
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, SequentialSampler, TensorDataset
 
@@ -419,3 +420,25 @@ def test_every_batch_of_a_loader_passes_the_wrapped_fetch() -> None:
         torch_internals.unwrap_loader_fetch()
     list(_loader())
     assert fetched == [1] * 8 + [2] * 3
+
+
+def test_a_function_is_called_after_the_next_iterator_and_only_then() -> None:
+    loader, calls = _loader(), list[int]()
+    torch_internals.call_after_iterator(loader, lambda: calls.append(len(calls)))
+    for passes in range(2):
+        assert calls == [0] * passes
+        assert len(list(loader)) == 4
+    assert calls == [0]
+
+
+def test_the_loader_of_fabric_names_the_loader_inside_and_counts_its_passes() -> None:
+    inner = _loader()
+    fabric = Fabric(accelerator="cpu", devices=1)
+    outer = fabric.setup_dataloaders(inner)
+    found = lightning_internals.fabric_loader(outer)
+    assert isinstance(found, DataLoader)
+    assert found.dataset is inner.dataset
+    assert lightning_internals.fabric_loader(inner) is None
+    assert getattr(outer, lightning_internals.FABRIC_PASSES) == 0
+    list(outer)
+    assert getattr(outer, lightning_internals.FABRIC_PASSES) == 1

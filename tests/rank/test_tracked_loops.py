@@ -11,7 +11,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, IterableDataset
+from lightning.fabric import Fabric
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from ltui.training.rank.program import tracked_loop
 from ltui.training.rank.program.tracked_loop import LoopStack, TrackedLoop
@@ -104,6 +105,56 @@ def test_a_shuffled_loader(epochs: int, new: bool, generator: bool, stops: list[
         def program(track: Callable[..., TrackedLoop]) -> Iterator[Any]:
             for epoch in track(range(epochs)):
                 for batch in track(build() if new else loader):
+                    yield epoch, batch.tolist(), torch.rand(1).item()
+
+        return program
+
+    assert_resumes(make, stops)
+
+
+class DataLoaderShard(DataLoader[Any]):
+    """As accelerate's: it fetches one batch ahead, and counts its passes for the sampler."""
+
+    __module__ = "accelerate.data_loader"
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self.base_dataloader = loader
+        self.iteration = 0
+
+    def state_dict(self) -> Any:
+        return vars(self)["dl_state_dict"]  # set only if the loader inside has a state
+
+    def load_state_dict(self, state: Any) -> None:
+        raise AssertionError(state)
+
+    def __iter__(self) -> Any:
+        sampler: Any = self.base_dataloader.sampler
+        sampler.set_epoch(self.iteration)
+        batches = iter(self.base_dataloader)
+        ahead = next(batches, None)
+        while ahead is not None:
+            current, ahead = ahead, next(batches, None)
+            yield current
+        self.iteration += 1
+
+
+@pytest.mark.parametrize("library", ["fabric", "accelerate"])
+@pytest.mark.parametrize("stops", [(1,), (3, 4), (5, 5), (1, 1, 1, 1, 1, 1, 1)])
+def test_a_loader_that_a_library_has_prepared(library: str, stops: tuple[int, ...]) -> None:
+    """Its passes are counted by the library, which gives the number to the sampler."""
+
+    def make() -> Program:
+        data: Any = list(range(20))
+        sampler: Any = DistributedSampler(data, num_replicas=1, rank=0, shuffle=True)
+        inner: DataLoader[Any] = DataLoader(data, batch_size=4, sampler=sampler)
+        loader: Any = DataLoaderShard(inner)
+        if library == "fabric":
+            fabric = Fabric(accelerator="cpu", devices=1)
+            loader = fabric.setup_dataloaders(inner, use_distributed_sampler=False)
+
+        def program(track: Callable[..., TrackedLoop]) -> Iterator[Any]:
+            for epoch in track(range(3)):
+                for batch in track(loader):
                     yield epoch, batch.tolist(), torch.rand(1).item()
 
         return program

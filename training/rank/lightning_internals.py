@@ -318,3 +318,16 @@ def wrapped_sampler(sampler: Any) -> Any:
     Uses ``_DatasetSamplerWrapper._sampler``; the wrapper's ``dataset`` is that object.
     """
     return getattr(getattr(sampler, "dataset", None), "_sampler", None)
+
+
+# Fabric.
+
+FABRIC_PASSES = "_num_iter_calls"
+"""The attribute of ``_FabricDataLoader`` that counts its passes."""
+
+
+def fabric_loader(loader: Any) -> Any:
+    """Return the DataLoader inside of a ``_FabricDataLoader``; None for any other object."""
+    if type(loader).__name__ != "_FabricDataLoader" or FABRIC_PASSES not in vars(loader):
+        return None
+    return loader._dataloader

@@ -46,6 +46,19 @@ def restore_get_iterator(loader: Any) -> None:
     loader.__dict__.pop("_get_iterator", None)
 
 
+def call_after_iterator(loader: Any, function: Callable[[], None]) -> None:
+    """Call ``function`` when ``loader`` has created its next iterator, and only then."""
+    create = loader._get_iterator
+
+    def create_and_call() -> Any:
+        loader._get_iterator = create
+        iterator = create()
+        function()
+        return iterator
+
+    loader._get_iterator = create_and_call
+
+
 def create_iterator(loader: Any) -> Any:
     """Call the ``_get_iterator`` of the loader's class."""
     return type(loader)._get_iterator(loader)

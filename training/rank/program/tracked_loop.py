@@ -17,8 +17,10 @@ from typing import Any
 
 import torch
 
+from ltui.training.rank.program.wrapped_loader import unwrap_loader
 from ltui.training.rank.resume.loader_positions import LoaderPositions
 from ltui.training.rank.resume.random_states import States, restore_random_states
+from ltui.training.rank.torch_internals import call_after_iterator
 
 _POSITIONS = "ltui_positions"
 """Attribute of a loader with its ``LoaderPositions``, which live as long as the loader."""
@@ -138,7 +140,7 @@ class TrackedLoop:
     def position(self) -> dict[str, Any]:
         """Return the position in weights-only types."""
         passes = self._passes
-        loader = None if passes is None else passes.state()
+        loader = None if passes is None else passes.state(self._used)
         return {"name": self.name, "used": self._used, "loader": loader}
 
     def _begin(self, saved: dict[str, Any] | None, *, innermost: bool) -> Iterator[Any]:
@@ -155,10 +157,8 @@ class TrackedLoop:
             if position is None and self._used:
                 iterator = itertools.islice(iterator, self._used, None)
                 stack.inexact("a loader around another loop was read again from its beginning")
-        if innermost:
+        if innermost and position is None:
             stack.restore_states()
-            if self._passes is not None and position is not None:
-                self._passes.restored(position)
         return iterator
 
 
@@ -166,43 +166,65 @@ class _LoaderPasses:
     """The position of one loader in its present pass, and the number of passes before."""
 
     def __init__(self, loader: Any) -> None:
-        self._loader = loader
+        self._loader = unwrap_loader(loader)
         self._finished = -1
         self._positions = LoaderPositions(lambda: self._finished)
-        self._positions.track([loader])
+        inner = self._loader.inner
+        self._positions.track([] if inner is None else [inner])
 
     def begin(self, saved: dict[str, Any] | None, used: int) -> Iterator[Any]:
-        """Return the iterator of the pass that begins, after ``used`` items of ``saved``."""
-        positions = self._positions
+        """Return the iterator of the pass that begins, after ``used`` items of ``saved``.
+
+        The random states are restored when the loader's iterator exists, which draws from them.
+        """
+        loader, positions = self._loader, self._positions
         self._finished += 1
         if saved is None:
             positions.epoch_begins()
-            return iter(self._loader)
+            return iter(loader.outer)
         self._finished = saved["passes"]
+        loader.set_passes(self._finished)
+        if loader.inner is None:
+            stack.inexact("a loader of accelerate was read again, from its first batch")
+            return self._restored(itertools.islice(iter(loader.outer), used, None), saved)
         positions.resume(saved, used, same_ranks=stack.same_ranks, over=False)
         positions.epoch_begins()
-        iterator = _CountingIterator(iter(self._loader))
+        if loader.inner is not loader.outer:
+            # The iterator is created when the first item is asked for.
+            call_after_iterator(loader.inner, lambda: self._restore(saved))
+            return iter(loader.outer)
+        iterator = _CountingIterator(iter(loader.outer))
         positions.after_iterators_created(iterator, saved)
-        return iterator.items
+        return self._restored(iterator.items, saved)
 
-    def restored(self, saved: dict[str, Any]) -> None:
-        """Restore the loader's generators after the random states, and report what differs."""
+    def _restored(self, iterator: Iterator[Any], saved: dict[str, Any]) -> Iterator[Any]:
+        self._restore(saved)
+        return iterator
+
+    def _restore(self, saved: dict[str, Any]) -> None:
+        """Restore the random states and the loader's generators, and report what differs."""
         positions = self._positions
+        stack.restore_states()
         positions.restore_generators(saved)
         positions.check_dropped_indices()
         for text in positions.inexact:
             stack.inexact(text)
         positions.inexact.clear()
 
-    def state(self) -> dict[str, Any]:
-        return {**self._positions.states(None), "passes": self._finished}
+    def state(self, used: int) -> dict[str, Any]:
+        """Return the position after ``used`` items, in weights-only types."""
+        ahead = 0 if self._loader.inner is None else self._loader.fetched_ahead(used)
+        fetcher = _CountingIterator(iter(()), [None] * ahead)
+        return {**self._positions.states(fetcher), "passes": self._finished}
 
 
 class _CountingIterator:
     """What ``LoaderPositions`` needs to read used items of a loader without a position again."""
 
-    def __init__(self, items: Iterator[Any]) -> None:
+    def __init__(self, items: Iterator[Any], batches: Sequence[Any] = ()) -> None:
         self.items = items
+        self.batches = batches
+        """What is fetched ahead."""
         self.fetched = 0
 
     def __next__(self) -> Any:

@@ -20,7 +20,9 @@ def samplers_of(loader: Any) -> tuple[Any, ...]:
         getattr(each, "ltui_original", each)
         for each in (getattr(loader, name, None) for name in ("sampler", "batch_sampler"))
     )
-    batched_sampler = getattr(batch_sampler, "sampler", None)
+    # accelerate shards the batches of another batch sampler.
+    batches = getattr(batch_sampler, "batch_sampler", batch_sampler)
+    batched_sampler = getattr(batches, "sampler", None)
     wrapped = wrapped_sampler(sampler), wrapped_sampler(batched_sampler)
     return sampler, batch_sampler, batched_sampler, *wrapped
 
