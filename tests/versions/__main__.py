@@ -2,8 +2,8 @@
 
 For each pair of versions: the private attributes that ltui uses still exist
 (``tests/rank/test_library_internals.py``), and a run of two ranks that is stopped at a step and
-resumed ends with the same weights as a run without a stop. The environments are kept in
-``build/versions``.
+resumed ends with the same weights as a run without a stop, with Lightning and without. The
+environments are kept in ``build/versions``.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "versions"
 SCRIPT = Path(__file__).with_name("train.py")
+PROGRAM = ROOT / "tests" / "system" / "scripts" / "resumable_program.py"
 STOP_AT = 100
 """The global step at which the run is stopped: inside the third of its six epochs of 40 steps."""
+PROGRAM_STOP_AT = 60
+"""The same for the program without Lightning: inside the third of its five epochs of 24 steps."""
 TEST_TOOLS = ("pytest", "pytest-asyncio", "pytest-timeout", "psutil", "hypothesis")
 
 
@@ -77,33 +80,44 @@ def has_internals(python: Path) -> bool:
     return done.returncode == 0
 
 
-def resumes_exactly(python: Path) -> bool:
-    """Compare the weights of a stopped and resumed run with those of an uninterrupted run."""
+def resumes_exactly(python: Path, stop_at: int, *script: str) -> bool:
+    """Compare a stopped and resumed run with an uninterrupted one, by the text files they write."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         env = {**os.environ, "LTUI_HOME": name, "OMP_NUM_THREADS": "1"}
         env["PATH"] = os.pathsep.join([str(python.parent), env.get("PATH", "")])
 
-        def ltui(*words: str) -> str:
+        def ltui(where: Path, *words: str) -> str:
             command = [sys.executable, "-m", "ltui.app.cli", *words]
             done = subprocess.run(
-                command, cwd=folder, env=env, check=True, timeout=300, stdout=subprocess.PIPE
+                command, cwd=where, env=env, check=True, timeout=300, stdout=subprocess.PIPE
             )
             return done.stdout.decode()
 
+        whole, resumed = folder / "uninterrupted", folder / "resumed"
+        whole.mkdir()
+        resumed.mkdir()
         agent = [str(python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        ltui("exec", "--", *agent, str(SCRIPT), str(folder / "uninterrupted"))
-        ltui("exec", "--detach", "--", *agent, str(SCRIPT), str(folder / "resumed"))
-        ltui("stop", "last", "--at-step", str(STOP_AT))
+        ltui(whole, "exec", "--", *agent, *script)
+        ltui(resumed, "exec", "--detach", "--", *agent, *script)
+        ltui(resumed, "stop", "last", "--at-step", str(stop_at))
         deadline = time.monotonic() + 120
-        while (state := json.loads(ltui("show", "last", "--json"))["state"]) != "stopped":
+        while (state := json.loads(ltui(resumed, "show", "last", "--json"))["state"]) != "stopped":
             assert time.monotonic() < deadline, f"the run is {state}, not stopped"
             time.sleep(0.5)
-        ltui("resume", "last")
-        expected = (folder / "uninterrupted").read_text()
-        actual = (folder / "resumed").read_text()
-        print(f"  uninterrupted {expected}  resumed       {actual}", end="")
-        return expected == actual
+        ltui(resumed, "resume", "last")
+        expected, actual = _written(whole), _written(resumed)
+        print(f"  uninterrupted: {_last_lines(expected)}\n  resumed:       {_last_lines(actual)}")
+        return bool(expected) and expected == actual
+
+
+def _written(folder: Path) -> dict[str, str]:
+    """Return the contents of the text files that a script wrote, by name."""
+    return {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.txt"))}
+
+
+def _last_lines(files: dict[str, str]) -> str:
+    return ", ".join(text.strip().rpartition("\n")[2] for text in files.values())
 
 
 def main() -> int:
@@ -112,10 +126,15 @@ def main() -> int:
     for pair in PAIRS:
         python = python_of(pair)
         print(f"{pair.name}: {versions_in(python)}", flush=True)
-        internals, exact = has_internals(python), resumes_exactly(python)
-        print(f"  private attributes {'found' if internals else 'MISSING'}")
-        print(f"  resume {'exact' if exact else 'NOT EXACT'}", flush=True)
-        failed |= not (internals and exact)
+        internals = has_internals(python)
+        print(f"  private attributes {'found' if internals else 'MISSING'}", flush=True)
+        exact = [
+            resumes_exactly(python, STOP_AT, str(SCRIPT), "weights.txt"),
+            resumes_exactly(python, PROGRAM_STOP_AT, str(PROGRAM), "epochs", "0.05"),
+        ]
+        print(f"  resume of Lightning {'exact' if exact[0] else 'NOT EXACT'}", flush=True)
+        print(f"  resume of a program {'exact' if exact[1] else 'NOT EXACT'}", flush=True)
+        failed |= not (internals and all(exact))
     return 1 if failed else 0
 
 
