@@ -37,7 +37,7 @@ from ltui.training.rank.program.program_kind import (
     read_program_kind,
     trained_parameter,
 )
-from ltui.training.rank.program.rank_claim import open_own_channel, read_place
+from ltui.training.rank.program.rank_claim import is_place_known, open_own_channel, read_place
 from ltui.training.rank.program.step_telemetry import StepTelemetry
 from ltui.training.rank.program.tracked_loop import stack
 from ltui.training.rank.resume.loop_counters import BoundaryKind
@@ -70,7 +70,14 @@ def register(save: PathFunction, load: PathFunction, all_ranks: bool | None = No
     Raises what ``load`` raises.
     """
     global _checkpoint
-    channel = open_own_channel()
+    if not is_place_known():
+        print("ltui: call on_checkpoint after init_process_group: no checkpoints.", file=sys.stderr)
+        return False
+    try:
+        channel = open_own_channel()
+    except OSError as error:
+        print(f"ltui: no checkpoints and no telemetry: {error}", file=sys.stderr)
+        return False
     if channel is None:
         return False
     if channel.hello_sent:
@@ -265,7 +272,8 @@ class ProgramRank:
             if self._signals is not None:
                 self._signals.restore_defaults()
             reason = f"{type(error).__name__}: {error}"
-            text = f"This rank cannot pause any more: {reason}."
+            actions = "pause" if _checkpoint is None else "stop with a checkpoint, pause or save"
+            text = f"This rank cannot {actions} any more: {reason}."
             self._channel.event("steering_off", text, error=reason)
 
     # The end.

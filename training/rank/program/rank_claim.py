@@ -9,6 +9,7 @@ killed rank keeps it.
 from __future__ import annotations
 
 import fcntl
+import multiprocessing
 import os
 from pathlib import Path
 
@@ -34,6 +35,16 @@ def open_own_channel() -> Channel | None:
         return channel
     rank, _ = read_place()
     return open_channel(environment, rank) if claim_rank(environment.queue_dir, rank) else None
+
+
+def is_place_known() -> bool:
+    """Return False in a process that a program has started as a rank and that is none yet."""
+    distributed = torch.distributed
+    return (
+        multiprocessing.parent_process() is None
+        or rank_from_environment(os.environ) is not None
+        or (distributed.is_available() and distributed.is_initialized())
+    )
 
 
 def read_place() -> tuple[int, int]:
