@@ -139,8 +139,26 @@ def command_spec(options: Namespace, home: Path) -> RunSpec:
         mirror=options.mirror or defaults.mirror,
         checkpoint=_checkpoint_policy(options.keep_best, defaults.checkpoint),
         stall=defaults.stall,
+        metrics_pattern=_checked_pattern(options.metrics_pattern),
         gpus=gpus,
     )
+
+
+def _checked_pattern(text: str | None) -> str | None:
+    """Return the value of ``--metrics-pattern`` if it can be used. Raises ``ProblemError``."""
+    # Imported here, because most runs have no pattern.
+    from ltui.training.rank.program.metric_pattern import metric_pattern
+
+    if text is not None:
+        try:
+            metric_pattern(text)
+        except ValueError as error:
+            raise ProblemError.of(
+                where=f"--metrics-pattern {text}",
+                what=f"{error}.",
+                remedy="Give `json`, `pairs` or a regular expression with named groups.",
+            ) from error
+    return text
 
 
 def with_run_options(spec: RunSpec, options: Namespace) -> RunSpec:

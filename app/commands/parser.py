@@ -275,6 +275,12 @@ def _add_launch_commands(add: AddCommand) -> None:
         help="keep the N best checkpoints by a metric, such as val/acc:max:3 (default: 1 "
         "checkpoint; lower is better unless `max` is given)",
     )
+    execute.add_argument(
+        "--metrics-pattern",
+        metavar="PATTERN",
+        help="read metrics from what a program without Lightning prints: `json` (lines of JSON), "
+        "`pairs` (loss 0.5, loss=0.5, loss: 0.5), or a regular expression with named groups",
+    )
     _add_stall_options(execute)
     execute.add_argument(
         "--gpus",
@@ -464,7 +470,7 @@ def _add_submit(add: AddCommand) -> None:
         "time before the time limit",
     )
     add_flag(submit, "--print", "only print the batch script")
-    submit.set_defaults(command=[], gpus=None, keep_best=None)
+    submit.set_defaults(command=[], gpus=None, keep_best=None, metrics_pattern=None)
 
 
 def _add_inspection_commands(add: AddCommand) -> None:

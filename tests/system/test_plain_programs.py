@@ -194,3 +194,25 @@ def test_what_a_program_logs_is_a_metric_of_its_run(ltui: Ltui) -> None:
     assert [step for step, _ in curves["val/loss"]] == tens
     loss = finished["metrics"]["loss"]
     assert (loss["step"], loss["last"]) == curves["loss"][-1]
+
+
+@pytest.mark.slow
+def test_printed_values_are_metrics_only_by_a_pattern(ltui: Ltui) -> None:
+    command = ("--detach", "--", sys.executable, str(SCRIPTS / "prints_values.py"), "50")
+    ltui("exec", "--metrics-pattern", "pairs", *command)
+    finished = ltui.wait(lambda s: s["state"] not in LIVE)
+    assert finished["detail"] == "finished at step 50"
+    assert set(finished["metrics"]) == {"loss"}
+    assert ltui.steps_on_record(metric="loss") == list(range(1, 51))
+    assert "step 50 loss" in ltui("logs", "last").stdout
+    assert finished["cautions"] == []
+    ltui("exec", "--metrics-pattern", "accuracy (?P<accuracy>.+)", *command)
+    nothing = ltui.wait(lambda s: s["state"] not in LIVE)
+    assert nothing["metrics"] == {}
+    assert ["found no value" in each["what"] for each in nothing["cautions"]] == [True]
+    ltui("exec", *command)
+    assert ltui.wait(lambda s: s["state"] not in LIVE)["metrics"] == {}
+    refused = ltui("exec", "--metrics-pattern", "loss (", *command, check=2)
+    assert "it is no regular expression" in refused.stderr
+    assert refused.stderr.count("\n") <= 2
+    ltui.wait_until_alone()

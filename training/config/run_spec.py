@@ -154,6 +154,8 @@ class RunSpec:
     """Maximum number of automatic restarts from the last good checkpoint after a crash."""
     mirror: str | None = None
     """Where the values are also written while the run goes on: ``tensorboard[:FOLDER]``."""
+    metrics_pattern: str | None = None
+    """How values are found in what a command prints (``--metrics-pattern``); None: not at all."""
     gpus: str | None = None
     """``free:2`` if the run waits until two GPUs are free and then uses only these."""
     imported_from: str | None = None

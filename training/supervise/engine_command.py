@@ -121,6 +121,7 @@ def _environment(
         "LTUI_CHECKPOINT_BEST": spec.checkpoint.best,
         "LTUI_CHECKPOINT_BEST_MODE": spec.checkpoint.mode,
         "LTUI_CHECKPOINT_BEST_KEEP": str(spec.checkpoint.keep_best),
+        "LTUI_METRICS_PATTERN": spec.metrics_pattern,
         "LTUI_RESUME_FROM": None if resume_from is None else str(resume_from),
         "PYTHONPATH": os.pathsep.join(p for p in (str(rank_package), python_path) if p),
     }

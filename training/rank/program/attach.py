@@ -36,6 +36,13 @@ def attach() -> None:
         record_logs = recording_functions(logged_values.record)
         _libraries = ImportWatch([*record_logs, ("transformers.trainer", _adapt_trainer)])
         _libraries.install()
+    if pattern := os.environ.get("LTUI_METRICS_PATTERN"):
+        with contextlib.suppress(Exception):
+            from ltui.training.rank.program.logged_values import logged_values
+            from ltui.training.rank.program.metric_pattern import metric_pattern
+            from ltui.training.rank.program.printed_values import record_printed_values
+
+            record_printed_values(metric_pattern(pattern), logged_values.record)
 
 
 def _adapt_trainer(module: Any) -> None:

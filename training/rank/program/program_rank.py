@@ -28,6 +28,7 @@ from ltui.training.rank.coordination.stop_signals import StopSignals
 from ltui.training.rank.environment import RankEnvironment
 from ltui.training.rank.heartbeat.heartbeat_thread import start_heartbeat_thread
 from ltui.training.rank.metric_records import send_metrics
+from ltui.training.rank.program import printed_values
 from ltui.training.rank.program.attach import call_after_steps, ignore_step, uncompiled
 from ltui.training.rank.program.logged_values import Values, logged_values
 from ltui.training.rank.program.program_checkpoint import PathFunction, ProgramCheckpoint
@@ -304,6 +305,8 @@ class ProgramRank:
                     self._coordinator.fit_ended(_FIT)
                 channel.pulse.set(outcome=Outcome.FINISHED)
             logged_values.send_waiting()
+            if (text := printed_values.complaint()) is not None:
+                channel.event_from_rank_0("warning", text, remedy="Try it on a line of the log.")
             channel.ended()
 
 
