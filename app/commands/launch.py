@@ -139,6 +139,7 @@ def command_spec(options: Namespace, home: Path) -> RunSpec:
         mirror=options.mirror or defaults.mirror,
         checkpoint=_checkpoint_policy(options.keep_best, defaults.checkpoint),
         stall=defaults.stall,
+        stop_signal=options.stop_signal,
         metrics_pattern=_checked_pattern(options.metrics_pattern),
         gpus=gpus,
     )

@@ -30,6 +30,7 @@ from ltui.app.exit_codes import EXIT_BAD_INPUT
 from ltui.training.config.defaults import MIRROR_PATTERN, STOP_TIMEOUT_S
 from ltui.training.config.digit_grouping import strip_digit_grouping
 
+STOP_SIGNAL_NAMES = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP")
 RUN_HELP = "the id of a run, a unique prefix of it, its name, or `last`"
 EXIT_CODES = """\
 exit codes:
@@ -276,6 +277,14 @@ def _add_launch_commands(add: AddCommand) -> None:
         "checkpoint; lower is better unless `max` is given)",
     )
     execute.add_argument(
+        "--stop-signal",
+        choices=STOP_SIGNAL_NAMES,
+        default="SIGTERM",
+        metavar="SIGNAL",
+        help="the signal by which `ltui stop` ends a program that has not told ltui how to save: "
+        f"{', '.join(STOP_SIGNAL_NAMES)} (default: SIGTERM)",
+    )
+    execute.add_argument(
         "--metrics-pattern",
         metavar="PATTERN",
         help="read metrics from what a program without Lightning prints: `json` (lines of JSON), "
@@ -470,7 +479,8 @@ def _add_submit(add: AddCommand) -> None:
         "time before the time limit",
     )
     add_flag(submit, "--print", "only print the batch script")
-    submit.set_defaults(command=[], gpus=None, keep_best=None, metrics_pattern=None)
+    submit.set_defaults(command=[], gpus=None, keep_best=None)
+    submit.set_defaults(metrics_pattern=None, stop_signal="SIGTERM")
 
 
 def _add_inspection_commands(add: AddCommand) -> None:

@@ -49,7 +49,7 @@ class RunCommandScreen(FullScreen[None]):
         if not self.is_refused("stop") and self.snapshot is not None:
             confirmation = "stopping after the current step, with a checkpoint"
             if not self.snapshot.saves_checkpoints:
-                confirmation = "stopping it by SIGTERM"
+                confirmation = "stopping it by a signal"
             question = StopScreen(stop_question(self.snapshot))
             self._send_after(question, {"cmd": "stop"}, confirmation)
 

@@ -35,7 +35,7 @@ def stop_question(snapshot: RunSnapshot) -> str:
     if not snapshot.saves_checkpoints:
         return (
             f"Stop {clean_name(snapshot.name)}?\n"
-            "It gets SIGTERM and ends. The program has not told ltui how to save a checkpoint:\n"
+            "It gets a signal and ends. The program has not told ltui how to save a checkpoint:\n"
             "only what it saves itself is kept."
         )
     step = snapshot.global_step
@@ -52,11 +52,9 @@ def question_for_several(runs: str, snapshots: Sequence[RunSnapshot]) -> str:
     ends = "Each saves a checkpoint after its current step, then it ends."
     unsaved = sum(not snapshot.saves_checkpoints for snapshot in snapshots)
     if unsaved == len(snapshots):
-        ends = "Each gets SIGTERM and ends. ltui cannot save checkpoints of these programs."
+        ends = "Each gets a signal and ends. ltui cannot save checkpoints of these programs."
     elif unsaved:
-        ends += (
-            f"\nltui cannot do that for {unsaved} of them: SIGTERM ends these without a checkpoint."
-        )
+        ends += f"\nltui cannot do that for {unsaved} of them: these end by a signal."
     return f"Stop {runs}?\n{ends}"
 
 
@@ -73,6 +71,6 @@ def kill_question(snapshot: RunSnapshot) -> str:
             f"Its last checkpoint is from step {formats.step(saved.global_step)}: "
             f"{formats.count(done)} {steps} will be lost."
         )
-    gentle = "by SIGTERM" if not snapshot.saves_checkpoints else "with a checkpoint"
+    gentle = "by a signal" if not snapshot.saves_checkpoints else "with a checkpoint"
     instead = f"To stop it {gentle} instead, press s on the run's screen."
     return f"Kill {name}? All its processes end at once.\n{lost}\n{instead}"

@@ -102,7 +102,7 @@ def test_no_checkpoint_is_promised_of_a_program_without_lightning() -> None:
     assert "with a checkpoint" not in kill_question(plain)
     assert "SIGTERM" not in question_for_several("2 runs", [lightning, lightning])
     mixed = question_for_several("2 runs", [lightning, plain])
-    assert "cannot do that for 1 of them: SIGTERM ends these without a checkpoint" in mixed
+    assert "cannot do that for 1 of them: these end by a signal" in mixed
     assert "a checkpoint" not in question_for_several("2 runs", [plain, plain])
     assert refusal(lightning, "checkpoint", readonly=False) is None
     assert "has not told ltui how to save" in str(refusal(plain, "checkpoint", readonly=False))

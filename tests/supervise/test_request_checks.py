@@ -72,5 +72,5 @@ def test_a_request_without_an_answer_is_given_up(
 def test_a_program_without_checkpoints_is_stopped_although_its_ranks_cannot_agree() -> None:
     check_coordination({"cmd": "stop"}, "no DDP", saves=False)
     for command in ("pause", "stop_when"):
-        with pytest.raises(ValueError, match=r"\(no DDP\)\. It can be stopped, by SIGTERM"):
+        with pytest.raises(ValueError, match=r"\(no DDP\)\. It can be stopped, by a signal"):
             check_coordination({"cmd": command}, "no DDP", saves=False)

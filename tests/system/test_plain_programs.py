@@ -216,3 +216,18 @@ def test_printed_values_are_metrics_only_by_a_pattern(ltui: Ltui) -> None:
     assert "it is no regular expression" in refused.stderr
     assert refused.stderr.count("\n") <= 2
     ltui.wait_until_alone()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "number"), [("usr1", "SIGUSR1"), ("alone", "SIGINT")])
+def test_a_program_is_stopped_by_the_signal_of_the_user(ltui: Ltui, kind: str, number: str) -> None:
+    command = (sys.executable, PROGRAM, kind, *ENDLESS)
+    ltui("exec", "--detach", "--stop-signal", number, "--", *command)
+    ltui.wait_for_step(5)
+    ltui("stop", "last", "--timeout", "20", check=None)
+    stopped = ltui.wait(lambda s: s["state"] not in LIVE)
+    assert stopped["state"] == "stopped", stopped["detail"]
+    assert "killed" not in stopped["detail"]
+    if kind == "usr1":
+        assert "saved by the program" in ltui("logs", "last").stdout
+    ltui.wait_until_alone()

@@ -6,6 +6,7 @@ specification from a preset. Field names are stored in ``spec.yaml`` and must no
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
@@ -156,6 +157,8 @@ class RunSpec:
     """Where the values are also written while the run goes on: ``tensorboard[:FOLDER]``."""
     metrics_pattern: str | None = None
     """How values are found in what a command prints (``--metrics-pattern``); None: not at all."""
+    stop_signal: str = "SIGTERM"
+    """The signal that stops a command of which ltui saves no checkpoint."""
     gpus: str | None = None
     """``free:2`` if the run waits until two GPUs are free and then uses only these."""
     imported_from: str | None = None
@@ -191,10 +194,11 @@ class RunSpec:
                 values["command"] = tuple(values["command"])
             values["checkpoint"] = CheckpointPolicy(**(values.get("checkpoint") or {}))
             values["stall"] = StallPolicy(**(values.get("stall") or {}))
+            signal.Signals[values.get("stop_signal", "SIGTERM")]
             if values.get("nodes") is not None:
                 values["nodes"] = Nodes(**values["nodes"])
             return cls(**values)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, KeyError) as error:
             raise ProblemError.of(
                 where=where,
                 what=f"the file is damaged ({error}).",

@@ -28,6 +28,8 @@ class EndFacts:
     last_line: str | None = None
     """The line of a log that most likely states the error."""
     stop_requested: bool = False
+    stop_signal: int = signal.SIGTERM
+    """The signal by which a command is stopped of which ltui saves no checkpoint."""
     forced_reason: str | None = None
     """Why the run was killed, for example ``on request``. None if it was not killed by ltui."""
     rebooted: bool = False
@@ -152,11 +154,17 @@ def _cannot_save(facts: EndFacts) -> bool:
 
 def _terminated(facts: EndFacts) -> bool:
     """Return True if no rank failed in any other way than by the signal of the stop."""
-    return all(failure.exit_code == -signal.SIGTERM for failure in facts.failures)
+    by_signal = {-signal.SIGTERM, -facts.stop_signal}
+    return all(failure.exit_code in by_signal for failure in facts.failures)
 
 
 def _any_rank_raised(facts: EndFacts) -> bool:
-    return any(p is not None and p.outcome is Outcome.RAISED for p in facts.pulses.values())
+    """Return True if a rank raised, except for what a requested stop by SIGINT raises."""
+    raised = {r for r, p in facts.pulses.items() if p is not None and p.outcome is Outcome.RAISED}
+    if facts.stop_requested and facts.stop_signal == signal.SIGINT:
+        events = {r: f.exception for r, f in facts.fold.ranks.items() if f.exception is not None}
+        raised -= {r for r, e in events.items() if e.fields.get("type") == "KeyboardInterrupt"}
+    return bool(raised)
 
 
 def _only_consequences(facts: EndFacts) -> bool:
@@ -167,7 +175,9 @@ def _only_consequences(facts: EndFacts) -> bool:
 
 def _exited_with_zero(facts: EndFacts) -> AttemptEnd:
     pulses = [p for p in facts.pulses.values() if p is not None]
-    if facts.stop_requested and not _all_ranks_ended(facts, Outcome.FINISHED):
+    # A program that handles the signal of a stop may exit as if it had finished.
+    finished = _all_ranks_ended(facts, Outcome.FINISHED) and not _cannot_save(facts)
+    if facts.stop_requested and not finished:
         return _stopped(facts)
     detail = f"finished{_at(facts)}" if pulses or not facts.user_command else "exit code 0"
     unfinished = [p.rank for p in pulses if p.outcome is Outcome.RUNNING]

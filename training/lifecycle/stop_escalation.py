@@ -24,7 +24,7 @@ class StopStage(IntEnum):
     AGREE = 1
     """The ranks are requested to save a checkpoint and exit at the same step."""
     TERMINATE = 2
-    """A command without telemetry receives SIGTERM."""
+    """A command of which ltui saves no checkpoint receives its stop signal, usually SIGTERM."""
     INTERRUPT = 3
     """The ranks receive SIGINT."""
     KILL = 4

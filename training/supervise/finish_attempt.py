@@ -6,6 +6,7 @@ full.
 
 from __future__ import annotations
 
+import signal
 import sqlite3
 import sys
 import time
@@ -157,6 +158,7 @@ class AttemptFinisher:
                 last_line=likely_error_line(engine_log, attempt.run_dir, attempt.number, failures)
                 or (attempt.nodes.reports.last_line() if attempt.nodes is not None else None),
                 stop_requested=attempt.stops.escalation is not None,
+                stop_signal=signal.Signals[attempt.spec.stop_signal],
                 forced_reason=None if all_stopped else attempt.stops.forced_reason,
                 checkpoints=attempt.catalog.verified_checkpoints(),
                 user_command=attempt.spec.command is not None,

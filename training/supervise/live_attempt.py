@@ -7,6 +7,7 @@ the run: requests are carried out in ``request_handler.py``, the end is handled 
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -81,7 +82,9 @@ class LiveAttempt:
         self.queues = QueuePoller(run_dir.queue_dir(number), store.cursors(number))
         self.recorder = HistoryRecorder(store, number, self.queues)
         self.fold = restore_fold(run_dir, number, previous)
-        self.stops = StopController(run_dir.queue_dir(number) / "control.bin")
+        self.stops = StopController(
+            run_dir.queue_dir(number) / "control.bin", signal.Signals[spec.stop_signal]
+        )
         # Without ranks, a user's command counts as rank 0, which is on the first machine.
         is_first = spec.nodes is None or spec.nodes.rank == 0
         is_rank = spec.command is not None and is_first

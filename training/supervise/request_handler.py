@@ -58,7 +58,7 @@ def check_coordination(request: dict[str, Any], error: str | None, *, saves: boo
         return
     if not saves:
         action = "stop together" if command == "stop_when" else command
-        raise ValueError(f"its ranks cannot {action} ({error}). It can be stopped, by SIGTERM.")
+        raise ValueError(f"its ranks cannot {action} ({error}). It can be stopped, by a signal.")
     action = "stop with a checkpoint" if command in ("stop", "stop_when") else command
     raise ValueError(
         f"its ranks cannot {action} ({error})."

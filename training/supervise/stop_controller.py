@@ -36,8 +36,10 @@ class StopController:
     once force is used to stop the run.
     """
 
-    def __init__(self, control_path: Path) -> None:
+    def __init__(self, control_path: Path, stop_signal: signal.Signals = signal.SIGTERM) -> None:
+        """``stop_signal`` stops a command of which ltui saves no checkpoint."""
         self._control_path = control_path
+        self._stop_signal = stop_signal
         self._control: ControlFile | None = None
         self._request_id = 0
         self._sent: set[tuple[StopStage, ProcessIdentity, int]] = set()
@@ -178,8 +180,8 @@ class StopController:
         stage = self.escalation.stage(now_s)
         ranks = {*local_processes(pulses).values(), *others.values()}
         if stage is StopStage.TERMINATE and engine is not None:
-            self._signal_once(stage, engine, signal.SIGTERM, group=True)
-            # A process that is stopped (SIGSTOP) does not handle SIGTERM until it continues.
+            self._signal_once(stage, engine, self._stop_signal, group=True)
+            # A process that is stopped (SIGSTOP) does not handle a signal until it continues.
             for process in {engine, *ranks}:
                 self._signal_once(stage, process, signal.SIGCONT, turn=2)
         elif stage is StopStage.INTERRUPT:

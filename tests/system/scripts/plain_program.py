@@ -6,12 +6,14 @@ ddp: under torchrun. early: rank 1 ends after half of the steps. raises: rank 1 
 middle. fork, spawn: starts two ranks itself. alone: one process without a process group, which
 afterwards runs another one that trains, and then trains on with a new optimizer. skips: a gradient
 scaler skips every fifth step. several: two optimizers step together. compiled: the step is
-compiled. unknown: two ranks that do not combine their gradients.
+compiled. unknown: two ranks that do not combine their gradients. usr1: SIGUSR1 makes it save and
+exit, other signals that stop do nothing.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -74,7 +76,18 @@ def start_rank(rank: int, kind: str, steps: int, seconds: float) -> None:
     dist.destroy_process_group()
 
 
+def exit_by_usr1() -> None:
+    def leave(_number: int, _frame: object) -> None:
+        print("saved by the program", flush=True)
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, leave)
+
+
 def main(kind: str, steps: int, seconds: float) -> None:
+    if kind == "usr1":
+        exit_by_usr1()
     if kind in ("fork", "spawn"):
         arguments = (kind, steps, seconds)
         start_processes(start_rank, arguments, nprocs=2, start_method=kind)
