@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lightning.fabric import Fabric
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from ltui.training.rank.program import tracked_loop
 from ltui.training.rank.program.tracked_loop import LoopStack, TrackedLoop
@@ -234,3 +235,19 @@ def test_a_tracked_loader_is_used_as_the_loader_itself() -> None:
 def test_a_tracked_loop_can_be_copied() -> None:
     for copied in (copy.deepcopy(TrackedLoop([1, 2], "")), copy.copy(TrackedLoop([1, 2], ""))):
         assert list(copied) == [1, 2]
+
+
+@pytest.mark.parametrize("stops", [(1,), (3, 4), (5, 5), (1, 1, 1, 1, 1, 1, 1)])
+def test_a_loader_that_saves_its_own_position(stops: tuple[int, ...]) -> None:
+    def make() -> Program:
+        data: Any = list(range(20))
+        loader: Any = StatefulDataLoader(data, batch_size=4, shuffle=True)
+
+        def program(track: Callable[..., TrackedLoop]) -> Iterator[Any]:
+            for epoch in track(range(3)):
+                for batch in track(loader):
+                    yield epoch, batch.tolist(), torch.rand(1).item()
+
+        return program
+
+    assert_resumes(make, stops)

@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.system.conftest import LIVE, SCRIPTS, Ltui
+from tests.waiting import wait_for
 
 PROGRAM = str(SCRIPTS / "resumable_program.py")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone")
@@ -74,18 +76,22 @@ def test_a_resumed_program_repeats_no_step_and_loses_none(
 
 
 def test_a_signal_and_a_request_save_a_program_in_one_process(ltui: Ltui) -> None:
-    start(ltui, "range", ranks=1)
+    start(ltui, "epochs", ranks=1)
     ltui.wait_for_step(5)
     saved = ltui("checkpoint", "last")
     assert "saved a checkpoint at step" in saved.stdout
-    os.kill(ltui.wait_for_step(15)["ranks"][0]["pid"], signal.SIGTERM)
+    rank = psutil.Process(ltui.wait_for_step(15)["ranks"][0]["pid"])
+    # As SLURM does, which signals the workers of the loader, too.
+    workers = wait_for(rank.children, wanted=bool)
+    for process in (*workers, rank):
+        process.send_signal(signal.SIGTERM)
     stopped = ended(ltui)
     assert (stopped["state"], stopped["ranks"][0]["state"]) == ("stopped", "ended")
     assert [c["reason"] for c in stopped["checkpoints"]] == ["request", "stop"]
     assert stopped["checkpoints"][1]["global_step"] == stopped["global_step"]
     ltui("resume", "--detach", "last")
-    assert ended(ltui)["detail"] == f"finished at step {STEPS}"
-    assert len(losses(ltui.cwd, 0)) == STEPS
+    assert ended(ltui)["detail"] == f"finished at step {2 * STEPS}"
+    assert len(losses(ltui.cwd, 0)) == 2 * STEPS
 
 
 @pytest.mark.slow
@@ -167,3 +173,24 @@ def test_a_trainer_of_hugging_face_is_stopped_and_resumed_unchanged(
     for rank in (0, 1):
         calls = f"calls-{rank}.txt"
         assert (ltui.cwd / calls).read_text() == (tmp_path / calls).read_text()
+
+
+@pytest.mark.slow
+def test_a_program_is_restarted_after_a_crash_from_its_checkpoint(ltui: Ltui) -> None:
+    """torchrun ends the other rank by SIGTERM, which is no request to stop."""
+    command = (*TORCHRUN, PROGRAM, "epochs", "0.05")
+    ltui("exec", "--detach", "--restarts", "1", "--", *command)
+    ltui.wait_for_step(5)
+    ltui("checkpoint", "last")
+    (saved,) = ltui.show()["checkpoints"]
+    os.kill(ltui.wait_for_step(saved["global_step"] + 3)["ranks"][1]["pid"], signal.SIGKILL)
+    restarted = ltui.wait(lambda s: s["attempt"] == 2 and (s["global_step"] or 0) > 0)
+    assert "was killed by SIGKILL" in restarted["restarted_because"]
+    finished = ended(ltui)
+    assert finished["detail"] == f"finished at step {STEPS}"
+    for rank in (0, 1):
+        written = [int(line.split()[0]) for line in losses(ltui.cwd, rank)]
+        again = written.index(saved["global_step"] + 1, saved["global_step"] + 1)
+        assert written[again:] == list(range(saved["global_step"] + 1, STEPS + 1))
+        # The same steps have the same losses in both attempts.
+        assert len(set(losses(ltui.cwd, rank))) == STEPS

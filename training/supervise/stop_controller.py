@@ -127,8 +127,9 @@ class StopController:
         if self.escalation is not None or not live:
             return False
         stopping = any(p.phase is Phase.STOPPING or p.outcome is Outcome.STOPPED for p in live)
-        # A rank may have received a signal on which the ranks have not yet agreed.
-        if not stopping and not self.signal_of_rank():
+        # A rank may have received a signal on which the ranks have not yet agreed. After the death
+        # of a rank it is the launcher that ends the others by a signal.
+        if not stopping and (not self.signal_of_rank() or _any_rank_died(pulses)):
             return False
         self.escalation = StopEscalation(now_s, STOP_TIMEOUT_S, telemetry=True)
         self.error = None
@@ -231,3 +232,14 @@ class StopController:
         if self._control is not None:
             self._control.close()
             self._control = None
+
+
+def _any_rank_died(pulses: Mapping[int, PulseState | None]) -> bool:
+    """Return True if a rank has raised, or if its process has ended before its training."""
+    processes = local_processes(pulses)
+    return any(
+        pulse.outcome is Outcome.RAISED
+        or (pulse.outcome is Outcome.RUNNING and rank in processes and not processes[rank].alive())
+        for rank, pulse in pulses.items()
+        if pulse is not None
+    )

@@ -14,6 +14,8 @@ _CONSEQUENCE = re.compile(
     r"timed out after \S+ seconds waiting for clients|wait timeout after|"
     r"recv(Value)?(WithTimeout)? failed|Application timeout caused pair closure|gloo.*timed out|"
     r"(failed to pass|timed out in|reached) monitoredBarrier|"
+    # An agent ends the other ranks by SIGTERM, and with them the workers of their loaders.
+    r"DataLoader worker \(pid \d+\) is killed by signal: Terminated|"
     r"nccl.*(abort|remote)|remote process exited|collective operation timeout|"
     r"\bDist(Network|Store)Error\b|\bSIGTERMException\b|\bSignalException\b",
     re.IGNORECASE,

@@ -25,6 +25,7 @@ from ltui.training.rank import torch_internals
 from ltui.training.rank.channel import Channel
 from ltui.training.rank.coordination.coordinator import RankCoordinator
 from ltui.training.rank.coordination.stop_signals import StopSignals
+from ltui.training.rank.coordination.worker_signals import protect_workers
 from ltui.training.rank.environment import RankEnvironment
 from ltui.training.rank.heartbeat.heartbeat_thread import start_heartbeat_thread
 from ltui.training.rank.metric_records import send_metrics
@@ -89,6 +90,8 @@ def register(save: PathFunction, load: PathFunction, all_ranks: bool | None = No
     if all_ranks is None:
         all_ranks = read_program_kind().is_sharded
     _checkpoint = ProgramCheckpoint(save, load, rank, world_size, all_ranks)
+    # Now, because the workers of loaders are started before the first step.
+    protect_workers()
     path = channel.environment.resume_from
     if path is None:
         return False
