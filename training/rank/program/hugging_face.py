@@ -8,7 +8,7 @@ Trainer resumes with the next epoch.
 
 The Trainer has no public function that saves a whole checkpoint, so this module names the private
 ones that it relies on: ``Trainer._save_checkpoint`` and ``Trainer._maybe_log_save_evaluate``, seen
-in transformers 4.40 to 5.23. If one of them is missing, a run is stopped as any other program.
+in transformers 5.23. If one of them is missing, a run is stopped as any other program.
 """
 
 from __future__ import annotations
