@@ -65,6 +65,57 @@ def batches_are_kept():
     unread.close()
     assert not threads()
 
+def on_a_gpu_all_epochs_use_one_stream():
+    # The reader on the CPU, with a stand-in for CUDA that records what is asked of it.
+    from contextlib import contextmanager
+    from types import SimpleNamespace
+    from ltui.training.data.ffcv import ffcv_reader
+    calls, current = [], ["the default"]
+
+    @contextmanager
+    def on_stream(stream):
+        current.append(stream)
+        yield
+        current.pop()
+
+    class Stream:
+        def __init__(self, device):
+            calls.append("stream")
+        def synchronize(self):
+            calls.append("wait")
+            raise RuntimeError("CUDA error: the kernel of a step")
+        def wait_event(self, event):
+            calls.append("order")
+
+    class Torch:
+        cuda = SimpleNamespace(
+            Stream=Stream,
+            stream=on_stream,
+            current_stream=Stream,
+            Event=lambda: SimpleNamespace(record=lambda stream: None, synchronize=lambda: None),
+        )
+        def __getattr__(self, name):
+            return getattr(torch, name)
+        def empty(self, *shape, pin_memory, **options):
+            calls.append(("pinned" if pin_memory else "not pinned", type(current[-1])))
+            return torch.empty(*shape, **options)
+
+    ffcv_reader.torch = Torch()
+    gpu = SimpleNamespace(type="cuda")
+    reader = FfcvReader(good, raw_pixels(), batch_size=4, device=gpu, batches_ahead=1)
+    assert len(set(calls[1:-3])) == 1, calls
+    assert (calls[0], calls[1], calls[-3:]) == (
+        "stream", ("pinned", Stream), ["stream", "order", "wait"]
+    ), calls
+    calls.clear()
+    unread = reader.batches(range(45))
+    next(unread)
+    assert "wait" not in calls
+    unread.close()
+    assert calls.count("wait") == 1
+    assert not threads()
+    ffcv_reader.torch = torch
+
 def both_loaders_agree():
     transform = ImageTransformConfig(side=48, scale=(0.3, 1.0), flip=True, shift=3, cutout=6)
     names = ["label", "image"]
@@ -205,7 +256,12 @@ print("ok")
 """
 
 
-USUAL = ("batches_are_kept", "any_error_is_told", "what_threads_draw_is_said_on_resume")
+USUAL = (
+    "batches_are_kept",
+    "any_error_is_told",
+    "what_threads_draw_is_said_on_resume",
+    "on_a_gpu_all_epochs_use_one_stream",
+)
 MORE = ("both_loaders_agree", "a_damaged_image_is_named", "a_file_that_shrinks")
 LAST = ("ends_in_the_middle",)
 everything = pytest.mark.skipif(

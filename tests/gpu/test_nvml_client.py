@@ -11,6 +11,8 @@ from ltui.training.gpu.nvml_client import (
     GpuLostError,
     NvmlClient,
 )
+from ltui.training.gpu.process_owners import ProcessInfoCache
+from ltui.training.gpu.whole_gpu import Device
 
 
 class Driver:
@@ -56,3 +58,16 @@ def test_a_call_is_noted_while_it_runs():
     assert noted is not None
     assert (noted.call, noted.gpu) == ("power", "3")
     assert client.pending_call is None
+
+
+def test_links_that_a_board_lacks_lie_between_others(monkeypatch):
+    """An H100 for PCIe has 12 of 18 links."""
+
+    def state(_handle, link):
+        if link in (4, 5, 10, 11, 16, 17):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return int(link != 0)
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetNvLinkState", state)
+    device = Device(NvmlClient(), ProcessInfoCache(), None, 0)
+    assert device._read_nvlinks() == {"nvlinks": 12, "nvlinks_up": 11}

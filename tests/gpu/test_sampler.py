@@ -285,6 +285,13 @@ def test_who_is_on_a_gpu(under):
         other.wait()
 
 
+def test_a_process_without_its_memory_is_listed(under):
+    """Inside a container, some drivers say 0 bytes."""
+    gpus = under(f"gpus 1 h100\nprocess 0 {os.getpid()} 0\n", sampling=True)
+    (r,) = gpus.view_when(complete(1)).readings
+    assert [(p.pid, p.memory_bytes) for p in r.processes] == [(os.getpid(), None)]
+
+
 def test_slices_come_and_go(under):
     gpus = under("gpus 2 h100\n", sampling=True)
     gpus.view_when(complete(2))

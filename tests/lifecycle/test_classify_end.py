@@ -217,6 +217,22 @@ def test_a_stop_that_was_asked_for_is_no_failure_of_a_command_without_telemetry(
     assert classify_end(preset).state is RunState.FAILED
 
 
+def test_a_stop_before_the_ranks_train_is_no_failure() -> None:
+    """The launcher of a preset is torchrun, which ends with an exception at the signal."""
+    line = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: "
+    facts = EndFacts(exit=EngineExit(exit_code=1), stop_requested=True, last_line=f"{line}15")
+    end = classify_end(facts)
+    assert (end.state, end.exit_code) == (RunState.STOPPED, 1)
+    assert "no checkpoint was saved" in end.detail
+    for other in (
+        replace(facts, stop_requested=False),
+        replace(facts, last_line=f"{line}11"),
+        replace(facts, last_line="ImportError: no module named data"),
+        replace(facts, failures=tuple(worker_failures(ELASTIC_LOG))),
+    ):
+        assert classify_end(other).state is not RunState.STOPPED
+
+
 def test_the_end_says_what_the_verdict_knows_of_a_dead_rank() -> None:
     victim = _raised(0, 5.0, "RuntimeError", "Connection closed by peer")
     end = classify_end(_facts(fold=FoldState(ranks={0: victim})))

@@ -129,6 +129,8 @@ def job(state: str, **changes: object) -> SlurmJob:
         (RECORD, None, Place.QUEUE, RunState.QUEUED),
         (RECORD, job("PENDING"), Place.QUEUE, RunState.QUEUED),
         (RECORD, job("RUNNING", nodes="n1"), Place.ELSEWHERE, RunState.RUNNING),
+        (RECORD, job("RUNNING", start_at=NOW - 5), Place.ELSEWHERE, RunState.STARTING),
+        (RECORD, job("RUNNING", start_at=NOW - 300), Place.ELSEWHERE, RunState.RUNNING),
         (RECORD, job("CANCELLED"), Place.ENDED, RunState.STOPPED),
         (RECORD, job("TIMEOUT"), Place.ENDED, RunState.FAILED),
         (RECORD, job("COMPLETED"), Place.ENDED, RunState.FINISHED),

@@ -17,6 +17,7 @@ from ltui.training.data.ffcv.in_memory_images import beton_batches, write_beton
 from ltui.training.data.digits import load_images
 
 images, labels = load_images()
+torch.set_num_threads(3)
 path = Path(sys.argv[1]) / "digits.beton"
 write_beton(path, images, labels)
 written = path.stat().st_mtime_ns
@@ -24,7 +25,9 @@ write_beton(path, images, labels)
 assert path.stat().st_mtime_ns == written
 assert [p.name for p in path.parent.iterdir()] == ["digits.beton"]
 
+assert torch.get_num_threads() == 3
 open_batches = beton_batches(path, 16, torch.device("cpu"))
+assert torch.get_num_threads() == 3
 for order in (list(range(5, 185)), torch.randperm(1798)[:50].tolist(), [1797], [3, 3, 3]):
     # Batches are views of buffers that FFCV uses again.
     got = [(image.clone(), label.clone()) for image, label in open_batches(order)]

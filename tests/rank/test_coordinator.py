@@ -19,6 +19,7 @@ import torch
 from ltui.training.rank.coordination.stop_exception import RunStopped
 from ltui.training.rank.coordination.stop_signals import REPEAT_S
 from ltui.training.tensor_queue.control_block import Command
+from ltui.training.tensor_queue.queue_writer import QueueWriter
 from ltui.training.tensor_queue.record_types import Outcome, Phase
 from tests.rank.models import Linear, loader
 from tests.rank.runs import RunFolder
@@ -256,12 +257,38 @@ def test_pause_then_checkpoint_then_continue(run: RunFolder, fit: Any) -> None:
     thread.join()
     assert observed == [3, 3]
     assert run.checkpoints[0].name == "step-00000003-request.ckpt"
-    assert len(run.events("paused")) >= 1
+    # The checkpoint does not begin a second pause.
+    assert len(run.events("paused")) == 1
     assert len(run.events("continued")) == 1
     assert len(run.steps()) == 6
     assert required(run.pulse()).decision_done == 3
     # The pause is no part of a step.
     assert run.steps()[3, 6] < 5
+
+
+def test_losses_that_arrive_in_a_pause_are_published(
+    run: RunFolder, fit: Any, monkeypatch: Any
+) -> None:
+    """The host may reach the pause before its GPU has computed the last losses."""
+    flushed = threading.Event()
+
+    def flush(writer: Any) -> None:
+        if writer.pulse.phase == Phase.PAUSED:
+            flushed.set()
+
+    def request_when_flushed() -> None:
+        try:
+            assert flushed.wait(60)
+        finally:
+            run.request(Command.CONTINUE)
+
+    monkeypatch.setattr(QueueWriter, "flush_staged", flush)
+    thread = threading.Thread(target=request_when_flushed)
+    thread.start()
+    fit(Linear(requests_at(run, Command.PAUSE, 2)), loader(6), max_epochs=1)
+    thread.join()
+    assert flushed.is_set()
+    assert len(run.steps()) == 6
 
 
 def test_stop_while_paused(run: RunFolder, fit: Any) -> None:

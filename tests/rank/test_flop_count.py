@@ -6,12 +6,15 @@ import json
 from typing import Any
 
 import lightning.pytorch as pl
+import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from ltui.training.models.gpt import GPT
 from ltui.training.rank import callback_factory
 from ltui.training.rank.environment import RankEnvironment
 from ltui.training.tensor_queue.record_types import RecordKind
+from tests.gpu.hardware.model_flops import gpt_flops
 
 
 class Linear(pl.LightningModule):
@@ -28,18 +31,20 @@ class Linear(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def train(fit: Any, run: Any, *, count: bool, batches: int = 6) -> Linear:
+def callbacks(run: Any, *, count: bool) -> list[Any]:
     environment = RankEnvironment.read(run.environment())
     callback = callback_factory.rebuild_callback("lightning", environment)
-    counter = (
-        [callback_factory.rebuild_callback("lightning", callback, callback_factory.FLOP_COUNT)]
-        if count
-        else []
-    )
+    if not count:
+        return [callback]
+    counter = callback_factory.rebuild_callback("lightning", callback, callback_factory.FLOP_COUNT)
+    return [callback, counter]
+
+
+def train(fit: Any, run: Any, *, count: bool, batches: int = 6) -> Linear:
     rows = torch.arange(batches * 32, dtype=torch.float32).reshape(-1, 8) / 100
     model = Linear()
     loader = DataLoader(TensorDataset(rows), batch_size=4)
-    fit(model, loader, max_epochs=1, callbacks=[callback, *counter])
+    fit(model, loader, max_epochs=1, callbacks=callbacks(run, count=count))
     return model
 
 
@@ -54,6 +59,17 @@ def test_a_batch_is_counted_once(fit: Any, run: Any) -> None:
     # Forward, and the gradient of the weights: two products of 4 x 8 x 3, two operations each.
     assert event["flops"] == 2 * (2 * 4 * 8 * 3)
     assert event["tf32"] is False
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_the_count_of_a_gpt_follows_from_its_shapes(fit: Any, run: Any, precision: str) -> None:
+    text = torch.randint(256, (6, 2, 9))
+    loader = DataLoader(TensorDataset(text[:, :, :-1], text[:, :, 1:]), batch_size=None)
+    model = GPT(width=32, layers=3, heads=4, context=16)
+    counting = callbacks(run, count=True)
+    fit(model, loader, max_epochs=1, precision=precision, callbacks=counting)
+    (event,) = counted(run)
+    assert event["flops"] == gpt_flops(width=32, layers=3, context=8, batch=2).fused
 
 
 def test_too_few_batches_count_nothing(fit: Any, run: Any) -> None:

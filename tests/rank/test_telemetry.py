@@ -12,7 +12,8 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
 
-from ltui.training.rank.telemetry import count_samples
+from ltui.training.rank.channel import current_channel
+from ltui.training.rank.telemetry import count_samples, local_value
 from ltui.training.tensor_queue.record_types import Outcome, Phase, RecordKind, StepField
 from tests.rank.models import Endless, Linear, TwoOptimizers, loader
 from tests.rank.runs import RunFolder
@@ -122,6 +123,28 @@ def test_loss_is_what_training_step_returned(run: RunFolder, fit: Any) -> None:
     assert run.column(StepField.STEPPED) == [0, 1, 0, 1, 1]
     assert run.column(StepField.GLOBAL_STEP) == [0, 1, 1, 2, 3]
     assert run.labels(RecordKind.PLAN)[0]["max_steps"] == 3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("precision", "accumulate"),
+    [("32-true", 1), ("32-true", 2), ("bf16-true", 1), ("bf16-mixed", 3)],
+)
+def test_losses_on_a_gpu_are_sent_with_their_steps(
+    run: RunFolder, fit: Any, precision: str, accumulate: int
+) -> None:
+    model = Linear()
+    losses: list[float] = []
+    model.on_before_backward = lambda loss: losses.append(loss.item() * accumulate)  # type: ignore[method-assign]
+    options = {"precision": precision, "accumulate_grad_batches": accumulate}
+    fit(model, loader(6), accelerator="cuda", max_epochs=1, **options)
+    torch.cuda.synchronize()
+    required(current_channel()).queue.flush_staged()
+    sent = run.metrics()["train/loss"]
+    assert [value for _, value in sent] == pytest.approx(losses, rel=1e-6)
+    assert [step for step, _ in sent] == [(batch + 1) // accumulate for batch in range(6)]
+    assert all(math.isnan(loss) for loss in run.column(StepField.LOSS))
+    assert all(held > 0 for held in run.column(StepField.MEMORY_BYTES))
 
 
 def test_logged_metrics_have_their_steps(run: RunFolder, fit: Any) -> None:
@@ -248,6 +271,23 @@ def test_a_nonfinite_loss_is_reported_once(run: RunFolder, fit: Any) -> None:
     assert "nan" in note["text"]
     assert note["step"] == 2
     assert [math.isnan(loss) for loss in run.column(StepField.LOSS)] == [False] + [True] * 4
+
+
+def test_the_loss_of_several_ranks_is_read_without_a_collective(tmp_path: Any) -> None:
+    """A share of a value that was split over the ranks is left out."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/s", rank=0, world_size=1)
+    try:
+        mesh, loss = init_device_mesh("cpu", (1,)), torch.tensor(3.0)
+        whole = local_value(DTensor.from_local(loss, mesh, [Replicate()]))
+        assert (type(whole), whole.item()) == (torch.Tensor, 3.0)
+        assert local_value(DTensor.from_local(loss, mesh, [Partial()])) is None
+        assert local_value(loss) is loss
+    finally:
+        dist.destroy_process_group()
 
 
 def test_failing_telemetry_is_switched_off(run: RunFolder, fit: Any, monkeypatch: Any) -> None:

@@ -90,6 +90,17 @@ def test_nested_ranges(epochs: int, batches: int, stops: list[int]) -> None:
     assert_resumes(lambda: nested(epochs, batches), stops)
 
 
+def passes_of(loader: Callable[[], Any], epochs: int = 3) -> Program:
+    """Return a program that makes ``epochs`` passes, each over what ``loader()`` returns."""
+
+    def program(track: Callable[..., TrackedLoop]) -> Iterator[Any]:
+        for epoch in track(range(epochs)):
+            for batch in track(loader()):
+                yield epoch, batch.tolist(), torch.rand(1).item()
+
+    return program
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 3), st.booleans(), st.booleans(), st.lists(st.integers(1, 9), max_size=4))
 def test_a_shuffled_loader(epochs: int, new: bool, generator: bool, stops: list[int]) -> None:
@@ -103,12 +114,7 @@ def test_a_shuffled_loader(epochs: int, new: bool, generator: bool, stops: list[
 
         loader = build()
 
-        def program(track: Callable[..., TrackedLoop]) -> Iterator[Any]:
-            for epoch in track(range(epochs)):
-                for batch in track(build() if new else loader):
-                    yield epoch, batch.tolist(), torch.rand(1).item()
-
-        return program
+        return passes_of(build if new else lambda: loader, epochs)
 
     assert_resumes(make, stops)
 
@@ -153,12 +159,7 @@ def test_a_loader_that_a_library_has_prepared(library: str, stops: tuple[int, ..
             fabric = Fabric(accelerator="cpu", devices=1)
             loader = fabric.setup_dataloaders(inner, use_distributed_sampler=False)
 
-        def program(track: Callable[..., TrackedLoop]) -> Iterator[Any]:
-            for epoch in track(range(3)):
-                for batch in track(loader):
-                    yield epoch, batch.tolist(), torch.rand(1).item()
-
-        return program
+        return passes_of(lambda: loader)
 
     assert_resumes(make, stops)
 
@@ -243,11 +244,6 @@ def test_a_loader_that_saves_its_own_position(stops: tuple[int, ...]) -> None:
         data: Any = list(range(20))
         loader: Any = StatefulDataLoader(data, batch_size=4, shuffle=True)
 
-        def program(track: Callable[..., TrackedLoop]) -> Iterator[Any]:
-            for epoch in track(range(3)):
-                for batch in track(loader):
-                    yield epoch, batch.tolist(), torch.rand(1).item()
-
-        return program
+        return passes_of(lambda: loader)
 
     assert_resumes(make, stops)

@@ -33,7 +33,9 @@ def filter_text(tree: Filter) -> str:
         is_plain = not tree.pattern.startswith("/")
         return f"{name}:{_quoted(tree.pattern, _VALUE) if is_plain else json.dumps(tree.pattern)}"
     if isinstance(tree, Compare):
-        name = _quoted(tree.field, _NAME, KEYWORDS)
+        # `x!=3` would be read as x, not x!, without quotes.
+        ends_alike = tree.field.endswith("!")
+        name = json.dumps(tree.field) if ends_alike else _quoted(tree.field, _NAME, KEYWORDS)
         return f"{name}{tree.operator}{_value_text(tree.value)}"
     if isinstance(tree, Not):
         return f"not {_bracketed(tree.part, (AllOf, AnyOf))}"

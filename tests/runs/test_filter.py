@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ltui.app.runs.filter_runs import run_filter, unknown_names
@@ -58,6 +58,8 @@ def _joined(parts: st.SearchStrategy[Filter]) -> st.SearchStrategy[Filter]:
 
 
 @given(st.recursive(TERMS, _joined, max_leaves=8))
+@example(Compare("!", "=", "0"))
+@example(Compare("x!", "=", "3"))
 def test_what_is_printed_is_read_as_the_same_filter(tree: Filter) -> None:
     assert parse_filter(filter_text(tree)) == tree
 

@@ -251,6 +251,19 @@ def test_the_end_is_estimated_from_steps_and_pauses_between_epochs() -> None:
     assert progress(state, {0: validating}, round((last_s + 60) * SECOND)).eta_s is not None
 
 
+def test_a_pause_by_the_user_does_not_delay_the_estimated_end() -> None:
+    plan = labelled(RecordKind.PLAN, {"max_steps": 60, "max_epochs": 1, "batches_per_epoch": 60})
+    label = {"kind": "continued", "text": "Continued at step 10."}
+    paused_s = 600.0
+    continued = replace(labelled(RecordKind.EVENT, label), t_ns=round((5 + paused_s) * SECOND))
+    after = steps(10, 0.5, first=11, start_s=5 + paused_s + 0.5)
+    state = fold(FoldState(), 0, [plan, *steps(10, 0.5), continued, *after])
+    last_s = after[-1].t_ns / SECOND
+    here = pulse(0, Phase.FORWARD, last_s, global_step=20)
+    found = progress(state, {0: here}, round(last_s * SECOND))
+    assert found.eta_s == pytest.approx(40 * 0.5, rel=0.1)
+
+
 def test_steps_follow_from_epochs_where_the_plan_names_none() -> None:
     hello = labelled(RecordKind.HELLO, {"accumulate_grad_batches": 4, "world_size": 2})
     plan = labelled(RecordKind.PLAN, {"max_steps": None, "max_epochs": 3, "batches_per_epoch": 10})

@@ -27,6 +27,7 @@ from ltui.training.rank.checkpoint_files import (
     remove,
     require_space,
 )
+from ltui.training.rank.heartbeat.heartbeat_thread import start_heartbeat_thread
 from ltui.training.tensor_queue.control_block import Command, ControlFile
 from ltui.training.tensor_queue.pulse_block import PulseWriter
 from ltui.training.tensor_queue.record_types import Outcome, Phase, RecordKind, StepField
@@ -119,6 +120,8 @@ class FakeRank:
             began = time.monotonic()
             slow = self.rank == self.options.slow_rank
             time.sleep(self.options.pause + (self.options.slow if slow else 0.0))
+            if self.step == self.options.spin_at:
+                self.spin()
             forward_s = time.monotonic() - began
             self.pulse.set(phase=Phase.BACKWARD)
             self.lockstep.meet(self.step + 1)
@@ -151,6 +154,12 @@ class FakeRank:
         if self.options.gate and self.step == self.options.gate_at:
             while not self.options.gate.exists():
                 time.sleep(0.01)
+
+    def spin(self) -> None:
+        """Stand in for a call that waits for a GPU: CUDA uses a core for that."""
+        start_heartbeat_thread(RUN_DIR, ATTEMPT, self.rank)
+        while True:
+            pass
 
     def fail(self) -> None:
         self.event("exception", "boom", type="RuntimeError", message="boom at last")
@@ -243,6 +252,7 @@ def main() -> None:
     parser.add_argument("--slow-rank", type=int, default=-1)
     parser.add_argument("--slow", type=float, default=0.0, help="seconds more of its every step")
     parser.add_argument("--gpus", action="store_true", help="say that each rank has one")
+    parser.add_argument("--spin-at", type=int, default=-1, help="the step that never ends")
     parser.add_argument("--save-every", type=int, default=0)
     parser.add_argument("--size", type=int, default=0)
     for number in (signal.SIGTERM, signal.SIGINT):

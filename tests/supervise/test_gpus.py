@@ -96,6 +96,21 @@ def straggling(snapshot: RunSnapshot) -> list[Verdict]:
     return [v for v in snapshot.verdicts if v.kind == "straggler" and v.ended is None]
 
 
+@pytest.mark.slow
+def test_a_rank_that_waits_for_its_gpu_is_not_called_a_busy_loop(
+    runs: Runs, steer: Callable[[str], None]
+) -> None:
+    steer("gpus 1 h100\nset 0 util 100 power 121\n")
+    run = runs.training("--gpus", "--spin-at", "20", ranks=1)
+    shown = runs.until(run, lambda s: any(v.level == "stalled" for v in s.verdicts))
+    (verdict,) = [v for v in shown.verdicts if v.level == "stalled"]
+    assert (verdict.kind, verdict.culprits) == ("waits_for_gpu", (0,))
+    assert "in spin for its GPU, which does not finish its kernels" in verdict.cause
+    assert "(GPU 0: 100 % utilisation, 121 W of 700 W)" in verdict.cause
+    runs.order(run, "kill")
+    runs.ended(run)
+
+
 def test_a_hung_driver_holds_nobody_up(runs: Runs, steer: Callable[[str], None]) -> None:
     steer("gpus 2 h100\n")
     run = runs.training()

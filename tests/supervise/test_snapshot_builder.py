@@ -15,6 +15,7 @@ from ltui.training.config.run_spec import RunSpec
 from ltui.training.diagnosis.judge import Judgement
 from ltui.training.diagnosis.judge_input import HealthHistory
 from ltui.training.diagnosis.rules.early_warnings import loss_warning
+from ltui.training.gpu.flop_utilisation import BatchFlops
 from ltui.training.gpu.run_gpus import RunGpusView
 from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.pending_stops import PendingStopStore
@@ -40,7 +41,7 @@ from ltui.training.supervise.previous_attempt import (
 from ltui.training.supervise.snapshot_builder import build_snapshot
 from ltui.training.supervise.untracked_program import Program
 from ltui.training.tensor_queue.record_types import Phase, RecordKind
-from tests.state.records import SECOND, labelled, pulse, steps
+from tests.state.records import SECOND, labelled, pulse, step, steps
 from tests.store.histories import begin, run_dir, snapshot
 
 
@@ -93,6 +94,20 @@ def test_a_run_that_moves_has_a_rate_and_a_time_left(tmp_path: Path) -> None:
     assert shown.throughput.samples_per_s == pytest.approx(320)
     assert shown.ranks[0].samples_per_s == pytest.approx(320)
     assert shown.eta_s is not None
+
+
+def test_flop_utilisation_counts_every_batch(tmp_path: Path) -> None:
+    """With accumulated gradients, the batch in which the optimizer steps is the longest."""
+    label = {"device_name": "NVIDIA H100 80GB HBM3", "precision": "bf16-mixed"}
+    records = [labelled(RecordKind.HELLO, label)]
+    end_s = 0.0
+    for number in range(1, 41):
+        duration_s = 0.5 if number % 4 == 0 else 0.1
+        end_s += duration_s
+        records.append(step(number // 4, end_s, batch=number, step_s=duration_s))
+    counted = BatchFlops(0.2 * 494.75e12)  # half of the peak at 0.2 s a batch
+    shown = built(attempt(tmp_path, fold=fold(FoldState(), 0, records), flops=counted))
+    assert shown.model_flop_utilisation == pytest.approx(0.5, rel=0.05)
 
 
 def test_no_rank_of_an_ended_command_without_telemetry_is_said_to_run(tmp_path: Path) -> None:

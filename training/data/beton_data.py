@@ -33,6 +33,7 @@ from ltui.training.data.ffcv.image_transform_config import (
 from ltui.training.data.ffcv.in_memory_images import has_ffcv, uses_ffcv
 from ltui.training.data.ffcv.torch_dataset import NO_LABEL as NO_LABEL
 from ltui.training.data.ffcv.torch_dataset import BetonSamples
+from ltui.training.data.ffcv.torch_threads import keep_torch_threads
 from ltui.training.data.loader_variant import Variant
 from ltui.training.data.rank_data_module import RankData
 from ltui.training.data.sample_order import OpenBatches
@@ -183,9 +184,10 @@ class BetonData(RankData):
 
         The pipelines are compiled here, which takes some seconds.
         """
-        # Local: importing FFCV takes seconds.
-        from ltui.training.data.ffcv.ffcv_reader import FfcvReader
-        from ltui.training.data.ffcv.field_pipelines import image_pipelines
+        with keep_torch_threads():
+            # Local: importing FFCV takes seconds.
+            from ltui.training.data.ffcv.ffcv_reader import FfcvReader
+            from ltui.training.data.ffcv.field_pipelines import image_pipelines
 
         device, dtype = self.device_and_dtype()
         key = (file.path, train, order.batch_size, workers)

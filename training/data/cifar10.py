@@ -14,7 +14,7 @@ from torchvision.datasets import CIFAR10
 
 from ltui.training.data.cache_folder import data_folder
 from ltui.training.data.rank_data_module import NO_LABEL, RankData
-from ltui.training.data.sample_order import RankLoader, RankOrder, torch_batches
+from ltui.training.data.sample_order import RankLoader, RankOrder
 
 
 class DataMissingError(RuntimeError):
@@ -55,7 +55,7 @@ class Cifar10(RankData):
         samples = len(dataset) - 1
         filler = None if train else samples
         order = RankOrder(samples, **self.ranks(), shuffle=train, filler=filler)
-        return self.open_loader(order, torch_batches(dataset, self.batch_size, self.workers))
+        return self.open_loader(order, self.worker_batches(dataset))
 
     def _read(self, train: bool) -> TensorDataset:
         if train not in self._splits:

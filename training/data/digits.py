@@ -17,7 +17,7 @@ from ltui.training.data.cache_folder import data_folder
 from ltui.training.data.ffcv.in_memory_images import beton_batches, has_ffcv, uses_ffcv, write_beton
 from ltui.training.data.loader_variant import Variant
 from ltui.training.data.rank_data_module import NO_LABEL, RankData
-from ltui.training.data.sample_order import OpenBatches, RankLoader, RankOrder, torch_batches
+from ltui.training.data.sample_order import OpenBatches, RankLoader, RankOrder
 
 VALIDATION_FRACTION = 0.2
 _BETON = "digits-1.beton"
@@ -100,7 +100,7 @@ class Digits(RankData):
             batches = self._batches
             return lambda order: batches([first + i for i in order])
         dataset = TensorDataset(self.images, self.labels)
-        open_batches = torch_batches(dataset, self.batch_size, self.workers)
+        open_batches = self.worker_batches(dataset)
         return lambda order: open_batches([first + i for i in order])
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: ARG002

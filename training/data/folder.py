@@ -18,7 +18,7 @@ from torchvision.datasets.folder import default_loader
 from torchvision.transforms import v2
 
 from ltui.training.data.rank_data_module import NO_LABEL, RankData
-from ltui.training.data.sample_order import RankLoader, RankOrder, torch_batches
+from ltui.training.data.sample_order import RankLoader, RankOrder
 
 VALIDATION_FRACTION = 0.2
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -156,7 +156,7 @@ class ImageFolders(RankData):
             images = ImageSamples(
                 files, self.size, augment=augment, seed=order.seed, epoch=order.epoch
             )
-            return torch_batches(images, self.batch_size, self.workers)(numbers)
+            return self.worker_batches(images)(numbers)
 
         return self.open_loader(order, open_batches)
 

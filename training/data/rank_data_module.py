@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from lightning.pytorch import LightningDataModule
+from torch.utils.data import Dataset
 
 from ltui.training.data.loader_variant import Variant
-from ltui.training.data.sample_order import OpenBatches, RankLoader, RankOrder
+from ltui.training.data.sample_order import OpenBatches, RankLoader, RankOrder, torch_batches
 
 NO_LABEL = -1
 """Label of a sample that only pads a batch. Models neither train on it nor count it."""
@@ -30,6 +31,14 @@ class RankData(LightningDataModule):
         if self.trainer is None:
             return {"rank": 0, "world_size": 1}
         return {"rank": self.trainer.global_rank, "world_size": self.trainer.world_size}
+
+    def worker_batches(self, dataset: Dataset[Any], **options: Any) -> OpenBatches:
+        """Return a function that opens the batches of ``dataset`` with torch's DataLoader.
+
+        They are in pinned memory if the rank has a GPU, so that a copy to it does not wait.
+        """
+        pin = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
+        return torch_batches(dataset, self.batch_size, self.workers, pin_memory=pin, **options)
 
     def open_loader(self, order: RankOrder, open_batches: OpenBatches) -> RankLoader:
         """Return a loader, which ``close`` closes."""

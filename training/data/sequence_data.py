@@ -8,7 +8,7 @@ import torch
 
 from ltui.training.data.cache_folder import data_folder
 from ltui.training.data.rank_data_module import RankData
-from ltui.training.data.sample_order import RankLoader, torch_batches
+from ltui.training.data.sample_order import RankLoader
 from ltui.training.data.sequence_format.length_batches import LengthOrder, Padded, pad
 from ltui.training.data.sequence_format.sequence_dataset import SequenceDataset
 from ltui.training.data.sequence_format.synthetic_signals import write_signals
@@ -88,9 +88,7 @@ class Sequences(RankData):
 
     def _loader(self, dataset: SequenceDataset, **options: Any) -> RankLoader:
         order = LengthOrder(dataset.lengths(), self.batch_size, **self.ranks(), **options)
-        return self.open_loader(
-            order, torch_batches(dataset, self.batch_size, self.workers, collate_fn=pad)
-        )
+        return self.open_loader(order, self.worker_batches(dataset, collate_fn=pad))
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: ARG002
         values, mask, labels = batch

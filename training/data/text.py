@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import Dataset
 
 from ltui.training.data.rank_data_module import NO_LABEL, RankData
-from ltui.training.data.sample_order import RankLoader, RankOrder, torch_batches
+from ltui.training.data.sample_order import RankLoader, RankOrder
 
 VALIDATION_FRACTION = TEST_FRACTION = 0.05
 
@@ -115,4 +115,4 @@ class Text(RankData):
             world_size=sampler_options.get("num_replicas", 1),
             **options,
         )
-        return self.open_loader(order, torch_batches(windows, self.batch_size, self.workers))
+        return self.open_loader(order, self.worker_batches(windows))

@@ -48,6 +48,8 @@ class ProcessActivity:
     """``comm``; DataLoader workers are ``pt_data_worker``."""
     state: str | None = None
     """``R``, ``S``, ``D``, ``T``, ``t`` or ``Z``; None if the process is gone."""
+    exiting: bool = False
+    """True if it has ended and the kernel frees its memory and devices."""
     wait_channel: str | None = None
     """Kernel function in which the main thread waits; None if the kernel does not show it."""
     interval_s: float | None = None

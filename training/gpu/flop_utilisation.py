@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ltui.training.gpu.peak_flops import peak_flops
-from ltui.training.state.run_snapshot import RankSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,27 +28,28 @@ class BatchFlops:
 
 def model_flop_utilisation(
     counted: BatchFlops | None,
-    ranks: Iterable[RankSnapshot],
+    batch_s: Mapping[int, float | None],
     hello_labels: Mapping[int, Mapping[str, Any] | None],
 ) -> float | None:
     """Return the mean model FLOP utilisation of the ranks, 0 to 1.
 
-    Return None if the count, the peak of a device or the duration of a step is unknown.
+    Return None if the count, the peak of a device or the duration of a batch is unknown.
 
-    ``hello_labels`` are the ranks' HELLO labels.
+    ``batch_s`` is the mean duration of each rank's batches in seconds, ``hello_labels`` are the
+    ranks' HELLO labels.
     """
     if counted is None:
         return None
     fractions = []
-    for rank in ranks:
-        hello = hello_labels.get(rank.rank) or {}
+    for rank, seconds in batch_s.items():
+        hello = hello_labels.get(rank) or {}
         name = hello.get("device_name")
         peak = peak_flops(
             name if isinstance(name, str) else None,
             str(hello.get("precision", "")),
             tf32=counted.tf32,
         )
-        if peak is None or not rank.step_s:
+        if peak is None or not seconds:
             return None
-        fractions.append(counted.flops / rank.step_s / peak)
+        fractions.append(counted.flops / seconds / peak)
     return sum(fractions) / len(fractions) if fractions else None

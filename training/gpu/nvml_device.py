@@ -92,7 +92,8 @@ class NvmlDevice:
                 instance = process.gpuInstanceId
                 processes[process.pid] = self._process_cache.describe(
                     process.pid,
-                    process.usedGpuMemory,
+                    # Inside a container, some drivers list a process with no memory.
+                    process.usedGpuMemory or None,
                     graphics=is_graphics,
                     gpu_instance=None if instance == NO_INSTANCE else instance,
                 )

@@ -189,13 +189,15 @@ class Device(NvmlDevice):
         }
 
     def _read_nvlinks(self) -> dict[str, int | None]:
-        """Return the number of NVLinks and of active ones, up to the first refused query."""
-        states: list[int] = []
-        for link in range(MAX_NVLINKS):
-            up = self._query(f"NvLinkState{link}", pynvml.nvmlDeviceGetNvLinkState, link)
-            if up is None:
-                break
-            states.append(up)
+        """Return the number of NVLinks and of active ones.
+
+        Links that a board does not have are refused, also between links that it has.
+        """
+        answers = [
+            self._query(f"NvLinkState{link}", pynvml.nvmlDeviceGetNvLinkState, link)
+            for link in range(MAX_NVLINKS)
+        ]
+        states = [up for up in answers if up is not None]
         return {"nvlinks": len(states) or None, "nvlinks_up": sum(states) if states else None}
 
     def _pcie_throughput(self) -> dict[str, float | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -130,6 +131,8 @@ def _classify(facts: EndFacts) -> AttemptEnd:
         # For example, torchrun raises an exception on SIGTERM and exits with code 1.
         detail = f"stopped on request (the command exited with code {code}); {_saved(facts)}"
         return AttemptEnd(RunState.STOPPED, detail)
+    if ended_by_request and _terminated(facts) and _launcher_was_signalled(facts):
+        return _stopped(facts)
     return _failed(facts, facts.exit)
 
 
@@ -156,6 +159,15 @@ def _terminated(facts: EndFacts) -> bool:
     """Return True if no rank failed in any other way than by the signal of the stop."""
     by_signal = {-signal.SIGTERM, -facts.stop_signal}
     return all(failure.exit_code in by_signal for failure in facts.failures)
+
+
+def _launcher_was_signalled(facts: EndFacts) -> bool:
+    """Return True if torchrun reports that the signal of the stop ended it.
+
+    It does so if a run is stopped before its ranks have begun to train.
+    """
+    reported = re.search(r"\bSignalException: Process \d+ got signal: (\d+)", facts.last_line or "")
+    return reported is not None and int(reported[1]) in (signal.SIGTERM, facts.stop_signal)
 
 
 def _any_rank_raised(facts: EndFacts) -> bool:

@@ -157,12 +157,12 @@ def initialise_weights(network: nn.Module) -> None:
     seed = torch.initial_seed()
     for number, (name, parameter) in enumerate(network.named_parameters()):
         generator = torch.Generator().manual_seed(seed + number)
+        # Explicitly on the CPU: under most strategies a GPU is the default device.
+        full = torch.zeros(parameter.shape, device="cpu")
         if parameter.ndim > 1:
-            full = torch.empty(parameter.shape).normal_(0.0, _INITIAL_STD, generator=generator)
+            full.normal_(0.0, _INITIAL_STD, generator=generator)
         elif name.endswith("weight"):  # weight of a LayerNorm
-            full = torch.ones(parameter.shape)
-        else:
-            full = torch.zeros(parameter.shape)
+            full.fill_(1.0)
         mesh = getattr(parameter, "device_mesh", None)
         if mesh is None:
             parameter.copy_(full)

@@ -6,8 +6,11 @@ import os
 from dataclasses import dataclass
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_STATE, _PARENT, _USER, _SYSTEM, _STARTED, _RESIDENT, _EXIT_CODE = 0, 1, 11, 12, 19, 21, 49
+_STATE, _PARENT, _FLAGS, _USER, _SYSTEM, _STARTED, _RESIDENT = 0, 1, 6, 11, 12, 19, 21
+_EXIT_CODE = 49
 """Indices of the fields of ``/proc/PID/stat`` after the name."""
+_PF_EXITING = 0x4
+"""Flag of a process that has ended and whose resources the kernel frees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,8 @@ class ProcessEntry:
     rss_bytes: int
     exit_status: int | None
     """Wait status of a zombie; None for a living process."""
+    exiting: bool = False
+    """True from when it has ended until it is gone, also while it is no zombie yet."""
 
     @property
     def living(self) -> bool:
@@ -47,6 +52,7 @@ def entry_of(pid: int) -> ProcessEntry | None:
         cpu_ticks=int(fields[_USER]) + int(fields[_SYSTEM]),
         rss_bytes=int(fields[_RESIDENT]) * _PAGE_BYTES,
         exit_status=int(fields[_EXIT_CODE]) if has_exit_code else None,
+        exiting=bool(int(fields[_FLAGS]) & _PF_EXITING),
     )
 
 

@@ -82,6 +82,7 @@ def activity_between(
         pid=pid,
         name=entry.name,
         state=entry.state,
+        exiting=entry.exiting,
         wait_channel=read_text(f"/proc/{pid}/wchan").strip("0\n") or None,
         rss_bytes=entry.rss_bytes,
         signals_caught=_signal_names(status.get("SigCgt")),

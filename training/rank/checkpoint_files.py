@@ -176,6 +176,12 @@ def remove_checkpoint(path: Path) -> None:
         remove(file)
 
 
+def remove_unfinished(path: Path, temporary: Path) -> None:
+    """Remove what was written of a checkpoint that is not complete: all ranks' parts."""
+    for part in (temporary, *path.parent.glob(f".{path.name}.rank-*.part")):
+        remove(part)
+
+
 def write_durably(path: Path, data: bytes) -> None:
     """Write ``data`` under a temporary name, flush it, rename it."""
     temporary = partial_path(path)

@@ -78,7 +78,7 @@ def copy_files(
     sequence: _FileSequence | None = None
     error: str | None = None
     total = sum(entry.size_bytes for entry in entries)
-    staging = torch.empty(min(total, CHUNK_BYTES), dtype=torch.uint8)
+    staging = torch.empty(min(total, CHUNK_BYTES), dtype=torch.uint8, device="cpu")
     device = _transfer_device(root_device)
     buffer = _broadcast_buffer(staging, device)
     view, is_source = staging.numpy().data, dist.get_rank() == source

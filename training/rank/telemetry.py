@@ -178,10 +178,13 @@ class Telemetry:
             loss = _NAN
             if type(outputs) is dict and "loss" in outputs:
                 factor = trainer.accumulate_grad_batches if self._scaled_loss else 1
+                value = outputs["loss"]
+                if type(value) is not torch.Tensor:
+                    value = local_value(value)
                 if self._on_cuda:
-                    self._send_loss(outputs["loss"], factor)
-                else:
-                    loss = outputs["loss"].item() * factor
+                    self._send_loss(value, factor)
+                elif value is not None:
+                    loss = value.item() * factor
                     if loss - loss != 0.0:
                         self._report_nonfinite_loss(loss)
             row[_ROW_LOSS] = loss
@@ -219,18 +222,17 @@ class Telemetry:
             where = f"at step {self.global_step} on rank {self._channel.rank}"
             self._channel.event("note", f"The loss became {loss} {where}.")
 
-    def _send_loss(self, loss: torch.Tensor, factor: int) -> None:
-        """Send a loss from the GPU. A later call publishes it when its copy has arrived."""
+    def _send_loss(self, loss: torch.Tensor | None, factor: int) -> None:
+        """Send a loss from the GPU, in its own type. The next one publishes it, or any other
+        record, if its copy has arrived by then."""
         if loss is None or loss.numel() != 1:
             return
         tensor = loss.detach().reshape(1)
+        if factor != 1:
+            tensor = tensor.double() * factor
         place = f'"step":{self.global_step},"epoch":{self._epoch},"t":{time.time():.6f}'
         label = f'{{"names":["train/loss"],{place}}}'
-        queue = self._channel.queue
-        queue.put(
-            tensor.double() * factor if factor != 1 else tensor.double(), _METRICS, label.encode()
-        )
-        queue.flush_staged()
+        self._channel.queue.put(tensor, _METRICS, label.encode())
 
     # Less often than once for each batch.
 
@@ -286,6 +288,17 @@ def _first_length(batch: Any) -> float:
             values = (getattr(batch, field.name, None) for field in fields(batch))
             batch = next((value for value in values if value is not None), None)
     return _NAN
+
+
+def local_value(value: Any) -> Any:
+    """Return a loss without other ranks: of a ``DTensor``, this rank's part.
+
+    Return None if that is only a share of the value. To add up the shares is a collective.
+    """
+    placements = getattr(value, "placements", None)
+    if placements is None:
+        return value
+    return value.to_local() if all(p.is_replicate() for p in placements) else None
 
 
 def host_float(value: Any) -> float:

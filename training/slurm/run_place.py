@@ -36,6 +36,9 @@ class RunPlace:
     detail: str | None = None
 
 
+FIRST_RECORD_S = 120.0
+"""Seconds after the start of a job in which its first record is awaited. After that, the run has a
+folder on another machine, and SLURM's state is all that is known here."""
 _STATE_OF_EXIT_CODE = {0: RunState.FINISHED, 3: RunState.STOPPED}
 """State of a run by the exit code of its job, which is that of `ltui run`."""
 
@@ -72,8 +75,11 @@ def _waiting(record: JobRecord, job: SlurmJob | None, now_s: float) -> RunPlace:
         detail = f"its job {job_id} {state_words(job.state)}; the next start has not begun"
         return RunPlace(place=Place.QUEUE, state=RunState.QUEUED, detail=detail)
     if not job.ended:
+        begins = job.start_at is not None and now_s - job.start_at < FIRST_RECORD_S
         return RunPlace(
-            place=Place.ELSEWHERE, state=RunState.RUNNING, detail=_elsewhere(record, job.nodes)
+            place=Place.ELSEWHERE,
+            state=RunState.STARTING if begins else RunState.RUNNING,
+            detail=_elsewhere(record, job.nodes),
         )
     return _ended(record, job)
 

@@ -87,6 +87,11 @@ class Window:
         return samples / self.seconds if samples > 0 else None
 
     @property
+    def batches(self) -> float:
+        """Number of batches."""
+        return self.end.batches - self.begin.batches
+
+    @property
     def steps_per_s(self) -> float:
         """Optimizer steps per second."""
         return max(0.0, self.end.global_step - self.begin.global_step) / self.seconds

@@ -140,7 +140,7 @@ def _check_name(text: str, where: str, kind: str) -> None:
         raise ProblemError.of(
             where=where,
             what=f"{text!r} cannot be {kind}.",
-            remedy="Use at most 40 letters, digits and . : / = + @ - _ without blanks.",
+            remedy="Use at most 40 letters, digits and . : / = + @ - _ without spaces.",
         )
 
 

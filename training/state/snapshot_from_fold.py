@@ -111,7 +111,7 @@ def progress(fold: FoldState, pulses: Mapping[int, PulseState | None], now_ns: i
         max_steps=max_steps,
         max_epochs=max_epochs,
         batches_per_epoch=per_epoch,
-        eta_s=_eta_s(lowest_rank, pulse, step, max_steps, max_epochs, now_ns),
+        eta_s=_eta_s(lowest_rank, pulse, step, max_steps, max_epochs, now_ns, _continued_ns(fold)),
     )
 
 
@@ -210,6 +210,17 @@ def _max_steps(
     return max_epochs * math.ceil(per_epoch / accumulate)
 
 
+def _continued_ns(fold: FoldState) -> int:
+    """Return when the run was continued the last time after a pause by the user; 0 for never."""
+    lead = fold.lowest_active_rank
+    continued = (
+        event.t_ns
+        for event in reversed(fold.events)
+        if event.kind == "continued" and lead is not None and event.rank == lead.rank
+    )
+    return next(continued, 0)
+
+
 def _eta_s(
     rank: RankFold | None,
     pulse: PulseState | None,
@@ -217,10 +228,12 @@ def _eta_s(
     max_steps: int | None,
     max_epochs: int | None,
     now_ns: int,
+    continued_ns: int,
 ) -> float | None:
     """Estimate the remaining seconds from the recent pace and the last pause between epochs.
 
-    Return None while no step ends, unless that is expected (validation, a checkpoint).
+    Return None while no step ends, unless that is expected (validation, a checkpoint). The pace
+    counts from ``continued_ns`` on, so that a pause by the user does not slow it down.
     """
     if rank is None or rank.totals is None or max_steps is None or step is None:
         return None
@@ -228,7 +241,7 @@ def _eta_s(
         return None
     if current_window(rank, now_ns) is None and (pulse is None or pulse.phase not in _PAUSES):
         return None
-    begin = rank.recent_totals[0]
+    begin = next((t for t in rank.recent_totals if t.t_ns >= continued_ns), rank.totals)
     steps = rank.totals.global_step - begin.global_step
     seconds = (rank.totals.t_ns - begin.t_ns) / 1e9 - (rank.totals.pauses_s - begin.pauses_s)
     if steps <= 0 or seconds <= 0:

@@ -101,6 +101,10 @@ def from_document(document: Mapping[str, Any]) -> StopCondition:
 # -- parsing a user's input ------------------------------------------------------------------------
 
 
+COMPARISON = "Compare a metric with a number, such as 'val/loss<0.2'."
+"""The remedy for an invalid condition on a metric."""
+
+
 def parse_metric_condition(text: str) -> StopCondition:
     """Parse a condition such as ``val/loss<0.2``. Raise ``ProblemError`` if it is invalid."""
     match = _METRIC.fullmatch(text)
@@ -111,7 +115,7 @@ def parse_metric_condition(text: str) -> StopCondition:
         except ValueError:
             value = math.nan
     if match is None or not math.isfinite(value):
-        raise _problem("--when", text, "Compare a metric with a number, such as 'val/loss<0.2'.")
+        raise _problem("--when", text, COMPARISON)
     return StopCondition(kind="metric", metric=match["name"], compare=match["op"], value=value)
 
 
@@ -148,17 +152,30 @@ def parse_condition(text: str, now_s: float) -> StopCondition:
         return StopCondition(kind="step", step=int(text))
     if text.lower() in ("epoch", "epoch end", "end of epoch"):
         return StopCondition(kind="epoch")
-    if any(sign in text for sign in "<>"):
-        return parse_metric_condition(text)
+    remedy = "Give a step, `epoch`, a condition on a metric, or a time, as shown above."
     try:
+        if any(sign in text for sign in "<>"):
+            remedy = COMPARISON
+            return parse_metric_condition(text)
         return parse_time_condition(text, now_s)
     except ProblemError:
-        remedy = "Give a step, `epoch`, a condition on a metric, or a time, as shown above."
         raise _problem("stop when", text, remedy) from None
 
 
 def _problem(where: str, text: str, remedy: str) -> ProblemError:
     return ProblemError(Problem(where=f"{where} {text}", what="invalid condition.", remedy=remedy))
+
+
+def unlogged_metrics(conditions: Iterable[StopCondition], snapshot: RunSnapshot) -> str | None:
+    """Return a sentence about metrics that the run has not logged, perhaps by a mistyped name;
+    None if there are none, or if it has not logged any metric yet."""
+    metrics = snapshot.metrics
+    unknown = [c.metric for c in conditions if c.metric and c.metric not in metrics]
+    if not unknown or not metrics:
+        return None
+    names = ", ".join(f"`{name}`" for name in unknown)
+    verb = "has" if len(unknown) == 1 else "have"
+    return f"{names} {verb} not been logged yet. Logged metrics: {', '.join(sorted(metrics))}"
 
 
 # -- in the supervisor -----------------------------------------------------------------------------

@@ -35,6 +35,16 @@ def median_step_s(rank: RankFold) -> float | None:
     return median(rank.recent_step_s) if rank.recent_step_s else None
 
 
+def mean_batch_s(rank: RankFold) -> float | None:
+    """Return the mean duration of the rank's last batches in seconds, however long ago they ended.
+
+    Unlike a median it holds if batches differ: with accumulated gradients, or if the host runs
+    ahead of its GPU and waits for it now and then.
+    """
+    window = None if rank.totals is None else window_before(rank.recent_totals, rank.totals)
+    return None if window is None else window.seconds / window.batches
+
+
 def current_window(rank: RankFold, now_ns: int) -> Window | None:
     """Return the rank's current window.
 

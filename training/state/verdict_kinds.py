@@ -40,6 +40,8 @@ class VerdictKind(str, Enum):
     """The rank does not move and uses no processor time."""
     BUSY = "busy"
     """The rank uses processor time without progress."""
+    WAITS_FOR_GPU = "waits_for_gpu"
+    """The GPU does not finish its kernels, or its driver does not answer."""
     WORKER_FROZEN = "worker_frozen"
     WORKER_BUSY = "worker_busy"
     MISMATCH = "mismatch"

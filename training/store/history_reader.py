@@ -312,9 +312,9 @@ class RunStore:
         """
         rows = self._connection.execute(
             "SELECT t, utilisation_percent, memory_used_bytes, power_w, temperature_c "
-            "FROM gpu_samples WHERE gpu = ?1 AND t >= "
-            "(SELECT max(t) FROM gpu_samples WHERE gpu = ?1) - ?2 ORDER BY t",
-            (number, last_s),
+            "FROM gpu_samples WHERE gpu = :gpu AND t >= "
+            "(SELECT max(t) FROM gpu_samples WHERE gpu = :gpu) - :last_s ORDER BY t",
+            {"gpu": number, "last_s": last_s},
         ).fetchall()
         columns = np.array(rows, dtype=np.float64).reshape(-1, 5).T
         return StoredGpuReadings(*columns)

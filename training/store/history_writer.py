@@ -392,7 +392,7 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _int_or_zero(value: float) -> int:
-    return int(value) if math.isfinite(value) else 0
+    return _int_or_none(value) or 0
 
 
 def _int_or_none(value: float) -> int | None:

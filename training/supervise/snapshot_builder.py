@@ -15,6 +15,7 @@ from ltui.training.lifecycle.restart_rules import ScheduledRestart
 from ltui.training.process.rank_usage import RankUsage
 from ltui.training.slurm.allocation import job_of_environment, pause_cost
 from ltui.training.state.freeze_checks import all_warnings
+from ltui.training.state.record_fold import RankFold
 from ltui.training.state.run_snapshot import (
     LIVE,
     JobSnapshot,
@@ -24,7 +25,7 @@ from ltui.training.state.run_snapshot import (
     RunState,
 )
 from ltui.training.state.snapshot_from_fold import at_least, metrics, progress, rank_snapshots
-from ltui.training.state.throughput import throughput, without_current_rates
+from ltui.training.state.throughput import mean_batch_s, throughput, without_current_rates
 
 if TYPE_CHECKING:
     from ltui.training.supervise.live_attempt import LiveAttempt
@@ -94,7 +95,9 @@ def build_snapshot(
         job=job,
         flops_per_batch=live.flops.flops if live.flops is not None else None,
         model_flop_utilisation=model_flop_utilisation(
-            live.flops, ranks, {number: rank.hello for number, rank in fold.ranks.items()}
+            live.flops,
+            {r.rank: mean_batch_s(fold.ranks.get(r.rank) or RankFold(rank=r.rank)) for r in ranks},
+            {number: rank.hello for number, rank in fold.ranks.items()},
         ),
     )
 

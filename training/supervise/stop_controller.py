@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ltui.training.config.defaults import STOP_TIMEOUT_S
 from ltui.training.lifecycle.kill_processes import send_signal
-from ltui.training.lifecycle.rank_queue_poller import local_processes
+from ltui.training.lifecycle.rank_queue_poller import is_dead, local_processes
 from ltui.training.lifecycle.stop_escalation import INTERRUPT_AGAIN_S, StopEscalation, StopStage
 from ltui.training.process.identity import ProcessIdentity
 from ltui.training.state.run_snapshot import RunState
@@ -236,10 +236,8 @@ class StopController:
 
 def _any_rank_died(pulses: Mapping[int, PulseState | None]) -> bool:
     """Return True if a rank has raised, or if its process has ended before its training."""
-    processes = local_processes(pulses)
     return any(
-        pulse.outcome is Outcome.RAISED
-        or (pulse.outcome is Outcome.RUNNING and rank in processes and not processes[rank].alive())
-        for rank, pulse in pulses.items()
+        pulse.outcome is Outcome.RAISED or is_dead(pulse)
+        for pulse in pulses.values()
         if pulse is not None
     )

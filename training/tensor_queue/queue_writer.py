@@ -73,8 +73,11 @@ class QueueWriter:
         encoded = encode(tensor)
         if not encoded.on_cuda():
             self._publish(kind, now_ns, label, encoded)
-        elif not self._staging.add(kind, now_ns, label, encoded):
-            self._ring.skip()
+        else:
+            # Not only when it is published: then the error would be that of another call.
+            self._ring.check_size(len(encoded.shape), label, encoded.payload_bytes())
+            if not self._staging.add(kind, now_ns, label, encoded):
+                self._ring.skip()
 
     def put_vector(self, values: Sequence[float], kind: int, label: bytes) -> None:
         """Publish numbers as a float64 vector, which costs a third of ``put`` with their tensor.
@@ -111,9 +114,18 @@ class QueueWriter:
         return self._ring.row(kind, count)
 
     def flush_staged(self) -> None:
-        """Publish the CUDA tensors that have been copied, without waiting for the others."""
-        for staged in () if self._muted else self._staging.arrived():
-            self._publish(staged.kind, staged.t_ns, staged.label, staged.encoded)
+        """Publish the CUDA tensors that have been copied, without waiting for the others.
+
+        If the device has failed, they are lost. The error is the program's, which gets it too.
+        """
+        if self._muted:
+            return
+        try:
+            for staged in self._staging.arrived():
+                self._publish(staged.kind, staged.t_ns, staged.label, staged.encoded)
+        except RuntimeError:
+            for _ in range(self._staging.leak()):
+                self._ring.skip()
 
     def mute(self) -> None:
         """Disable all writes of this process.
@@ -121,6 +133,7 @@ class QueueWriter:
         Staged copies stay untouched: a forked child may not query the CUDA events of its parent.
         """
         self._muted = True
+        self._staging.leak()
         self._ring.mute()
         self.pulse.mute()
 

@@ -16,8 +16,8 @@ class RecordKind(IntEnum):
     STEP = 1
     """Payload float64[len(StepField)]; no label. One record per training batch."""
     METRICS = 2
-    """Payload float64[n]; label ``{"names": [n strings], "step": int, "epoch": int, "t": float}``.
-    ``t`` is in unix seconds."""
+    """Payload float64[n], or the type of a loss that is on a GPU; label ``{"names": [n strings],
+    "step": int, "epoch": int, "t": float}``. ``t`` is in unix seconds."""
     EVENT = 3
     """Empty payload; label ``{"kind": str, "text": str, ...}``, see ``docs/protocols.md``."""
     HELLO = 4

@@ -175,6 +175,11 @@ class RingWriter:
         view[start + CRC_AT : start + CRC_FROM] = crc.to_bytes(4, "little")
         self._commit(pos + total)
 
+    def check_size(self, ndim: int, label: bytes, payload_bytes: int) -> None:
+        """Raise ``ValueError`` if such a record does not fit into the ring."""
+        head = self._heads.get(ndim) or self._head(ndim)
+        self._check_fits(head.size + align8(len(label)) + align8(payload_bytes))
+
     def skip(self) -> None:
         """Skip one sequence number, by which readers notice that a record was lost."""
         if not self._muted:
@@ -198,11 +203,16 @@ class RingWriter:
         head = self._heads[ndim] = Struct(f"{RECORD.format}{ndim}q")
         return head
 
+    def _check_fits(self, total: int) -> None:
+        if total > self.capacity:
+            raise ValueError(
+                f"a record of {total} bytes does not fit the queue's {self.capacity} bytes"
+            )
+
     def _reserve(self, total: int) -> int:
         """Mark the next ``total`` bytes as void and return the position where they begin."""
+        self._check_fits(total)
         capacity = self.capacity
-        if total > capacity:
-            raise ValueError(f"a record of {total} bytes does not fit the queue's {capacity} bytes")
         pos = self._pos
         at = pos % capacity
         if at + total > capacity:

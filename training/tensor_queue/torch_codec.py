@@ -60,6 +60,12 @@ class EncodedTensor:
                 return True
         return False
 
+    def payload_bytes(self) -> int:
+        """Return the size of the payload that ``chunks`` returns."""
+        if self.layout is Layout.STRIDED:
+            return self.parts[0].nbytes
+        return sum(PART.size + 8 * part.dim() + align8(part.nbytes) for part in self.parts)
+
     def chunks(self) -> list[Chunk]:
         """Return the payload. All parts are in CPU memory, and the caller keeps them alive."""
         if self.layout is Layout.STRIDED:

@@ -112,7 +112,7 @@ def test_a_tensor_of_another_device_is_not_read(rank: Rank) -> None:
     assert rank.sent == []
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
 def test_a_gpu_is_not_waited_for(rank: Rank) -> None:
     value, number = torch.ones(1, device="cuda"), torch.ones((), device="cuda")
     torch.cuda.set_sync_debug_mode("error")

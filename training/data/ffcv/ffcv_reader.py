@@ -30,6 +30,7 @@ from ltui.training.data.cpu_memory_limits import cores_per_rank
 from ltui.training.data.ffcv.beton_file import BetonError, BetonFile
 from ltui.training.data.ffcv.page_reader import OsCache, ProcessCache
 from ltui.training.data.ffcv.pipeline_operations import DecodeImages, Failed, Key
+from ltui.training.data.ffcv.torch_threads import keep_torch_threads
 from ltui.training.rank.resume.ffcv_inexact_operations import describe_inexact_operations
 
 Batch = tuple[Any, ...]
@@ -58,20 +59,21 @@ class FfcvReader:
         """Column indices of the fields of a batch."""
         self.batch_size = batch_size
         self.device = device
+        self.stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        """The stream of the copies to the GPU; None on the CPU.
+
+        All epochs share it: torch keeps the freed memory of a stream for that stream alone.
+        """
         self.batches_ahead = batches_ahead
         max_threads: int = vars(numba.config)["NUMBA_NUM_THREADS"]
         self.threads = min(num_workers or cores_per_rank(), max_threads)
         self.inexact = describe_inexact_operations(o for chain in pipelines.values() for o in chain)
         """Text about operations that a resume can't restore exactly; None if there are none."""
         self.pages = OsCache(file) if os_cache else ProcessCache(file)
-        torch_threads = torch.get_num_threads()
-        try:
+        with keep_torch_threads():
             Compiler.set_num_threads(self.threads)
             self._compile(pipelines)
             next(self.batches([0]))
-        finally:
-            # FFCV sets the number of torch's threads to its own.
-            torch.set_num_threads(torch_threads)
 
     def _compile(self, pipelines: Mapping[str, Sequence[Any]]) -> None:
         reader = Reader(str(self.file.path))
@@ -115,7 +117,7 @@ class FfcvReader:
                 yield epoch.on_current_stream(*reading.popleft().result())
         finally:
             thread.shutdown(cancel_futures=True)
-            epoch.pages.end()
+            epoch.close()
 
 
 class _Epoch:
@@ -129,18 +131,35 @@ class _Epoch:
         self.slots = reader.batches_ahead + 2
         """Number of batches that have buffers."""
         self.pages = reader.pages.begin(batches)
-        on_gpu = reader.device.type == "cuda"
-        self._stream: Any = torch.cuda.Stream(reader.device) if on_gpu else None  # type: ignore[no-untyped-call]
         self._copied: list[Any] = [None] * self.slots
-        self._buffers = _Buffers((self.slots, max(map(len, batches), default=1)), on_gpu, key)
+        leading = self.slots, max(map(len, batches), default=1)
+        self._buffers = _Buffers(leading, pin=reader.stream is not None, key=key)
         requirements, _ = reader.graph.collect_requirements()
         fields = {node.id: node.field_name for node in reader.graph.root_nodes}
-        self._memory = {
-            f"{argument}_{node}": self._buffers.allocate(query, fields.get(node, ""))
-            for kind, argument in (("operation", "memory"), ("shared", "shared_memory"))
-            for node, query in requirements[kind].items()
-        }
+        with self._on_stream():
+            # On another stream, a buffer could be memory that a running kernel still uses.
+            self._memory = {
+                f"{argument}_{node}": self._buffers.allocate(query, fields.get(node, ""))
+                for kind, argument in (("operation", "memory"), ("shared", "shared_memory"))
+                for node, query in requirements[kind].items()
+            }
         """Buffers by the argument of the compiled code."""
+
+    def _on_stream(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context in which memory and work on the GPU belong to the copies' stream."""
+        stream = self._reader.stream
+        return contextlib.nullcontext() if stream is None else torch.cuda.stream(stream)
+
+    def close(self) -> None:
+        """Release the pages. Wait for copies, because the buffers are freed after this call.
+
+        torch does not know that these copies read pinned memory: they read NumPy's views of it.
+        """
+        self.pages.end()
+        if self._reader.stream is not None:
+            # An error of the GPU is raised again by every later call, so also where it matters.
+            with contextlib.suppress(RuntimeError):
+                self._reader.stream.synchronize()
 
     def read(self, number: int) -> tuple[Batch, Any]:
         """Return a batch, and the event after which it is on the GPU. Runs in the thread."""
@@ -149,12 +168,7 @@ class _Epoch:
             self._copied[slot].synchronize()  # only this thread waits, not the training loop
         try:
             self.pages.need(number)
-            stream = (
-                contextlib.nullcontext()
-                if self._stream is None
-                else torch.cuda.stream(self._stream)
-            )
-            with stream:
+            with self._on_stream():
                 result = tuple(self._buffers.detach(v) for v in self._run(samples, slot))
         except BetonError:
             raise
@@ -162,9 +176,9 @@ class _Epoch:
             raise self._find_failed_sample(error, samples, slot) from error
         self._require_decoded(samples, slot)
         done = None
-        if self._stream is not None:
+        if self._reader.stream is not None:
             done = self._copied[slot] = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            done.record(self._stream)
+            done.record(self._reader.stream)
         return result, done
 
     def _run(self, samples: npt.NDArray[np.uint64], slot: int) -> tuple[Any, ...]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ltui.training.data.ffcv.beton_file import BetonFile
+from ltui.training.data.ffcv.torch_threads import keep_torch_threads
 
 _PAGE_BYTES = 2 << 20
 """Minimum page size of FFCV. Its default wastes megabytes on small data."""
@@ -38,14 +39,15 @@ def write_beton(path: Path, images: torch.Tensor, labels: torch.Tensor) -> None:
     """
     if path.exists():
         return
-    from ltui.training.data.ffcv.beton_writer import WriteOptions, write
-
     samples = [
         {"image": image.numpy(), "label": int(label)}
         for image, label in zip(images, labels, strict=True)
     ]
-    options = WriteOptions(page_bytes=_PAGE_BYTES, workers=0)
-    write(samples, path, options, lambda *_: None)
+    with keep_torch_threads():
+        from ltui.training.data.ffcv.beton_writer import WriteOptions, write
+
+        options = WriteOptions(page_bytes=_PAGE_BYTES, workers=0)
+        write(samples, path, options, lambda *_: None)
 
 
 def beton_batches(
@@ -55,8 +57,9 @@ def beton_batches(
 
     The pipelines are compiled here, once. Raises ``BetonError`` if the file can't be read.
     """
-    from ltui.training.data.ffcv.ffcv_reader import FfcvReader
-    from ltui.training.data.ffcv.field_pipelines import value_pipeline
+    with keep_torch_threads():
+        from ltui.training.data.ffcv.ffcv_reader import FfcvReader
+        from ltui.training.data.ffcv.field_pipelines import value_pipeline
 
     file = BetonFile(path)
     pipelines = {field.name: value_pipeline(field.type_id, device) for field in file.fields}

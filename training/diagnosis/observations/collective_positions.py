@@ -160,6 +160,8 @@ def _unfinished_of_group(
     count_only: dict[int, int] = {}
     # Every member knows all members, so equal tuples are merged only once.
     members = {r for known in {e.groups.get(group, ()) for e in evidence.values()} for r in known}
+    if len(members) == 1:
+        return None  # It waits for its own GPU, not for another rank.
     for rank in ranks & evidence.keys():
         rank_evidence = evidence[rank]
         last = rank_evidence.last_enqueued.get(group)

@@ -29,6 +29,7 @@ _RENDEZVOUS = frozenset(
 )
 _CHILD_FILES = ("/subprocess.py", "/popen_fork.py")
 _CHILD_WAITS = frozenset({"wait", "_wait", "communicate", "_communicate", "poll"})
+_GPU_FILES = ("/torch/cuda/", "/torch/accelerator/")
 _LOADER_WAIT = frozenset({"_try_get_data", "_get_data"})
 """Functions of torch's ``dataloader.py`` in which a rank waits for a worker."""
 
@@ -90,6 +91,14 @@ def waits_for_loader(stack: ThreadStack | None) -> bool:
 def waits_for_child(stack: ThreadStack | None) -> bool:
     """Return True if the thread waits for a child process to end or to write."""
     return any(_call_in(stack, _CHILD_WAITS, file) is not None for file in _CHILD_FILES)
+
+
+def in_gpu_synchronization(stack: ThreadStack | None) -> bool:
+    """Return True if the thread waits in a call of ``synchronize`` for a device, stream or event.
+
+    Other waits for a GPU have no frame of their own.
+    """
+    return any(_call_in(stack, ("synchronize",), file) is not None for file in _GPU_FILES)
 
 
 def in_backward(stack: ThreadStack | None) -> bool:

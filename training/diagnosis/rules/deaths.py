@@ -22,6 +22,11 @@ from ltui.training.diagnosis.judge_input import (
     position_facts,
 )
 from ltui.training.diagnosis.observations.lost_peer_errors import is_consequence
+from ltui.training.diagnosis.observations.memory_errors import (
+    is_out_of_memory,
+    memory_remedy,
+    memory_text,
+)
 from ltui.training.diagnosis.observations.stack_frames import (
     at_frame,
     frame_facts,
@@ -50,7 +55,9 @@ _WORKER_ENDED = re.compile(
     re.DOTALL,
 )
 _SHARED_MEMORY = re.compile(
-    r"bus error|shared memory|No space left on device.*shm|shm_open", re.IGNORECASE
+    # Not that of a GPU, of which Triton says "out of resource: shared memory".
+    r"bus error|(?<!out of resource: )shared memory|No space left on device.*shm|shm_open",
+    re.IGNORECASE,
 )
 _TRACEBACK_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
 _HOLD_BACK_S = 1.5
@@ -292,12 +299,14 @@ def _end_by_exception(
             predicate=f"ran out of shared memory (/dev/shm){at_frame(line)}: {first_line}",
             remedy="Give the container more (--shm-size), or use fewer workers.",
         )
-    if name in ("OutOfMemoryError", "MemoryError") or "out of memory" in message:
+    if is_out_of_memory(name, message):
+        held = memory_text(message)
+        memory = "GPU memory" if held else "memory"
         return _RankEnd(
             kind=VerdictKind.OUT_OF_MEMORY,
             frame=line,
-            predicate=f"ran out of memory{at_frame(line)}: {error}",
-            remedy="Use a smaller batch, gradient accumulation or a lower precision.",
+            predicate=f"ran out of {memory}{at_frame(line)}: {held or error}",
+            remedy=memory_remedy(message),
         )
     if _SIZE_MISMATCH.search(message) and not is_consequence(message):
         return _RankEnd(

@@ -100,10 +100,12 @@ def _transport_verdict(case: StallCase, ranks: tuple[int, ...]) -> Verdict:
     bytes_text = f"; unacknowledged bytes: {total}" if unacknowledged else ""
     uses_gpus = any(e.gpu for e in evidence.values())
     at_start = entry is not None and entry.seq <= 2
+    # A GPU begins a collective only after the kernels before it, but it is recorded at once.
+    kernel_text = ", or a kernel before it does not end on one of their GPUs" if uses_gpus else ""
     reason = StallReason(
         kind=VerdictKind.TRANSPORT,
         text=f"all wait in {collective} and no rank is missing: the network between them does not"
-        f" deliver the data{bytes_text}",
+        f" deliver the data{kernel_text}{bytes_text}",
         activity=Activity.FROZEN,
         place=collective,
         remedy="Try NCCL_P2P_DISABLE=1, and check ACS and the IOMMU."

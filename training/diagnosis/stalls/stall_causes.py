@@ -6,6 +6,7 @@ thread does not run. Only if nothing of that applies does the line of user code 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -21,6 +22,7 @@ from ltui.training.diagnosis.observations.stack_frames import (
     at_frame,
     frame_text,
     has_frame,
+    in_gpu_synchronization,
     in_same_function,
     innermost_frame,
     point_to_point_call_in,
@@ -37,6 +39,10 @@ _HEARTBEAT_LATE_S = 1.5
 """Seconds without a heartbeat after which another thread is assumed to hold the GIL."""
 _BUSY_CPU_SHARE = 0.4
 """Fraction of a core that a busy process uses at least."""
+_GPU_DRIVER = re.compile(r"nvidia|nv_|_nv\d+rm|uvm_|rm_|os_acquire_")
+"""Beginnings of the names of functions in the kernel modules of the NVIDIA driver."""
+_BUSY_GPU_PERCENT = 95.0
+"""Utilisation from which a GPU runs a kernel all the time."""
 STARVED_REMEDY = "Run fewer processes on this machine, or give each rank its own cores."
 
 
@@ -110,6 +116,36 @@ def _sigterm(rank_evidence: RankEvidence, _pulse: PulseState | None) -> StallRea
         frame=line,
         remedy="Kill the run and resume it; send SIGTERM to rank 0 or to all ranks instead.",
         confidence=0.95,
+    )
+
+
+def _ending(rank_evidence: RankEvidence, _pulse: PulseState | None) -> StallReason | None:
+    """Explain a rank that has ended. To free the memory of a GPU may take seconds."""
+    process = rank_evidence.process
+    if process is None or not process.exiting:
+        return None
+    channel = f", {process.wait_channel}" if process.wait_channel else ""
+    return StallReason(
+        kind=VerdictKind.NOT_EXITING,
+        text="has ended, but the kernel has not freed its memory and devices yet (state"
+        f" {process.state}{channel})",
+        activity=Activity.FROZEN,
+        remedy="Wait. If it lasts, a GPU or a disk does not answer: check dmesg and nvidia-smi.",
+        facts={"wait_channel": process.wait_channel},
+    )
+
+
+def _gpu_driver(rank_evidence: RankEvidence, _pulse: PulseState | None) -> StallReason | None:
+    process = rank_evidence.process
+    if process is None or process.state != "D" or not _GPU_DRIVER.match(process.wait_channel or ""):
+        return None
+    return StallReason(
+        kind=VerdictKind.WAITS_FOR_GPU,
+        text=f"is in the NVIDIA driver, which does not answer (state D, {process.wait_channel})",
+        activity=Activity.FAULT,
+        frame=user_frame(rank_evidence.main_stack),
+        remedy="Check the GPU: dmesg (XID errors) and nvidia-smi.",
+        facts={"wait_channel": process.wait_channel},
     )
 
 
@@ -281,16 +317,59 @@ _WORKER_REASONS: dict[Activity, tuple[VerdictKind, str, str | None]] = {
 }
 """activity of a worker -> kind, predicate and remedy."""
 
+
+def _gpu(rank_evidence: RankEvidence, pulse: PulseState | None) -> StallReason | None:
+    """Explain a rank that waits for a kernel on its GPU.
+
+    A stack shows this only in a call of ``synchronize``: other calls wait within one line, such as
+    ``loss.item()``. While it waits, CUDA usually spins, so the process looks busy. A loop on the
+    CPU looks the same but leaves the GPU idle.
+    """
+    process, stack = rank_evidence.process, rank_evidence.main_stack
+    activity = _activity(process, rank_evidence)
+    if activity is Activity.MOVING:
+        return None
+    gpu = rank_evidence.gpu or {}
+    use, power, limit = (gpu.get(n) for n in ("utilisation_percent", "power_w", "power_limit_w"))
+    synchronizes = in_gpu_synchronization(stack)
+    if not synchronizes and (use is None or use < _BUSY_GPU_PERCENT):
+        return None
+    facts = [] if use is None else [f"{use:.0f} % utilisation"]
+    if power is not None and limit:
+        facts.append(f"{power:.0f} W of {limit:.0f} W")
+    name = gpu.get("label") or gpu.get("index")
+    of_gpu = f" (GPU {name}: {', '.join(facts)})" if facts else ""
+    line = user_frame(stack) or innermost_frame(stack)
+    phase = pulse.phase.label if pulse else "an unknown phase"
+    return StallReason(
+        kind=VerdictKind.WAITS_FOR_GPU,
+        text=f"waits in {phase}{at_frame(line)} for its GPU, which does not finish its kernels"
+        + of_gpu
+        + activity_text(process),
+        activity=activity,
+        watched_s=process.interval_s if process is not None else None,
+        cpu_share=process.cpu_share if process is not None else None,
+        frame=line,
+        remedy="Kernels run later than the lines that start them: with CUDA_LAUNCH_BLOCKING=1 the"
+        " run hangs at the line of the kernel.",
+        confidence=0.9 if synchronizes else 0.75,
+        facts={"gpu_utilisation_percent": use, "gpu_power_w": power},
+    )
+
+
 _CAUSES: tuple[Callable[[RankEvidence, PulseState | None], StallReason | None], ...] = (
     _stopped_worker,
     _dead_worker,
     _sigterm,
+    _ending,
+    _gpu_driver,
     _disk,
     _compiling,
     _gil_held,
     _checkpoint,
     _hung_fork,
     _loader_worker,
+    _gpu,
 )
 """Causes in the order in which they are checked, before the line of user code."""
 

@@ -361,12 +361,21 @@ class RankCoordinator:
         raise RunStopped(step)
 
     def _pause(self, trainer: Any, fit: int, number: int, boundary: BoundaryKind) -> None:
-        """Sleep until rank 0 publishes the next request, and serve it.
+        """Sleep and serve what rank 0 publishes, until a request ends the pause.
 
-        All ranks are here, so that request needs no further agreement.
+        All ranks are here, so no request needs further agreement.
         """
         step = trainer.global_step
         self._channel.event_from_rank_0("paused", f"Paused at step {step}.", global_step=step)
+        action = Action.PAUSE
+        while action is not Action.CONTINUE:
+            # A checkpoint during a pause does not end the pause.
+            number, action = self._next_request_in_pause(number)
+            self._act(trainer, fit, number, action, boundary)
+        self._channel.event_from_rank_0("continued", f"Continued at step {step}.", global_step=step)
+
+    def _next_request_in_pause(self, number: int) -> tuple[int, Action]:
+        """Sleep until rank 0 publishes a request after ``number``, and return it."""
         self._channel.pulse.set(phase=Phase.PAUSED)
         while True:
             if self._leader is not None:
@@ -375,17 +384,11 @@ class RankCoordinator:
             self._publish_next_request()
             next_number, action = self._table.request()
             if next_number > number:
-                break
+                return next_number, action
             self._sleep(_PAUSE_POLL_S)
+            # The GPU may still work on the steps before the pause.
+            self._channel.queue.flush_staged()
             self._channel.pulse.beat()
-        self._act(trainer, fit, next_number, action, boundary)
-        if action is Action.CONTINUE:
-            self._channel.event_from_rank_0(
-                "continued", f"Continued at step {step}.", global_step=step
-            )
-        else:
-            # A checkpoint during a pause does not end the pause.
-            self._pause(trainer, fit, next_number, boundary)
 
 
 def _is_fit_finished(trainer: Any) -> bool:

@@ -30,6 +30,7 @@ from ltui.training.rank.checkpoint_files import (
     publish_checkpoint,
     rank_file,
     remove,
+    remove_unfinished,
     require_space,
 )
 from ltui.training.rank.coordination.collect_parts import STAGED_CHECKPOINT, collect_parts
@@ -123,8 +124,7 @@ def save_checkpoint(
         except OSError as failure:
             error = f"{type(failure).__name__}: {failure}"
         if error is not None:
-            for part in (temporary, *folder.glob(f".{path.name}.rank-*.part")):
-                remove(part)
+            remove_unfinished(path, temporary)
     seconds = time.perf_counter() - began
     return SaveResult(path=path, size_bytes=size, seconds=seconds, error=error)
 

@@ -35,6 +35,15 @@ class Counts(NamedTuple):
 UNKNOWN = Counts(-1, -1)
 
 
+class Collectives(NamedTuple):
+    """The last collectives of all process groups."""
+
+    entries: list[dict[str, Any]]
+    """As plain values, oldest first."""
+    last_enqueued: dict[str, int]
+    """process group -> sequence number of the last one that was enqueued"""
+
+
 class FlightRecorder:
     """The flight recorder of the back end in use.
 
@@ -45,7 +54,12 @@ class FlightRecorder:
         self.missing: str | None = "torch.distributed is not in use"
         """Why nothing is recorded; None if there is a recorder."""
         self._dump: Dump | None = None
+        self._backend = ""
+        self._has_recorded = False
+        """True if ``_dump`` has returned a collective of this process group."""
         self._group: Any = None
+        self._names = {"0": "0", "": "0"}
+        """Number of a process group in this process -> its name, as far as entries showed it."""
 
     @property
     def is_recording(self) -> bool:
@@ -62,16 +76,21 @@ class FlightRecorder:
             return False
         group = distributed.group.WORLD
         if group is not self._group:
-            self._group = group
-            self._find(str(distributed.get_backend()))
+            self._group, self._backend = group, str(distributed.get_backend())
+            self._has_recorded = False
+            self._find()
         return True
 
-    def _find(self, backend: str) -> None:
-        """Choose the first function that has a status, else the first that works."""
+    def _find(self) -> None:
+        """Choose the first function that has a status, else the first that works.
+
+        Before the first collective no function has a status, and a function for another back end
+        works too. So the choice is repeated until one has.
+        """
         import torch._C._distributed_c10d as c10d  # a process group exists, so torch is loaded
 
         self.missing, self._dump = None, None
-        for dump in dump_functions(c10d, backend):
+        for dump in dump_functions(c10d, self._backend):
             try:
                 status = _status_of(dump(False, False))
             except Exception:  # noqa: BLE001, S112 (another version's function)
@@ -79,9 +98,10 @@ class FlightRecorder:
             if status or self._dump is None:
                 self._dump = dump
             if status:
+                self._has_recorded = True
                 return
         if self._dump is None:
-            self.missing = f"this torch records no collectives of {backend}"
+            self.missing = f"this torch records no collectives of {self._backend}"
 
     def counts(self) -> Counts:
         """Return the counts of the default group.
@@ -89,6 +109,8 @@ class FlightRecorder:
         Without a recorder it uses ``ProcessGroup._get_sequence_number_for_group``.
         """
         if self._dump is not None:
+            if not self._has_recorded:
+                self._find()
             status = _status_of(self._dump(False, False))
             default = status.get("0") or status.get("")
             if default is not None:
@@ -98,13 +120,6 @@ class FlightRecorder:
             return Counts(int(self._group._get_sequence_number_for_group()), -1)
         except (AttributeError, RuntimeError):
             return UNKNOWN
-
-    def last_enqueued(self) -> dict[str, int]:
-        """Return the number of the last collective of each process group."""
-        if self._dump is None:
-            return {}
-        status = _status_of(self._dump(False, False))
-        return {group or "0": _to_int(pair[0]) for group, pair in status.items()}
 
     def groups(self) -> dict[str, list[int]]:
         """Return the ranks of each process group that this process belongs to.
@@ -119,17 +134,25 @@ class FlightRecorder:
         except (AttributeError, KeyError, RuntimeError):  # another version's tables
             return {}
 
-    def entries(self) -> list[dict[str, Any]]:
-        """Return the last collectives as plain values, oldest first.
-
-        They have call sites if torch can return these cheaply.
-        """
+    def collectives(self) -> Collectives:
+        """Return the last collectives. They have call sites if torch can return these cheaply."""
+        if not self._has_recorded:
+            self._find()
         if self._dump is None:
-            return []
+            return Collectives([], {})
         # Reading frames first imports torch._dynamo, which takes seconds unless it is loaded.
         with_frames = "torch._dynamo" in sys.modules
-        entries = self._dump(True, with_frames).get("entries") or []
-        return [_plain_entry(entry) for entry in entries[-MAX_ENTRIES:]]
+        dump = self._dump(True, with_frames)
+        entries = dump.get("entries") or []
+        # The status has the number that a group has in this process. The other ranks may use other
+        # numbers, and only the entries have the name that all use.
+        self._names.update({str(entry.get("pg_id")): _group_name(entry) for entry in entries})
+        last_enqueued = {
+            self._names[number]: _to_int(pair[0])
+            for number, pair in _status_of(dump).items()
+            if number in self._names
+        }
+        return Collectives([_plain_entry(e) for e in entries[-MAX_ENTRIES:]], last_enqueued)
 
 
 def dump_functions(c10d: Any, backend: str) -> list[Dump]:
@@ -158,7 +181,10 @@ def dump_functions(c10d: Any, backend: str) -> list[Dump]:
             functions.append(dump)
 
     if "nccl" in backend:
-        add(general, backend="nccl2")
+        # The name by which the group was made, or that of the implementation behind it.
+        names = (part.rpartition(":")[2] for part in backend.split(","))
+        for name in dict.fromkeys(("nccl2", *(name for name in names if "nccl" in name))):
+            add(general, backend=name)
         add(nccl)
     if "gloo" in backend or not functions:
         add(general)
@@ -178,10 +204,9 @@ def _status_of(dump: Any) -> dict[str, tuple[Any, Any]]:
 
 
 def _plain_entry(entry: dict[str, Any]) -> dict[str, Any]:
-    group = entry.get("process_group") or (entry.get("pg_id"), "")
     p2p = bool(entry.get("is_p2p"))
     return {
-        "group": str(group[0]),
+        "group": _group_name(entry),
         "seq": _to_int(entry.get("p2p_seq_id" if p2p else "collective_seq_id")),
         "op": str(entry.get("profiling_name") or "").rpartition(":")[2],
         "sizes": [[int(n) for n in size] for size in entry.get("input_sizes") or ()],
@@ -193,6 +218,12 @@ def _plain_entry(entry: dict[str, Any]) -> dict[str, Any]:
             for f in (entry.get("frames") or ())[:_MAX_FRAMES]
         ],
     }
+
+
+def _group_name(entry: dict[str, Any]) -> str:
+    """Return the name of an entry's process group, which is the same on all ranks."""
+    name_and_description = entry.get("process_group") or (entry.get("pg_id"), "")
+    return str(name_and_description[0])
 
 
 def _to_int(value: Any) -> int:

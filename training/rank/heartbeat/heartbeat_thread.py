@@ -130,8 +130,7 @@ class HeartbeatThread:
                 if self._recorder.missing is not None:
                     missing.append(self._recorder.missing)
                 else:
-                    collectives = self._recorder.entries()
-                    enqueued = self._recorder.last_enqueued()
+                    collectives, enqueued = self._recorder.collectives()
             except Exception as error:  # noqa: BLE001  (another version's format)
                 missing.append(f"the flight recorder gave {type(error).__name__}: {error}")
             finally:

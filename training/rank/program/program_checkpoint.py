@@ -22,6 +22,7 @@ from ltui.training.rank.checkpoint_files import (
     publish_checkpoint,
     rank_file,
     remove,
+    remove_unfinished,
 )
 from ltui.training.rank.coordination.save_checkpoint import SaveResult, write_state
 from ltui.training.rank.program.tracked_loop import stack
@@ -91,8 +92,7 @@ class ProgramCheckpoint:
             except OSError as failure:
                 error = f"{type(failure).__name__}: {failure}"
         if first and size is None:
-            for part in (temporary, *folder.glob(f".{path.name}.rank-*.part")):
-                remove(part)
+            remove_unfinished(path, temporary)
         seconds = time.perf_counter() - began
         return SaveResult(path=path, size_bytes=size, seconds=seconds, error=error)
 

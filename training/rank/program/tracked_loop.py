@@ -23,7 +23,7 @@ from ltui.training.rank.resume.random_states import States, restore_random_state
 from ltui.training.rank.torch_internals import call_after_iterator
 
 _POSITIONS = "ltui_positions"
-"""Attribute of a loader with its ``LoaderPositions``, which live as long as the loader."""
+"""Attribute of a loader with its ``_LoaderPasses``, which live as long as the loader."""
 
 
 class LoopStack:
@@ -186,7 +186,8 @@ class _LoaderPasses:
         loader.set_passes(self._finished)
         if loader.inner is None:
             stack.inexact("a loader of accelerate was read again, from its first batch")
-            return self._restored(itertools.islice(iter(loader.outer), used, None), saved)
+            self._restore(saved)
+            return itertools.islice(iter(loader.outer), used, None)
         positions.resume(saved, used, same_ranks=stack.same_ranks, over=False)
         positions.epoch_begins()
         if loader.inner is not loader.outer:
@@ -195,11 +196,8 @@ class _LoaderPasses:
             return iter(loader.outer)
         iterator = _CountingIterator(iter(loader.outer))
         positions.after_iterators_created(iterator, saved)
-        return self._restored(iterator.items, saved)
-
-    def _restored(self, iterator: Iterator[Any], saved: dict[str, Any]) -> Iterator[Any]:
         self._restore(saved)
-        return iterator
+        return iterator.items
 
     def _restore(self, saved: dict[str, Any]) -> None:
         """Restore the random states and the loader's generators, and report what differs."""

@@ -104,9 +104,9 @@ class ExactState:
         self._loaded_when_ready = False
         """True if Lightning had loaded its counters when the loaders were last set up."""
         self._forget_results: Callable[[], None] | None = None
+        """To be called when the next epoch begins."""
         self.after_restore: Callable[[], None] = lambda: None
         """Called when the random states and the metrics of a checkpoint have been restored."""
-        """To be called when the next epoch begins."""
         self._wrap_loop_methods(trainer.fit_loop)
 
     def _wrap_loop_methods(self, loop: Any) -> None:

@@ -21,7 +21,7 @@ def read_random_states(device: torch.device | None = None) -> States:
     """Return all current random states. ``device`` is the GPU of this rank, if it has one."""
     version, numbers, spare = random.getstate()
     states: States = {
-        "python": [version, torch.tensor(numbers), spare],
+        "python": [version, torch.tensor(numbers, device="cpu"), spare],
         "torch": torch.get_rng_state(),
     }
     # Code that draws from NumPy has imported it.
