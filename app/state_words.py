@@ -10,6 +10,7 @@ import re
 
 from ltui.training.state.run_snapshot import (
     LIVE,
+    NodeState,
     RankSnapshot,
     RankState,
     RunSnapshot,
@@ -54,6 +55,12 @@ def state_word(snapshot: RunSnapshot) -> str:
         if snapshot.state is RunState.RUNNING and bad_loss(snapshot) is not None:
             return LOSS_NAN
     return snapshot.state.value
+
+
+def machine_state_word(state: NodeState) -> str:
+    """Return the word for the state of one machine of a run on several."""
+    # Until its agent connects, it is not known whether anybody starts it.
+    return "not joined" if state is NodeState.JOINING else state.value
 
 
 def is_blocked(snapshot: RunSnapshot) -> bool:

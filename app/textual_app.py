@@ -119,13 +119,15 @@ class LtuiApp(OrderedKeysApp):
         self._config_problems += locate(config, faults)
 
     def on_mount(self) -> None:
-        self._show_config_problems(self._config_problems)
         if self.settings.config.keys:
             self._check_keys()
+        else:
+            self._show_config_problems(self._config_problems)
 
     @work(thread=True, group="keys", exit_on_error=False)
     def _check_keys(self) -> None:
-        """Check the actions of the user's keys, which needs the bindings of every screen."""
+        """Check the actions of the user's keys, which needs the bindings of every screen, and
+        report every problem of the configuration file in one notice."""
         # Imported here, in the worker's thread: most users have no keys of their own.
         from ltui.app.config_file import locate
         from ltui.app.keys.own_keys import action_faults, default_keys
@@ -133,7 +135,7 @@ class LtuiApp(OrderedKeysApp):
 
         config = self.settings.config
         faults = action_faults(config.keys, self.own_keys, default_keys(LtuiApp))
-        problems = locate(config, faults)
+        problems = [*self._config_problems, *locate(config, faults)]
         call_screen(self, self._show_config_problems, problems)
 
     def _show_config_problems(self, problems: Sequence[Problem]) -> None:

@@ -111,7 +111,7 @@ def _check(path: Path) -> int:
     user_config = read_user_config(path)
     _raise_problems(user_config)
     count = len(user_config.values) + len(user_config.keys) + len(user_config.launch)
-    print(f"{clean_line(str(path))}: no errors, {count} settings.")
+    print(f"{clean_line(str(path))}: no errors, {count} setting{'s' * (count != 1)}.")
     return EXIT_DONE
 
 

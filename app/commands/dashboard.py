@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ltui.training.problem import ProblemError
@@ -57,6 +58,8 @@ def show_demo(options: Namespace) -> int:
     """Run ``ltui demo gpus`` and ``ltui demo nodes``."""
     if not _has_terminal():
         raise ProblemError.of(where=f"ltui demo {options.what}", what="the demo needs a terminal.")
+    if options.what == "nodes" and options.recording is not None:
+        raise ProblemError.of(where="ltui demo nodes", what="--recording is for `ltui demo gpus`.")
     app = _machines_demo(options) if options.what == "nodes" else _gpu_demo(options)
     app.run()
     return app.return_code or 0
@@ -64,14 +67,24 @@ def show_demo(options: Namespace) -> int:
 
 def _gpu_demo(options: Namespace) -> LtuiApp:
     # Local: a refused demo does not need Textual.
-    from ltui.app.demo.gpu_demo import DemoApp
+    from ltui.app.demo.gpu_demo import DemoApp, recorded_demo
+    from ltui.training.gpu.recording import read_recording
 
     if options.nodes is not None or options.gpus_per_node is not None:
         raise ProblemError.of(
             where="ltui demo gpus",
             what="--nodes and --gpus-per-node are for `ltui demo nodes`.",
         )
-    return DemoApp()
+    if options.recording is None:
+        return DemoApp()
+    try:
+        return recorded_demo(read_recording(Path(options.recording)))
+    except (OSError, ValueError) as error:
+        raise ProblemError.of(
+            where=f"--recording {options.recording}",
+            what=f"{error}.",
+            remedy="Give a recording.jsonl that the section readings of `make gpu` wrote.",
+        ) from error
 
 
 def _machines_demo(options: Namespace) -> LtuiApp:

@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from ltui.app.exit_codes import EXIT_DONE
+from ltui.app.launch.cuda_probe import probe_cuda
 from ltui.app.launch.freeze_warnings import SHARED_MEMORY
 from ltui.app.launch.local_machine import DRIVER_TIMEOUT_S, call_with_timeout, usable_cores
 from ltui.app.launch.training_interpreter import (
@@ -70,7 +71,8 @@ def examine(options: Namespace) -> int:
     findings = [
         *_check_ltui(),
         *_check_interpreter(),
-        *_check_gpus(),
+        *(gpus := _check_gpus()),
+        *_check_cuda(gpus),
         *_check_machine(),
         *_check_terminal(),
     ]
@@ -182,6 +184,23 @@ def _check_package(
 def _check_gpus() -> list[Finding]:
     silent = Finding("GPU", "the driver does not answer", False, "See: dmesg | grep -i nvrm")
     return call_with_timeout(DRIVER_TIMEOUT_S, _list_gpus) or [silent]
+
+
+def _check_cuda(gpus: list[Finding]) -> list[Finding]:
+    """Return whether torch can use the GPUs, if the driver lists any."""
+    if not any(finding.what == "GPU 0" for finding in gpus):
+        return []
+    try:
+        python = choose_python(None, os.environ)
+    except ProblemError:
+        return []  # reported with the interpreter
+    report = probe_cuda(python)
+    if report is None:
+        return []  # there is no torch, which is reported with the interpreter
+    if report.devices:
+        return [Finding("torch on GPUs", f"{report.versions()}, {report.devices} usable")]
+    remedy = "Runs train on the CPU. Install a torch that this driver supports: pytorch.org"
+    return [Finding("torch on GPUs", f"none usable, {report.why_no_device()}", False, remedy)]
 
 
 def _list_gpus() -> list[Finding]:

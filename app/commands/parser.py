@@ -622,6 +622,11 @@ def _add_setup_commands(add: AddCommand) -> None:
         metavar="G",
         help="GPUs, and so ranks, on each of them (default: 8)",
     )
+    demo.add_argument(
+        "--recording",
+        metavar="FILE",
+        help="readings that `ltui demo gpus` plays instead of its own; `make gpu` records them",
+    )
     completion = add(
         "completion",
         "completion:print_script",

@@ -18,6 +18,7 @@ from ltui.training.state.stop_conditions import (
     StopCondition,
     parse_metric_condition,
     parse_time_condition,
+    unlogged_metrics,
 )
 from ltui.training.store.history_reader import RunStore, StoredEvent
 from ltui.training.store.run_directory import RunDir, find_run, ltui_home
@@ -102,12 +103,8 @@ def _schedule_stop(run_dir: RunDir, before: RunSnapshot, conditions: list[StopCo
     documents = [condition.to_document() for condition in conditions]
     answer = send_request(run_dir, {"cmd": "stop_when", "conditions": documents})
     print(f"{run_dir.id} stops {clean_line(' or '.join(answer['stops']))}.")
-    unknown = [c.metric for c in conditions if c.metric and c.metric not in before.metrics]
-    if unknown and before.metrics:
-        logged = ", ".join(sorted(before.metrics))
-        names = ", ".join(f"`{name}`" for name in unknown)
-        verb = "has" if len(unknown) == 1 else "have"
-        print(clean_line(f"  {names} {verb} not been logged yet. Logged metrics: {logged}"))
+    if caution := unlogged_metrics(conditions, before):
+        print(clean_line(f"  {caution}"))
     print(f"  To cancel: ltui stop {run_dir.id} --cancel")
     return EXIT_DONE
 

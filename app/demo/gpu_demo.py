@@ -1,4 +1,4 @@
-"""The GPU panels alone, with simulated GPUs. Every title states that the GPUs are simulated."""
+"""The GPU panels alone, with simulated or recorded GPUs. Every title states that they are."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ from ltui.app.presentation.gpu_view import gpus_title
 from ltui.app.screens.gpu_details import GpuScreen
 from ltui.app.textual_app import LtuiApp
 from ltui.training.gpu.findings import verdicts
+from ltui.training.gpu.recording import RecordedGpus, Recording
 from ltui.training.gpu.run_gpus import GpuSource, RunGpus
 from ltui.training.state.run_snapshot import RankSnapshot, RankState, RunSnapshot, RunState
 from ltui.widgets.gpu_table import GpuTable
 from ltui.widgets.make_bindings import bindings
 
-LABEL = "simulated GPUs and ranks, not those of this machine"
+SIMULATED = "simulated"
 POLL_INTERVAL_S = 0.5
 """Seconds between two samples of the simulated GPUs."""
 HINTS = (
@@ -92,7 +93,6 @@ class DemoScreen(Screen[None]):
     """Heat strip, rows and findings on the whole screen."""
 
     SCOPE = "demo"
-    ABOUT = f"This screen shows {LABEL}."
     BINDINGS: ClassVar[list[BindingType]] = bindings(
         "demo",
         """
@@ -100,15 +100,20 @@ class DemoScreen(Screen[None]):
         """,
     )
 
-    def __init__(self, make: Callable[[], SimulatedGpus]) -> None:
+    def __init__(self, make: Callable[[], SimulatedGpus], kind: str) -> None:
+        """``kind``: what the GPUs are, such as ``simulated``."""
         super().__init__()
         self._make = make
+        self._kind, self._label = kind, f"{kind} GPUs and ranks, not those of this machine"
+        self.ABOUT = f"This screen shows {self._label}."
         self._gpus: SimulatedGpus | None = None
         self.frame: Frame | None = None
 
     def compose(self) -> ComposeResult:
-        yield Static(Text.assemble((" ltui demo", "bold"), f"   {LABEL}"), id="title", markup=False)
-        with Panel(None, LABEL, id="gpus"):
+        yield Static(
+            Text.assemble((" ltui demo", "bold"), f"   {self._label}"), id="title", markup=False
+        )
+        with Panel(None, self._label, id="gpus"):
             yield DemoBoard(id="gpu-overview")
         yield KeyFooter(HINTS, id="keys")
 
@@ -129,12 +134,14 @@ class DemoScreen(Screen[None]):
         if self.is_current:
             self.query_one(GpuOverview).show(self.frame, alone=True)
             title = gpus_title(self.frame)
-            self.query_one("#gpus", Panel).set_titles(LABEL, f"simulated: {title}" if title else "")
+            self.query_one("#gpus", Panel).set_titles(
+                self._label, f"{self._kind}: {title}" if title else ""
+            )
 
     @on(GpuTable.RowSelected)
     def _open(self, message: GpuTable.RowSelected) -> None:
         message.stop()
-        self.app.push_screen(GpuScreen(lambda: self.frame, message.key, label="simulated GPU"))
+        self.app.push_screen(GpuScreen(lambda: self.frame, message.key, label=f"{self._kind} GPU"))
 
     def action_open(self) -> None:
         self.query_one(GpuTable).action_select()
@@ -146,9 +153,18 @@ class DemoScreen(Screen[None]):
 class DemoApp(LtuiApp):
     """The dashboard's themes and keys around the demo."""
 
-    def __init__(self, make: Callable[[], SimulatedGpus] = SimulatedGpus) -> None:
+    def __init__(
+        self, make: Callable[[], SimulatedGpus] = SimulatedGpus, kind: str = SIMULATED
+    ) -> None:
+        """``kind``: what the GPUs are, such as ``simulated``."""
         super().__init__(Path("/nonexistent"))
-        self._make = make
+        self._make, self._kind = make, kind
 
     def get_default_screen(self) -> Screen[None]:
-        return DemoScreen(self._make)
+        return DemoScreen(self._make, self._kind)
+
+
+def recorded_demo(recording: Recording) -> DemoApp:
+    """Return the demo that plays a recording again and again."""
+    kind = SIMULATED if recording.simulated else "recorded"
+    return DemoApp(lambda: SimulatedGpus(RecordedGpus(recording.rounds)), kind)

@@ -35,7 +35,9 @@ LOG_LINES = 2000
 """Maximum number of log lines that are kept."""
 LOG_EVERY_S = 1.0
 """Seconds between two log lines of the simulated ranks."""
-REFUSED = frozenset({"stop", "stop_when", "pause", "checkpoint", "kill", "resume", "rerun"})
+REFUSED = frozenset(
+    {"stop", "stop_when", "pause", "checkpoint", "kill", "diagnose", "resume", "rerun"}
+)
 
 
 class SimulatedMachines:

@@ -28,7 +28,7 @@ MOTION = frozenset(
 SHARED = frozenset({"escape", "enter"})
 """Keys that do something else depending on the focus. They are listed with both meanings."""
 EVERYWHERE = (
-    ("tab", "Move the focus on; shift+tab moves it back"),
+    ("tab", "Go to the next panel or field; shift+tab goes back"),
     ("↑ ↓", "Move in a list or a table, or scroll; also PgUp, PgDn, Home, End"),
     ("mouse", "Click to select; wheel to scroll, or to zoom a chart"),
     ("shift+drag", "Select text to copy it, in most terminals"),

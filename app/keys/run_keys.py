@@ -44,7 +44,7 @@ z      | zoom                | maximise         | Maximise the panel with the fo
 ctrl+up,(    | border(0,-1)  | lower charts    | Move the border below the charts up
 ctrl+down,)  | border(0,1)   | higher charts   | Move the border below the charts down
 ctrl+left,<  | border(-1,0)  | border left     | Move the border between two panels to the left
-ctrl+right,> | border(1,0)   | border right    | Move it to the right; with the mouse: drag it
+ctrl+right,> | border(1,0)   | border right    | Move it to the right; also the mouse
 0      | reset               | reset layout     | Restore the layout, the zoom and the smoothing
 escape | cancel              | cancel           | Restore a maximised panel; close an opened run
 q      | back                | close            | Close this screen (training continues)

@@ -178,7 +178,7 @@ def _finished_problem(past: PastRun) -> Problem:
     fields = {knob.key for knob in past.preset.knobs}
     ends = [knob.key for knob in _END_KNOBS if knob.key in fields]
     where = ends[0] if ends else OTHER_CHANGES
-    remedy = "Raise this to train on, or start a new run."
+    remedy = "Raise this to train longer, or start a new run."
     if past.spec.config is None:
         where, remedy = past.run_dir.id, "Choose an earlier checkpoint, or start a new run."
     return Problem(where=where, what="the run has finished.", remedy=remedy)

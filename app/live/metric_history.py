@@ -157,10 +157,11 @@ class MetricHistory(CurveHistory[str]):
         if names == self._whole:
             return
         before, self._whole = self._whole, names
-        shortened = (self.keys() if before is None else before) - names
+        whole_before = self.keys() if before is None else before
+        shortened = whole_before - names
         for name in shortened:
             self._stored.pop(name, None)
-        for name in (shortened | (names - (before or names))) & self._live.keys():
+        for name in (whole_before ^ names) & self._live.keys():
             rows = self._live[name].last_rows(SHORT_POINTS)
             self._live[name] = self._new_live_curve(name)
             self._live[name].extend(rows)

@@ -15,7 +15,14 @@ class LaunchLine(Static, can_focus=True):
     """A button to launch, followed by a description of the run."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "press", "launch", show=False, id="launch_line.press"),
+        Binding(
+            "enter",
+            "press",
+            "launch",
+            show=False,
+            id="launch_line.press",
+            tooltip="On the last line of a form: start the run",
+        ),
     ]
 
     class Pressed(Message):

@@ -119,9 +119,11 @@ class FormPanel(Panel):
             await self.form.show_message(text)
 
     async def reset(self, preset: Preset) -> None:
-        """Discard the values and edits made for ``preset``."""
+        """Discard everything that was typed and edited for ``preset``."""
         self._edited.pop(preset.name, None)
-        await self.show_preset(preset, keep=False)
+        if self.form is not None:
+            await self.form.forget(preset)
+        await self.show_preset(preset)
 
     # -- checking ----------------------------------------------------------------------------------
 
@@ -147,8 +149,30 @@ class FormPanel(Panel):
     def _check(self, preset: Preset, texts: FormTexts) -> None:
         # Imported here, in the worker's thread: the first frame checks nothing.
         from ltui.app.presentation.launch_summary import launch_summary
-        from ltui.training.config.preset_form import apply_form
         from ltui.training.config.yaml_document import resolve, write_document
+
+        result, start = self._checked(preset, texts)
+        text = write_document(resolve(result.document)[0])
+        summary = launch_summary(result.document, self.machine, preset.cpu_ranks)
+        if start:
+            summary += f", from {start}"
+
+        def checked() -> None:
+            form = self.form
+            if form is None or form.preset is not preset:
+                return
+            if form.texts() == texts:
+                form.show_start(start)
+                self._show_result(form, result, summary)
+                self.post_message(self.Checked(text))
+
+        call_screen(self, checked)
+
+    def _checked(self, preset: Preset, texts: FormTexts) -> tuple[FormResult, str]:
+        """Check every field. Return the result with all problems, and the checkpoint to start
+        from in words."""
+        # Imported here, in the worker's thread: the first frame checks nothing.
+        from ltui.training.config.preset_form import apply_form
         from ltui.training.problem import ProblemError
 
         result = apply_form(preset, texts.settings, self.machine)
@@ -165,22 +189,7 @@ class FormPanel(Panel):
                 start = describe_start(self.home, texts.start_from)
             except ProblemError as error:
                 problems += error.problems
-        result = replace(result, problems=tuple(problems))
-        text = write_document(resolve(result.document)[0])
-        summary = launch_summary(result.document, self.machine, preset.cpu_ranks)
-        if start:
-            summary += f", from {start}"
-
-        def checked() -> None:
-            form = self.form
-            if form is None or form.preset is not preset:
-                return
-            if form.texts() == texts:
-                form.show_start(start)
-                self._show_result(form, result, summary)
-                self.post_message(self.Checked(text))
-
-        call_screen(self, checked)
+        return replace(result, problems=tuple(problems)), start
 
     def _show_result(self, form: LaunchForm, result: FormResult, summary: str) -> None:
         self.result = result
@@ -275,11 +284,10 @@ class FormPanel(Panel):
     def _launch(self, preset: Preset, texts: FormTexts) -> None:
         # Imported here, in the worker's thread: the first frame launches nothing.
         from ltui.app.launch.check_and_launch import start_run
-        from ltui.training.config.preset_form import apply_form
         from ltui.training.problem import ProblemError
 
         try:
-            result = apply_form(preset, texts.settings, self.machine)
+            result, _ = self._checked(preset, texts)
             if result.problems:
                 raise ProblemError(*result.problems)
             run_dir = start_run(

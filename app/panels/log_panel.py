@@ -10,7 +10,7 @@ from textual.app import ComposeResult
 from ltui.app.live.frame import Frame
 from ltui.app.panels.panel import Panel
 from ltui.app.presentation.machines import log_labels
-from ltui.training.state.run_snapshot import RunSnapshot
+from ltui.training.state.run_snapshot import LIVE, RunSnapshot
 from ltui.widgets.log_rows import LogLevel
 from ltui.widgets.log_view import LogLines, LogView
 from ltui.widgets.view_models import LAUNCHER, LogLine
@@ -28,6 +28,8 @@ class LogPanel(Panel):
         """``ALL_RANKS``, or the ``LogLine.source`` of the lines that are shown."""
         self._shown: tuple[int, int, int] | None = None
         """Attempt, source and number of log lines that were shown last."""
+        self._ended = False
+        """Whether the run has ended, so that no more lines appear."""
         self._labels: Mapping[int, str] = {}
         """Labels of ranks on several machines."""
         self._labelled: object = None
@@ -40,6 +42,10 @@ class LogPanel(Panel):
         """Add the new lines of ``frame``; replace all lines if the attempt or source changed."""
         lines = self.query_one(LogLines)
         self._update_labels(frame.snapshot)
+        ended = frame.snapshot.state not in LIVE
+        if ended != self._ended:
+            self._ended = ended
+            self._update_titles()
         shown, current = self._shown, (frame.snapshot.attempt, self.source, frame.log_count)
         if shown == current:
             return
@@ -73,7 +79,8 @@ class LogPanel(Panel):
 
     def _update_titles(self) -> None:
         lines = self.query_one(LogLines)
-        following = "live" if lines.follow else "f: jump to newest"
+        newest = "ended" if self._ended else "live"
+        following = newest if lines.follow else "f: jump to newest"
         level = "" if lines.level is LogLevel.ALL else f", {lines.level.value}"
         source = source_name(self.source, self._labels)
         self.set_titles(f"log, {source}{level}", f"v: choose rank · L: level · {following}")

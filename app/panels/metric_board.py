@@ -193,13 +193,16 @@ class MetricBoard(LinkedCharts):
     # -- the line above the charts -----------------------------------------------------------------
 
     def _show_page(self, names: tuple[str, ...]) -> None:
-        total = len(self._frame.curve_names) if self._frame is not None else 0
+        frame = self._frame
+        total = len(frame.curve_names) if frame is not None else 0
         shown = f"{len(self._order.names)} of {total}" if self.pages.filter else str(total)
-        parts = [f"{shown} metrics", ORDERS[self.pages.order]]
+        parts = [f"{shown} metric{'' if total == 1 else 's'}", ORDERS[self.pages.order]]
         if self.zoomed is None and names:
             places = self._shape().places
             pages = -(-len(self._order.names) // places)
             parts.insert(0, f"page {self._first // places + 1}/{pages}")
+        if frame is not None:
+            parts.insert(0, clean_name(frame.snapshot.name))
         if self.pages.filter:
             parts.append(f"filter {clean_name(self.pages.filter)}")
         parts.append(f"smoothing {self.settings.smoothing:g}" if self.settings.smoothing else "raw")

@@ -62,6 +62,12 @@ class LaunchForm(Form):
             await self.mount_all(self._make_widgets(preset, typed))
             self.preset = preset
 
+    async def forget(self, preset: Preset) -> None:
+        """Discard what was typed for ``preset``, also in the fields that are shown."""
+        async with self._changing:
+            self._store_values()
+            self._values.pop(preset.name, None)
+
     async def show_message(self, text: Text) -> None:
         """Show a sentence instead of a form."""
         async with self._changing:

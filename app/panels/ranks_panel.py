@@ -108,8 +108,8 @@ class RanksPanel(FilterPanel):
             return min(len(rows) + 1, MAX_LINES)
         self._mount_machines()
         grid = self._show_grid(frame)
-        table = self._show_rows(frame)
-        return grid + min(table + 1, MAX_LINES_BELOW_GRID if grid else MAX_LINES)
+        lines = max(1, self._show_rows(frame)) + 1 + self.is_filtering
+        return grid + min(lines, MAX_LINES_BELOW_GRID if grid else MAX_LINES)
 
     # -- several machines --------------------------------------------------------------------------
 

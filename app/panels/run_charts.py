@@ -151,7 +151,8 @@ class RunCharts(LinkedCharts):
 
         frame = self._frame
         if frame is None or not frame.curve_names:
-            self.notify("No metric has been logged yet.", timeout=3)
+            reading = "The metrics are still being read."
+            self.notify(reading if frame is None else "No metric has been logged yet.", timeout=3)
             return
         values = {name: value.last for name, value in frame.snapshot.metrics.items()}
         second = self.query_one("#throughput").has_focus_within

@@ -6,6 +6,7 @@ size shows; this container applies its decision.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from textual import events, on
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.message import Message
+from textual.widget import Widget
 from textual.widgets import Static
 
 from ltui.app.live.frame import Frame
@@ -196,6 +198,13 @@ class RunPanels(MovableBorders):
 
     # -- choosing a panel --------------------------------------------------------------------------
 
+    def tabs(self) -> tuple[Sequence[str], str]:
+        """Return the names of the tabs and the one that is shown, if there is one at a time."""
+        names = self.panel_layout.tabs()
+        shown = [name for name in names if self.query_one(f"#{name}").display]
+        # A short table leaves room for the log below it.
+        return (names, shown[0]) if names == PANELS else ((), "")
+
     def choose(self, name: str) -> None:
         """Show a panel and move the focus into it."""
         self._apply_layout(self.panel_layout.choose(name))
@@ -205,8 +214,11 @@ class RunPanels(MovableBorders):
                 break
 
     def toggle_zoom(self) -> None:
-        """Maximise the chosen panel, or restore all panels."""
-        self._apply_layout(replace(self.panel_layout, zoomed=not self.panel_layout.zoomed))
+        """Maximise the panel with the focus, or restore all panels."""
+        layout, focused = self.panel_layout, self.screen.focused
+        name = None if layout.zoomed or focused is None else _panel_of(focused)
+        layout = layout if name is None else layout.choose(name)
+        self._apply_layout(replace(layout, zoomed=not layout.zoomed))
 
     def toggle_details(self) -> None:
         """Show or hide the details."""
@@ -229,10 +241,13 @@ class RunPanels(MovableBorders):
 
     @on(events.DescendantFocus)
     def _focus_moved(self, event: events.DescendantFocus) -> None:
-        panels = [a for a in event.widget.ancestors_with_self if isinstance(a, Panel)]
-        name = panels[0].id if panels else None
-        if name in PANELS and name != self.panel_layout.chosen and not self.panel_layout.zoomed:
-            self.panel_layout = self.panel_layout.choose(name)
+        name = _panel_of(event.widget)
+        if name is None or self.panel_layout.zoomed:
+            return
+        layout = self.panel_layout.choose(name)
+        # The log below a table is not chosen, because the table would no longer be drawn.
+        if layout.visible() == self.panel_layout.visible():
+            self.panel_layout = layout
 
     @on(RankTable.RowSelected)
     def _open_rank_log(self, message: RankTable.RowSelected) -> None:
@@ -244,6 +259,12 @@ class RunPanels(MovableBorders):
             self.choose("log")
             if self._frame is not None:
                 self.log_panel.show(self._frame)
+
+
+def _panel_of(widget: Widget) -> str | None:
+    """Return the name of the panel around ``widget``."""
+    names = (node.id for node in widget.ancestors_with_self if isinstance(node, Panel))
+    return next((name for name in names if name in PANELS), None)
 
 
 def table_lines(snapshot: RunSnapshot) -> TableLines:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, cast
@@ -12,12 +11,13 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from textual import work
 from textual.app import ComposeResult
 from textual.message import Message
-from textual.widgets import Input
+from textual.widgets import Input, Static
 
 from ltui.app.panels.filtered_list_panel import FilterPanel
 from ltui.app.panels.setting_chosen import SettingChosen
 from ltui.app.panels.worker_results import call_screen, error_lines
 from ltui.app.user_config import settings_of
+from ltui.widgets.sanitise import clean_line
 
 if TYPE_CHECKING:
     from ltui.app.panels.runs_table import RunsTable
@@ -65,6 +65,8 @@ class RunsPanel(FilterPanel):
         self.marked: dict[str, None] = {}
         """Ids of the runs that an action is for, including those that the filter hides, in the
         order in which they were marked."""
+        self._valid_filter = ""
+        """The last filter without an error."""
         self._list: RunList | None = None
         self._reading = False
         self._next_reading = 0.0
@@ -81,6 +83,10 @@ class RunsPanel(FilterPanel):
     def compose(self) -> ComposeResult:
         placeholder = "words, tag:base*, state=failed, val/loss<0.2, started>3d ago, not, or"
         yield Input(placeholder=placeholder, id="runs-filter", compact=True, classes="filter")
+        yield Static(id="runs-filter-error", markup=False)
+
+    def on_mount(self) -> None:
+        self.query_one("#runs-filter-error").display = False
 
     async def start(self) -> None:
         """Show the table, and refresh it regularly."""
@@ -116,15 +122,12 @@ class RunsPanel(FilterPanel):
         """Return the names of what the list shows, sorts and filters by."""
         # Imported here: the first frame shows no run.
         from ltui.app.runs.filter_runs import fields_of
-        from ltui.app.runs.filter_syntax import FilterError
         from ltui.app.runs.run_fields import SETTING
 
         names = {"size", *self.list_layout.columns, self.list_layout.order.removeprefix("-")}
         if self.chooser is not None:
             names.add(SETTING)
-        with suppress(FilterError):
-            names |= fields_of(self.filter_text)
-        return frozenset(names)
+        return frozenset(names | fields_of(self._valid_filter))
 
     @work(thread=True, exclusive=False, group="runs", exit_on_error=False)
     def _read_runs(self, names: frozenset[str]) -> None:
@@ -179,12 +182,17 @@ class RunsPanel(FilterPanel):
         from ltui.widgets.lazy_rows import LazyRows
 
         now = time.time()
+        error_line = self.query_one("#runs-filter-error", Static)
         try:
             matches = run_filter(self.filter_text, now)
         except FilterError as error:
-            # The rows stay as they are while a filter is typed.
-            self.set_titles(TITLE, str(error.problems[0]))
-            return
+            # While a filter is typed, the one before it is used.
+            error_line.update(clean_line(f"✗ {error.problems[0]}"))
+            error_line.display = True
+            matches = run_filter(self._valid_filter, now)
+        else:
+            error_line.display = False
+            self._valid_filter = self.filter_text
         shown = self._ordered([line for line in self.lines.values() if matches(line)])
         marked = frozenset(self.marked)
         table, columns = self.table, self.list_layout.columns
@@ -228,6 +236,16 @@ class RunsPanel(FilterPanel):
         if self.list_layout.order:
             parts.append(f"by {order_text(self.list_layout.order)}")
         return ", ".join(parts)
+
+    def metrics_without_column(self) -> list[str]:
+        """Return the metrics of all runs that no column shows, in alphabetical order."""
+        metrics = {name for line in self.lines.values() for name in line.metrics.names}
+        return sorted(metrics.difference(self.list_layout.columns)) if metrics else []
+
+    def add_column(self, name: str) -> None:
+        """Show one more column, the last one, and remember it."""
+        columns = (*self.list_layout.columns, name)
+        self.use_layout(self.list_layout._replace(columns=columns))
 
     # -- the selected run --------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from ltui.widgets.view_models import ChartSeries, ChartViewModel
 GIB = float(1 << 30)
 _LINES = {
     "activity": (
-        ("utilisation", "utilisation", 0),
+        ("util", "utilisation", 0),
         ("SM", "sm", 1),
         ("tensor cores", "tensor", 2),
         ("DRAM", "dram", 3),

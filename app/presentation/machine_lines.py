@@ -18,6 +18,7 @@ from ltui.app.presentation.machines import (
     report_age_text,
 )
 from ltui.app.presentation.snapshot_text import LOUD_RANK_STATES, rank_counts, ranks_text
+from ltui.app.state_words import machine_state_word
 from ltui.training.state.run_snapshot import (
     LIVE,
     NodeSnapshot,
@@ -54,7 +55,7 @@ def machine_problem_lines(run: RunSnapshot) -> list[str]:
     shown = [n for n in run.nodes if n.state in NOT_REPORTING or n.state is NodeState.JOINING]
     lines = []
     for node in shown:
-        parts = [f"{names[node.node]}: {node.state.value}", machine_note(node)]
+        parts = [f"{names[node.node]}: {machine_state_word(node.state)}", machine_note(node)]
         lines.append("  ".join(part for part in parts if part))
     return lines
 
@@ -87,7 +88,7 @@ def padded_labels(run: RunSnapshot) -> dict[int, str]:
 def _state_text(node: NodeSnapshot, ranks: Sequence[RankSnapshot], *, live: bool) -> str:
     quiet = node.state in (NodeState.CONNECTED, NodeState.ENDED)
     if (live and not quiet) or not ranks:
-        return node.state.value
+        return machine_state_word(node.state)
     return rank_counts(tuple(ranks))
 
 

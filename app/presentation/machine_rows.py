@@ -29,7 +29,7 @@ from ltui.app.presentation.run_view import (
     rank_state,
     rank_verdicts,
 )
-from ltui.app.state_words import open_verdicts
+from ltui.app.state_words import machine_state_word, open_verdicts
 from ltui.training.config.verdict_severity import BLOCKING_LEVELS
 from ltui.training.state.run_snapshot import (
     LIVE,
@@ -235,7 +235,7 @@ class MachineRows:
         parts = (self._names.get(node.node), node.name, node.host, node.address)
         machine = " ".join(part for part in parts if part).lower()
         if node.state is not NodeState.CONNECTED:
-            machine += f" {node.state.value}"
+            machine += f" {machine_state_word(node.state)}"
         return [
             rank
             for rank in ranks
@@ -327,9 +327,9 @@ class MachineRows:
             note = machine_note(node)
             if not note and node.state in NOT_REPORTING:
                 note = f"last report {self._report(node)} ago"
-            return Cell(text=node.state.value, tone=tone), note
+            return Cell(text=machine_state_word(node.state), tone=tone), note
         if not ranks:
-            return Cell(text=node.state.value, tone=Tone.DIM), machine_note(node)
+            return Cell(text=machine_state_word(node.state), tone=Tone.DIM), machine_note(node)
         counts = Counter(rank_state(rank, self._verdicts) for rank in ranks)
         ordered = sorted(counts, key=lambda cell: (-_RANK_SEVERITY.get(cell.text, 0), cell.text))
         worst, *others = ordered

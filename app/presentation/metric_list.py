@@ -19,8 +19,8 @@ DESCRIPTIONS = {
     "step/backward_seconds": "seconds in backward",
     "step/optimizer_seconds": "seconds in the optimizer",
     "step/samples": "samples of a batch",
-    "step/memory_bytes": "memory allocated on the GPU",
-    THROUGHPUT: "samples per second of all ranks",
+    "step/memory_bytes": "allocated GPU memory",
+    THROUGHPUT: "samples/s of all ranks",
 }
 """Descriptions of the curves that every step has."""
 

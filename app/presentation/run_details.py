@@ -21,6 +21,7 @@ from ltui.app.presentation.snapshot_text import (
     program_text,
     script_checkpoints_title,
 )
+from ltui.app.state_words import machine_state_word
 from ltui.training.state.run_snapshot import LIVE, CheckpointInfo, NodeState
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line, clean_name
@@ -169,7 +170,7 @@ def _append_machines(out: Text, frame: Frame) -> None:
         parts = [
             clean_name(node.address or node.host or ""),
             f"ranks {rank_range(node.ranks)}",
-            "" if quiet else node.state.value,
+            "" if quiet else machine_state_word(node.state),
             clock_text(node.clock_skew_s),
         ]
         out.append(f"{names[node.node]}  ")

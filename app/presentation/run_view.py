@@ -312,7 +312,10 @@ def end_cells(frame: Frame) -> tuple[Cell, ...]:
     checkpoint = last_good_checkpoint(run.checkpoints)
     if checkpoint is None:
         suffix = " by ltui; details list those of the script" if run.script_checkpoints else ""
-        lines.append(_cell(f"no checkpoint was saved{suffix}", Tone.DIM))
+        sentence = f"no checkpoint was saved{suffix}"
+        # Leave it out if the first line says it.
+        if not lines[0].text.endswith(sentence):
+            lines.append(_cell(sentence, Tone.DIM))
     else:
         lines.append(_cell(f"last good checkpoint: {checkpoint_text(checkpoint)}"))
     return tuple(lines)

@@ -23,6 +23,8 @@ from ltui.widgets.make_bindings import bindings
 from ltui.widgets.sanitise import clean_name
 
 MAX_NAME_CELLS = 40
+ALIGNED_NAME_CELLS = 24
+"""Cells of the column of names. A longer name moves its description to the right."""
 
 
 class ColumnChooser(ModalScreen[ListLayout | None]):
@@ -88,7 +90,7 @@ class ColumnChooser(ModalScreen[ListLayout | None]):
         highlighted = highlighted or self._highlighted
         self._listed = listed
         longest = max((len(clean_name(name)) for name in listed), default=0)
-        self._name_cells = min(MAX_NAME_CELLS, longest)
+        self._name_cells = min(ALIGNED_NAME_CELLS, longest)
         shown.clear_options()
         shown.add_options(Option(self._row(name)) for name in listed)
         if listed:
@@ -107,7 +109,7 @@ class ColumnChooser(ModalScreen[ListLayout | None]):
         sign = ""
         if name == self._order.removeprefix("-"):
             sign = "↓" if self._order.startswith("-") else "↑"
-        label = shortened(clean_name(name), self._name_cells).ljust(self._name_cells)
+        label = shortened(clean_name(name), MAX_NAME_CELLS).ljust(self._name_cells)
         row = Text(f"{place} {sign:1} {label} ", no_wrap=True)
         about = FIELDS[name].about if name in FIELDS else ""
         if not about:

@@ -51,6 +51,8 @@ from ltui.widgets.sanitise import clean_line, clean_name
 from ltui.widgets.table import Table
 from ltui.widgets.view_models import ChartViewModel
 
+MAX_TAB_METRIC = 24
+"""Maximum cells of a metric's name in a tab."""
 REFRESH_S = 1.0
 """Seconds between two readings of runs that are still going on."""
 HINTS = (
@@ -64,7 +66,7 @@ HINTS = (
     KeyHint("4", "parameters", "screen.panel('parameters')"),
     KeyHint("m", "metrics", "screen.choose"),
     KeyHint("z", "maximise", "screen.zoom"),
-    KeyHint("?", "help", "app.help"),
+    KeyHint("?", "help", "app.help", keep=True),
 )
 
 
@@ -173,6 +175,13 @@ class CompareScreen(PanelScreen):
             self._left = self.chosen
         return self._left, "runs", "settings"
 
+    def tab_title(self, name: str) -> str:
+        # A tab has no frame, which has the metric of the table otherwise.
+        if name == "runs" and self.comparison is not None:
+            metric = chosen_metric(self.comparison, self.settings)
+            return "runs" if metric is None else f"runs by {clean_name(metric, MAX_TAB_METRIC)}"
+        return super().tab_title(name)
+
     # -- reading -----------------------------------------------------------------------------------
 
     @property
@@ -242,6 +251,7 @@ class CompareScreen(PanelScreen):
         self._table("runs").show(runs_table(comparison, self.settings))
         self._table("parameters").show(parameters_table(comparison, self.settings))
         self.query_one("#runs", Panel).set_titles("runs", title)
+        self.show_tabs()
         self._draw_row()
         self._table("settings").note = "no setting is known"
         self._table("settings").show(settings_table(comparison, self.settings))

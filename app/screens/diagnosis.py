@@ -54,7 +54,7 @@ HINTS = (
     KeyHint("q", "back", "screen.dismiss", keep=True),
     KeyHint("1-4", "panel", "screen.panel('verdict')"),
     KeyHint("z", "maximise", "screen.zoom"),
-    KeyHint("?", "help", "app.help"),
+    KeyHint("?", "help", "app.help", keep=True),
     KeyHint("tab", "next panel", "app.focus_next"),
 )
 

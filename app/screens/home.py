@@ -237,11 +237,16 @@ class HomeScreen(MarkedRunsScreen):
         (self.runs_panel if self._in_runs() else self.presets_panel).open_filter()
 
     def action_back(self) -> None:
-        """Clear the filter of the panel in focus; from a field, go to the presets."""
+        """Clear the filter of the panel in focus; from a field, go to the presets.
+
+        From the runs it goes nowhere: the next Enter, meant to open a run, would launch a preset.
+        """
         panel = self.runs_panel if self._in_runs() else self.presets_panel
         in_form = isinstance(self.focused, (Input, Select)) and not self.focused.has_class("filter")
         if panel.has_class("-filtering") and not in_form:
             panel.clear_filter()
+        elif self._in_runs():
+            self.notify("q quits ltui; training continues", timeout=2)
         else:
             self.action_go("presets")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from textual import on
@@ -10,6 +12,7 @@ from ltui.app.keys.footer import KeyFooter
 from ltui.app.panels.launch_panel import READONLY, FormPanel
 from ltui.app.panels.runs_panel import RunsPanel
 from ltui.app.screens.full_screen import FullScreen
+from ltui.widgets.sanitise import clean_name
 
 if TYPE_CHECKING:
     from ltui.app.runs.list_layout import ListLayout
@@ -79,6 +82,13 @@ class RunListScreen(FullScreen[None]):
 
         panel.chooser = ColumnChooser(panel.list_layout, panel.logged_names())
         self.app.push_screen(panel.chooser, answered)
+
+    def palette_entries(self) -> Iterator[tuple[str, str, Callable[[], object]]]:
+        """Yield title, help and function of each entry that the palette offers for the runs."""
+        for name in self.runs_panel.metrics_without_column():
+            show = partial(self.runs_panel.add_column, name)
+            about = "Add this metric as a column of the runs"
+            yield f"Show metric {clean_name(name)}", about, show
 
     def on_table_row_highlighted(self) -> None:
         # The footer omits keys that can't be used for the selected run.

@@ -23,9 +23,9 @@ from ltui.widgets.sanitise import clean_name
 
 MAX_NAME_CELLS = 40
 KEYS_OF_PANEL = {
-    1: "space select   / filter   j one chart   a all   ⏎ apply   d default choice   esc cancel",
-    2: "space select   / filter   ⏎ apply   d throughput   esc cancel",
-    None: "space select   / filter   ⏎ apply   d default choice   esc cancel",
+    1: "space select  / filter  j one chart  a all  ⏎ apply  d default  esc cancel",
+    2: "space select  / filter  ⏎ apply  d throughput  esc cancel",
+    None: "space select  / filter  ⏎ apply  d default  esc cancel",
 }
 """The line of keys by panel; None is a screen with one chart for each metric."""
 

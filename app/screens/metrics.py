@@ -69,8 +69,8 @@ class MetricsScreen(ChartKeysScreen):
         less_than_sign    | columns(-1) | fewer columns | Fewer columns of charts
         right_parenthesis | rows(1)     | more rows     | More rows of charts
         left_parenthesis  | rows(-1)    | fewer rows    | Fewer rows of charts
-        /          | filter     | filter         | A part of the name, val/*, or /loss$/
-        O          | order      | order          | By name, or recently changed first
+        /          | filter     | filter         | Filter: part of a name, val/* or /loss$/
+        O          | order      | order          | Order by name, or recently changed first
         *          | favourite  | favourite      | Show this metric first, or no longer
         z          | zoom       | one chart      | Show one chart alone, or the page again
         1          | put(1)     | to panel 1     | Show this metric in panel 1 of the run

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar
 
 from textual import events, on
 
 from ltui.app.panels.panel import Panel
 from ltui.app.panels.tab_bar import TabBar
-from ltui.app.screens.full_screen import FullScreen
+from ltui.app.screens.tabbed_screen import TabbedScreen
 
 
-class PanelScreen(FullScreen[None]):
+class PanelScreen(TabbedScreen):
     """The layout of the panels. Containers of panels have the class ``panels``."""
 
     PANELS: ClassVar[Mapping[str, str]] = {}
@@ -34,20 +34,36 @@ class PanelScreen(FullScreen[None]):
         """Return the panels that a large terminal shows."""
         return self.PANELS.keys()
 
+    @property
+    def shows_one(self) -> bool:
+        """True if one panel is maximised, or the terminal has no room for several."""
+        width, height = self.app.size
+        return self.zoomed or width < self.MIN_WIDTH or height < self.MIN_HEIGHT
+
+    def tabs(self) -> tuple[Sequence[str], str]:
+        return (tuple(self.PANELS), self.chosen) if self.shows_one else ((), "")
+
     def lay_out(self) -> None:
         """Show the panels that the terminal has room for."""
-        width, height = self.app.size
-        alone = self.zoomed or width < self.MIN_WIDTH or height < self.MIN_HEIGHT
+        alone = self.shows_one
         visible = [self.chosen] if alone else self.panels_together()
         self.set_class(alone, "-alone")
         for name in self.PANELS:
             self.query_one(f"#{name}").display = name in visible
         for container in self.query(".panels"):
             container.display = any(panel.display for panel in container.query(Panel))
-        tabs = self.query_one(TabBar)
-        tabs.display = alone
-        titles = enumerate(self.PANELS.items(), 1)
-        tabs.show([(number, name, title) for number, (name, title) in titles], self.chosen)
+        self.query_one(TabBar).display = alone
+        self.show_tabs()
+
+    def tab_title(self, name: str) -> str:
+        """Return the title of a panel's tab."""
+        return self.PANELS[name]
+
+    def show_tabs(self) -> None:
+        """Draw the titles of the tabs."""
+        names = enumerate(self.PANELS, 1)
+        tabs = [(number, name, self.tab_title(name)) for number, name in names]
+        self.query_one(TabBar).show(tabs, self.chosen)
 
     def action_panel(self, name: str) -> None:
         """Show a panel and move the focus into it."""

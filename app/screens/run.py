@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import ClassVar
 
@@ -35,6 +35,7 @@ from ltui.app.presentation.notifications import (
 from ltui.app.screens.chart_screen import ChartKeysScreen
 from ltui.app.screens.gpu_details import GpuScreen
 from ltui.app.screens.run_commands import RunCommandScreen
+from ltui.app.screens.tabbed_screen import TabbedScreen
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets.gpu_table import GpuTable
@@ -55,7 +56,7 @@ class FrameArrived(Message):
         return isinstance(message, FrameArrived)
 
 
-class RunScreen(RunCommandScreen, ChartKeysScreen):
+class RunScreen(RunCommandScreen, ChartKeysScreen, TabbedScreen):
     """The screen of one run."""
 
     SCOPE = "run"
@@ -192,6 +193,9 @@ class RunScreen(RunCommandScreen, ChartKeysScreen):
     def action_panel(self, name: str) -> None:
         self.panels.choose(name)
 
+    def tabs(self) -> tuple[Sequence[str], str]:
+        return self.panels.tabs()
+
     def action_zoom(self) -> None:
         self.panels.toggle_zoom()
 
@@ -307,7 +311,8 @@ class RunScreen(RunCommandScreen, ChartKeysScreen):
         elif self.panels.zoomed:
             self.action_zoom()
         elif self.alone:
-            self.notify("q quits ltui; training continues", timeout=2)
+            is_live = self.snapshot is not None and self.snapshot.state in LIVE
+            self.notify(f"q quits ltui{'; training continues' * is_live}", timeout=2)
         else:
             self.action_back()
 

@@ -18,7 +18,9 @@ from ltui.app.screens.full_screen import FullScreen
 from ltui.app.screens.schedule_stop import StopWhenScreen
 from ltui.app.screens.stop_question import StopScreen, kill_question, stop_question
 from ltui.training.state.run_snapshot import RunSnapshot, RunState
+from ltui.training.state.stop_conditions import StopCondition, unlogged_metrics
 from ltui.training.store.run_directory import RunDir
+from ltui.widgets.sanitise import clean_line
 
 
 class RunCommandScreen(FullScreen[None]):
@@ -57,11 +59,16 @@ class RunCommandScreen(FullScreen[None]):
         if self.is_refused("stop") or self.snapshot is None:
             return
 
-        def answered(request: dict[str, Any] | None) -> None:
-            if request is not None:
-                self._send_request(request, None)
+        snapshot = self.snapshot
 
-        self.app.push_screen(StopWhenScreen(self.snapshot.stops), answered)
+        def answered(conditions: tuple[StopCondition, ...] | None) -> None:
+            if conditions is None:
+                return
+            documents = [condition.to_document() for condition in conditions]
+            what = {"conditions": documents} if documents else {"cancel": True}
+            self._send_request({"cmd": "stop_when", **what}, unlogged_metrics(conditions, snapshot))
+
+        self.app.push_screen(StopWhenScreen(snapshot), answered)
 
     def action_pause(self) -> None:
         if not self.is_refused("pause") and self.snapshot is not None:
@@ -102,4 +109,5 @@ class RunCommandScreen(FullScreen[None]):
             show_error(self, "The request failed", error)
         else:
             if confirmation is not None:
-                call_screen(self, partial(self.notify, confirmation, timeout=3, markup=False))
+                notice = clean_line(confirmation)
+                call_screen(self, partial(self.notify, notice, timeout=3, markup=False))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from rich.text import Text
 from textual import on
@@ -15,7 +14,8 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from ltui.training.problem import ProblemError
-from ltui.training.state.stop_conditions import parse_condition
+from ltui.training.state.run_snapshot import RunSnapshot
+from ltui.training.state.stop_conditions import StopCondition, parse_condition, refusal_reason
 from ltui.widgets.make_bindings import bindings
 from ltui.widgets.sanitise import clean_line
 
@@ -26,8 +26,8 @@ val/loss<0.2   when a metric passes a value (< <= > >=)
 18:30, +2h     at that time, or after that long"""
 
 
-class StopWhenScreen(ModalScreen[dict[str, Any]]):
-    """Return the request for the supervisor, or None."""
+class StopWhenScreen(ModalScreen[tuple[StopCondition, ...]]):
+    """Return a condition that the run can meet, an empty tuple to remove the schedule, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = bindings(
         "stop_when",
@@ -36,10 +36,10 @@ class StopWhenScreen(ModalScreen[dict[str, Any]]):
         """,
     )
 
-    def __init__(self, scheduled: Sequence[str]) -> None:
-        """``scheduled`` are the descriptions of scheduled stops, such as ``at step 500``."""
+    def __init__(self, snapshot: RunSnapshot) -> None:
         super().__init__()
-        self._scheduled = tuple(clean_line(description) for description in scheduled)
+        self._snapshot = snapshot
+        self._scheduled = tuple(clean_line(description) for description in snapshot.stops)
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
@@ -68,11 +68,15 @@ class StopWhenScreen(ModalScreen[dict[str, Any]]):
         if not text:
             self.dismiss(None)
         elif text == "-" and self._scheduled:
-            self.dismiss({"cmd": "stop_when", "cancel": True})
+            self.dismiss(())
         else:
             try:
                 condition = parse_condition(text, time.time())
             except ProblemError as error:
                 self._explain(str(error.problems[0]))
+                return
+            reason = refusal_reason(condition, self._snapshot)
+            if reason is None:
+                self.dismiss((condition,))
             else:
-                self.dismiss({"cmd": "stop_when", "conditions": [condition.to_document()]})
+                self._explain(f"stop when {text}: {reason}")

@@ -39,6 +39,7 @@ class OneRun(LtuiApp):
         super().__init__(Path("/nowhere"), readonly=readonly)
         self.script = script
         self.asked: list[Any] = []
+        self.confirmations: list[str | None] = []
 
     def get_default_screen(self) -> RunScreen:
         run_dir = RunDir(Path("/nowhere/runs/brave-owl-3f2a"))
@@ -48,6 +49,7 @@ class OneRun(LtuiApp):
 
         def record(request: dict[str, Any], confirmation: Any) -> None:
             self.asked.append(request["cmd"])
+            self.confirmations.append(confirmation)
 
         screen._send_request = record  # type: ignore[method-assign, assignment]
         screen._rerun = lambda *, new_run: self.asked.append(  # type: ignore[method-assign]

@@ -207,3 +207,14 @@ def test_a_metric_without_an_epoch_is_drawn() -> None:
     loss = curves.requested()["loss"]
     assert (loss.steps.tolist(), loss.mean.tolist()) == ([3], [0.5])
     assert np.isnan(loss.epochs).all()
+
+
+def test_a_run_that_is_watched_from_its_start_keeps_its_whole_curves() -> None:
+    """The first screens are drawn before any metric exists, so nothing is requested then."""
+    curves = RunCurves(LatestCurveRequest())
+    assert curves.is_complete()
+    for number in range(1, 1001):
+        label = {"names": ["train/loss"], "step": number, "epoch": 0, "t": 1000.0}
+        curves.add_records([labelled(RecordKind.METRICS, label, [0.5])])
+        curves.is_complete()
+    assert curves.requested()["train/loss"].steps.tolist() == [*range(1, 1001)]

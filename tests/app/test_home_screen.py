@@ -21,6 +21,7 @@ from ltui.app.panels.launch_line import LaunchLine
 from ltui.app.panels.launch_panel import FormPanel
 from ltui.app.panels.preset_fields import LaunchForm
 from ltui.app.panels.runs_table import RunsTable
+from ltui.app.runs.list_layout import DEFAULT_LAYOUT
 from ltui.app.runs.run_entry import RunEntry
 from ltui.app.runs.run_rows import DEFAULT_COLUMNS
 from ltui.app.screens.column_chooser import ColumnChooser
@@ -517,6 +518,69 @@ async def test_leaving_a_run_puts_the_focus_on_its_row(home: Path, place: Path) 
         await until(pilot, lambda: app.focused is table and table.cursor_key == last)
 
 
+async def test_escape_in_the_list_of_runs_never_leads_to_a_launch(
+    home: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Someone who leaves a run with one Escape too many, and then presses Enter, opens it again."""
+    launched: list[RunSpec] = []
+    monkeypatch.setattr(check_and_launch, "launch", lambda spec, *_, **__: launched.append(spec))
+    a_run(home, "calm-fox-1a2b")
+    app = LtuiApp(home)
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await ready(pilot, app)
+        table = screen.query_one(RunsTable)
+        await until(pilot, lambda: len(table.rows) == 1)
+        await pilot.press("3", "enter")
+        await until(pilot, lambda: isinstance(app.screen, RunScreen))
+        await pilot.press("escape", "escape", "escape")
+        await until(pilot, lambda: app.screen is screen)
+        assert app.focused is table
+        # With a filter, the first Escape clears it.
+        await pilot.press("slash", *"calm", "enter", "escape")
+        assert screen.runs_panel.filter_text == ""
+        await pilot.press("escape")
+        assert app.focused is table
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(app.screen, RunScreen))
+        assert not launched
+
+
+async def test_a_refused_launch_names_the_mistakes_of_every_field_at_once(
+    home: Path, place: Path
+) -> None:
+    app = LtuiApp(home)
+    async with app.run_test(size=(80, 24)) as pilot:
+        screen = await ready(pilot, app)
+        field(screen, "trainer.max_epochs").value = "many"
+        screen.query_one(StartField).text = "no-such-run:7"
+        labels = {label.key: label for label in screen.query(LabelField)}
+        labels["tags"].text = "two words"
+        await until(pilot, lambda: screen.form_panel.result is None)
+        await until(pilot, lambda: screen.form_panel.result is not None)
+        line = screen.query_one(LaunchLine)
+        # The sentence is wrapped, not cut.
+        await until(pilot, lambda: line.size.height > 1)
+        screen.action_launch()
+        await until(pilot, lambda: isinstance(app.screen, ProblemScreen))
+        problems = [str(line.render()) for line in app.screen.query(".problem")]
+        assert len(problems) == 3
+        assert [text.split()[1].rstrip(":") for text in problems] == ["epochs", "tags", "start"]
+
+
+async def test_the_reset_of_the_form_empties_every_field(home: Path, place: Path) -> None:
+    app = LtuiApp(home)
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await ready(pilot, app)
+        field(screen, "trainer.max_epochs").value = "3"
+        screen.query_one(StartField).text = "no-such-run:7"
+        for label in screen.query(LabelField):
+            label.text = "base"
+        await pilot.press("0")
+        await until(pilot, lambda: field(screen, "trainer.max_epochs").value == "30")
+        assert screen.query_one(StartField).text == ""
+        assert [label.text for label in screen.query(LabelField)] == ["", "", ""]
+
+
 async def test_runs_are_filtered_and_sorted(home: Path, place: Path) -> None:
     for run_id in ("calm-fox-1a2b", "brave-owl-3f2a", "old-pine-77cc"):
         a_run(home, run_id)
@@ -536,6 +600,22 @@ async def test_runs_are_filtered_and_sorted(home: Path, place: Path) -> None:
         await pilot.press("escape")
         await until(pilot, lambda: len(table.rows) == 3)
         assert app.focused is table
+
+
+async def test_the_columns_to_choose_are_described_in_full_at_80_columns(home: Path) -> None:
+    names = ["config.model.init_args.learning_rate"]
+    app = LtuiApp(home)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await ready(pilot, app)
+        app.push_screen(ColumnChooser(DEFAULT_LAYOUT, names))
+        await until(pilot, lambda: isinstance(app.screen, ColumnChooser))
+        await pilot.resize_terminal(80, 60)
+        await pilot.pause()
+        listed = app.screen.query_one(OptionList)
+        lines = [listed.render_line(y).text for y in range(listed.size.height)]
+        assert any("the metric that represents the run" in line for line in lines)
+        assert any(f"{names[0]} setting" in line for line in lines)
+        assert app.screen.query_one("#answers").size.height == 1
 
 
 async def test_columns_and_order_are_chosen_and_remembered(home: Path, place: Path) -> None:
@@ -594,6 +674,23 @@ async def test_columns_and_order_are_chosen_and_remembered(home: Path, place: Pa
         await until(pilot, lambda: table.columns == DEFAULT_COLUMNS)
 
 
+async def test_the_palette_shows_a_metric_as_a_column(home: Path, place: Path) -> None:
+    stored_run(home, "calm-fox-1a2b", metrics={"val/acc": 0.5})
+    app = LtuiApp(home)
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await ready(pilot, app)
+        table = screen.query_one(RunsTable)
+        await until(pilot, lambda: len(table.rows) == 1)
+
+        def commands() -> dict[str, Any]:
+            return {c.title: c.callback for c in app.get_system_commands(screen)}
+
+        commands()["Show metric val/acc"]()
+        await until(pilot, lambda: table.rows[0].texts.get("val/acc") == "0.5000")
+        assert screen.runs_panel.list_layout.columns == (*DEFAULT_COLUMNS, "val/acc")
+        assert "Show metric val/acc" not in commands()
+
+
 async def test_marked_runs_get_a_star_and_are_found_by_it(home: Path, place: Path) -> None:
     for run_id in ("calm-fox-1a2b", "brave-owl-3f2a", "old-pine-77cc"):
         a_run(home, run_id)
@@ -609,8 +706,16 @@ async def test_marked_runs_get_a_star_and_are_found_by_it(home: Path, place: Pat
         await until(pilot, lambda: {e.id for e in panel.lines.values() if e.labels.star} == marked)
         await pilot.press("slash", *"has:star")
         await until(pilot, lambda: set(table.keys) == marked)
-        await pilot.press("space", *"and")
-        await until(pilot, lambda: "column 13" in str(panel.border_subtitle))
+        # A wrong filter is explained in full, and the one before it stays in use.
+        screen.query_one("#runs-filter", Input).value = "has:star and"
+        error = screen.query_one("#runs-filter-error", Static)
+        await until(pilot, lambda: error.display and "column 13" in str(error.content))
+        await until(pilot, lambda: len(str(error.content)) <= error.size.width * error.size.height)
+        app.home.joinpath("runs", table.keys[0], "labels.json").write_text("{}")
+        panel.refresh_runs()
+        await until(pilot, lambda: len(table.keys) == 1)
+        await pilot.press("escape")
+        await until(pilot, lambda: not error.display and len(table.keys) == 3)
 
 
 async def test_enter_answers_no_question_that_destroys(home: Path, place: Path) -> None:

@@ -232,12 +232,22 @@ async def test_escape_does_not_quit_a_run_that_was_opened_alone() -> None:
     async with app.run_test(size=(100, 30), notifications=True) as pilot:
         await shown(pilot, app)
         await pilot.press("escape", "escape")
-        await until(pilot, lambda: any("q quits" in n.message for n in app._notifications))
+        notices = app._notifications
+        await until(pilot, lambda: any("training continues" in n.message for n in notices))
         assert app.is_running
         await pilot.press("z", "escape")
         await until(pilot, lambda: not app.run_screen.panels.zoomed)
         await pilot.press("z", "q")
         await until(pilot, lambda: not app.is_running)
+
+
+async def test_escape_in_a_run_that_has_ended_does_not_state_that_training_continues() -> None:
+    app = OneRun(Script(frame(snapshot=snapshot(state=RunState.FINISHED))))
+    async with app.run_test(size=(100, 30), notifications=True) as pilot:
+        await shown(pilot, app)
+        await pilot.press("escape", "escape")
+        notices = app._notifications
+        await until(pilot, lambda: [n.message for n in notices][:1] == ["q quits ltui"])
 
 
 async def test_s_asks_once_and_a_second_s_stops() -> None:

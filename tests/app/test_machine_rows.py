@@ -129,7 +129,7 @@ def test_a_machine_that_has_not_joined_is_a_row() -> None:
     run = machine_run(machines={1: late})
     rows = rows_of(replace(run, ranks=run.ranks[:8]))
     assert [row.rank for row in rows] == ["  gpu-b  8-15", "+ gpu-a  0-7"]
-    assert rows[0].state.text == "joining"
+    assert rows[0].state.text == "not joined"
     assert metric(rows[0], "report") == "none"
 
 

@@ -134,6 +134,21 @@ async def test_the_filter_lists_what_matches_and_escape_clears_it() -> None:
         assert any("no match" in line for line in text_of(screen.query_one(MachineTable)))
 
 
+async def test_the_rows_that_match_a_filter_fit_into_the_panel() -> None:
+    app = OneRun(Script(machine_frame()))
+    async with app.run_test(size=NORMAL) as pilot:
+        screen = await shown(pilot, app)
+        await pilot.press("4", "slash")
+        await until(pilot, lambda: isinstance(screen.focused, Input))
+        await pilot.press(*"gpu-b")
+        await listed(pilot, screen, ["n1"])
+        table = screen.query_one(MachineTable)
+        await until(pilot, lambda: table.size.height == 2)
+        await pilot.press(*"nothing")
+        await listed(pilot, screen, [])
+        await until(pilot, lambda: table.size.height == 2)
+
+
 async def test_slash_elsewhere_finds_in_the_log() -> None:
     app = OneRun(Script(machine_frame()))
     async with app.run_test(size=NORMAL) as pilot:

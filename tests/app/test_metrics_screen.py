@@ -68,12 +68,20 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
+async def test_one_metric_is_not_many(tmp_path: Path) -> None:
+    one = replace(many(3), curve_names=("layer.000/grad_norm",))
+    app = OneRunAt(home(tmp_path), Script(one))
+    async with app.run_test(size=(160, 50)) as pilot:
+        await opened(pilot, app)
+        assert line(app).startswith("brave-owl · page 1/1 · 1 metric ·")
+
+
 async def test_only_the_visible_charts_are_requested_and_pages_turn(tmp_path: Path) -> None:
     app = OneRunAt(home(tmp_path), Script(many()))
     async with app.run_test(size=(160, 50)) as pilot:
         screen = await opened(pilot, app)
         assert len(charts(app)) == 12
-        assert "page 1/42 · 500 metrics" in line(app)
+        assert line(app).startswith("brave-owl · page 1/42 · 500 metrics")
         first = charts(app)
         assert screen._requests.request.names == frozenset(first)
         await pilot.press("n")

@@ -12,7 +12,7 @@ from ltui.app.live.frame import Frame
 from ltui.app.panels.panel import Panel
 from ltui.app.panels.run_charts import RunCharts
 from ltui.app.preferences import read_preferences
-from ltui.app.presentation.metric_list import MetricChoice
+from ltui.app.presentation.metric_list import DESCRIPTIONS, MetricChoice
 from ltui.app.screens.metric_chooser import MetricChooser
 from ltui.app.screens.metrics import MetricsScreen
 from ltui.app.screens.run import RunScreen
@@ -85,6 +85,21 @@ async def test_metrics_are_chosen_filtered_and_remembered(tmp_path: Path) -> Non
         await until(pilot, lambda: again.screen is screen)
         assert titles(screen) == ["loss"]
         assert read_preferences(tmp_path)["metrics"] == {}
+
+
+async def test_the_metrics_to_choose_are_described_in_full_at_80_columns(tmp_path: Path) -> None:
+    names = tuple(DESCRIPTIONS)
+    app = OneRunAt(tmp_path, Script(frame(curves={}, curve_names=names)))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await shown(pilot, app)
+        await pilot.press("m")
+        await until(pilot, lambda: isinstance(app.screen, MetricChooser))
+        listed = app.screen.query_one(OptionList)
+        await until(pilot, lambda: listed.option_count == len(names))
+        await pilot.pause()
+        lines = [listed.render_line(y).text for y in range(listed.size.height)]
+        assert not [line for line in lines if "…" in line]
+        assert app.screen.query_one("#answers").size.height == 1
 
 
 async def test_a_filter_takes_letters_that_are_keys_elsewhere(tmp_path: Path) -> None:

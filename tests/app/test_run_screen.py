@@ -22,7 +22,7 @@ from ltui.app.screens.schedule_stop import StopWhenScreen
 from ltui.training.state.run_snapshot import RankState, RunState, Verdict
 from ltui.widgets.charts.chart import Chart
 from ltui.widgets.header import RunHeader
-from ltui.widgets.log_view import LogView
+from ltui.widgets.log_view import LogLines, LogView
 from ltui.widgets.rank_table import RankTable
 from tests.app.frames import frame, log_lines, rank, snapshot
 from tests.app.one_run import OneRun, Script, shown, until
@@ -91,6 +91,44 @@ async def test_tabs_switch_and_zoom_gives_the_screen() -> None:
         assert visible(screen) == FIVE
         await pilot.press("z", "0")
         assert visible(screen) == FIVE
+
+
+async def test_tab_goes_through_all_panels_where_one_is_shown() -> None:
+    app = OneRun(Script(frame()))
+    async with app.run_test(size=(80, 24)) as pilot:
+        screen = await shown(pilot, app)
+
+        async def first_panels(key: str) -> list[str]:
+            """Press ``key`` until the first panel is shown again."""
+            names: list[str] = []
+            while not names or names[-1] != "loss":
+                assert len(names) < 20
+                await pilot.press(key)
+                await pilot.pause()
+                (name, *_) = [name for name in PANELS if name in visible(screen)]
+                if name not in names[-1:]:
+                    names.append(name)
+            return names
+
+        assert await first_panels("tab") == [*PANELS[1:], "loss"]
+        assert await first_panels("shift+tab") == [*reversed(PANELS)]
+        await pilot.resize_terminal(160, 50)
+        await pilot.press("z", "tab")
+        assert visible(screen) == {"throughput"}
+
+
+async def test_ranks_are_drawn_while_the_log_below_them_has_the_focus() -> None:
+    app = OneRun(Script(frame()))
+    async with app.run_test(size=(80, 24)) as pilot:
+        screen = await shown(pilot, app)
+        await pilot.press("4", "tab")
+        await until(pilot, lambda: isinstance(screen.focused, LogView | LogLines))
+        later = snapshot(ranks=tuple(rank(r, global_step=7777) for r in range(4)))
+        app.script.frame = frame(snapshot=later)
+        table = screen.query_one(RankTable)
+        await until(pilot, lambda: all(row.step == "7777" for row in table.rows))
+        await pilot.press("z")
+        assert visible(screen) == {"log"}
 
 
 @pytest.mark.parametrize(
@@ -185,13 +223,26 @@ async def test_a_stop_for_later_is_typed_and_refused_where_it_means_nothing() ->
         await pilot.press(*"soon", "enter")
         assert isinstance(app.screen, StopWhenScreen)
         assert app.asked == []
-        await pilot.press(*["backspace"] * 4, *"750", "enter")
+        # A step that has passed is refused here, so that the text can be corrected.
+        answers = app.screen.query_one("#answers", Static)
+        await pilot.press(*["backspace"] * 4, *"7", "enter")
+        assert "step 7 has passed" in str(answers.content)
+        await pilot.press("backspace", *"loss<nan", "enter")
+        assert "--when" not in str(answers.content)
+        await pilot.press(*["backspace"] * 8, *"1750", "enter")
         await until(pilot, lambda: isinstance(app.screen, RunScreen))
         await pilot.press("S")
         await until(pilot, lambda: isinstance(app.screen, StopWhenScreen))
         await pilot.press("escape")
         await until(pilot, lambda: isinstance(app.screen, RunScreen))
         assert app.asked == ["stop_when"]
+        # A name that was never logged is taken, as it may come, but pointed out.
+        await pilot.press("S")
+        await until(pilot, lambda: isinstance(app.screen, StopWhenScreen))
+        await pilot.press(*"los<1", "enter")
+        await until(pilot, lambda: app.asked == ["stop_when", "stop_when"])
+        assert app.confirmations[0] is None
+        assert "`los` has not been logged yet" in str(app.confirmations[1])
 
 
 async def test_control_keys_ask_and_kill_asks_first() -> None:
@@ -383,3 +434,16 @@ async def test_the_log_opens_at_its_end() -> None:
         last = lines.render_line(lines.size.height - 1).text
         assert "batch 399" in last
         assert "live" in str(screen.query_one("#log").border_subtitle)
+
+
+async def test_the_log_of_a_run_that_has_ended_is_not_live() -> None:
+    app = OneRun(Script(frame(log=log_lines(400), log_count=400)))
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await shown(pilot, app)
+        log = screen.query_one("#log")
+        await until(pilot, lambda: str(log.border_subtitle).endswith("live"))
+        ended = replace(snapshot(), state=RunState.FINISHED)
+        app.script.frame = frame(snapshot=ended, log=log_lines(400), log_count=400)
+        await until(pilot, lambda: str(log.border_subtitle).endswith("ended"))
+        await pilot.press("5", "f")
+        await until(pilot, lambda: str(log.border_subtitle).endswith("f: jump to newest"))

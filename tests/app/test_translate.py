@@ -256,6 +256,8 @@ def test_a_damaged_checkpoint_is_not_a_good_one() -> None:
     assert last_good_checkpoint((bad,)) is None
     run = snapshot(state=RunState.STOPPED, checkpoints=())
     assert run_view.end_cells(frame(snapshot=run))[-1].text == "no checkpoint was saved"
+    killed = replace(run, detail="killed on request at step 7; no checkpoint was saved")
+    assert [cell.text for cell in run_view.end_cells(frame(snapshot=killed))] == [killed.detail]
 
 
 def test_a_live_run_has_no_ending() -> None:

@@ -70,6 +70,8 @@ def test_what_is_printed_is_a_configuration_file_itself(ltui: Ltui, tmp_path: Pa
     copy.write_text(done.stdout)
     checked = ltui("config", "--check", str(copy))
     assert checked.returncode == 0, checked.stderr
+    write_config("theme: nord\n")
+    assert ltui("config", "--check").stdout.endswith(": no errors, 1 setting.\n")
     assert "# default: the dashboard decides" in done.stdout
     assert yaml.safe_load(done.stdout)["keys"]["quit"] == "ctrl+q"
 

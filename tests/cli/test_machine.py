@@ -40,6 +40,42 @@ def test_the_doctor_lists_gpus(ltui: Ltui, simulate: Simulate) -> None:
     assert "GiB free" in gpus[0]["value"]
 
 
+def test_the_doctor_says_whether_torch_can_use_the_gpus(
+    ltui: Ltui, simulate: Simulate, tmp_path: Path
+) -> None:
+    env = simulate("gpus 1 h100\n")
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    env["VIRTUAL_ENV"] = str(tmp_path)
+
+    def finding(**answer: object) -> dict[str, Any]:
+        python.write_text(f"#!/bin/sh\n[ \"$1\" = -c ] && echo '{json.dumps(answer)}'\n")
+        python.chmod(0o755)
+        report = json.loads(ltui("doctor", "--json", env=env).stdout)
+        (found,) = (f for f in report["findings"] if f["what"] == "torch on GPUs")
+        return found  # type: ignore[no-any-return]
+
+    usable = finding(cuda="13.0", nccl="2.28.9", devices=1, reason=None)
+    assert (usable["value"], usable["ok"]) == ("CUDA 13.0, NCCL 2.28.9, 1 usable", True)
+    reason = "CUDA initialization: The NVIDIA driver is too old. Update it. (Triggered internally)"
+    old = finding(cuda="13.0", nccl=None, devices=0, reason=reason)
+    assert old["value"] == (
+        "none usable, CUDA 13.0: CUDA initialization: The NVIDIA driver is too old"
+    )
+    assert "pytorch.org" in old["remedy"]
+    none = finding(cuda=None, nccl=None, devices=0, reason=None)
+    assert none["value"] == "none usable, it is built without CUDA"
+
+
+def test_the_doctor_asks_torch_itself(ltui: Ltui, simulate: Simulate) -> None:
+    """The driver is only simulated, so torch can't use it."""
+    env = {**simulate("gpus 1 h100\n"), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    report = json.loads(ltui("doctor", "--json", env=env).stdout)
+    (found,) = (f for f in report["findings"] if f["what"] == "torch on GPUs")
+    assert not found["ok"]
+    assert found["value"].startswith("none usable, ")
+
+
 def test_the_doctor_says_why_the_driver_fails(ltui: Ltui, simulate: Simulate) -> None:
     (gpu,) = gpu_findings(ltui, simulate("init LIB_RM_VERSION_MISMATCH\ngpus 1 h100\n"))
     assert gpu["ok"] is False

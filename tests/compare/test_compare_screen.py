@@ -12,7 +12,9 @@ from textual.pilot import Pilot
 
 from ltui.app.compare.comparison import Comparison
 from ltui.app.keys.command_palette import read_places
+from ltui.app.keys.footer import KeyFooter
 from ltui.app.panels.comparison_table import ComparisonTable
+from ltui.app.panels.tab_bar import TabBar
 from ltui.app.screens.compare import CompareScreen
 from ltui.app.screens.metric_chooser import MetricChooser
 from ltui.app.screens.run import RunScreen
@@ -385,6 +387,9 @@ async def test_a_small_terminal_shows_one_panel_at_a_time(opened: Opened) -> Non
             await pilot.pause()
             shown = [panel.id for panel in opened.screen.query("Panel") if panel.display]
             assert shown == [name]
+        # Without a frame, the tab names the metric of the table.
+        assert " 2 runs by " in str(opened.screen.query_one(TabBar).render())
+        assert "? help" in str(opened.screen.query_one(KeyFooter).render())
         await pilot.press("enter")
         await until(pilot, lambda: isinstance(opened.app.screen, RunScreen))
 

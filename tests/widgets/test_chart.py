@@ -243,6 +243,15 @@ async def test_a_click_selects_no_range() -> None:
         assert app.chart.view is None
 
 
+async def test_dragging_along_the_labels_of_the_y_axis_selects_no_range() -> None:
+    app = ChartApp(chart_of())
+    async with app.run_test(size=(100, 20)) as pilot:
+        await pilot.mouse_down(Chart, offset=(0, 10))
+        await pilot.hover(Chart, offset=(4, 10))
+        await pilot.mouse_up(Chart, offset=(4, 10))
+        assert app.chart.view is None
+
+
 async def test_marks_are_visited_in_both_directions_and_named() -> None:
     app = ChartApp(marked())
     async with app.run_test(size=(100, 20)) as pilot:

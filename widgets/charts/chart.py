@@ -68,13 +68,13 @@ class Chart(CanvasWidget, can_focus=True):
         left        | move(-1)           | crosshair left  | Move the crosshair left; also the mouse
         right       | move(1)            | crosshair right | Move the crosshair right
         shift+left  | pan(-1)            | pan left        | Move the zoomed part left
-        shift+right | pan(1)             | pan right       | Move it right; right button: drag it
+        shift+right | pan(1)             | pan right       | Move the zoomed part right
         home        | show_all           | show all        | Show the whole x axis again
         end         | follow             | newest          | Go to the newest points and follow them
-        comma       | mark(-1)           | previous mark   | Go to the previous event on the x axis
-        full_stop   | mark(1)            | next mark       | Such as a checkpoint, stall or attempt
+        comma       | mark(-1)           | previous mark   | Previous mark: checkpoint, stall
+        full_stop   | mark(1)            | next mark       | Next mark: checkpoint, stall
         Y           | export('text')     | copy as text    | Copy the chart to the clipboard
-        w           | export('svg')      | save as SVG     | Save the chart as a picture
+        w           | export('svg')      | save as SVG     | Save the chart as SVG
         W           | export('png')      | save as PNG     | Save the chart as PNG
         y           | toggle_log         | log scale       | Linear or logarithmic y axis
         o           | toggle('outliers') | outliers        | Show all values, or cut outliers off
@@ -358,8 +358,8 @@ class Chart(CanvasWidget, can_focus=True):
         x = plotted.x.low + self._width_fraction(event.x) * plotted.x.span
         if self._range_from is not None:
             begin = plotted.x.low + self._width_fraction(self._range_from) * plotted.x.span
-            # A click with a small movement is no range.
-            wide = abs(event.x - self._range_from) >= _MIN_RANGE_CELLS
+            # A click with a small movement is no range, nor is a movement beside the curves.
+            wide = abs(x - begin) * plotted.area.width >= _MIN_RANGE_CELLS * plotted.x.span > 0
             self._selection = (begin, x) if wide else None
             self._redraw()
             return
