@@ -10,7 +10,7 @@ SOURCES := app training widgets presets tests
 # Compiled modules are kept: the tests start hundreds of processes, each of which would compile anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test test-all nodes versions bench peers data presets signals exactness cycles chaos zoo format lint types contracts unit lock clean
+.PHONY: help run test test-all nodes versions bench peers gpu offline data presets signals exactness cycles chaos zoo format lint types contracts unit lock clean
 
 help:
 	@printf '%s\n' \
@@ -21,7 +21,8 @@ help:
 	  'make versions run with the oldest and the newest Lightning and torch (10 minutes)' \
 	  'make bench    measure the promised numbers, each beside its bound' \
 	  'make peers    measure the tools of the field beside ltui, on the same work (25 minutes)' \
-	  'make data     read .beton files in every way (5 minutes)' \
+	  'make gpu      check and measure everything that needs a real NVIDIA GPU (30 to 45 minutes)' \
+  'make data     read .beton files in every way (5 minutes)' \
 	  'make presets  run every preset by ltui itself, scaled down (10 minutes)' \
 	  'make exactness resume every loader at every stop, compare bit for bit (two hours)' \
 	  'make cycles   stop and resume one run 200 times at random, compare bit for bit' \
@@ -94,6 +95,24 @@ bench: $(VENV)/.installed-test
 # Installs each peer into an environment of its own below build/peers, and renews docs/benchmarks.md.
 peers: $(VENV)/.installed-test
 	@$(PY) -m tests.bench.peers --write
+
+# ONLY='readings faults' for a part; OUT=folder for the results; REHEARSAL=1 tries the scripts on the
+# CPU. PYTHON=/path/to/python uses an environment that has ltui already. With WHEELS=folder it needs
+# torch, Lightning and a few more (docs/benchmarks.md): the rest is installed from the folder, beside it.
+GPU_PY := $(or $(PYTHON),$(PY))
+ifdef WHEELS
+GPU_PY := build/gpu-venv/bin/python
+gpu: offline
+else ifndef PYTHON
+gpu: $(VENV)/.installed-test
+endif
+gpu:
+	@$(GPU_PY) -m tests.gpu.hardware $(ONLY) $(if $(OUT),--out $(OUT)) \
+	  $(if $(MINUTES),--minutes $(MINUTES)) $(if $(LIMIT),--limit $(LIMIT)) \
+	  $(if $(REHEARSAL),--rehearsal) $(if $(WRITE),--write)
+
+offline:
+	@bash .ci/setup-offline $(or $(PYTHON),python3) $(WHEELS) build/gpu-venv
 
 data: $(VENV)/.installed-test
 	@LTUI_DATA=all $(PY) -m pytest tests/data

@@ -43,6 +43,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("torch"))
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that needs a GPU where torch sees none."""
+    if item.get_closest_marker("gpu"):
+        import torch  # Takes seconds, and few tests need it.
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
+
+
 def pytest_collection_finish() -> None:
     """Spare the garbage collector what the imports of all tests made, torch above all."""
     gc.collect()

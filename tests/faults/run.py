@@ -44,6 +44,8 @@ class FaultRun:
         self.home = home or folder / "home"
         self.environment = {**os.environ, **environment, "LTUI_HOME": str(self.home)}
         self._before = [sys.executable, str(SCRIPTS / "deprived.py")] if deprived else []
+        self._earlier = set((self.home / "runs").glob("*"))
+        """Run directories of earlier runs in this home."""
         self._run_dir: RunDir | None = None
 
     def ltui(self, *arguments: str, check: bool = True) -> str:
@@ -60,7 +62,7 @@ class FaultRun:
     @property
     def run_dir(self) -> RunDir:
         if self._run_dir is None:
-            (path,) = (self.home / "runs").iterdir()
+            (path,) = set((self.home / "runs").iterdir()) - self._earlier
             self._run_dir = RunDir(path)
         return self._run_dir
 
@@ -105,7 +107,8 @@ class FaultRun:
         return "\n".join(f"--- {p.name}\n{p.read_text(errors='replace')[-2500:]}" for p in logs)
 
     def processes(self) -> list[psutil.Process]:
-        return processes_with("LTUI_HOME", self.home)
+        """Return the processes of this home, without this one, which may have inherited it."""
+        return [p for p in processes_with("LTUI_HOME", self.home) if p.pid != os.getpid()]
 
     def end(self, seconds: float = 20) -> None:
         """End the run by request, then by force."""

@@ -3,6 +3,9 @@ the last tests run on a real one where there is a GPU."""
 
 from __future__ import annotations
 
+import gc
+import os
+import weakref
 from pathlib import Path
 from typing import ClassVar
 
@@ -10,7 +13,7 @@ import pytest
 import torch
 
 from ltui.training.tensor_queue import cuda_staging, torch_codec
-from ltui.training.tensor_queue.cuda_staging import StagingQueue
+from ltui.training.tensor_queue.cuda_staging import PinnedCopy, StagingQueue
 from ltui.training.tensor_queue.queue_reader import QueueReader
 from ltui.training.tensor_queue.queue_writer import QueueWriter
 from ltui.training.tensor_queue.torch_codec import to_tensor
@@ -23,6 +26,9 @@ class ManualCopy:
     made: ClassVar[list[ManualCopy]] = []
 
     def __init__(self, sources: list[torch.Tensor]) -> None:
+        self.begin(sources)
+
+    def begin(self, sources: list[torch.Tensor]) -> None:
         self.parts = [torch.full_like(source, 77) for source in sources]
         self._arriving = [source.clone() for source in sources]
         self._here = False
@@ -42,6 +48,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> list[ManualCopy]:
     monkeypatch.setattr(torch_codec.EncodedTensor, "on_cuda", lambda self: True)
     monkeypatch.setattr(ManualCopy, "made", [])
     monkeypatch.setattr(cuda_staging, "PinnedCopy", ManualCopy)
+    monkeypatch.setattr(cuda_staging, "is_capturing", lambda: False)
     return ManualCopy.made
 
 
@@ -83,6 +90,48 @@ def test_staged_tensors_keep_their_order(tmp_path: Path, device: list[ManualCopy
     writer.close()
 
 
+def test_memory_is_used_again_once_its_record_is_published(
+    tmp_path: Path, device: list[ManualCopy]
+) -> None:
+    writer = QueueWriter.create(tmp_path / "q")
+    reader = QueueReader(tmp_path / "q", from_seq=0)
+
+    def put(*tensors: torch.Tensor) -> None:
+        for tensor in tensors:
+            writer.put(tensor, 2)
+        for copy in device[-len(tensors) :]:
+            copy.arrive()
+        writer.flush_staged()
+
+    first, second = torch.full((1,), 1.0), torch.full((1,), 2.0)
+    put(first, second)
+    put(torch.full((1,), 3.0), torch.full((1,), 4.0), torch.full((1,), 5.0))
+    assert len(set(map(id, device))) == 3, "two copies are used again, and a third is made"
+    assert numbers(reader) == [1.0, 2.0, 3.0, 4.0, 5.0]
+    put(torch.full((2,), 6.0), torch.full((1,), 7.0, dtype=torch.float64), torch.ones(5000))
+    put(torch.ones(5000))
+    assert len(set(map(id, device))) == 7, "another shape or type, and what is large, has its own"
+    writer.close()
+
+
+def test_memory_of_an_evaluation_is_used_again_in_training() -> None:
+    """Trainer.validate, Trainer.test and the evaluations of many scripts are in inference mode."""
+    with torch.inference_mode():
+        copy = PinnedCopy([torch.ones(2)])
+    copy.begin([torch.zeros(2)])
+    assert copy.parts[0].tolist() == [0.0, 0.0]
+    with torch.inference_mode():
+        copy.begin([torch.ones(2)])
+    assert copy.parts[0].tolist() == [1.0, 1.0]
+
+
+def test_copies_are_on_the_host_whatever_the_default_device_is() -> None:
+    source = torch.ones(2)
+    with torch.device("meta"):
+        copy = PinnedCopy([source])
+    assert copy.parts[0].tolist() == [1.0, 1.0]
+
+
 def test_a_sparse_tensor_is_staged_part_by_part(tmp_path: Path, device: list[ManualCopy]) -> None:
     writer = QueueWriter.create(tmp_path / "q")
     reader = QueueReader(tmp_path / "q")
@@ -117,7 +166,96 @@ def test_a_full_staging_queue_refuses_records(device: list[ManualCopy]) -> None:
     assert len(stage) == 0
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_record_that_is_too_large_is_refused_at_its_put(
+    tmp_path: Path, device: list[ManualCopy]
+) -> None:
+    writer = QueueWriter.create(tmp_path / "q", capacity_bytes=1 << 16)
+    with pytest.raises(ValueError, match="does not fit"):
+        writer.put(torch.ones(1 << 14), 2)
+    with pytest.raises(ValueError, match="does not fit"):
+        writer.put(torch.eye(1 << 12).to_sparse(), 2)
+    assert device == []
+    writer.close()
+
+
+def test_the_size_of_a_payload_is_known_before_it_is_copied() -> None:
+    dense = torch.arange(6.0).reshape(2, 3)
+    for tensor in (dense, dense.t(), dense.to_sparse()):
+        encoded = torch_codec.encode(tensor)
+        sizes = [len(c) if isinstance(c, bytes) else c[1] for c in encoded.chunks()]
+        assert encoded.payload_bytes() == sum(sizes)
+
+
+def test_a_captured_graph_is_left_alone(
+    tmp_path: Path, device: list[ManualCopy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To query an event would end the program's capture with an error."""
+    writer = QueueWriter.create(tmp_path / "q")
+    reader = QueueReader(tmp_path / "q", from_seq=0)
+    writer.put(torch.tensor(1.0), 2)
+    monkeypatch.setattr(ManualCopy, "done", lambda _self: pytest.fail("queried"))
+    monkeypatch.setattr(cuda_staging, "is_capturing", lambda: True)
+    writer.put(torch.tensor(2.0), 2)
+    writer.flush_staged()
+    assert len(device) == 1, "a copy became part of the graph"
+    monkeypatch.undo()
+    monkeypatch.setattr(cuda_staging, "is_capturing", lambda: False)
+    device[0].arrive()
+    writer.flush_staged()
+    poll = reader.poll()
+    assert [float(to_tensor(r)) for r in poll.records] == [1.0]
+    assert poll.missed == 1
+    writer.close()
+
+
+def test_a_device_that_failed_does_not_silence_the_queue(
+    tmp_path: Path, device: list[ManualCopy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record of the program's exception is put after the device has failed."""
+
+    def fail(_self: ManualCopy) -> bool:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    writer = QueueWriter.create(tmp_path / "q")
+    reader = QueueReader(tmp_path / "q", from_seq=0)
+    writer.put(torch.tensor(1.0), 2)
+    monkeypatch.setattr(ManualCopy, "done", fail)
+    writer.put(None, 3, b"exception")
+    poll = reader.poll()
+    assert [record.label for record in poll.records] == [b"exception"]
+    assert poll.missed == 1
+    memory = weakref.ref(device.pop())
+    writer.close()
+    assert memory() is not None, "torch would end the process when it frees this memory"
+
+
+def test_memory_is_kept_if_the_device_fails_when_a_copy_is_enqueued() -> None:
+    copy = PinnedCopy([torch.ones(2)])
+    memory = weakref.ref(copy)
+    with pytest.raises(RuntimeError):
+        copy.begin([torch.ones(3)])
+    del copy
+    gc.collect()
+    assert memory() is not None, "torch would end the process when it frees this memory"
+
+
+def test_a_forked_child_frees_no_memory_of_the_device(
+    tmp_path: Path, device: list[ManualCopy]
+) -> None:
+    writer = QueueWriter.create(tmp_path / "q")
+    writer.put(torch.tensor(1.0), 2)
+    memory = weakref.ref(device.pop())
+    child = os.fork()
+    if child == 0:
+        writer.close()
+        del writer
+        os._exit(memory() is None)
+    assert os.waitpid(child, 0)[1] == 0
+    writer.close()
+    assert memory() is None
+
+
+@pytest.mark.gpu
 def test_a_real_device_is_never_synchronised(tmp_path: Path) -> None:
     writer = QueueWriter.create(tmp_path / "q")
     reader = QueueReader(tmp_path / "q", from_seq=0)
@@ -137,5 +275,29 @@ def test_a_real_device_is_never_synchronised(tmp_path: Path) -> None:
     assert [to_tensor(r).unique().tolist() for r in records] == [
         [float(n)] for n in range(20) for _ in range(2)
     ]
+    writer.close()
+    reader.close()
+
+
+@pytest.mark.gpu
+def test_a_graph_is_captured_while_copies_wait(tmp_path: Path) -> None:
+    writer = QueueWriter.create(tmp_path / "q")
+    reader = QueueReader(tmp_path / "q", from_seq=0)
+    source = torch.ones(1000, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    writer.put(source, 2)
+    with torch.cuda.graph(graph):
+        source += 1
+        writer.put(source, 2)
+        writer.put(None, 3)
+    graph.replay()
+    torch.cuda.synchronize()
+    writer.flush_staged()
+    poll = reader.poll()
+    assert [record.kind for record in poll.records] == [3, 2]
+    assert to_tensor(poll.records[1]).unique().tolist() == [1.0]
+    assert source.unique().tolist() == [2.0]
+    assert poll.missed == 1
     writer.close()
     reader.close()

@@ -9,12 +9,10 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
+from tests.bench.document import write_between
 from tests.bench.peers import displays, steps
-from tests.bench.peers.environments import ROOT
 
 RUNS = 5
-DOCUMENT = ROOT / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- peers: begin -->", "<!-- peers: end -->"
 
 
 def spread(values: Sequence[float], digits: int) -> str:
@@ -79,10 +77,7 @@ def main(arguments: Sequence[str]) -> int:
     text = "\n".join(lines)
     print(text)
     if "--write" in arguments:
-        document = DOCUMENT.read_text(encoding="utf-8")
-        before, _, rest = document.partition(BEGIN)
-        after = rest.partition(END)[2]
-        DOCUMENT.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+        write_between("peers", text)
     return 1 if problems else 0
 
 

@@ -1,0 +1,1 @@
+"""``make gpu``: what ltui says and costs on real NVIDIA GPUs, in one command."""
