@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
+import itertools
 import os
 import signal
 import sys
@@ -60,8 +62,23 @@ def worker() -> None:
 
 
 def computes() -> None:
+    """Run Python, after moving the output of faulthandler to the file of the third argument."""
+    if len(sys.argv) > 3:
+        other = os.open(sys.argv[3], os.O_WRONLY | os.O_CREAT)
+        faulthandler.register(57, file=other, all_threads=False)
     while True:
         pass
+
+
+def child_computes() -> None:
+    if os.fork() == 0:
+        computes()
+    asleep()
+
+
+def computes_in_c() -> None:
+    """One call without Python that takes minutes and holds the GIL."""
+    sum(itertools.repeat(1.0, 1 << 40))
 
 
 def in_the_worker() -> None:
@@ -70,7 +87,7 @@ def in_the_worker() -> None:
 
 def main() -> None:
     how, rank = sys.argv[1], int(sys.argv[2])
-    if how not in ("asleep", "computes"):
+    if how not in ("asleep", "computes", "child_computes", "computes_in_c"):
         from ltui.training.rank.heartbeat.heartbeat_thread import (
             HeartbeatThread,
             start_heartbeat_thread,

@@ -210,7 +210,7 @@ def test_reading_stacks_does_no_harm_to_a_thread_that_runs(stuck: Stuck) -> None
     folder = stuck.run_dir.path / "evidence" / "1"
 
     def main_functions() -> list[str]:
-        stacks = dump_by_signal(pid, folder)
+        stacks = dump_by_signal(pid, folder, python_stands=True)
         assert not isinstance(stacks, str), stacks
         (main,) = (stack for stack in stacks if stack.main)
         return functions(main)
@@ -225,12 +225,29 @@ def test_reading_stacks_does_no_harm_to_a_thread_that_runs(stuck: Stuck) -> None
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
-def test_a_rank_that_computes_before_its_heartbeat_gets_no_signal(stuck: Stuck) -> None:
-    """faulthandler once crashed a rank that imported modules."""
-    pid = stuck.start("computes")
-    for _ in range(3):
-        stuck.collect()
-    assert stuck.dumps(pid) == 0
+def test_python_itself_writes_the_stack_of_a_thread_that_it_runs(
+    stuck: Stuck, tmp_path: Path
+) -> None:
+    """faulthandler crashes about one of 2,000 such threads. The child is a rank that its parent has
+    started and that has no heartbeat yet."""
+    by_faulthandler = tmp_path / "faulthandler.txt"
+    for how in ("computes", "child_computes"):
+        stuck.start(how, str(by_faulthandler))
+    seen = stuck.until(
+        lambda e: e.ranks[0].main_stack and any(w.stacks for w in e.ranks[1].workers)
+    )
+    (child,) = seen.ranks[1].workers
+    for stack in (required(seen.ranks[0].main_stack), child.stacks[0]):
+        assert functions(stack)[0] == "computes"
+        assert stack.source == "signal"
+    assert by_faulthandler.read_bytes() == b""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
+def test_the_stack_of_a_long_call_in_c_is_read(stuck: Stuck) -> None:
+    stuck.start("computes_in_c")
+    stack = required(stuck.until(lambda e: e.ranks[0].main_stack).ranks[0].main_stack)
+    assert (stack.source, functions(stack)[0]) == ("signal", "computes_in_c")
     assert stuck.processes[0].poll() is None
 
 

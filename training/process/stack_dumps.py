@@ -1,12 +1,16 @@
-"""Stacks of other processes, written by faulthandler on a signal or read by py-spy.
+"""Stacks of other processes, written by themselves on a signal or read by py-spy.
 
-The signal needs no rights and works while the GIL is held. It is sent only to a process that has a
-handler for it and has the file open that the handler writes to. Each thread gets its own signal and
-writes its own stack. faulthandler does not take the GIL, so a thread that walked the frames of
-another running thread could read invalid memory and kill the process.
+The signals need no rights. They are sent only to a process that has handlers for them and has the
+file open that the handlers write to.
 
-py-spy is used if it is installed and permitted, for processes that the signal cannot read: stopped
-processes and processes without ltui's handler.
+The first signal is handled by Python, between two instructions of the main thread. If there is no
+answer, the thread is in a C call, or it gets no CPU time. In a C call its frames do not change, so
+the second signal, which faulthandler handles in C, is safe. A thread that runs Python must not get
+that one: its frames may be incomplete while faulthandler reads them, which kills the process.
+Each thread writes only its own stack, for the same reason.
+
+py-spy is used if it is installed and permitted, for processes that the signals cannot read: stopped
+processes, processes without ltui's handlers, and those that get no CPU time.
 """
 
 from __future__ import annotations
@@ -31,17 +35,19 @@ from ltui.training.process.process_activity import (
     open_stack_file,
     thread_state,
 )
-from ltui.training.tensor_queue.heartbeat_table import STACK_SIGNAL
+from ltui.training.tensor_queue.heartbeat_table import INTERPRETER_STACK_SIGNAL, STACK_SIGNAL
 
 _HEAD = re.compile(r"(Stack|(?:Current thread|Thread) 0x[0-9a-f]+)(?: \[(?P<name>[^\]]*)\])?.*:")
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)')
-_COMPUTING_SAMPLES = 5
-_COMPUTING_SAMPLE_S = 0.01
-"""Number of samples that decide whether a main thread computes, and seconds between them."""
+_C_CALL_CPU_S, _C_CALL_WAIT_S = 0.03, 0.06
+"""Seconds of CPU time, or of waiting, without an answer after which a thread is in a C call."""
+_INTERPRETER_TIMEOUT_S = 0.4
+"""Seconds to wait for either."""
 _MAIN_TIMEOUT_S = 0.4
 """Seconds to wait for the stack of the main thread."""
 _MAX_OTHER_THREADS, _OTHER_TIMEOUT_S = 3, 0.1
 """Number of other running threads to request stacks from, and seconds to wait for each."""
+_POLL_S = 0.004
 _QUIET_S = 0.015
 """Seconds without new output after which a dump is complete."""
 _SETTLE_TIMEOUT_S = 0.1
@@ -70,13 +76,13 @@ def parse_stacks(text: str) -> tuple[ThreadStack, ...]:
 
 
 def dump_by_signal(
-    pid: int, folder: Path, *, ours: bool = True, computing: bool = True
+    pid: int, folder: Path, *, ours: bool = True, python_stands: bool = False
 ) -> tuple[ThreadStack, ...] | str:
     """Return the stacks, or the reason why there are none.
 
-    ``ours`` is False if the handler is known to be another library's. ``computing`` is False if a
-    main thread that computes must not be interrupted: faulthandler can crash a process whose
-    frames change while it reads them. A thread that waits in a system call is safe.
+    ``ours`` is False if the handlers are known to be another library's. ``python_stands`` is True
+    if no thread of the process can run Python, as when its heartbeat thread does not run. Only then
+    the stacks of other running threads than the main thread are read.
     """
     entry = entry_of(pid)
     if entry is None or entry.state in "ZX":
@@ -86,40 +92,68 @@ def dump_by_signal(
     path = open_stack_file(pid, str(folder))
     if not ours or path is None or not handles_signal(pid, STACK_SIGNAL):
         return "it has no handler for the stack signal"
-    if not computing and _computes(pid):
-        return "it computes, and a signal could harm it"
-    others = [t for t in threads_of(pid) if t != pid and thread_state(pid, t) == "R"]
-    stacks = []
     try:
-        for thread in (pid, *others[:_MAX_OTHER_THREADS]):
-            main = thread == pid
-            dump = parse_stacks(
-                _request_dump(pid, thread, path, _MAIN_TIMEOUT_S if main else _OTHER_TIMEOUT_S)
-            )
-            name = "main" if main else "thread"
-            stacks += [replace(s, name=name, main=main, native_id=thread) for s in dump[:1]]
+        if handles_signal(pid, INTERPRETER_STACK_SIGNAL):
+            stacks, in_c_call = _ask_interpreter(pid, path)
+        else:
+            stacks, in_c_call = [], python_stands or thread_state(pid, pid) == "S"
+        if not stacks:
+            if not in_c_call:
+                return "it reads from disk or gets no CPU time, and a signal could harm it"
+            stacks = _dump_thread(pid, pid, path, _MAIN_TIMEOUT_S)
+            others = [t for t in threads_of(pid) if t != pid and thread_state(pid, t) == "R"]
+            for thread in others[:_MAX_OTHER_THREADS] if python_stands else ():
+                stacks += _dump_thread(pid, thread, path, _OTHER_TIMEOUT_S)
     except OSError as error:
         return f"the stack signal cannot be sent: {error.strerror}"
     _wait_until_settled(pid)
     return tuple(stacks) or "the stack signal had no effect"
 
 
-def _computes(pid: int) -> bool:
-    """Return True if the main thread is running or ready to run in one of a few samples."""
-    for _ in range(_COMPUTING_SAMPLES):
-        if thread_state(pid, pid) == "R":
-            return True
-        time.sleep(_COMPUTING_SAMPLE_S)
-    return False
+def _ask_interpreter(pid: int, path: str) -> tuple[list[ThreadStack], bool]:
+    """Request the stack that Python writes between two instructions of the main thread.
+
+    Return the stack, if it answers, and whether it is in a C call. Raise ``OSError``.
+    """
+    size, cpu_s, start_s = os.path.getsize(path), _cpu_s(pid), time.monotonic()
+    _send(pid, pid, INTERPRETER_STACK_SIGNAL)
+    while (elapsed_s := time.monotonic() - start_s) < _INTERPRETER_TIMEOUT_S:
+        if os.path.getsize(path) > size:
+            return _stack_of(pid, _read_appended(path, size, _MAIN_TIMEOUT_S), main=True), False
+        waits = elapsed_s > _C_CALL_WAIT_S and thread_state(pid, pid) == "S"
+        if waits or _cpu_s(pid) - cpu_s > _C_CALL_CPU_S:
+            return [], True
+        time.sleep(_POLL_S)
+    return [], False
 
 
-def _request_dump(pid: int, thread: int, path: str, limit_s: float) -> str:
-    """Return the dump of one thread; empty if it is not a Python thread. Raise ``OSError``."""
-    before = os.path.getsize(path)
-    if _LIBC.tgkill(pid, thread, STACK_SIGNAL):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return _read_appended(path, before, limit_s)
+def _cpu_s(pid: int) -> float:
+    """Return the seconds of CPU time of the main thread."""
+    times = read_text(f"/proc/{pid}/task/{pid}/schedstat").split()
+    return int(times[0]) / 1e9 if times else 0.0
+
+
+def _dump_thread(pid: int, thread: int, path: str, limit_s: float) -> list[ThreadStack]:
+    """Return the stack that faulthandler writes; empty if it is not a Python thread.
+
+    Raise ``OSError``.
+    """
+    size = os.path.getsize(path)
+    _send(pid, thread, STACK_SIGNAL)
+    return _stack_of(thread, _read_appended(path, size, limit_s), main=thread == pid)
+
+
+def _stack_of(thread: int, dump: str, *, main: bool) -> list[ThreadStack]:
+    name = "main" if main else "thread"
+    return [
+        replace(stack, name=name, main=main, native_id=thread) for stack in parse_stacks(dump)[:1]
+    ]
+
+
+def _send(pid: int, thread: int, number: int) -> None:
+    if _LIBC.tgkill(pid, thread, number):
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
 
 
 def _read_appended(path: str, start: int, limit_s: float) -> str:
@@ -132,7 +166,7 @@ def _read_appended(path: str, start: int, limit_s: float) -> str:
             size, unchanged_since = grown, now
         elif size > start and now - unchanged_since >= _QUIET_S:
             break
-        time.sleep(0.004)
+        time.sleep(_POLL_S)
     with open(path, "rb") as file:
         file.seek(start)
         return file.read(_MAX_DUMP_BYTES).decode(errors="replace")

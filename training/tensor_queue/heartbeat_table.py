@@ -31,10 +31,12 @@ _NAME_BYTES: Final = 120
 _MAGIC: Final = int.from_bytes(b"LTUIWIT1", "little")
 
 STACK_SIGNAL: Final = 57
-"""Signal on which faulthandler dumps all stacks, registered by
-``rank/heartbeat/stack_dump_setup.py``."""
+"""Signal on which faulthandler dumps the stack of the thread that gets it, at once. This and the
+next are registered by ``rank/heartbeat/stack_dump_setup.py``."""
+INTERPRETER_STACK_SIGNAL: Final = 58
+"""Signal on which the interpreter dumps the main thread's stack, when it next runs Python."""
 SIGNAL_HANDLER_OURS: Final = 1
-"""Flag: the stack dump signal still has the handler that ltui installed."""
+"""Flag: the stack dump signals still have the handlers that ltui installed."""
 JOINED: Final = 2
 """Flag: ``init_process_group`` has returned."""
 RECORDED: Final = 4

@@ -1,13 +1,18 @@
-"""Install a signal handler that dumps Python stacks, before a process of a run executes its script.
+"""Install signal handlers that dump Python stacks, before a process of a run executes its script.
 
 The ``sitecustomize`` of the rank package calls it. So it must be light, must not raise, and must
-not disturb the process: no thread, no torch, only a signal handler in C. faulthandler writes
-without the GIL. So the stacks can be read of a rank that hangs in an import, in a C call that holds
-the GIL, or before there is a Trainer. Forked DataLoader workers inherit the handler.
+not disturb the process: no thread, no torch, only two signal handlers. Forked DataLoader workers
+inherit them.
 
-The signal is a real-time signal that is otherwise unused. SIGUSR1 and SIGUSR2 are used by
-schedulers and by users. The supervisor sends it only to a process that catches the signal and has
-the file open.
+A thread that runs Python handles ``INTERPRETER_STACK_SIGNAL`` between two instructions. A thread
+that waits in a C call does not. faulthandler handles ``STACK_SIGNAL`` in C, at once and without the
+GIL. So the stacks can be read of a rank that hangs in an import, in a C call that holds the GIL, or
+before there is a Trainer. It can crash a thread that runs Python, because the frames may be
+incomplete: in a loop of calls, one signal in about 2,000 did.
+
+The signals are real-time signals that are otherwise unused. SIGUSR1 and SIGUSR2 are used by
+schedulers and by users. The supervisor sends them only to a process that catches them and has the
+file open.
 """
 
 from __future__ import annotations
@@ -20,9 +25,11 @@ import signal
 import sys
 from typing import Any
 
-STACK_SIGNAL = 57
+STACK_SIGNAL, INTERPRETER_STACK_SIGNAL = 57, 58
 """Same as in ``tensor_queue/heartbeat_table.py``, whose import is too slow for every start of an
 interpreter."""
+_MAX_FRAMES = 100
+"""Frames of a stack that are written, as by faulthandler."""
 _MARKER_VARIABLE = "LTUI_STACKS"
 """Set by a process that has a file, so that its helper processes create none. Its ranks do."""
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
@@ -33,7 +40,9 @@ _owner = 0
 
 
 def install_handler() -> None:
-    """Register the handler if this process belongs to a run and may be a rank.
+    """Register the handlers if this process belongs to a run and may be a rank.
+
+    Only the main thread can install the one for ``INTERPRETER_STACK_SIGNAL``.
 
     Raises ``OSError``.
     """
@@ -54,6 +63,10 @@ def install_handler() -> None:
     _file = os.fdopen(_move_to_high_number(os.open(path, flags, 0o600)), "ab", buffering=0)
     # Only the thread that gets the signal: reading the frames of a running thread can crash.
     faulthandler.register(STACK_SIGNAL, file=_file, all_threads=False, chain=False)
+    if signal.getsignal(INTERPRETER_STACK_SIGNAL) is signal.SIG_DFL:
+        with contextlib.suppress(ValueError):  # not in the main thread
+            signal.signal(INTERPRETER_STACK_SIGNAL, _write_stack)
+            signal.siginterrupt(INTERPRETER_STACK_SIGNAL, False)
     if previous_file is not None or not faulthandler.is_enabled():
         faulthandler.enable(file=_file, all_threads=True)
     atexit.register(_remove_empty_file, path, os.getpid())
@@ -63,7 +76,21 @@ def is_handler_installed() -> bool:
     """Return True if the signal still dumps this process's stacks, as far as Python knows."""
     if _file is None or _owner != os.getpid():
         return False
-    return signal.getsignal(STACK_SIGNAL) is signal.SIG_DFL
+    unchanged = (signal.SIG_DFL, _write_stack)
+    return all(
+        signal.getsignal(number) in unchanged for number in (STACK_SIGNAL, INTERPRETER_STACK_SIGNAL)
+    )
+
+
+def _write_stack(_number: int, frame: Any) -> None:
+    """Write the stack of the main thread in the format of faulthandler."""
+    lines = ["Stack (most recent call first):"]
+    while frame is not None and len(lines) <= _MAX_FRAMES:
+        code = frame.f_code
+        lines.append(f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}')
+        frame = frame.f_back
+    with contextlib.suppress(Exception):  # it interrupts the user's code
+        _file.write("\n".join([*lines, ""]).encode(errors="replace"))
 
 
 def _move_to_high_number(fd: int) -> int:

@@ -272,9 +272,8 @@ class _Round:
     ) -> tuple[tuple[ThreadStack, ...], list[str]]:
         """Read stacks by signal, else with py-spy; return them and why they cannot be read."""
         ours = heartbeat is None or heartbeat.signal_ours
-        # Before its heartbeat a rank imports modules. Python runs then, unless it waits.
-        starting = heartbeat is None and any(t.pid == pid for t in self.request.targets)
-        stacks = dump_by_signal(pid, self.folder, ours=ours, computing=not starting)
+        python_stands = heartbeat is not None and not heartbeat_answers.is_running(heartbeat)
+        stacks = dump_by_signal(pid, self.folder, ours=ours, python_stands=python_stands)
         if not isinstance(stacks, str):
             return stacks, []
         reason = stacks
