@@ -22,7 +22,7 @@ help:
 	  'make bench    measure the promised numbers, each beside its bound' \
 	  'make peers    measure the tools of the field beside ltui, on the same work (25 minutes)' \
 	  'make gpu      check and measure everything that needs a real NVIDIA GPU (30 to 45 minutes)' \
-  'make data     read .beton files in every way (5 minutes)' \
+	  'make data     read .beton files in every way (5 minutes)' \
 	  'make presets  run every preset by ltui itself, scaled down (10 minutes)' \
 	  'make exactness resume every loader at every stop, compare bit for bit (two hours)' \
 	  'make cycles   stop and resume one run 200 times at random, compare bit for bit' \

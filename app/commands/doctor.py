@@ -68,10 +68,11 @@ class Finding:
 
 def examine(options: Namespace) -> int:
     """Run ``ltui doctor``."""
+    gpus = _check_gpus()
     findings = [
         *_check_ltui(),
         *_check_interpreter(),
-        *(gpus := _check_gpus()),
+        *gpus,
         *_check_cuda(gpus),
         *_check_machine(),
         *_check_terminal(),

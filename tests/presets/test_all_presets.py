@@ -20,8 +20,8 @@ import pytest
 
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.preset_discovery import shipped_names
-from ltui.training.config.presets import build_spec, load_preset
 from tests.presets.made_up import SHAPES, image_folder
+from tests.presets.preset_spec import preset_spec
 
 TRAINED_ELSEWHERE = {"quickstart", "cifar10-cnn"}
 """By ``test_training.py``."""
@@ -146,16 +146,7 @@ def in_one_pair_of_ranks(folder: Path) -> tuple[list[dict[str, Any]], str]:
     """What both ranks report of each run, and what they printed."""
     listed = []
     for name, (preset, overrides) in scaled_down(folder).items():
-        spec = build_spec(
-            load_preset(preset),
-            overrides,
-            id="i",
-            name="n",
-            cwd=folder,
-            python=sys.executable,
-            created_at=0,
-            machine=Machine(gpus=0, cores=2),
-        )
+        spec = preset_spec(preset, Machine(gpus=0, cores=2), overrides)
         facts = {"after_fit": spec.after_fit, "python_path": spec.python_path}
         listed.append({"name": name, "config": spec.config, **facts})
     (folder / "runs.json").write_text(json.dumps(listed))

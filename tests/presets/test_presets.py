@@ -13,25 +13,12 @@ import pytest
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.preset_discovery import shipped_names
 from ltui.training.config.preset_form import apply_form, field_texts
-from ltui.training.config.presets import build_spec, load_preset
-from ltui.training.config.run_spec import RunSpec
+from ltui.training.config.presets import load_preset
 from ltui.training.config.trainer_arguments import TRAINER_ARGUMENTS
 from ltui.training.config.yaml_document import value_at
+from tests.presets.preset_spec import preset_spec
 
 MACHINES = (Machine(gpus=0, cores=2), Machine(gpus=1, cores=8), Machine(gpus=8, cores=64))
-
-
-def _spec(name: str, machine: Machine, *overrides: str) -> RunSpec:
-    return build_spec(
-        load_preset(name),
-        overrides,
-        id="i",
-        name="n",
-        cwd="/",
-        python=sys.executable,
-        created_at=0,
-        machine=machine,
-    )
 
 
 def test_quickstart_comes_first() -> None:
@@ -42,7 +29,7 @@ def test_quickstart_comes_first() -> None:
 @pytest.mark.parametrize("name", shipped_names())
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.gpus}gpu")
 def test_a_preset_checks_clean_everywhere(name: str, machine: Machine) -> None:
-    assert _spec(name, machine).nproc == (machine.gpus or 2)
+    assert preset_spec(name, machine).nproc == (machine.gpus or 2)
 
 
 @pytest.mark.parametrize("name", shipped_names())

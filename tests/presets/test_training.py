@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from ltui.training.config.device_selection import Machine
-from ltui.training.config.presets import build_spec, load_preset
+from tests.presets.preset_spec import preset_spec
 
 CALLBACK = """
 import json, os
@@ -44,18 +44,8 @@ class Report(Callback):
 def train(name: str, folder: Path, *overrides: str) -> tuple[list[dict[str, float]], str]:
     """What each of two ranks reports, and what they printed."""
     (folder / "report.py").write_text(CALLBACK)
-    preset = load_preset(name)
     more = ("trainer.callbacks=[{class_path: report.Report}]", *overrides)
-    spec = build_spec(
-        preset,
-        more,
-        id="i",
-        name="n",
-        cwd=folder,
-        python=sys.executable,
-        created_at=0,
-        machine=Machine(gpus=0, cores=2),
-    )
+    spec = preset_spec(name, Machine(gpus=0, cores=2), more)
     config = {"config": spec.config, "after_fit": spec.after_fit, "python_path": [str(folder)]}
     (folder / "config.json").write_text(json.dumps(config))
     engine = [

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 
 import pytest
 
 from ltui.training.config.device_selection import Machine
-from ltui.training.config.presets import build_spec, load_preset
 from ltui.training.state.run_snapshot import (
     GpuSnapshot,
     RankSnapshot,
@@ -21,6 +19,7 @@ from tests.gpu.hardware.conditions import Conditions
 from tests.gpu.hardware.loaders import FFCV, Network, Size, fastest, figures, judge, measured
 from tests.gpu.hardware.preset_run import words
 from tests.gpu.hardware.synthetic_images import CLASSES, bytes_per_pixel, image_folder, photograph
+from tests.presets.preset_spec import preset_spec
 from tests.system.conftest import Ltui
 
 
@@ -91,16 +90,7 @@ def test_the_settings_are_accepted(monkeypatch, tmp_path, ffcv, rehearsal) -> No
     conditions = Conditions(folder=tmp_path, home=tmp_path, rehearsal=rehearsal, deadline=0.0)
     for network in loaders.networks(conditions):
         preset, settings = loaders.training(conditions, network, tmp_path, "DataLoader", 3)
-        build_spec(
-            load_preset(preset),
-            words(settings)[1::2],
-            id="i",
-            name="n",
-            cwd=tmp_path,
-            python=sys.executable,
-            created_at=0,
-            machine=Machine(gpus=1, cores=16),
-        )
+        preset_spec(preset, Machine(gpus=1, cores=16), words(settings)[1::2])
 
 
 def test_a_run_that_does_not_start_stops_nothing_else(monkeypatch, tmp_path) -> None:

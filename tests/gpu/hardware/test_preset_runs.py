@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import replace
 
 import pytest
 
 from ltui.training.config.device_selection import Machine
-from ltui.training.config.presets import build_spec, load_preset
 from ltui.training.state.run_snapshot import GpuSnapshot, RunSnapshot, RunState, Throughput
 from tests.gpu.hardware import pictures, preset_runs
 from tests.gpu.hardware.conditions import Conditions
 from tests.gpu.hardware.pictures import impersonal, private_words
 from tests.gpu.hardware.preset_run import words
 from tests.gpu.hardware.preset_runs import judge_loss, judge_training, size_for, trials
+from tests.presets.preset_spec import preset_spec
 
 GPU = GpuSnapshot(
     index=0, ranks=(0,), utilisation_percent=97.0, memory_used_bytes=1, sm_activity=0.8
@@ -75,16 +74,7 @@ def test_the_settings_of_every_trial_are_accepted(monkeypatch, tmp_path, free, r
     monkeypatch.setattr(preset_runs, "free_device_bytes", lambda: free)
     conditions = Conditions(folder=tmp_path, home=tmp_path, rehearsal=rehearsal, deadline=0.0)
     for preset, settings in trials(tmp_path, size_for(conditions)).items():
-        build_spec(
-            load_preset(preset),
-            words(settings)[1::2],
-            id="i",
-            name="n",
-            cwd=tmp_path,
-            python=sys.executable,
-            created_at=0,
-            machine=Machine(gpus=1, cores=16),
-        )
+        preset_spec(preset, Machine(gpus=1, cores=16), words(settings)[1::2])
 
 
 NAMES = {"turing": "your-host", "alan": "you"}
