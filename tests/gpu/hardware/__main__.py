@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from types import FrameType
 
 from tests.bench.document import write_between
 from tests.gpu.hardware.ask_torch import ask_torch
@@ -75,8 +77,14 @@ def _sees_gpu() -> bool:
         return False
 
 
+def _exit_by_sigterm(_number: int, _frame: FrameType | None) -> None:
+    """Exit by an exception, so that the processes of the section are killed on the way."""
+    sys.exit(128 + signal.SIGTERM)
+
+
 def main() -> int:
     """Run the sections that were asked for and write the report."""
+    signal.signal(signal.SIGTERM, _exit_by_sigterm)
     options = _arguments()
     if find_spec("ltui") is None:
         remedy = f"{sys.executable} -m pip install -e '.[train]'"

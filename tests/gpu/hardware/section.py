@@ -7,9 +7,11 @@ that a section which is killed keeps what it has measured until then.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import importlib
 import json
 import os
+import signal
 import subprocess
 import tempfile
 import time
@@ -27,6 +29,8 @@ from tests.run_module import run_module
 
 _MODULE = "tests.gpu.hardware.section"
 _CHECKS = "checks.jsonl"
+_PR_SET_PDEATHSIG = 1
+"""Option of ``prctl``: the signal that a process gets when its parent ends."""
 _LEAVE_S = 5.0
 """Seconds in which the processes of a section may end by themselves, as supervisors do."""
 
@@ -51,7 +55,9 @@ def run_section(section: str, folder: Path, *, rehearsal: bool, limit_s: float) 
             ended = f"exit code {code}"
         except subprocess.TimeoutExpired:
             ended = f"killed after {limit_s:g} s"
-        left = _kill(_left_after(_LEAVE_S, home))
+        finally:
+            # Also if the command is ended: runs have sessions of their own and outlive the section.
+            left = _kill(_left_after(_LEAVE_S, home))
     _append(
         folder,
         [
@@ -102,6 +108,8 @@ def _kill(processes: list[psutil.Process]) -> list[str]:
 
 def main() -> None:
     """Run the section in this process. An exception ends it with exit code 1 and a traceback."""
+    # A command that is ended by SIGKILL cannot kill its section, so the kernel has to.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     parser = argparse.ArgumentParser(prog=f"python -m {_MODULE}", description=__doc__)
     parser.add_argument("section")
     parser.add_argument("folder", type=Path)

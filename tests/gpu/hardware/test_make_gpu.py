@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.bench import document
+from tests.gpu.hardware import section
 from tests.gpu.hardware.ask_torch import ask_torch
 from tests.gpu.hardware.check import Check, above, below, holds
 from tests.gpu.hardware.report import REHEARSAL, report, summary
 from tests.gpu.hardware.section import read_checks, run_section
-from tests.run_module import ROOT
+from tests.live_processes import processes_with, wait_until_gone
+from tests.run_module import ROOT, run_module
+from tests.waiting import wait_for
 
 MADE_UP = """
 import os, subprocess, sys, time
@@ -67,6 +75,55 @@ def test_a_process_that_a_section_leaves_is_killed_and_reported(made_up):
     found = made_up("subprocess.Popen(['sleep', '611'], start_new_session=True)")
     assert found["processes left running"].measured == ["sleep 611"]
     assert found["processes left running"].ok is False
+
+
+def test_a_process_that_a_section_leaves_is_killed_if_the_command_is_interrupted(
+    made_up, monkeypatch
+):
+    homes = []
+
+    def interrupted(module, arguments, log, limit_s, environment):
+        homes.append(environment["LTUI_HOME"])
+        run_module(module, arguments, log, limit_s, environment)
+        # A process has no environment for a moment while it starts its program.
+        wait_for(lambda: processes_with("LTUI_HOME", homes[0]))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(section, "run_module", interrupted)
+    monkeypatch.setattr(section, "_LEAVE_S", 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        made_up("subprocess.Popen(['sleep', '60'], start_new_session=True)")
+    (home,) = homes
+    wait_until_gone(lambda: processes_with("LTUI_HOME", home), 20)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)
+def test_a_section_ends_with_the_command(number, tmp_path):
+    # The section `loaders` reports its first check at once and then works for half a minute.
+    command = subprocess.Popen(
+        [sys.executable, "-m", "tests.gpu.hardware", "--rehearsal", "--out", tmp_path, "loaders"],
+        cwd=ROOT,
+        # After SIGKILL, nothing removes the temporary home of the section.
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        wait_for((tmp_path / "rehearsal" / "loaders" / "checks.jsonl").exists, command)
+        (process,) = psutil.Process(command.pid).children()
+        home = Path(process.environ()["LTUI_HOME"])
+        assert home.parent == tmp_path
+        command.send_signal(number)
+        code = command.wait(60)
+        wait_until_gone(lambda: [p for p in processes_with("LTUI_HOME", home) if p == process], 20)
+        if number == signal.SIGTERM:
+            assert code == 128 + signal.SIGTERM
+            assert not home.exists()
+    finally:
+        command.kill()
+        command.wait()
+        for left in processes_with("TMPDIR", tmp_path):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                left.kill()
 
 
 def test_the_report_has_every_section_and_says_that_it_is_a_rehearsal():
