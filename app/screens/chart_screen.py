@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from ltui.app.live.frame import Frame
 from ltui.app.panels.linked_charts import LinkedCharts
 from ltui.app.presentation.chart_axis import AXES
 from ltui.app.screens.full_screen import FullScreen
 
+_BELOW_DIALOG_S = 1.0
+"""Seconds between two frames that are drawn below a dialog."""
+
 
 class ChartKeysScreen(FullScreen[Any]):
     """A screen whose linked charts are changed by ``CHART_KEYS``."""
+
+    _drawn_at = 0.0
+    """Time of the last frame for which ``is_due`` was true."""
 
     @property
     def charts(self) -> LinkedCharts:
@@ -22,6 +29,16 @@ class ChartKeysScreen(FullScreen[Any]):
         """Return whether no other screen lies above this one."""
         # A screen below one with a background is current for Textual, although nobody sees it.
         return self.is_current and self.app.screen is self
+
+    def is_due(self, frame: Frame) -> bool:
+        """Return whether to draw a frame. Below a dialog that is once a second, because Textual
+        then paints the whole terminal for every change."""
+        is_due = self.is_top or (
+            self.is_current and abs(frame.now - self._drawn_at) >= _BELOW_DIALOG_S
+        )
+        if is_due:
+            self._drawn_at = frame.now
+        return is_due
 
     def action_axis(self) -> None:
         self.charts.next_axis()

@@ -116,8 +116,7 @@ class MetricsScreen(ChartKeysScreen):
         self._draw(self._run.frame)
 
     def _draw(self, frame: Frame | None) -> None:
-        """Draw a frame. Below a dialog nothing is drawn, as on the run screen."""
-        if frame is not None and self.is_top:
+        if frame is not None and self.is_due(frame):
             self.charts.show(frame)
 
     # -- pages -------------------------------------------------------------------------------------

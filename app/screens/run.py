@@ -135,8 +135,7 @@ class RunScreen(RunCommandScreen, ChartKeysScreen, TabbedScreen):
         self.panels.use_frame(self.frame)
         for sentence, severity in toasts_for(before, self.frame.snapshot):
             self.post_message(self.Happened(sentence, severity))
-        # Not below a dialog: Textual would draw the whole screen again for every change.
-        if self.is_top:
+        if self.is_due(self.frame):
             self._draw(self.frame)
 
     def on_screen_resume(self) -> None:

@@ -38,11 +38,9 @@ def stop_question(snapshot: RunSnapshot) -> str:
             "It gets a signal and ends. The program has not told ltui how to save a checkpoint:\n"
             "only what it saves itself is kept."
         )
-    step = snapshot.global_step
-    now = f" (now at step {formats.step(step)})" if step else ""
     return (
         f"Stop {clean_name(snapshot.name)}?\n"
-        f"It saves a checkpoint after the current step{now}, then it ends.\n"
+        "It saves a checkpoint after the current step, then it ends.\n"
         "To continue it later, press r."
     )
 

@@ -131,6 +131,24 @@ async def test_ranks_are_drawn_while_the_log_below_them_has_the_focus() -> None:
         assert visible(screen) == {"log"}
 
 
+async def test_a_run_is_drawn_below_a_dialog_once_a_second() -> None:
+    first = frame()
+    app = OneRun(Script(first))
+    async with app.run_test(size=(80, 24)) as pilot:
+        screen = await shown(pilot, app)
+        header = screen.query_one(RunHeader)
+        before = header.view_model
+        await pilot.press("s")
+        await until(pilot, lambda: app.screen is not screen)
+        ended = replace(snapshot(), state=RunState.FINISHED)
+        app.script.frame = replace(first, snapshot=ended, now=first.now + 0.5)
+        await until(pilot, lambda: screen.frame is app.script.frame)
+        await pilot.pause()
+        assert header.view_model == before
+        app.script.frame = replace(first, snapshot=ended, now=first.now + 1.0)
+        await until(pilot, lambda: header.view_model != before)
+
+
 @pytest.mark.parametrize(
     "size", [(60, 15), (80, 24), (100, 26), (120, 40), (130, 39), (160, 50), (200, 60)]
 )
