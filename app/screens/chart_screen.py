@@ -9,8 +9,8 @@ from ltui.app.panels.linked_charts import LinkedCharts
 from ltui.app.presentation.chart_axis import AXES
 from ltui.app.screens.full_screen import FullScreen
 
-_BELOW_DIALOG_S = 1.0
-"""Seconds between two frames that are drawn below a dialog."""
+_BELOW_DIALOG_S = 2.0
+"""Seconds between two frames that are drawn below a dialog. A frame a second took 6 % of a core."""
 
 
 class ChartKeysScreen(FullScreen[Any]):
@@ -31,7 +31,7 @@ class ChartKeysScreen(FullScreen[Any]):
         return self.is_current and self.app.screen is self
 
     def is_due(self, frame: Frame) -> bool:
-        """Return whether to draw a frame. Below a dialog that is once a second, because Textual
+        """Return whether to draw a frame. Few are drawn below a dialog, because Textual
         then paints the whole terminal for every change."""
         is_due = self.is_top or (
             self.is_current and abs(frame.now - self._drawn_at) >= _BELOW_DIALOG_S

@@ -131,7 +131,7 @@ async def test_ranks_are_drawn_while_the_log_below_them_has_the_focus() -> None:
         assert visible(screen) == {"log"}
 
 
-async def test_a_run_is_drawn_below_a_dialog_once_a_second() -> None:
+async def test_a_run_is_drawn_below_a_dialog_every_two_seconds() -> None:
     first = frame()
     app = OneRun(Script(first))
     async with app.run_test(size=(80, 24)) as pilot:
@@ -141,11 +141,11 @@ async def test_a_run_is_drawn_below_a_dialog_once_a_second() -> None:
         await pilot.press("s")
         await until(pilot, lambda: app.screen is not screen)
         ended = replace(snapshot(), state=RunState.FINISHED)
-        app.script.frame = replace(first, snapshot=ended, now=first.now + 0.5)
+        app.script.frame = replace(first, snapshot=ended, now=first.now + 1.5)
         await until(pilot, lambda: screen.frame is app.script.frame)
         await pilot.pause()
         assert header.view_model == before
-        app.script.frame = replace(first, snapshot=ended, now=first.now + 1.0)
+        app.script.frame = replace(first, snapshot=ended, now=first.now + 2.0)
         await until(pilot, lambda: header.view_model != before)
 
 
