@@ -66,6 +66,15 @@ def threads_of(pid: int) -> list[int]:
     return sorted(_numbers(f"/proc/{pid}/task"), key=lambda thread: thread != pid)
 
 
+def processor_times(pid: int, thread: int) -> tuple[int, int] | None:
+    """Return how long a thread has run and has waited for a processor, in nanoseconds.
+
+    Return None if it ended.
+    """
+    times = read_text(f"/proc/{pid}/task/{thread}/schedstat").split()
+    return (int(times[0]), int(times[1])) if len(times) > 1 else None
+
+
 def environment(pid: int) -> dict[str, str]:
     """Return the environment at the start of a process; empty if it cannot be read."""
     entries = _read(f"/proc/{pid}/environ").split(b"\0")

@@ -12,6 +12,7 @@ from ltui.training.diagnosis.evidence import ProcessActivity
 from ltui.training.process.proc_files import (
     entry_of,
     open_files,
+    processor_times,
     read_pairs,
     read_text,
     threads_of,
@@ -51,10 +52,10 @@ def read_counters(
     for thread in threads:
         if thread == without_thread:
             continue
-        times = read_text(f"/proc/{pid}/task/{thread}/schedstat").split()
-        if len(times) >= 2:
-            ran += int(times[0])
-            delay += int(times[1]) if thread == pid else 0
+        times = processor_times(pid, thread)
+        if times is not None:
+            ran += times[0]
+            delay += times[1] if thread == pid else 0
     switches = context_switches(pid)
     process_io = _read_io(f"/proc/{pid}/io")
     thread_io = _read_io(f"/proc/{pid}/task/{without_thread}/io") if without_thread else None

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ltui.training.process.identity import ProcessIdentity
-from ltui.training.process.proc_files import environment, read_text
+from ltui.training.process.proc_files import environment, processor_times
 from ltui.training.process.process_table import ProcessTable
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -111,8 +111,8 @@ class RankFinder:
 
 def _run_delay_ns(pid: int) -> int | None:
     """Return the nanoseconds that the main thread has waited for a processor so far."""
-    times = read_text(f"/proc/{pid}/task/{pid}/schedstat").split()
-    return int(times[1]) if len(times) > 1 else None
+    times = processor_times(pid, pid)
+    return times[1] if times is not None else None
 
 
 def _rank_of(pid: int) -> int | None:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from ltui.training.diagnosis.evidence import Frame, ThreadStack
-from ltui.training.process.proc_files import entry_of, read_text, threads_of
+from ltui.training.process.proc_files import entry_of, processor_times, read_text, threads_of
 from ltui.training.process.process_activity import (
     context_switches,
     handles_signal,
@@ -129,8 +129,8 @@ def _ask_interpreter(pid: int, path: str) -> tuple[list[ThreadStack], bool]:
 
 def _cpu_s(pid: int) -> float:
     """Return the seconds of CPU time of the main thread."""
-    times = read_text(f"/proc/{pid}/task/{pid}/schedstat").split()
-    return int(times[0]) / 1e9 if times else 0.0
+    times = processor_times(pid, pid)
+    return times[0] / 1e9 if times is not None else 0.0
 
 
 def _dump_thread(pid: int, thread: int, path: str, limit_s: float) -> list[ThreadStack]:
