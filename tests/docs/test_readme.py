@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 PAGES = (README, CONTRIBUTING, *sorted((ROOT / "docs").glob("*.md")))
-MOST_LINES = {"README.md": 120, "docs/architecture.md": 150}
+MOST_LINES = {"README.md": 130, "docs/architecture.md": 150}
 CODE_PATH = re.compile(r"`((?:app|training|widgets|presets|tests|docs|\.ci)/[\w./-]*)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 TWO_COMMANDS = re.compile(r" {2,}(?=ltui )")
@@ -317,6 +317,16 @@ def test_make_targets_exist() -> None:
         assert set(named) <= targets, page_id(page)
         checked += len(named)
     assert checked >= 5
+
+
+def test_the_readme_names_its_two_commands_and_that_no_gpu_was_used() -> None:
+    start = README.read_text(encoding="utf-8").split("## Start")[1].split("\n## ")[0]
+    commands = [
+        line.split("#")[0].strip() for _, block in code_blocks(start) for line in block.splitlines()
+    ]
+    assert {"make run", "make test"} <= set(commands)
+    assert "not been used on\na real GPU" in start
+    assert "Nothing was run on a real GPU" in (ROOT / "docs/limits.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("path", MOST_LINES)
