@@ -7,8 +7,9 @@ from typing import Any
 
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.launch_run import create_run_directory
+from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import MetricValue, RunSnapshot, RunState
-from ltui.training.store.history_writer import StoreWriter
+from ltui.training.store.history_writer import Batch, StoreWriter
 from ltui.training.store.run_directory import RunDir
 
 LAUNCHED = 1_790_000_000.0
@@ -17,7 +18,7 @@ LAUNCHED = 1_790_000_000.0
 
 def stored_run(home: Path, run_id: str, **changes: Any) -> RunDir:
     """A run that has ended. ``changes``: fields of its snapshot, and ``config``; ``metrics`` may be
-    plain numbers, the last values."""
+    plain numbers, the last values; ``reported`` are the hyperparameters that it reported."""
     run_dir = RunDir(home / "runs" / run_id)
     metrics = {
         name: value
@@ -26,6 +27,7 @@ def stored_run(home: Path, run_id: str, **changes: Any) -> RunDir:
         for name, value in changes.pop("metrics", {}).items()
     }
     config = changes.pop("config", {"trainer": {}})
+    reported = changes.pop("reported", None)
     values: dict[str, Any] = {
         "id": run_id,
         "name": run_id[:-5],
@@ -54,5 +56,9 @@ def stored_run(home: Path, run_id: str, **changes: Any) -> RunDir:
     create_run_directory(run_dir, spec)
     writer = StoreWriter(run_dir.db_path)
     writer.write_snapshot(snapshot)
+    if reported is not None:
+        data = {"values": reported}
+        event = Event(rank=0, seq=0, t=LAUNCHED, kind="hyperparameters", text="", data=data)
+        writer.commit(1, Batch(events=[event]))
     writer.close()
     return run_dir

@@ -17,7 +17,7 @@ from ltui.app.compare.metric_summary import summarise
 from ltui.app.live.default_metrics import default_choice
 from ltui.app.live.run_marks import checkpoint_marks, stored_marks
 from ltui.app.presentation.code_lines import COMMIT_DIGITS
-from ltui.app.runs.run_settings import compared_settings
+from ltui.app.runs.run_settings import run_settings
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.metric_name_patterns import better_direction, is_evaluation
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot
@@ -123,7 +123,7 @@ def read_run(run_dir: RunDir, metrics: Collection[str], snapshot_of: ReadSnapsho
         attempts = tuple(store.attempt_times())
         return ComparedRun(
             snapshot=snapshot,
-            settings=compared_settings(spec),
+            settings=run_settings(spec, store.hyperparameters()),
             code=_code(run_dir),
             metric_names=tuple(names),
             curves=curves,

@@ -1,4 +1,7 @@
-"""The settings of a run by name: of its configuration, or the options of its command. Pure."""
+"""The settings of a run by name: of its configuration or command, and its hyperparameters. Pure.
+
+Columns, filters, sorting, comparisons and reports take the settings of a run from here.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
-from ltui.app.presentation.run_configuration import settings
+from ltui.app.presentation.run_configuration import hyperparameters, settings
 from ltui.training.config.run_spec import RunSpec
 
 SEED = re.compile(r"(^|[._-])(random_)?(seed|seed_everything|random_state)$", re.IGNORECASE)
@@ -18,11 +22,21 @@ _OPTION = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?$", re.DOTALL)
 _ASSIGNMENT = re.compile(r"\+{0,2}([A-Za-z_][\w.@/-]*)=(.*)$", re.DOTALL)
 
 
-def compared_settings(spec: RunSpec) -> dict[str, str]:
-    """Return names and values of the settings of a run; the options of its command one by one."""
+def run_settings(spec: RunSpec, reported: Mapping[str, Any]) -> dict[str, str]:
+    """Return names and values of the settings of a run.
+
+    They are those of its configuration, or the options of its command one by one, and the
+    hyperparameters that the program has ``reported`` (``RunStore.hyperparameters``). A program
+    knows its options best, so of a command its value counts.
+    """
+    used = hyperparameters(reported)
     if spec.config is None:
-        return command_settings(spec.command or ())
-    return dict(settings(spec))
+        options = command_settings(spec.command or ())
+        # argparse names the option --batch-size batch_size.
+        spelt = {name.replace("-", "_"): name for name in options}
+        return options | {spelt.get(name, name): value for name, value in used}
+    named = dict(settings(spec))
+    return named | {name: value for name, value in used if not matching_names(named, name)}
 
 
 def command_settings(command: Sequence[str]) -> dict[str, str]:

@@ -9,21 +9,24 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from ltui.app.runs.run_entry import RunEntry
 from ltui.app.runs.run_fields import SETTING
 from ltui.app.runs.run_index import RunIndex, Stamped
-from ltui.app.runs.run_settings import compared_settings
+from ltui.app.runs.run_settings import run_settings
 from ltui.training.problem import ProblemError
 from ltui.training.store.disk_use import disk_use
 from ltui.training.store.run_directory import RunDir
 
-LIVE_SIZE_S = 60.0
-"""Seconds after which the disk use of a live run is measured again."""
 SIZES, SETTINGS = "size", "settings"
 """The kinds of slow values."""
+LIVE_READ_S = {SIZES: 60.0, SETTINGS: 5.0}
+"""Seconds after which a value of a live run is read again."""
+_SETTINGS_FILES = 3
+"""Number of words of a stamp with the files that settings are in: specification and history."""
 
 
 def slow_kinds(names: Iterable[str]) -> frozenset[str]:
@@ -41,8 +44,8 @@ class SlowValues:
         self._index = index
         self._stored: dict[str, dict[str, Stamped]] = {}
         """What is known, by kind and run."""
-        self._measured_at: dict[str, float] = {}
-        """Time of the monotonic clock at which a live run was measured, by run."""
+        self._read_at: dict[tuple[str, str], float] = {}
+        """Time of the monotonic clock at which a value was read, by kind and run."""
         self._completed: dict[str, tuple[RunEntry, frozenset[str], RunEntry]] = {}
         """An entry as it was given, the kinds that were added to it, and the result, by run."""
 
@@ -55,8 +58,8 @@ class SlowValues:
     ) -> tuple[tuple[RunEntry, ...], int]:
         """Return the entries with their values of these kinds, and how many entries lack some.
 
-        ``stamps``: a text that changes with the files of a run; its first word with the
-        specification. After ``limit_s`` seconds no more values are read.
+        ``stamps``: a text that changes with the files of a run; its first words with the
+        specification and the history. After ``limit_s`` seconds no more values are read.
         """
         deadline = None if limit_s is None else time.monotonic() + limit_s
         for kind in kinds - self._stored.keys():
@@ -96,14 +99,14 @@ class SlowValues:
     ) -> Any:
         """Return a value that is known, or read it; None if the time is over."""
         if kind == SETTINGS:
-            stamp = stamp.split(" ")[0]
+            stamp = " ".join(stamp.split(" ")[:_SETTINGS_FILES])
         stored = self._stored[kind].get(entry.id)
         if stored is not None and (stored.stamp == stamp or self._is_recent(kind, entry)):
             return stored.value
         if deadline is not None and time.monotonic() > deadline:
             return None
+        self._read_at[kind, entry.id] = time.monotonic()
         if kind == SIZES:
-            self._measured_at[entry.id] = time.monotonic()
             stored = Stamped(stamp, float(disk_use(entry.run_dir.path)))
         else:
             stored = Stamped(stamp, _read_settings(entry.run_dir))
@@ -113,29 +116,31 @@ class SlowValues:
         return stored.value
 
     def _is_recent(self, kind: str, entry: RunEntry) -> bool:
-        measured_at = self._measured_at.get(entry.id)
-        return (
-            kind == SIZES
-            and entry.live
-            and measured_at is not None
-            and time.monotonic() - measured_at < LIVE_SIZE_S
-        )
+        read_at = self._read_at.get((kind, entry.id))
+        recent = read_at is not None and time.monotonic() - read_at < LIVE_READ_S[kind]
+        return entry.live and recent
 
     def forget(self, gone: Collection[str]) -> None:
         """Forget runs that do not exist any more."""
         for run_id in gone:
             self._completed.pop(run_id, None)
-            self._measured_at.pop(run_id, None)
-            for values in self._stored.values():
+            for kind, values in self._stored.items():
                 values.pop(run_id, None)
+                self._read_at.pop((kind, run_id), None)
 
 
 def _read_settings(run_dir: RunDir) -> dict[str, str]:
     """Return the settings of a run; none if its specification cannot be read."""
+    # Imported here: only a list that needs settings reads a history, with NumPy.
+    from ltui.training.store.history_reader import RunStore
+
+    reported: Mapping[str, Any] = {}
+    # Files that were edited by hand may hold anything.
+    with suppress(ProblemError, TypeError, ValueError), RunStore(run_dir) as store:
+        reported = store.hyperparameters()
     try:
-        return _shared(compared_settings(run_dir.read_spec()))
+        return _shared(run_settings(run_dir.read_spec(), reported))
     except (ProblemError, TypeError, ValueError):
-        # A file that was edited by hand may hold anything.
         return {}
 
 

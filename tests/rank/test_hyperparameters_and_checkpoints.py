@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +12,11 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from ltui.training.rank.callback_factory import rebuild_callback
 from ltui.training.rank.environment import RankEnvironment
-from ltui.training.rank.hyperparameters import MAX_BYTES, send_hyperparameters
+from ltui.training.rank.hyperparameters import (
+    MAX_BYTES,
+    send_caller_settings,
+    send_hyperparameters,
+)
 from tests.rank.models import Linear, loader
 from tests.rank.runs import RunFolder
 from tests.required import required
@@ -59,3 +65,49 @@ def test_hyperparameters_are_bounded_and_plain() -> None:
     assert len(str(fields["values"])) < 2 * MAX_BYTES
     send_hyperparameters(channel, SimpleNamespace(), SimpleNamespace(hparams={}))
     assert len(sent) == 1
+
+
+@dataclass
+class Optimizer:
+    rate: float = 0.25
+    momentum: float = 0.5
+
+
+@dataclass
+class TrainConfig:
+    optim: Optimizer = field(default_factory=Optimizer)
+    api_key: str = "secret"
+
+
+@dataclass
+class Batch:
+    images: int = 3
+
+
+def test_settings_of_calling_functions_are_sent_with_their_defaults() -> None:
+    sent: list[dict[str, Any]] = []
+    channel: Any = SimpleNamespace(event=lambda kind, text, **fields: sent.append(fields))
+
+    def step() -> None:
+        batch = Batch()
+        send_caller_settings(channel)
+        del batch
+
+    def main(words: list[str]) -> None:
+        parser = ArgumentParser()
+        parser.add_argument("--lr", type=float, default=0.1)
+        parser.add_argument("--batch-size", type=int, default=64)
+        parser.add_argument("--hf-token", default="secret")
+        options, config = parser.parse_args(words), TrainConfig()
+        step()
+        del options, config
+
+    main(["--lr", "0.3"])
+    assert [fields["values"] for fields in sent] == [
+        {
+            "lr": 0.3,
+            "batch_size": 64,
+            "config.optim.rate": 0.25,
+            "config.optim.momentum": 0.5,
+        }
+    ]

@@ -13,12 +13,15 @@ from pathlib import Path
 import pytest
 
 from ltui.app.runs import run_list, slow_values
+from ltui.app.runs.filter_runs import run_filter
 from ltui.app.runs.run_fields import value_of
 from ltui.app.runs.run_index import INDEX_NAME, VERSION
 from ltui.app.runs.run_list import RunList
 from ltui.training.lifecycle.run_status import resolve_snapshot
+from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import RunSnapshot
 from ltui.training.store.disk_use import disk_use
+from ltui.training.store.history_writer import Batch, StoreWriter
 from ltui.training.store.labels_file import change_labels
 from ltui.training.store.run_directory import RunDir
 from tests.stored_runs import stored_run
@@ -229,3 +232,34 @@ def test_settings_come_from_the_specification_and_a_damaged_one_has_none(
         entries = runs.complete(runs.poll(), ("config.max_epochs",))
         values = {run.id: value_of(run, "config.max_epochs") for run in entries}
         assert values == {IDS[0]: 3.0, IDS[1]: None, IDS[2]: 3.0, edited.id: None}
+
+
+def test_hyperparameters_are_settings_with_their_short_names(
+    home: Path, opened: Callable[[], RunList]
+) -> None:
+    command = ("python", "train.py", "--lr", "1e-1", "--batch-size", "8")
+    reported = {"lr": 0.1, "batch_size": 8, "width": 32, "amp": True}
+    script = stored_run(home, "script-owl-aaaa", command=command, reported=reported)
+    config = {"model": {"init_args": {"lr": 0.5}}}
+    preset = stored_run(home, "preset-owl-bbbb", config=config, reported={"lr": 9, "depth": 4})
+    for runs in (opened(), opened()):
+        every = runs.complete(runs.poll(), ("config.lr",))
+        settings = {run.id: run.settings for run in every}
+        assert settings[script.id] == {
+            "command": "python train.py",
+            "lr": "0.1",
+            "batch-size": "8",
+            "width": "32",
+            "amp": "true",
+        }
+        assert settings[preset.id] == {"model.lr": "0.5", "depth": "4"}
+        with_width = [run.id for run in every if run_filter("config.width>=32", 0.0)(run)]
+        assert with_width == [script.id]
+    # A program that has reported more since is read again.
+    event = Event(rank=0, seq=1, t=1.0, kind="hyperparameters", text="", data={"values": {"lr": 2}})
+    writer = StoreWriter(script.db_path)
+    writer.commit(1, Batch(events=[event]))
+    writer.close()
+    runs = opened()
+    (again,) = [run for run in runs.complete(runs.poll(), ("config.lr",)) if run.id == script.id]
+    assert again.settings["lr"] == "2"

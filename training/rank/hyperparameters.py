@@ -1,9 +1,19 @@
-"""Send a script's hyperparameters, once, when training begins."""
+"""Send the hyperparameters of a script, once, when training begins.
+
+They are what ``save_hyperparameters`` stored, and what the functions that called the training hold
+in their variables: what argparse has parsed, and dataclasses that are configurations by their name.
+"""
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import json
 import os
+import re
+import sys
+from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 from ltui.training.rank.channel import Channel
@@ -13,17 +23,79 @@ MAX_VALUE = 200
 """Characters of one value."""
 MAX_BYTES = 8000
 """Bytes of all values together: a record must be small compared with the ring."""
+MAX_FRAMES = 200
+"""Maximum number of calling functions whose variables are read."""
 _PRIVATE_PREFIX = "_"
 """Prefix of LightningCLI's own entries."""
+_SECRET = re.compile(r"(^|[._-])(password|passwd|secret|token|key|credentials?)$", re.IGNORECASE)
+"""Names of values that are never stored, because they may let a reader in somewhere."""
+_CONFIGURATION = re.compile(r"config|cfg|conf$|arg|opt|param|setting|flag", re.IGNORECASE)
+"""Names of variables and classes of dataclasses that hold settings and not data."""
+_LIBRARY = re.compile(r"[/\\](site-packages|dist-packages|lib[/\\]python3[^/\\]*)[/\\]|^<frozen")
+"""Files of functions whose variables are not the user's."""
 
 
 def send_hyperparameters(channel: Channel, trainer: Any, module: Any) -> None:
-    """Send what ``save_hyperparameters`` stored for the module and its data module."""
-    values: dict[str, Any] = {}
+    """Send what ``save_hyperparameters`` stored, and the settings of the calling functions."""
+    stored: dict[str, Any] = {}
     for owner in (getattr(trainer, "datamodule", None), module):
         for name, value in dict(getattr(owner, "hparams", None) or {}).items():
             if not str(name).startswith(_PRIVATE_PREFIX):
-                values[str(name)[:MAX_VALUE]] = _plain_value(value)
+                stored |= dict(_flat(str(name), value))
+    _send(channel, settings_of_callers() | stored)
+
+
+def send_caller_settings(channel: Channel) -> None:
+    """Send the settings of the calling functions, for a program without a Trainer."""
+    _send(channel, settings_of_callers())
+
+
+def settings_of_callers() -> dict[str, Any]:
+    """Return what argparse has parsed, and the fields of configurations, in calling functions.
+
+    The value of the outermost function counts.
+    """
+    values: dict[str, Any] = {}
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(MAX_FRAMES):
+        if frame is None:
+            break
+        ours = str(frame.f_globals.get("__name__")).startswith("ltui.")
+        if not ours and not _LIBRARY.search(frame.f_code.co_filename):
+            for name, value in list(frame.f_locals.items()):
+                if isinstance(value, argparse.Namespace):
+                    for key, option in vars(value).items():
+                        values |= dict(_flat(key, option))
+                elif _is_configuration(name, value):
+                    values |= dict(_flat(name, value))
+        frame = frame.f_back
+    return values
+
+
+def _is_configuration(name: str, value: Any) -> bool:
+    kind = type(value)
+    return (
+        dataclasses.is_dataclass(kind)
+        and not name.startswith(_PRIVATE_PREFIX)
+        and bool(_CONFIGURATION.search(name) or _CONFIGURATION.search(kind.__name__))
+        # A library's arguments are hundreds, and nearly all of them are its defaults.
+        and not _LIBRARY.search(getattr(sys.modules.get(kind.__module__), "__file__", None) or "")
+    )
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield names and plain values. The fields of a dataclass or Namespace get its name before."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from _flat(f"{name}.{field.name}", getattr(value, field.name, None))
+    elif isinstance(value, argparse.Namespace):
+        for key, inner in vars(value).items():
+            yield from _flat(f"{name}.{key}", inner)
+    elif not _SECRET.search(name):
+        yield name[:MAX_VALUE], _plain_value(value)
+
+
+def _send(channel: Channel, values: dict[str, Any]) -> None:
     sent: dict[str, Any] = {}
     size = 0
     for name, value in list(values.items())[:MAX_HYPERPARAMETERS]:

@@ -286,6 +286,15 @@ class RunStore:
         ]
 
     @_raises_store_error
+    def hyperparameters(self) -> dict[str, Any]:
+        """Return the settings that the program reported last; empty if it has reported none."""
+        row = self._connection.execute(
+            "SELECT data FROM events WHERE kind = 'hyperparameters' ORDER BY id DESC LIMIT 1"
+        ).fetchone()
+        values = json.loads(row[0] or "{}").get("values") if row else None
+        return values if isinstance(values, dict) else {}
+
+    @_raises_store_error
     def hello_and_plan(self, attempt: int) -> dict[int, dict[str, dict[str, Any]]]:
         """Return the last ``hello`` and ``plan`` label of each rank in an attempt."""
         labels: dict[int, dict[str, dict[str, Any]]] = {}

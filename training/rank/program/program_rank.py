@@ -28,6 +28,7 @@ from ltui.training.rank.coordination.stop_signals import StopSignals
 from ltui.training.rank.coordination.worker_signals import protect_workers
 from ltui.training.rank.environment import RankEnvironment
 from ltui.training.rank.heartbeat.heartbeat_thread import start_heartbeat_thread
+from ltui.training.rank.hyperparameters import send_caller_settings
 from ltui.training.rank.metric_records import send_metrics
 from ltui.training.rank.program import printed_values
 from ltui.training.rank.program.attach import call_after_steps, ignore_step, uncompiled
@@ -141,6 +142,9 @@ class ProgramRank:
             saves=saves,
             strategy=self._kind.wrapper,
         )
+        if channel.rank == 0:
+            with contextlib.suppress(Exception):  # only shown in the dashboard
+                send_caller_settings(channel)
         self._telemetry = StepTelemetry(
             channel,
             optimizer,
