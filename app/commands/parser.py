@@ -34,7 +34,7 @@ STOP_SIGNAL_NAMES = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP")
 RUN_HELP = "the id of a run, a unique prefix of it, its name, or `last`"
 EXIT_CODES = """\
 exit codes:
-  0  success, or the run finished
+  0  success: the run finished, or ended by your Ctrl-C without a checkpoint
   1  the run failed, or the request was not carried out
   2  bad input: nothing was started or changed
   3  the run stopped and can be resumed
@@ -534,7 +534,10 @@ def _add_inspection_commands(add: AddCommand) -> None:
 
 def _add_control_commands(add: AddCommand) -> None:
     stop = add(
-        "stop", "stop_and_pause:stop", "stop a run with a checkpoint to resume from", _STOP_EPILOG
+        "stop",
+        "stop_and_pause:stop",
+        "stop a run, with a checkpoint if it can save one",
+        _STOP_EPILOG,
     )
     _add_run_argument(stop)
     stop.add_argument(
@@ -693,7 +696,10 @@ state, logs and process readings. With --python, the folder of that interpreter
 comes first on the command's PATH.
 
 On a terminal this opens the dashboard; without one, or with --plain, it prints
-lines. Ctrl-C and the exit codes are those of `ltui run`.
+lines. Ctrl-C and the exit codes are those of `ltui run`, but ltui saves a
+checkpoint of Lightning, the Hugging Face Trainer, and programs that call
+ltui_rank.on_checkpoint only. Ctrl-C ends any other program by SIGTERM, or by
+the signal of --stop-signal; the first line, or the dashboard, says which.
 
 examples:
   ltui exec -- python train.py --lr 0.1

@@ -19,6 +19,7 @@ from ltui.app.foreground.progress_display import Display, display_for
 from ltui.app.live.run_requests import send_request
 from ltui.app.presentation.notifications import started_line
 from ltui.app.presentation.run_report import end_report
+from ltui.app.presentation.stop_effect import stop_effect, stop_progress
 from ltui.app.presentation.verdict_text import warning_line
 from ltui.app.state_words import FAILED
 from ltui.training.lifecycle.run_status import resolve_snapshot
@@ -67,9 +68,6 @@ _ONCE = frozenset(
     }
 )
 """Kinds of events that are printed only for rank 0 or the whole run."""
-_HINT = "Ctrl-C stops it with a checkpoint; closing the terminal leaves it running"
-_STOPPING = "stopping with a checkpoint; press Ctrl-C again to kill at once"
-_KILLING = "killing"
 
 
 def follow_run(run_dir: RunDir, signals: ReceivedSignals, *, plain: bool) -> int:
@@ -114,7 +112,7 @@ def _watch_in_dashboard(run_dir: RunDir, signals: ReceivedSignals) -> int | None
         return EXIT_DONE if signals.leave is None else 128 + signals.leave
     print("\n".join([*failure_lines(run_dir, snapshot), *end_report(snapshot)]))
     wait_for_last_copy(run_dir)
-    return exit_code(snapshot)
+    return exit_code(snapshot, interrupted=signals.asked_to_stop)
 
 
 class RunFollower:
@@ -132,19 +130,22 @@ class RunFollower:
     def until_end(self) -> int:
         """Show the run until its end, and return the exit code of the command."""
         self._display.print_line(started_line(self._run_dir.id))
-        self._display.print_line(f"{_HINT}.")
+        promised = ""
         while True:
             snapshot = self._read_snapshot()
+            if (effect := _ctrl_c_effect(snapshot)) != promised and snapshot.state in LIVE:
+                promised = effect
+                self._display.print_line(f"{effect}; closing the terminal leaves it running.")
             self._print_events()
             self._print_warnings(snapshot)
             if snapshot.state not in LIVE:
                 return self._report_end(snapshot)
-            self._display.update(snapshot, time.monotonic(), self._hint())
+            self._display.update(snapshot, time.monotonic(), self._hint(snapshot))
             if self._signals.leave is not None:
                 self._display.close()
                 _print_still_running(self._run_dir)
                 return 128 + self._signals.leave
-            self._handle_interrupts()
+            self._handle_interrupts(snapshot)
             time.sleep(POLL_INTERVAL_S)
 
     def _read_snapshot(self) -> RunSnapshot:
@@ -159,15 +160,18 @@ class RunFollower:
                     raise
                 time.sleep(POLL_INTERVAL_S)
 
-    def _hint(self) -> str:
-        return (_HINT, _STOPPING, _KILLING)[self._signals.handled_interrupts]
+    def _hint(self, snapshot: RunSnapshot) -> str:
+        if self._signals.handled_interrupts == 0:
+            return f"{_ctrl_c_effect(snapshot)}; closing the terminal leaves it running"
+        return _stopping(snapshot) if self._signals.handled_interrupts == 1 else "killing"
 
-    def _handle_interrupts(self) -> None:
+    def _handle_interrupts(self, snapshot: RunSnapshot) -> None:
         request = self._signals.next_request()
         if request is None:
             return
         killing = request["cmd"] == "kill"
-        self._display.print_line("Ctrl-C: killing the run." if killing else f"Ctrl-C: {_STOPPING}.")
+        what = "killing the run" if killing else _stopping(snapshot)
+        self._display.print_line(f"Ctrl-C: {what}.")
         try:
             send_request(self._run_dir, request)
         except ProblemError as error:
@@ -196,16 +200,28 @@ class RunFollower:
         for line in [*failure_lines(self._run_dir, snapshot), *end_report(snapshot)]:
             self._display.print_line(line)
         wait_for_last_copy(self._run_dir)
-        return exit_code(snapshot)
+        return exit_code(snapshot, interrupted=self._signals.asked_to_stop)
 
 
-def exit_code(snapshot: RunSnapshot) -> int:
-    """Return 0 for a finished run, 3 for a stopped and resumable one, 1 otherwise."""
+def _ctrl_c_effect(snapshot: RunSnapshot) -> str:
+    return f"Ctrl-C {stop_effect(snapshot)}"
+
+
+def _stopping(snapshot: RunSnapshot) -> str:
+    return f"{stop_progress(snapshot)}; press Ctrl-C again to kill at once"
+
+
+def exit_code(snapshot: RunSnapshot, *, interrupted: bool = False) -> int:
+    """Return 0 for a finished run, 3 for a stopped and resumable one, 1 otherwise.
+
+    ``interrupted``: this user has stopped it by one Ctrl-C. That is no failure, even without a
+    checkpoint, so it is 0, as that of ``ltui stop``.
+    """
     if snapshot.state is RunState.FINISHED:
         return EXIT_DONE
     if snapshot.state is RunState.STOPPED and is_resumable(snapshot):
         return EXIT_STOPPED
-    return EXIT_FAILED
+    return EXIT_DONE if snapshot.state is RunState.STOPPED and interrupted else EXIT_FAILED
 
 
 def events_after(run_dir: RunDir, after: int = 0) -> list[StoredEvent]:

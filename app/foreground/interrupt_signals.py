@@ -39,6 +39,11 @@ class ReceivedSignals:
         self.handled_interrupts = interrupts
         return {"cmd": "kill"} if interrupts == 2 else {"cmd": "stop", "timeout_s": STOP_TIMEOUT_S}
 
+    @property
+    def asked_to_stop(self) -> bool:
+        """True if a person has pressed Ctrl-C once, which asks for a stop, not for a kill."""
+        return self.handled_interrupts == 1 and not self._stop_on_terminate
+
     def _interrupt(self, *_: Any) -> None:
         self.interrupts += 1
 

@@ -1,7 +1,7 @@
 """The dashboard of a run in the foreground: ``ltui run``, ``exec`` and ``resume`` on a terminal.
 
-Signals act as without the dashboard. The first Ctrl-C stops the run with a checkpoint and the
-second kills it. SIGTERM and SIGHUP end this process alone. The command ends when the run ends.
+Signals act as without the dashboard. The first Ctrl-C stops the run and the second kills it.
+SIGTERM and SIGHUP end this process alone. The command ends when the run ends.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from textual.screen import Screen
 from ltui.app.foreground.interrupt_signals import ReceivedSignals
 from ltui.app.live.run_requests import send_request
 from ltui.app.open_dashboard import open_app
+from ltui.app.presentation.stop_effect import stop_effect, stop_progress
 from ltui.app.textual_app import LtuiApp
+from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot
 from ltui.training.store.run_directory import RunDir, ltui_home
@@ -40,7 +42,7 @@ class ForegroundApp(LtuiApp):
             id="interrupt",
             show=False,
             priority=True,
-            tooltip="Stop the run with a checkpoint; press it again to kill the run",
+            tooltip="Stop the run; press it again to kill it",
         ),
     ]
 
@@ -65,10 +67,8 @@ class ForegroundApp(LtuiApp):
 
     def on_mount(self) -> None:
         self.set_interval(POLL_S, self._poll)
-        self.notify(
-            "Ctrl-C stops the run with a checkpoint; q closes this screen, training continues.",
-            timeout=8,
-        )
+        effect = stop_effect(resolve_snapshot(self._run_dir))
+        self.notify(f"Ctrl-C {effect}; q closes this screen, training continues.", timeout=8)
 
     async def on_event(self, event: events.Event) -> None:
         if isinstance(event, (events.Key, events.MouseDown)):
@@ -96,15 +96,20 @@ class ForegroundApp(LtuiApp):
     @work(thread=True, exit_on_error=False)
     def _send(self, request: dict[str, Any]) -> None:
         killing = request["cmd"] == "kill"
-        message = "killing the run" if killing else "stopping with a checkpoint; Ctrl-C again kills"
+        stopping = f"{stop_progress(self._snapshot())}; Ctrl-C again kills"
+        message = "killing the run" if killing else stopping
         try:
             self._request(self._run_dir, request)
         except ProblemError as error:
             message = str(error)
         self.call_from_thread(self.notify, message, markup=False)
 
-    def _close_after_the_end(self) -> None:
+    def _snapshot(self) -> RunSnapshot | None:
         snapshot: RunSnapshot | None = getattr(self._run_screen, "snapshot", None)
+        return snapshot
+
+    def _close_after_the_end(self) -> None:
+        snapshot = self._snapshot()
         now = time.monotonic()
         if snapshot is None or snapshot.state in LIVE:
             self._closes_at = None

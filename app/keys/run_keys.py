@@ -17,7 +17,7 @@ from ltui.widgets.rank_table import RankTable
 
 KEYS = f"""
 [Run]
-s      | stop                | stop             | Stop after the current step, with a checkpoint
+s      | stop                | stop             | Stop after the current step; asks first
 S      | stop_when           | schedule stop    | Stop at a step, epoch, metric value or time
 p      | pause               | pause            | Pause, or continue a paused run
 c      | checkpoint          | checkpoint       | Save a checkpoint and keep running

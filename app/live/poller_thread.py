@@ -56,7 +56,9 @@ class PollerThread:
         self._stopped = threading.Event()
         self._woken = threading.Event()
         self._last = Frame(
-            snapshot=RunSnapshot(id=run_id, name=run_id, state=RunState.QUEUED),
+            snapshot=RunSnapshot(
+                id=run_id, name=run_id, state=RunState.QUEUED, saves_checkpoints=None
+            ),
             now=time.time(),
             supervisor_answers=False,
             snapshot_at=time.time(),

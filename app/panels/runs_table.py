@@ -42,7 +42,7 @@ class RunsTable(Table[RunRow]):
         a        | screen.mark_all | mark all  | Mark all listed runs, or remove their marks
         [Marked runs, or the selected one]
         C        | screen.compare        | compare | Compare curves and settings of marked runs
-        s        | screen.stop           | stop    | Stop, each with a checkpoint; asks first
+        s        | screen.stop           | stop    | Stop; the question names what is saved
         r        | screen.resume         | resume  | Resume; one run with changes if wanted
         asterisk | screen.star           | star    | Give or take away the star
         T        | screen.label('tags')  | tags    | Add and remove tags

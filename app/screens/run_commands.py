@@ -13,6 +13,7 @@ from textual import work
 
 from ltui.app.panels.worker_results import call_screen, show_error
 from ltui.app.presentation.notifications import refusal
+from ltui.app.presentation.stop_effect import stop_progress
 from ltui.app.screens.confirm import ConfirmScreen
 from ltui.app.screens.full_screen import FullScreen
 from ltui.app.screens.schedule_stop import StopWhenScreen
@@ -49,9 +50,7 @@ class RunCommandScreen(FullScreen[None]):
 
     def action_stop(self) -> None:
         if not self.is_refused("stop") and self.snapshot is not None:
-            confirmation = "stopping after the current step, with a checkpoint"
-            if not self.snapshot.saves_checkpoints:
-                confirmation = "stopping it by a signal"
+            confirmation = stop_progress(self.snapshot)
             question = StopScreen(stop_question(self.snapshot))
             self._send_after(question, {"cmd": "stop"}, confirmation)
 

@@ -45,7 +45,8 @@ class StopWhenScreen(ModalScreen[tuple[StopCondition, ...]]):
         with Vertical(classes="dialog"):
             if self._scheduled:
                 yield Static(f"Scheduled: {', or '.join(self._scheduled)}.", markup=False)
-            yield Static("Stop automatically, with a checkpoint:", markup=False)
+            saved = ", with a checkpoint" if self._snapshot.saves_checkpoints else ""
+            yield Static(f"Stop automatically{saved}:", markup=False)
             yield Static(Text(ABOUT, "dim"), classes="about")
             yield Input(placeholder="when", id="when", compact=True)
             yield Static(Text(""), id="answers")

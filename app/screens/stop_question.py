@@ -32,14 +32,21 @@ class StopScreen(ConfirmScreen):
 
 def stop_question(snapshot: RunSnapshot) -> str:
     """Explain what a stop does, and how to resume the run."""
+    name = clean_name(snapshot.name)
+    if snapshot.saves_checkpoints is None:
+        return (
+            f"Stop {name}?\n"
+            "It has not begun to train, so ltui does not know if it can save a checkpoint.\n"
+            f"Now it would end by {snapshot.stop_signal}, without one."
+        )
     if not snapshot.saves_checkpoints:
         return (
-            f"Stop {clean_name(snapshot.name)}?\n"
-            "It gets a signal and ends. The program has not told ltui how to save a checkpoint:\n"
-            "only what it saves itself is kept."
+            f"Stop {name}?\n"
+            f"It ends by {snapshot.stop_signal}, without a checkpoint: the program has not told\n"
+            "ltui how to save one. Only what it saves itself is kept."
         )
     return (
-        f"Stop {clean_name(snapshot.name)}?\n"
+        f"Stop {name}?\n"
         "It saves a checkpoint after the current step, then it ends.\n"
         "To continue it later, press r."
     )
@@ -50,7 +57,7 @@ def question_for_several(runs: str, snapshots: Sequence[RunSnapshot]) -> str:
     ends = "Each saves a checkpoint after its current step, then it ends."
     unsaved = sum(not snapshot.saves_checkpoints for snapshot in snapshots)
     if unsaved == len(snapshots):
-        ends = "Each gets a signal and ends. ltui cannot save checkpoints of these programs."
+        ends = "Each ends by a signal. ltui cannot save checkpoints of these programs."
     elif unsaved:
         ends += f"\nltui cannot do that for {unsaved} of them: these end by a signal."
     return f"Stop {runs}?\n{ends}"

@@ -97,7 +97,7 @@ def test_no_checkpoint_is_promised_of_a_program_without_lightning() -> None:
     lightning = snapshot(state=RunState.RUNNING)
     plain = replace(lightning, program="PyTorch DDP", saves_checkpoints=False)
     assert "saves a checkpoint" in stop_question(lightning)
-    assert "only what it saves itself is kept" in stop_question(plain)
+    assert "Only what it saves itself is kept" in stop_question(plain)
     assert "with a checkpoint" in kill_question(lightning)
     assert "with a checkpoint" not in kill_question(plain)
     assert "SIGTERM" not in question_for_several("2 runs", [lightning, lightning])

@@ -145,6 +145,7 @@ def test_show_and_runs_print_one_document_each(ltui: Ltui) -> None:
 def test_the_second_ctrl_c_kills(ltui: Ltui, terminal: Callable[..., Terminal]) -> None:
     shown = terminal("exec", "--plain", "--", sys.executable, "-c", SLEEPER)
     shown.wait_for("starting")
+    assert "checkpoint is known once it trains" in shown.drawn
     shown.press("\x03")
     shown.wait_for("Ctrl-C: stopping")
     shown.press("\x03")

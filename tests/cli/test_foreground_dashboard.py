@@ -135,7 +135,7 @@ def test_two_ctrl_cs_in_the_dashboard_end_the_run(terminal: Callable[..., Termin
     shown.wait_for(ALTERNATE_SCREEN)
     shown.wait_for("sleep 600")
     shown.press("\x03")
-    shown.wait_for("stopping with a checkpoint")
+    shown.wait_for("stopping; Ctrl-C again kills")
     shown.press("\x03")
     shown.wait_for("The run has ended")
     shown.press("q")  # by itself it closes after ten seconds

@@ -21,8 +21,10 @@ from ltui.app.foreground.progress_display import (
     plain_line,
 )
 from ltui.app.presentation.run_report import columns, end_report, show_lines
+from ltui.app.presentation.stop_effect import stop_effect, stop_progress
 from ltui.app.runs.run_entry import RunEntry
 from ltui.app.runs.run_summary import summarise
+from ltui.app.screens.stop_question import stop_question
 from ltui.app.state_words import state_sentence, state_sign, state_word
 from ltui.training.state.run_snapshot import (
     CheckpointInfo,
@@ -271,7 +273,10 @@ def test_nothing_that_a_run_wrote_reaches_the_terminal_as_a_command() -> None:
     ],
 )
 def test_exit_codes(state: RunState, checkpoints: tuple[CheckpointInfo, ...], code: int) -> None:
-    assert exit_code(replace(BUSY, state=state, checkpoints=checkpoints)) == code
+    ended = replace(BUSY, state=state, checkpoints=checkpoints)
+    assert exit_code(ended) == code
+    stopped_without = state is RunState.STOPPED and code == 1
+    assert exit_code(ended, interrupted=True) == (0 if stopped_without else code)
 
 
 def test_an_ending_says_what_to_do_next() -> None:
@@ -336,3 +341,21 @@ def test_a_script_that_has_not_started_lightning_is_no_unknown_rank() -> None:
     run = replace(WELL, ranks=(RankSnapshot(rank=0, state=RankState.UNKNOWN),))
     assert "no telemetry from the script yet" in plain_line(run)
     assert "unknown" not in plain_line(run)
+
+
+@pytest.mark.parametrize(
+    ("saves", "promised"),
+    [
+        (True, "stops it with a checkpoint"),
+        (False, "ends it by SIGINT, without a checkpoint"),
+        (None, "stops it (whether with a checkpoint is known once it trains)"),
+    ],
+)
+def test_only_a_run_that_can_save_is_promised_a_checkpoint(
+    saves: bool | None, promised: str
+) -> None:
+    snapshot = replace(BUSY, saves_checkpoints=saves, stop_signal="SIGINT")
+    assert stop_effect(snapshot) == promised
+    for text in (stop_progress(snapshot), stop_question(snapshot)):
+        promises = "a checkpoint" in text.replace("without a checkpoint", "")
+        assert promises is saves or saves is None

@@ -186,3 +186,26 @@ def test_rows_without_a_loss_are_no_loss_of_nan_after_a_resume(
     resumed = restore_fold(run, 2, stored_snapshot(run))
     resumed = fold(resumed, 0, steps(20, 0.1, first=101, loss=math.nan))
     assert (loss_warning(resumed) is not None) == warns
+
+
+@pytest.mark.parametrize(
+    ("hello", "error", "saves"),
+    [
+        (None, None, None),
+        ({"program": "PyTorch", "saves": False}, None, False),
+        ({"program": "PyTorch", "saves": True}, None, True),
+        ({"program": "PyTorch DDP", "saves": True}, "a rank did not come", False),
+        ({}, None, True),
+    ],
+)
+def test_a_checkpoint_is_promised_once_the_program_is_known(
+    tmp_path: Path, hello: dict[str, Any] | None, error: str | None, saves: bool | None
+) -> None:
+    live = attempt(tmp_path, coordination_error=lambda: error)
+    assert built(live).saves_checkpoints is True
+    live.spec = replace(live.spec, command=("python", "a.py"), stop_signal="SIGINT")
+    live.fold = fold(
+        FoldState(), 0, [labelled(RecordKind.HELLO, hello)] if hello is not None else []
+    )
+    shown = built(live)
+    assert (shown.saves_checkpoints, shown.stop_signal) == (saves, "SIGINT")

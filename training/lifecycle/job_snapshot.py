@@ -109,6 +109,8 @@ def _from_specification(run_dir: RunDir) -> RunSnapshot:
         state=RunState.QUEUED,
         preset=spec.preset,
         command=spec.command,
+        saves_checkpoints=True if spec.command is None else None,
+        stop_signal=spec.stop_signal,
         created_at=spec.created_at,
         checkpoints=tuple(list_checkpoints(run_dir.checkpoints_dir)),
         run_dir=str(run_dir.path),

@@ -183,6 +183,8 @@ def _snapshot_from_files(run_dir: RunDir, note: str | None) -> RunSnapshot:
         state=RunState.STARTING,
         preset=spec.preset,
         command=spec.command,
+        saves_checkpoints=True if spec.command is None else None,
+        stop_signal=spec.stop_signal,
         attempt=attempt or 1,
         created_at=spec.created_at,
         world_size=spec.nproc or None,

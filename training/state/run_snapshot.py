@@ -293,8 +293,10 @@ class RunSnapshot:
     """The user's command in a run started by ``ltui exec``."""
     program: str | None = None
     """What kind of program the command is, as ``PyTorch DDP``; None with Lightning's Trainer."""
-    saves_checkpoints: bool = True
-    """False if ltui cannot save a checkpoint of this program."""
+    saves_checkpoints: bool | None = True
+    """False if ltui cannot save a checkpoint of this program; None while that is not known."""
+    stop_signal: str = "SIGTERM"
+    """The signal that ends a program of which ltui cannot save a checkpoint."""
     attempt: int = 1
     created_at: float | None = None
     started_at: float | None = None

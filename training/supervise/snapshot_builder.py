@@ -57,7 +57,8 @@ def build_snapshot(
         preset=spec.preset,
         command=spec.command,
         program=fold.program,
-        saves_checkpoints=fold.saves_checkpoints,
+        saves_checkpoints=_saves_checkpoints(live),
+        stop_signal=spec.stop_signal,
         attempt=live.number,
         created_at=spec.created_at,
         started_at=live.started_at,
@@ -100,6 +101,18 @@ def build_snapshot(
             {number: rank.hello for number, rank in fold.ranks.items()},
         ),
     )
+
+
+def _saves_checkpoints(live: LiveAttempt) -> bool | None:
+    """Return None for a command of the user until a rank has said what trains there."""
+    fold = live.fold
+    if live.spec.command is None:
+        return True
+    if all(rank.hello is None for rank in fold.ranks.values()):
+        return None
+    # The ranks of a program that wait no more for each other cannot save together.
+    together = fold.program is None or live.coordination_error() is None
+    return fold.saves_checkpoints and together
 
 
 def _detail(live: LiveAttempt, job: JobSnapshot | None, now_s: float) -> str | None:
