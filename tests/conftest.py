@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -106,9 +109,39 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return nvml_stand_in.build(tmp_path_factory.mktemp("driver"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def session_tmpdir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """``$TMPDIR`` of fixtures that several tests share.
+
+    Its path is short, because that of a socket may have 107 bytes. What ltui has left in the
+    machine's own temporary folder is not seen.
+    """
+    tmp_path_factory.getbasetemp()  # stays where pytest keeps it for the next sessions
+    folder = Path(tempfile.mkdtemp(prefix="lt-"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(folder))
+        patch.setattr(tempfile, "tempdir", None)
+        patch.delenv("XDG_RUNTIME_DIR", raising=False)
+        patch.delenv("SLURM_TMPDIR", raising=False)
+        yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def private_tmpdir(session_tmpdir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """``$TMPDIR`` of this test, empty."""
+    folder = Path(tempfile.mkdtemp(prefix="", dir=session_tmpdir))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return folder
+
+
 @pytest.fixture(autouse=True)
 def private_home(
-    leaves_nothing_behind: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    leaves_nothing_behind: None,
+    private_tmpdir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Path:
     """``$LTUI_HOME`` of this test; no run or configuration of the person's own is touched."""
     home = tmp_path / "home"
@@ -117,6 +150,17 @@ def private_home(
     for name in [n for n in os.environ if n.startswith("LTUI_") and n != "LTUI_HOME"]:
         monkeypatch.delenv(name)
     return home
+
+
+@pytest.fixture
+def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that exists once a module of the current folder, which has all names, was imported."""
+    folder, imported = tmp_path / "project", tmp_path / "imported"
+    folder.mkdir()
+    for name in (*sys.stdlib_module_names, "ltui", "textual", "rich", "yaml", "platformdirs"):
+        (folder / f"{name}.py").write_text(f"open({str(imported)!r}, 'a').write({name!r} + ' ')\n")
+    monkeypatch.chdir(folder)
+    return imported
 
 
 @pytest.fixture(autouse=True)

@@ -22,6 +22,7 @@ from ltui.app.textual_app import LtuiApp
 from ltui.app.theme_choice import first_theme
 from ltui.app.user_config import SETTINGS, Settings, UserConfig, config_path, read_user_config
 from ltui.training.problem import Problem, ProblemError
+from ltui.training.store.private_folder import make_private_folders
 from ltui.training.store.run_directory import ltui_home
 from ltui.widgets.palette import THEMES
 from ltui.widgets.sanitise import clean_line
@@ -119,7 +120,7 @@ def _edit(path: Path) -> int:
     words = _editor_words()
     try:
         if not path.exists():
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_folders(path.parent)
             path.write_text(_template(), encoding="utf-8")
         done = subprocess.run([*words, str(path)], check=False)
     except OSError as error:

@@ -6,12 +6,12 @@ import asyncio
 import errno
 import secrets
 import socket
-import sys
 from argparse import Namespace
 
 from ltui.app.exit_codes import EXIT_DONE
 from ltui.app.serve.access import TOKEN_PARAMETER, is_loopback
 from ltui.training.problem import ProblemError
+from ltui.training.process.python_command import module_command
 from ltui.training.store.optional_library import load_library
 from ltui.training.store.run_directory import find_run, ltui_home
 
@@ -22,7 +22,7 @@ TOKEN_BYTES = 32
 def serve(options: Namespace) -> int:
     """Run ``ltui serve [RUN]`` until a signal ends it."""
     home = ltui_home(to_write=False)
-    command = [sys.executable, "-m", "ltui.app.serve.dashboard_process"]
+    command = module_command("ltui.app.serve.dashboard_process")
     command += ["--control"] if options.control else []
     if options.run is not None:
         command += ["--run", str(find_run(home, options.run).path)]

@@ -6,6 +6,8 @@ import json
 import subprocess
 from dataclasses import dataclass
 
+from ltui.training.process.python_command import program_command
+
 _TIMEOUT_S = 60.0
 """Seconds to wait for the answer. To import torch and to open the driver takes some seconds."""
 _PROGRAM = """
@@ -57,7 +59,7 @@ def probe_cuda(python: str) -> CudaReport | None:
     """Run the probe in ``python``, which takes some seconds; None if it gives no answer."""
     try:
         done = subprocess.run(
-            [python, "-c", _PROGRAM],
+            program_command(_PROGRAM, python=python),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

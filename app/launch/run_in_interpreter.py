@@ -16,6 +16,7 @@ from typing import Any
 
 from ltui.training.lifecycle.rank_package import install_rank_package
 from ltui.training.problem import Problem, ProblemError
+from ltui.training.process.python_command import module_command
 from ltui.training.store.run_directory import ltui_home
 from ltui.widgets.sanitise import clean_line
 
@@ -37,7 +38,7 @@ def run_program(
     # A file, because a program that fills a pipe waits until it is read.
     with tempfile.TemporaryFile("w+", errors="replace") as errors:
         process = subprocess.Popen(
-            [python, "-m", module, json.dumps(request)],
+            module_command(module, json.dumps(request), python=python),
             env=rank_environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

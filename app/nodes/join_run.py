@@ -38,6 +38,7 @@ from ltui.training.nodes.link_place import LinkPlace, write_link_place
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.identity import lock_holder
 from ltui.training.store.history_place import remove_history
+from ltui.training.store.private_folder import make_private_folders
 from ltui.training.store.run_directory import RunDir, write_atomically
 from ltui.training.store.spec_file import parse_spec
 
@@ -193,8 +194,7 @@ def _create_directory(
             shutil.rmtree(run_dir.path / name, ignore_errors=True)
         remove_history(run_dir)
         for name in ("logs", "queue", "engine", "checkpoints"):
-            (run_dir.path / name).mkdir(mode=0o700, parents=True, exist_ok=True)
-        run_dir.path.chmod(0o700)
+            make_private_folders(run_dir.path / name)
         write_atomically(run_dir.path / KEY_FILE_NAME, f"{key.text}\n".encode())
         write_link_place(run_dir, place)
         assert spec.nodes is not None

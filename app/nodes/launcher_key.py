@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -27,6 +26,7 @@ from ltui.training.nodes.link_key import KEY_VARIABLE, LinkKey
 from ltui.training.nodes.node_address import resolve
 from ltui.training.nodes.probe import ProbeResult, probe
 from ltui.training.problem import ProblemError
+from ltui.training.process.python_command import module_command
 from ltui.training.store.run_directory import private_runtime_dir, write_atomically
 
 _POLL_S = 0.5
@@ -159,7 +159,7 @@ def send_by_srun(
         *(srun, f"--jobid={environ['SLURM_JOB_ID']}", f"--nodelist={hosts}", f"--nodes={count}"),
         *("--ntasks-per-node=1", "--overlap", "--mem=0", "--gres=none", "--cpu-bind=none"),
         *("--quiet", "--input=all", "--output=none", f"--time={int(_SRUN_S / 60)}"),
-        *(sys.executable, "-m", "ltui.app.nodes.receive_key", name),
+        *module_command("ltui.app.nodes.receive_key", name),
     ]
     # The variables of this step would be taken for options of the new one.
     kept = {k: v for k, v in environ.items() if k == "SLURM_CONF" or not k.startswith("SLURM_")}

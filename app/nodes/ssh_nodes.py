@@ -19,6 +19,7 @@ from pathlib import Path
 
 from ltui.training.nodes.link_key import KEY_VARIABLE, LinkKey
 from ltui.training.problem import Problem, ProblemError
+from ltui.training.process.python_command import module_command
 from ltui.widgets.sanitise import clean_line
 
 CONNECT_S = 15
@@ -45,7 +46,7 @@ class RemoteCommand:
 def own_program() -> tuple[str, ...]:
     """Return the command of this ltui, which other nodes probably have at the same place."""
     script = Path(sys.executable).parent / "ltui"
-    return (str(script),) if script.exists() else (sys.executable, "-m", "ltui.app.cli")
+    return (str(script),) if script.exists() else tuple(module_command("ltui.app.cli"))
 
 
 def remote_program(path: str | None) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import re
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
@@ -64,7 +65,9 @@ def _names_loopback(host: str) -> bool:
         parts.port  # noqa: B018 - raises ValueError if it is none
     except ValueError:
         return False
-    return parts.netloc == host and "@" not in host and is_loopback(parts.hostname or "")
+    # urlsplit ignores what stands between the bracket of an address and its port.
+    whole = parts.netloc == host and re.fullmatch(r"\[[^][@]*\](:\d*)?|[^][@]*", host) is not None
+    return whole and is_loopback(parts.hostname or "")
 
 
 def has_token(token: str, query: Mapping[str, str], cookies: Mapping[str, str]) -> bool:

@@ -124,7 +124,11 @@ class DashboardServer(Server):  # type: ignore[misc, unused-ignore]
 
 def _cells(request: web.Request, name: str) -> int:
     text = request.query.get(name, "")
-    return min(int(text), _MAX_CELLS) if text.isdecimal() else 80
+    return _capped(int(text)) if text.isdecimal() else 80
+
+
+def _capped(cells: int) -> int:
+    return max(1, min(cells, _MAX_CELLS))
 
 
 class _Page(AppService):  # type: ignore[misc, unused-ignore]
@@ -164,6 +168,10 @@ class _Page(AppService):  # type: ignore[misc, unused-ignore]
         """Pass packets on until the process ends; then the page is closed, too."""
         await super().run()
         await self.remote_close()
+
+    async def set_terminal_size(self, width: int, height: int) -> None:
+        """Tell the process the new size of the page."""
+        await super().set_terminal_size(_capped(int(width)), _capped(int(height)))
 
     async def stop(self) -> None:
         """Ask the process to end, and kill it if it does not."""

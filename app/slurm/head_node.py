@@ -15,6 +15,7 @@ from types import FrameType
 
 from ltui.app.exit_codes import EXIT_DONE
 from ltui.app.nodes.node_options import with_free_ports, with_reachable_address
+from ltui.app.nodes.start_head import prepare_next_attempt
 from ltui.app.slurm.continue_run import requeued_by_slurm
 from ltui.app.slurm.other_node import hide_slurm_from_lightning, job_nodes
 from ltui.training.lifecycle.launch_run import start_first_attempt
@@ -40,7 +41,7 @@ from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState, to_jso
 from ltui.training.store.copied_history import wait_for_last_copy
 from ltui.training.store.database_schema import StoreError
 from ltui.training.store.run_checkpoints import furthest_checkpoint
-from ltui.training.store.run_directory import RunDir, write_atomically, write_json
+from ltui.training.store.run_directory import RunDir, write_json
 
 POLL_S = 0.25
 """Seconds between two polls of the run's state."""
@@ -193,7 +194,7 @@ def _write_nodes(run_dir: RunDir) -> None:
     if nodes is not None:
         nodes = with_free_ports(with_reachable_address(nodes), fixed=True)
         key = LinkKey.find(None, os.environ)
-        write_atomically(run_dir.path / KEY_FILE_NAME, f"{key.text}\n".encode())
+        prepare_next_attempt(run_dir, {KEY_FILE_NAME: f"{key.text}\n"})
     # The ranks must not inherit it; the supervisor reads the file.
     os.environ.pop(KEY_VARIABLE, None)
     if nodes != spec.nodes:

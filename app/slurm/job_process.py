@@ -35,6 +35,8 @@ from ltui.training.nodes.link_key import LinkKey
 from ltui.training.problem import ProblemError
 from ltui.training.slurm.job_options import JobOptions
 from ltui.training.slurm.job_record import JobRecord, read_record, write_submission
+from ltui.training.store.history_place import own_folder
+from ltui.training.store.private_folder import make_private_folders, private_folder
 from ltui.training.store.run_directory import RunDir, ltui_home
 from ltui.training.store.spec_file import parse_spec
 
@@ -137,20 +139,13 @@ def _homes() -> list[Path]:
 
 def local_home() -> Path:
     """Return a folder on a disk of this machine, for this user alone. Raises ``ProblemError``."""
-    local = Path(os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir()) / f"ltui-{os.getuid()}"
-    try:
-        (local / "runs").mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = local.lstat()
-        if status.st_uid == os.getuid() and not status.st_mode & 0o077:
-            return local
-        reason = "it belongs to someone else or is open to others"
-    except OSError as error:
-        reason = error.strerror or str(error)
-    raise ProblemError.of(
-        where=str(local),
-        what=f"this folder cannot be used ({reason}).",
-        remedy="Set LTUI_HOME to a folder that the nodes can write, and TMPDIR to one of the node.",
-    )
+    remedy = "Set LTUI_HOME to a folder that the nodes can write, and TMPDIR to one of the node."
+    parent = Path(os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir())
+    with contextlib.suppress(OSError):  # the next line says why
+        make_private_folders(parent)
+    local = private_folder(own_folder(parent), remedy)
+    private_folder(local / "runs", remedy)
+    return local
 
 
 def answer(run_dir: RunDir, request: dict[str, Any]) -> dict[str, Any]:

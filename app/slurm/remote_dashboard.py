@@ -6,11 +6,11 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 
 from ltui.app.nodes.ssh_nodes import NOT_FOUND, SSH_FAILED, own_program
 from ltui.training.lifecycle.job_snapshot import job_place
 from ltui.training.problem import ProblemError
+from ltui.training.process.python_command import module_command
 from ltui.training.slurm.batch_script import JOB_MODULE
 from ltui.training.slurm.job_record import read_record
 from ltui.training.slurm.run_place import Place
@@ -36,7 +36,7 @@ def attach_words(run_dir: RunDir, *, readonly: bool = False) -> list[str] | None
         srun, *rest = on_head_words(record.job_id, node, words)
         return [srun, "--pty", *rest]
     if record.head is not None and installed("ssh"):
-        remote = shlex.join([sys.executable, "-m", JOB_MODULE, *words])
+        remote = shlex.join(module_command(JOB_MODULE, *words))
         return ["ssh", "-t", record.head.host, remote]
     raise ProblemError.of(
         where=run_dir.id,

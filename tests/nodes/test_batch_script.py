@@ -35,7 +35,7 @@ PLAIN = BatchScript(
 )
 PRINTER = """#!/bin/bash
 printf '%s\\0' "$@" "LTUI_HOME=$LTUI_HOME" >>"$CALLS"
-[ "$3" = prepare ] && cat >"$SPEC"
+[ "$4" = prepare ] && cat >"$SPEC"
 exit 0
 """
 TEXT = st.text(
@@ -108,7 +108,8 @@ def test_no_value_of_a_user_becomes_code(
     )
     assert (done.returncode, done.stderr) == (0, "")
     words = (place / "calls").read_bytes().decode().split("\0")
-    assert words[:2] == ["-m", "ltui.app.slurm.job_process"]
+    assert words[0] == "-c"
+    assert words[2] == "ltui.app.slurm.job_process"
     assert f"LTUI_HOME={home}" in words
     assert (place / "spec").read_bytes().decode().rstrip("\n") == spec.rstrip("\n")
     assert sorted(p.name for p in place.iterdir()) == sorted(

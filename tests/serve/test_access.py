@@ -44,6 +44,8 @@ def test_requests_of_the_own_page_are_answered(host: str) -> None:
         "127.0.0.1:http",
         "127.0.0.1:99999",
         "[::1",
+        "[::1]x",
+        "[::1]x:8765",
         "127.0.0.1 evil.example",
         "localhost.",
     ],

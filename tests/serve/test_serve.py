@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from ltui.app.cli import main
+from ltui.training.process.python_command import module_command
 from tests.serve.conftest import Served, ends
 from tests.store.test_export_formats import make_run
 from tests.waiting import wait_for
@@ -104,6 +105,31 @@ def test_another_page_cannot_request_anything(served: Served) -> None:
 
 
 # -- websockets ------------------------------------------------------------------------------------
+
+
+async def test_a_page_is_not_made_larger_than_any_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ltui.app.serve.dashboard_server import _Page
+
+    sent: list[Any] = []
+
+    async def send_meta(_: object, message: dict[str, object]) -> None:
+        sent.append((message["width"], message["height"]))
+
+    monkeypatch.setattr(_Page, "send_meta", send_meta)
+    server_side: Any = aiohttp.web.WebSocketResponse()
+    opened = _Page(("true",), server_side, None)  # type: ignore[arg-type]
+    for width, height in ((20000, 20000), (-1, 0), (160, 50)):
+        await opened.set_terminal_size(width, height)
+    assert sent == [(500, 500), (1, 1), (160, 50)]
+
+
+async def test_a_page_imports_nothing_from_the_current_folder(
+    imported: Path, serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.serve.conftest.LTUI", module_command("ltui.app.cli"))
+    async with page(serve()) as websocket:
+        await until_shown(websocket, READS_ONLY)
+    assert not imported.exists()
 
 
 async def test_a_websocket_of_another_page_is_refused(served: Served) -> None:
@@ -258,7 +284,11 @@ async def _saved_chart(websocket: Any) -> str:
     for number in range(10_000):
         if number % 10 == 0:
             await websocket.send_json(["stdin", "w"])
-        message = await websocket.receive(timeout=100)
+        try:
+            message = await websocket.receive(timeout=5)
+        except asyncio.TimeoutError:  # no chart had the focus, and nothing is drawn
+            await websocket.send_json(["stdin", "w"])
+            continue
         if message.type is aiohttp.WSMsgType.TEXT:
             kind, key = message.json()
             assert kind == "deliver_file_start"

@@ -326,5 +326,7 @@ def test_a_folder_that_cannot_be_used_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LTUI_HISTORY_DIR", str(tmp_path / "absent"))
-    with pytest.raises(ProblemError, match=r"LTUI_HISTORY_DIR.*absent cannot be used"):
+    with pytest.raises(
+        ProblemError, match=r"absent/.* cannot be used: No such .* Set LTUI_HISTORY_DIR"
+    ):
         open_history(run_dir(tmp_path))

@@ -11,6 +11,7 @@ from pathlib import Path
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.mirror_folder import mirror_problems
 from ltui.training.problem import Problem, ProblemError
+from ltui.training.process.python_command import program_command
 
 # Finds packages without importing them: importing torch takes seconds.
 _PROBE = """
@@ -92,7 +93,7 @@ def _interpreter_problems(spec: RunSpec) -> list[Problem]:
     environ = {**os.environ, **spec.env}
     try:
         probe = subprocess.run(
-            [spec.python, "-c", _PROBE],
+            program_command(_PROBE, python=spec.python),
             cwd=spec.cwd if Path(spec.cwd).is_dir() else None,
             env=environ,
             capture_output=True,

@@ -9,7 +9,6 @@ import json
 import os
 import select
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ from ltui.training.lifecycle.engine_start_checks import failure_reason
 from ltui.training.lifecycle.shim_files import shim_identity
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.identity import lock_holder
+from ltui.training.process.python_command import module_command
 from ltui.training.store.run_directory import RunDir, open_private_log, read_json, write_json
 
 START_S = 30.0
@@ -59,7 +59,7 @@ def shim_restarts_supervisor(run_dir: RunDir) -> bool:
 
 def supervisor_argv(run_dir: RunDir, *arguments: str) -> list[str]:
     """Return the command line that starts the supervisor of a run."""
-    return [sys.executable, "-m", "ltui.training.supervise.main", str(run_dir.path), *arguments]
+    return module_command("ltui.training.supervise.main", str(run_dir.path), *arguments)
 
 
 def start_supervisor(

@@ -17,6 +17,7 @@ from typing import Any
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.nodes.join_messages import JoinOffer
 from ltui.training.nodes.messages import Orders
+from ltui.training.process.python_command import program_command
 from ltui.training.store.spec_file import spec_text
 
 _PROBE = """
@@ -45,7 +46,7 @@ def training_versions(spec: RunSpec, python: str | None = None) -> dict[str, str
         return {}
     try:
         answer = subprocess.run(
-            [python or spec.python, "-c", _PROBE],
+            program_command(_PROBE, python=python or spec.python),
             cwd=spec.cwd,
             env={**os.environ, **spec.env},
             stdin=subprocess.DEVNULL,

@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ltui.training.process.python_command import module_command
 from ltui.training.slurm.job_options import JobOptions
 
 WARNING_SIGNAL = "USR2"
@@ -51,7 +52,7 @@ class BatchScript:
                 "# Written by `ltui submit`. Each start of this job is an attempt of the same run.",
                 f"export LTUI_HOME={_word(self.home)}",
                 "export PYTHONUNBUFFERED=1",
-                f"ltui=({_word(self.python)} -m {JOB_MODULE})",
+                f"ltui=({shlex.join(module_command(JOB_MODULE, python=self.python))})",
                 "# The processes on the nodes act on these signals. This shell waits for them.",
                 "trap : TERM INT USR1 USR2",
                 "",

@@ -11,12 +11,12 @@ import pwd
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
 from ltui.training.problem import ProblemError
+from ltui.training.process.python_command import module_command
 from ltui.training.slurm.batch_script import JOB_MODULE
 from ltui.training.slurm.job_states import SlurmJob
 
@@ -78,7 +78,7 @@ def on_head_words(job_id: str, node: str | None, words: Sequence[str]) -> list[s
     place = () if node is None else (f"--nodelist={node}",)
     return [
         "srun", "--overlap", f"--jobid={job_id}", *place, "--nodes=1", "--ntasks=1",
-        "--gres=none", "--quiet", sys.executable, "-m", JOB_MODULE, *words,
+        "--gres=none", "--quiet", *module_command(JOB_MODULE, *words),
     ]  # fmt: skip
 
 

@@ -22,12 +22,14 @@ from pathlib import Path
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import lock_holder
 from ltui.training.store.network_file_systems import network_file_system
-from ltui.training.store.run_directory import RunDir, private_folder, read_json, write_json
+from ltui.training.store.private_folder import private_folder
+from ltui.training.store.run_directory import RunDir, read_json, write_json
 
 FOLDER_VARIABLE = "LTUI_HISTORY_DIR"
 """Environment variable with the folder for histories; ``none`` for the run directory itself."""
 ELSEWHERE_S = 120.0
 """Seconds without a sign of life after which a run on another machine counts as abandoned."""
+_CHOOSE = f"Set {FOLDER_VARIABLE} to a folder on a local disk that you can write."
 KEEP_UNFINISHED_S = 14 * 86400.0
 """Seconds for which a history is kept whose last part was not copied."""
 
@@ -134,18 +136,11 @@ def folder_for_histories(run_dir: RunDir) -> Path | None:
     if chosen == "none":
         return None
     if chosen:
-        try:
-            return _folder_below(Path(chosen).expanduser().absolute())
-        except OSError as error:
-            raise ProblemError.of(
-                where=FOLDER_VARIABLE,
-                what=f"{chosen} cannot be used ({error.strerror or error}).",
-                remedy="Name a folder on a local disk that you can write.",
-            ) from error
+        return _folder_below(Path(chosen).expanduser().absolute())
     if network_file_system(run_dir.path) is None:
         return None
     for folder in local_temporary_folders():
-        with contextlib.suppress(OSError, ProblemError):
+        with contextlib.suppress(ProblemError):
             return _folder_below(folder)
     return None
 
@@ -164,7 +159,7 @@ def own_folder(parent: Path) -> Path:
 
 def _folder_below(parent: Path) -> Path:
     """Return the user's folder for histories below ``parent``; create it if absent."""
-    return private_folder(private_folder(own_folder(parent)) / "history")
+    return private_folder(private_folder(own_folder(parent), _CHOOSE) / "history", _CHOOSE)
 
 
 def new_folder(run_dir: RunDir, parent: Path) -> Path:

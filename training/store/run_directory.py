@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
 from ltui.training.problem import Problem, ProblemError
+from ltui.training.store.private_folder import make_private_folders, private_folder
 
 if TYPE_CHECKING:
     from ltui.training.config.run_spec import RunSpec
@@ -60,8 +61,7 @@ def ltui_home(*, to_write: bool = True) -> Path:
     if not to_write and os.access(home / "runs", os.R_OK | os.X_OK):
         return home
     try:
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (home / "runs").mkdir(mode=0o700, exist_ok=True)
+        make_private_folders(home / "runs")
     except OSError as error:
         raise _home_problem(where, home, error.strerror or str(error)) from error
     if not os.access(home / "runs", os.W_OK | os.X_OK):
@@ -252,22 +252,6 @@ def private_runtime_dir() -> Path:
     else:
         directory = Path(tempfile.gettempdir()) / f"ltui-{os.getuid()}"
     return private_folder(directory, "Remove it, or set LTUI_HOME to a shorter path.")
-
-
-def private_folder(folder: Path, remedy: str = "Remove it, or set TMPDIR.") -> Path:
-    """Return a folder that only this user can read; create it if absent.
-
-    Raise ``ProblemError`` with ``remedy`` if somebody else has it.
-    """
-    folder.mkdir(mode=0o700, exist_ok=True)
-    status = folder.lstat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o077 or not stat.S_ISDIR(status.st_mode):
-        raise ProblemError.of(
-            where=str(folder),
-            what="it belongs to someone else or is open to others.",
-            remedy=remedy,
-        )
-    return folder
 
 
 def list_runs(home: Path) -> list[RunDir]:

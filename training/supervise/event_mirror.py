@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 import time
 
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.mirror_folder import mirror_folder
+from ltui.training.process.python_command import module_command
 from ltui.training.state.run_event import Event
 from ltui.training.store.run_directory import RunDir, open_private_log
 from ltui.training.supervise.mirror_process import EXIT_UNUSABLE
@@ -50,7 +50,7 @@ class EventMirror:
         return [Event(time.time(), "mirror", line, {}) for line in lines]
 
     def _start(self, folder: str) -> list[str]:
-        program = [sys.executable, "-m", "ltui.training.supervise.mirror_process"]
+        program = module_command("ltui.training.supervise.mirror_process")
         try:
             with open_private_log(self._run_dir.path / "logs" / "mirror.log") as log:
                 self._process = subprocess.Popen(

@@ -30,6 +30,7 @@ from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.database_schema import damaged_error
 from ltui.training.store.history_writer import StoreWriter
 from ltui.training.store.open_history import open_history
+from ltui.training.store.private_folder import make_private_folders
 from ltui.training.store.run_checkpoints import remove_unfinished
 from ltui.training.store.run_directory import RunDir, open_private_log, write_json
 from ltui.training.supervise.engine_command import engine_start, write_rank_config
@@ -282,7 +283,7 @@ def _make_attempt_dirs(run_dir: RunDir, attempt: int) -> None:
         run_dir.path / "engine",
         run_dir.checkpoints_dir,
     ):
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folders(path)
 
 
 def _start_shim(
