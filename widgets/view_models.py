@@ -44,6 +44,8 @@ class ChartSeries:
     y: FloatArray
     colour: int = 0
     """Index into the palette. A series keeps it as long as it is shown."""
+    suffix: str = ""
+    """The end of the name that a legend without room omits, such as `` smoothed``."""
     dim: bool = False
     """Draw the line faintly, for example raw values behind a smoothed line."""
     low: FloatArray | None = None
@@ -60,6 +62,8 @@ class ChartMark:
     """One character, drawn at the foot of the chart."""
     text: str
     """Such as ``checkpoint at step 1 200``."""
+    kind: str = ""
+    """Meaning of the sign in a legend of the signs, such as ``checkpoint``."""
     line: bool = False
     """Draw a vertical line over the whole height."""
 
@@ -82,6 +86,10 @@ class ChartViewModel:
     """``x`` is a count, so ticks are at whole numbers only."""
     x_ends: tuple[float, float] | None = None
     """Minimum extent of the x axis, so that charts side by side show the same part."""
+    x_is_final: bool = False
+    """No further points will come, so the x axis ends with the data."""
+    from_zero: bool = False
+    """The y axis begins at zero while the whole x axis is shown, as for a rate."""
     cut_outliers: bool = False
     """Fit the y axis to nearly all values if a few outliers would flatten the rest.
 

@@ -16,7 +16,7 @@ from ltui.app.compare.view_settings import (
     reference_id,
     shown_runs,
 )
-from ltui.app.presentation.metric_charts import falls_over_decades, is_smoothed
+from ltui.app.presentation.metric_charts import SMOOTHED, falls_over_decades, is_smoothed
 from ltui.widgets.sanitise import clean_name
 from ltui.widgets.view_models import ChartSeries, ChartViewModel
 
@@ -47,7 +47,7 @@ def _chart(comparison: Comparison, settings: ViewSettings, metric: str) -> Chart
     axis = comparison.axis
     # The reference is drawn last, over the others.
     pinned = clean_name(comparison.names[reference_id(comparison, settings)])
-    series.sort(key=lambda one: one.name == pinned)
+    series.sort(key=lambda one: one.name.removesuffix(one.suffix) == pinned)
     runs = shown_runs(comparison, settings)
     shown = [run.curves[metric] for run in runs if metric in run.curves]
     return ChartViewModel(
@@ -76,15 +76,29 @@ def _run_series(
             _series(comparison, run_id, raw[run_id].x, raw[run_id].y, dim=True) for run_id in shown
         ]
     return series + [
-        _series(comparison, run_id, smoothed[run_id].x, smoothed[run_id].y) for run_id in shown
+        _series(
+            comparison,
+            run_id,
+            smoothed[run_id].x,
+            smoothed[run_id].y,
+            suffix=SMOOTHED if smoothing > 0 else "",
+        )
+        for run_id in shown
     ]
 
 
 def _series(
-    comparison: Comparison, run_id: str, x: np.ndarray, y: np.ndarray, *, dim: bool = False
+    comparison: Comparison,
+    run_id: str,
+    x: np.ndarray,
+    y: np.ndarray,
+    *,
+    dim: bool = False,
+    suffix: str = "",
 ) -> ChartSeries:
     return ChartSeries(
-        name=clean_name(comparison.names[run_id]),
+        name=f"{clean_name(comparison.names[run_id])}{suffix}",
+        suffix=suffix,
         x=x,
         y=y,
         colour=comparison.colours[run_id],
@@ -143,7 +157,7 @@ def charts_caption(comparison: Comparison, settings: ViewSettings) -> str:
     parts = [f"by {comparison.axis}"]
     if any(is_smoothed(name) for name in comparison.metrics):
         weight = settings.chart.smoothing
-        parts.append(f"smoothing {weight:g}" if weight else "raw")
+        parts.append(f"smoothed, {weight:g}" if weight else "raw")
     if settings.grouped:
         parts.append(f"mean and {BAND_NAMES[settings.band]}; faint where a member has ended")
     if settings.hidden:

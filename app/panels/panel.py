@@ -11,11 +11,12 @@ class Panel(Vertical):
 
     def __init__(self, number: int | None, title: str, *, id: str) -> None:  # noqa: A002 - Textual's name
         super().__init__(id=id)
-        self.number, self.title = number, title
+        self.number = number
         self.set_titles(title)
 
     def set_titles(self, title: str, summary: str = "") -> None:
         """Set both texts. They may contain text of a run, so they are never parsed as markup."""
+        self.title, self.summary = title, summary
         left, right = (
             escape(title if self.number is None else f"{self.number} {title}"),
             escape(summary),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rich.cells import cell_len
 from rich.text import Text
 from textual.app import ComposeResult
 
@@ -16,7 +17,7 @@ from ltui.app.panels.linked_charts import LinkedCharts
 from ltui.app.panels.live_text import LiveText
 from ltui.app.panels.metric_grid import GridShape, MetricGrid
 from ltui.app.panels.panel import Panel
-from ltui.app.presentation import metric_charts, metric_pages, run_view
+from ltui.app.presentation import chart_axis, metric_charts, metric_pages, run_view
 from ltui.app.presentation.metric_list import MetricChoice
 from ltui.app.presentation.metric_pages import (
     MetricOrder,
@@ -25,6 +26,7 @@ from ltui.app.presentation.metric_pages import (
     shape_of_small_charts,
 )
 from ltui.widgets.charts.chart import Chart
+from ltui.widgets.view_models import ChartMark
 
 CHART_S = 0.9
 """Minimum seconds between two repaints of a chart: a new point seldom changes a cell."""
@@ -108,6 +110,7 @@ class RunCharts(LinkedCharts):
         more = [f"{hidden} more {remedy}"] if hidden > 0 else []
         figures = metric_charts.metrics_subtitle(frame, self.settings)
         self._caption("loss", metric_charts.metrics_title(view_models), figures, *more)
+        self._add_legend(view_models[0].marks)
 
     def _is_due(self, name: str, frame: Frame) -> bool:
         """Return True if a panel must be drawn: it changed, and was not drawn just before."""
@@ -130,6 +133,13 @@ class RunCharts(LinkedCharts):
         self.query_one(f"#{name}", Panel).set_titles(
             title, " · ".join(part for part in parts if part)
         )
+
+    def _add_legend(self, marks: Sequence[ChartMark]) -> None:
+        """Explain the signs of marks in the border of the first panel, if there is room."""
+        panel, legend = self.query_one("#loss", Panel), chart_axis.marks_legend(marks)
+        summary = " · ".join(part for part in (panel.summary, legend) if part)
+        if cell_len(summary) <= panel.size.width - 4:
+            panel.set_titles(panel.title, summary)
 
     # -- what the keys change --------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from ltui.app.live.frame import Frame
 from ltui.app.live.gpu_curves import is_gpu_curve
 from ltui.app.live.metric_history import THROUGHPUT
 from ltui.app.live.run_marks import MarkKind, RunMark
+from ltui.training.state.run_snapshot import LIVE
 from ltui.training.store.curve_reader import Curve, FloatArray
 from ltui.widgets.sanitise import clean_name
 from ltui.widgets.view_models import ChartMark, ChartSeries, ChartViewModel
@@ -47,6 +48,7 @@ class Axis:
         self.ends = self._ends([*frame.curves.values(), *frame.rates.values()])
         """Start and end of the axis, the same for every chart."""
         self.marks = self._marks(frame)
+        self._is_final = frame.snapshot.state not in LIVE
 
     def chart(self, title: str, series: Sequence[ChartSeries], note: str | None) -> ChartViewModel:
         """Return a chart over this axis. ``note`` is shown in place of missing series."""
@@ -58,6 +60,7 @@ class Axis:
             x_clock=self._kind == "clock",
             x_whole=self._kind in ("step", "samples"),
             x_ends=self.ends,
+            x_is_final=self._is_final,
             marks=self.marks,
             note=note,
         )
@@ -108,7 +111,8 @@ class Axis:
         begins = self.positions(select_points(reference, first[1:].tolist()))
         for epoch, at in zip(epochs[1:].tolist(), begins.tolist(), strict=True):
             if math.isfinite(epoch) and epoch == round(epoch) and math.isfinite(at):
-                yield ChartMark(at=at, sign=EPOCH_SIGN, text=f"epoch {int(epoch)} begins")
+                text = f"epoch {int(epoch) + 1} begins"
+                yield ChartMark(at=at, sign=EPOCH_SIGN, text=text, kind="epoch")
 
 
 def chart_marks(
@@ -131,7 +135,18 @@ def chart_marks(
         at = float(positions(Curve(*point))[0])
         if math.isfinite(at):
             line = mark.kind is not MarkKind.CHECKPOINT
-            yield ChartMark(at=at, sign=SIGNS[mark.kind], text=clean_name(mark.text), line=line)
+            yield ChartMark(
+                at=at,
+                sign=SIGNS[mark.kind],
+                text=clean_name(mark.text),
+                kind=mark.kind.value,
+                line=line,
+            )
+
+
+def marks_legend(marks: Sequence[ChartMark]) -> str:
+    """Return the meaning of each sign: ``» attempt  ◆ checkpoint  ╵ epoch``."""
+    return "  ".join(dict.fromkeys(f"{m.sign} {m.kind}" for m in marks if m.kind))
 
 
 def reference_curve(frame: Frame) -> Curve | None:

@@ -11,7 +11,7 @@ import numpy as np
 from ltui.app.live.curve_arithmetic import smooth
 from ltui.app.live.default_metrics import default_choice
 from ltui.app.live.frame import Frame
-from ltui.app.live.metric_history import MAX_RANK_CURVES
+from ltui.app.live.metric_history import MAX_RANK_CURVES, THROUGHPUT
 from ltui.app.presentation.chart_axis import AXES, SAMPLES, Axis
 from ltui.app.presentation.metric_list import chart_groups, metric_quantity
 from ltui.app.presentation.run_view import SAMPLES_PER_S, silence_text
@@ -31,6 +31,8 @@ WAITING_TOO_LONG = 0.2
 """Fraction of time spent waiting for data above which a remedy is shown."""
 FALL_FOR_LOG = 100.0
 """Factor by which a curve must fall for its chart to choose a logarithmic axis."""
+SMOOTHED = " smoothed"
+"""End of the name of a smoothed curve in a legend."""
 MOST_UNSMOOTHED = 3
 """A curve with fewer points than this is not smoothed."""
 
@@ -113,7 +115,12 @@ def _metric_chart(
     note = None if series else _empty_chart_note(frame, "no training step yet")
     curves = [frame.curves[name] for name, _ in named if name in frame.curves]
     chart = axis.chart(clean_name(title), series, note)
-    return replace(chart, cut_outliers=True, log_y=falls_over_decades(curves))
+    return replace(
+        chart,
+        cut_outliers=True,
+        log_y=falls_over_decades(curves),
+        from_zero=bool(named) and all(name == THROUGHPUT for name, _ in named),
+    )
 
 
 def falls_over_decades(curves: Sequence[Curve]) -> bool:
@@ -183,7 +190,9 @@ def _metric_series(
     smoothed = smooth(curve, smoothing)
     return [
         _series(f"{shown} raw", positions, curve, colour=colour, dim=True),
-        ChartSeries(name=f"{shown} smoothed", x=positions, y=smoothed, colour=colour),
+        ChartSeries(
+            name=f"{shown}{SMOOTHED}", x=positions, y=smoothed, colour=colour, suffix=SMOOTHED
+        ),
     ]
 
 
@@ -237,7 +246,7 @@ def throughput_chart(frame: Frame, settings: ChartSettings) -> ChartViewModel:
         series.append(_series("total", axis.positions(total), total, colour=2))
     note = None if series else _empty_chart_note(frame, "no throughput yet")
     chart = axis.chart("throughput, samples/s", series, note)
-    return replace(chart, subtitle=throughput_subtitle(frame))
+    return replace(chart, subtitle=throughput_subtitle(frame), from_zero=True)
 
 
 def _rank_series(rates: Mapping[int | None, Curve], axis: Axis) -> list[ChartSeries]:

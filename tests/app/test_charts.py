@@ -211,8 +211,8 @@ def test_marks_are_placed_on_every_axis_by_step_or_by_time() -> None:
     assert by_time == {"◆": pytest.approx(5.0), "!": pytest.approx(12.0), "»": 560.0}
     epochs = [mark for mark in Axis("step", run).marks if mark.sign == EPOCH_SIGN]
     assert [(mark.at, mark.text) for mark in epochs] == [
-        (101.0, "epoch 1 begins"),
-        (201.0, "epoch 2 begins"),
+        (101.0, "epoch 2 begins"),
+        (201.0, "epoch 3 begins"),
     ]
 
 

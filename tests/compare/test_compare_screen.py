@@ -89,10 +89,11 @@ async def test_every_run_is_a_curve_with_its_sign_beside_it(opened: Opened) -> N
     async with opened.app.run_test(size=BIG) as pilot:
         comparison = await opened.ready(pilot)
         assert {s.name: s.colour for s in opened.series()} == {
-            comparison.names[run_id]: colour for run_id, colour in comparison.colours.items()
+            f"{comparison.names[run_id]} smoothed": colour
+            for run_id, colour in comparison.colours.items()
         }
         # The reference is drawn over the others.
-        assert opened.series()[-1].name == "brave-owl"
+        assert opened.series()[-1].name == "brave-owl smoothed"
         signs = [sign_of(colour) for colour in comparison.colours.values()]
         assert sorted(opened.column("sign")) == sorted(signs)
         settings = opened.table("settings").rows
@@ -106,11 +107,11 @@ async def test_keys_hide_pin_sort_and_align(opened: Opened) -> None:
     async with opened.app.run_test(size=BIG) as pilot:
         await opened.ready(pilot)
         await pilot.press("down", "space")
-        assert "calm-owl" not in [series.name for series in opened.series()]
+        assert "calm-owl smoothed" not in [series.name for series in opened.series()]
         assert opened.column("sign")[1] == "·"
         await pilot.press("space", "p")
         assert opened.column("run")[1] == "calm-owl ◂ reference"
-        assert opened.series()[-1].name == "calm-owl"
+        assert opened.series()[-1].name == "calm-owl smoothed"
         assert opened.column("delta")[1] == ""
         await pilot.press("s", "s")
         best = [float(text) for text in opened.column("best")]

@@ -165,6 +165,18 @@ async def test_y_switches_the_scale_and_back() -> None:
         assert text_of(app.chart) == linear
 
 
+async def test_a_log_axis_stays_while_the_same_curves_grow() -> None:
+    app = ChartApp(replace(chart_of(), log_y=True))
+    async with app.run_test(size=(80, 20)):
+        app.chart.view_model = chart_of(1100)
+        assert app.chart.is_log
+        app.chart.action_toggle_log()
+        assert not app.chart.is_log
+        app.chart.log_y = None
+        app.chart.view_model = chart_of(2000)
+        assert not app.chart.is_log, "a log axis would hide the values below zero"
+
+
 async def test_without_data_no_key_fails() -> None:
     app = ChartApp(None)
     async with app.run_test(size=(60, 12)) as pilot:

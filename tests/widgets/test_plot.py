@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ltui.widgets.charts.canvas import Canvas, changed_spans
 from ltui.widgets.charts.chart_options import ChartOptions
+from ltui.widgets.charts.picture import Area, Label, picture
 from ltui.widgets.charts.plot import plot
 from ltui.widgets.charts.viewport import Viewport
 from ltui.widgets.view_models import ChartMark, ChartSeries, ChartViewModel
@@ -195,8 +196,11 @@ def test_the_first_steps_do_not_flatten_a_curve_and_the_chart_says_so() -> None:
     robust = plot(chart_of(decay(), cut_outliers=True), ChartOptions(), 100, 20)
     assert robust.y is not None
     assert robust.y.high < 0.5
-    assert "values up to 2.5" in robust.canvas.text()
-    assert "o: show all" in robust.canvas.text()
+    first, *curves = robust.canvas.text().splitlines()
+    assert "highest 2.550 (o shows all)" in first
+    assert "cut" not in "".join(curves), "the note is not on the curves"
+    narrow = plot(chart_of(decay(), cut_outliers=True), ChartOptions(), 40, 20)
+    assert narrow.canvas.text().splitlines()[-1].strip().startswith("cut ")
     whole = plot(chart_of(decay(), cut_outliers=True), ChartOptions(outliers=True), 100, 20)
     assert whole.y is not None
     assert whole.y.high >= 2.5
@@ -257,6 +261,46 @@ def test_many_signs_without_lines_are_left_out_and_lines_stay() -> None:
 
 def test_a_scale_that_the_chart_chose_is_named() -> None:
     falling = chart_of(curve(), log_y=True)
-    assert "falls over decades" in plot(falling, ChartOptions(log_y=True), 80, 12).canvas.text()
+    first = plot(falling, ChartOptions(log_y=True), 80, 12).canvas.line(0)
+    assert "log scale (y: switch to linear)" in first
     chosen = plot(chart_of(curve()), ChartOptions(log_y=True), 80, 12)
-    assert "falls over decades" not in chosen.canvas.text()
+    assert "switch" not in chosen.canvas.text()
+
+
+def test_a_rate_begins_at_zero_until_somebody_zooms() -> None:
+    rate = ChartSeries(name="total", x=np.arange(100.0), y=3300.0 + np.arange(100.0))
+    whole = plot(chart_of(rate, from_zero=True), ChartOptions(), 80, 12)
+    assert whole.y is not None
+    assert whole.y.low == 0
+    part = ChartOptions(view=Viewport(low=50, high=60))
+    zoomed = plot(chart_of(rate, from_zero=True), part, 80, 12)
+    assert zoomed.y is not None
+    assert zoomed.y.low > 3000
+
+
+def test_the_axis_of_an_ended_run_ends_with_its_data() -> None:
+    ended = plot(chart_of(curve(count=153), x_is_final=True), ChartOptions(), 80, 12)
+    assert ended.x is not None
+    assert ended.x.high == 152
+
+
+def test_an_axis_that_cuts_goes_on_while_the_curve_changes_a_little() -> None:
+    # The outlier is 2.6 times, then 2 times as high as the rest of the axis.
+    ranges, before = [], None
+    for outlier in (3.4, 2.4):
+        y = np.linspace(0.0, 1.0, 200)
+        y[20] = outlier
+        series = ChartSeries(name="loss", x=np.arange(200.0), y=y)
+        drawn = plot(chart_of(series, cut_outliers=True), ChartOptions(), 100, 20, before)
+        before = drawn.y
+        ranges.append(drawn.y)
+    assert all(y is not None and y.is_cut for y in ranges)
+
+
+def test_the_marks_of_a_picture_differ_and_have_a_legend() -> None:
+    saved = ChartMark(at=20.0, sign="◆", text="checkpoint of step 20", kind="checkpoint")
+    epoch = ChartMark(at=50.0, sign="╵", text="epoch 2 begins", kind="epoch")
+    drawn = picture(chart_of(curve(), marks=(saved, epoch)), ChartOptions())
+    texts = [item.text for item in drawn.items if isinstance(item, Label)]
+    assert texts[-2:] == ["checkpoint", "epoch"]
+    assert sum(isinstance(item, Area) and len(item.points) == 4 for item in drawn.items) == 2

@@ -14,9 +14,9 @@ from ltui.widgets.charts.axis_scale import (
     AxisRange,
     growing_end,
     linear_ticks,
-    log_label,
     log_ticks,
     nice_step,
+    sticky_log_range,
     sticky_range,
     tick_label,
     time_label,
@@ -87,8 +87,6 @@ def test_labels_read_well() -> None:
     assert tick_label(20_000, 10_000).replace(THIN, " ") == "20 k"
     assert tick_label(0, 5) == "0"
     assert tick_label(2e-5, 1e-5) == "2e-05"
-    assert log_label(1e-6) == "1e-06"
-    assert log_label(0.5) == "0.5"
     assert time_label(1800) == "30 m"
     assert time_label(5400) == "1 h 30 m"
     assert time_label(0) == "0 s"
@@ -111,6 +109,15 @@ def test_log_ticks_show_decades_or_what_lies_between() -> None:
     assert few == ["0.5", "1", "2"]
     assert len(log_ticks(AxisRange(-12, 6), 4)) <= 6
     assert log_ticks(AxisRange(math.log10(0.31), math.log10(0.34)), 4)
+
+
+def test_a_log_axis_has_the_decades_of_its_data_and_labels_of_one_form() -> None:
+    within = sticky_log_range(math.log10(2e-8), math.log10(3), None)
+    assert (10**within.low, 10**within.high) == pytest.approx((2e-8, 5))
+    assert sticky_log_range(math.log10(3e-8), math.log10(3), within) is within
+    assert sticky_log_range(math.log10(1e-6), math.log10(3), within) != within
+    labels = [t.label for t in log_ticks(within, 5)]
+    assert labels == ["1e-07", "1e-05", "1e-03", "1e-01"]
 
 
 def test_time_ticks_are_clock_steps() -> None:

@@ -7,6 +7,7 @@ new point.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -14,6 +15,8 @@ from ltui.widgets.formats import THIN, duration
 
 _MIN_FILLED_SHARE = 0.45
 """Minimum fraction of the previous range that the data must fill for the range to be kept."""
+_MIN_FILLED_LOG_SHARE = 0.8
+"""The same for a logarithmic axis, on which a curve that falls makes room slowly."""
 NOISE = 1e-6
 """Relative difference below which values are drawn as equal.
 
@@ -27,6 +30,10 @@ class AxisRange:
 
     low: float
     high: float
+    is_final: bool = False
+    """The data on this axis grow no more, so it needs no room for them."""
+    is_cut: bool = False
+    """Outliers lie outside of this range."""
 
     @property
     def span(self) -> float:
@@ -53,9 +60,7 @@ def nice_step(span: float, parts: int) -> float:
     return next((step for step in steps if step >= min_step * (1 - 1e-9)), 10 * power)
 
 
-def sticky_range(
-    low: float, high: float, previous: AxisRange | None, *, parts: int = 10
-) -> AxisRange:
+def sticky_range(low: float, high: float, previous: AxisRange | None) -> AxisRange:
     """Return a round range around ``low`` to ``high``; the previous one if it still fits."""
     if high - low <= NOISE * max(abs(low), abs(high)):
         room = abs(high) * 0.05 or 0.5
@@ -63,12 +68,34 @@ def sticky_range(
     fits = previous is not None and previous.low <= low and high <= previous.high
     if previous is not None and fits and high - low >= _MIN_FILLED_SHARE * previous.span:
         return previous
-    step = nice_step(high - low, parts)
+    step = nice_step(high - low, 10)
     bottom, top = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
     return AxisRange(bottom, top) if top > bottom else AxisRange(low, high)
 
 
-def growing_end(low: float, high: float, *, parts: int = 12) -> float:
+def sticky_log_range(low: float, high: float, previous: AxisRange | None) -> AxisRange:
+    """Return a range of exponents of ten around ``low`` to ``high`` that ends at 1, 2 or 5.
+
+    The previous range is kept if it still fits. An axis of less than one decade is a linear range.
+    """
+    if high - low < 1:
+        return sticky_range(low, high, previous)
+    fits = previous is not None and previous.low <= low and high <= previous.high
+    if previous is not None and fits and high - low >= _MIN_FILLED_LOG_SHARE * previous.span:
+        return previous
+    return AxisRange(_round_exponent(low, down=True), _round_exponent(high, down=False))
+
+
+def _round_exponent(exponent: float, *, down: bool) -> float:
+    """Return the exponent of the next value of the form 1, 2 or 5 times a power of ten."""
+    decade = math.floor(exponent + 1e-9)
+    ends = [decade + math.log10(factor) for factor in (1, 2, 5, 10)]
+    if down:
+        return max(end for end in ends if end <= exponent + 1e-9)
+    return min(end for end in ends if end >= exponent - 1e-9)
+
+
+def growing_end(low: float, high: float, *, parts: int = 20) -> float:
     """Return ``high`` rounded up, so that a growing curve seldom changes its axis."""
     step = nice_step(high - low, parts)
     return max(high, math.ceil(high / step - 1e-9) * step)
@@ -166,9 +193,8 @@ def log_ticks(within: AxisRange, most: int) -> list[AxisTick]:
     decades = list(range(first, last + 1))
     if len(decades) >= 2:
         stride = max(1, math.ceil(len(decades) / max(1, most)))
-        sparse = [AxisTick(float(d), log_label(10.0**d)) for d in decades[::stride]]
         if len(decades) * 3 > most:
-            return sparse
+            return _log_tick_list([10.0**d for d in decades[::stride]])
     low, high = 10.0**within.low, 10.0**within.high
     fine = [
         factor * 10.0**d
@@ -177,15 +203,18 @@ def log_ticks(within: AxisRange, most: int) -> list[AxisTick]:
         if low * (1 - 1e-9) <= factor * 10.0**d <= high * (1 + 1e-9)
     ]
     if len(fine) >= 2 and len(fine) <= max(2, most):
-        return [AxisTick(math.log10(v), log_label(v)) for v in fine]
+        return _log_tick_list(fine)
     if len(decades) >= 2:
-        return [AxisTick(float(d), log_label(10.0**d)) for d in decades]
+        return _log_tick_list([10.0**d for d in decades])
     linear = linear_ticks(AxisRange(low, high), most)
     return [AxisTick(math.log10(t.at), t.label) for t in linear if t.at > 0]
 
 
-def log_label(value: float) -> str:
-    """Format a tick of a logarithmic axis: ``0.001``, ``0.5``, ``100``, ``10 k``, ``1e-06``."""
-    if value < 1e-3 * (1 - 1e-9):
-        return f"{value:.0e}"
-    return tick_label(value, 10.0 ** math.floor(math.log10(value) + 1e-9))
+def _log_tick_list(values: Sequence[float]) -> list[AxisTick]:
+    """Return ticks at values, all with labels of one form: ``0.001``, ``0.5``, or ``5e-07``."""
+    plain = min(values) >= 1e-3 * (1 - 1e-9) and max(values) < 1e6 * (1 + 1e-9)
+    labels = [
+        tick_label(v, 10.0 ** math.floor(math.log10(v) + 1e-9)) if plain else f"{v:.0e}"
+        for v in values
+    ]
+    return [AxisTick(math.log10(v), label) for v, label in zip(values, labels, strict=True)]

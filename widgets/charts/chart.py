@@ -193,6 +193,14 @@ class Chart(CanvasWidget, can_focus=True):
                 self._y_ranges[options.log_y, options.outliers] = self._plot.y
         return self._plot
 
+    def validate_view_model(self, new: ChartViewModel | None) -> ChartViewModel | None:
+        """Keep a logarithmic axis while the same curves grow, so that it does not come and go."""
+        old = self.view_model
+        if old is None or new is None or new.log_y or not old.log_y:
+            return new
+        same = [s.name for s in old.series] == [s.name for s in new.series]
+        return replace(new, log_y=True) if same and _all_positive(new) else new
+
     def watch_view_model(self, old: ChartViewModel | None, new: ChartViewModel | None) -> None:
         if old is not None and new is not None and old.title != new.title:
             self._y_ranges.clear()
@@ -390,3 +398,8 @@ class Chart(CanvasWidget, can_focus=True):
         if x != self.crosshair:
             self.crosshair = x
             self.post_message(self.CrosshairMoved(self, x))
+
+
+def _all_positive(view_model: ChartViewModel) -> bool:
+    """Return whether a logarithmic axis shows every value."""
+    return all(not (s.y <= 0).any() for s in view_model.series)

@@ -32,8 +32,11 @@ class _Entry:
         return " ".join(part for part in (marker_of(self.series), self.name, self.value) if part)
 
 
-def draw_legend(canvas: Canvas, view_model: ChartViewModel, options: ChartOptions) -> None:
-    """Draw names and values: of the last points, or of the points at the crosshair."""
+def draw_legend(canvas: Canvas, view_model: ChartViewModel, options: ChartOptions) -> int:
+    """Draw names and values: of the last points, or of the points at the crosshair.
+
+    Return the column behind them.
+    """
     x = 1
     if options.cursor is not None:
         x = canvas.write(x, 0, position_text(view_model, options.cursor), INK_TEXT) + len(_GAP)
@@ -48,7 +51,8 @@ def draw_legend(canvas: Canvas, view_model: ChartViewModel, options: ChartOption
         x = end + len(_GAP)
     left_out = sum(not s.dim for s in ordered) - sum(not e.series.dim for e in shown)
     if left_out > 0:
-        canvas.write(x, 0, f"+{left_out}", INK_DIM)
+        return canvas.write(x, 0, f"+{left_out}", INK_DIM)
+    return x - len(_GAP)
 
 
 def _fitting(entries: Sequence[_Entry], room: int, *, names: bool) -> list[_Entry]:
@@ -58,9 +62,11 @@ def _fitting(entries: Sequence[_Entry], room: int, *, names: bool) -> list[_Entr
     crosshair (``names`` is False) no value is omitted; if necessary, the names are.
     """
     clear = [e for e in entries if not e.series.dim] or list(entries)
-    for shown in (list(entries), clear):
+    plain = [replace(e, name=e.name.removesuffix(e.series.suffix)) for e in clear]
+    for shown in (list(entries), clear, plain):
         if _width(shown) <= room:
             return shown
+    clear = plain
     if not names and (short := _shortened(clear, room)) is not None:
         return short
     if not names:

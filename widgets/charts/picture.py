@@ -16,11 +16,11 @@ from ltui.widgets.charts.braille import CurveColumns
 from ltui.widgets.charts.canvas import Canvas
 from ltui.widgets.charts.chart_options import ChartOptions
 from ltui.widgets.charts.legend import value_text
-from ltui.widgets.charts.plot import Layout, VisibleCurve, data_range, lay_out
+from ltui.widgets.charts.plot import Layout, VisibleCurve, data_range, lay_out, scale_note
 from ltui.widgets.charts.viewport import visible_range
 from ltui.widgets.formats import THIN
 from ltui.widgets.palette import LIGHT_SERIES
-from ltui.widgets.view_models import ChartSeries, ChartViewModel
+from ltui.widgets.view_models import ChartMark, ChartSeries, ChartViewModel
 
 WIDTH, HEIGHT = 960, 540
 """Size of a picture in pixels."""
@@ -158,8 +158,9 @@ def _draw_axes(
         drawn.items.append(label)
     corner = (LEFT, axes.bottom)
     drawn.items.append(Line([(LEFT, axes.top), corner, (right, axes.bottom)], AXIS))
-    scale = "logarithmic y axis" if options.log_y else ""
-    drawn.items.append(Label(LEFT, HEIGHT - 12, scale, colour=AXIS))
+    # The keys that change the scale are of no use beside a picture.
+    scale = scale_note(view_model, options, layout)[0].partition(" (")[0]
+    drawn.items.append(Label(LEFT, HEIGHT - 12, plain(scale), colour=AXIS))
     drawn.items.append(Label(right, HEIGHT - 12, plain(view_model.x_label), "end"))
 
 
@@ -184,8 +185,8 @@ def _draw_marks(drawn: Picture, view_model: ChartViewModel, axes: _Frame) -> Non
     for mark in visible:
         x = axes.across(mark.at)
         if not mark.line:
-            foot = [(x - 4, axes.bottom), (x + 4, axes.bottom), (x, axes.bottom - 8)]
-            drawn.items.append(Area(foot, AXIS))
+            drawn.items.append(_mark_shape(mark.sign, x, axes.bottom - 5))
+    _draw_marks_legend(drawn, visible)
     for number, mark in enumerate(m for m in visible if m.line):
         x, y = axes.across(mark.at), axes.top + 12 + 14 * (number % _MARK_ROWS)
         drawn.items.append(Line([(x, axes.top), (x, axes.bottom)], AXIS, dashed=True))
@@ -194,6 +195,23 @@ def _draw_marks(drawn: Picture, view_model: ChartViewModel, axes: _Frame) -> Non
             text = f"{text[: _MARK_LETTERS - 3]}..."
         anchor, at = ("start", x + 4) if x < WIDTH * 0.7 else ("end", x - 4)
         drawn.items.append(Label(at, y, text, anchor, size=10, colour=AXIS))
+
+
+def _draw_marks_legend(drawn: Picture, marks: Sequence[ChartMark]) -> None:
+    """Explain the signs at the foot of the chart. A mark with a line has its text beside it."""
+    kinds = dict.fromkeys((m.sign, m.kind) for m in marks if m.kind and not m.line)
+    x = WIDTH / 2
+    for sign, kind in kinds:
+        drawn.items.append(_mark_shape(sign, x, HEIGHT - 16))
+        drawn.items.append(Label(x + 10, HEIGHT - 12, plain(kind), colour=AXIS))
+        x += 34 + _LETTER * len(kind)
+
+
+def _mark_shape(sign: str, x: float, y: float) -> Area | Line:
+    """Return a diamond for a checkpoint and a short line for the begin of an epoch."""
+    if sign == "◆":
+        return Area([(x - 5, y), (x, y - 5), (x + 5, y), (x, y + 5)], AXIS)
+    return Line([(x, y - 4), (x, y + 4)], AXIS, 1.5)
 
 
 def _runs(columns: CurveColumns, axes: _Frame) -> Iterator[list[Point]]:

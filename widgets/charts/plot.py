@@ -7,7 +7,7 @@ which is therefore an argument and part of the result.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -20,6 +20,7 @@ from ltui.widgets.charts.axis_scale import (
     AxisTick,
     linear_ticks,
     log_ticks,
+    sticky_log_range,
     sticky_range,
 )
 from ltui.widgets.charts.canvas import Canvas
@@ -52,6 +53,8 @@ More of a faint curve may be cut, because its smoothed curve is drawn over it.
 """
 FLATTENED = 2.5
 """Outliers are cut if the axis would have to be longer by this factor to show them."""
+STILL_FLATTENED = 1.3
+"""The same while they are cut already."""
 _MIN_COLUMNS = 20
 """Minimum columns of a curve for outliers to be detected."""
 
@@ -76,7 +79,10 @@ def data_range(view_model: ChartViewModel | None) -> AxisRange | None:
     if ends and view_model.x_ends is not None:
         ends.append(view_model.x_ends)
     ends = [(a, b) for a, b in ends if np.isfinite(a) and np.isfinite(b)]
-    return AxisRange(min(a for a, _ in ends), max(b for _, b in ends)) if ends else None
+    if not ends:
+        return None
+    low, high = min(a for a, _ in ends), max(b for _, b in ends)
+    return AxisRange(low, high, is_final=view_model.x_is_final)
 
 
 def plot(
@@ -100,15 +106,12 @@ def plot(
     draw_marks(canvas, area, view_model.marks, x)
     draw_selection(canvas, area, x, options.selection)
     draw_crosshair(canvas, area, view_model.marks, x, options.cursor)
-    if area.top:
-        draw_legend(canvas, view_model, options)
+    legend_end = draw_legend(canvas, view_model, options) if area.top else canvas.width
     if layout.extremes is None:
         note = "no values in this range" if options.view else view_model.note or "no values yet"
         _draw_note(canvas, f"{note}, on a log scale" if options.log_y else note)
-    elif not options.log_y:
-        _draw_cut_notes(canvas, area, layout.extremes, y)
-    elif view_model.log_y:
-        _draw_corner_note(canvas, area, area.top, "log scale: falls over decades, y: linear", "log")
+    else:
+        _draw_scale_note(canvas, area, legend_end, *scale_note(view_model, options, layout))
     return Plot(canvas=canvas, area=area, x=x, y=y)
 
 
@@ -138,9 +141,7 @@ def lay_out(
         if extremes is None:
             y = before or AxisRange(0.0, 1.0)
         else:
-            cut = view_model.cut_outliers and not options.outliers and not options.log_y
-            low, high = _without_outliers(curves, extremes) if cut else extremes
-            y = sticky_range(low, high, before, parts=5 if options.log_y else 10)
+            y = _y_range(curves, extremes, view_model, options, before)
         most = max(2, min(8, area.height // 4 + 1))
         ticks = log_ticks(y, most) if options.log_y else linear_ticks(y, most)
         needed = max((cell_len(tick.label) for tick in ticks), default=0) + 1
@@ -149,45 +150,76 @@ def lay_out(
         margin = min(needed, MOST_MARGIN)
 
 
+def _y_range(
+    curves: Sequence[VisibleCurve],
+    extremes: tuple[float, float],
+    view_model: ChartViewModel,
+    options: ChartOptions,
+    before: AxisRange | None,
+) -> AxisRange:
+    if options.log_y:
+        return sticky_log_range(*extremes, before)
+    low, high = extremes
+    if view_model.cut_outliers and not options.outliers:
+        low, high = _without_outliers(curves, extremes, before)
+    if view_model.from_zero and options.view is None and low > 0:
+        low = 0.0
+    y = sticky_range(low, high, before)
+    slack = 1e-9 * y.span
+    is_cut = extremes[0] < y.low - slack or extremes[1] > y.high + slack
+    return y if is_cut == y.is_cut else replace(y, is_cut=is_cut)
+
+
 def _union(ranges: Sequence[tuple[float, float] | None]) -> tuple[float, float] | None:
     finite = [r for r in ranges if r is not None]
     return (min(a for a, _ in finite), max(b for _, b in finite)) if finite else None
 
 
 def _without_outliers(
-    curves: Sequence[VisibleCurve], extremes: tuple[float, float]
+    curves: Sequence[VisibleCurve], extremes: tuple[float, float], before: AxisRange | None
 ) -> tuple[float, float]:
     """Return the range of nearly all values and of the newest ones.
 
-    Return ``extremes`` if cutting would hardly shorten the axis.
+    Return ``extremes`` if cutting would hardly shorten the axis. An axis that already cuts goes on
+    until cutting is almost useless, so that it does not change back and forth.
     """
     usual = _union([c.usual for c in curves])
     if usual is None or usual[1] - usual[0] <= NOISE * max(abs(usual[0]), abs(usual[1])):
         return extremes
     room = 0.25 * (usual[1] - usual[0])
     low, high = max(extremes[0], usual[0] - room), min(extremes[1], usual[1] + room)
-    return (low, high) if extremes[1] - extremes[0] > FLATTENED * (high - low) else extremes
+    least = STILL_FLATTENED if before is not None and before.is_cut else FLATTENED
+    return (low, high) if extremes[1] - extremes[0] > least * (high - low) else extremes
 
 
-def _draw_cut_notes(
-    canvas: Canvas, area: PlotArea, extremes: tuple[float, float], y: AxisRange
-) -> None:
-    """Write into a corner of the area that values are cut, so that the axis is not misread."""
-    above = f"values up to {metric(extremes[1])} cut, o: show all"
-    below = f"values down to {metric(extremes[0])} cut, o: show all"
-    slack = 1e-9 * y.span
-    for text, row, is_cut in (
-        (above, area.top, extremes[1] > y.high + slack),
-        (below, area.top + area.height - 1, extremes[0] < y.low - slack),
-    ):
-        if is_cut:
-            _draw_corner_note(canvas, area, row, text)
+def scale_note(
+    view_model: ChartViewModel, options: ChartOptions, layout: Layout
+) -> tuple[str, str]:
+    """Return what must be known to read the y axis correctly, and a word for it.
+
+    Both are empty for a linear axis that shows all values.
+    """
+    if options.log_y:
+        return ("log scale (y: switch to linear)" if view_model.log_y else "log scale"), "log"
+    y, extremes = layout.y, layout.extremes
+    if extremes is None or not y.is_cut:
+        return "", ""
+    below, above = extremes[0] < y.low, extremes[1] > y.high
+    if below and above:
+        cut = f"cut to {metric(y.low)} - {metric(y.high)}"
+        return f"{cut}, values {metric(extremes[0])} - {metric(extremes[1])} (o shows all)", "cut"
+    if above:
+        return f"cut at {metric(y.high)}, highest {metric(extremes[1])} (o shows all)", "cut"
+    return f"cut at {metric(y.low)}, lowest {metric(extremes[0])} (o shows all)", "cut"
 
 
-def _draw_corner_note(canvas: Canvas, area: PlotArea, row: int, *texts: str) -> None:
-    """Write the first of ``texts`` that fits to the right end of a row."""
-    text = next((t for t in texts if cell_len(t) < area.width), "")
-    canvas.write(area.left + area.width - cell_len(text), row, text, INK_DIM)
+def _draw_scale_note(canvas: Canvas, area: PlotArea, legend_end: int, note: str, word: str) -> None:
+    """Write the note behind the legend, or its word below the labels of the y axis."""
+    start = canvas.width - cell_len(note) - 1
+    if note and start >= legend_end + 2:
+        canvas.write(start, 0, note, INK_DIM)
+    elif cell_len(word) < area.left:
+        canvas.write(area.left - 1 - cell_len(word), area.top + area.height, word, INK_DIM)
 
 
 class VisibleCurve:

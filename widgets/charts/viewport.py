@@ -28,7 +28,7 @@ def visible_range(view: Viewport | None, data: AxisRange) -> AxisRange:
         step = nice_step(data.span, 12)
         # Steps start at 0 or 1, so an axis that starts near zero starts at zero.
         low = 0.0 if 0 <= data.low <= step else data.low
-        return AxisRange(low, growing_end(low, data.high))
+        return AxisRange(low, data.high if data.is_final else growing_end(low, data.high))
     if not view.follow:
         return AxisRange(view.low, view.high)
     width = view.high - view.low
