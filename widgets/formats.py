@@ -74,6 +74,18 @@ def quantity(value: float | None, unit: str) -> str:
     return f"{text} {unit}".rstrip()
 
 
+def rate(value: float | None, unit: str) -> str:
+    """Format a rate as whole numbers below ten thousand: ``9.42``, ``845``, ``1 107``, ``31.4 k``.
+
+    Charts label their axis in the same way, so that a value is recognised there.
+    """
+    if value is None or not math.isfinite(value):
+        return NA
+    if 99.5 <= abs(value) < 9999.5:
+        return f"{count(value)} {unit}".rstrip()
+    return quantity(value, unit)
+
+
 def size(value: float | None) -> str:
     """Format bytes with a binary unit: ``61.2 GiB``."""
     if value is None or not math.isfinite(value):

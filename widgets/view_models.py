@@ -88,8 +88,9 @@ class ChartViewModel:
     """Minimum extent of the x axis, so that charts side by side show the same part."""
     x_is_final: bool = False
     """No further points will come, so the x axis ends with the data."""
-    from_zero: bool = False
-    """The y axis begins at zero while the whole x axis is shown, as for a rate."""
+    is_rate: bool = False
+    """The values are rates: they are written as such, and the y axis begins at zero while the
+    whole x axis is shown."""
     cut_outliers: bool = False
     """Fit the y axis to nearly all values if a few outliers would flatten the rest.
 

@@ -60,9 +60,13 @@ _EXPORT_EPILOG = """\
 
   metric,step,epoch,time,rank,value,first_step,min,max,count
 
-The time is in unix seconds. A step that was repeated after a resume appears once.
+The time is in unix seconds; epochs count from 1, as everywhere in ltui. A step
+that was repeated after a resume appears once.
 A value that was logged as NaN is empty in CSV, null in JSON and NaN in Parquet;
 an infinite one is null in JSON. The table of several runs begins with a column run.
+
+--metric also takes the measurements of each step (step/*) and, for all ranks
+together, throughput/samples_per_s, whose rank is empty.
 
 --to tensorboard writes event files: FOLDER/RUN for rank 0, FOLDER/RUN/rank-1 and so
 on for the others. They hold numbers of 32 bits, as all scalars of TensorBoard do.

@@ -15,13 +15,15 @@ from ltui.app.presentation.run_report import columns, show_lines, started_text, 
 from ltui.app.runs.filter_runs import fields_of, run_filter, unknown_names
 from ltui.app.runs.run_entry import RunEntry
 from ltui.app.runs.run_fields import FIELDS, SETTING, Kind, kind_of, value_of, value_text
+from ltui.app.runs.run_json import run_document
 from ltui.app.runs.run_list import RunList
+from ltui.app.runs.slow_values import read_settings
 from ltui.app.runs.sort_runs import sort_key, sorted_runs
-from ltui.app.state_words import state_words
 from ltui.training.lifecycle.recover_runs import current_snapshot
 from ltui.training.lifecycle.resume_run import delete as delete_run
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import to_json
+from ltui.training.store.labels_file import read_labels
 from ltui.training.store.run_directory import RunDir, find_run, ltui_home
 from ltui.widgets.formats import NA
 from ltui.widgets.sanitise import clean_line, clean_name
@@ -129,10 +131,11 @@ def show(options: Namespace) -> int:
     if options.code:
         return _show_code(run_dir, as_json=options.json)
     snapshot = current_snapshot(run_dir)
+    labels, settings = read_labels(run_dir), read_settings(run_dir)
     if options.json:
-        print_json({**to_json(snapshot), "state_word": state_words(snapshot)})
+        print_json({**run_document(snapshot), **labels.to_document(), "settings": settings})
     else:
-        print("\n".join(show_lines(snapshot, time.time())))
+        print("\n".join(show_lines(snapshot, time.time(), labels, settings)))
     return EXIT_DONE
 
 

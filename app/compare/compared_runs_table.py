@@ -122,7 +122,7 @@ def _run_row(
         "final": NA if summary is None else logged_text(summary.final),
         "delta": _delta(comparison, settings, run_id),
         "time": formats.duration(run.time_s),
-        "rate": formats.quantity(run.samples_per_s, ""),
+        "rate": formats.rate(run.samples_per_s, ""),
         "memory": formats.size(run.peak_memory_bytes),
         **_setting_texts(comparison, [run_id]),
     }

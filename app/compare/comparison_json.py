@@ -10,6 +10,7 @@ from ltui.app.compare.compared_run import ComparedRun
 from ltui.app.compare.comparison import Comparison, Spread
 from ltui.app.compare.metric_summary import Logged, MetricSummary
 from ltui.app.compare.run_groups import RunGroup
+from ltui.app.presentation.snapshot_text import shown_epoch
 from ltui.app.runs.run_settings import number_of
 from ltui.app.state_words import state_words
 from ltui.training.state.run_snapshot import to_json
@@ -46,7 +47,7 @@ def _run(run: ComparedRun) -> dict[str, Any]:
         "state": snapshot.state.value,
         "state_word": state_words(snapshot),
         "step": snapshot.global_step,
-        "epoch": snapshot.epoch,
+        "epoch": shown_epoch(snapshot),
         "time_s": run.time_s,
         "samples_per_s": run.samples_per_s,
         "peak_memory_bytes": run.peak_memory_bytes,

@@ -48,7 +48,7 @@ def _runs(comparison: Comparison, width: int) -> list[str]:
                 state_words(run.snapshot),
                 formats.step(run.snapshot.global_step),
                 formats.duration(run.time_s),
-                formats.quantity(run.samples_per_s, ""),
+                formats.rate(run.samples_per_s, ""),
                 formats.size(run.peak_memory_bytes),
             )
         )

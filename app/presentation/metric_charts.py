@@ -14,7 +14,8 @@ from ltui.app.live.frame import Frame
 from ltui.app.live.metric_history import MAX_RANK_CURVES, THROUGHPUT
 from ltui.app.presentation.chart_axis import AXES, SAMPLES, Axis
 from ltui.app.presentation.metric_list import chart_groups, metric_quantity
-from ltui.app.presentation.run_view import SAMPLES_PER_S, silence_text
+from ltui.app.presentation.run_view import silence_text
+from ltui.app.presentation.snapshot_text import rate
 from ltui.app.state_words import is_blocked
 from ltui.training.state.metric_name_patterns import LEARNING_RATE, is_evaluation
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
@@ -119,7 +120,7 @@ def _metric_chart(
         chart,
         cut_outliers=True,
         log_y=falls_over_decades(curves),
-        from_zero=bool(named) and all(name == THROUGHPUT for name, _ in named),
+        is_rate=bool(named) and all(name == THROUGHPUT for name, _ in named),
     )
 
 
@@ -246,7 +247,7 @@ def throughput_chart(frame: Frame, settings: ChartSettings) -> ChartViewModel:
         series.append(_series("total", axis.positions(total), total, colour=2))
     note = None if series else _empty_chart_note(frame, "no throughput yet")
     chart = axis.chart("throughput, samples/s", series, note)
-    return replace(chart, subtitle=throughput_subtitle(frame), from_zero=True)
+    return replace(chart, subtitle=throughput_subtitle(frame), is_rate=True)
 
 
 def _rank_series(rates: Mapping[int | None, Curve], axis: Axis) -> list[ChartSeries]:
@@ -266,12 +267,12 @@ def _rates_differ(curves: list[Curve]) -> bool:
 
 def throughput_subtitle(frame: Frame) -> str:
     """Return ``31.4 k samples/s · best 32.0 k``; ``paused`` or ``stalled`` replaces a rate."""
-    best = best_throughput(frame)
+    best = frame.snapshot.throughput.best_samples_per_s
     parts = []
     if frame.snapshot.state in LIVE:
         parts.append(_current_rate(frame.snapshot))
     if best is not None:
-        parts.append(f"best {formats.quantity(best, '')}")
+        parts.append(f"best {formats.rate(best, '')}")
     share = frame.snapshot.model_flop_utilisation
     if share is not None and frame.snapshot.state in LIVE:
         parts.append(f"MFU {formats.percent(share)}")
@@ -283,37 +284,42 @@ def _current_rate(run: RunSnapshot) -> str:
         return "paused"
     if is_blocked(run):
         return "stalled"
-    return formats.quantity(run.throughput.samples_per_s, SAMPLES_PER_S)
-
-
-def best_throughput(frame: Frame) -> float | None:
-    """Return the highest throughput of all attempts, at least the highest value of the chart."""
-    stored = frame.snapshot.throughput.best_samples_per_s
-    total = frame.rates.get(None)
-    drawn = float(np.nanmax(total.mean)) if total is not None and len(total) else None
-    return max((rate for rate in (stored, drawn) if rate is not None), default=None)
+    return rate(run.throughput.samples_per_s)
 
 
 def data_wait_text(frame: Frame) -> str:
-    """Return ``waiting for data 4 %``, with a remedy if it is much."""
+    """Return a remedy if the ranks wait much for data; empty if they do not."""
     share = frame.snapshot.throughput.data_wait_share
-    text = f"waiting for data {formats.percent(share)}"
-    if share is not None and share > WAITING_TOO_LONG:
-        text += " · ranks wait for data: use more workers or a faster loader"
-    return text
+    if share is None or share <= WAITING_TOO_LONG:
+        return ""
+    return f"waiting for data {formats.percent(share)}: use more workers or a faster loader"
 
 
 def step_phases_text(frame: Frame) -> str:
-    """Return the fractions of a step: ``fetch 4 · forward 31 · backward 58 · optimizer 7 %``."""
+    """Return the parts of a step, which add up to 100 %: ``data 4 · forward 31 · ... · other 7 %``.
+
+    ``data`` is the time that the ranks wait for the next batch.
+    """
     throughput = frame.snapshot.throughput
-    shares = (
-        ("fetch", throughput.fetch_share),
-        ("forward", throughput.forward_share),
-        ("backward", throughput.backward_share),
-        ("optimizer", throughput.optimizer_share),
-    )
-    parts = [f"{name} {formats.percent(share)}" for name, share in shares if share is not None]
-    return " · ".join(parts)
+    known = [
+        (name, share)
+        for name, share in (
+            ("data", throughput.fetch_share),
+            ("forward", throughput.forward_share),
+            ("backward", throughput.backward_share),
+            ("optimizer", throughput.optimizer_share),
+        )
+        if share is not None
+    ]
+    if not known:
+        return ""
+    rounded = [round(100 * share) for _, share in known]
+    parts = [f"{name} {number}" for (name, _), number in zip(known, rounded, strict=True)]
+    other = 100 - sum(rounded)
+    # A program of which only the wait for data is known has no other parts to compare with.
+    if len(known) > 1 and other > 0:
+        parts.append(f"other {other}")
+    return f"step time: {' · '.join(parts)} %"
 
 
 def step_time_text(frame: Frame) -> str:

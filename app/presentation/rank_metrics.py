@@ -41,7 +41,7 @@ def memory_text(rank: RankSnapshot) -> str:
 RANK_METRICS = (
     RankMetricColumn(
         Column(key="rate", title="samples/s", width=11, right=True, importance=5),
-        lambda rank, _: formats.quantity(rank.samples_per_s, ""),
+        lambda rank, _: formats.rate(rank.samples_per_s, ""),
         Tone.PLAIN,
     ),
     RankMetricColumn(

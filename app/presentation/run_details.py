@@ -19,6 +19,7 @@ from ltui.app.presentation.snapshot_text import (
     checkpoint_text,
     job_text,
     program_text,
+    saved_when,
     script_checkpoints_title,
 )
 from ltui.app.state_words import machine_state_word
@@ -120,7 +121,7 @@ def _append_checkpoints(out: Text, frame: Frame) -> None:
         out.append(f"the last ones took up to {formats.age(max(seconds))}\n", "dim")
     for checkpoint in _newest_first(saved):
         age = formats.ago(frame.now - checkpoint.saved_at) if checkpoint.saved_at else ""
-        reason = clean_line(checkpoint.reason or "saved")
+        reason = saved_when(checkpoint.reason or "saved")
         out.append(f"{checkpoint_text(checkpoint)}, {reason} {age}\n")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from ltui.app.presentation.machine_lines import (
     all_ranks_text,
@@ -21,7 +23,9 @@ from ltui.app.presentation.snapshot_text import (
     percent_of_time,
     position,
     rank_line,
+    rank_word,
     ranks_text,
+    rate,
     script_checkpoints_title,
     title,
 )
@@ -37,10 +41,12 @@ from ltui.app.state_words import (
 )
 from ltui.training.state.good_checkpoints import is_resumable, last_good_checkpoint
 from ltui.training.state.metric_name_patterns import LEARNING_RATE
+from ltui.training.state.run_labels import NO_LABELS, RunLabels
 from ltui.training.state.run_snapshot import (
     LIVE,
     GpuSnapshot,
     MetricValue,
+    RankState,
     RunSnapshot,
     RunState,
 )
@@ -60,6 +66,9 @@ from ltui.widgets.sanitise import clean_line, clean_name
 
 METRICS_SHOWN = 12
 """Maximum number of metrics in the report about an ended run."""
+NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
+SETTINGS_WIDTH = 100
+"""Maximum characters of a line with several settings."""
 RANKS_SHOWN = 64
 """Maximum number of ranks in ``ltui show``."""
 
@@ -106,7 +115,7 @@ def end_report(snapshot: RunSnapshot) -> list[str]:
     ]
     if snapshot.throughput.best_samples_per_s is not None:
         best = snapshot.throughput.best_samples_per_s
-        rows.append(("throughput", f"{quantity(best, 'samples/s')} at its best"))
+        rows.append(("throughput", f"best {rate(best)}"))
     checkpoint = last_good_checkpoint(snapshot.checkpoints)
     if checkpoint is not None or snapshot.state is not RunState.FINISHED:
         rows.append(
@@ -143,9 +152,15 @@ def _indented(rows: Iterable[tuple[str, str]]) -> list[str]:
     return [f"  {line}" for line in columns(list(rows))]
 
 
-def show_lines(snapshot: RunSnapshot, now: float) -> list[str]:
+def show_lines(
+    snapshot: RunSnapshot,
+    now: float,
+    labels: RunLabels = NO_LABELS,
+    settings: Mapping[str, str] = NO_SETTINGS,
+) -> list[str]:
     """Return everything about a run that fits on a page."""
-    lines = [f"{title(snapshot)}  ({clean_name(snapshot.id)})", *_indented(_facts(snapshot, now))]
+    facts = [*_facts(snapshot, now), *_label_facts(labels)]
+    lines = [f"{title(snapshot)}  ({clean_name(snapshot.id)})", *_indented(facts)]
     state = state_line(snapshot)
     verdicts = [v for v in open_verdicts(snapshot) if clean_line(v.cause, 300) not in state]
     lines += [f"  {verdict_line(verdict)}" for verdict in verdicts]
@@ -156,13 +171,14 @@ def show_lines(snapshot: RunSnapshot, now: float) -> list[str]:
             for name, value in ordered_metrics(snapshot)
         ]
         lines += ["", "metrics", *(f"  {line}" for line in columns(rows, frozenset({1, 2})))]
+    lines += _settings_lines(settings)
     if snapshot.nodes:
         lines += ["", "machines", *(f"  {line}" for line in columns(machine_table(snapshot)))]
     if snapshot.ranks:
         shown, hidden = listed_ranks(snapshot, RANKS_SHOWN)
-        labels = padded_labels(snapshot)
+        names_of_ranks = padded_labels(snapshot)
         lines += ["", "ranks"]
-        lines += [f"  {rank_line(snapshot, rank, labels.get(rank.rank))}" for rank in shown]
+        lines += [f"  {rank_line(snapshot, r, names_of_ranks.get(r.rank))}" for r in shown]
         lines += [f"  and {ranks_text(hidden)}"] if hidden else []
     if snapshot.gpus:
         names = machine_names(snapshot)
@@ -184,6 +200,35 @@ def show_lines(snapshot: RunSnapshot, now: float) -> list[str]:
     return lines
 
 
+def _label_facts(labels: RunLabels) -> list[tuple[str, str]]:
+    """Return what users wrote about the run."""
+    rows = [
+        ("star", "★" if labels.star else ""),
+        ("tags", " ".join(labels.tags)),
+        ("group", labels.group),
+        ("note", labels.note),
+    ]
+    return [(name, clean_line(text, 500)) for name, text in rows if text]
+
+
+def _settings_lines(settings: Mapping[str, str]) -> list[str]:
+    """Return the settings, several in a line. The command has a line of its own above."""
+    pairs = [
+        f"{clean_name(name, 60)} {clean_line(value, 60)}"
+        for name, value in settings.items()
+        if name != "command"
+    ]
+    if not pairs:
+        return []
+    lines, line = ["", "settings"], ""
+    for pair in pairs:
+        if line and len(line) + len(pair) > SETTINGS_WIDTH:
+            lines.append(f"  {line}")
+            line = ""
+        line = f"{line}   {pair}" if line else pair
+    return [*lines, f"  {line}"]
+
+
 def _flop_utilisation(snapshot: RunSnapshot) -> str:
     """Return the model FLOP utilisation; empty if the operations were not counted."""
     if snapshot.flops_per_batch is None:
@@ -193,23 +238,20 @@ def _flop_utilisation(snapshot: RunSnapshot) -> str:
 
 
 def _facts(snapshot: RunSnapshot, now: float) -> list[tuple[str, str]]:
-    supervisor = "none" if snapshot.supervisor_pid is None else f"process {snapshot.supervisor_pid}"
-    speed = snapshot.throughput
-    pace = quantity(speed.samples_per_s, "samples/s")
-    if speed.best_samples_per_s is not None:
-        pace += f", best {quantity(speed.best_samples_per_s, '')}"
-    if speed.data_wait_share is not None:
-        pace += f", {data_wait_text(speed.data_wait_share)}"
+    pid = snapshot.supervisor_pid
+    supervisor = "" if pid is None or snapshot.state not in LIVE else f"process {pid}"
+    command = "" if snapshot.preset else shlex.join(snapshot.command or ())
     rows = [
         ("state", state_line(snapshot)),
         ("progress", position(snapshot) or NA),
         ("time", _times_text(snapshot, now) or NA),
+        ("command", clean_line(command, 500)),
         ("program", clean_line(snapshot.program or "")),
         ("attempt", _attempt_text(snapshot)),
         ("stops", clean_line(" or ".join(snapshot.stops))),
         ("machines", machine_count(snapshot)),
-        ("ranks", f"{count(snapshot.world_size)}  {all_ranks_text(snapshot)}".rstrip()),
-        ("throughput", pace),
+        ("ranks", _ranks_fact(snapshot)),
+        ("throughput", _throughput_fact(snapshot)),
         ("MFU", _flop_utilisation(snapshot)),
         ("job", _job_text(snapshot, now)),
         ("supervisor", supervisor),
@@ -219,6 +261,30 @@ def _facts(snapshot: RunSnapshot, now: float) -> list[tuple[str, str]]:
         ("directory", clean_line(snapshot.run_dir or "")),
     ]
     return [(name, text) for name, text in rows if text]
+
+
+def _ranks_fact(snapshot: RunSnapshot) -> str:
+    """Return ``2, both ended``, or the number and the counts of each state."""
+    states = {rank.state for rank in snapshot.ranks}
+    if len(states) == 1 and len(snapshot.ranks) == snapshot.world_size and not snapshot.nodes:
+        number, word = len(snapshot.ranks), rank_word(states.pop())
+        every = {1: "", 2: "both "}.get(number, "all ")
+        if word != RankState.UNKNOWN.value:
+            return f"{count(number)}, {every}{word}"
+    return f"{count(snapshot.world_size)}  {all_ranks_text(snapshot)}".rstrip()
+
+
+def _throughput_fact(snapshot: RunSnapshot) -> str:
+    """Return ``1 104 samples/s, best 1 131``; of an ended run only the best."""
+    speed, live = snapshot.throughput, snapshot.state in LIVE
+    parts = []
+    if speed.samples_per_s is not None and live:
+        parts.append(rate(speed.samples_per_s))
+    if speed.best_samples_per_s is not None:
+        parts.append(f"best {rate(speed.best_samples_per_s)}")
+    if speed.data_wait_share is not None and live:
+        parts.append(data_wait_text(speed.data_wait_share))
+    return ", ".join(parts)
 
 
 def _times_text(snapshot: RunSnapshot, now: float) -> str:

@@ -50,7 +50,6 @@ SILENT_AFTER_S = 5.0
 """Seconds without new records after which the silence is shown with its age."""
 PROCESS_ROWS = 16
 """Maximum number of ranks listed on a machine without GPU readings."""
-SAMPLES_PER_S = "samples/s"
 
 RANK_TONES: dict[RankState, Tone] = {
     RankState.STARTING: Tone.DIM,
@@ -218,9 +217,10 @@ def rank_row(frame: Frame, rank: RankSnapshot, verdicts: RankVerdicts) -> RankRo
         rank=f"r{rank.rank}",
         pid=formats.NA if rank.pid is None else str(rank.pid),
         device=_device_text(rank.device),
-        phase=clean_name(rank.phase or formats.NA),
+        # A rank that has ended is in no phase, and its state says so.
+        phase="" if rank.state is RankState.ENDED else clean_name(rank.phase or formats.NA),
         step=formats.step(rank.global_step),
-        age=formats.age(rank.age_s if live else None),
+        age=formats.age(rank.age_s) if live else "",
         strip=rank.recent_step_s,
         state=rank_state(rank, verdicts),
         note=clean_name(note),

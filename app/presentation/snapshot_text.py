@@ -26,11 +26,21 @@ from ltui.training.state.run_snapshot import (
     RunState,
 )
 from ltui.widgets import formats
-from ltui.widgets.formats import NA, age, metric, percent, quantity
+from ltui.widgets.formats import NA, age, metric, percent
 from ltui.widgets.sanitise import clean_line, clean_name
 
+SAMPLES_PER_S = "samples/s"
+_SAVED_WHEN = {
+    "request": "saved on request",
+    "stop": "saved at the stop",
+    "end": "saved at the end",
+    "best": "saved as the best",
+}
+"""Words for the reasons that a rank gives for a checkpoint."""
 METRICS_SHOWN = 5
 """Maximum number of metrics in one line."""
+PROGRAM_CHARACTERS = 60
+"""Maximum characters of a command in a title."""
 LOUD_RANK_STATES = frozenset({RankState.STALLED, RankState.DEAD})
 """States of ranks that need help; they are shown in capitals."""
 
@@ -53,7 +63,7 @@ def title(snapshot: RunSnapshot) -> str:
     """Return the name and the program of a run: ``brave-owl · quickstart``."""
     program = program_text(snapshot)
     name = clean_name(snapshot.name)
-    return f"{name} · {clean_name(program)[:60]}" if program else name
+    return f"{name} · {clean_name(program, PROGRAM_CHARACTERS)}" if program else name
 
 
 def position(snapshot: RunSnapshot) -> str:
@@ -135,10 +145,15 @@ def speed_text(snapshot: RunSnapshot) -> str:
     speed = snapshot.throughput
     parts = []
     if speed.samples_per_s is not None:
-        parts.append(quantity(speed.samples_per_s, "samples/s"))
+        parts.append(rate(speed.samples_per_s))
     if speed.data_wait_share is not None:
         parts.append(data_wait_text(speed.data_wait_share))
     return "  ".join(parts)
+
+
+def rate(samples_per_s: float | None) -> str:
+    """Return ``1 107 samples/s`` or ``31.4 k samples/s``: every throughput is written like this."""
+    return formats.rate(samples_per_s, SAMPLES_PER_S)
 
 
 def data_wait_text(share: float) -> str:
@@ -150,10 +165,13 @@ def rank_line(snapshot: RunSnapshot, rank: RankSnapshot, label: str | None = Non
     """Return one rank as a line of columns. ``label``: its label on several machines."""
     step = "" if rank.global_step is None else f"step {rank.global_step}"
     note = rank_note(snapshot, rank)
-    device, phase = clean_name(rank.device or ""), clean_name(rank.phase or NA)
+    device = clean_name(rank.device or "")
+    # A rank that has ended is in no phase, and its state says so.
+    ended = rank.state is RankState.ENDED
+    phase, since = ("", "") if ended else (clean_name(rank.phase or NA), age(rank.age_s))
     return (
         f"{label or f'r{rank.rank}':<4} {device:<7} {step:<12} {phase:<11} "
-        f"{age(rank.age_s):>7}  {rank_word(rank.state)}{f'  {note}' if note else ''}"
+        f"{since:>7}  {rank_word(rank.state)}{f'  {note}' if note else ''}"
     )
 
 
@@ -184,16 +202,22 @@ def rank_counts(ranks: tuple[RankSnapshot, ...]) -> str:
 def checkpoint_text(checkpoint: CheckpointInfo, *, with_path: bool = False) -> str:
     """Return ``step 1204, verified, 1.2 MiB``.
 
-    ``with_path`` gives ``step 1204, verified, request, 1.2 MiB: /path``, for the command line.
+    ``with_path`` gives ``step 1204, verified, saved on request, 1.2 MiB: /path``, for the command
+    line.
     """
     verified = {True: "verified", False: "DAMAGED", None: "not verified"}[checkpoint.ok]
     parts = [f"step {checkpoint.global_step}", verified]
     if with_path and checkpoint.reason:
-        parts.append(clean_line(checkpoint.reason))
+        parts.append(saved_when(checkpoint.reason))
     if checkpoint.size_bytes is not None:
         parts.append(formats.size(checkpoint.size_bytes))
     text = ", ".join(parts)
     return f"{text}: {clean_line(checkpoint.path)}" if with_path else text
+
+
+def saved_when(reason: str) -> str:
+    """Return when a checkpoint was saved: ``saved on request``."""
+    return _SAVED_WHEN.get(reason) or clean_line(reason)
 
 
 def gpu_label(gpu: GpuSnapshot, machines: Mapping[int, str] | None = None) -> str:

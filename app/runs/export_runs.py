@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from ltui.app.live.metric_history import THROUGHPUT
+from ltui.app.live.stored_curves import stored_rates
 from ltui.app.output_file import output, replaced_file
 from ltui.app.runs.export_formats import FOLDER_FORMAT
 from ltui.training.problem import Problem, ProblemError
@@ -71,7 +74,28 @@ def _export_events(
 
 def _rows(run_dir: RunDir, metrics: Sequence[str]) -> Iterator[ExportRow]:
     with RunStore(run_dir) as store:
-        yield from store.export(metrics)
+        yield from store.export([name for name in metrics if name != THROUGHPUT])
+        if THROUGHPUT in metrics:
+            yield from _throughput_rows(store)
+
+
+def _throughput_rows(store: RunStore) -> Iterator[ExportRow]:
+    """Yield the points of the throughput of all ranks, which charts compute from the steps."""
+    total = stored_rates(store).get(None)
+    for step, epoch, at, value in (
+        ()
+        if total is None
+        else zip(
+            total.steps.tolist(),
+            total.epochs.tolist(),
+            total.times.tolist(),
+            total.mean.tolist(),
+            strict=True,
+        )
+    ):
+        shown_epoch = int(epoch) + 1 if math.isfinite(epoch) else None
+        time = at if math.isfinite(at) else None
+        yield ExportRow(THROUGHPUT, int(step), shown_epoch, time, None, value)
 
 
 def select_metrics(runs: Mapping[str, RunDir], globs: Sequence[str]) -> dict[str, list[str]]:
@@ -94,7 +118,9 @@ def select_metrics(runs: Mapping[str, RunDir], globs: Sequence[str]) -> dict[str
 
 def metrics_to_export(store: RunStore, globs: Sequence[str]) -> list[str]:
     """Return the metrics of a run that match one of ``globs``, or all that are exported."""
-    return _matching(_metrics(store, selected=bool(globs)), globs)
+    names = _metrics(store, selected=bool(globs))
+    # A followed history has rows of what is stored; the throughput is computed.
+    return _matching([name for name in names if name != THROUGHPUT], globs)
 
 
 def _matching(names: Sequence[str], globs: Sequence[str]) -> list[str]:
@@ -105,7 +131,7 @@ def _matching(names: Sequence[str], globs: Sequence[str]) -> list[str]:
 
 def _metrics(store: RunStore, *, selected: bool) -> list[str]:
     names = store.exported_names()
-    return list(dict.fromkeys([*names, *STEP_SERIES])) if selected else names
+    return list(dict.fromkeys([*names, *STEP_SERIES, THROUGHPUT])) if selected else names
 
 
 def _unknown_metric(glob: str, names: Sequence[str]) -> Problem:

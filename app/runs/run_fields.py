@@ -65,7 +65,7 @@ FIELDS: dict[str, Field] = {
     "ended": _field(Kind.TIME, "end of the last attempt", "ended_at"),
     "elapsed": _field(Kind.DURATION, "duration of the last attempt", "elapsed_s"),
     "step": _field(Kind.NUMBER, "global step", "step"),
-    "epoch": _field(Kind.NUMBER, "epoch, from 0", "epoch"),
+    "epoch": _field(Kind.NUMBER, "epoch", "epoch"),
     "attempt": _field(Kind.NUMBER, "number of the last attempt", "attempt"),
     "ranks": _field(Kind.NUMBER, "number of ranks", "ranks"),
     "exit": _field(Kind.NUMBER, "exit code", "exit_code"),

@@ -22,7 +22,7 @@ from ltui.training.state.run_labels import labels_from_document
 from ltui.training.store.run_directory import RunDir
 
 INDEX_NAME = "index.db"
-VERSION = 3
+VERSION = 4
 """Version of the rows (``user_version``). Raise it when ``RunSummary`` or a table changes."""
 _TABLES = """
 CREATE TABLE runs (id TEXT PRIMARY KEY, stamp TEXT, row TEXT, metrics BLOB) WITHOUT ROWID;

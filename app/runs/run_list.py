@@ -14,11 +14,11 @@ from typing import Any
 
 from ltui.app.runs.run_entry import RunEntry
 from ltui.app.runs.run_index import IndexedRun, RunIndex
+from ltui.app.runs.run_json import head_document
 from ltui.app.runs.run_summary import MetricValues, summarise
 from ltui.app.runs.slow_values import SlowValues, slow_kinds
-from ltui.app.state_words import state_words
 from ltui.training.problem import ProblemError
-from ltui.training.state.run_snapshot import LIVE, RunSnapshot, head_json
+from ltui.training.state.run_snapshot import LIVE, RunSnapshot
 from ltui.training.store.labels_file import read_labels
 from ltui.training.store.run_directory import RunDir
 
@@ -99,12 +99,12 @@ class RunList:
     def head(self, entry: RunEntry) -> dict[str, Any]:
         """Return the run's part of ``ltui runs --json``."""
         if entry.snapshot is not None:
-            return _head(entry.snapshot)
+            return head_document(entry.snapshot)
         if self._heads is None:
             self._heads = self._index.heads()
         if (head := self._heads.get(entry.id)) is not None:
             return head
-        return _head(self._snapshot_of(entry.run_dir))
+        return head_document(self._snapshot_of(entry.run_dir))
 
     def _read(self, run_id: str, stamp: str) -> IndexedRun:
         run_dir = RunDir(self._home / "runs" / run_id)
@@ -123,14 +123,8 @@ class RunList:
                 metrics=MetricValues.of(run.metrics),
                 snapshot=run if run.state in LIVE else None,
             )
-            return IndexedRun(stamp, entry, _head(run))
+            return IndexedRun(stamp, entry, head_document(run))
         return IndexedRun(stamp, RunEntry(run_dir=run_dir, labels=labels, problem=problem))
-
-
-def _head(run: RunSnapshot) -> dict[str, Any]:
-    """Return the snapshot's head with the state's word, which is also ``"STALLED"`` for a live run
-    with a stalled rank."""
-    return {**head_json(run), "state_word": state_words(run)}
 
 
 def _scan(home: Path) -> list[tuple[str, str, bool]]:

@@ -11,7 +11,12 @@ from typing import Any
 
 from ltui.app.presentation.headline_metric import headline_metric
 from ltui.app.presentation.run_report import reason_text
-from ltui.app.presentation.snapshot_text import done_fraction, position, program_text
+from ltui.app.presentation.snapshot_text import (
+    done_fraction,
+    position,
+    program_text,
+    shown_epoch,
+)
 from ltui.app.state_words import state_sign, state_words
 from ltui.training.state.good_checkpoints import is_resumable
 from ltui.training.state.run_snapshot import MetricValue, RunSnapshot
@@ -93,7 +98,7 @@ def summarise(run: RunSnapshot) -> RunSummary:
         elapsed_s=run.elapsed_s,
         step=run.global_step,
         max_steps=run.max_steps,
-        epoch=run.epoch,
+        epoch=shown_epoch(run),
         attempt=run.attempt,
         ranks=run.world_size,
         exit_code=run.exit_code,

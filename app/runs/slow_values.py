@@ -109,7 +109,7 @@ class SlowValues:
         if kind == SIZES:
             stored = Stamped(stamp, float(disk_use(entry.run_dir.path)))
         else:
-            stored = Stamped(stamp, _read_settings(entry.run_dir))
+            stored = Stamped(stamp, read_settings(entry.run_dir))
         self._stored[kind][entry.id] = stored
         if not entry.live:
             read[kind][entry.id] = stored
@@ -129,7 +129,7 @@ class SlowValues:
                 self._read_at.pop((kind, run_id), None)
 
 
-def _read_settings(run_dir: RunDir) -> dict[str, str]:
+def read_settings(run_dir: RunDir) -> dict[str, str]:
     """Return the settings of a run; none if its specification cannot be read."""
     # Imported here: only a list that needs settings reads a history, with NumPy.
     from ltui.training.store.history_reader import RunStore

@@ -37,6 +37,7 @@ from ltui.app.panels.form_fields import (
 )
 from ltui.app.panels.launch_line import LaunchLine
 from ltui.app.panels.worker_results import call_screen
+from ltui.app.presentation.snapshot_text import saved_when
 from ltui.app.screens.confirm import ProblemScreen
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.preset_form import field_text
@@ -225,5 +226,5 @@ def _checkpoint_options(checkpoints: Sequence[CheckpointInfo]) -> list[tuple[str
 
 
 def _checkpoint_text(info: CheckpointInfo) -> str:
-    reason = f" ({clean_line(info.reason)})" if info.reason else ""
+    reason = f" ({saved_when(info.reason)})" if info.reason else ""
     return f"step {formats.count(info.global_step)}{reason}"

@@ -221,6 +221,9 @@ def test_a_training_from_start_to_resume(
     lines = (tmp_path / "out.csv").read_text().splitlines()
     assert lines[0] == "metric,step,epoch,time,rank,value,first_step,min,max,count"
     assert len(lines) > stopped["global_step"]
+    rates = ltui("export", "last", "--metric", "throughput/*").stdout.splitlines()
+    assert len(rates) > 2
+    assert rates[-1].startswith("throughput/samples_per_s,")
     rows = json.loads(ltui("export", "last", "--format", "json").stdout)
     assert set(rows[0]) == set(lines[0].split(","))
     unknown = ltui("export", "last", "--metric", "train/los")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from ltui.training.state.run_labels import RunLabels
-from ltui.training.store.labels_file import read_labels
+from ltui.training.store.labels_file import change_labels, read_labels
 from ltui.training.store.run_directory import RunDir
 from tests.cli.conftest import Ltui
 from tests.stored_runs import stored_run
@@ -62,3 +63,37 @@ def test_labels_are_given_at_launch(ltui: Ltui, private_home: Path) -> None:
     (path,) = (private_home / "runs").iterdir()
     expected = RunLabels(tags=("a", "b"), group="g", note="a test")
     assert read_labels(RunDir(path)) == expected
+
+
+def test_show_prints_labels_settings_and_the_whole_command(ltui: Ltui, private_home: Path) -> None:
+    command = ("python", "train.py", "--lr", "0.1", "--comment", "x" * 60, "--last-option", "end")
+    run_dir = stored_run(
+        private_home,
+        "calm-fox-1a2b",
+        preset=None,
+        command=command,
+        reported={"width": 32},
+        epoch=0,
+        max_epochs=6,
+    )
+    change_labels(
+        run_dir, lambda _: RunLabels(tags=("a", "b"), group="lr", note="the first", star=True)
+    )
+    text = ltui("show", "last").stdout
+    head, *lines = text.splitlines()
+    assert "…" in head, "a command that is cut has a sign"
+    facts = dict(line.strip().split("  ", 1) for line in lines if "  " in line.strip())
+    assert facts["command"].endswith("--last-option end")
+    assert [facts[name].strip() for name in ("tags", "group", "note", "star")] == [
+        "a b", "lr", "the first", "★",
+    ]  # fmt: skip
+    assert "lr 0.1   " in text
+    assert "width 32" in text
+    assert "supervisor" not in text
+    assert "epoch 1/6" in text
+    document = json.loads(ltui("show", "last", "--json").stdout)
+    assert (document["tags"], document["note"], document["star"]) == (["a", "b"], "the first", True)
+    assert (document["settings"]["lr"], document["settings"]["width"]) == ("0.1", "32")
+    (listed,) = json.loads(ltui("runs", "--json").stdout)
+    (filtered,) = json.loads(ltui("runs", "--json", "--filter", "epoch=1").stdout)
+    assert document["epoch"] == listed["epoch"] == filtered["epoch"] == 1

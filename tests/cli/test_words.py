@@ -282,7 +282,7 @@ def test_exit_codes(state: RunState, checkpoints: tuple[CheckpointInfo, ...], co
 def test_an_ending_says_what_to_do_next() -> None:
     stopped = replace(BUSY, state=RunState.STOPPED, checkpoints=(SOUND,), log_dir="/r/logs/1")
     text = "\n".join(end_report(stopped)).replace("\u2009", " ")
-    assert "step 1204, verified, stop: /c/a.ckpt" in text
+    assert "step 1204, verified, saved at the stop: /c/a.ckpt" in text
     assert "ltui resume brave-owl-3f2a" in text
     assert "/r/logs/1" in text
     damaged = replace(stopped, checkpoints=(replace(SOUND, ok=False),))

@@ -269,11 +269,11 @@ def test_a_scale_that_the_chart_chose_is_named() -> None:
 
 def test_a_rate_begins_at_zero_until_somebody_zooms() -> None:
     rate = ChartSeries(name="total", x=np.arange(100.0), y=3300.0 + np.arange(100.0))
-    whole = plot(chart_of(rate, from_zero=True), ChartOptions(), 80, 12)
+    whole = plot(chart_of(rate, is_rate=True), ChartOptions(), 80, 12)
     assert whole.y is not None
     assert whole.y.low == 0
     part = ChartOptions(view=Viewport(low=50, high=60))
-    zoomed = plot(chart_of(rate, from_zero=True), part, 80, 12)
+    zoomed = plot(chart_of(rate, is_rate=True), part, 80, 12)
     assert zoomed.y is not None
     assert zoomed.y.low > 3000
 

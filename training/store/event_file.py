@@ -106,7 +106,7 @@ class EventFolder:
     def append(self, rows: Iterable[ExportRow]) -> None:
         """Append rows, which can be read when this returns. Raise ``OSError``."""
         for row in rows:
-            file = self.files.get(row.rank) or self.begin_file(row.rank)
+            file = self.files.get(row.rank or 0) or self.begin_file(row.rank or 0)
             time = self.began if row.time is None else row.time
             file.add(row.metric, row.step, time, math.nan if row.value is None else row.value)
         for file in self.files.values():

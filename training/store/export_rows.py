@@ -26,8 +26,10 @@ class ExportRow:
     step: int
     """The step, or the last step of a window."""
     epoch: int | None
+    """Counted from 1."""
     time: float | None
-    rank: int
+    rank: int | None
+    """None for a figure of all ranks."""
     value: float | None
     """None if the value was not a finite number (NaN)."""
     first_step: int | None = None
@@ -74,7 +76,8 @@ def new_rows(
 
 def _export_row(metric: str, row: Row) -> ExportRow:
     step, rank, epoch, t, value, first, low, high, n = row
-    return ExportRow(metric, step, epoch, t, rank, value, first, low, high, n)
+    shown_epoch = None if epoch is None else epoch + 1
+    return ExportRow(metric, step, shown_epoch, t, rank, value, first, low, high, n)
 
 
 def _rank_rows(part: SeriesPart, rank: int, first_step: int, last_step: int) -> Iterator[Row]:

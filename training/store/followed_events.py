@@ -99,7 +99,7 @@ class FollowedEvents(EventFolder):
         return file
 
     def _noted(self, row: ExportRow) -> ExportRow:
-        self._newest[row.metric, row.rank] = row.step
+        self._newest[row.metric, row.rank or 0] = row.step
         return row
 
     def _discard(self, rank: int, first_step: int) -> None:

@@ -42,7 +42,10 @@ def draw_legend(canvas: Canvas, view_model: ChartViewModel, options: ChartOption
         x = canvas.write(x, 0, position_text(view_model, options.cursor), INK_TEXT) + len(_GAP)
     # If not all fit, the entries of faint curves are omitted first.
     ordered = sorted(view_model.series, key=lambda s: s.dim)
-    entries = [_Entry(series=s, name=s.name, value=value_text(s, options.cursor)) for s in ordered]
+    entries = [
+        _Entry(series=s, name=s.name, value=value_text(s, options.cursor, view_model.is_rate))
+        for s in ordered
+    ]
     shown = _fitting(entries, canvas.width - x, names=options.cursor is None)
     for entry in shown:
         end = canvas.write(x, 0, entry.text, INK_DIM)
@@ -113,7 +116,7 @@ def value_at(series: ChartSeries, x: float) -> tuple[float, float] | None:
     return float(series.x[best]), float(series.y[best])
 
 
-def value_text(series: ChartSeries, cursor: float | None) -> str:
+def value_text(series: ChartSeries, cursor: float | None, is_rate: bool = False) -> str:
     """Return the value at the crosshair, or the newest one; ``nan`` if NaN was recorded."""
     if cursor is not None:
         point = value_at(series, cursor)
@@ -121,7 +124,7 @@ def value_text(series: ChartSeries, cursor: float | None) -> str:
     else:
         value = float(series.y[-1]) if series.y.size else None
     if value is not None and np.isfinite(value):
-        return formats.metric(value)
+        return formats.rate(value, "") if is_rate else formats.metric(value)
     return formats.NA if value is None or not np.isfinite(series.y).any() else str(value)
 
 

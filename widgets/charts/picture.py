@@ -107,7 +107,8 @@ def picture(view_model: ChartViewModel, options: ChartOptions) -> Picture:
     x = visible_range(options.view, data)
     layout = lay_out(Canvas(_COLUMNS, _ROWS), view_model, options, x, None)
     legend = [
-        (plain(f"{one.name} {value_text(one, None)}"), _colour_of(one)) for one in view_model.series
+        (plain(f"{one.name} {value_text(one, None, view_model.is_rate)}"), _colour_of(one))
+        for one in view_model.series
     ]
     lines = draw_legend(drawn, legend)
     axes = _Frame(TITLE + lines * LINE, x, layout.y, 2 * layout.area.width)

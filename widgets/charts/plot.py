@@ -162,7 +162,7 @@ def _y_range(
     low, high = extremes
     if view_model.cut_outliers and not options.outliers:
         low, high = _without_outliers(curves, extremes, before)
-    if view_model.from_zero and options.view is None and low > 0:
+    if view_model.is_rate and options.view is None and low > 0:
         low = 0.0
     y = sticky_range(low, high, before)
     slack = 1e-9 * y.span

@@ -1,0 +1,31 @@
+"""A run as ``ltui show --json`` and ``ltui runs --json`` print it. Pure.
+
+It is the stored snapshot in the words and counts of the screens: epochs are counted from 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ltui.app.presentation.snapshot_text import shown_epoch
+from ltui.app.state_words import state_words
+from ltui.training.state.run_snapshot import RunSnapshot, head_json, to_json
+
+
+def head_document(run: RunSnapshot) -> dict[str, Any]:
+    """Return the run's part of ``ltui runs --json``."""
+    return {**head_json(run), **_words(run)}
+
+
+def run_document(run: RunSnapshot) -> dict[str, Any]:
+    """Return everything that a snapshot holds."""
+    document = {**to_json(run), **_words(run)}
+    for saved in (*document["checkpoints"], *document["script_checkpoints"]):
+        if saved.get("epoch") is not None:
+            saved["epoch"] += 1
+    return document
+
+
+def _words(run: RunSnapshot) -> dict[str, Any]:
+    """Return the epoch as the screens count it, and the state's word, which is also ``STALLED``."""
+    return {"epoch": shown_epoch(run), "state_word": state_words(run)}
