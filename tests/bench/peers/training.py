@@ -6,11 +6,16 @@ tools that instrument from outside (``ltui exec``, ``traceml run``) start it wit
 The result is JSON: ``thread_us``, the median processor time of the training thread from one step's
 forward to the next, and ``process_us``, the processor time of all threads of the process, divided
 by the number of steps. Waiting for a processor adds to neither.
+
+With ``LTUI_BENCH_TURNS=OWN:OTHER``, two FIFOs, it takes turns with another training of ``BLOCK``
+steps each, so that both meet the same machine. ``blocks_us`` has the fastest step of each block,
+which other programs disturbed least.
 """
 
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import logging
 import os
@@ -26,6 +31,22 @@ import lightning.pytorch as pl
 import torch
 
 WARM_UP_STEPS = 300
+BLOCK, SKIPPED = 50, 8
+"""Steps of one turn, and how many of its first are not measured: caches are cold after a wait."""
+
+
+class Turns:
+    """The turns of this training and another, given by a byte in the FIFO of whose turn it is."""
+
+    def __init__(self, paths: str) -> None:
+        # Opened for both directions: neither opening nor writing waits for the other training.
+        self.own, self.other = (os.open(path, os.O_RDWR) for path in paths.split(":"))
+
+    def wait(self) -> None:
+        os.read(self.own, 1)
+
+    def give(self, turns: int = 1) -> None:
+        os.write(self.other, b"." * turns)
 
 
 class Model(pl.LightningModule):
@@ -39,8 +60,14 @@ class Model(pl.LightningModule):
         )
         self.marks_ns: list[int] = []
         self.process_ns: list[int] = []
+        paths = os.environ.get("LTUI_BENCH_TURNS")
+        self.turns = Turns(paths) if paths else None
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        if self.turns and batch_idx % BLOCK == 0:
+            if batch_idx:
+                self.turns.give()
+            self.turns.wait()
         self.marks_ns.append(time.thread_time_ns())
         if len(self.marks_ns) in (WARM_UP_STEPS, self.trainer.max_steps):
             self.process_ns.append(time.process_time_ns())
@@ -127,18 +154,20 @@ def main(tool: str, result: Path, steps: int) -> None:
             default_root_dir=folder,
         )
         rows: Any = torch.randn(steps * 8, 64)
-        trainer.fit(model, torch.utils.data.DataLoader(rows, batch_size=8))
-    costs = [
-        after - before
-        for before, after in zip(
-            model.marks_ns[WARM_UP_STEPS:], model.marks_ns[WARM_UP_STEPS + 1 :], strict=False
-        )
-    ]
+        try:
+            trainer.fit(model, torch.utils.data.DataLoader(rows, batch_size=8))
+        finally:
+            if model.turns:  # However it ended, the other training must not wait.
+                model.turns.give(steps // BLOCK + 1)
+    costs = [b - a for a, b in itertools.pairwise(model.marks_ns)][WARM_UP_STEPS:]
+    starts = range(0, len(costs) - BLOCK, BLOCK)
+    blocks = [costs[start + SKIPPED : start + BLOCK - 1] for start in starts]
     first, last = model.process_ns
     result.write_text(
         json.dumps(
             {
                 "thread_us": statistics.median(costs) / 1e3,
+                "blocks_us": [min(block) / 1e3 for block in blocks],
                 "process_us": (last - first) / (steps - WARM_UP_STEPS) / 1e3,
             }
         )
