@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from ltui.training.state.good_checkpoints import bad_loss
 from ltui.training.state.run_snapshot import (
     LIVE,
     NodeState,
@@ -17,6 +18,7 @@ from ltui.training.state.run_snapshot import (
     RunState,
     Verdict,
 )
+from ltui.training.state.verdict_kinds import VerdictKind
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line
 from ltui.widgets.view_models import Tone
@@ -25,7 +27,7 @@ SIMILAR_SPEED = 1.1
 """Ranks are equally fast if the slowest takes at most this many times as long as the fastest."""
 FAILED = frozenset({RunState.FAILED, RunState.CRASHED, RunState.LOST})
 """States of a run that ended because of an error."""
-STALLED, RANK_DEAD, LOSS_NAN = "STALLED", "RANK DEAD", "LOSS NaN"
+STALLED, RANK_DEAD = "STALLED", "RANK DEAD"
 _RANK_STATE_WORDS = {RankState.DEAD: RANK_DEAD, RankState.STALLED: STALLED}
 STATE_SIGNS: dict[RunState, tuple[str, Tone]] = {
     RunState.QUEUED: ("○", Tone.DIM),
@@ -46,15 +48,19 @@ _MIN_CONFIDENCE = 0.6
 
 
 def state_word(snapshot: RunSnapshot) -> str:
-    """Return the word for the state of a run, in capitals if the run needs help."""
+    """Return the word for the state of a run: ``STALLED``, ``running, loss NaN since step 152``.
+
+    It is in capitals if a rank is blocked.
+    """
+    word: str = snapshot.state.value
     if snapshot.state in LIVE:
         levels = {verdict.level for verdict in open_verdicts(snapshot)}
-        for rank_state, word in _RANK_STATE_WORDS.items():
+        for rank_state, blocked in _RANK_STATE_WORDS.items():
             if rank_state.value in levels or any(r.state is rank_state for r in snapshot.ranks):
-                return word
-        if snapshot.state is RunState.RUNNING and bad_loss(snapshot) is not None:
-            return LOSS_NAN
-    return snapshot.state.value
+                word = blocked
+                break
+    loss = bad_loss_words(snapshot)
+    return f"{word}, {loss}" if loss else word
 
 
 def machine_state_word(state: NodeState) -> str:
@@ -65,19 +71,13 @@ def machine_state_word(state: NodeState) -> str:
 
 def is_blocked(snapshot: RunSnapshot) -> bool:
     """Return whether a rank of a live run is stalled or dead."""
-    return state_word(snapshot) in (STALLED, RANK_DEAD)
+    return state_word(snapshot).startswith((STALLED, RANK_DEAD))
 
 
 def needs_help(snapshot: RunSnapshot) -> bool:
     """Return whether the state's word calls for action by a person."""
-    return state_word(snapshot) in (STALLED, RANK_DEAD, LOSS_NAN)
-
-
-def state_words(snapshot: RunSnapshot) -> str:
-    """Return the state's word. A run that ended with a NaN loss gives ``finished, loss NaN``."""
-    word = state_word(snapshot)
-    ended_nan = snapshot.state not in LIVE and bad_loss(snapshot) is not None
-    return f"{word}, loss NaN" if ended_nan else word
+    running_nan = snapshot.state is RunState.RUNNING and bool(bad_loss_words(snapshot))
+    return running_nan or is_blocked(snapshot)
 
 
 def open_verdicts(snapshot: RunSnapshot) -> list[Verdict]:
@@ -85,22 +85,41 @@ def open_verdicts(snapshot: RunSnapshot) -> list[Verdict]:
     return [verdict for verdict in snapshot.verdicts if verdict.ended is None]
 
 
-def bad_loss(snapshot: RunSnapshot) -> Verdict | None:
-    """Return the verdict that the loss is not a finite number, if it is active."""
-    return next((v for v in open_verdicts(snapshot) if v.kind == "nan_loss"), None)
+def bad_loss_words(snapshot: RunSnapshot) -> str:
+    """Return ``loss NaN since step 152``; empty if the loss is finite."""
+    verdict = bad_loss(snapshot.verdicts)
+    return "" if verdict is None else _bad_loss_words(verdict)
+
+
+def _bad_loss_words(verdict: Verdict) -> str:
+    step, value = verdict.evidence.get("step"), verdict.evidence.get("loss")
+    since = "" if step is None else f" since step {step}"
+    # Runs of an older version name an infinite loss so, or only in the cause.
+    if "infinite" in (value, *verdict.cause.split()):
+        value = "inf"
+    return clean_line(f"loss {value or 'NaN'}{since}", 60)
 
 
 def bad_loss_sentence(snapshot: RunSnapshot) -> str:
-    """Return ``the loss is NaN since step 152, first on rank 0``; empty if the loss is finite."""
-    verdict = bad_loss(snapshot)
+    """Return ``loss NaN since step 152, first on rank 0``; empty if the loss is finite."""
+    verdict = bad_loss(snapshot.verdicts)
     if verdict is None:
         return ""
-    step, rank = verdict.evidence.get("step"), verdict.evidence.get("first_rank")
-    since = "" if step is None else f" since step {step}"
-    first = "" if rank is None else f", first on rank {rank}"
-    # Runs of an older version name the value only in the cause.
-    is_infinite = "infinite" in (verdict.evidence.get("loss"), *verdict.cause.split())
-    return f"the loss is {'infinite' if is_infinite else 'NaN'}{since}{first}"
+    rank = verdict.evidence.get("first_rank")
+    return _bad_loss_words(verdict) + ("" if rank is None else f", first on rank {rank}")
+
+
+def detail_words(snapshot: RunSnapshot) -> str | None:
+    """Return the detail of the state: ``finished at step 160; loss NaN since step 41``."""
+    parts = [part for part in (snapshot.detail, bad_loss_words(snapshot)) if part]
+    return "; ".join(parts) or None
+
+
+def verdict_note(verdict: Verdict) -> str:
+    """Return the place of a verdict as the note at a rank; for a bad loss what it is."""
+    if verdict.kind == VerdictKind.NAN_LOSS:
+        return _bad_loss_words(verdict)
+    return verdict.place or ""
 
 
 def state_sentence(snapshot: RunSnapshot) -> str:
@@ -185,4 +204,6 @@ def state_sign(snapshot: RunSnapshot) -> tuple[str, str, Tone]:
     if needs_help(snapshot):
         return "!", word, Tone.BAD
     sign, tone = STATE_SIGNS[snapshot.state]
+    if tone is not Tone.BAD and bad_loss_words(snapshot):
+        tone = Tone.WARN
     return sign, word, tone

@@ -56,8 +56,13 @@ def significant(value: float | None, digits: int = 3) -> str:
 
 
 def metric(value: float | None) -> str:
-    """Format a loss, an accuracy or a learning rate with four significant digits."""
-    return significant(value, 4)
+    """Format a logged value with four significant digits; ``NaN``, ``inf`` or ``-inf`` if it is so.
+
+    Every user interface uses this function, so that a value is written in one way.
+    """
+    if value is None or math.isfinite(value):
+        return significant(value, 4)
+    return str(float(value)).replace("nan", "NaN")
 
 
 def quantity(value: float | None, unit: str) -> str:

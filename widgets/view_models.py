@@ -51,6 +51,8 @@ class ChartSeries:
     low: FloatArray | None = None
     high: FloatArray | None = None
     """Minimum and maximum of each decimated window; drawn as a band if both are given."""
+    is_logged: bool = False
+    """NaN and infinities in ``y`` are values that were logged; otherwise values are missing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -256,7 +256,16 @@ def resume(options: Namespace) -> int:
         spec = with_run_options(spec or run_dir.read_spec(), options)
 
     if is_submitted(run_dir):
+        if options.from_step is not None:
+            raise ProblemError.of(
+                where=f"--from {options.from_step}",
+                what="a run of `ltui submit` continues from its last good checkpoint.",
+                remedy=f"Start a new run from it: --from {run_dir.id}:{options.from_step}",
+            )
         return resubmit_run(run_dir, spec)
+    checkpoint = None
+    if options.from_step is not None:
+        checkpoint = _checkpoint_to_resume(run_dir, options.from_step)
     if (several := spec or run_dir.read_spec()).nodes is not None:
         # Imported here, because most runs use one machine.
         from ltui.app.nodes.start_head import prepare_next_attempt
@@ -265,7 +274,7 @@ def resume(options: Namespace) -> int:
 
         def start_nodes(files: Mapping[str, str]) -> RunDir:
             prepare_next_attempt(run_dir, files)
-            resume_run(run_dir, spec=new_spec, checkpoint=None)
+            resume_run(run_dir, spec=new_spec, checkpoint=checkpoint)
             return run_dir
 
         key_file = run_dir.path / KEY_FILE_NAME
@@ -276,10 +285,22 @@ def resume(options: Namespace) -> int:
         return _launch_and_follow(new_spec, options, home, start_nodes)
 
     def start() -> RunDir:
-        resume_run(run_dir, spec=spec, checkpoint=None)
+        resume_run(run_dir, spec=spec, checkpoint=checkpoint)
         return run_dir
 
     return _start_and_follow(start, options)
+
+
+def _checkpoint_to_resume(run_dir: RunDir, step: int) -> Path:
+    """Return the checkpoint of ``--from STEP``, and warn if its weights are not good."""
+    from ltui.training.lifecycle.run_status import nan_step
+    from ltui.training.lifecycle.start_from import checkpoint_of_step
+    from ltui.training.state.good_checkpoints import badness
+
+    checkpoint = checkpoint_of_step(run_dir, step, f"--from {step}")
+    if (reason := badness(checkpoint, nan_step(run_dir))) is not None:
+        sys.stderr.write(f"Warning: the checkpoint of step {step} {reason}.\n")
+    return Path(checkpoint.path)
 
 
 def _launch_and_follow(

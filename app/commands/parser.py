@@ -313,6 +313,14 @@ def _add_launch_commands(add: AddCommand) -> None:
         "resume", "launch:resume", "continue an ended run from its checkpoint", _RESUME_EPILOG
     )
     _add_run_argument(resume)
+    resume.add_argument(
+        "--from",
+        dest="from_step",
+        type=positive_number,
+        metavar="STEP",
+        help="the checkpoint of this step (default: the last good one, which is from before the "
+        "first NaN); `ltui show` lists them",
+    )
     _add_set_option(resume)
     _add_run_options(resume, "that of the run")
     _add_detach_options(resume)
@@ -736,6 +744,7 @@ opens the dashboard, as `ltui run` does.
 examples:
   ltui resume last
   ltui resume brave-owl --set trainer.max_epochs=60
+  ltui resume brave-owl --from 1200
   ltui resume brave-owl --restarts 3
 """
 

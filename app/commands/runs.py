@@ -14,7 +14,7 @@ from ltui.app.output_file import print_json
 from ltui.app.presentation.run_report import columns, show_lines, started_text, truncated
 from ltui.app.runs.filter_runs import fields_of, run_filter, unknown_names
 from ltui.app.runs.run_entry import RunEntry
-from ltui.app.runs.run_fields import FIELDS, SETTING, Kind, kind_of, value_of, value_text
+from ltui.app.runs.run_fields import FIELDS, SETTING, Kind, Value, kind_of, value_of, value_text
 from ltui.app.runs.run_json import run_document
 from ltui.app.runs.run_list import RunList
 from ltui.app.runs.slow_values import read_settings
@@ -22,7 +22,7 @@ from ltui.app.runs.sort_runs import sort_key, sorted_runs
 from ltui.training.lifecycle.recover_runs import current_snapshot
 from ltui.training.lifecycle.resume_run import delete as delete_run
 from ltui.training.problem import ProblemError
-from ltui.training.state.run_snapshot import to_json
+from ltui.training.state.run_snapshot import json_number, to_json
 from ltui.training.store.labels_file import read_labels
 from ltui.training.store.run_directory import RunDir, find_run, ltui_home
 from ltui.widgets.formats import NA
@@ -116,9 +116,13 @@ def _json(runs: RunList, entry: RunEntry, chosen: Sequence[str]) -> dict[str, An
     """Return a run as JSON: with ``--columns`` its id and these fields, else its head."""
     if not chosen:
         return {**runs.head(entry), **entry.labels.to_document()}
-    values = {name: to_json(value_of(entry, name)) for name in chosen}
+    values = {name: _value_json(value_of(entry, name)) for name in chosen}
     flags = {name: bool(values[name]) for name in values.keys() & FIELDS if _is_flag(name)}
     return {"id": entry.id, **values, **flags}
+
+
+def _value_json(value: Value) -> object:
+    return json_number(value) if isinstance(value, float) else to_json(value)
 
 
 def _is_flag(name: str) -> bool:

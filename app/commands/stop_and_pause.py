@@ -8,11 +8,10 @@ from argparse import Namespace
 
 from ltui.app.exit_codes import EXIT_DONE, EXIT_FAILED
 from ltui.app.live.run_requests import require_live, send_request, wait_until
-from ltui.app.presentation.run_report import state_line
-from ltui.app.presentation.snapshot_text import checkpoint_text
+from ltui.app.presentation.run_report import checkpoint_rows, state_line
 from ltui.app.state_words import state_word
 from ltui.training.problem import ProblemError
-from ltui.training.state.good_checkpoints import last_good_checkpoint
+from ltui.training.state.good_checkpoints import is_resumable, newest_checkpoint
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.training.state.stop_conditions import (
     StopCondition,
@@ -124,13 +123,13 @@ def _report_stop(snapshot: RunSnapshot, ended: bool, *, killed: bool) -> int:
         print(f"  To kill it: ltui stop --kill {snapshot.id}")
         return EXIT_FAILED
     print(f"{snapshot.id}: {state_line(snapshot)}")
-    checkpoint = last_good_checkpoint(snapshot.checkpoints)
-    if checkpoint is None:
-        if snapshot.state is not RunState.FINISHED:
+    if snapshot.state is not RunState.FINISHED:
+        if newest_checkpoint(snapshot.checkpoints) is None:
             print("  No checkpoint was saved, so it cannot be resumed.")
-    elif snapshot.state is not RunState.FINISHED:
-        print(f"  Checkpoint: {checkpoint_text(checkpoint, with_path=True)}")
-        print(f"  To resume: ltui resume {snapshot.id}")
+        for _, text in checkpoint_rows(snapshot):
+            print(f"  Newest checkpoint: {text}")
+        if is_resumable(snapshot):
+            print(f"  To resume: ltui resume {snapshot.id}")
     as_asked = killed or snapshot.state in (RunState.STOPPED, RunState.FINISHED)
     return EXIT_DONE if as_asked else EXIT_FAILED
 

@@ -15,7 +15,7 @@ from ltui.app.compare.view_settings import (
     group_key,
     reference_id,
 )
-from ltui.app.state_words import state_words
+from ltui.app.state_words import state_word
 from ltui.widgets import formats
 from ltui.widgets.charts.chart_options import sign_of
 from ltui.widgets.columns import Cells, Column
@@ -132,7 +132,7 @@ def _run_row(
         {
             "sign": _sign(comparison.colours[run_id], hidden),
             "run": (Cell(text=f"{indent}{name}", tone=tone), Cell(text=pinned, tone=Tone.ACCENT)),
-            "state": (Cell(text=state_words(run.snapshot), tone=Tone.DIM),),
+            "state": (Cell(text=state_word(run.snapshot), tone=Tone.DIM),),
             **{key: (Cell(text=text, tone=tone),) for key, text in texts.items()},
         },
     )

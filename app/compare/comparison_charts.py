@@ -103,6 +103,7 @@ def _series(
         y=y,
         colour=comparison.colours[run_id],
         dim=dim,
+        is_logged=True,
     )
 
 

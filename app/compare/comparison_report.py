@@ -11,8 +11,7 @@ from ltui.app.compare.bands import BAND_NAMES
 from ltui.app.compare.comparison import Comparison, Spread
 from ltui.app.compare.metric_summary import Logged, MetricSummary
 from ltui.app.presentation.run_report import columns, truncated
-from ltui.app.presentation.snapshot_text import metric_value_text
-from ltui.app.state_words import state_words
+from ltui.app.state_words import state_word
 from ltui.widgets import formats
 from ltui.widgets.formats import NA
 from ltui.widgets.sanitise import clean_line, clean_name
@@ -45,7 +44,7 @@ def _runs(comparison: Comparison, width: int) -> list[str]:
         rows.append(
             (
                 _numbered(comparison, run.id),
-                state_words(run.snapshot),
+                state_word(run.snapshot),
                 formats.step(run.snapshot.global_step),
                 formats.duration(run.time_s),
                 formats.rate(run.samples_per_s, ""),
@@ -98,8 +97,8 @@ def best_texts(summary: MetricSummary, *, is_known: bool) -> tuple[str, str]:
 
 
 def logged_text(logged: Logged | None) -> str:
-    """Return the value as text; ``nan`` if NaN was logged."""
-    return NA if logged is None else metric_value_text(logged.value)
+    """Return the value as text."""
+    return NA if logged is None else formats.metric(logged.value)
 
 
 def step_text(logged: Logged | None) -> str:

@@ -18,7 +18,7 @@ from ltui.app.state_words import state_word
 from ltui.training.config.verdict_severity import BLOCKING_LEVELS
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence, RankEvidence
 from ltui.training.diagnosis.machines import rank_machines
-from ltui.training.state.good_checkpoints import last_good_checkpoint
+from ltui.training.state.good_checkpoints import last_good_checkpoint, nan_since
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, Verdict
 from ltui.training.state.verdict_tracker import is_superseded, most_severe_first
 from ltui.widgets import formats
@@ -202,7 +202,7 @@ def certainty(confidence: float) -> str:
 
 
 def _kill_and_resume(run: RunSnapshot) -> str:
-    last = last_good_checkpoint(run.checkpoints)
+    last = last_good_checkpoint(run.checkpoints, nan_since(run.verdicts))
     if last is None:
         return "Press k to kill; there is no checkpoint to resume from"
     text = f"Press k to kill, then r to resume from step {formats.step(last.global_step)}"

@@ -21,6 +21,7 @@ from ltui.training.config.run_spec import RunSpec
 from ltui.training.config.yaml_document import Document, value_at, with_value
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import Problem, ProblemError
+from ltui.training.state.good_checkpoints import badness, nan_since
 from ltui.training.state.run_snapshot import LIVE, CheckpointInfo, RunState
 from ltui.training.store.run_checkpoints import furthest_checkpoint, list_checkpoints
 from ltui.training.store.run_directory import RunDir, new_run_id
@@ -51,7 +52,10 @@ class PastRun:
     preset: Preset
     """The configuration of the run, with the form fields of its preset."""
     checkpoints: tuple[CheckpointInfo, ...]
-    """Checkpoints that are not known to be damaged. The first one is that of a resume."""
+    """Checkpoints that are not known to be damaged. The first one is that of a resume, if there
+    is a good one."""
+    nan_since: int | None = None
+    """Step since which the loss is NaN."""
     state: RunState
     attempt: int
 
@@ -61,7 +65,13 @@ class PastRun:
         resume = (RESUME,) if self.checkpoints and self.state not in LIVE else ()
         # A user's command cannot be given a checkpoint of another run.
         from_it = (FROM_CHECKPOINT,) if self.checkpoints and self.spec.config is not None else ()
-        return (*resume, *from_it, FROM_START)
+        # Without a good checkpoint the beginning is proposed.
+        is_good = bool(self.checkpoints) and self.badness(self.checkpoints[0]) is None
+        return (*resume, *from_it, FROM_START) if is_good else (FROM_START, *resume, *from_it)
+
+    def badness(self, checkpoint: CheckpointInfo) -> str | None:
+        """Return why a run should not continue from a checkpoint, or None if it should."""
+        return badness(checkpoint, self.nan_since)
 
     def checkpoint_of(self, name: str) -> CheckpointInfo | None:
         """Return the checkpoint with this file name, or None for ``NEWEST``."""
@@ -96,13 +106,15 @@ def read_past_run(run_dir: RunDir) -> PastRun:
     check_not_imported(spec)
     snapshot = resolve_snapshot(run_dir)
     good = [c for c in reversed(list_checkpoints(run_dir.checkpoints_dir)) if c.ok is not False]
-    first = furthest_checkpoint(run_dir.checkpoints_dir)
+    since = nan_since(snapshot.verdicts)
+    first = furthest_checkpoint(run_dir.checkpoints_dir, since)
     ordered = sorted(good, key=lambda c: first is None or c.path != first.path)
     return PastRun(
         run_dir=run_dir,
         spec=spec,
         preset=_as_preset(spec),
         checkpoints=tuple(ordered),
+        nan_since=since,
         state=snapshot.state,
         attempt=snapshot.attempt,
     )
@@ -188,7 +200,11 @@ def _summary(past: PastRun, choice: Choice, document: Document, machine: Machine
     checkpoint = past.checkpoint_of(choice.checkpoint)
     if checkpoint is None and past.checkpoints:
         checkpoint = past.checkpoints[0]
-    step = "" if checkpoint is None else f"from step {formats.count(checkpoint.global_step)}"
+    step = ""
+    if checkpoint is not None:
+        step = f"from step {formats.count(checkpoint.global_step)}"
+        bad = past.badness(checkpoint)
+        step += f" (its checkpoint {bad})" if bad and choice.mode != FROM_START else ""
     start = {
         RESUME: f"attempt {past.attempt + 1} of {past.spec.name} {step}",
         FROM_CHECKPOINT: f"a new run {step} of {past.spec.name}",

@@ -111,7 +111,10 @@ def _metric_chart(
         curve = frame.curves.get(name)
         if curve is not None and len(curve):
             smoothing = settings.smoothing if is_smoothed(name) else 0.0
-            series += _metric_series(name, curve, axis, smoothing, colour)
+            added = _metric_series(name, curve, axis, smoothing, colour)
+            # A step without a learning rate, for example, has NaN as well.
+            is_logged = name in frame.snapshot.metrics
+            series += [replace(one, is_logged=is_logged) for one in added]
     title = metric_quantity(named[0][0]) if named else "metrics"
     note = None if series else _empty_chart_note(frame, "no training step yet")
     curves = [frame.curves[name] for name, _ in named if name in frame.curves]
@@ -189,6 +192,9 @@ def _metric_series(
     if smoothing <= 0 or len(curve) < MOST_UNSMOOTHED:
         return [_series(shown, positions, curve, colour=colour)]
     smoothed = smooth(curve, smoothing)
+    finite = np.flatnonzero(np.isfinite(curve.mean))
+    # Smoothing skips what is not finite, but the newest value must not hide that it is NaN.
+    smoothed[finite[-1] + 1 if finite.size else 0 :] = np.nan
     return [
         _series(f"{shown} raw", positions, curve, colour=colour, dim=True),
         ChartSeries(

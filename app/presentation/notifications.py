@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from ltui.app.presentation.snapshot_text import checkpoint_text
 from ltui.app.state_words import (
     FAILED,
     bad_loss_sentence,
@@ -11,7 +12,12 @@ from ltui.app.state_words import (
     ended_sentence,
     state_word,
 )
-from ltui.training.state.good_checkpoints import is_resumable
+from ltui.training.state.good_checkpoints import (
+    badness,
+    is_resumable,
+    nan_since,
+    newest_checkpoint,
+)
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line, clean_name
@@ -48,17 +54,14 @@ def _state_change(before: RunSnapshot, now: RunSnapshot) -> list[tuple[str, Seve
     sentence = ended_detail(now) or f"{state_word(now)} at {step}"
     bad_loss = bad_loss_sentence(now)
     sentence = f"{sentence}; {bad_loss}" if bad_loss else sentence
-    return [(sentence, "error" if now.state in FAILED else "information")]
+    severity: Severity = "error" if now.state in FAILED else "information"
+    return [(sentence, "warning" if bad_loss and severity == "information" else severity)]
 
 
 def _new_checkpoints(before: RunSnapshot, now: RunSnapshot) -> list[tuple[str, Severity]]:
     old = {c.path for c in before.checkpoints}
-    verified = {True: ", verified", False: ", but it is damaged", None: ""}
-    return [
-        (f"checkpoint saved at step {c.global_step}{verified[c.ok]}", "information")
-        for c in now.checkpoints
-        if c.path not in old and c.reason == "request"
-    ]
+    saved = [c for c in now.checkpoints if c.path not in old and c.reason == "request"]
+    return [(f"checkpoint saved: {checkpoint_text(c)}", "information") for c in saved]
 
 
 def started_line(run_id: str) -> str:
@@ -96,7 +99,7 @@ def refusal(snapshot: RunSnapshot | None, action: str, *, readonly: bool) -> str
     if action == "resume":
         if live:
             return f"{name} is {state_word(snapshot)}: there is nothing to resume"
-        return None if is_resumable(snapshot) else no_checkpoint(name)
+        return None if is_resumable(snapshot) else no_checkpoint(name, snapshot)
     if not live:
         return f"{name} has ended: there is nothing to {ACTION_VERBS[action]}"
     if snapshot.state in BEFORE_TRAINING and action in ("pause", "checkpoint"):
@@ -108,9 +111,14 @@ def refusal(snapshot: RunSnapshot | None, action: str, *, readonly: bool) -> str
     return None
 
 
-def no_checkpoint(name: str) -> str:
+def no_checkpoint(name: str, snapshot: RunSnapshot | None = None) -> str:
     """Return why a run cannot be resumed that has no good checkpoint."""
-    return f"{name} has no good checkpoint. Press R to run it again from the beginning."
+    newest = None if snapshot is None else newest_checkpoint(snapshot.checkpoints)
+    reason = ""
+    if snapshot is not None and newest is not None:
+        why = badness(newest, nan_since(snapshot.verdicts))
+        reason = f": the newest, of step {newest.global_step}, {why}"
+    return f"{name} has no good checkpoint{reason}. Press R to run it again from the beginning."
 
 
 ACTION_VERBS = {

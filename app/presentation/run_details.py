@@ -74,9 +74,9 @@ def _append_metrics(out: Text, frame: Frame) -> None:
         out.append(f"and {len(metrics) - MAX_METRICS} more\n", "dim")
     rates = frame.curves.get(LEARNING_RATE)
     if rates is not None and len(rates):
-        out.append(
-            f"{_fit_name('learning rate')}{formats.metric(float(rates.mean[-1])).rjust(10)}\n"
-        )
+        # A step whose learning rate is not known has NaN.
+        rate = formats.significant(float(rates.mean[-1]), 4)
+        out.append(f"{_fit_name('learning rate')}{rate.rjust(10)}\n")
 
 
 def _fit_name(name: str) -> str:

@@ -19,7 +19,6 @@ from ltui.app.presentation.snapshot_text import (
     gpu_label,
     gpu_name,
     job_text,
-    metric_value_text,
     percent_of_time,
     position,
     rank_line,
@@ -39,7 +38,13 @@ from ltui.app.state_words import (
     open_verdicts,
     state_word,
 )
-from ltui.training.state.good_checkpoints import is_resumable, last_good_checkpoint
+from ltui.training.state.good_checkpoints import (
+    advice_before_nan,
+    badness,
+    is_resumable,
+    nan_since,
+    newest_checkpoint,
+)
 from ltui.training.state.metric_name_patterns import LEARNING_RATE
 from ltui.training.state.run_labels import NO_LABELS, RunLabels
 from ltui.training.state.run_snapshot import (
@@ -56,6 +61,7 @@ from ltui.widgets.formats import (
     ago,
     count,
     duration,
+    metric,
     percent,
     power,
     quantity,
@@ -99,7 +105,9 @@ def state_line(snapshot: RunSnapshot) -> str:
         return f"{ended_sentence(snapshot)}; {bad}" if bad else ended_sentence(snapshot)
     detail = clean_line(snapshot.detail or "", 300)
     word = state_word(snapshot)
-    return f"{word}: {detail}" if detail and not detail.lower().startswith(word) else detail or word
+    if detail.lower().startswith(snapshot.state.value):
+        return f"{detail}; {bad}" if bad else detail
+    return f"{word}: {detail}" if detail else word
 
 
 def end_report(snapshot: RunSnapshot) -> list[str]:
@@ -110,17 +118,13 @@ def end_report(snapshot: RunSnapshot) -> list[str]:
         attempt = f", attempt {snapshot.attempt}" if snapshot.attempt > 1 else ""
         rows.append(("time", f"{duration(snapshot.elapsed_s)}{attempt}"))
     rows += [
-        (f"{clean_name(name, 60)}", f"{metric_value_text(value.last)}  at step {value.step}")
+        (f"{clean_name(name, 60)}", f"{metric(value.last)}  at step {value.step}")
         for name, value in ordered_metrics(snapshot)[:METRICS_SHOWN]
     ]
     if snapshot.throughput.best_samples_per_s is not None:
         best = snapshot.throughput.best_samples_per_s
         rows.append(("throughput", f"best {rate(best)}"))
-    checkpoint = last_good_checkpoint(snapshot.checkpoints)
-    if checkpoint is not None or snapshot.state is not RunState.FINISHED:
-        rows.append(
-            ("checkpoint", checkpoint_text(checkpoint, with_path=True) if checkpoint else "none")
-        )
+    rows += checkpoint_rows(snapshot)
     if snapshot.history_note:
         rows.append(("history", clean_line(snapshot.history_note)))
     if snapshot.log_dir:
@@ -134,6 +138,17 @@ def ordered_metrics(snapshot: RunSnapshot) -> list[tuple[str, MetricValue]]:
     return sorted(
         snapshot.metrics.items(), key=lambda pair: (bool(LEARNING_RATE.search(pair[0])), pair[0])
     )
+
+
+def checkpoint_rows(snapshot: RunSnapshot) -> list[tuple[str, str]]:
+    """Return the newest checkpoint, and what else to know if it is not a good one."""
+    newest, since = newest_checkpoint(snapshot.checkpoints), nan_since(snapshot.verdicts)
+    if newest is None:
+        return [] if snapshot.state is RunState.FINISHED else [("checkpoint", "none")]
+    rows = [("newest checkpoint", checkpoint_text(newest, with_path=True))]
+    if badness(newest, since) is not None:
+        rows.append(("", advice_before_nan(snapshot.checkpoints, since)))
+    return rows
 
 
 def _next_steps(snapshot: RunSnapshot) -> list[str]:
@@ -167,7 +182,7 @@ def show_lines(
     lines += [f"  {warning_line(caution)}" for caution in snapshot.cautions]
     if snapshot.metrics:
         rows = [
-            (clean_name(name, 60), metric_value_text(value.last), f"step {value.step}")
+            (clean_name(name, 60), metric(value.last), f"step {value.step}")
             for name, value in ordered_metrics(snapshot)
         ]
         lines += ["", "metrics", *(f"  {line}" for line in columns(rows, frozenset({1, 2})))]

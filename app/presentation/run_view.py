@@ -11,8 +11,8 @@ from ltui.app.live.frame import Frame, RankException
 from ltui.app.presentation.machines import machine_count, rank_labels
 from ltui.app.presentation.rank_metrics import cpu_text, memory_text, rank_metrics
 from ltui.app.presentation.snapshot_text import (
-    checkpoint_text,
     done_fraction,
+    newest_checkpoint_text,
     program_text,
     rank_counts,
     rank_word,
@@ -28,9 +28,9 @@ from ltui.app.state_words import (
     open_verdicts,
     state_sign,
     state_word,
+    verdict_note,
 )
 from ltui.training.config.verdict_severity import BLOCKING_LEVELS
-from ltui.training.state.good_checkpoints import last_good_checkpoint
 from ltui.training.state.run_snapshot import (
     LIVE,
     RankSnapshot,
@@ -209,8 +209,8 @@ def rank_row(frame: Frame, rank: RankSnapshot, verdicts: RankVerdicts) -> RankRo
     live = frame.snapshot.state in LIVE
     verdict = verdicts.at_fault.get(rank.rank)
     note = rank.note or ""
-    if not note and verdict is not None and verdict.place:
-        note = verdict.place
+    if not note and verdict is not None:
+        note = verdict_note(verdict)
     if not note and rank.missed_records:
         note = f"{formats.count(rank.missed_records)} records missed"
     return RankRow(
@@ -309,15 +309,15 @@ def end_cells(frame: Frame) -> tuple[Cell, ...]:
             for r in run.ranks
             if r.note and (r.state is RankState.DEAD or r.exit_code)
         ][:2]
-    checkpoint = last_good_checkpoint(run.checkpoints)
-    if checkpoint is None:
+    checkpoint = newest_checkpoint_text(run)
+    if not checkpoint:
         suffix = " by ltui; details list those of the script" if run.script_checkpoints else ""
         sentence = f"no checkpoint was saved{suffix}"
         # Leave it out if the first line says it.
         if not lines[0].text.endswith(sentence):
             lines.append(_cell(sentence, Tone.DIM))
     else:
-        lines.append(_cell(f"last good checkpoint: {checkpoint_text(checkpoint)}"))
+        lines.append(_cell(checkpoint))
     return tuple(lines)
 
 

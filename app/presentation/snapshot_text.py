@@ -5,11 +5,17 @@ The command line, plain progress lines and the dashboard share these functions.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 
 from ltui.app.state_words import rank_note
+from ltui.training.state.good_checkpoints import (
+    FINITE,
+    advice_before_nan,
+    badness,
+    nan_since,
+    newest_checkpoint,
+)
 from ltui.training.state.metric_name_patterns import (
     LEARNING_RATE,
     TRAIN_LOSS_NAMES,
@@ -132,12 +138,7 @@ def metrics_text(snapshot: RunSnapshot, limit: int = METRICS_SHOWN) -> str:
         chosen += [
             (n, v) for n, v in by_name if not is_evaluation(n) and not LEARNING_RATE.search(n)
         ]
-    return "  ".join(f"{clean_name(n, 40)} {metric_value_text(v.last)}" for n, v in chosen[:limit])
-
-
-def metric_value_text(value: float) -> str:
-    """Return four significant digits; ``not finite`` for NaN and infinities."""
-    return metric(value) if math.isfinite(value) else "not finite"
+    return "  ".join(f"{clean_name(n, 40)} {metric(v.last)}" for n, v in chosen[:limit])
 
 
 def speed_text(snapshot: RunSnapshot) -> str:
@@ -200,13 +201,13 @@ def rank_counts(ranks: tuple[RankSnapshot, ...]) -> str:
 
 
 def checkpoint_text(checkpoint: CheckpointInfo, *, with_path: bool = False) -> str:
-    """Return ``step 1204, verified, 1.2 MiB``.
+    """Return ``step 1204, finite, checksum ok, 1.2 MiB``.
 
-    ``with_path`` gives ``step 1204, verified, saved on request, 1.2 MiB: /path``, for the command
-    line.
+    ``with_path`` gives ``step 1204, finite, checksum ok, saved on request, 1.2 MiB: /path``, for
+    the command line.
     """
-    verified = {True: "verified", False: "DAMAGED", None: "not verified"}[checkpoint.ok]
-    parts = [f"step {checkpoint.global_step}", verified]
+    checksum = {True: "checksum ok", False: "DAMAGED", None: "checksum not checked"}[checkpoint.ok]
+    parts = [f"step {checkpoint.global_step}", weights_text(checkpoint), checksum]
     if with_path and checkpoint.reason:
         parts.append(saved_when(checkpoint.reason))
     if checkpoint.size_bytes is not None:
@@ -218,6 +219,27 @@ def checkpoint_text(checkpoint: CheckpointInfo, *, with_path: bool = False) -> s
 def saved_when(reason: str) -> str:
     """Return when a checkpoint was saved: ``saved on request``."""
     return _SAVED_WHEN.get(reason) or clean_line(reason)
+
+
+def weights_text(checkpoint: CheckpointInfo) -> str:
+    """Return ``finite``, ``NaN weights`` or ``weights not checked``."""
+    if checkpoint.weights is None:
+        return "weights not checked"
+    return FINITE if checkpoint.weights == FINITE else f"{clean_name(checkpoint.weights)} weights"
+
+
+def newest_checkpoint_text(snapshot: RunSnapshot) -> str:
+    """Return ``newest checkpoint: step 196, NaN weights, ...; the last one before the NaN ...``.
+
+    Empty if there is no checkpoint.
+    """
+    newest = newest_checkpoint(snapshot.checkpoints)
+    if newest is None:
+        return ""
+    text, since = checkpoint_text(newest), nan_since(snapshot.verdicts)
+    if badness(newest, since) is not None:
+        text += f"; {advice_before_nan(snapshot.checkpoints, since)}"
+    return f"newest checkpoint: {text}"
 
 
 def gpu_label(gpu: GpuSnapshot, machines: Mapping[int, str] | None = None) -> str:

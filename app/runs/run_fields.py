@@ -134,7 +134,7 @@ def value_text(entry: RunEntry, name: str, now: float) -> str:
         return formats.percent(value)
     if name in FIELDS and value.is_integer():
         return str(int(value))
-    return formats.metric(value) if math.isfinite(value) else "not finite"
+    return formats.metric(value)
 
 
 _UNITS_S = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}

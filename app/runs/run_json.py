@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ltui.app.presentation.snapshot_text import shown_epoch
-from ltui.app.state_words import state_words
+from ltui.app.state_words import detail_words, state_word
 from ltui.training.state.run_snapshot import RunSnapshot, head_json, to_json
 
 
@@ -27,5 +27,9 @@ def run_document(run: RunSnapshot) -> dict[str, Any]:
 
 
 def _words(run: RunSnapshot) -> dict[str, Any]:
-    """Return the epoch as the screens count it, and the state's word, which is also ``STALLED``."""
-    return {"epoch": shown_epoch(run), "state_word": state_words(run)}
+    """Return the epoch as the screens count it, and the words for the state."""
+    return {
+        "epoch": shown_epoch(run),
+        "state_word": state_word(run),
+        "detail": detail_words(run),
+    }

@@ -77,7 +77,7 @@ def run_row(
         marked=marked,
         tags=tags,
         preset=run.short_program,
-        state=Cell(text=run.state, tone=tone if tone is not Tone.GOOD else Tone.PLAIN),
+        state=Cell(text=_state_text(run), tone=tone if tone is not Tone.GOOD else Tone.PLAIN),
         share=run.done,
         progress="" if run.step is None else f"step {formats.step(run.step, run.max_steps)}",
         metric=formats.metric(run.metric_value) if run.metric else "",
@@ -86,6 +86,12 @@ def run_row(
         note=_note_cell(entry, run),
         texts=texts,
     )
+
+
+def _state_text(run: RunSummary) -> str:
+    """Return the state, or a bad loss alone: the column is narrow, and the sign has the state."""
+    state, _, loss = run.state.partition(", ")
+    return loss or state
 
 
 def _note_cell(entry: RunEntry, run: RunSummary) -> Cell:

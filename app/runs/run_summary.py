@@ -17,7 +17,7 @@ from ltui.app.presentation.snapshot_text import (
     program_text,
     shown_epoch,
 )
-from ltui.app.state_words import state_sign, state_words
+from ltui.app.state_words import detail_words, state_sign, state_word
 from ltui.training.state.good_checkpoints import is_resumable
 from ltui.training.state.run_snapshot import MetricValue, RunSnapshot
 from ltui.widgets.sanitise import clean_line, clean_name
@@ -89,7 +89,7 @@ def summarise(run: RunSnapshot) -> RunSummary:
         name=clean_name(run.name),
         program=clean_name(program_text(run), 300),
         short_program=clean_name(_short_program(run)),
-        state=state_words(run),
+        state=state_word(run),
         sign=sign,
         tone=tone.value,
         created_at=run.created_at if run.created_at is not None else run.started_at,
@@ -105,7 +105,7 @@ def summarise(run: RunSnapshot) -> RunSummary:
         done=done_fraction(run),
         position=position(run),
         reason="; ".join(part for part in (reason_text(run), incomplete) if part),
-        detail=clean_line(run.detail or "", 300),
+        detail=clean_line(detail_words(run) or "", 300),
         samples_per_s=run.throughput.samples_per_s,
         metric=clean_name(shown.name) if shown is not None else "",
         metric_value=shown.value if shown is not None else None,

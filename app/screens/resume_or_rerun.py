@@ -37,11 +37,12 @@ from ltui.app.panels.form_fields import (
 )
 from ltui.app.panels.launch_line import LaunchLine
 from ltui.app.panels.worker_results import call_screen
-from ltui.app.presentation.snapshot_text import saved_when
+from ltui.app.presentation.snapshot_text import saved_when, weights_text
 from ltui.app.screens.confirm import ProblemScreen
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.preset_form import field_text
 from ltui.training.problem import Problem
+from ltui.training.state.good_checkpoints import FINITE
 from ltui.training.state.run_snapshot import CheckpointInfo
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets import formats
@@ -127,7 +128,7 @@ class RerunScreen(ModalScreen[RunDir]):
             FormField(START, options=[(_mode_text(mode, past), mode) for mode in modes])
         ]
         if past.checkpoints:
-            fields.append(FormField(CHECKPOINT, options=_checkpoint_options(past.checkpoints)))
+            fields.append(FormField(CHECKPOINT, options=_checkpoint_options(past)))
         fields += [KnobField(k, field_text(k.default)) for k in past.preset.knobs]
         if past.spec.config is not None:
             fields.append(FormField(OTHER_CHANGES, meaning=OTHER_MEANING))
@@ -219,12 +220,22 @@ def _mode_text(mode: str, past: PastRun) -> str:
     }[mode]
 
 
-def _checkpoint_options(checkpoints: Sequence[CheckpointInfo]) -> list[tuple[str, str]]:
-    first, *others = checkpoints
-    newest = (f"newest: step {formats.count(first.global_step)}", NEWEST)
-    return [newest, *((_checkpoint_text(info), Path(info.path).name) for info in others)]
+def _checkpoint_options(past: PastRun) -> list[tuple[str, str]]:
+    """Return the checkpoint of a resume first. Those after the first NaN are marked."""
+    first, *others = past.checkpoints
+    text, value = _checkpoint_text(past, first), Path(first.path).name
+    if past.badness(first) is None:
+        is_newest = all(past.badness(info) is None for info in others)
+        title = "newest" if is_newest else "before the NaN"
+        text, value = f"{title}: step {formats.count(first.global_step)}", NEWEST
+    marked = ((_checkpoint_text(past, info), Path(info.path).name) for info in others)
+    return [(text, value), *marked]
 
 
-def _checkpoint_text(info: CheckpointInfo) -> str:
-    reason = f" ({saved_when(info.reason)})" if info.reason else ""
-    return f"step {formats.count(info.global_step)}{reason}"
+def _checkpoint_text(past: PastRun, info: CheckpointInfo) -> str:
+    mark = saved_when(info.reason) if info.reason else ""
+    if info.weights not in (None, FINITE):
+        mark = weights_text(info)
+    elif past.badness(info) is not None:
+        mark = "after the first NaN"
+    return f"step {formats.count(info.global_step)}" + (f" ({mark})" if mark else "")

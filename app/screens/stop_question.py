@@ -8,7 +8,7 @@ from typing import ClassVar
 from textual.binding import BindingType
 
 from ltui.app.screens.confirm import ConfirmScreen
-from ltui.training.state.good_checkpoints import last_good_checkpoint
+from ltui.training.state.good_checkpoints import last_good_checkpoint, nan_since
 from ltui.training.state.run_snapshot import RunSnapshot
 from ltui.widgets import formats
 from ltui.widgets.make_bindings import bindings
@@ -66,14 +66,14 @@ def question_for_several(runs: str, snapshots: Sequence[RunSnapshot]) -> str:
 def kill_question(snapshot: RunSnapshot) -> str:
     """Explain what is lost if the run is killed."""
     name = clean_name(snapshot.name)
-    saved = last_good_checkpoint(snapshot.checkpoints)
+    saved = last_good_checkpoint(snapshot.checkpoints, nan_since(snapshot.verdicts))
     if saved is None:
-        lost = "It has no checkpoint. All its progress will be lost."
+        lost = "It has no good checkpoint. All its progress will be lost."
     else:
         done = max(0, (snapshot.global_step or saved.global_step) - saved.global_step)
         steps = "step" if done == 1 else "steps"
         lost = (
-            f"Its last checkpoint is from step {formats.step(saved.global_step)}: "
+            f"Its last good checkpoint is from step {formats.step(saved.global_step)}: "
             f"{formats.count(done)} {steps} will be lost."
         )
     gentle = "by a signal" if not snapshot.saves_checkpoints else "with a checkpoint"

@@ -16,6 +16,7 @@ from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.launch_run import create_run_directory, home_not_writable
 from ltui.training.lifecycle.record_code import record_code
 from ltui.training.lifecycle.resume_run import check_resumable
+from ltui.training.lifecycle.run_status import nan_step
 from ltui.training.problem import ProblemError
 from ltui.training.slurm.batch_script import BatchScript
 from ltui.training.slurm.job_options import JobOptions
@@ -29,7 +30,7 @@ from ltui.training.slurm.job_record import (
 )
 from ltui.training.slurm.slurm_client import SlurmError, installed, require_sbatch, submit
 from ltui.training.store.code_record import SUBMITTED
-from ltui.training.store.run_checkpoints import checkpoint_to_resume
+from ltui.training.store.run_checkpoints import choose_checkpoint
 from ltui.training.store.run_directory import RunDir, write_atomically
 from ltui.training.store.spec_file import spec_text
 
@@ -97,10 +98,11 @@ def resubmit_run(run_dir: RunDir, spec: RunSpec | None) -> int:
     record = read_record(run_dir)
     assert record is not None
     check_resumable(run_dir, allow_finished=spec is not None)
-    if checkpoint_to_resume(run_dir.checkpoints_dir) is None and not record.private:
+    choice = choose_checkpoint(run_dir.checkpoints_dir, nan_step(run_dir))
+    if choice.taken is None and not record.private:
         raise ProblemError.of(
             where=run_dir.id,
-            what="there is nothing to resume from: no checkpoint was completed.",
+            what=f"there is nothing to resume from: {choice.why_none()}.",
             remedy="Submit it again as a new run.",
         )
     before, new = run_dir.read_spec(), spec or run_dir.read_spec()

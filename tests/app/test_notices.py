@@ -45,7 +45,7 @@ def test_only_a_checkpoint_that_was_asked_for_is_said() -> None:
     periodic = CheckpointInfo(path="/c/8", global_step=1200, ok=True, reason="periodic")
     run = snapshot()
     now = replace(run, checkpoints=(*run.checkpoints, periodic, asked))
-    assert sentences(run, now) == ["checkpoint saved at step 1204, verified"]
+    assert sentences(run, now) == ["checkpoint saved: step 1204, weights not checked, checksum ok"]
 
 
 @pytest.mark.parametrize("state", list(RunState))

@@ -23,6 +23,7 @@ from ltui.app.launch.past_run import (
 from ltui.app.panels.form_fields import FormField
 from ltui.app.panels.launch_line import LaunchLine
 from ltui.app.panels.runs_table import RunsTable
+from ltui.app.presentation.snapshot_text import checkpoint_text
 from ltui.app.screens.home import HomeScreen
 from ltui.app.screens.resume_or_rerun import CHECKPOINT, START, RerunScreen, _checkpoint_options
 from ltui.app.textual_app import LtuiApp
@@ -47,8 +48,13 @@ def home(private_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return private_home
 
 
-def a_run(home: Path, run_id: str = "calm-fox-1a2b", steps: tuple[int, ...] = (12, 40)) -> RunDir:
-    """A run of the quickstart that ended, with a checkpoint of each of ``steps``."""
+def a_run(
+    home: Path, run_id: str = "calm-fox-1a2b", steps: tuple[int, ...] = (12, 40), **facts: str
+) -> RunDir:
+    """A run of the quickstart that ended, with a checkpoint of each of ``steps``.
+
+    ``facts`` stand in the manifest of the last one.
+    """
     run_dir = RunDir(home / "runs" / run_id)
     for folder in (run_dir.path, run_dir.logs_dir(1), run_dir.checkpoints_dir):
         folder.mkdir(parents=True)
@@ -75,6 +81,7 @@ def a_run(home: Path, run_id: str = "calm-fox-1a2b", steps: tuple[int, ...] = (1
             reason="request",
             attempt=1,
             fit=1,
+            **(facts if step == steps[-1] else {}),
         )
     return run_dir
 
@@ -290,4 +297,23 @@ async def test_the_launch_form_fits_small_terminals(home: Path, size: tuple[int,
 
 def test_the_reason_of_a_checkpoint_is_made_safe() -> None:
     hostile = CheckpointInfo(path="/a.ckpt", global_step=15, reason="end\x1b]0;title\x07\x9b2J")
-    assert _checkpoint_options([hostile, hostile])[1][0] == "step 15 (end)"
+    assert checkpoint_text(hostile, with_path=True) == (
+        "step 15, weights not checked, checksum not checked, saved: /a.ckpt"
+    )
+
+
+def test_the_checkpoints_of_a_resume_begin_before_the_first_nan(home: Path) -> None:
+    past = read_past_run(a_run(home, weights="NaN"))
+    assert past.modes[0] == RESUME
+    assert [text for text, _ in _checkpoint_options(past)] == [
+        "before the NaN: step 12",
+        "step 40 (NaN weights)",
+    ]
+    assert past.badness(past.checkpoints[0]) is None
+    late = replace(past, nan_since=12)
+    assert late.badness(past.checkpoints[0]) == "is from after the first NaN loss (step 12)"
+    none = replace(past, checkpoints=past.checkpoints[1:])
+    assert none.modes[0] == FROM_START
+    assert _checkpoint_options(none)[0][1].startswith("step-00000040")
+    choice = Choice(mode=RESUME, checkpoint=_checkpoint_options(none)[0][1], texts={})
+    assert "has NaN weights" in check_choice(none, choice, MACHINE).words

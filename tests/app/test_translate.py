@@ -207,7 +207,7 @@ def test_a_field_of_the_step_records_is_a_column_of_the_rank_table(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     column = Column(key="lr", title="rate", width=9, right=True)
-    rate = RankMetricColumn(column, lambda _, step: formats.metric(step[StepField.LR]))
+    rate = RankMetricColumn(column, lambda _, step: formats.significant(step[StepField.LR], 4))
     monkeypatch.setattr(rank_metrics, "RANK_METRICS", (rate,))
     values = [math.nan] * len(StepField)
     values[StepField.LR] = 0.25
@@ -246,7 +246,18 @@ def test_an_ending_names_the_first_rank_that_failed() -> None:
     assert texts[0] == "rank 1 failed at step 1204"
     assert texts[1] == "rank 1 raised RuntimeError: size"
     assert texts[2] == "after it, rank 0 failed too"
-    assert texts[3].replace("\u2009", " ").startswith("last good checkpoint: step 1000, verified")
+    assert texts[3].startswith("newest checkpoint: step 1000, weights not checked, checksum ok")
+    nan = Verdict(kind="nan_loss", level="warning", cause="NaN", evidence={"step": 900})
+    saved = CheckpointInfo(path="/c/1", global_step=800, ok=True, weights="finite")
+    bad = replace(saved, path="/c/2", global_step=1000, weights="NaN")
+    run = replace(run, verdicts=(nan,), checkpoints=(saved, bad))
+    last = run_view.end_cells(frame(snapshot=run))[-1].text
+    assert last.startswith("newest checkpoint: step 1000, NaN weights, checksum ok")
+    assert last.endswith("; the last checkpoint before the NaN is step 800")
+    run = replace(run, checkpoints=(bad,))
+    assert run_view.end_cells(frame(snapshot=run))[-1].text.endswith(
+        "; there is no checkpoint before the NaN"
+    )
 
 
 def test_a_damaged_checkpoint_is_not_a_good_one() -> None:

@@ -23,6 +23,8 @@ from ltui.app.foreground.progress_display import (
 from ltui.app.presentation.run_report import columns, end_report, show_lines
 from ltui.app.presentation.stop_effect import stop_effect, stop_progress
 from ltui.app.runs.run_entry import RunEntry
+from ltui.app.runs.run_json import run_document
+from ltui.app.runs.run_rows import run_row
 from ltui.app.runs.run_summary import summarise
 from ltui.app.screens.stop_question import stop_question
 from ltui.app.state_words import state_sentence, state_sign, state_word
@@ -39,6 +41,7 @@ from ltui.training.state.run_snapshot import (
     to_json,
 )
 from ltui.training.store.run_directory import RunDir
+from ltui.widgets.view_models import Cell, Tone
 
 EMPTY = RunSnapshot(id="brave-owl-3f2a", name="brave-owl", state=RunState.STARTING)
 BUSY = replace(
@@ -105,6 +108,7 @@ NAN = Verdict(
     cause="the loss of ranks 0 and 1 is not a finite number (NaN) since step 152",
     evidence={"step": 152, "first_rank": 1},
 )
+NAN_WORDS = "running, loss NaN since step 152"
 DEAD = Verdict(
     kind="killed",
     level="dead",
@@ -120,7 +124,7 @@ DEAD = Verdict(
 
 @pytest.mark.parametrize(
     ("verdicts", "word"),
-    [((STALL,), "STALLED"), ((DEAD,), "RANK DEAD"), ((NAN,), "LOSS NaN"), ((), "running")],
+    [((STALL,), "STALLED"), ((DEAD,), "RANK DEAD"), ((NAN,), NAN_WORDS), ((), "running")],
 )
 def test_every_presenter_uses_one_word_for_the_state(
     verdicts: tuple[Verdict, ...], word: str
@@ -144,10 +148,17 @@ def test_a_stalled_rank_without_a_verdict_yet_is_named_as_well() -> None:
 
 def test_a_run_that_ended_with_a_nan_loss_says_so_everywhere() -> None:
     run = replace(WELL, state=RunState.FINISHED, detail="finished at step 300", verdicts=(NAN,))
-    said = "the loss is NaN since step 152, first on rank 1"
+    said = "loss NaN since step 152, first on rank 1"
     (line,) = run_lines([run], 0.0)[1:]
-    assert "finished, loss NaN" in line
+    assert "finished, loss NaN since step 152" in line
     assert said in line
+    assert state_sign(run)[2] is Tone.WARN
+    document = run_document(run)
+    assert document["state_word"] == "finished, loss NaN since step 152"
+    assert document["detail"] == "finished at step 300; loss NaN since step 152"
+    assert run_row(RunEntry(run_dir=RunDir(Path("r")), summary=summarise(run)), 0.0).state == Cell(
+        text="loss NaN since step 152", tone=Tone.WARN
+    )
     assert end_report(run)[0].endswith(f"finished at step 300; {said}")
     assert said in "\n".join(show_lines(run, 0.0))
 
@@ -156,15 +167,18 @@ def test_a_run_that_ended_with_a_nan_loss_says_so_everywhere() -> None:
 def test_an_infinite_loss_is_named(evidence: dict[str, str]) -> None:
     infinite = replace(NAN, cause="the loss of rank 0 is infinite since step 7", evidence=evidence)
     run = replace(WELL, state=RunState.FINISHED, verdicts=(infinite,))
-    assert "the loss is infinite" in end_report(run)[0]
+    assert end_report(run)[0].endswith("loss inf")
 
 
 def test_a_loss_that_is_not_finite_survives_the_store() -> None:
     value = MetricValue(last=math.nan, step=152, best_min=0.1)
-    run = replace(WELL, metrics={"train/loss": value})
-    read = snapshot_from_json(json.loads(json.dumps(to_json(run))))
+    metrics = {"train/loss": value, "kl": replace(value, last=-math.inf)}
+    document = json.loads(json.dumps(to_json(replace(WELL, metrics=metrics))))
+    assert [one["last"] for one in document["metrics"].values()] == ["NaN", "-Infinity"]
+    read = snapshot_from_json(document)
     assert math.isnan(read.metrics["train/loss"].last)
-    assert "train/loss not finite" in plain_line(read)
+    assert read.metrics["kl"].last == -math.inf
+    assert "train/loss NaN" in plain_line(read)
 
 
 @pytest.mark.parametrize(
@@ -282,7 +296,7 @@ def test_exit_codes(state: RunState, checkpoints: tuple[CheckpointInfo, ...], co
 def test_an_ending_says_what_to_do_next() -> None:
     stopped = replace(BUSY, state=RunState.STOPPED, checkpoints=(SOUND,), log_dir="/r/logs/1")
     text = "\n".join(end_report(stopped)).replace("\u2009", " ")
-    assert "step 1204, verified, saved at the stop: /c/a.ckpt" in text
+    assert "step 1204, weights not checked, checksum ok, saved at the stop: /c/a.ckpt" in text
     assert "ltui resume brave-owl-3f2a" in text
     assert "/r/logs/1" in text
     damaged = replace(stopped, checkpoints=(replace(SOUND, ok=False),))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from ltui.training.rank.checkpoint_files import (
     publish_checkpoint,
     rank_file,
 )
+from ltui.training.store.run_checkpoints import choose_checkpoint, furthest_checkpoint
 from ltui.training.store.run_directory import RunDir
 
 
@@ -55,6 +57,31 @@ def test_at_once_what_is_there_and_thoroughly_what_is_whole(source: RunDir) -> N
     assert find_start_checkpoint(home, "brave-owl:10")[1].global_step == 10
     with pytest.raises(ProblemError, match=r"no complete checkpoint of step 20"):
         find_start_checkpoint(home, "brave-owl:20")
+
+
+def test_a_checkpoint_after_the_first_nan_is_never_chosen(tmp_path: Path) -> None:
+    def saved(step: int, **facts: object) -> None:
+        path = tmp_path / checkpoint_name(step, "periodic")
+        partial_path(path).write_bytes(b"weights")
+        publish_checkpoint(partial_path(path), path, 0, global_step=step, attempt=1, fit=1, **facts)
+
+    saved(10)
+    saved(20, weights="finite")
+    saved(30, weights="finite")
+    saved(40, weights="NaN")
+    saved(50, weights="inf")
+    for since, step in ((None, 30), (30, 30), (29, 20), (20, 20), (19, 10), (11, 10)):
+        taken = choose_checkpoint(tmp_path, since).taken
+        assert taken is not None
+        assert taken.global_step == step
+        assert furthest_checkpoint(tmp_path, since) == replace(taken, ok=None)
+    none = choose_checkpoint(tmp_path, 10)
+    assert none.taken is None
+    assert none.why_none() == (
+        "there is no checkpoint before the NaN (step-00000050-periodic.ckpt has inf weights; "
+        "step-00000040-periodic.ckpt has NaN weights; step-00000030-periodic.ckpt is from after "
+        "the first NaN loss (step 10); and 2 more)"
+    )
 
 
 @pytest.mark.parametrize("verified", [False, True])

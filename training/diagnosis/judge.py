@@ -206,7 +206,7 @@ def _slowness(
 def _early_warnings(inputs: PreparedInput, verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Return warnings about the loss, the machines and the call sites of collectives."""
     kinds = {v.kind for v in verdicts}
-    warnings = [early_warnings.loss_warning(inputs.fold, inputs.machines)]
+    warnings = [early_warnings.loss_warning(inputs.fold, inputs.machines, inputs.checkpoints)]
     if inputs.alive:
         warnings += [w for w in _host_warnings(inputs) if w.kind not in kinds]
         warnings += clock_jump_warnings(inputs)

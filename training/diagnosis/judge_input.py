@@ -20,7 +20,7 @@ from ltui.training.diagnosis.machines import (
 )
 from ltui.training.diagnosis.verdict_words import ranks_text
 from ltui.training.state.record_fold import FoldState
-from ltui.training.state.run_snapshot import NodeSnapshot, RankState, Verdict
+from ltui.training.state.run_snapshot import CheckpointInfo, NodeSnapshot, RankState, Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
 from ltui.training.tensor_queue.record_types import STEP_PHASES, Outcome, Phase, PulseState
 
@@ -131,6 +131,8 @@ class JudgeInput:
     """node -> the current condition of that machine, of a run on several machines."""
     gpu_verdicts: Sequence[Verdict] = ()
     """Active findings about GPUs."""
+    checkpoints: Sequence[CheckpointInfo] = ()
+    """Checkpoints of the run, for advice about a loss that is NaN."""
 
 
 def verdict_key(verdict: Verdict) -> str:

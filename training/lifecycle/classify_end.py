@@ -12,6 +12,7 @@ from ltui.training.diagnosis.observations.lost_peer_errors import is_consequence
 from ltui.training.diagnosis.verdict_words import consequences_text, ranks_text
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.shim_files import EngineExit
+from ltui.training.state.good_checkpoints import FINITE
 from ltui.training.state.record_fold import FoldedEvent, FoldState
 from ltui.training.state.run_snapshot import CheckpointInfo, RunState, Verdict
 from ltui.training.tensor_queue.record_types import Outcome, PulseState
@@ -215,7 +216,11 @@ def _saved(facts: EndFacts) -> str:
         return "no checkpoint was saved"
     last = max(complete, key=lambda c: (c.saved_at or 0.0, c.global_step))
     checked = "verified" if last.ok else "saved"
-    if last.global_step == facts.global_step:
+    at_the_end = last.global_step == facts.global_step
+    if last.weights not in (None, FINITE):
+        whose = "its checkpoint" if at_the_end else f"the checkpoint of step {last.global_step}"
+        return f"{whose} has {last.weights} weights"
+    if at_the_end:
         return f"checkpoint {checked}"
     return f"the last checkpoint is of step {last.global_step}"
 

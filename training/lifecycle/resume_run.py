@@ -16,7 +16,7 @@ from ltui.training.lifecycle.engine_start_checks import check_start
 from ltui.training.lifecycle.launch_run import home_not_writable
 from ltui.training.lifecycle.rank_package import install_rank_package
 from ltui.training.lifecycle.recover_runs import recover_run, stays_live
-from ltui.training.lifecycle.run_status import resolve_snapshot
+from ltui.training.lifecycle.run_status import nan_step, resolve_snapshot
 from ltui.training.lifecycle.start_supervisor import (
     START_S,
     SupervisorKilledError,
@@ -46,7 +46,7 @@ def resume(
     checkpoint: Path | None = None,
     because: str | None = None,
 ) -> None:
-    """Start another attempt from ``checkpoint``, or from the last verified one.
+    """Start another attempt from ``checkpoint``, or from the last good one.
 
     ``spec`` replaces the stored specification. ``because`` is the reason if no person resumes the
     run. Raises ``ProblemError`` if the run is live, or if there
@@ -141,7 +141,7 @@ def _write_new_spec(run_dir: RunDir, spec: RunSpec) -> Path:
 def _resume_point(run_dir: RunDir, checkpoint: Path | None) -> tuple[int, Path, tuple[str, ...]]:
     """Return step and path of the checkpoint to resume from, and the skipped newer checkpoints."""
     if checkpoint is None:
-        choice = choose_checkpoint(run_dir.checkpoints_dir)
+        choice = choose_checkpoint(run_dir.checkpoints_dir, nan_step(run_dir))
         if choice.taken is None:
             raise ProblemError(_nothing_to_resume(run_dir, choice))
         return choice.taken.global_step, Path(choice.taken.path), choice.skipped
@@ -159,13 +159,12 @@ def _resume_point(run_dir: RunDir, checkpoint: Path | None) -> tuple[int, Path, 
 
 
 def _nothing_to_resume(run_dir: RunDir, choice: ResumeChoice) -> Problem:
-    broken = len(list_checkpoints(run_dir.checkpoints_dir))
-    sentence = (
-        "there is nothing to resume from: no checkpoint was completed."
-        if not broken
-        else f"none of its {broken} checkpoints is complete ({'; '.join(choice.skipped)})."
-    )
-    return Problem(where=run_dir.id, what=sentence, remedy="Start it again as a new run.")
+    """Return the problem of a run without a good checkpoint."""
+    remedy = "Start it again as a new run."
+    if choice.undamaged:
+        remedy += " To resume from another checkpoint all the same: --from STEP."
+    what = f"there is nothing to resume from: {choice.why_none()}."
+    return Problem(where=run_dir.id, what=what, remedy=remedy)
 
 
 def _wait_for_supervisor_exit(run_dir: RunDir, seconds: float = _EXIT_S) -> None:

@@ -27,6 +27,7 @@ from ltui.training.process.identity import (
     lock_holder,
 )
 from ltui.training.slurm.run_place import Place
+from ltui.training.state.good_checkpoints import nan_since
 from ltui.training.state.record_fold import FoldState
 from ltui.training.state.run_snapshot import (
     LIVE,
@@ -81,6 +82,14 @@ def resolve_here(run_dir: RunDir) -> RunSnapshot:
             supervisor_pid=supervisor.pid,
         )
     return _without_supervisor(run_dir, shim, current, pulses)
+
+
+def nan_step(run_dir: RunDir) -> int | None:
+    """Return the step since which the loss of a run is NaN; None if it is finite or not known."""
+    try:
+        return nan_since(resolve_snapshot(run_dir).verdicts)
+    except ProblemError:
+        return None
 
 
 def is_abandoned(run_dir: RunDir) -> bool:

@@ -1,13 +1,15 @@
-"""Find the checkpoint of another run from which a new run starts (``--from RUN[:STEP]``)."""
+"""Find the checkpoint that a person names: of another run from which a new one starts (``--from
+RUN[:STEP]``), or of the run that is resumed (``--from STEP``)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from ltui.training.lifecycle.run_status import nan_step
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import CheckpointInfo
 from ltui.training.store.run_checkpoints import (
-    checkpoint_to_resume,
+    choose_checkpoint,
     furthest_checkpoint,
     list_checkpoints,
     verify,
@@ -27,21 +29,35 @@ def find_start_checkpoint(
     run_dir, step = _parse(home, text)
     folder = run_dir.checkpoints_dir
     if step is None:
-        checkpoint = checkpoint_to_resume(folder) if verified else furthest_checkpoint(folder)
+        since = nan_step(run_dir)
+        choice = choose_checkpoint(folder, since) if verified else None
+        checkpoint = choice.taken if choice is not None else furthest_checkpoint(folder, since)
         if checkpoint is None:
             what = "this run has no complete checkpoint."
+            if choice is not None and choice.skipped:
+                what = f"{choice.why_none()}."
             raise ProblemError.of(where=f"--from {text}", what=what)
         return run_dir, checkpoint
-    saved = list_checkpoints(folder)
+    return run_dir, checkpoint_of_step(run_dir, step, f"--from {text}", verified=verified)
+
+
+def checkpoint_of_step(
+    run_dir: RunDir, step: int, where: str, *, verified: bool = True
+) -> CheckpointInfo:
+    """Return the undamaged checkpoint of ``step`` that was saved last, whatever its weights are.
+
+    Raise ``ProblemError`` with ``where`` if there is none.
+    """
+    saved = list_checkpoints(run_dir.checkpoints_dir)
     # The checkpoint that was saved last comes first.
     for checkpoint in reversed(saved):
         if checkpoint.global_step == step:
             ok = verify(checkpoint).ok if verified else checkpoint.ok is not False
             if ok:
-                return run_dir, checkpoint
+                return checkpoint
     steps = ", ".join(str(s) for s in sorted({c.global_step for c in saved if c.ok is not False}))
     raise ProblemError.of(
-        where=f"--from {text}",
+        where=where,
         what=f"it has no complete checkpoint of step {step}.",
         remedy=f"There are checkpoints of steps {steps}." if steps else None,
     )

@@ -1,26 +1,75 @@
-"""Which checkpoints of a snapshot a resume can start from. Pure."""
+"""Which checkpoints are good: undamaged, with finite weights, and from before the first NaN loss.
+
+Pure. Every resume, restart and piece of advice chooses by these rules.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ltui.training.state.run_snapshot import CheckpointInfo, RunSnapshot
+from ltui.training.state.run_snapshot import CheckpointInfo, RunSnapshot, Verdict
+from ltui.training.state.verdict_kinds import VerdictKind
+
+FINITE = "finite"
+"""``CheckpointInfo.weights`` of a checkpoint whose weights were checked and are finite."""
 
 
-def good_checkpoints(checkpoints: Iterable[CheckpointInfo]) -> list[CheckpointInfo]:
-    """Return the checkpoints that are not known to be damaged."""
+def bad_loss(verdicts: Iterable[Verdict]) -> Verdict | None:
+    """Return the verdict that the loss is NaN or infinite, if it is active."""
+    kind = VerdictKind.NAN_LOSS
+    return next((v for v in verdicts if v.kind == kind and v.ended is None), None)
+
+
+def nan_since(verdicts: Iterable[Verdict]) -> int | None:
+    """Return the step since which the loss is NaN or infinite; None if it is finite."""
+    verdict = bad_loss(verdicts)
+    step = None if verdict is None else verdict.evidence.get("step")
+    return step if isinstance(step, int) else None
+
+
+def badness(checkpoint: CheckpointInfo, since: int | None) -> str | None:
+    """Return why a run should not continue from an undamaged checkpoint, or None if it should.
+
+    ``since``: the step since which the loss is NaN.
+    """
+    if checkpoint.weights not in (None, FINITE):
+        return f"has {checkpoint.weights} weights"
+    # Finite weights of the step itself are from before it: several batches may be one step.
+    first_bad = None if since is None else since + (checkpoint.weights == FINITE)
+    if first_bad is not None and checkpoint.global_step >= first_bad:
+        return f"is from after the first NaN loss (step {since})"
+    return None
+
+
+def undamaged_checkpoints(checkpoints: Iterable[CheckpointInfo]) -> list[CheckpointInfo]:
+    """Return the checkpoints that are not known to be damaged, whatever their weights are."""
     return [checkpoint for checkpoint in checkpoints if checkpoint.ok is not False]
 
 
-def last_good_checkpoint(checkpoints: Iterable[CheckpointInfo]) -> CheckpointInfo | None:
-    """Return the good checkpoint with the highest step, the newest one of that step."""
+def newest_checkpoint(checkpoints: Iterable[CheckpointInfo]) -> CheckpointInfo | None:
+    """Return the undamaged checkpoint with the highest step, the newest one of that step."""
     return max(
-        good_checkpoints(checkpoints),
+        undamaged_checkpoints(checkpoints),
         key=lambda checkpoint: (checkpoint.global_step, checkpoint.saved_at or 0.0),
         default=None,
     )
 
 
+def last_good_checkpoint(
+    checkpoints: Iterable[CheckpointInfo], since: int | None = None
+) -> CheckpointInfo | None:
+    """Return the newest good checkpoint. ``since``: the step since which the loss is NaN."""
+    return newest_checkpoint(c for c in checkpoints if badness(c, since) is None)
+
+
+def advice_before_nan(checkpoints: Iterable[CheckpointInfo], since: int | None) -> str:
+    """Return ``the last one before the NaN is step 160``, or that there is none."""
+    good = last_good_checkpoint(checkpoints, since)
+    if good is not None:
+        return f"the last checkpoint before the NaN is step {good.global_step}"
+    return "there is no checkpoint before the NaN"
+
+
 def is_resumable(snapshot: RunSnapshot) -> bool:
-    """Return whether the run has a checkpoint that a resume can start from."""
-    return bool(good_checkpoints(snapshot.checkpoints))
+    """Return whether the run has a good checkpoint, from which a resume can start."""
+    return last_good_checkpoint(snapshot.checkpoints, nan_since(snapshot.verdicts)) is not None

@@ -24,7 +24,8 @@ def from_json(cls: type[T], document: Any, *, tolerant: bool = False) -> T:
 
     With ``tolerant``, null is accepted where the type does not allow it: a container or a nested
     dataclass takes the field's default, and a number that was not finite (which JSON cannot hold)
-    becomes NaN in a field without a default and is left out of a sequence.
+    becomes NaN in a field without a default and is left out of a sequence. Such a field also takes
+    the texts of ``run_snapshot.json_number``.
     """
     try:
         return typing.cast("T", _decode_dataclass(cls, document, tolerant))
@@ -64,9 +65,10 @@ def _field_decoders(cls: type, tolerant: bool) -> tuple[tuple[str, Decoder | Non
         null: Any = None
         if tolerant and (_is_dataclass(kind) or typing.get_origin(kind) in (tuple, dict, Mapping)):
             null = MISSING
-        elif tolerant and kind is float and field.default is MISSING:
-            null = math.nan
-        table.append((field.name, _decoder(kind, tolerant), null))
+        decoder = _decoder(kind, tolerant)
+        if tolerant and kind is float and field.default is MISSING:
+            null, decoder = math.nan, float
+        table.append((field.name, decoder, null))
     return tuple(table)
 
 

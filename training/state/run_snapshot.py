@@ -269,6 +269,8 @@ class CheckpointInfo:
     """``stop``, ``request``, ``periodic``, ``end``."""
     saved_at: float | None = None
     size_bytes: int | None = None
+    weights: str | None = None
+    """``finite``, ``NaN`` or ``inf``; None if the weights were not checked when it was saved."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -370,7 +372,7 @@ def _field_names(kind: type) -> tuple[str, ...] | None:
 def to_json(value: Any) -> Any:
     """Return a snapshot, or any value in one, as plain JSON values.
 
-    NaN and infinities become ``None``.
+    NaN and infinities become ``None``, except for the last value of a metric (``json_number``).
     """
     kind: Any = type(value)
     # The plain values come first: a snapshot of 1,024 ranks has 60,000 of them.
@@ -378,11 +380,13 @@ def to_json(value: Any) -> Any:
         return value
     if kind is float:
         return value if math.isfinite(value) else None
+    if kind is MetricValue:
+        return {**_plain_fields(value), "last": json_number(value.last)}
     if isinstance(value, Enum):
         return value.value
     names = _field_names(kind)
     if names is not None:
-        return {name: to_json(getattr(value, name)) for name in names}
+        return _plain_fields(value)
     if isinstance(value, dict):
         return {str(k): to_json(v) for k, v in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -390,6 +394,17 @@ def to_json(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def _plain_fields(value: Any) -> dict[str, Any]:
+    return {name: to_json(getattr(value, name)) for name in _field_names(type(value)) or ()}
+
+
+def json_number(value: float | None) -> float | str | None:
+    """Return a logged value for JSON: the text ``NaN``, ``Infinity`` or ``-Infinity`` for those."""
+    if value is None or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def head_json(snapshot: RunSnapshot) -> dict[str, Any]:

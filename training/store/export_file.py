@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from ltui.training.state.run_snapshot import to_json
+from ltui.training.state.run_snapshot import json_number
 from ltui.training.store.export_rows import ExportRow, valid_text
 from ltui.training.store.optional_library import load_library
 
@@ -67,19 +67,19 @@ class WindowedPart:
 
 
 def write_csv(runs: RunRows, file: TextIO) -> None:
-    """Write rows below a header; unknown values are empty."""
+    """Write rows below a header; unknown fields are empty, and a logged NaN is ``NaN``."""
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(_columns(runs))
-    writer.writerows(_rows(runs))
+    writer.writerows(["NaN" if field != field else field for field in row] for row in _rows(runs))
 
 
 def write_json(runs: RunRows, file: TextIO) -> None:
-    """Write a list of objects without holding it in memory."""
+    """Write a list of objects without holding it in memory; NaN and infinities are texts."""
     columns = _columns(runs)
     separator = "["
     for row in _rows(runs):
-        values = zip(columns, row, strict=True)
-        file.write(separator + json.dumps({name: to_json(value) for name, value in values}))
+        fields = (json_number(f) if isinstance(f, float) else f for f in row)
+        file.write(separator + json.dumps(dict(zip(columns, fields, strict=True))))
         separator = ",\n "
     file.write("]\n" if separator != "[" else "[]\n")
 
@@ -90,17 +90,12 @@ def write_parquet(runs: RunRows, path: Path) -> None:
     parquet = load_library("pyarrow.parquet", "parquet", "--to parquet")
     columns = _columns(runs)
     schema = arrow.schema([(name, _PARQUET_TYPES[name]) for name in columns])
-    value_column = columns.index("value")
     with parquet.ParquetWriter(path, schema) as writer:
         rows = _rows(runs)
         while batch := list(itertools.islice(rows, _PARQUET_BATCH)):
-            by_column: list[Any] = list(zip(*batch, strict=True))
-            by_column[value_column] = [
-                math.nan if v is None else v for v in by_column[value_column]
-            ]
             by_column = [
                 arrow.array([valid_text(v) if isinstance(v, str) else v for v in values], kind)
-                for values, kind in zip(by_column, schema.types, strict=True)
+                for values, kind in zip(zip(*batch, strict=True), schema.types, strict=True)
             ]
             writer.write_table(arrow.table(by_column, schema=schema))
 
@@ -110,8 +105,10 @@ def _columns(runs: RunRows) -> tuple[str, ...]:
 
 
 def _rows(runs: RunRows) -> Iterator[tuple[Any, ...]]:
+    """Yield the fields of each row; a value that was logged as NaN is NaN."""
     for run_id, rows in runs.items():
         prefix = (run_id,) if len(runs) > 1 else ()
         for row in rows:
-            place = (row.metric, row.step, row.epoch, row.time, row.rank, row.value)
+            value = math.nan if row.value is None else row.value
+            place = (row.metric, row.step, row.epoch, row.time, row.rank, value)
             yield (*prefix, *place, row.first_step, row.low, row.high, row.count)

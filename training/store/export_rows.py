@@ -101,8 +101,13 @@ def _rank_rows(part: SeriesPart, rank: int, first_step: int, last_step: int) -> 
             start = (last // size + 1) * size
             whole_epoch = None if epoch is None else int(epoch)
             yield last, rank, whole_epoch, t, mean, first, low, high, n
-    # A metric that was logged as NaN has a row without a value; a step without a loss has none.
+    # A metric that was logged as NaN has a row without a value; of a step it means "not known".
     with_value = "" if part.tables is SAMPLES else f"AND {c} IS NOT NULL "
+    if c == "loss":
+        # A program that has reported a loss reports one at each step, so the others were NaN.
+        (first_loss,) = part.rows("min(step)", with_value).fetchone()
+        with_value = "" if first_loss is None else f"AND step >= {int(first_loss)} "
+        with_value = with_value or f"AND {c} IS NOT NULL "
     for step, epoch, t, value in part.rows(
         f"step, epoch, {part.tables.time}, {c}",
         f"AND step >= ? AND step <= ? {with_value}ORDER BY step, seq",

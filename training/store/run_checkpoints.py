@@ -17,9 +17,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ltui.training.state.good_checkpoints import badness
 from ltui.training.state.run_snapshot import CheckpointInfo
 
 _CHUNK_BYTES = 4 << 20
+_SKIPPED_NAMED = 3
+"""Maximum number of skipped checkpoints that a sentence names."""
+_WEIGHTS = frozenset({"finite", "NaN", "inf"})
+"""Values of ``weights`` in a manifest (``rank/weights_check.py``)."""
 _RANK_FILE = re.compile(
     r"(?P<name>step-\d{8,}-[a-z]+(-\d+)?\.ckpt)(\.rank-\d{5})?"
     r"|(?P<dot>\.)(step-\d{8,}-[a-z]+(-\d+)?\.ckpt(\.json|\.rank-\d{5}|\.node-\d{5})?\.part"
@@ -54,10 +59,25 @@ class ResumeChoice:
     taken: CheckpointInfo | None
     skipped: tuple[str, ...] = ()
     """One text for each skipped checkpoint: file name and reason, the newest first."""
+    undamaged: bool = False
+    """True if a checkpoint was skipped that is complete, but not from before the first NaN."""
+
+    def why_none(self) -> str:
+        """Return why no checkpoint is taken: ``there is no checkpoint before the NaN (...)``."""
+        if not self.skipped:
+            return "no checkpoint was completed"
+        what = "there is no checkpoint before the NaN"
+        if not self.undamaged:
+            what = f"none of its {len(self.skipped)} checkpoints is complete"
+        more = len(self.skipped) - _SKIPPED_NAMED
+        texts = [*self.skipped[:_SKIPPED_NAMED], *([f"and {more} more"] if more > 0 else [])]
+        return f"{what} ({'; '.join(texts)})"
 
 
-def choose_checkpoint(folder: Path) -> ResumeChoice:
-    """Return the undamaged checkpoint with the most progress, and why later ones are skipped.
+def choose_checkpoint(folder: Path, since: int | None = None) -> ResumeChoice:
+    """Return the good checkpoint with the most progress, and why later ones are skipped.
+
+    ``since``: the step since which the loss is NaN; the run goes back before it.
 
     Checkpoints of the last attempt come first: after a resume from an earlier step, the later
     steps of the previous attempt are no longer part of the run. Timestamps are not compared,
@@ -67,8 +87,11 @@ def choose_checkpoint(folder: Path) -> ResumeChoice:
     unfinished = [(_modified_at(path), path.name) for path in _without_manifest(folder, infos)]
     skipped: list[str] = []
     taken: CheckpointInfo | None = None
+    undamaged = False
     for info in sorted(infos, key=_progress_key, reverse=True):
-        reason = damage_of(info)
+        reason = None if info.ok is False else badness(info, since)
+        undamaged = undamaged or reason is not None
+        reason = reason or damage_of(info)
         if reason is None:
             taken = replace(info, ok=True)
             break
@@ -76,18 +99,18 @@ def choose_checkpoint(folder: Path) -> ResumeChoice:
     since = 0.0 if taken is None else _modified_at(Path(f"{taken.path}.json"))
     newer = [name for at, name in sorted(unfinished, reverse=True) if at > since]
     unfinished_texts = [f"{name} was never completed" for name in newer]
-    return ResumeChoice(taken=taken, skipped=(*unfinished_texts, *skipped))
+    return ResumeChoice(taken=taken, skipped=(*unfinished_texts, *skipped), undamaged=undamaged)
 
 
-def checkpoint_to_resume(folder: Path) -> CheckpointInfo | None:
+def checkpoint_to_resume(folder: Path, since: int | None = None) -> CheckpointInfo | None:
     """Return the checkpoint to resume from; this verifies it."""
-    return choose_checkpoint(folder).taken
+    return choose_checkpoint(folder, since).taken
 
 
-def furthest_checkpoint(folder: Path) -> CheckpointInfo | None:
-    """Return the checkpoint with the most progress, without verifying its checksums."""
+def furthest_checkpoint(folder: Path, since: int | None = None) -> CheckpointInfo | None:
+    """Return the good checkpoint with the most progress, without verifying its checksums."""
     infos = [info for info in list_checkpoints(folder) if info.ok is not False]
-    return max(infos, key=_progress_key, default=None)
+    return max((i for i in infos if badness(i, since) is None), key=_progress_key, default=None)
 
 
 def import_checkpoint(info: CheckpointInfo, folder: Path) -> CheckpointInfo:
@@ -228,6 +251,7 @@ def _read_manifest(manifest_path: Path) -> CheckpointInfo | None:
             reason=manifest.get("reason"),
             saved_at=manifest.get("saved_at"),
             size_bytes=manifest.get("size_bytes"),
+            weights=weights if (weights := manifest.get("weights")) in _WEIGHTS else None,
         )
     except FileNotFoundError:
         return None

@@ -269,6 +269,7 @@ class LiveAttempt:
             nodes=() if nodes is None else nodes.snapshots(self.local_ranks()),
             hosts={} if nodes is None else nodes.reports.hosts(self.evidence.host),
             gpu_verdicts=gpu_verdicts,
+            checkpoints=self.catalog.checkpoints(),
             now_ns=time.monotonic_ns(),
             now_s=time.time(),
         )

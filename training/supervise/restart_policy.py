@@ -99,16 +99,21 @@ class RestartPolicy:
         return replace(end, detail=f"{end.detail}; not restarted: {why}")
 
     def start_next(
-        self, waiting: ScheduledRestart, changes: tuple[str, ...], gone: tuple[int, ...] = ()
+        self,
+        waiting: ScheduledRestart,
+        changes: tuple[str, ...],
+        gone: tuple[int, ...] = (),
+        since: int | None = None,
     ) -> AttemptPlan | str:
         """Return the plan of the next attempt, or the reason why there is none.
 
-        ``gone`` are nodes that do not exist any more. They are left out if that is allowed.
+        ``since`` is the step since which the loss is NaN: the run goes back before it. ``gone`` are
+        nodes that do not exist any more. They are left out if that is allowed.
         """
-        choice = choose_checkpoint(self._run_dir.checkpoints_dir)
+        choice = choose_checkpoint(self._run_dir.checkpoints_dir, since)
         taken = choice.taken
         if taken is None and choice.skipped:
-            return f"not restarted: no checkpoint is complete ({'; '.join(choice.skipped)})"
+            return f"not restarted: {choice.why_none()}"
         self._write(self._history.with_started())
         return AttemptPlan(
             resume_from=None if taken is None else Path(taken.path),

@@ -22,6 +22,7 @@ from ltui.training.lifecycle.restart_rules import ScheduledRestart
 from ltui.training.lifecycle.shim_files import EngineExit, engine_exit
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import release_lock
+from ltui.training.state.good_checkpoints import nan_since
 from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.history_writer import Batch, StoreWriter
@@ -336,7 +337,8 @@ class Supervisor:
                 live.recorder.record({}, batch, live.snapshot, time.time())
             self._sleep(TICK_S if obstacle else min(TICK_S, restart.remaining_s()))
         gone = () if nodes is None else nodes.gone()
-        plan = live.restarts.start_next(restart, live.changes, gone)
+        since = nan_since(live.snapshot.verdicts)
+        plan = live.restarts.start_next(restart, live.changes, gone, since)
         if isinstance(plan, str):
             self._finisher.cancel_restart(restart.end_state(), f"{restart.detail}; {plan}")
             self._close()

@@ -117,15 +117,15 @@ def value_at(series: ChartSeries, x: float) -> tuple[float, float] | None:
 
 
 def value_text(series: ChartSeries, cursor: float | None, is_rate: bool = False) -> str:
-    """Return the value at the crosshair, or the newest one; ``nan`` if NaN was recorded."""
+    """Return the value at the crosshair, or the newest one."""
     if cursor is not None:
         point = value_at(series, cursor)
         value = point[1] if point else None
     else:
         value = float(series.y[-1]) if series.y.size else None
-    if value is not None and np.isfinite(value):
-        return formats.rate(value, "") if is_rate else formats.metric(value)
-    return formats.NA if value is None or not np.isfinite(series.y).any() else str(value)
+    if value is not None and not series.is_logged and not np.isfinite(value):
+        return formats.NA
+    return formats.rate(value, "") if is_rate else formats.metric(value)
 
 
 def position_text(view_model: ChartViewModel, x: float) -> str:

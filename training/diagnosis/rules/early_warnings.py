@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 from ltui.training.config.verdict_severity import VerdictLevel
@@ -13,8 +12,9 @@ from ltui.training.diagnosis.observations.collective_positions import Divergence
 from ltui.training.diagnosis.observations.stack_frames import frame_text
 from ltui.training.diagnosis.stalls import skipped_rest_of_epoch
 from ltui.training.diagnosis.verdict_words import ranks_text
+from ltui.training.state.good_checkpoints import last_good_checkpoint
 from ltui.training.state.record_fold import FoldState
-from ltui.training.state.run_snapshot import Verdict
+from ltui.training.state.run_snapshot import CheckpointInfo, Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
 from ltui.training.tensor_queue.record_types import STEP_PHASES
 
@@ -35,8 +35,15 @@ _COMPARED_CALLS = 4
 """Number of calls by which it is decided whether one rank's calls are shifted."""
 
 
-def loss_warning(fold: FoldState, machines: Mapping[int, str] = NO_MACHINES) -> Verdict | None:
-    """Return a warning if the loss of a rank is not finite any more."""
+def loss_warning(
+    fold: FoldState,
+    machines: Mapping[int, str] = NO_MACHINES,
+    checkpoints: Sequence[CheckpointInfo] = (),
+) -> Verdict | None:
+    """Return a warning if the loss of a rank is NaN or infinite.
+
+    Its remedy names the last of ``checkpoints`` before that.
+    """
     bad = {r: f for r, f in sorted(fold.ranks.items()) if f.bad_loss >= BAD_LOSSES}
     if not bad:
         return None
@@ -46,14 +53,21 @@ def loss_warning(fold: FoldState, machines: Mapping[int, str] = NO_MACHINES) -> 
         "" if step is None else f" since step {step} (first on {ranks_text((first,), machines)})"
     )
     last_loss = bad[first].recent_loss[-1] if bad[first].recent_loss else None
-    value = "infinite" if last_loss is not None and math.isinf(last_loss) else "NaN"
+    value = "NaN" if last_loss is None else str(last_loss).replace("nan", "NaN")
+    good = last_good_checkpoint(checkpoints, step)
+    remedy = "Start it again with a lower learning rate: there is no checkpoint before the NaN."
+    if good is not None:
+        remedy = (
+            f"Stop, and resume with a lower learning rate from step {good.global_step}, the last "
+            "checkpoint before the NaN."
+        )
     return Verdict(
         kind=VerdictKind.NAN_LOSS,
         level=VerdictLevel.WARNING,
         culprits=tuple(bad),
         place="loss",
         cause=f"the loss of {ranks_text(list(bad), machines)} is {value}{since}",
-        remedy="Stop, and resume from a checkpoint before that step with a lower learning rate.",
+        remedy=remedy,
         began=bad[first].bad_loss_wall_s,
         evidence={
             "step": step,

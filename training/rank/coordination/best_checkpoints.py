@@ -9,6 +9,7 @@ from typing import Any
 
 from ltui.training.rank.checkpoint_files import read_manifest, remove_checkpoint
 from ltui.training.rank.environment import RankEnvironment
+from ltui.training.rank.weights_check import INFINITE, NAN
 
 
 class BestCheckpoints:
@@ -41,18 +42,25 @@ class BestCheckpoints:
         return {"best": {"metric": self.metric, "value": value, "mode": self._mode}}
 
     def prune(self) -> None:
-        """Remove the best checkpoints that are no longer among the best."""
-        for _, manifest in sorted(self._saved(), reverse=self._mode == "max")[self._keep :]:
+        """Remove the best checkpoints that are no longer among the best, or are not finite."""
+        kept = sorted(self._saved(), reverse=self._mode == "max")[: self._keep]
+        for manifest in {path for _, path in self._saved(finite=False)} - {p for _, p in kept}:
             remove_checkpoint(manifest.with_suffix(""))
 
-    def _saved(self) -> list[tuple[float, Path]]:
-        """Return value and manifest path of each checkpoint that was saved for the metric."""
+    def _saved(self, *, finite: bool = True) -> list[tuple[float, Path]]:
+        """Return value and manifest path of each checkpoint that was saved for the metric.
+
+        Without ``finite``, also of those whose weights or value are NaN or infinite.
+        """
         saved = []
-        for manifest in self._folder.glob("step-*-best*.ckpt.json"):
+        for path in self._folder.glob("step-*-best*.ckpt.json"):
+            manifest = read_manifest(path)
             try:
-                best = read_manifest(manifest)["best"]
-                if best["metric"] == self.metric:
-                    saved.append((float(best["value"]), manifest))
+                best = manifest["best"]
+                value, is_ours = float(best["value"]), best["metric"] == self.metric
             except (ValueError, KeyError, TypeError):
                 continue
+            bad = manifest.get("weights") in (NAN, INFINITE) or not math.isfinite(value)
+            if is_ours and not (finite and bad):
+                saved.append((value, path))
         return saved

@@ -38,6 +38,7 @@ from ltui.training.rank.lightning_internals import checkpoint_connector
 from ltui.training.rank.lightning_version import lightning_version
 from ltui.training.rank.node_folders import NodeFolders, own_path_in_broadcasts
 from ltui.training.rank.resume.nested_tensors import tensor_bytes
+from ltui.training.rank.weights_check import INFINITE, NAN, WeightsCheck
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,11 +74,15 @@ def save_checkpoint(
     state: dict[str, Any] | None = None
     error: str | None = None
     ranks = trainer.world_size if rank_state is not None else 0
+    check = WeightsCheck({})
+    sharded = saves_with_all_ranks(trainer.strategy)
     try:
         state = None if rank_state is None else rank_state()
         checkpoint = checkpoint_connector(trainer).dump_checkpoint(False)
         if amend is not None:
             amend(checkpoint)
+        if sharded or trainer.is_global_zero:
+            check = _weights_check(trainer, checkpoint)
         if trainer.is_global_zero:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             remove(temporary)
@@ -85,7 +90,7 @@ def save_checkpoint(
     except Exception as failure:  # noqa: BLE001  (every rank must reach the barrier below)
         error = f"{type(failure).__name__}: {failure}"
     may_save = error is None
-    if saves_with_all_ranks(trainer.strategy):
+    if sharded:
         # The strategy saves in collectives, so either all ranks call it or none.
         may_save = trainer.strategy.reduce_boolean_decision(may_save)
         if not may_save and nodes is None and trainer.is_global_zero:
@@ -99,7 +104,7 @@ def save_checkpoint(
     except Exception as failure:  # noqa: BLE001  (every rank must reach the barrier below)
         error = f"{type(failure).__name__}: {failure}"
         remove(own_part)
-    trainer.strategy.barrier("ltui checkpoint")
+    weights = _wait_for_all_ranks(trainer.strategy, check, sharded)
     received: Mapping[Path, ReceivedPart] = {}
     if nodes is not None:
         collected = collect_parts(nodes, path, temporary, error)
@@ -109,7 +114,8 @@ def save_checkpoint(
     if trainer.is_global_zero:
         try:
             if error is None:
-                versions = {"torch": torch.__version__, "lightning": lightning_version(trainer)}
+                facts = {"torch": torch.__version__, "lightning": lightning_version(trainer)}
+                facts |= {} if weights is None else {"weights": weights}
                 path, size = publish_checkpoint(
                     temporary,
                     path,
@@ -118,7 +124,7 @@ def save_checkpoint(
                     global_step=step,
                     epoch=epoch,
                     reason=reason,
-                    **versions,
+                    **facts,
                     **manifest_fields,
                 )
         except OSError as failure:
@@ -127,6 +133,25 @@ def save_checkpoint(
             remove_unfinished(path, temporary)
     seconds = time.perf_counter() - began
     return SaveResult(path=path, size_bytes=size, seconds=seconds, error=error)
+
+
+def _weights_check(trainer: Any, checkpoint: Mapping[str, Any]) -> WeightsCheck:
+    """Begin to check this rank's weights in the dumped dictionary."""
+    module = trainer.lightning_module
+    buffers = {name for name, _ in module.named_buffers()} if module is not None else set()
+    return WeightsCheck(checkpoint.get("state_dict") or {}, buffers)
+
+
+def _wait_for_all_ranks(strategy: Any, check: WeightsCheck, sharded: bool) -> str | None:
+    """Wait until every rank has saved its part. Return the result for the weights of all."""
+    weights = check.result()
+    if not sharded:
+        strategy.barrier("ltui checkpoint")
+        return weights
+    for bad in (NAN, INFINITE):
+        if not strategy.reduce_boolean_decision(weights != bad):
+            weights = bad
+    return weights
 
 
 def _own_places(nodes: NodeFolders | None, checkpoint: Path, rank: int) -> tuple[Path, Path]:

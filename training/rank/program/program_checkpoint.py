@@ -27,6 +27,7 @@ from ltui.training.rank.checkpoint_files import (
 from ltui.training.rank.coordination.save_checkpoint import SaveResult, write_state
 from ltui.training.rank.program.tracked_loop import stack
 from ltui.training.rank.resume.random_states import read_random_states
+from ltui.training.rank.weights_check import weights_in_files
 
 _VERSION = 1
 """Version of a rank's own file."""
@@ -78,6 +79,8 @@ class ProgramCheckpoint:
         if agree(error is None):
             error = _error_of(lambda: self._write(temporary, own_part, global_step))
         if agree(error is None) and first:
+            weights = weights_in_files(temporary)
+            checked = {} if weights is None else {"weights": weights}
             try:
                 path, size = publish_checkpoint(
                     temporary,
@@ -87,6 +90,7 @@ class ProgramCheckpoint:
                     epoch=None,
                     reason=reason,
                     torch=torch.__version__,
+                    **checked,
                     **manifest_fields,
                 )
             except OSError as failure:
