@@ -298,7 +298,7 @@ async def test_the_launch_form_fits_small_terminals(home: Path, size: tuple[int,
 def test_the_reason_of_a_checkpoint_is_made_safe() -> None:
     hostile = CheckpointInfo(path="/a.ckpt", global_step=15, reason="end\x1b]0;title\x07\x9b2J")
     assert checkpoint_text(hostile, with_path=True) == (
-        "step 15, weights not checked, checksum not checked, saved: /a.ckpt"
+        "step 15, weights not checked, checksum not checked, end: /a.ckpt"
     )
 
 

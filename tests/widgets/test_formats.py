@@ -78,7 +78,6 @@ def test_reads_as_written(text: str, expected: str) -> None:
     "write",
     [
         formats.count,
-        formats.metric,
         formats.significant,
         formats.size,
         formats.percent,
@@ -92,6 +91,11 @@ def test_reads_as_written(text: str, expected: str) -> None:
 )
 def test_missing_is_not_zero(write: object, missing: float | None) -> None:
     assert write(missing) == NA  # type: ignore[operator]
+
+
+def test_a_logged_value_that_is_not_finite_has_one_word() -> None:
+    texts = [formats.metric(v) for v in (math.nan, -math.nan, math.inf, -math.inf, None, 0.5)]
+    assert texts == ["NaN", "NaN", "inf", "-inf", "n/a", "0.5000"]
 
 
 @given(st.floats(0, 1))

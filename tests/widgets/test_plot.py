@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -86,10 +88,8 @@ def test_the_read_out_gives_the_values_under_the_crosshair() -> None:
 def test_a_value_that_is_not_a_number_is_shown_as_nan() -> None:
     y = np.ones(10)
     y[-1] = np.nan
-    legend = plot(
-        chart_of(ChartSeries(name="a", x=np.arange(10.0), y=y)), ChartOptions(), 80, 12
-    ).canvas.line(0)
-    assert "a nan" in legend
+    logged = ChartSeries(name="a", x=np.arange(10.0), y=y, is_logged=True)
+    assert "a NaN" in plot(chart_of(logged), ChartOptions(), 80, 12).canvas.line(0)
     empty = ChartSeries(name="a", x=np.arange(10.0), y=np.full(10, np.nan))
     assert "a n/a" in plot(chart_of(empty, curve("b")), ChartOptions(), 80, 12).canvas.line(0)
 
@@ -97,10 +97,9 @@ def test_a_value_that_is_not_a_number_is_shown_as_nan() -> None:
 def test_a_gap_under_the_crosshair_is_not_a_number() -> None:
     y = np.ones(10)
     y[5] = np.nan
-    text = plot(
-        chart_of(ChartSeries(name="a", x=np.arange(10.0), y=y)), ChartOptions(cursor=5.0), 80, 12
-    )
-    assert "a nan" in text.canvas.text()
+    gap = ChartSeries(name="a", x=np.arange(10.0), y=y)
+    for series, text in ((gap, "a n/a"), (replace(gap, is_logged=True), "a NaN")):
+        assert text in plot(chart_of(series), ChartOptions(cursor=5.0), 80, 12).canvas.text()
 
 
 def test_curves_differ_without_colour() -> None:
