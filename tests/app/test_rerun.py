@@ -49,7 +49,7 @@ def home(private_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def a_run(
-    home: Path, run_id: str = "calm-fox-1a2b", steps: tuple[int, ...] = (12, 40), **facts: str
+    home: Path, run_id: str = "calm-fox-1a2b", steps: tuple[int, ...] = (12, 40), **facts: Any
 ) -> RunDir:
     """A run of the quickstart that ended, with a checkpoint of each of ``steps``.
 

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,7 +61,7 @@ def test_at_once_what_is_there_and_thoroughly_what_is_whole(source: RunDir) -> N
 
 
 def test_a_checkpoint_after_the_first_nan_is_never_chosen(tmp_path: Path) -> None:
-    def saved(step: int, **facts: object) -> None:
+    def saved(step: int, **facts: Any) -> None:
         path = tmp_path / checkpoint_name(step, "periodic")
         partial_path(path).write_bytes(b"weights")
         publish_checkpoint(partial_path(path), path, 0, global_step=step, attempt=1, fit=1, **facts)

@@ -49,7 +49,7 @@ class WeightsCheck:
             self._extremes.append(table.to("cpu", non_blocking=True))
             self._may_be_infinite += [is_buffer for _, is_buffer in pairs]
             if device.type == "cuda":
-                copied = torch.cuda.Event()
+                copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 copied.record(torch.cuda.current_stream(device))
                 self._copies.append(copied)
 
@@ -83,7 +83,7 @@ def weights_in_files(folder: Path) -> str | None:
 def _tensors_in(path: Path) -> Iterator[torch.Tensor]:
     if path.suffix == ".safetensors":
         # Imported here: only programs that have the library write such files.
-        from safetensors import safe_open
+        from safetensors import safe_open  # type: ignore[import-not-found]
 
         with safe_open(path, framework="pt") as file:
             yield from (file.get_tensor(name) for name in file.keys())  # noqa: SIM118

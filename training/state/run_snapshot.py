@@ -369,6 +369,9 @@ def _field_names(kind: type) -> tuple[str, ...] | None:
     return tuple(f.name for f in fields(kind)) if is_dataclass(kind) else None
 
 
+_METRIC_FIELDS = tuple(f.name for f in fields(MetricValue))
+
+
 def to_json(value: Any) -> Any:
     """Return a snapshot, or any value in one, as plain JSON values.
 
@@ -381,12 +384,12 @@ def to_json(value: Any) -> Any:
     if kind is float:
         return value if math.isfinite(value) else None
     if kind is MetricValue:
-        return {**_plain_fields(value), "last": json_number(value.last)}
+        return {**_plain_fields(value, _METRIC_FIELDS), "last": json_number(value.last)}
     if isinstance(value, Enum):
         return value.value
     names = _field_names(kind)
     if names is not None:
-        return _plain_fields(value)
+        return _plain_fields(value, names)
     if isinstance(value, dict):
         return {str(k): to_json(v) for k, v in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -396,8 +399,8 @@ def to_json(value: Any) -> Any:
     return value
 
 
-def _plain_fields(value: Any) -> dict[str, Any]:
-    return {name: to_json(getattr(value, name)) for name in _field_names(type(value)) or ()}
+def _plain_fields(value: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: to_json(getattr(value, name)) for name in names}
 
 
 def json_number(value: float | None) -> float | str | None:

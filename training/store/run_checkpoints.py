@@ -96,8 +96,8 @@ def choose_checkpoint(folder: Path, since: int | None = None) -> ResumeChoice:
             taken = replace(info, ok=True)
             break
         skipped.append(f"{Path(info.path).name} {reason}")
-    since = 0.0 if taken is None else _modified_at(Path(f"{taken.path}.json"))
-    newer = [name for at, name in sorted(unfinished, reverse=True) if at > since]
+    saved_at = 0.0 if taken is None else _modified_at(Path(f"{taken.path}.json"))
+    newer = [name for at, name in sorted(unfinished, reverse=True) if at > saved_at]
     unfinished_texts = [f"{name} was never completed" for name in newer]
     return ResumeChoice(taken=taken, skipped=(*unfinished_texts, *skipped), undamaged=undamaged)
 

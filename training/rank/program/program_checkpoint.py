@@ -80,7 +80,7 @@ class ProgramCheckpoint:
             error = _error_of(lambda: self._write(temporary, own_part, global_step))
         if agree(error is None) and first:
             weights = weights_in_files(temporary)
-            checked = {} if weights is None else {"weights": weights}
+            checked: dict[str, Any] = {} if weights is None else {"weights": weights}
             try:
                 path, size = publish_checkpoint(
                     temporary,
