@@ -10,14 +10,18 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
 from io import TextIOWrapper
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ltui.app.exit_codes import EXIT_BAD_INPUT, EXIT_FAILED
 from ltui.training.problem import ProblemError
 
 if TYPE_CHECKING:
     from argparse import Namespace
+
+CRASH_LOG = "crash.log"
+"""File in ltui's home that errors of ltui itself are appended to."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,8 +30,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
+    with redirect_stderr(_PlainText(sys.stderr)):  # type: ignore[type-var]
+        return _guarded(list(sys.argv[1:] if argv is None else argv))
+
+
+def _guarded(argv: list[str]) -> int:
     try:
-        code = _run_command(list(sys.argv[1:] if argv is None else argv))
+        code = _run_command(argv)
         sys.stdout.flush()
     except ProblemError as error:
         for problem in error.problems:
@@ -42,7 +51,49 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _print_error("Interrupted.")
         return 130
+    except MemoryError:
+        _print_error("There is not enough memory. Raise the limit (ulimit -v) or free some.")
+        return EXIT_FAILED
+    except Exception as error:  # noqa: BLE001 - the top of the process
+        _report_crash(error)
+        return EXIT_FAILED
     return code
+
+
+def _report_crash(error: Exception) -> None:
+    """Print one sentence about an error that no command expects, and store where it was raised."""
+    from traceback import format_exception
+
+    from ltui.training.store.run_directory import ltui_home, open_private_log
+
+    text = "".join(format_exception(error))
+    try:
+        path = ltui_home() / CRASH_LOG
+        with open_private_log(path) as log:
+            log.write(f"{' '.join(sys.argv)}\n{text}\n".encode(errors="replace"))
+    except (OSError, ProblemError):
+        sys.stderr.write(text)
+    else:
+        _print_error(
+            f"ltui failed unexpectedly: {type(error).__name__}: {error}. Details are in {path}."
+        )
+
+
+class _PlainText:
+    """Standard error without escape sequences: messages contain text of files and libraries."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        # Imported here: only a message needs it.
+        from ltui.widgets.sanitise import without_controls
+
+        self._stream.write(without_controls(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def _run_command(argv: list[str]) -> int:

@@ -29,8 +29,14 @@ def output(path: str | None) -> Iterator[TextIO]:
 
 @contextmanager
 def replaced_file(path: str) -> Iterator[Path]:
-    """Yield a temporary file beside ``path``, which replaces it when the block ends."""
+    """Yield a temporary file beside ``path``, which replaces it when the block ends.
+
+    A device or a pipe, such as ``/dev/null``, is written to and never replaced.
+    """
     target = Path(path)
+    if target.exists() and not target.is_file() and not target.is_dir():
+        yield target
+        return
     try:
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     except OSError as error:

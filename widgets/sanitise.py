@@ -35,6 +35,7 @@ _INVISIBLE = re.compile(
 # More than a few combining marks on one letter cover the lines above and below.
 _MARK = "[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff]"
 _STACKED_MARKS = re.compile(f"({_MARK}{{3}}){_MARK}+")
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _PLAIN = re.compile(r"[ -~]*\Z")
 
 
@@ -57,6 +58,11 @@ def clean_line(text: str, max_length: int = MAX_LENGTH) -> str:
     text = _STACKED_MARKS.sub(r"\1", text)
     dropped += max(0, len(text) - max_length)
     return f"{text[:max_length]} … {dropped} more characters" if dropped else text
+
+
+def without_controls(text: str) -> str:
+    """Return a text of several lines without the characters that a terminal obeys."""
+    return _CONTROLS.sub("", _ESCAPES.sub("", text))
 
 
 def clean_name(text: str, max_length: int = 200) -> str:

@@ -37,16 +37,18 @@ def data(options: Namespace) -> int:
     }
     on_terminal = sys.stderr.isatty() and not options.json
 
+    terminal = sys.__stderr__ or sys.stderr
+
     def on_line(line: dict[str, Any]) -> None:
         if on_terminal and "phase" in line:
-            sys.stderr.write(f"\r\x1b[K{line['phase']}")
-            sys.stderr.flush()
+            terminal.write(f"\r\x1b[K{line['phase']}")
+            terminal.flush()
 
     try:
         variants = run_program(request.python, _PROGRAM, document, on_line)["variants"]
     finally:
         if on_terminal:
-            sys.stderr.write("\r\x1b[K")
+            terminal.write("\r\x1b[K")
     best = recommended(variants)
     if options.json:
         print(

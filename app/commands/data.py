@@ -93,7 +93,7 @@ def _progress_bar(description: str, quiet: bool) -> Iterator[OnLine]:
     from rich.progress import TimeRemainingColumn as Remaining
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Remaining())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=Console(file=sys.__stderr__), transient=True) as bar:
         task = bar.add_task(description, total=None)
 
         def on_line(line: dict[str, Any]) -> None:

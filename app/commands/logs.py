@@ -17,6 +17,7 @@ from ltui.app.live.log_tail import node_of_launcher_log, rank_of_log
 from ltui.app.presentation.machines import log_labels, machine_names, rank_range
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import ProblemError
+from ltui.training.process.regular_files import open_regular
 from ltui.training.state.run_snapshot import LIVE, NodeSnapshot, RunSnapshot
 from ltui.training.store.run_directory import RunDir, find_run, ltui_home
 from ltui.widgets.sanitise import clean_line
@@ -208,6 +209,7 @@ class _LogFile:
         self._done = 0
         self._rest = b""
         self._time = ""
+        self._failed = False
 
     def new_lines(self, *, last: bool) -> Iterator[tuple[str, bytes, bytes]]:
         """Yield time, prefix and text of each new line. The time never decreases."""
@@ -219,7 +221,14 @@ class _LogFile:
             yield self._time, self._prefix, line
 
     def _lines(self, *, last: bool) -> Iterator[bytes]:
-        with self._path.open("rb") as file:
+        try:
+            opened = open_regular(self._path)
+        except OSError as error:
+            if not self._failed:
+                sys.stderr.write(f"{self._path}: it cannot be read ({error.strerror}).\n")
+            self._failed = True
+            return
+        with opened as file:
             file.seek(self._done)
             while data := file.read(CHUNK_BYTES):
                 self._done += len(data)

@@ -32,7 +32,7 @@ def prune(options: Namespace) -> int:
         matching = [entry for entry in matching_runs(runs, options.filter) if _may_go(entry)]
         chosen = runs.complete(matching, ("size",))
     if not chosen:
-        print("No run to delete: live, starred and unreadable runs are always kept.")
+        print("No run to delete: live, starred and damaged runs are always kept.")
         return EXIT_DONE
     deleted = chosen if options.dry_run else [entry for entry in chosen if _delete(entry)]
     rows = [(clean_name(e.id), e.state, size(e.size_bytes)) for e in deleted]

@@ -49,16 +49,11 @@ def list_all(options: Namespace) -> int:
         shown = list(runs.complete([entry for entry in every_run if matches(entry)], used))
         if sort is not None:
             shown = sorted_runs(shown, sort[0], reverse=sort[1])
-        for entry in shown:
-            if entry.problem is not None:
-                # One unreadable run must not hide the others.
-                sys.stderr.write(f"{clean_name(entry.id)}: {clean_line(entry.problem)}\n")
         if every_run:
             for sentence in unknown_names(used, every_run):
                 sys.stderr.write(f"Note: {sentence}\n")
         if options.json:
-            readable = [entry for entry in shown if entry.summary is not None]
-            print_json([_json(runs, entry, chosen) for entry in readable])
+            print_json([_json(runs, entry, chosen) for entry in shown])
             return EXIT_DONE
     if not every_run:
         print("No runs yet. Start one with: ltui run quickstart")
@@ -70,29 +65,33 @@ def list_all(options: Namespace) -> int:
 
 
 def runs_lines(entries: Sequence[RunEntry], now: float) -> list[str]:
-    """Return a table with a line for each run that can be read."""
+    """Return a table with a line for each run."""
     labelled = any(entry.labels.tags or entry.labels.star for entry in entries)
-    reasons = any(entry.summary is not None and entry.summary.reason for entry in entries)
+    reasons = any(_reason(entry) for entry in entries)
     head = ("ID", "WHAT", "STATE", "PROGRESS", "STARTED")
     rows = [[*head, *(["TAGS"] if labelled else []), "REASON" if reasons else ""]]
     for entry in entries:
         run = entry.summary
         if run is None:
-            continue
+            facts = [NA, entry.state, NA, NA]
+        else:
+            started = started_text(run.created_at, run.started_at, run.attempt, now)
+            facts = [truncated(run.program, 30) or NA, run.state, run.position or NA, started]
         star = ["★"] if entry.labels.star else []
         tags = truncated(" ".join([*star, *entry.labels.tags]), 30)
         rows.append(
             [
                 clean_name(entry.id),
-                truncated(run.program, 30) or NA,
-                run.state,
-                run.position or NA,
-                started_text(run.created_at, run.started_at, run.attempt, now),
+                *facts,
                 *([tags] if labelled else []),
-                truncated(run.reason, REASON_CELLS),
+                truncated(_reason(entry), REASON_CELLS),
             ]
         )
     return columns(rows)
+
+
+def _reason(entry: RunEntry) -> str:
+    return entry.problem or "" if entry.summary is None else entry.summary.reason
 
 
 def _chosen_lines(entries: Sequence[RunEntry], names: Sequence[str], now: float) -> list[str]:

@@ -6,7 +6,6 @@ The functions block for some seconds. A command or a worker thread of a screen c
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -16,6 +15,8 @@ from ltui.app.state_words import state_sentence
 from ltui.training.diagnosis.evidence import Diagnosis
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import ProblemError
+from ltui.training.process.regular_files import read_regular
+from ltui.training.state.json_decoder import parse_json
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, Verdict
 from ltui.training.state.verdict_tracker import most_severe_first
 from ltui.training.store.history_reader import RunStore
@@ -134,7 +135,7 @@ def stored_diagnoses(run_dir: RunDir, attempt: int) -> list[Diagnosis]:
     diagnoses = []
     for path in sorted((run_dir.path / "evidence" / str(attempt)).glob("[0-9]*.json")):
         try:
-            diagnoses.append(Diagnosis.from_document(json.loads(path.read_bytes())))
+            diagnoses.append(Diagnosis.from_document(parse_json(read_regular(path))))
         except (OSError, ValueError):
             continue
     return diagnoses

@@ -24,6 +24,7 @@ from ltui.app.presentation.verdict_text import warning_line
 from ltui.app.state_words import FAILED
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import ProblemError
+from ltui.training.process.regular_files import read_end
 from ltui.training.state.good_checkpoints import is_resumable
 from ltui.training.state.run_snapshot import (
     LIVE,
@@ -267,7 +268,7 @@ def failure_lines(run_dir: RunDir, snapshot: RunSnapshot) -> list[str]:
             return ["", f"rank {first.rank} raised this as a consequence:", *lines]
         return ["", f"rank {first.rank} failed first:", *_last_lines(trace)]
     for path in _likely_logs(run_dir, snapshot):
-        lines = _last_lines(_read_end(path))
+        lines = _last_lines(read_end(path, END_BYTES))
         if lines:
             return ["", f"last lines of {path}:", *lines]
     return []
@@ -292,15 +293,6 @@ def _likely_logs(run_dir: RunDir, snapshot: RunSnapshot) -> list[Path]:
     paths = [run_dir.rank_log_path(snapshot.attempt, rank.rank) for rank in by_guilt]
     engine = run_dir.engine_log_path(snapshot.attempt)
     return [*paths[: len(guilty)], engine, *paths[len(guilty) :]]
-
-
-def _read_end(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - END_BYTES))
-            return file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
 
 
 def _last_lines(text: str) -> list[str]:

@@ -8,6 +8,7 @@ import re
 from collections import deque
 from pathlib import Path
 
+from ltui.training.process.regular_files import open_regular
 from ltui.widgets.sanitise import clean_line
 from ltui.widgets.view_models import LogLine, Tone
 
@@ -46,6 +47,7 @@ class FileTail:
         self._node = node_of_launcher_log(path.name)
         self._knows_arrival = is_new
         self._in_traceback = False
+        self._failed = False
         self._start_bytes = start_bytes
         self._offset: int | None = None
         self._inode: int | None = None
@@ -55,11 +57,11 @@ class FileTail:
     def poll(self, now: float | None = None) -> list[LogLine]:
         """Return the complete lines since the last poll.
 
-        A missing file gives none; other errors are raised. ``now``, in unix seconds, becomes the
-        arrival time of lines that were appended since the last poll.
+        A missing file gives none, and one that cannot be read a line that says so. ``now``, in
+        unix seconds, becomes the arrival time of lines that were appended since the last poll.
         """
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 status = os.fstat(file.fileno())
                 self._check_replaced(status)
                 if status.st_size == self._offset:
@@ -68,6 +70,11 @@ class FileTail:
                 data = file.read(READ_BYTES)
         except FileNotFoundError:
             return []
+        except OSError as error:
+            known, self._failed = self._failed, True
+            text = f"ERROR: {self.path.name} cannot be read: {error.strerror}"
+            return [] if known else [self._log_line(text.encode(), now)]
+        self._failed = False
         self._offset = (self._offset or 0) + len(data)
         lines = self._split_lines(data, now if self._knows_arrival else None)
         # A long file is read in parts, and the next part may be as old as this one.

@@ -11,7 +11,8 @@ from ltui.training.state.run_snapshot import RunSnapshot
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets.sanitise import clean_name
 
-UNREADABLE = "unreadable"
+DAMAGED = "damaged"
+"""State of a run whose files cannot be read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,4 +46,4 @@ class RunEntry:
 
     @property
     def state(self) -> str:
-        return UNREADABLE if self.summary is None else self.summary.state
+        return DAMAGED if self.summary is None else self.summary.state

@@ -49,6 +49,10 @@ def _field(kind: Kind, about: str, name: str) -> Field:
     return Field(kind, about, _of_summary(name))
 
 
+def _detail(entry: RunEntry) -> Value:
+    return entry.problem or "" if entry.summary is None else entry.summary.detail
+
+
 FIELDS: dict[str, Field] = {
     "id": Field(Kind.TEXT, "id of the run", lambda entry: entry.id),
     "name": Field(Kind.TEXT, "name of the run", lambda entry: entry.name),
@@ -57,7 +61,7 @@ FIELDS: dict[str, Field] = {
     "tag": Field(Kind.TEXT, "tags", lambda entry: entry.labels.tags),
     "group": Field(Kind.TEXT, "group", lambda entry: entry.labels.group),
     "note": Field(Kind.TEXT, "note", lambda entry: entry.labels.note),
-    "detail": _field(Kind.TEXT, "details of the state", "detail"),
+    "detail": Field(Kind.TEXT, "details of the state", _detail),
     "star": Field(Kind.FLAG, "the run has a star", lambda entry: float(entry.labels.star)),
     "live": Field(Kind.FLAG, "the run has not ended", lambda entry: float(entry.live)),
     "created": _field(Kind.TIME, "time of the launch", "created_at"),

@@ -7,20 +7,23 @@ ltui. There is no thread here: the home screen calls ``poll`` from its own threa
 from __future__ import annotations
 
 import os
+import sqlite3
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ltui.app.runs.run_entry import RunEntry
+from ltui.app.runs.run_entry import DAMAGED, RunEntry
 from ltui.app.runs.run_index import IndexedRun, RunIndex
 from ltui.app.runs.run_json import head_document
 from ltui.app.runs.run_summary import MetricValues, summarise
 from ltui.app.runs.slow_values import SlowValues, slow_kinds
 from ltui.training.problem import ProblemError
-from ltui.training.state.run_snapshot import LIVE, RunSnapshot
+from ltui.training.state.json_decoder import WRONG_CONTENT
+from ltui.training.state.run_snapshot import HEAD_FIELDS, LIVE, RunSnapshot
 from ltui.training.store.labels_file import read_labels
 from ltui.training.store.run_directory import RunDir
+from ltui.widgets.sanitise import clean_name
 
 SETTLED_S = 2.0
 """Seconds after which a change of a file gives it another time, on coarse clocks, too. A run that
@@ -100,6 +103,16 @@ class RunList:
         """Return the run's part of ``ltui runs --json``."""
         if entry.snapshot is not None:
             return head_document(entry.snapshot)
+        if entry.problem is not None:
+            return {
+                **dict.fromkeys((*HEAD_FIELDS, "state_word")),
+                "id": entry.id,
+                "name": entry.name,
+                "run_dir": str(entry.run_dir.path),
+                "state": DAMAGED,
+                "state_word": DAMAGED,
+                "detail": entry.problem,
+            }
         if self._heads is None:
             self._heads = self._index.heads()
         if (head := self._heads.get(entry.id)) is not None:
@@ -111,11 +124,6 @@ class RunList:
         labels = read_labels(run_dir)
         try:
             run = self._snapshot_of(run_dir)
-        except ProblemError as error:
-            problem = error.problems[0].what
-        except (OSError, ValueError) as error:
-            problem = str(error)
-        else:
             entry = RunEntry(
                 run_dir=run_dir,
                 summary=summarise(run),
@@ -124,6 +132,12 @@ class RunList:
                 snapshot=run if run.state in LIVE else None,
             )
             return IndexedRun(stamp, entry, head_document(run))
+        except ProblemError as error:
+            problem = error.problems[0].what
+        except (OSError, sqlite3.Error, *WRONG_CONTENT) as error:
+            # The files of one run must not hide the others, whatever they hold.
+            problem = f"its files cannot be read ({error or type(error).__name__})."
+        problem = clean_name(problem, 300)
         return IndexedRun(stamp, RunEntry(run_dir=run_dir, labels=labels, problem=problem))
 
 

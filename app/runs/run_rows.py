@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ltui.app.presentation.snapshot_text import rank_word
-from ltui.app.runs.run_entry import UNREADABLE, RunEntry
+from ltui.app.runs.run_entry import DAMAGED, RunEntry
 from ltui.app.runs.run_fields import value_text
 from ltui.app.runs.run_summary import RunSummary
 from ltui.training.state.run_snapshot import RankState, RunSnapshot, RunState
@@ -61,7 +61,7 @@ def run_row(
             id=entry.id,
             sign=Cell(text="?", tone=Tone.WARN),
             name=clean_name(entry.id),
-            state=Cell(text=UNREADABLE, tone=Tone.WARN),
+            state=Cell(text=DAMAGED, tone=Tone.WARN),
             note=Cell(text=clean_line(entry.problem or ""), tone=Tone.WARN),
             star=labels.star,
             marked=marked,

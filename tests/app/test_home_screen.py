@@ -282,7 +282,7 @@ async def test_a_damaged_run_is_a_line_and_hides_no_other(home: Path, place: Pat
         table = screen.query_one(RunsTable)
         await until(pilot, lambda: len(table.rows) == 2)
         (bad,) = [row for row in table.rows if row.id == "bad-bear-ffff"]
-        assert bad.state.text == "unreadable"
+        assert bad.state.text == "damaged"
         assert "newer" in bad.note.text
 
 
@@ -724,7 +724,7 @@ async def test_enter_answers_no_question_that_destroys(home: Path, place: Path) 
     async with app.run_test(size=(160, 50)) as pilot:
         screen = await ready(pilot, app)
         await until(pilot, lambda: len(screen.query_one(RunsTable).rows) == 1)
-        screen.runs_panel.lines["calm-fox-1a2b"] = RunEntry(run_dir=run_dir, problem="unreadable")
+        screen.runs_panel.lines["calm-fox-1a2b"] = RunEntry(run_dir=run_dir, problem="damaged")
         await pilot.press("3")
         screen.action_delete()
         await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))

@@ -239,16 +239,18 @@ def test_a_store_from_a_newer_version(ltui: Ltui, private_home: Path) -> None:
     assert run_dir.db_path.read_bytes() == before
 
 
-def test_one_unreadable_run_does_not_hide_the_others(ltui: Ltui, private_home: Path) -> None:
+def test_one_damaged_run_does_not_hide_the_others(ltui: Ltui, private_home: Path) -> None:
     newer_store(fake_run(private_home, "new-owl-3f2a"))
     fake_run(private_home, "calm-fox-0001")
     (fake_run(private_home, "torn-elk-0001").spec_path).write_text("\x00{")
     done = ltui("runs", "--json")
     assert done.returncode == 0
-    assert [head["id"] for head in json.loads(done.stdout)] == [
-        "calm-fox-0001", "new-owl-3f2a",
-    ]  # fmt: skip
-    assert "torn-elk-0001" in done.stderr
+    states = {head["id"]: head["state_word"] for head in json.loads(done.stdout)}
+    assert states["torn-elk-0001"] == "damaged"
+    assert states.keys() == {"calm-fox-0001", "new-owl-3f2a", "torn-elk-0001"}
+    (line,) = [line for line in ltui("runs").stdout.splitlines() if "torn-elk-0001" in line]
+    assert "damaged" in line
+    assert "cannot be read" in line
 
 
 def test_what_needs_a_living_run_is_refused_for_an_ended_one(

@@ -44,7 +44,7 @@ def test_runs_are_filtered_sorted_and_printed_by_column(ltui: Ltui, home: Path) 
     done = ltui("runs", "--filter", "state=failed star=yes", "--json")
     (run,) = json.loads(done.stdout)
     assert (run["id"], run["star"], run["state_word"]) == ("kept-owl-5e6f", True, "failed")
-    assert "bad-bear-ffff" in ltui("runs").stderr
+    assert "bad-bear-ffff" in ltui("runs", "--filter", "state=damaged").stdout
 
 
 def test_an_error_marks_its_column(ltui: Ltui, home: Path) -> None:

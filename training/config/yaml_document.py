@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,9 @@ import yaml
 from ltui.training.problem import Problem, ProblemError
 
 Document = dict[str, Any]
+
+
+_EVENT_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Loader(yaml.SafeLoader):
@@ -58,6 +62,43 @@ class Fault:
     remedy: str | None = None
 
 
+MOST_LEVELS = 100
+"""Maximum nesting of a document. The parser in C needs stack for each level and has no limit."""
+MOST_EXPANDED = 100_000
+"""Maximum number of values of a document with anchors, each alias counted as what it stands for."""
+
+
+def check_size(text: str) -> None:
+    """Raise ``ValueError`` if a YAML text is nested too deeply, or if its aliases multiply.
+
+    Nine anchors that each repeat the one before ten times stand for a billion values. Raise
+    ``yaml.YAMLError`` if it is no YAML.
+    """
+    totals: dict[str, int] = {}
+    # The open containers: the anchor, and the number of values in it.
+    above: list[tuple[str | None, int]] = [(None, 0)]
+    has_alias = False
+    for event in yaml.parse(text, Loader=_EVENT_LOADER):
+        anchor, size = getattr(event, "anchor", None), 1
+        if isinstance(event, yaml.CollectionStartEvent):
+            above.append((anchor, 1))
+            if len(above) > MOST_LEVELS:
+                raise ValueError(f"it is nested more than {MOST_LEVELS} levels deep")
+            continue
+        if isinstance(event, yaml.AliasEvent):
+            has_alias, size = True, totals.get(anchor or "", 1)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, size = above.pop()
+            if anchor is not None:
+                totals[anchor] = size
+        elif not isinstance(event, yaml.ScalarEvent):
+            continue
+        outer, before = above[-1]
+        above[-1] = (outer, before + size)
+        if has_alias and before + size > MOST_EXPANDED:
+            raise ValueError(f"its anchors stand for more than {MOST_EXPANDED} values")
+
+
 def read_document(text: str, where: str, keys: str = "trainer, model and data") -> Source:
     """Parse YAML. Raise ``ProblemError`` with the line if the text is not a YAML mapping.
 
@@ -97,8 +138,12 @@ def read_document(text: str, where: str, keys: str = "trainer, model and data") 
 
 
 def _open_loader(text: str) -> _Loader:
-    """Return a loader. Raise ``ValueError`` if the text has a character that YAML forbids."""
+    """Return a loader. Raise ``ValueError`` if the text has a character that YAML forbids, or is
+    nested or expanded without measure."""
     try:
+        # An error of the syntax is reported with its line by the loader itself.
+        with suppress(yaml.YAMLError):
+            check_size(text)
         return _Loader(text)
     except yaml.reader.ReaderError as error:
         raise ValueError(f"it contains {chr(error.character)!r}, which is not allowed") from error

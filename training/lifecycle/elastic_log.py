@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ltui.training.process.regular_files import read_end
 from ltui.training.store.run_directory import RunDir
 
 LOG_TAIL_BYTES = 65536
@@ -113,10 +113,4 @@ def _without_agent_lines(log: str) -> list[str]:
 
 def log_tail(path: Path) -> str:
     """Return the last ``LOG_TAIL_BYTES`` of a log, or an empty string if there is no log."""
-    try:
-        with path.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - LOG_TAIL_BYTES))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""
+    return read_end(path, LOG_TAIL_BYTES)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ltui.training.lifecycle.stop_escalation import StopEscalation
 from ltui.training.process.identity import boot_id
+from ltui.training.state.json_decoder import WRONG_CONTENT
 from ltui.training.state.stop_conditions import (
     StopCondition,
     add_condition,
@@ -61,7 +62,7 @@ def read_pending_stops(run_dir: RunDir) -> PendingStops:
             attempt=int(document.get("attempt", 0)),
             escalation=StopEscalation(**escalation) if escalation and same_boot else None,
         )
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except WRONG_CONTENT:
         return PendingStops()
 
 

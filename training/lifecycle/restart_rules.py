@@ -12,6 +12,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 
 from ltui.training.process.identity import boot_id
+from ltui.training.state.json_decoder import from_json
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.run_directory import RunDir, read_json, write_json
 
@@ -111,14 +112,8 @@ def first_delay_s() -> float:
 def read_restart_history(run_dir: RunDir) -> RestartHistory:
     """Return the stored restart history, or an empty one if it is missing or unreadable."""
     try:
-        document = read_json(run_dir.restarts_path) or {}
-        return RestartHistory(
-            done=int(document["done"]),
-            failed_at=tuple(int(step) for step in document["failed_at"]),
-            wanted=RequestedRestart(**document["wanted"]) if document["wanted"] else None,
-            waiting=ScheduledRestart(**document["waiting"]) if document["waiting"] else None,
-        )
-    except (ValueError, KeyError, TypeError):
+        return from_json(RestartHistory, read_json(run_dir.restarts_path) or {})
+    except ValueError:
         return RestartHistory()
 
 

@@ -142,8 +142,7 @@ def _read_stored_snapshot(run_dir: RunDir) -> RunSnapshot:
     Raises ``ProblemError`` if the specification cannot be read either.
     """
     note: str | None = None
-    path = history_file(run_dir).path
-    if path.exists() and path.stat().st_size:
+    if history_file(run_dir).path.exists():
         try:
             with RunStore(run_dir) as store:
                 snapshot = _of_latest_attempt(run_dir, store.snapshot())

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from ltui.training.process.identity import ProcessIdentity, boot_id
+from ltui.training.state.json_decoder import from_json
 from ltui.training.store.run_directory import RunDir, read_json
 
 
@@ -25,15 +26,10 @@ class EngineExit:
 def engine_exit(run_dir: RunDir, attempt: int) -> EngineExit | None:
     """Return how the engine ended, or None if it is running or if its end was not observed."""
     document = read_json(run_dir.engine_exit_path(attempt))
-    if document is None:
+    try:
+        return None if document is None else from_json(EngineExit, document, tolerant=True)
+    except ValueError:
         return None
-    return EngineExit(
-        exit_code=document.get("exit_code"),
-        signal=document.get("signal"),
-        error=document.get("error"),
-        ended_at=document.get("ended_at"),
-        killed=tuple(document.get("killed") or ()),
-    )
 
 
 def shim_identity(run_dir: RunDir, attempt: int | None = None) -> ProcessIdentity | None:
@@ -69,10 +65,13 @@ def _process_identity(
     run_dir: RunDir, attempt: int | None, pid: str, ticks: str
 ) -> ProcessIdentity | None:
     document = read_json(run_dir.shim_path)
-    if document is None or not document.get(pid):
+    if document is None:
+        return None
+    process = ProcessIdentity(document.get(pid) or 0, document.get(ticks) or 0)
+    if type(process.pid) is not int or type(process.start_ticks) is not int or process.pid <= 0:
         return None
     if document.get("boot_id") not in (None, boot_id()):
         return None
     if attempt is not None and document.get("attempt") != attempt:
         return None
-    return ProcessIdentity(int(document[pid]), int(document.get(ticks) or 0))
+    return process

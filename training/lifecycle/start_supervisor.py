@@ -18,8 +18,11 @@ from ltui.training.lifecycle.shim_files import shim_identity
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.identity import lock_holder
 from ltui.training.process.python_command import module_command
+from ltui.training.process.regular_files import read_end
 from ltui.training.store.run_directory import RunDir, open_private_log, read_json, write_json
 
+LOG_TAIL_BYTES = 1 << 16
+"""Number of bytes read from the end of the supervisor's log."""
 START_S = 30.0
 """Seconds within which a supervisor must report, or a shim must start another supervisor."""
 
@@ -123,8 +126,5 @@ def _not_started(run_dir: RunDir, reason: str) -> Problem:
 
 
 def _last_log_line(run_dir: RunDir) -> str:
-    try:
-        lines = run_dir.supervisor_log_path.read_text(errors="replace").strip().split("\n")
-    except OSError:
-        lines = [""]
-    return lines[-1] or "no reason was given"
+    text = read_end(run_dir.supervisor_log_path, LOG_TAIL_BYTES).strip()
+    return text.rpartition("\n")[2] or "no reason was given"

@@ -15,6 +15,7 @@ from typing import Any
 
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.identity import lock_holder
+from ltui.training.state.json_decoder import parse_json
 from ltui.training.state.run_snapshot import RunSnapshot, snapshot_from_json
 from ltui.training.store.run_directory import RunDir
 
@@ -76,7 +77,7 @@ class ControlClient:
             link.sendall(json.dumps(command).encode() + b"\n")
             with link.makefile("rb") as file:
                 while line := file.readline(_LINE_BYTES):
-                    answer = json.loads(line)
+                    answer = parse_json(line)
                     if not isinstance(answer, dict):
                         raise ValueError("not an answer")
                     yield answer

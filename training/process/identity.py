@@ -13,6 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ltui.training.process.proc_files import command_line, entry_of, pids, read_text
+from ltui.training.process.regular_files import read_regular
+
+LOCK_BYTES = 4096
+"""Maximum size of a lock file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,11 @@ def lock_from_earlier_boot(path: Path) -> bool:
 
 
 def _lock_lines(path: Path) -> list[str]:
-    return [*read_text(path).split("\n"), "", "", ""][:3]
+    try:
+        text = read_regular(path, LOCK_BYTES).decode(errors="replace")
+    except OSError:
+        text = ""
+    return [*text.split("\n"), "", "", ""][:3]
 
 
 def any_process_has(*arguments: str) -> bool:

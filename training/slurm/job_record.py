@@ -19,6 +19,7 @@ from pathlib import Path
 from ltui.training.process.identity import boot_id
 from ltui.training.slurm.job_options import JobOptions
 from ltui.training.slurm.lives import Life
+from ltui.training.state.json_decoder import WRONG_CONTENT, from_json
 from ltui.training.store.run_directory import RunDir, read_json, write_json
 
 
@@ -125,10 +126,10 @@ def read_record(run_dir: RunDir) -> JobRecord | None:
             next_job_id=lives.get("next_job_id"),
             counted_from=int(lives.get("counted_from") or 0),
             note=lives.get("note"),
-            head=None if head is None else Head(**head),
+            head=None if head is None else from_json(Head, head),
             cancelled_at=cancelled.get("at"),
         )
-    except (KeyError, TypeError, ValueError):
+    except WRONG_CONTENT:
         return None
 
 

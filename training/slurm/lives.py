@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ltui.training.state.json_decoder import from_json
+
 LIVES_WITHOUT_PROGRESS = 3
 """Number of lives in a row without progress after which a run is not started again."""
 
@@ -43,8 +45,8 @@ class Life:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Life:
-        """Return the life that ``to_document`` wrote."""
-        return cls(**{k: v for k, v in document.items() if k in cls.__dataclass_fields__})
+        """Return the life that ``to_document`` wrote. Raise ``ValueError``."""
+        return from_json(cls, document)
 
 
 def refusal(lives: Sequence[Life]) -> str | None:

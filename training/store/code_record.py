@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from ltui.training.process.regular_files import read_regular
 from ltui.training.state.json_decoder import from_json
 from ltui.training.store.run_directory import (
     RunDir,
@@ -96,7 +97,7 @@ def read_records(run_dir: RunDir) -> list[CodeRecord]:
 def read_diff(run_dir: RunDir, attempt: int) -> str:
     """Return the uncommitted changes of an attempt; empty if there are none."""
     try:
-        return diff_path(run_dir, attempt).read_text(encoding="utf-8", errors="replace")
+        return read_regular(diff_path(run_dir, attempt)).decode("utf-8", "replace")
     except OSError:
         return ""
 

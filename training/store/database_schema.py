@@ -115,11 +115,13 @@ def store_error(path: Path, what: str, remedy: str | None = None) -> StoreError:
     return StoreError.of(where=str(path), what=what, remedy=remedy)
 
 
-def damaged_error(path: Path, error: sqlite3.Error) -> StoreError:
+def damaged_error(path: Path, error: Exception) -> StoreError:
     """Return the error that tells the user why the database cannot be used."""
     if "locked" in str(error):
         what = "another program keeps the run's history locked."
         return store_error(path, what, "Close that program; the run itself is not touched.")
+    if "interrupted" in str(error):
+        return store_error(path, "reading the run's history takes too long.")
     return store_error(
         path,
         f"the run's history is damaged ({error}).",

@@ -12,7 +12,9 @@ from typing import Any
 
 import yaml
 
+from ltui.training.config.yaml_document import check_size
 from ltui.training.problem import ProblemError
+from ltui.training.process.regular_files import read_regular
 from ltui.training.store.optional_library import load_library
 
 CSV_NAME = "metrics.csv"
@@ -180,7 +182,9 @@ def _scalars(folder: Path) -> Iterator[tuple[str, list[tuple[int, float, float]]
 def _hyperparameters(path: Path) -> dict[str, Any]:
     """Return what ``save_hyperparameters`` wrote; empty if it holds more than plain values."""
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        text = read_regular(path).decode()
+        check_size(text)
+        document = yaml.safe_load(text)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
     return {str(k): v for k, v in document.items()} if isinstance(document, dict) else {}

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import lock_holder
+from ltui.training.process.regular_files import read_regular
 from ltui.training.store.network_file_systems import network_file_system
 from ltui.training.store.private_folder import private_folder
 from ltui.training.store.run_directory import RunDir, read_json, write_json
@@ -63,6 +64,8 @@ def read_place(run_dir: RunDir) -> HistoryPlace | None:
     if document is None:
         return None
     folder = document.get("folder")
+    if folder and not (isinstance(folder, str) and folder.isprintable()):
+        return None
     with contextlib.suppress(OSError):
         return HistoryPlace(
             host=str(document.get("host")),
@@ -226,7 +229,7 @@ def left_histories() -> Iterator[LeftHistory]:
             continue
         for folder in folders:
             with contextlib.suppress(OSError, ValueError):
-                run_dir = RunDir(Path((folder / "run_dir").read_text(encoding="utf-8")))
+                run_dir = RunDir(Path(read_regular(folder / "run_dir").decode()))
                 yield LeftHistory(folder, run_dir, (folder / "run.db").stat().st_mtime)
 
 

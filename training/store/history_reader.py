@@ -6,9 +6,11 @@ the file is damaged or was written by a newer ltui.
 
 from __future__ import annotations
 
-import json
+import math
 import sqlite3
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -16,7 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ltui.training.state.json_decoder import from_json
+from ltui.training.state.json_decoder import WRONG_CONTENT, from_json, parse_json
 from ltui.training.state.metric_name_patterns import TRAIN_LOSS
 from ltui.training.state.run_snapshot import RunSnapshot, Verdict, snapshot_from_json
 from ltui.training.store.attempt_spans import Span, spans
@@ -41,6 +43,14 @@ from ltui.training.store.history_place import HistoryFile, history_file
 from ltui.training.store.history_windows import SAMPLES, STEPS
 from ltui.training.store.run_directory import RunDir
 from ltui.training.store.series_query import Series, SeriesPart
+from ltui.training.store.untrusted_database import (
+    LIMIT_S,
+    REAL,
+    TEXT,
+    WHOLE,
+    UntrustedDatabase,
+    typed,
+)
 
 STEP_SERIES = {
     TRAIN_LOSS: "loss",
@@ -104,14 +114,12 @@ _Result = TypeVar("_Result")
 
 
 def _raises_store_error(method: Callable[..., _Result]) -> Callable[..., _Result]:
-    """Make a method raise ``StoreError`` if SQLite reports an error."""
+    """Make a method raise ``StoreError`` if the file holds anything but a history."""
 
     @wraps(method)
     def wrapper(self: RunStore, *args: Any, **kwargs: Any) -> _Result:
-        try:
+        with self.limited(LIMIT_S):
             return method(self, *args, **kwargs)
-        except sqlite3.DatabaseError as error:
-            raise damaged_error(self.path, error) from error
 
     return wrapper
 
@@ -134,6 +142,19 @@ class RunStore:
     def close(self) -> None:
         self._connection.close()
 
+    @contextmanager
+    def limited(self, seconds: float) -> Iterator[None]:
+        """Raise ``StoreError`` if the file cannot be read, within so many seconds, as a history."""
+        self._connection.deadline = time.monotonic() + seconds
+        try:
+            yield
+        except StoreError:
+            raise
+        except (sqlite3.DatabaseError, *WRONG_CONTENT) as error:
+            raise damaged_error(self.path, error) from error
+        finally:
+            self._connection.deadline = math.inf
+
     def __enter__(self) -> RunStore:
         return self
 
@@ -147,7 +168,7 @@ class RunStore:
         if row is None:
             raise no_history_error(self.path, "it holds no state of the run yet.")
         try:
-            return snapshot_from_json(json.loads(row[0]))
+            return snapshot_from_json(parse_json(row[0]))
         except ValueError as error:
             raise store_error(
                 self.path, f"the run's stored state is damaged ({error}).", "Delete the run."
@@ -156,7 +177,7 @@ class RunStore:
     @_raises_store_error
     def metric_names(self) -> list[str]:
         """Return the names of logged metrics, and ``train/loss`` if steps have a loss."""
-        names = {row[0] for row in self._connection.execute("SELECT name FROM names")}
+        names = set(self._logged_names())
         if self._has_step_loss():
             names.add(TRAIN_LOSS)
         return sorted(names)
@@ -164,7 +185,11 @@ class RunStore:
     @_raises_store_error
     def logged_names(self) -> list[str]:
         """Return the names of metrics that the user logged."""
-        return sorted(row[0] for row in self._connection.execute("SELECT name FROM names"))
+        return sorted(self._logged_names())
+
+    def _logged_names(self) -> list[str]:
+        rows = self._connection.execute("SELECT name FROM names")
+        return [name for (name,) in typed(rows, str)]
 
     def exported_names(self) -> list[str]:
         """Return the names of the series that an export without a selection holds."""
@@ -225,10 +250,11 @@ class RunStore:
 
         The end is None for an attempt whose end is not recorded.
         """
-        return self._connection.execute(
+        rows = self._connection.execute(
             "SELECT started_at, ended_at FROM attempts WHERE started_at IS NOT NULL "
             "ORDER BY attempt"
-        ).fetchall()
+        )
+        return [(start, end) for start, end in typed(rows, REAL, REAL)]
 
     @_raises_store_error
     def peak_memory_bytes(self) -> float | None:
@@ -237,10 +263,13 @@ class RunStore:
         peaks = [
             row[0]
             for attempt, rank in self._connection.execute("SELECT attempt, rank FROM cursors")
-            for row in self._connection.execute(
-                "SELECT memory_peak_bytes FROM steps WHERE attempt = ? AND rank = ? "
-                "ORDER BY step DESC, seq DESC LIMIT 1",
-                (attempt, rank),
+            for row in typed(
+                self._connection.execute(
+                    "SELECT memory_peak_bytes FROM steps WHERE attempt = ? AND rank = ? "
+                    "ORDER BY step DESC, seq DESC LIMIT 1",
+                    (attempt, rank),
+                ),
+                REAL,
             )
         ]
         return max((peak for peak in peaks if peak is not None), default=None)
@@ -256,7 +285,7 @@ class RunStore:
             rows = self._connection.execute(
                 "SELECT rank FROM cursors WHERE attempt = ? ORDER BY rank", (span.attempt,)
             )
-            ranks[span.attempt] = tuple(row[0] for row in rows)
+            ranks[span.attempt] = tuple(rank for (rank,) in typed(rows, WHOLE))
         return ranks
 
     @_raises_store_error
@@ -266,8 +295,8 @@ class RunStore:
             "SELECT attempt, started_at, resumed_step, changes FROM attempts ORDER BY attempt"
         )
         return [
-            StoredAttempt(number, started_at, step, tuple(map(str, json.loads(changes or "[]"))))
-            for number, started_at, step, changes in rows
+            StoredAttempt(number, started_at, step, tuple(map(str, parse_json(changes or "[]"))))
+            for number, started_at, step, changes in typed(rows, WHOLE, REAL, REAL, TEXT)
         ]
 
     # -- events and readings --------------------------------------------------------------------
@@ -281,8 +310,12 @@ class RunStore:
             (after_id,),
         )
         return [
-            StoredEvent(number, attempt, rank, t, kind, text, json.loads(data or "{}"))
-            for number, attempt, rank, t, kind, text, data in rows
+            StoredEvent(
+                number, attempt, rank, t or 0.0, kind or "", text or "", _mapping(data or "{}")
+            )
+            for number, attempt, rank, t, kind, text, data in typed(
+                rows, WHOLE, WHOLE, (int, type(None)), REAL, TEXT, TEXT, TEXT
+            )
         ]
 
     @_raises_store_error
@@ -291,7 +324,7 @@ class RunStore:
         row = self._connection.execute(
             "SELECT data FROM events WHERE kind = 'hyperparameters' ORDER BY id DESC LIMIT 1"
         ).fetchone()
-        values = json.loads(row[0] or "{}").get("values") if row else None
+        values = _mapping(row[0] or "{}").get("values") if row else None
         return values if isinstance(values, dict) else {}
 
     @_raises_store_error
@@ -304,14 +337,14 @@ class RunStore:
             (attempt,),
         )
         for rank, kind, data in rows:
-            labels.setdefault(rank, {})[kind] = json.loads(data)
+            labels.setdefault(rank, {})[kind] = _mapping(data)
         return labels
 
     @_raises_store_error
     def verdicts(self) -> list[Verdict]:
         """Return every verdict of the run, oldest first."""
         rows = self._connection.execute("SELECT document FROM verdicts ORDER BY began, id")
-        return [from_json(Verdict, json.loads(row[0]), tolerant=True) for row in rows]
+        return [from_json(Verdict, parse_json(row[0]), tolerant=True) for row in rows]
 
     @_raises_store_error
     def gpu_history(self, number: int, last_s: float) -> StoredGpuReadings:
@@ -336,11 +369,9 @@ class RunStore:
         Old steps that are stored only as windows give one row per window. Raise ``StoreError`` if
         SQLite reports an error.
         """
-        try:
+        with self.limited(math.inf):
             for metric, series, span in self._series_and_spans(metrics):
                 yield from export_rows(self._connection, metric, series, span)
-        except sqlite3.DatabaseError as error:
-            raise damaged_error(self.path, error) from error
 
     def _series_and_spans(self, metrics: Sequence[str]) -> Iterator[tuple[str, Series, Span]]:
         """Yield each stored metric with each attempt that has steps that count."""
@@ -363,17 +394,22 @@ class RunStore:
 
         ``newest`` may change while the rows are read. Raise ``StoreError`` as ``export``.
         """
-        try:
-            ranks = self.attempt_ranks()
+        ranks = self.attempt_ranks()
+        with self.limited(math.inf):
             for metric, series, span in self._series_and_spans(metrics):
                 for rank in ranks.get(span.attempt, ()):
                     last = newest.get((metric, rank), -1)
                     yield from new_rows(self._connection, metric, series, span, rank, last)
-        except sqlite3.DatabaseError as error:
-            raise damaged_error(self.path, error) from error
 
 
-def _open_read_only(file: HistoryFile) -> sqlite3.Connection:
+def _mapping(text: Any) -> dict[str, Any]:
+    document = parse_json(text)
+    if not isinstance(document, dict):
+        raise ValueError(f"{type(document).__name__} instead of a mapping")
+    return document
+
+
+def _open_read_only(file: HistoryFile) -> UntrustedDatabase:
     path = file.path
     if not path.exists():
         raise no_history_error(path, "the run has no history yet.")
@@ -391,11 +427,12 @@ def _open_read_only(file: HistoryFile) -> sqlite3.Connection:
         raise damaged_error(path, error) from error
 
 
-def _connect(path: Path, uri: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(uri, uri=True, timeout=2.0, check_same_thread=False)
+def _connect(path: Path, uri: str) -> UntrustedDatabase:
+    connection = UntrustedDatabase.open(path, uri)
     try:
         if check_layout(path, connection) == 0:
             raise no_history_error(path, "the run has no history yet.")
+        connection.check_tables()
     except BaseException:
         connection.close()
         raise

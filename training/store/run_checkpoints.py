@@ -17,7 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ltui.training.process.regular_files import open_regular, read_regular
 from ltui.training.state.good_checkpoints import badness
+from ltui.training.state.json_decoder import parse_json
 from ltui.training.state.run_snapshot import CheckpointInfo
 
 _CHUNK_BYTES = 4 << 20
@@ -261,7 +263,7 @@ def _read_manifest(manifest_path: Path) -> CheckpointInfo | None:
 
 def _load_manifest(checkpoint: Path | str) -> dict[str, Any]:
     """Return the manifest of a checkpoint. Raise one of ``_UNREADABLE``."""
-    manifest: dict[str, Any] = json.loads(Path(f"{checkpoint}.json").read_text(encoding="utf-8"))
+    manifest: dict[str, Any] = parse_json(read_regular(f"{checkpoint}.json"))
     return manifest
 
 
@@ -302,7 +304,7 @@ def _sizes_match(path: Path, manifest: dict[str, Any]) -> bool:
 
 def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()

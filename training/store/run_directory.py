@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
 from ltui.training.problem import Problem, ProblemError
+from ltui.training.process.regular_files import read_regular
+from ltui.training.state.json_decoder import parse_json
 from ltui.training.store.private_folder import make_private_folders, private_folder
 
 if TYPE_CHECKING:
@@ -230,7 +232,7 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return the JSON object in a file; None if the file is missing or holds none."""
     try:
-        document = json.loads(path.read_bytes())
+        document = parse_json(read_regular(path))
     except (OSError, ValueError):
         return None
     return document if isinstance(document, dict) else None

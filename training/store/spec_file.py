@@ -8,7 +8,12 @@ from typing import Any
 import yaml
 
 from ltui.training.config.run_spec import RunSpec
+from ltui.training.config.yaml_document import check_size
 from ltui.training.problem import ProblemError
+from ltui.training.process.regular_files import read_regular
+
+MOST_BYTES = 4 << 20
+"""Maximum size of a specification."""
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -18,7 +23,7 @@ def read_spec_file(path: Path) -> RunSpec:
     """Read a file. Raise ``ProblemError`` if it is missing, damaged or from a newer ltui."""
     where = str(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_regular(path, MOST_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ProblemError.of(
             where=where,
@@ -31,8 +36,9 @@ def read_spec_file(path: Path) -> RunSpec:
 def parse_spec(text: str, where: str) -> RunSpec:
     """Return the specification that ``spec_text`` wrote. Raise ``ProblemError``."""
     try:
+        check_size(text)
         document = yaml.load(text, Loader=_LOADER)  # noqa: S506 - both loaders are safe
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ProblemError.of(
             where=where,
             what=f"it cannot be read ({_first_line(error)}).",

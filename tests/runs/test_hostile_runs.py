@@ -1,0 +1,161 @@
+"""Run directories that anybody may have written: one bad run harms no other, and no terminal."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from ltui.app.cli import main
+from ltui.training.store.run_directory import RunDir
+from tests.runs.hostile_runs import check_commands, make_home, output_of
+
+DEEP = "[" * 100_000
+ESCAPES = "\x1b]52;c;aGFja2Vk\x07\x1b]0;PWNED\x07\x1b[2J\x9b31m\u202eevil\r\nINJECTED"
+"""Clipboard, title, clear screen, a C1 sequence, text from right to left, and a line of its own."""
+
+
+@pytest.fixture
+def evil(private_home: Path) -> RunDir:
+    return make_home(private_home)
+
+
+def text(name: str, content: str) -> Callable[[RunDir], None]:
+    def damage(run_dir: RunDir) -> None:
+        (run_dir.path / name).write_text(content)
+
+    return damage
+
+
+def pipe(name: str) -> Callable[[RunDir], None]:
+    def damage(run_dir: RunDir) -> None:
+        (run_dir.path / name).unlink(missing_ok=True)
+        os.mkfifo(run_dir.path / name)
+
+    return damage
+
+
+def endless(name: str) -> Callable[[RunDir], None]:
+    def damage(run_dir: RunDir) -> None:
+        (run_dir.path / name).unlink(missing_ok=True)
+        (run_dir.path / name).symlink_to("/dev/zero")
+
+    return damage
+
+
+def sql(script: str, *parameters: object) -> Callable[[RunDir], None]:
+    def damage(run_dir: RunDir) -> None:
+        with closing(sqlite3.connect(run_dir.db_path, isolation_level=None)) as db:
+            if parameters:
+                db.execute(script, parameters)
+            else:
+                db.executescript(script)
+
+    return damage
+
+
+def view(table: str, columns: str) -> Callable[[RunDir], None]:
+    return sql(
+        f"DROP TABLE {table}; CREATE VIEW {table} AS WITH RECURSIVE r(n) AS "
+        f"(SELECT 1 UNION ALL SELECT n + 1 FROM r) SELECT {columns} FROM r"
+    )
+
+
+MANY = "WITH RECURSIVE r(n) AS (SELECT 9 UNION ALL SELECT n + 1 FROM r WHERE n < {}) "
+FILES = ("labels.json", "keeper.json", "history.json", "spec.yaml", "run.db", "supervisor.lock")
+OTHERS = ("logs/1/rank-00000.log", "evidence/1/001.json", "code/1.json", "code/1.diff")
+DAMAGES: dict[str, Callable[[RunDir], None]] = {
+    **{f"deep {name}": text(name, DEEP) for name in (*FILES[:4], *OTHERS[1:3])},
+    **{f"pipe {name}": pipe(name) for name in (*FILES, *OTHERS, "run.db-wal")},
+    **{f"endless {name}": endless(name) for name in (*FILES, *OTHERS)},
+    "types of history.json": text("history.json", '{"host": [1], "folder": {"a": 1}}'),
+    "a number of 5,000 digits": text("labels.json", '{"colour": %s}' % ("1" * 4000)),
+    "deep snapshot": sql("UPDATE snapshot SET document = ?", DEEP),
+    "snapshot of numbers": sql("UPDATE snapshot SET document = 7"),
+    "types of snapshot": sql(
+        "UPDATE snapshot SET document = json_set(document, '$.started_at', 'x', '$.ranks', 7)"
+    ),
+    "names that are no text": sql(
+        "INSERT INTO names VALUES (9, CAST(? AS TEXT))", b"\xff" + ESCAPES.encode()
+    ),
+    "endless samples": view("samples", "1 attempt, 0 rank, 1 name_id, n seq, n step, 0 epoch, "
+                            "0 t, 0 value"),
+    "endless attempts": view("attempts", "n attempt, 0 started_at, 0 ended_at, 0 resumed_step, "
+                             "'[]' changes"),
+    "200,000 attempts": sql(MANY.format(200_000) + "INSERT INTO attempts (attempt, started_at) "
+                            "SELECT n, n FROM r"),
+    "attempts of bytes": sql("UPDATE attempts SET started_at = x'ff', ended_at = x'ff'"),
+    "changes that are no JSON": sql("UPDATE attempts SET changes = 'x'"),
+    "escapes in texts": sql(
+        "UPDATE snapshot SET document = json_set(document, '$.detail', ?1, '$.name', ?1, "
+        "'$.preset', ?1, '$.history_note', ?1, '$.log_dir', ?1)", ESCAPES,
+    ),
+    "escapes in events": sql(
+        "UPDATE events SET text = ?1, data = json_object('type', ?1)", ESCAPES
+    ),
+    "escapes in verdicts": sql(
+        "UPDATE verdicts SET document = json_set(document, '$.cause', ?1, '$.remedy', ?1)", ESCAPES
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_hostile_run_harms_no_command(evil: RunDir, damage: str) -> None:
+    DAMAGES[damage](evil)
+    assert check_commands(damage) == []
+
+
+def test_a_run_that_cannot_be_read_is_listed_as_damaged_and_named(evil: RunDir) -> None:
+    text("spec.yaml", DEEP)(evil)
+    evil.db_path.write_bytes(b"no database")
+    (line,) = [line for line in output_of(("runs",))[1].splitlines() if "evil-0001" in line]
+    assert "damaged" in line
+    assert "nested more than" in line
+    code, error = output_of(("show", "evil-0001"))
+    assert (code, error.count("\n")) == (2, 1)
+    assert "nested more than" in error
+
+
+def test_an_event_is_one_line(evil: RunDir) -> None:
+    DAMAGES["escapes in texts"](evil)
+    DAMAGES["escapes in events"](evil)
+    DAMAGES["escapes in verdicts"](evil)
+    for words in (("show", "evil-0001"), ("diagnose", "evil-0001"), ("runs",)):
+        assert not [line for line in output_of(words)[1].splitlines() if line == "INJECTED"]
+
+
+def test_an_argument_with_escapes_is_named_without_them(evil: RunDir) -> None:
+    code, error = output_of(("logs", "evil-0001", "--rank", "\x1b[31mx"))
+    assert code == 2
+    assert "\x1b" not in error
+    assert "--rank" in error
+
+
+def test_an_unexpected_error_is_one_sentence_that_names_the_log(
+    evil: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object) -> None:
+        raise ZeroDivisionError("\x1b[31mby zero")
+
+    monkeypatch.setattr("ltui.app.commands.runs.list_all", fails)
+    assert main(["runs"]) == 1
+    error = capsys.readouterr().err
+    log = evil.home / "crash.log"
+    assert error == f"ltui failed unexpectedly: ZeroDivisionError: by zero. Details are in {log}.\n"
+    assert "Traceback" in log.read_text()
+
+
+def test_a_device_is_written_and_not_replaced(evil: RunDir, tmp_path: Path) -> None:
+    device = tmp_path / "pipe"
+    os.mkfifo(device)
+    reader = os.open(device, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert main(["export", "evil-0001", "-o", str(device)]) == 0
+        assert b"val/loss" in os.read(reader, 1 << 16)
+    finally:
+        os.close(reader)
+    assert device.is_fifo()
