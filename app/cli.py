@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
-    with redirect_stderr(_PlainText(sys.stderr)):  # type: ignore[type-var]
+    with redirect_stderr(_PlainText(sys.stderr)):
         return _guarded(list(sys.argv[1:] if argv is None else argv))
 
 
