@@ -10,6 +10,8 @@ import math
 from collections.abc import Collection
 
 NA = "n/a"
+LOADING = "loading …"
+"""Text of a widget that has not been given its content yet."""
 THIN = "\N{THIN SPACE}"
 
 _SI = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))

@@ -72,8 +72,8 @@ def _parts(view_model: HeaderViewModel) -> list[_Part]:
         parts.append(_Part((Cell(text=percent(view_model.share).rjust(5)),), 5))
     parts.append(_Part((Cell(text=view_model.eta),), 4))
     parts.append(_Part((Cell(text=view_model.job, tone=Tone.DIM),), 7))
-    parts.append(_Part((Cell(text=view_model.elapsed, tone=Tone.DIM),), 11))
     parts.append(_Part((Cell(text=view_model.attempt, tone=Tone.DIM),), 9))
+    parts.append(_Part((Cell(text=view_model.elapsed, tone=Tone.DIM),), 11))
     return [p for p in parts if p.width and p.cells[0].text != NA]
 
 

@@ -20,7 +20,7 @@ from textual.strip import Strip
 from textual.widgets import Input, Static
 
 from ltui.widgets.columns import centred
-from ltui.widgets.formats import NA
+from ltui.widgets.formats import LOADING, NA
 from ltui.widgets.log_buffer import LogBuffer, occurrences
 from ltui.widgets.log_rows import LogLevel, LogRows, shown_text
 from ltui.widgets.make_bindings import bindings
@@ -61,7 +61,7 @@ class LogLines(ScrollView, can_focus=True):
     times: reactive[bool] = reactive(False)
     """Show when each line was read; n/a for lines that were in the file at the start."""
     level: reactive[LogLevel] = reactive(LogLevel.ALL)
-    note: reactive[str] = reactive("nothing written yet")
+    note: reactive[str] = reactive(LOADING)
     """Text in the middle while there are no lines."""
 
     class ModeChanged(Message):

@@ -28,6 +28,7 @@ from ltui.widgets.columns import (
     row_line,
     title_line,
 )
+from ltui.widgets.formats import LOADING
 from ltui.widgets.lazy_rows import LazyRows
 from ltui.widgets.make_bindings import bindings
 from ltui.widgets.palette import cells_strip, line_styles
@@ -101,6 +102,8 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         self._placed: tuple[PlacedColumn, ...] = ()
         self._keys: tuple[str, ...] = tuple(self.key_of(r) for r in self._rows)
         self._cells: dict[str, tuple[Row, Mapping[str, Cells]]] = {}
+        self._is_loading = not rows
+        """True until the first rows are set, even if these are none."""
 
     # For subclasses
 
@@ -139,6 +142,9 @@ class Table(ScrollView, Generic[Row], can_focus=True):
             self._rows = tuple(rows)
             keys = tuple(self.key_of(r) for r in self._rows)
         self._keys = keys
+        if self._is_loading:
+            self._is_loading = False
+            self.refresh()
         if not self.is_mounted:
             return
         placed = self._placed_columns()
@@ -203,7 +209,8 @@ class Table(ScrollView, Generic[Row], can_focus=True):
     def render_line(self, y: int) -> Strip:
         width, height = self.size
         if not self._rows:
-            note = self.NOTE if self.note is None else self.note
+            empty = LOADING if self._is_loading else self.NOTE
+            note = empty if self.note is None else self.note
             is_middle = y == max(0, (height - 1) // 2)
             return cells_strip(centred(note, width) if is_middle else (), width, self)
         index = self.scroll_offset.y + y - 1

@@ -28,8 +28,8 @@ class LogPanel(Panel):
         """``ALL_RANKS``, or the ``LogLine.source`` of the lines that are shown."""
         self._shown: tuple[int, int, int] | None = None
         """Attempt, source and number of log lines that were shown last."""
-        self._ended = False
-        """Whether the run has ended, so that no more lines appear."""
+        self._ended: bool | None = None
+        """Whether the run has ended, so that no more lines appear; None until it is known."""
         self._labels: Mapping[int, str] = {}
         """Labels of ranks on several machines."""
         self._labelled: object = None
@@ -45,6 +45,7 @@ class LogPanel(Panel):
         ended = frame.snapshot.state not in LIVE
         if ended != self._ended:
             self._ended = ended
+            lines.note = "nothing was written" if ended else "nothing written yet"
             self._update_titles()
         shown, current = self._shown, (frame.snapshot.attempt, self.source, frame.log_count)
         if shown == current:
@@ -79,11 +80,12 @@ class LogPanel(Panel):
 
     def _update_titles(self) -> None:
         lines = self.query_one(LogLines)
-        newest = "ended" if self._ended else "live"
+        newest = {None: "", False: "live", True: "ended"}[self._ended]
         following = newest if lines.follow else "f: jump to newest"
         level = "" if lines.level is LogLevel.ALL else f", {lines.level.value}"
         source = source_name(self.source, self._labels)
-        self.set_titles(f"log, {source}{level}", f"v: choose rank · L: level · {following}")
+        parts = ("v: choose rank", "L: level", following)
+        self.set_titles(f"log, {source}{level}", " · ".join(part for part in parts if part))
 
     @on(LogLines.ModeChanged)
     def _mode_changed(self, message: LogLines.ModeChanged) -> None:

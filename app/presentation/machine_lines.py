@@ -17,7 +17,12 @@ from ltui.app.presentation.machines import (
     ranks_by_machine,
     report_age_text,
 )
-from ltui.app.presentation.snapshot_text import LOUD_RANK_STATES, rank_counts, ranks_text
+from ltui.app.presentation.snapshot_text import (
+    LOUD_RANK_STATES,
+    rank_counts,
+    ranks_text,
+    slow_ranks,
+)
 from ltui.app.state_words import machine_state_word
 from ltui.training.state.run_snapshot import (
     LIVE,
@@ -75,7 +80,7 @@ def listed_ranks(
 
 def all_ranks_text(run: RunSnapshot) -> str:
     """Return the ranks by state: ``2 ranks ok``, ``1 STALLED, 3 ok``, ``8 ok, 8 no report``."""
-    return rank_summary(run) if missing_machines(run) else ranks_text(run.ranks)
+    return rank_summary(run) if missing_machines(run) else ranks_text(run.ranks, slow_ranks(run))
 
 
 def padded_labels(run: RunSnapshot) -> dict[int, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 
-from ltui.app.presentation.snapshot_text import rank_counts
+from ltui.app.presentation.snapshot_text import rank_counts, slow_ranks
 from ltui.training.state.run_snapshot import (
     LIVE,
     NodeSnapshot,
@@ -125,7 +125,7 @@ def rank_summary(run: RunSnapshot) -> str:
     silent = {node.node for node in run.nodes if node.state in NOT_REPORTING}
     known = tuple(r for r in run.ranks if r.state is RankState.DEAD or nodes[r.rank] not in silent)
     unknown = len(run.ranks) - len(known)
-    parts = [rank_counts(known), f"{unknown} {NO_REPORT}" if unknown else ""]
+    parts = [rank_counts(known, slow_ranks(run)), f"{unknown} {NO_REPORT}" if unknown else ""]
     return ", ".join(part for part in parts if part)
 
 

@@ -80,7 +80,7 @@ def farewell(snapshot: RunSnapshot) -> str:
 def resume_hint(snapshot: RunSnapshot, *, readonly: bool) -> str:
     """Return the key that the line about an ended run offers."""
     if refusal(snapshot, "resume", readonly=readonly) is None:
-        return "r resume" if snapshot.state is not RunState.FINISHED else "r train longer"
+        return "r resume"
     return "R run again" if refusal(snapshot, "rerun", readonly=readonly) is None else ""
 
 

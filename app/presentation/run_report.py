@@ -26,6 +26,8 @@ from ltui.app.presentation.snapshot_text import (
     ranks_text,
     rate,
     script_checkpoints_title,
+    slow_ranks,
+    stop_text,
     title,
 )
 from ltui.app.presentation.verdict_text import verdict_line, warning_line
@@ -263,7 +265,7 @@ def _facts(snapshot: RunSnapshot, now: float) -> list[tuple[str, str]]:
         ("command", clean_line(command, 500)),
         ("program", clean_line(snapshot.program or "")),
         ("attempt", _attempt_text(snapshot)),
-        ("stops", clean_line(" or ".join(snapshot.stops))),
+        ("stops", clean_line(" or ".join(stop_text(s, snapshot.metrics) for s in snapshot.stops))),
         ("machines", machine_count(snapshot)),
         ("ranks", _ranks_fact(snapshot)),
         ("throughput", _throughput_fact(snapshot)),
@@ -280,9 +282,10 @@ def _facts(snapshot: RunSnapshot, now: float) -> list[tuple[str, str]]:
 
 def _ranks_fact(snapshot: RunSnapshot) -> str:
     """Return ``2, both ended``, or the number and the counts of each state."""
-    states = {rank.state for rank in snapshot.ranks}
-    if len(states) == 1 and len(snapshot.ranks) == snapshot.world_size and not snapshot.nodes:
-        number, word = len(snapshot.ranks), rank_word(states.pop())
+    states, number = {rank.state for rank in snapshot.ranks}, len(snapshot.ranks)
+    complete = number == snapshot.world_size and not snapshot.nodes
+    if len(states) == 1 and complete and not slow_ranks(snapshot):
+        word = rank_word(states.pop())
         every = {1: "", 2: "both "}.get(number, "all ")
         if word != RankState.UNKNOWN.value:
             return f"{count(number)}, {every}{word}"
@@ -376,4 +379,6 @@ def reason_text(snapshot: RunSnapshot) -> str:
         grave = most_severe_first(open_verdicts(snapshot)) if needs_help(snapshot) else []
         return clean_line(grave[0].cause) if grave else ""
     sentence = ended_detail(snapshot) if snapshot.state in FAILED else ""
+    if not sentence and (snapshot.detail or "").startswith("killed"):
+        sentence = ended_detail(snapshot)
     return "; ".join(part for part in (sentence, bad_loss_sentence(snapshot)) if part)

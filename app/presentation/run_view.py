@@ -17,6 +17,8 @@ from ltui.app.presentation.snapshot_text import (
     rank_counts,
     rank_word,
     shown_epoch,
+    slow_ranks,
+    stop_text,
     total_epochs,
 )
 from ltui.app.presentation.verdict_text import recovery_text, verdict_banner_text, warning_line
@@ -93,8 +95,8 @@ def header(frame: Frame) -> HeaderViewModel:
         step=f"step {formats.step(run.global_step, run.max_steps)}",
         share=done_fraction(run),
         eta=f"{formats.duration(run.eta_s)} left" if moving and run.eta_s is not None else "",
-        elapsed=formats.duration(run.elapsed_s),
-        attempt=f"attempt {run.attempt}",
+        elapsed=_elapsed_text(run),
+        attempt="" if run.attempt == 1 else f"attempt {run.attempt}",
         machines=machine_count(run),
         job=_job_left(run, frame.now),
         banner=banner,
@@ -107,6 +109,13 @@ def _program_and_kind(run: RunSnapshot) -> str:
     """Return ``PyTorch DDP · torchrun train.py``."""
     text = program_text(run)
     return f"{run.program} · {text}" if run.program else text
+
+
+def _elapsed_text(run: RunSnapshot) -> str:
+    """Return ``4 m 10 s``, or behind the number of a later attempt ``for 4 m 10 s``."""
+    if run.elapsed_s is None:
+        return ""
+    return f"{'for ' if run.attempt > 1 else ''}{formats.duration(run.elapsed_s)}"
 
 
 def _job_left(run: RunSnapshot, now: float) -> str:
@@ -131,7 +140,7 @@ def verdict_banner(frame: Frame) -> tuple[str | None, Tone]:
         worst, *others = most_severe_first(active)
         return verdict_banner_text(worst, frame.now, more=len(others)), _verdict_tone(worst)
     recent = [c for c in frame.resolved_verdicts if frame.now - c.at < RECOVERY_SHOWN_S]
-    if recent:
+    if recent and frame.snapshot.state in LIVE:
         return recovery_text(recent[-1]), Tone.GOOD
     return None, Tone.BAD
 
@@ -149,7 +158,8 @@ def note_lines(frame: Frame) -> tuple[str, ...]:
     if run.detail and run.state in LIVE and run.state is not RunState.PAUSED:
         lines.append(clean_line(run.detail))
     if run.stops and run.state in LIVE:
-        lines.append(clean_line(f"stops {', or '.join(run.stops)}"))
+        stops = (stop_text(stop, run.metrics) for stop in run.stops)
+        lines.append(clean_line(f"stops {', or '.join(stops)}"))
     if run.state in LIVE and not frame.supervisor_answers:
         since = formats.age(frame.now - frame.snapshot_at)
         lines.append(f"the supervisor does not answer; figures are {since} old")
@@ -219,13 +229,18 @@ def rank_row(frame: Frame, rank: RankSnapshot, verdicts: RankVerdicts) -> RankRo
         device=_device_text(rank.device),
         # A rank that has ended is in no phase, and its state says so.
         phase="" if rank.state is RankState.ENDED else clean_name(rank.phase or formats.NA),
-        step=formats.step(rank.global_step),
+        step=formats.step(None if _has_no_step(frame.snapshot, rank) else rank.global_step),
         age=formats.age(rank.age_s) if live else "",
         strip=rank.recent_step_s,
         state=rank_state(rank, verdicts),
         note=clean_name(note),
         metrics=rank_metrics(rank, frame.last_steps.get(rank.rank), live=live),
     )
+
+
+def _has_no_step(run: RunSnapshot, rank: RankSnapshot) -> bool:
+    """Return whether a rank of a resumed run has not loaded its checkpoint yet."""
+    return run.attempt > 1 and rank.state is RankState.STARTING and not rank.global_step
 
 
 def rank_state(rank: RankSnapshot, verdicts: RankVerdicts) -> Cell:
@@ -249,7 +264,7 @@ def _device_text(device: str | None) -> str:
 
 def ranks_title(frame: Frame) -> str:
     """Return ``4 ok`` or ``1 STALLED, 3 ok``."""
-    return rank_counts(frame.snapshot.ranks)
+    return rank_counts(frame.snapshot.ranks, slow_ranks(frame.snapshot))
 
 
 # -- without GPUs ----------------------------------------------------------------------------------
@@ -275,10 +290,11 @@ def processes_text(frame: Frame) -> Text:
 
 
 def cells_text(cells: Sequence[Cell], hint: str = "") -> Text:
-    """Return the cells as lines, with the important ones in bold."""
+    """Return the cells as lines, with the important ones in bold. Plain ones share a line."""
     out = Text()
     for i, cell in enumerate(cells):
-        out.append("\n" if i else "")
+        joined = i and cell.tone is cells[i - 1].tone is Tone.PLAIN
+        out.append(" · " if joined else "\n" if i else "")
         out.append(cell.text, "bold" if cell.tone is Tone.BAD else "")
     if hint:
         out.append(f"   {hint}", "bold")
@@ -294,12 +310,16 @@ def end_cells(frame: Frame) -> tuple[Cell, ...]:
     if run.state in LIVE:
         return ()
     bad = run.state in FAILED
-    lines = [_cell(ended_detail(run) or state_word(run), Tone.BAD if bad else Tone.PLAIN)]
+    lines = []
+    detail = ended_detail(run) or state_word(run)
+    # The line above already has the state and the step.
+    if bad or not detail.startswith((f"{run.state.value} at step ", run.state.value + ",")):
+        lines.append(_cell(detail, Tone.BAD if bad else Tone.PLAIN))
     if loss := bad_loss_sentence(run):
         lines.append(_cell(loss, Tone.WARN))
     # Leave the exception out if the first line repeats it.
     exceptions = [_exception_text(e) for e in frame.rank_exceptions[:1]]
-    lines += [_cell(text, Tone.BAD) for text in exceptions if not lines[0].text.startswith(text)]
+    lines += [_cell(text, Tone.BAD) for text in exceptions if not detail.startswith(text)]
     if len(frame.rank_exceptions) > 1:
         others = tuple(e.rank for e in frame.rank_exceptions[1:])
         lines.append(_cell(f"after it, rank {formats.ranks(others)} failed too", Tone.DIM))
@@ -314,7 +334,7 @@ def end_cells(frame: Frame) -> tuple[Cell, ...]:
         suffix = " by ltui; details list those of the script" if run.script_checkpoints else ""
         sentence = f"no checkpoint was saved{suffix}"
         # Leave it out if the first line says it.
-        if not lines[0].text.endswith(sentence):
+        if not detail.endswith(sentence):
             lines.append(_cell(sentence, Tone.DIM))
     else:
         lines.append(_cell(checkpoint))

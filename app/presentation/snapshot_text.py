@@ -5,10 +5,12 @@ The command line, plain progress lines and the dashboard share these functions.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 
-from ltui.app.state_words import rank_note
+from ltui.app.state_words import open_verdicts, rank_note
 from ltui.training.state.good_checkpoints import (
     FINITE,
     advice_before_nan,
@@ -22,6 +24,7 @@ from ltui.training.state.metric_name_patterns import (
     is_evaluation,
 )
 from ltui.training.state.run_snapshot import (
+    LIVE,
     CheckpointInfo,
     GpuSnapshot,
     JobSnapshot,
@@ -47,6 +50,8 @@ METRICS_SHOWN = 5
 """Maximum number of metrics in one line."""
 PROGRAM_CHARACTERS = 60
 """Maximum characters of a command in a title."""
+SLOW_WORD = "SLOW"
+_METRIC_STOP = re.compile(r"when (.+) (?:<=|>=|<|>) \S+")
 LOUD_RANK_STATES = frozenset({RankState.STALLED, RankState.DEAD})
 """States of ranks that need help; they are shown in capitals."""
 
@@ -182,22 +187,45 @@ def rank_word(state: RankState) -> str:
     return word.upper() if state in LOUD_RANK_STATES else word
 
 
-def ranks_text(ranks: tuple[RankSnapshot, ...]) -> str:
+def ranks_text(ranks: tuple[RankSnapshot, ...], slow: Collection[int] = ()) -> str:
     """Return ``2 ranks ok`` or ``1 STALLED, 3 ok``."""
     if not ranks:
         return ""
     if all(rank.state is RankState.UNKNOWN and rank.phase is None for rank in ranks):
         return "no telemetry from the script yet"
-    if len({rank.state for rank in ranks}) == 1:
+    if len({rank.state for rank in ranks}) == 1 and not slow:
         return f"{len(ranks)} rank{'s' if len(ranks) > 1 else ''} {rank_word(ranks[0].state)}"
-    return rank_counts(ranks)
+    return rank_counts(ranks, slow)
 
 
-def rank_counts(ranks: tuple[RankSnapshot, ...]) -> str:
-    """Return ``4 ok``; ranks that need help come first: ``1 STALLED, 3 ok``."""
-    counts = Counter(rank.state for rank in ranks)
-    ordered = sorted(counts.items(), key=lambda item: item[0] not in LOUD_RANK_STATES)
-    return ", ".join(f"{number} {rank_word(state)}" for state, number in ordered)
+def rank_counts(ranks: tuple[RankSnapshot, ...], slow: Collection[int] = ()) -> str:
+    """Return ``4 ok``; ranks that need help come first: ``1 STALLED, 3 ok``, ``1 SLOW, 1 ok``.
+
+    ``slow``: ranks that move, but more slowly than the others.
+    """
+    moving = (RankState.OK, RankState.RUNNING)
+    words = Counter(
+        SLOW_WORD if rank.rank in slow and rank.state in moving else rank_word(rank.state)
+        for rank in ranks
+    )
+    ordered = sorted(words.items(), key=lambda item: not item[0].isupper())
+    return ", ".join(f"{number} {word}" for word, number in ordered)
+
+
+def slow_ranks(snapshot: RunSnapshot) -> frozenset[int]:
+    """Return the ranks of a live run that a verdict calls slow."""
+    verdicts = open_verdicts(snapshot) if snapshot.state in LIVE else []
+    return frozenset(rank for v in verdicts if v.level == "slow" for rank in v.culprits)
+
+
+def stop_text(stop: str, metrics: Mapping[str, MetricValue]) -> str:
+    """Return a scheduled stop; with a caution if the run has not logged its metric."""
+    condition = _METRIC_STOP.fullmatch(stop)
+    if condition is None or not metrics or condition[1] in metrics:
+        return stop
+    close = get_close_matches(condition[1], list(metrics), n=1)
+    meant = f"; did you mean {close[0]}?" if close else ""
+    return f"{stop} (the run has not logged {condition[1]}{meant})"
 
 
 def checkpoint_text(checkpoint: CheckpointInfo, *, with_path: bool = False) -> str:

@@ -87,6 +87,8 @@ class RunScreen(RunCommandScreen, ChartKeysScreen, TabbedScreen):
         self._requests = LatestCurveRequest()
         self._make_poller = make_poller or (lambda: RunPoller(run_dir, self._requests))
         self._poller_thread: PollerThread | None = None
+        self._hidden_ending: int | None = None
+        """The attempt of which the lines about the end are hidden."""
         self._header_lines: tuple[bool, int] | None = None
         """Last drawn state of the header: True without a banner, and the number of notes."""
 
@@ -173,9 +175,10 @@ class RunScreen(RunCommandScreen, ChartKeysScreen, TabbedScreen):
     def _draw_ending(self, frame: Frame) -> None:
         lines = run_view.end_cells(frame)
         ending = self.query_one("#ending", LiveText)
-        ending.display = bool(lines)
+        ending.display = bool(lines) and self._hidden_ending != frame.snapshot.attempt
         if lines:
             hint = resume_hint(frame.snapshot, readonly=self.readonly)
+            hint = f"{hint}   esc hide" if hint else "esc hide"
             ending.show(run_view.cells_text(lines, hint))
 
     def _draw_keys(self) -> None:
@@ -304,11 +307,17 @@ class RunScreen(RunCommandScreen, ChartKeysScreen, TabbedScreen):
         return farewell(self.snapshot)
 
     def action_cancel(self) -> None:
-        """Restore a maximised panel, or go back to home. Escape never quits the program."""
+        """Restore a maximised panel, hide how the run ended, or go back to home.
+
+        Escape never quits the program.
+        """
         if self.panels.ranks_panel.is_filtering and self.panels.ranks_panel.has_focus_within:
             self.panels.ranks_panel.clear_filter()
         elif self.panels.zoomed:
             self.action_zoom()
+        elif self.query_one("#ending").display and self.snapshot is not None:
+            self._hidden_ending = self.snapshot.attempt
+            self.query_one("#ending").display = False
         elif self.alone:
             is_live = self.snapshot is not None and self.snapshot.state in LIVE
             self.notify(f"q quits ltui{'; training continues' * is_live}", timeout=2)

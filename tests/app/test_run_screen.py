@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import threading
 import time
 from dataclasses import replace
 
@@ -19,7 +21,7 @@ from ltui.app.screens.diagnosis import DiagnoseScreen
 from ltui.app.screens.help import HelpScreen
 from ltui.app.screens.run import FrameArrived, RunScreen
 from ltui.app.screens.schedule_stop import StopWhenScreen
-from ltui.training.state.run_snapshot import RankState, RunState, Verdict
+from ltui.training.state.run_snapshot import CheckpointInfo, RankState, RunState, Verdict
 from ltui.widgets.charts.chart import Chart
 from ltui.widgets.header import RunHeader
 from ltui.widgets.log_view import LogLines, LogView
@@ -465,3 +467,36 @@ async def test_the_log_of_a_run_that_has_ended_is_not_live() -> None:
         await until(pilot, lambda: str(log.border_subtitle).endswith("ended"))
         await pilot.press("5", "f")
         await until(pilot, lambda: str(log.border_subtitle).endswith("f: jump to newest"))
+
+
+async def test_how_a_run_ended_is_one_line_that_escape_hides() -> None:
+    saved = CheckpointInfo(path="/c/a.ckpt", global_step=1204, ok=True)
+    ended = snapshot(state=RunState.STOPPED, detail="stopped at step 1204", checkpoints=(saved,))
+    app = OneRun(Script(frame(snapshot=ended)))
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await shown(pilot, app)
+        ending = screen.query_one("#ending", Static)
+        await until(pilot, lambda: ending.size.height == 1)
+        text = str(ending.render())
+        assert "stopped at step" not in text, "the header says it"
+        assert "step 1204, verified" in text
+        assert "r resume" in text
+        await pilot.press("escape")
+        await until(pilot, lambda: not ending.display)
+        assert app.screen is screen
+
+
+async def test_nothing_claims_to_be_empty_before_the_first_frame() -> None:
+    class Slow(Script):
+        def poll(self, now: float, now_ns: int) -> Frame:
+            asked.wait(60)
+            return super().poll(now, now_ns)
+
+    asked = threading.Event()
+    app = OneRun(Slow(frame()))
+    async with app.run_test(size=(160, 50)) as pilot:
+        await pilot.pause()
+        text = "\n".join(line.text for line in app.screen._compositor.render_strips())
+        asked.set()
+        assert text.count("loading …") >= 3
+        assert not re.search("no data yet|nothing written|has reported yet|live", text)

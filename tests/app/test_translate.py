@@ -10,6 +10,8 @@ import pytest
 from ltui.app.live.frame import RankException, ResolvedVerdict
 from ltui.app.presentation import gpu_view, rank_metrics, run_details, run_view
 from ltui.app.presentation.rank_metrics import RankMetricColumn
+from ltui.app.presentation.run_report import show_lines
+from ltui.app.runs.run_summary import summarise
 from ltui.training.state.good_checkpoints import last_good_checkpoint
 from ltui.training.state.run_snapshot import (
     CheckpointInfo,
@@ -189,7 +191,8 @@ def test_readings_of_processes_that_ended_are_not_shown_as_if_they_stood() -> No
     (row, *_) = run_view.rank_rows(frame(snapshot=snapshot(state=RunState.FINISHED)))
     metrics = [metric.cell.text for metric in row.metrics]
     assert len(metrics) >= 3
-    assert {row.age, *metrics} == {"n/a"}
+    assert set(metrics) == {"n/a"}
+    assert row.age == ""
     assert row.pid == "4000"
 
 
@@ -292,3 +295,35 @@ def test_details_tell_the_last_events_cleaned() -> None:
     assert "event 19 [b]" in text
     assert text.index("event 19 ") < text.index("event 0 ")
     assert "none yet" not in text.split("events")[1]
+
+
+def test_a_stop_on_an_unknown_metric_keeps_its_caution() -> None:
+    stops = ("when train/los < 0.01", "at step 500")
+    notes = run_view.header(frame(snapshot=snapshot(stops=stops))).notes
+    assert "has not logged train/los; did you mean train/loss?" in notes[0]
+    known = snapshot(stops=("when train/loss < 0.01",))
+    assert run_view.header(frame(snapshot=known)).notes == ("stops when train/loss < 0.01",)
+
+
+def test_a_slow_rank_counts_as_slow_until_the_run_ends() -> None:
+    slow = Verdict(kind="straggler", level="slow", culprits=(1,), cause="rank 1 is slow")
+    run = snapshot(ranks=(rank(0), rank(1)), verdicts=(slow,))
+    assert run_view.ranks_title(frame(snapshot=run)) == "1 SLOW, 1 ok"
+    assert "1 SLOW, 1 ok" in "\n".join(show_lines(run, NOW))
+    over = ResolvedVerdict(verdict=slow, lasted_s=12.0, at=NOW - 1)
+    ended = frame(snapshot=snapshot(state=RunState.FINISHED), resolved_verdicts=(over,))
+    assert run_view.header(ended).banner is None, "it was slow to the end"
+
+
+def test_a_killed_run_has_its_reason_in_the_list() -> None:
+    detail = "killed on request (STALLED: rank 1 is stopped) at step 7; no checkpoint was saved"
+    assert summarise(snapshot(state=RunState.STOPPED, detail=detail)).reason == detail
+    stopped = snapshot(state=RunState.STOPPED, detail="stopped at step 7")
+    assert summarise(stopped).reason == "", "the state's word says it"
+
+
+def test_a_rank_of_a_resumed_run_has_no_step_before_it_loaded_its_checkpoint() -> None:
+    starting = rank(0, state=RankState.STARTING, global_step=0)
+    (row,) = run_view.rank_rows(frame(snapshot=snapshot(attempt=2, ranks=(starting,))))
+    assert row.step == "n/a"
+    assert run_view.header(frame(snapshot=snapshot(attempt=2))).elapsed.startswith("for ")

@@ -15,9 +15,11 @@ import pytest
 from ltui.app.live.run_poller import RunPoller
 from ltui.training.config.run_spec import StallPolicy
 from ltui.training.lifecycle.launch_run import launch
-from ltui.training.state.run_snapshot import LIVE, RunState
+from ltui.training.state.run_snapshot import LIVE, RunState, Verdict
 from ltui.training.store.history_reader import RunStore, StoredEvent
 from ltui.training.store.run_directory import RunDir
+from ltui.training.supervise.watchdog.verdict_notifier import VerdictNotifier
+from tests.required import required
 
 from .conftest import ENGINE, Runs
 
@@ -66,6 +68,14 @@ def test_a_verdict_is_an_event_when_it_begins_and_when_it_ends(runs: Runs) -> No
     assert not [v for v in ended.verdicts if v.level == "dead"]
 
 
+def test_a_run_that_was_killed_while_it_was_stalled_says_so(runs: Runs) -> None:
+    run = start(runs)
+    stop_a_rank(runs, run)
+    runs.until(run, lambda s: any(v.level == "stalled" for v in s.verdicts))
+    runs.order(run, "kill")
+    assert "killed on request (STALLED: the process of rank 1" in required(runs.ended(run).detail)
+
+
 def test_the_hook_is_called_for_a_dead_rank_even_if_the_run_ends_at_once(
     runs: Runs, tmp_path: Path
 ) -> None:
@@ -102,3 +112,17 @@ def test_the_policy_restarts_from_the_last_good_checkpoint_and_then_stops(
     assert ended.detail.startswith("stopped by its stall policy (STALLED: ")
     assert "not restarted: 1 of 1 restarts are used up" in ended.detail
     assert [e.data["then"] for e in events(run, "stall_policy")] == ["restart", "stop"]
+
+
+@pytest.mark.parametrize(("last_s", "word"), [(4.0, "Active"), (9.0, "Recovered")])
+def test_a_rank_that_was_slow_until_the_run_ended_has_not_recovered(
+    runs: Runs, last_s: float, word: str
+) -> None:
+    slow = Verdict(kind="straggler", level="slow", culprits=(1,), cause="rank 1 is slow", began=0.0)
+    notifier = VerdictNotifier(runs.spec(sys.executable, str(ENGINE), "2"), 1, "/nowhere")
+    events = []
+    for at, verdicts in ((0.0, [slow]), (2.0, [slow]), (3.0, []), (last_s, [])):
+        events += notifier.update(verdicts, at, at, ending=False)
+    events += notifier.end(last_s)
+    notifier.wait_for_hooks(1.0)
+    assert [event.text.split()[0] for event in events] == ["SLOW:", word]

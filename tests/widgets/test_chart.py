@@ -183,7 +183,7 @@ async def test_without_data_no_key_fails() -> None:
         app.chart.focus()
         await pilot.press("left", "right", "up", "down", "shift+left", "home", "end", "y", "g")
         await pilot.hover(Chart, offset=(10, 5))
-        assert "no data yet" in text_of(app.chart)
+        assert "loading" in text_of(app.chart)
 
 
 async def test_only_what_changed_is_repainted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -275,7 +275,7 @@ async def test_setting_lines_anew_shows_those_alone() -> None:
         assert app.view.lines.follow
         app.view.lines.set_lines([])
         await pilot.pause()
-        assert "nothing written yet" in "".join(shown(app.view))
+        assert "loading" in "".join(shown(app.view))
 
 
 async def test_tens_of_thousands_of_lines_stay_bounded() -> None:

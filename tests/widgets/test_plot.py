@@ -46,7 +46,7 @@ def test_axes_legend_and_curve_are_there(size: tuple[int, int]) -> None:
 def test_an_empty_chart_says_why() -> None:
     nothing = chart_of(note="no validation yet")
     assert "no validation yet" in plot(nothing, ChartOptions(), 60, 10).canvas.text()
-    assert "no data yet" in plot(None, ChartOptions(), 60, 10).canvas.text()
+    assert "loading" in plot(None, ChartOptions(), 60, 10).canvas.text()
     gaps = ChartSeries(name="a", x=np.arange(3.0), y=np.full(3, np.nan))
     assert "no values yet" in plot(chart_of(gaps), ChartOptions(), 60, 10).canvas.text()
 

@@ -40,6 +40,8 @@ class StopEscalation:
     telemetry: bool
     """True if there are ranks that can stop at the same step on request."""
     kill_at_once: bool = False
+    stalled: str = ""
+    """The verdict that was active when the run was killed; empty if there was none."""
 
     def stage(self, now_s: float) -> StopStage:
         """Return the stage that is due at ``now_s``."""
@@ -76,7 +78,7 @@ class StopEscalation:
     def forced_reason(self, now_s: float) -> str | None:
         """Return why force is used, as it appears in the detail of the end, or None."""
         if self.kill_at_once:
-            return "on request"
+            return f"on request ({self.stalled})" if self.stalled else "on request"
         if self.stage(now_s) < StopStage.INTERRUPT:
             return None
         who = "the ranks did not stop together" if self.telemetry else "the command did not end"

@@ -193,7 +193,9 @@ class RequestHandler:
                 stops.stop(now_s, max(0.0, timeout_s), attempt.can_stop_together())
                 attempt.restarts.cancel_request()
             elif command == "kill":
-                stops.kill(now_s)
+                active = attempt.snapshot.verdicts
+                stalled = [headline(v) for v in active if v.level == "stalled" and not v.ended]
+                stops.kill(now_s, stalled[0] if stalled else "")
                 attempt.restarts.cancel_request()
             elif command == "stop_when":
                 if request["conditions"] is None:

@@ -88,9 +88,10 @@ class StopController:
         if self.pausing:
             self.pausing, self.error = False, f"not paused: {reason}"
 
-    def kill(self, now_s: float) -> None:
+    def kill(self, now_s: float, stalled: str = "") -> None:
+        """Kill the run at once. ``stalled``: the verdict that was active, for the detail."""
         began = self.escalation or StopEscalation(now_s, 0.0, telemetry=False)
-        self.escalation = replace(began, kill_at_once=True)
+        self.escalation = replace(began, kill_at_once=True, stalled=stalled)
 
     def request(self, command: Command) -> None:
         """Send ``command`` to the ranks, which carry it out together at the next step."""

@@ -41,7 +41,7 @@ from ltui.widgets.charts.x_axis import (
     draw_selection,
     draw_x_axis,
 )
-from ltui.widgets.formats import metric
+from ltui.widgets.formats import LOADING, metric
 from ltui.widgets.view_models import ChartSeries, ChartViewModel, FloatArray
 
 MOST_MARGIN = 13
@@ -96,7 +96,8 @@ def plot(
     canvas = Canvas(max(1, width), max(1, height))
     data = data_range(view_model)
     if view_model is None or data is None:
-        _draw_note(canvas, view_model.note if view_model and view_model.note else "no data yet")
+        note = LOADING if view_model is None else view_model.note or "no data yet"
+        _draw_note(canvas, note)
         return Plot(canvas=canvas, area=None, x=None, y=before)
     x = visible_range(options.view, data)
     layout = lay_out(canvas, view_model, options, x, before)

@@ -18,6 +18,9 @@ from ltui.training.supervise.watchdog.verdict_hooks import VerdictHooks
 SETTLE_S = 1.5
 """Seconds that a verdict must last before it is reported, because its cause may show only then."""
 
+RECOVERY_SETTLE_S = 5.0
+"""Seconds that a slow rank must be as fast as the others before its recovery is reported."""
+
 
 class VerdictNotifier:
     """Reports the verdicts of one attempt from tick to tick."""
@@ -27,6 +30,8 @@ class VerdictNotifier:
         self._tracker = VerdictTracker()
         self._hooks = VerdictHooks(spec, attempt, run_dir)
         self._policy_has_acted = False
+        self._over: list[tuple[float, Verdict]] = []
+        """Verdicts that have ended and are not reported yet, with the monotonic time."""
 
     def restore(self, verdicts: Sequence[Verdict], now_s: float, monotonic_s: float) -> None:
         """Take over the verdicts that an earlier supervisor of the attempt has already reported."""
@@ -44,7 +49,15 @@ class VerdictNotifier:
             reportable, now_s, monotonic_s, settle_s=SETTLE_S
         )
         events = [self._report(verdict, now_s) for verdict in begun]
-        events += [_event(now_s, "verdict_over", _recovered_text(v), v) for v in ended]
+        self._over += [(monotonic_s, verdict) for verdict in ended]
+        # Ranks that have ended are not slow any more, but they have not recovered either.
+        due = [
+            (at, v)
+            for at, v in self._over
+            if begun or v.level != VerdictLevel.SLOW or monotonic_s - at >= RECOVERY_SETTLE_S
+        ]
+        self._over = [one for one in self._over if one not in due]
+        events += [_event(now_s, "verdict_over", _recovered_text(v), v) for _, v in due]
         return events + self._hooks.take_events()
 
     def verdict_to_act_on(self, monotonic_s: float) -> Verdict | None:
@@ -59,10 +72,12 @@ class VerdictNotifier:
         """End all verdicts with the attempt. Report first those that have not been reported."""
         active, self._tracker = self._tracker.active, VerdictTracker()
         events = [self._report(entry.verdict, now_s) for entry in active if not entry.reported]
+        for _, verdict in self._over:
+            events.append(_event(now_s, "verdict_over", _until_the_end(verdict), verdict))
+        self._over = []
         for entry in active:
             verdict = replace(entry.verdict, ended=max(now_s, entry.verdict.began or now_s))
-            text = f"Active until the run ended: {headline(verdict)}"
-            events.append(_event(now_s, "verdict_over", text, verdict))
+            events.append(_event(now_s, "verdict_over", _until_the_end(verdict), verdict))
         return events + self._hooks.take_events()
 
     def wait_for_hooks(self, timeout_s: float) -> list[Event]:
@@ -80,6 +95,10 @@ class VerdictNotifier:
 def _event(now_s: float, kind: str, text: str, verdict: Verdict) -> Event:
     # The evidence is stored with the verdict itself. An event is one line.
     return Event(now_s, kind, text, {"verdict": to_json(replace(verdict, evidence={}))})
+
+
+def _until_the_end(verdict: Verdict) -> str:
+    return f"Active until the run ended: {headline(verdict)}"
 
 
 def _recovered_text(verdict: Verdict) -> str:
