@@ -8,7 +8,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from textual import work
+from textual import events, work
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
@@ -65,13 +65,12 @@ class LtuiApp(OrderedKeysApp):
             "leave",
             "quit",
             id="quit",
-            key_display="ctrl+q ctrl+c",
             show=False,
             priority=True,
             tooltip="Quit ltui (training continues)",
         ),
-        # Without an id, because it can't be changed: in `ltui run` it stops the run.
-        Binding("ctrl+c", "leave", show=False, priority=True),
+        # Without an id, because it can't be changed. The help lists it (listed_keys.py).
+        Binding("ctrl+c", "interrupt", show=False, priority=True),
         Binding(
             "ctrl+p",
             "command_palette",
@@ -201,6 +200,26 @@ class LtuiApp(OrderedKeysApp):
 
         self.push_screen(CompareScreen(run_dirs))
 
+    async def on_event(self, event: events.Event) -> None:
+        if isinstance(event, events.Paste) and not event.is_forwarded:
+            self._name_lost_lines(event.text)
+        await super().on_event(event)
+
+    def _name_lost_lines(self, pasted: str) -> None:
+        """Say that a field of one line takes only the first line of a pasted text."""
+        # Imported here: few people paste.
+        from textual.widgets import Input
+
+        lines = len(pasted.splitlines())
+        if lines > 1 and isinstance(self.focused, Input):
+            message = f"Only the first of {lines} pasted lines was taken: this field has one line."
+            self.notify(message, severity="warning")
+
+    def notify(self, message: str, **options: Any) -> None:
+        """Show a notice, unless the same one is shown already."""
+        if all(message != shown.message for shown in self._notifications):
+            super().notify(message, **options)
+
     def on_run_screen_happened(self, message: RunScreen.Happened) -> None:
         """Show and sound an event of a run as the settings say."""
         message.stop()
@@ -267,5 +286,30 @@ class LtuiApp(OrderedKeysApp):
 
     def action_leave(self) -> None:
         """Quit at once from any screen. The screen of a run prints that its run keeps running."""
-        farewell = getattr(self.screen, "farewell", None)
+        farewells = (getattr(screen, "farewell", None) for screen in reversed(self.screen_stack))
+        farewell = next(filter(None, farewells), None)
         self.exit(message=farewell() if farewell is not None else None)
+
+    def action_interrupt(self) -> None:
+        """Ask whether Ctrl-C is to stop the run on the screen or to close ltui.
+
+        Quit where no live run is shown, or where this dashboard cannot stop it.
+        """
+        # Imported here: the home screen needs no commands of a run.
+        from ltui.app.screens.run_commands import RunCommandScreen
+        from ltui.app.screens.stop_question import InterruptScreen
+
+        if isinstance(self.screen, InterruptScreen):
+            return
+        runs = (s for s in reversed(self.screen_stack) if isinstance(s, RunCommandScreen))
+        run = next(runs, None)
+        if run is None or not run.ask_interrupt():
+            self.action_leave()
+
+    def action_command_palette(self) -> None:
+        """Open the palette, except on a question, which only its own keys answer."""
+        # Imported here: the first screen asks nothing.
+        from ltui.app.screens.confirm import ConfirmScreen
+
+        if not isinstance(self.screen, ConfirmScreen):
+            super().action_command_palette()

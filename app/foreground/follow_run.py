@@ -112,6 +112,7 @@ def _watch_in_dashboard(run_dir: RunDir, signals: ReceivedSignals) -> int | None
         _print_still_running(run_dir)
         return EXIT_DONE if signals.leave is None else 128 + signals.leave
     print("\n".join([*failure_lines(run_dir, snapshot), *end_report(snapshot)]))
+    print(f"  To open its screen again: ltui attach {run_dir.id}")
     wait_for_last_copy(run_dir)
     return exit_code(snapshot, interrupted=signals.asked_to_stop)
 

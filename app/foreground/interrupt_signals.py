@@ -25,6 +25,8 @@ class ReceivedSignals:
         """Number of received SIGINT."""
         self.handled_interrupts = 0
         """Number of interrupts that became requests: 0, 1 or 2."""
+        self.stop_requested = False
+        """True after a signal of a launcher, which asks for a stop as a person's Ctrl-C does."""
         self.leave: int | None = None
         """The signal that asks this process, not the run, to end; None before one arrives."""
 
@@ -49,7 +51,7 @@ class ReceivedSignals:
 
     def _stop(self, *_: Any) -> None:
         # Several signals of a launcher ask for one stop, and never for a kill.
-        self.interrupts = max(self.interrupts, 1)
+        self.interrupts, self.stop_requested = max(self.interrupts, 1), True
 
     def _leave(self, number: int, _frame: FrameType | None) -> None:
         self.leave = number

@@ -1,7 +1,7 @@
 """The dashboard of a run in the foreground: ``ltui run``, ``exec`` and ``resume`` on a terminal.
 
-Signals act as without the dashboard. The first Ctrl-C stops the run and the second kills it.
-SIGTERM and SIGHUP end this process alone. The command ends when the run ends.
+Ctrl-C asks, as in every dashboard, and so does SIGINT. SIGTERM and SIGHUP end this process alone,
+unless a launcher sends them. The command ends when the run ends.
 """
 
 from __future__ import annotations
@@ -9,18 +9,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 from textual import events, work
-from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from ltui.app.foreground.interrupt_signals import ReceivedSignals
 from ltui.app.live.run_requests import send_request
 from ltui.app.open_dashboard import open_app
-from ltui.app.presentation.stop_effect import stop_effect, stop_progress
 from ltui.app.textual_app import LtuiApp
-from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot
 from ltui.training.store.run_directory import RunDir, ltui_home
@@ -33,18 +30,6 @@ CLOSE_AFTER_S = 10.0
 
 class ForegroundApp(LtuiApp):
     """The dashboard of one run, which closes when the run ends."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding(
-            "ctrl+c",
-            "interrupt",
-            "stop",
-            id="interrupt",
-            show=False,
-            priority=True,
-            tooltip="Stop the run; press it again to kill it",
-        ),
-    ]
 
     def __init__(
         self,
@@ -67,8 +52,10 @@ class ForegroundApp(LtuiApp):
 
     def on_mount(self) -> None:
         self.set_interval(POLL_S, self._poll)
-        effect = stop_effect(resolve_snapshot(self._run_dir))
-        self.notify(f"Ctrl-C {effect}; q closes this screen, training continues.", timeout=8)
+        self.notify(
+            "q closes this screen, and training continues. s stops the run; Ctrl-C asks which.",
+            timeout=8,
+        )
 
     async def on_event(self, event: events.Event) -> None:
         if isinstance(event, (events.Key, events.MouseDown)):
@@ -76,28 +63,28 @@ class ForegroundApp(LtuiApp):
         await super().on_event(event)
 
     def exit(self, *args: Any, **options: Any) -> None:
-        """End without the farewell message, because the command prints the state of the run."""
-        options.pop("message", None)
+        """End without the farewell message of the run, whose state the command prints."""
+        if self._run_screen in self.screen_stack:
+            options.pop("message", None)
         super().exit(*args, **options)
-
-    def action_interrupt(self) -> None:
-        self._signals.interrupts += 1
-        self._poll()
 
     def _poll(self) -> None:
         if self._signals.leave is not None:
             self.exit()
             return
-        request = self._signals.next_request()
-        if request is not None:
-            self._send(request)
+        if self._signals.stop_requested:
+            request = self._signals.next_request()
+            if request is not None:
+                self._send(request)
+        elif self._signals.interrupts:
+            # The next one, perhaps without a dashboard, is the first one again.
+            self._signals.interrupts = 0
+            self.action_interrupt()
         self._close_after_the_end()
 
     @work(thread=True, exit_on_error=False)
     def _send(self, request: dict[str, Any]) -> None:
-        killing = request["cmd"] == "kill"
-        stopping = f"{stop_progress(self._snapshot())}; Ctrl-C again kills"
-        message = "killing the run" if killing else stopping
+        message = "stopping the run, as the launcher asks"
         try:
             self._request(self._run_dir, request)
         except ProblemError as error:
@@ -116,8 +103,8 @@ class ForegroundApp(LtuiApp):
         elif self._closes_at is None:
             self._closes_at = now + self._close_after_s
             self.notify(
-                f"The run has ended. This screen closes in {self._close_after_s:.0f} s; "
-                "press any key to keep it open.",
+                f"The run has ended. In {self._close_after_s:.0f} s this screen closes and the "
+                "result is printed; any key keeps it open.",
                 timeout=self._close_after_s,
             )
         elif self._input_at >= self._closes_at - self._close_after_s:

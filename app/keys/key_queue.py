@@ -4,11 +4,16 @@ Textual passes a printable character to the focused widget at once. A key with a
 arrows, Tab, a command) first travels up to the app, so characters typed soon after it overtake it:
 ``backspace 1`` becomes ``1 backspace``, and text after Tab goes to the previous field. Therefore
 each key waits here until the previous one has been handled.
+
+A key that is held down sends itself again and again. Its repeats move cursors and type text, but
+they give no command.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
+from collections.abc import Callable
 
 from textual import events
 from textual.app import App
@@ -20,18 +25,49 @@ caused, such as a field's Submitted."""
 LOST_AFTER_S = 0.5
 """Seconds after which the next key is handled anyway. A key may never be reported as handled if
 its widget was removed."""
+FIRST_REPEAT_S = 0.7
+"""Maximum seconds until a terminal repeats a held key for the first time."""
+NEXT_REPEAT_S = 0.15
+"""Maximum seconds between two further repeats."""
+COMMANDS = frozenset(
+    """answer back checkpoint delete interrupt kill label launch leave pause rerun resume star stop
+    stop_when submit undo""".split()  # noqa: SIM905 - easier to read than a list of strings
+)
+"""Actions that the repeats of a held key do not carry out."""
+
+
+class HeldKey:
+    """Tells the repeats of a held key from keys that were pressed. Pure: times are arguments."""
+
+    def __init__(self) -> None:
+        self._key, self._at, self._repeats = "", 0.0, 0
+
+    def is_repeat(self, key: str, at: float) -> bool:
+        """Return whether ``key`` at second ``at`` repeats the previous key."""
+        limit = NEXT_REPEAT_S if self._repeats else FIRST_REPEAT_S
+        repeats = key == self._key and at - self._at < limit
+        self._key, self._at = key, at
+        self._repeats = self._repeats + 1 if repeats else 0
+        return repeats
 
 
 class OrderedKeysApp(App[None]):
     """An app that handles one key at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
+        self.clock = clock
+        """Seconds, for what depends on when a key was pressed."""
+        self.input_at = clock()
+        """Time of the clock at which the key or the click was pressed that is handled now."""
+        self._held_key = HeldKey()
         self._waiting_keys: deque[events.Key] = deque()
         self._current_key: events.Key | None = None
 
     async def on_event(self, event: events.Event) -> None:
         if not isinstance(event, events.Key) or event.is_forwarded:
+            if isinstance(event, (events.MouseDown, events.MouseUp)) and not event.is_forwarded:
+                self._note_input(event)
             await super().on_event(event)
         elif self._current_key is None:
             await self._dispatch(event)
@@ -40,11 +76,33 @@ class OrderedKeysApp(App[None]):
             if len(self._waiting_keys) == 1:
                 self._limit_wait(self._current_key)
 
+    def _note_input(self, event: events.Event) -> None:
+        """Take the time of an input; it may have waited while the app was busy."""
+        self.input_at = self.clock() - max(0.0, time.monotonic() - event.time)
+
     async def _dispatch(self, key: events.Key) -> None:
+        self._note_input(key)
+        if self._held_key.is_repeat(key.key, self.input_at) and self._gives_command(key):
+            return
         self._current_key = key
         target = self.focused or self.screen
         await super().on_event(key)
         self._follow_key(target, target, key, ROUNDS)
+
+    def _gives_command(self, key: events.Key) -> bool:
+        """Return whether a key would carry out a command where the focus is."""
+        focused = self.focused
+        if focused is not None and focused.check_consume_key(key.key, key.character):
+            return False
+        active = self.screen.active_bindings.get(key.key)
+        if active is None:
+            return False
+        # Imported here: few keys are repeats.
+        from textual.widgets import OptionList
+
+        action = active.binding.action.rpartition(".")[2].partition("(")[0]
+        # Enter in a list may start what is selected.
+        return action in COMMANDS or (action == "select" and isinstance(active.node, OptionList))
 
     def _follow_key(
         self, target: MessagePump, node: MessagePump, key: events.Key, rounds: int
@@ -66,10 +124,10 @@ class OrderedKeysApp(App[None]):
         if key is not self._current_key:
             return
         self._current_key = None
-        if self._waiting_keys:
+        while self._waiting_keys and self._current_key is None:
             await self._dispatch(self._waiting_keys.popleft())
-            if self._waiting_keys and self._current_key is not None:
-                self._limit_wait(self._current_key)
+        if self._waiting_keys and self._current_key is not None:
+            self._limit_wait(self._current_key)
 
     def _limit_wait(self, key: events.Key) -> None:
         """Continue with the next key even if ``key`` is never reported as handled."""

@@ -31,7 +31,7 @@ BESIDE = {
     "log": ("run",),
     "machines": ("table", "run"),
     "runs": ("table", "home"),
-    "stop_question": ("confirm",),
+    "interrupt_question": ("confirm",),
     "table": ("run", "home", "diagnose", "compare"),
 }
 """The bindings that work at the same time as those of a widget, by the first parts of their ids."""
@@ -80,7 +80,7 @@ def usable_keys(keys: OwnKeys) -> tuple[dict[str, tuple[str, ...]], list[Fault]]
         named = {key: textual_key(key) for key in written}
         wrong = [key for key, known in named.items() if known is None]
         if INTERRUPT in named.values():
-            text = f"`{INTERRUPT}` can't be used: it quits, or stops the run of `ltui run`."
+            text = f"`{INTERRUPT}` can't be used: it asks whether to stop the run or to quit."
             faults.append(Fault(path=f"keys.{name}", what=text, remedy="Choose another key."))
         if wrong:
             text = f"`{wrong[0]}` is not a key."

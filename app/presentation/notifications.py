@@ -107,8 +107,14 @@ def refusal(snapshot: RunSnapshot | None, action: str, *, readonly: bool) -> str
     if action == "checkpoint" and not snapshot.saves_checkpoints:
         return f"{name} has not told ltui how to save a checkpoint (ltui_rank.on_checkpoint)"
     if snapshot.state is RunState.STOPPING and action != "kill":
-        return f"{name} is already stopping. Press k to kill it"
+        return stopping_sentence(snapshot)
     return None
+
+
+def stopping_sentence(snapshot: RunSnapshot) -> str:
+    """Return how long a run has been stopping: ``fox: stopping ..., 3 s of 60 s``."""
+    detail = clean_line(snapshot.detail or "")
+    return f"{clean_name(snapshot.name)}: {detail if 'stopping' in detail else 'stopping'}"
 
 
 def no_checkpoint(name: str, snapshot: RunSnapshot | None = None) -> str:

@@ -162,4 +162,8 @@ class ColumnChooser(ModalScreen[ListLayout | None]):
         self.dismiss(DEFAULT_LAYOUT)
 
     def action_apply(self) -> None:
+        """Apply the choice; from the filter, go to the first match."""
+        if self.query_one(Input).has_focus:
+            self.action_to_list()
+            return
         self.dismiss(ListLayout(tuple(self._chosen), self._order))

@@ -15,8 +15,10 @@ from textual.widgets import Static
 
 from ltui.app.panels.form_fields import Form, FormField
 from ltui.app.runs.export_formats import EXPORT_FORMATS, FOLDER_FORMAT
+from ltui.app.screens.confirm import ConfirmScreen
 from ltui.training.problem import Problem
 from ltui.widgets.make_bindings import bindings
+from ltui.widgets.sanitise import clean_line
 
 FORMAT, TARGET = "format", "file"
 
@@ -29,7 +31,7 @@ class ExportChoice(NamedTuple):
 
 
 class ExportQuestion(ModalScreen[ExportChoice | None]):
-    """Return the choice, or None. A file that exists is replaced only after a second Enter."""
+    """Return the choice, or None. A file that exists is replaced only after a question."""
 
     BINDINGS: ClassVar[list[BindingType]] = bindings(
         "export_question",
@@ -45,8 +47,6 @@ class ExportQuestion(ModalScreen[ExportChoice | None]):
         super().__init__()
         self._runs, self._stem, self._folder = runs, name, folder
         self._proposed = _file_name(name, next(iter(EXPORT_FORMATS)))
-        self._warned_of: Path | None = None
-        """A file that exists, which the user was told."""
 
     def compose(self) -> ComposeResult:
         options = [(about, form) for form, about in EXPORT_FORMATS.items()]
@@ -79,25 +79,29 @@ class ExportQuestion(ModalScreen[ExportChoice | None]):
     def action_submit(self) -> None:
         form, text = self._field(FORMAT).text, self._field(TARGET).text.strip()
         path = self._folder / Path(text).expanduser()
-        if problem := self._problem(form, text, path):
+        choice = ExportChoice(form, str(path))
+        if problem := _problem(form, text, path):
             self.query_one(Form).show_problems([Problem(where=TARGET, what=problem)])
+        elif form != FOLDER_FORMAT and path.exists():
+            question = ConfirmScreen(
+                f"{clean_line(str(path))} exists. Replace it?",
+                yes="replace it",
+                no="choose another name",
+            )
+            self.app.push_screen(question, lambda yes: self.dismiss(choice) if yes else None)
         else:
-            self.dismiss(ExportChoice(form, str(path)))
+            self.dismiss(choice)
 
-    def _problem(self, form: str, text: str, path: Path) -> str | None:
-        """Return why the metrics are not written to ``path`` yet."""
-        if not text:
-            return "a name is missing."
-        if not path.parent.is_dir():
-            return f"there is no folder {path.parent}."
-        if form == FOLDER_FORMAT:
-            return "this is a file, and a folder is needed." if path.is_file() else None
-        if path.is_dir():
-            return "this is a folder."
-        if path.exists() and path != self._warned_of:
-            self._warned_of = path
-            return "the file exists. Enter replaces it."
-        return None
+
+def _problem(form: str, text: str, path: Path) -> str | None:
+    """Return why the metrics can't be written to ``path``."""
+    if not text:
+        return "a name is missing."
+    if not path.parent.is_dir():
+        return f"there is no folder {path.parent}."
+    if form == FOLDER_FORMAT:
+        return "this is a file, and a folder is needed." if path.is_file() else None
+    return "this is a folder." if path.is_dir() else None
 
 
 def _file_name(name: str, form: str) -> str:

@@ -89,14 +89,18 @@ class MarkedRunsScreen(RunListScreen):
             return
         # Imported here: the first frame stops nothing.
         from ltui.app.live.run_requests import send_request
-        from ltui.app.screens.stop_question import StopScreen, question_for_several, stop_question
+        from ltui.app.screens.stop_question import question_for_several, stop_question
 
         live = [entry for entry in entries if entry.live]
         snapshots = [entry.snapshot for entry in live if entry.snapshot is not None]
-        if len(snapshots) == 1:
-            question = StopScreen(stop_question(snapshots[0]))
-        else:
-            question = StopScreen(question_for_several(self._named(live), snapshots), it="them")
+        one = len(snapshots) == 1
+        text = (
+            stop_question(snapshots[0])
+            if one
+            else question_for_several(self._named(live), snapshots)
+        )
+        it = "it" if one else "them"
+        question = ConfirmScreen(text, yes=f"stop {it}", no=f"keep {it} running")
         saved = all(snapshot.saves_checkpoints for snapshot in snapshots)
         self._do_after(
             question,

@@ -133,6 +133,10 @@ class MetricChooser(ModalScreen[MetricChoice | None]):
         self.action_select()
 
     def action_apply(self) -> None:
+        """Apply the choice; from the filter, go to the first match."""
+        if self.query_one(Input).has_focus:
+            self.action_to_list()
+            return
         self.dismiss(MetricChoice(tuple(self._chosen), joined=self._joined))
 
     def action_default(self) -> None:

@@ -294,7 +294,9 @@ class RunScreen(RunCommandScreen, ChartKeysScreen, TabbedScreen):
 
         def started(run_dir: RunDir | None) -> None:
             if run_dir is not None and run_dir != self.run_dir:
-                self.app.push_screen(RunScreen(run_dir, readonly=self.readonly))
+                # In place of this screen, so that closing the new one leads to where this one did.
+                screen = RunScreen(run_dir, readonly=self.readonly, alone=self.alone)
+                self.app.switch_screen(screen)
 
         self.app.push_screen(RerunScreen(self.run_dir, new_run=new_run), started)
 

@@ -17,11 +17,11 @@ from ltui.app.presentation.stop_effect import stop_progress
 from ltui.app.screens.confirm import ConfirmScreen
 from ltui.app.screens.full_screen import FullScreen
 from ltui.app.screens.schedule_stop import StopWhenScreen
-from ltui.app.screens.stop_question import StopScreen, kill_question, stop_question
-from ltui.training.state.run_snapshot import RunSnapshot, RunState
+from ltui.app.screens.stop_question import interrupt_question, kill_question, stop_question
+from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.training.state.stop_conditions import StopCondition, unlogged_metrics
 from ltui.training.store.run_directory import RunDir
-from ltui.widgets.sanitise import clean_line
+from ltui.widgets.sanitise import clean_line, clean_name
 
 
 class RunCommandScreen(FullScreen[None]):
@@ -50,9 +50,21 @@ class RunCommandScreen(FullScreen[None]):
 
     def action_stop(self) -> None:
         if not self.is_refused("stop") and self.snapshot is not None:
-            confirmation = stop_progress(self.snapshot)
-            question = StopScreen(stop_question(self.snapshot))
-            self._send_after(question, {"cmd": "stop"}, confirmation)
+            question = ConfirmScreen(
+                stop_question(self.snapshot), yes="stop it", no="keep it running"
+            )
+            self._stop_after(question)
+
+    def ask_interrupt(self) -> bool:
+        """Ask what Ctrl-C means. Return False if there is nothing to ask: no run that is live."""
+        live = self.snapshot is None or self.snapshot.state in LIVE
+        if self.readonly or not live:
+            return False
+        self._stop_after(interrupt_question(clean_name(self.run_dir.id), self.snapshot))
+        return True
+
+    def _stop_after(self, question: ConfirmScreen) -> None:
+        self._send_after(question, {"cmd": "stop"}, stop_progress(self.snapshot))
 
     def action_stop_when(self) -> None:
         if self.is_refused("stop") or self.snapshot is None:

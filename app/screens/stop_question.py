@@ -7,27 +7,40 @@ from typing import ClassVar
 
 from textual.binding import BindingType
 
+from ltui.app.presentation.notifications import stopping_sentence
 from ltui.app.screens.confirm import ConfirmScreen
 from ltui.training.state.good_checkpoints import last_good_checkpoint, nan_since
-from ltui.training.state.run_snapshot import RunSnapshot
+from ltui.training.state.run_snapshot import RunSnapshot, RunState
 from ltui.widgets import formats
 from ltui.widgets.make_bindings import bindings
 from ltui.widgets.sanitise import clean_name
 
 
-class StopScreen(ConfirmScreen):
-    """Return True for ``y``, and for a second ``s``."""
+class InterruptScreen(ConfirmScreen):
+    """The question of Ctrl-C: stop the run, close ltui, or stay. Return True for a stop."""
 
     BINDINGS: ClassVar[list[BindingType]] = bindings(
-        "stop_question",
+        "interrupt_question",
         """
-        s | dismiss(True) | stop | Stop the run
+        q | leave | close | Close ltui; training continues
         """,
     )
 
-    def __init__(self, question: str, *, it: str = "it") -> None:
-        """``it``: "them" for several runs."""
-        super().__init__(question, yes=f"(or s) stop {it}", no=f"keep {it} running")
+    def __init__(self, question: str, *, can_stop: bool) -> None:
+        super().__init__(question, yes="stop it", no="stay")
+        self.answers[1:1] = [("q", "close, training continues", "leave")]
+        self.answers[-1] = ("Esc", "stay", "answer(False)")
+        self._can_stop = can_stop
+        if not can_stop:
+            del self.answers[0]
+
+    def action_answer(self, yes: bool) -> None:
+        if not yes or self._can_stop:
+            super().action_answer(yes)
+
+    async def action_leave(self) -> None:
+        if not self.is_deaf:
+            await self.app.run_action("leave")
 
 
 def stop_question(snapshot: RunSnapshot) -> str:
@@ -50,6 +63,15 @@ def stop_question(snapshot: RunSnapshot) -> str:
         "It saves a checkpoint after the current step, then it ends.\n"
         "To continue it later, press r."
     )
+
+
+def interrupt_question(name: str, snapshot: RunSnapshot | None) -> InterruptScreen:
+    """Return the question of Ctrl-C about a live run, or about one that is not known yet."""
+    if snapshot is None:
+        return InterruptScreen(f"Stop {name}?", can_stop=True)
+    if snapshot.state is RunState.STOPPING:
+        return InterruptScreen(f"{stopping_sentence(snapshot)}.", can_stop=False)
+    return InterruptScreen(stop_question(snapshot), can_stop=True)
 
 
 def question_for_several(runs: str, snapshots: Sequence[RunSnapshot]) -> str:
@@ -77,5 +99,5 @@ def kill_question(snapshot: RunSnapshot) -> str:
             f"{formats.count(done)} {steps} will be lost."
         )
     gentle = "by a signal" if not snapshot.saves_checkpoints else "with a checkpoint"
-    instead = f"To stop it {gentle} instead, press s on the run's screen."
+    instead = f"To stop it {gentle} instead, press Esc, then s."
     return f"Kill {name}? All its processes end at once.\n{lost}\n{instead}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from textual.pilot import Pilot
 
 from ltui.app.live.frame import Frame
+from ltui.app.screens.confirm import ConfirmScreen
 from ltui.app.screens.run import RunScreen
 from ltui.app.textual_app import LtuiApp
 from ltui.training.store.run_directory import RunDir
@@ -87,3 +89,22 @@ async def settled(pilot: Pilot[Any]) -> None:
         assert time.monotonic() < deadline, "the screen never came to rest"
         await pilot.pause(0.2)
         seen.append(pilot.app.export_screenshot(simplify=True))
+
+
+async def answer(pilot: Pilot[Any], key: str = "y") -> None:
+    """Wait for a question, let its first half second pass on the app's clock, and press a key."""
+    app = pilot.app
+    assert isinstance(app, LtuiApp)
+
+    def painted() -> bool:
+        return isinstance(app.screen, ConfirmScreen) and app.screen._opened_at < math.inf
+
+    await until(pilot, painted)
+    later(app)
+    await pilot.press(key)
+
+
+def later(app: LtuiApp, seconds: float = 1.0) -> None:
+    """Let the app's clock pass some seconds."""
+    before = app.clock
+    app.clock = lambda: before() + seconds

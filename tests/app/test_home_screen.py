@@ -38,7 +38,7 @@ from ltui.training.state.run_labels import RunLabels, labels_from_document
 from ltui.training.store.disk_use import disk_use
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets import formats
-from tests.app.one_run import until
+from tests.app.one_run import answer, until
 from tests.required import required
 from tests.stored_runs import stored_run
 
@@ -267,8 +267,7 @@ async def test_runs_are_listed_opened_and_deleted_with_a_question(home: Path, pl
         await until(pilot, lambda: app.screen is screen)
         if not screen.runs_panel.lines["calm-fox-1a2b"].live:
             await pilot.press("delete")
-            await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
-            await pilot.press("y")
+            await answer(pilot)
             await until(pilot, lambda: not table.rows)
             assert not run_dir.path.exists()
 

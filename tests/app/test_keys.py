@@ -21,7 +21,6 @@ from ltui.app.presentation.metric_charts import shown_metrics
 from ltui.app.screens.help import HelpScreen
 from ltui.app.screens.home import HomeScreen
 from ltui.app.screens.run import RunScreen
-from ltui.app.screens.stop_question import StopScreen
 from ltui.app.textual_app import LtuiApp
 from ltui.training.state.run_labels import RunLabels
 from ltui.training.state.run_snapshot import RunState
@@ -248,22 +247,6 @@ async def test_escape_in_a_run_that_has_ended_does_not_state_that_training_conti
         await pilot.press("escape", "escape")
         notices = app._notifications
         await until(pilot, lambda: [n.message for n in notices][:1] == ["q quits ltui"])
-
-
-async def test_s_asks_once_and_a_second_s_stops() -> None:
-    app = OneRun(Script(frame()))
-    async with app.run_test(size=(80, 24)) as pilot:
-        await shown(pilot, app)
-        for answer in ("escape", "n"):
-            await pilot.press("s")
-            await until(pilot, lambda: isinstance(app.screen, StopScreen))
-            await pilot.press(answer)
-            await until(pilot, lambda: isinstance(app.screen, RunScreen))
-        assert app.asked == []
-        await pilot.press("s")
-        await until(pilot, lambda: isinstance(app.screen, StopScreen))
-        await pilot.press("s")
-        await until(pilot, lambda: app.asked == ["stop"])
 
 
 async def test_readonly_is_marked_on_every_screen(private_home: Path) -> None:

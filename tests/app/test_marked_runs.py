@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from textual.pilot import Pilot
@@ -29,7 +29,7 @@ from ltui.training.state.run_labels import RunLabels
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.labels_file import read_labels
 from ltui.training.store.run_directory import RunDir, list_runs
-from tests.app.one_run import until
+from tests.app.one_run import answer, later, until
 from tests.ltui_command import run_ltui
 from tests.stored_runs import stored_run
 
@@ -65,7 +65,7 @@ class Home:
     """The home screen with all of its runs listed and the focus on them."""
 
     def __init__(self, pilot: Pilot[Any], screen: HomeScreen) -> None:
-        self.pilot, self.screen, self.app = pilot, screen, screen.app
+        self.pilot, self.screen, self.app = pilot, screen, cast(LtuiApp, screen.app)
         self.panel, self.table = screen.runs_panel, screen.query_one(RunsTable)
 
     @property
@@ -126,7 +126,7 @@ async def test_several_marked_runs_are_deleted_after_one_question_and_a_live_one
         question = await it.question()
         assert question.startswith("Delete 3 runs? Their history")
         assert question.endswith("1 of the marked runs is live and kept.")
-        await it.press("y")
+        await answer(it.pilot)
         sentence = await it.notice("Deleted")
         assert sentence == f"Deleted 3 of 4 runs: not {live} (it is live)."
         await until(it.pilot, lambda: set(it.panel.lines) == {live})
@@ -143,7 +143,7 @@ async def test_a_run_that_ends_while_the_question_says_that_it_is_kept_is_kept(h
         it.screen.action_mark_all()
         it.screen.action_delete()
         assert (await it.question()).endswith("1 of the marked runs is live and kept.")
-        await it.press("y")
+        await answer(it.pilot)
         await it.notice(f"Deleted 2 of 3 runs: not {IDS[1]} (it is live)")
     assert [run.id for run in list_runs(home)] == [IDS[1]]
 
@@ -154,7 +154,7 @@ async def test_marked_runs_are_stopped_and_the_others_named(home: Path, live: st
         assert (await it.question()).startswith("Stop live?")
         await it.press("escape", "a", "s")
         assert (await it.question()).startswith("Stop live?")
-        await it.press("y")
+        await answer(it.pilot)
         sentence = await it.notice("Stopping 1 of 4 runs")
         named = ", ".join(sorted(IDS, key=list(it.panel.lines).index))
         assert f"not {named} (it is not running" in sentence
@@ -171,7 +171,8 @@ async def test_a_damaged_run_among_others_is_left_out_and_named(home: Path) -> N
         assert f"Exported 2 of 3 runs to {Path.cwd() / 'runs.csv'}: not {bad.id} (" in sentence
         with Path("runs.csv").open() as file:
             assert {row["run"] for row in csv.DictReader(file)} <= {IDS[0], IDS[2]}
-        await it.press("delete", "y")
+        await it.press("delete")
+        await answer(it.pilot)
         await until(it.pilot, lambda: not it.panel.lines)
         assert "Deleted 3 runs." in it.notices
 
@@ -187,10 +188,12 @@ async def test_an_export_asks_before_it_replaces_a_file(home: Path) -> None:
         await it.press("enter")
         assert isinstance(it.app.screen, ExportQuestion)
         field.value = "runs.json"
+        later(it.app)
         await it.press("enter")
-        assert isinstance(it.app.screen, ExportQuestion)
+        assert "runs.json exists. Replace it?" in await it.question()
+        await it.press("enter")
         assert Path("runs.json").read_text() == "mine"
-        await it.press("enter")
+        await answer(it.pilot)
         await it.notice("Exported 2 runs")
         assert Path("runs.json").read_text() != "mine"
 
@@ -264,7 +267,7 @@ async def test_several_runs_are_resumed_after_one_question(
         it.screen.action_mark_all()
         it.screen.action_resume()
         assert (await it.question()).startswith("Resume 2 runs, each from its last checkpoint?")
-        await it.press("y")
+        await answer(it.pilot)
         sentence = await it.notice("Resumed")
         assert sentence == f"Resumed 2 of 3 runs: not {IDS[0]} (no GPU is free)."
     assert sorted(resumed) == [IDS[1], IDS[2]]

@@ -27,7 +27,7 @@ from ltui.widgets.header import RunHeader
 from ltui.widgets.log_view import LogLines, LogView
 from ltui.widgets.rank_table import RankTable
 from tests.app.frames import frame, log_lines, rank, snapshot
-from tests.app.one_run import OneRun, Script, shown, until
+from tests.app.one_run import OneRun, Script, answer, shown, until
 
 FIVE = set(PANELS) - {DETAILS}
 
@@ -277,8 +277,7 @@ async def test_control_keys_ask_and_kill_asks_first() -> None:
         await until(pilot, lambda: isinstance(app.screen, RunScreen))
         assert app.asked == ["pause", "checkpoint"]
         await pilot.press("k")
-        await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
-        await pilot.press("y")
+        await answer(pilot)
         await until(pilot, lambda: "kill" in app.asked)
 
 

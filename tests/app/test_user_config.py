@@ -18,13 +18,13 @@ from ltui.app.preferences import (
     write_preference,
     write_script_preferences,
 )
-from ltui.app.screens.stop_question import StopScreen
+from ltui.app.screens.confirm import ConfirmScreen
 from ltui.app.screens.theme_list import ThemeScreen
 from ltui.app.textual_app import LtuiApp
 from ltui.app.user_config import config_path
 from ltui.training.state.run_snapshot import RunState
 from tests.app.frames import frame, snapshot
-from tests.app.one_run import OneRun, Script, shown, until
+from tests.app.one_run import OneRun, Script, answer, shown, until
 from tests.app.test_themes import Started
 from tests.stored_runs import stored_run
 
@@ -60,7 +60,7 @@ async def test_an_own_key_replaces_the_default_one_everywhere_it_is_named() -> N
         await pilot.press("?")
         await until(pilot, lambda: screen.panels.log_panel.has_focus_within)
         await pilot.press("f9")
-        await until(pilot, lambda: isinstance(app.screen, StopScreen))
+        await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
         assert notices(app) == []
 
 
@@ -79,7 +79,8 @@ async def test_two_actions_can_swap_their_keys() -> None:
     app = OneRun(Script(frame()))
     async with app.run_test(size=(160, 50)) as pilot:
         await shown(pilot, app)
-        await pilot.press("d", "y")
+        await pilot.press("d")
+        await answer(pilot)
         await until(pilot, lambda: app.asked == ["kill"])
 
 
@@ -91,10 +92,11 @@ async def test_a_damaged_value_is_named_and_the_rest_is_used() -> None:
         await noticed(pilot, app, "config.yaml:3 notifications: must be a mapping")
         assert "And 1 more. `ltui config --check` lists" in notices(app)[0]
         assert app.theme == "ltui-light"
-        await pilot.press("f9", "y")
+        await pilot.press("f9")
+        await answer(pilot)
         await until(pilot, lambda: app.asked == ["kill"])
         await pilot.press("s")
-        await until(pilot, lambda: isinstance(app.screen, StopScreen))
+        await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"theme: [1", b"[]", b"\x00" * 10])

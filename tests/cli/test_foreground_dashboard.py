@@ -59,21 +59,17 @@ class Opened:
         return not self.app.is_running
 
 
-async def test_the_first_ctrl_c_stops_and_the_second_kills(tmp_path: Path) -> None:
-    opened = Opened(tmp_path, close_after_s=1000)
-    async with opened.app.run_test() as pilot:
-        await pilot.press("ctrl+c")
-        await opened.until(lambda: len(opened.requests) == 1)
-        await pilot.press("ctrl+c")
-        await opened.until(lambda: len(opened.requests) == 2)
-        assert [request["cmd"] for request in opened.requests] == ["stop", "kill"]
-        assert not opened.closed
-
-
-async def test_a_signal_to_the_process_is_a_ctrl_c_too(tmp_path: Path) -> None:
+async def test_a_signal_of_a_launcher_stops_and_a_persons_signal_does_not(tmp_path: Path) -> None:
     opened = Opened(tmp_path, close_after_s=1000)
     async with opened.app.run_test():
-        opened.signals.interrupts = 1
+        opened.signals._interrupt()
+        await opened.until(lambda: opened.signals.interrupts == 0)
+        # The run has ended, so there is nothing to ask.
+        await opened.until(lambda: opened.closed)
+        assert opened.requests == []
+    opened = Opened(tmp_path / "launched", close_after_s=1000)
+    async with opened.app.run_test():
+        opened.signals._stop()
         await opened.until(lambda: bool(opened.requests))
         assert opened.requests[0]["cmd"] == "stop"
         opened.signals.leave = signal.SIGTERM
@@ -130,13 +126,17 @@ def test_a_run_on_a_terminal_opens_the_dashboard_and_leaving_it_leaves_the_run(
     assert "running" in listed or "starting" in listed
 
 
-def test_two_ctrl_cs_in_the_dashboard_end_the_run(terminal: Callable[..., Terminal]) -> None:
+def test_ctrl_c_in_the_dashboard_asks_before_it_stops_the_run(
+    terminal: Callable[..., Terminal],
+) -> None:
     shown = terminal("exec", "--", "sleep", "600")
     shown.wait_for(ALTERNATE_SCREEN)
     shown.wait_for("sleep 600")
     shown.press("\x03")
-    shown.wait_for("stopping; Ctrl-C again kills")
+    shown.wait_for("close, training continues")
     shown.press("\x03")
+    time.sleep(1.0)  # a question accepts no answer in its first half second
+    shown.press("y")
     shown.wait_for("The run has ended")
     shown.press("q")  # by itself it closes after ten seconds
     assert shown.wait() == 1
