@@ -48,6 +48,7 @@ class RunsTable(Table[RunRow]):
         T        | screen.label('tags')  | tags    | Add and remove tags
         G        | screen.label('group') | group   | Set the group
         n        | screen.label('note')  | note    | Write a note
+        u        | screen.undo           | undo    | Undo the last change of labels
         x        | screen.export         | export  | Export the metrics to a file
         delete,D | screen.delete         | delete  | Delete; asks first
         """,

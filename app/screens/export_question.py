@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -88,8 +89,12 @@ class ExportQuestion(ModalScreen[ExportChoice | None]):
                 yes="replace it",
                 no="choose another name",
             )
-            self.app.push_screen(question, lambda yes: self.dismiss(choice) if yes else None)
+            self.app.push_screen(question, partial(self._replace, choice))
         else:
+            self.dismiss(choice)
+
+    def _replace(self, choice: ExportChoice, yes: bool | None) -> None:
+        if yes:
             self.dismiss(choice)
 
 

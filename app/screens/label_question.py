@@ -16,6 +16,7 @@ from textual.screen import ModalScreen
 from textual.suggester import SuggestFromList
 from textual.widgets import Input, Static
 
+from ltui.app.screens.confirm import ConfirmScreen
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_labels import (
     RunLabels,
@@ -31,9 +32,12 @@ Change = Callable[[RunLabels], RunLabels]
 """Returns the new labels of a run."""
 HINTS = {
     "tags": "baseline,v2 adds two tags; -draft removes one.",
-    "group": "A run is in one group. An empty field takes it out of its group.",
-    "note": "One line of text. An empty field removes the note.",
+    "group": "A run is in one group. An empty field takes it out of its group, after a question.",
+    "note": "One line of text. An empty field removes the note, after a question.",
 }
+UNCHANGED = "several values; unchanged"
+REMOVE = "-"
+"""The text that removes the different groups or notes of several runs."""
 
 
 class LabelQuestion(ModalScreen[Change | None]):
@@ -57,12 +61,15 @@ class LabelQuestion(ModalScreen[Change | None]):
         about = HINTS[self._kind]
         if self._kind == "tags" and tags:
             about += f" Now: {', '.join(tags)}."
+        if self._are_different:
+            about = f"An empty field changes nothing; {REMOVE} removes every {self._kind}."
         title = f"{self._kind.capitalize()} of {self._runs}"
         with Vertical(classes="dialog"):
             yield Static(Text(title, "bold"), id="question")
             yield Static(Text(about), classes="about")
             yield Input(
                 self._common(),
+                placeholder=UNCHANGED if self._are_different else "",
                 suggester=SuggestFromList(sorted(self._used)) if self._used else None,
                 compact=True,
             )
@@ -72,22 +79,58 @@ class LabelQuestion(ModalScreen[Change | None]):
     def on_mount(self) -> None:
         self.query_one("#problem").display = False
 
+    def _values(self) -> set[str]:
+        """Return the different groups or notes of the runs, the empty one included."""
+        return {"" if self._kind == "tags" else getattr(one, self._kind) for one in self._labels}
+
+    @property
+    def _are_different(self) -> bool:
+        return len(self._values()) > 1
+
     def _common(self) -> str:
         """Return the group or note that all of the runs have."""
-        values = {"" if self._kind == "tags" else getattr(one, self._kind) for one in self._labels}
-        return values.pop() if len(values) == 1 else ""
+        return "" if self._are_different else self._values().pop()
 
     @on(Input.Submitted)
     def _submitted(self, event: Input.Submitted) -> None:
         event.stop()
+        text = event.value.strip()
+        if self._kind != "tags" and text == self._common():
+            self.dismiss(None)
+            return
+        if self._are_different and text == REMOVE:
+            text = ""
         try:
-            change = label_change(self._kind, event.value)
+            change = label_change(self._kind, text)
         except ProblemError as error:
             problem = self.query_one("#problem", Static)
             problem.update(Text(f"✗ {clean_line(str(error))}"))
             problem.display = True
         else:
+            self._ask(change)
+
+    def _ask(self, change: Change | None) -> None:
+        """Ask before something is removed from a run, and close the dialog."""
+        losing = 0 if change is None else sum(_loses(one, change(one)) for one in self._labels)
+        # A tag is named to remove it, so that is asked only for several runs.
+        if not losing or (self._kind == "tags" and losing == 1):
             self.dismiss(change)
+            return
+        they = self._runs if losing == len(self._labels) else f"{losing} of {self._runs}"
+        what = "these tags" if self._kind == "tags" else f"the {self._kind}"
+        question = ConfirmScreen(f"Remove {what} of {they}?", yes="remove", no="keep")
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self.dismiss(change)
+
+        self.app.push_screen(question, answered)
+
+
+def _loses(before: RunLabels, after: RunLabels) -> bool:
+    """Return whether a run loses a tag, its group or its note."""
+    texts = any(getattr(before, k) and not getattr(after, k) for k in ("group", "note"))
+    return texts or not set(before.tags) <= set(after.tags)
 
 
 def label_change(kind: str, text: str) -> Change | None:

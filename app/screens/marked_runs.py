@@ -15,6 +15,7 @@ from ltui.app.screens.confirm import ConfirmScreen
 from ltui.app.screens.home_runs import RunListScreen
 
 if TYPE_CHECKING:
+    from ltui.app.runs.label_changes import LabelChange
     from ltui.app.runs.run_entry import RunEntry
     from ltui.app.screens.export_question import ExportChoice
     from ltui.training.state.run_labels import RunLabels
@@ -28,9 +29,18 @@ MARK_TWO = "Mark at least two runs with Space, then press C to compare them."
 class MarkedRunsScreen(RunListScreen):
     """A screen with keys that act on the marked runs."""
 
+    def __init__(self, *, readonly: bool) -> None:
+        super().__init__(readonly=readonly)
+        self._last_change: list[LabelChange] = []
+        """What the last action on labels has changed, for an undo."""
+
     def refusal_of(self, action: str) -> str | None:
         """Return the reason why ``action`` can't be done now; None if it can."""
         name = action.partition("(")[0]
+        if name == "undo":
+            if self.readonly:
+                return READONLY
+            return None if self._last_change else "There is no change of labels to undo."
         if name == "compare":
             return MARK_TWO if len(self.runs_panel.marked) < 2 else None
         if name not in ACTIONS or (name == "resume" and not self._several()):
@@ -164,8 +174,7 @@ class MarkedRunsScreen(RunListScreen):
         from dataclasses import replace
 
         star = not all(entry.labels.star for entry in entries)
-        text = "Starred {}" if star else "Removed the star of {}"
-        self._change_labels(text, entries, lambda labels: replace(labels, star=star))
+        self._change_labels(_directories(entries), lambda labels: replace(labels, star=star))
 
     def action_label(self, kind: str) -> None:
         entries = self._targets_of("label")
@@ -176,21 +185,48 @@ class MarkedRunsScreen(RunListScreen):
 
         def answered(change: Callable[[RunLabels], RunLabels] | None) -> None:
             if change is not None:
-                self._change_labels(f"Changed the {kind} of {{}}", entries, change)
+                self._change_labels(_directories(entries), change)
 
         labels = [entry.labels for entry in entries]
         groups = {entry.labels.group for entry in self.runs_panel.lines.values()} - {""}
         used = groups if kind == "group" else set()
         self.app.push_screen(LabelQuestion(kind, self._named(entries), labels, used), answered)
 
+    @work(thread=True, group="marked runs", exit_on_error=False)
     def _change_labels(
-        self, text: str, entries: Sequence[RunEntry], change: Callable[[RunLabels], RunLabels]
+        self, run_dirs: Sequence[RunDir], change: Callable[[RunLabels], RunLabels]
     ) -> None:
         # Imported here: the first frame changes no run.
-        from ltui.training.store.labels_file import change_labels
+        from ltui.app.runs.label_changes import change_several, what_changed
 
-        run_dirs = [entry.run_dir for entry in entries]
-        self._do(text, run_dirs, lambda run_dir: change_labels(run_dir, change))
+        outcome, changes = change_several(run_dirs, change)
+        call_screen(self, self._remember_change, changes)
+        text = what_changed(changes)
+        sentence = f"{text[:1].upper()}{text[1:]}." if changes else "Nothing changed."
+        if outcome.failed:
+            sentence = outcome.sentence("Changed the labels of {}")
+        call_screen(self, self._report, sentence, not outcome.failed)
+
+    def _remember_change(self, changes: list[LabelChange]) -> None:
+        self._last_change = changes or self._last_change
+
+    def action_undo(self) -> None:
+        """Take back the last change of labels."""
+        if reason := self.refusal_of("undo"):
+            self.notify(reason, severity="warning", markup=False)
+            return
+        changes, self._last_change = self._last_change, []
+        self._undo(changes)
+
+    @work(thread=True, group="marked runs", exit_on_error=False)
+    def _undo(self, changes: list[LabelChange]) -> None:
+        # Imported here: the first frame changes no run.
+        from ltui.app.runs.label_changes import undo, what_changed
+
+        outcome = undo(changes)
+        text = f"Undid: {what_changed(changes)}"
+        sentence = f"{text}." if not outcome.failed else outcome.sentence(f"{text}, for {{}}")
+        call_screen(self, self._report, sentence, not outcome.failed)
 
     def action_export(self) -> None:
         entries = self._targets_of("export")
@@ -263,6 +299,10 @@ class MarkedRunsScreen(RunListScreen):
             # A sentence with reasons needs more time to be read.
             self.notify(message, severity="warning", timeout=15.0, markup=False)
         self.runs_panel.refresh_runs()
+
+
+def _directories(entries: Sequence[RunEntry]) -> list[RunDir]:
+    return [entry.run_dir for entry in entries]
 
 
 def _is_resumable(entry: RunEntry) -> bool:

@@ -15,6 +15,7 @@ from textual.widgets import Input, Static
 
 from ltui.app.keys.footer import KeyFooter
 from ltui.app.panels.runs_table import RunsTable
+from ltui.app.runs.label_changes import change_several, undo, what_changed
 from ltui.app.runs.several_runs import Outcome
 from ltui.app.screens.compare import CompareScreen
 from ltui.app.screens.confirm import ConfirmScreen
@@ -27,7 +28,7 @@ from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_labels import RunLabels
 from ltui.training.state.run_snapshot import RunState
-from ltui.training.store.labels_file import read_labels
+from ltui.training.store.labels_file import change_labels, read_labels
 from ltui.training.store.run_directory import RunDir, list_runs
 from tests.app.one_run import answer, later, until
 from tests.ltui_command import run_ltui
@@ -104,7 +105,7 @@ async def test_marked_runs_are_compared_and_the_first_one_marked_is_the_first(ho
         await it.press("C")
         assert "Mark at least two runs with Space" in await it.notice("Mark")
         await it.press("space", "C")
-        assert len(it.notices) == 2
+        assert len(it.notices) == 1
         footer = it.screen.query_one(KeyFooter)
         assert "C compare" not in line_text(footer)
         await it.press("end", "space")
@@ -202,30 +203,84 @@ async def test_marked_runs_are_tagged_grouped_and_annotated(home: Path) -> None:
     async with opened(home) as it:
         marked = it.table.keys[:2]
         await it.press("space", "space", "T", *"base,v2", "enter")
-        assert await it.notice("tags") == "Changed the tags of 2 runs."
+        assert await it.notice("base") == "Added base, v2 to 2 runs."
         await it.press("T")
         await it.question(LabelQuestion)
         await it.press(*"-v2 b!d", "enter")
         assert isinstance(it.app.screen, LabelQuestion)
         assert "'b!d' cannot be a tag" in str(it.app.screen.query_one("#problem", Static).content)
         await it.press(*["backspace"] * 4, "enter")
-        await until(it.pilot, lambda: it.notices.count("Changed the tags of 2 runs.") == 2)
+        assert await it.question() == "Remove these tags of 2 runs?"
+        await answer(it.pilot)
+        await it.notice("Removed v2 from 2 runs.")
+        later(it.app)
         await it.press("G", *"sweep", "enter")
-        await it.notice("group")
+        await it.notice("Set the group of 2 runs.")
+        later(it.app)
         await it.press("n", *"why not", "enter")
-        await it.notice("note")
+        await it.notice("Set the note of 2 runs.")
     labels = [read_labels(RunDir(home / "runs" / run_id)) for run_id in marked]
     assert labels == [RunLabels(tags=("base",), group="sweep", note="why not")] * 2
     other = next(run_id for run_id in IDS if run_id not in marked)
     assert read_labels(RunDir(home / "runs" / other)) == RunLabels()
 
 
+@pytest.mark.parametrize(("key", "label"), [("n", "note"), ("G", "group")])
+async def test_different_notes_and_groups_are_kept_unless_their_removal_is_confirmed(
+    home: Path, key: str, label: str
+) -> None:
+    texts = dict(zip(IDS, ("one", "two", ""), strict=True))
+
+    def stored() -> dict[str, str]:
+        return {id_: getattr(read_labels(RunDir(home / "runs" / id_)), label) for id_ in IDS}
+
+    for run_id, text in texts.items():
+        change_labels(RunDir(home / "runs" / run_id), lambda now: replace(now, **{label: text}))  # noqa: B023
+    async with opened(home) as it:
+        await it.press("a", key)
+        await it.question(LabelQuestion)
+        assert it.app.screen.query_one(Input).placeholder == "several values; unchanged"
+        await it.press("enter")
+        await until(it.pilot, lambda: it.app.screen is it.screen)
+        later(it.app)
+        await it.press(key, "-", "enter")
+        assert await it.question() == f"Remove the {label} of 2 of 3 runs?"
+        await it.press("enter", "escape", "escape")
+        await until(it.pilot, lambda: it.app.screen is it.screen)
+        assert stored() == texts
+        later(it.app)
+        await it.press(key, "-", "enter")
+        await answer(it.pilot)
+        removed = "Removed 2 notes." if label == "note" else "Took 2 runs out of their groups."
+        await it.notice(removed)
+        assert set(stored().values()) == {""}
+        await it.press("u")
+        assert await it.notice("Undid") == f"Undid: {removed[0].lower()}{removed[1:]}"
+        assert stored() == texts
+        later(it.app)
+        await it.press("u")
+        await it.notice("There is no change of labels to undo.")
+
+
+async def test_an_undo_keeps_what_somebody_else_has_changed_since(home: Path) -> None:
+    run = RunDir(home / "runs" / IDS[0])
+    change_labels(run, lambda now: replace(now, note="old", tags=("a",)))
+    _, changes = change_several([run], lambda now: replace(now, note="new", tags=("b",), star=True))
+    assert what_changed(changes) == (
+        f"added b to {run.id}, removed a from {run.id}, changed the note of {run.id}, "
+        f"starred {run.id}"
+    )
+    change_labels(run, lambda now: replace(now, note="theirs", tags=(*now.tags, "c")))
+    undo(changes)
+    assert read_labels(run) == RunLabels(note="theirs", tags=("a", "c"))
+
+
 async def test_two_dashboards_that_tag_at_the_same_time_lose_nothing(home: Path) -> None:
     async with opened(home) as one, opened(home) as two:
         await one.press("a", "T", *"from-one", "enter")
         await two.press("a", "T", *"from-two", "enter")
-        await one.notice("tags")
-        await two.notice("tags")
+        await one.notice("Added from-one")
+        await two.notice("Added from-two")
     for run_id in IDS:
         assert read_labels(RunDir(home / "runs" / run_id)).tags == ("from-one", "from-two")
 
@@ -276,7 +331,8 @@ async def test_several_runs_are_resumed_after_one_question(
 async def test_a_readonly_dashboard_marks_and_compares_but_changes_nothing(home: Path) -> None:
     async with opened(home, readonly=True) as it:
         await it.press("a", "delete", "s", "asterisk", "T", "r")
-        assert sum("only watches" in text for text in it.notices) == 5
+        assert sum("only watches" in text for text in it.notices) == 1
+        assert it.app.screen is it.screen
         await it.press("C")
         await until(it.pilot, lambda: isinstance(it.app.screen, CompareScreen))
     assert {run.id for run in list_runs(home)} == set(IDS)

@@ -218,7 +218,9 @@ async def test_a_new_run_takes_the_place_of_the_run_it_was_started_from(
         RunDir(private_home / "runs" / "old-1a2b"),
         RunDir(private_home / "runs" / "new-3c4d"),
     )
-    monkeypatch.setattr(RerunScreen, "on_mount", lambda self: self.call_later(self.dismiss, new))
+    monkeypatch.setattr(
+        RerunScreen, "on_mount", lambda self: self.app.call_later(self.dismiss, new)
+    )
     app = LtuiApp(private_home)
     async with app.run_test(size=(100, 30)) as pilot:
         home = app.screen
