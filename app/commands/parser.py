@@ -672,8 +672,8 @@ Shell completion: ltui completion bash|zsh|tcsh (`ltui completion --help`)."""
 _RUN_EPILOG = (
     """\
 On a terminal this opens the dashboard; without one, or with --plain, it prints
-lines, and the first Ctrl-C stops the run with a checkpoint, the second kills it.
-In the dashboard Ctrl-C asks whether to stop the run or to close the dashboard.
+lines, and the first Ctrl-C stops the run, with a checkpoint if its program can
+save one; the second kills it. In the dashboard Ctrl-C asks: stop, close or stay.
 The command ends when the run ends. The run keeps running if you leave the
 dashboard with q (exit code 0), close the terminal (129), or end this process
 with SIGTERM (143); `ltui attach RUN` opens the dashboard again.
