@@ -6,6 +6,7 @@ import csv
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -235,7 +236,8 @@ async def test_different_notes_and_groups_are_kept_unless_their_removal_is_confi
         return {id_: getattr(read_labels(RunDir(home / "runs" / id_)), label) for id_ in IDS}
 
     for run_id, text in texts.items():
-        change_labels(RunDir(home / "runs" / run_id), lambda now: replace(now, **{label: text}))  # noqa: B023
+        change: Any = {label: text}
+        change_labels(RunDir(home / "runs" / run_id), partial(replace, **change))
     async with opened(home) as it:
         await it.press("a", key)
         await it.question(LabelQuestion)
