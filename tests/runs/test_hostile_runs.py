@@ -159,3 +159,10 @@ def test_a_device_is_written_and_not_replaced(evil: RunDir, tmp_path: Path) -> N
     finally:
         os.close(reader)
     assert device.is_fifo()
+
+
+def test_fifty_thousand_metrics_are_exported(evil: RunDir, tmp_path: Path) -> None:
+    sql(MANY.format(50_000) + "INSERT INTO names SELECT n, 'm' || n FROM r")(evil)
+    sql(MANY.format(50_000) + "INSERT INTO samples SELECT 1, 0, n, n, 1, 0, 2.0, n FROM r")(evil)
+    assert main(["export", "evil-0001", "-o", str(tmp_path / "x.csv")]) == 0
+    assert len((tmp_path / "x.csv").read_text().splitlines()) > 50_000 - 9

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import heapq
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
 from ltui.training.store.attempt_spans import Span
-from ltui.training.store.history_windows import SAMPLES, WINDOW_SIZES
+from ltui.training.store.history_windows import SAMPLES, WINDOW_SIZES, TablePair
 from ltui.training.store.series_query import Series, SeriesPart
+from ltui.training.store.untrusted_database import REAL, WHOLE, typed
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +48,28 @@ Row = tuple[
 
 
 def export_rows(
-    db: sqlite3.Connection, metric: str, series: Series, span: Span
+    db: sqlite3.Connection, metric: str, series: Series, span: Span, ranks: Sequence[int]
 ) -> Iterator[ExportRow]:
-    """Yield the rows of every rank in one attempt, by step and then by rank."""
-    part = SeriesPart(db, series, span.attempt)
-    ranks = {row[0] for row in (*part.rows("DISTINCT rank"), *part.windows("DISTINCT rank"))}
+    """Yield the rows of these ranks in one attempt, by step and then by rank."""
     by_rank = [
         _rank_rows(SeriesPart(db, series, span.attempt, rank), rank, 0, span.last_step)
-        for rank in sorted(ranks)
+        for rank in ranks
     ]
     for row in heapq.merge(*by_rank, key=itemgetter(0, 1)):
         yield _export_row(metric, row)
+
+
+def stored_ranks(db: sqlite3.Connection, tables: TablePair, attempt: int) -> list[int]:
+    """Return the ranks with rows or windows of any series in an attempt."""
+    ranks: set[int] = set()
+    for table in (tables.rows, tables.windows):
+        # A look-up in the index for each rank. The ranks of one series would take a whole scan.
+        query = f"SELECT min(rank) FROM {table} WHERE attempt = ? AND rank > ?"  # noqa: S608
+        rank: int | None = -1
+        while rank is not None:
+            ranks.add(rank)
+            ((rank,),) = typed(db.execute(query, (attempt, rank)), (int, type(None)))
+    return sorted(ranks - {-1})
 
 
 def new_rows(
@@ -108,12 +120,13 @@ def _rank_rows(part: SeriesPart, rank: int, first_step: int, last_step: int) -> 
         (first_loss,) = part.rows("min(step)", with_value).fetchone()
         with_value = "" if first_loss is None else f"AND step >= {int(first_loss)} "
         with_value = with_value or f"AND {c} IS NOT NULL "
-    for step, epoch, t, value in part.rows(
+    rows = part.rows(
         f"step, epoch, {part.tables.time}, {c}",
         f"AND step >= ? AND step <= ? {with_value}ORDER BY step, seq",
         start,
         last_step,
-    ):
+    )
+    for step, epoch, t, value in typed(rows, WHOLE, REAL, REAL, REAL):
         yield step, rank, epoch, t, value, None, None, None, 1
 
 

@@ -38,7 +38,7 @@ from ltui.training.store.database_schema import (
     no_history_error,
     store_error,
 )
-from ltui.training.store.export_rows import ExportRow, export_rows, new_rows
+from ltui.training.store.export_rows import ExportRow, export_rows, new_rows, stored_ranks
 from ltui.training.store.history_place import HistoryFile, history_file
 from ltui.training.store.history_windows import SAMPLES, STEPS
 from ltui.training.store.run_directory import RunDir
@@ -370,8 +370,12 @@ class RunStore:
         SQLite reports an error.
         """
         with self.limited(math.inf):
+            ranks: dict[tuple[str, int], list[int]] = {}
             for metric, series, span in self._series_and_spans(metrics):
-                yield from export_rows(self._connection, metric, series, span)
+                key = series.tables.rows, span.attempt
+                if key not in ranks:
+                    ranks[key] = stored_ranks(self._connection, series.tables, span.attempt)
+                yield from export_rows(self._connection, metric, series, span, ranks[key])
 
     def _series_and_spans(self, metrics: Sequence[str]) -> Iterator[tuple[str, Series, Span]]:
         """Yield each stored metric with each attempt that has steps that count."""
