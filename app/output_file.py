@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
@@ -57,6 +57,15 @@ def print_json(document: object, stream: TextIO | None = None) -> None:
     """Print one JSON document, by default on standard output."""
     json.dump(document, stream or sys.stdout, indent=1, allow_nan=False)
     print(file=stream)
+
+
+def print_json_list(documents: Sequence[object]) -> None:
+    """Print a list of JSON documents, one on each line.
+
+    Thousands of them take seconds if they are indented, which Python does not do in C.
+    """
+    lines = ",\n".join(json.dumps(document, allow_nan=False) for document in documents)
+    print(f"[\n{lines}\n]" if lines else "[]")
 
 
 def _unwritable(path: str, error: OSError) -> ProblemError:

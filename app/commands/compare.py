@@ -109,7 +109,7 @@ def find_runs(texts: Sequence[str], filter_text: str | None = None) -> list[RunD
     if problems:
         raise ProblemError(*problems)
     if filter_text is not None:
-        with closing(RunList(home, current_snapshot)) as run_list:
+        with closing(RunList(home)) as run_list:
             entries = matching_runs(run_list, filter_text)
         for entry in sorted(entries, key=lambda entry: entry.id):
             found.setdefault(entry.id, entry.run_dir)

@@ -11,7 +11,6 @@ from ltui.app.presentation.run_report import columns
 from ltui.app.runs.matching_runs import matching_runs
 from ltui.app.runs.run_entry import RunEntry
 from ltui.app.runs.run_list import RunList
-from ltui.training.lifecycle.recover_runs import current_snapshot
 from ltui.training.lifecycle.resume_run import delete
 from ltui.training.problem import ProblemError
 from ltui.training.store.labels_file import read_labels
@@ -28,7 +27,7 @@ def prune(options: Namespace) -> int:
             what="an empty filter matches every run.",
             remedy="Give a condition, such as 'state=failed ended<30d ago'.",
         )
-    with closing(RunList(ltui_home(to_write=not options.dry_run), current_snapshot)) as runs:
+    with closing(RunList(ltui_home(to_write=not options.dry_run))) as runs:
         matching = [entry for entry in matching_runs(runs, options.filter) if _may_go(entry)]
         chosen = runs.complete(matching, ("size",))
     if not chosen:

@@ -10,17 +10,15 @@ from contextlib import closing
 from typing import Any
 
 from ltui.app.exit_codes import EXIT_DONE
-from ltui.app.output_file import print_json
+from ltui.app.output_file import print_json, print_json_list
 from ltui.app.presentation.run_report import columns, show_lines, started_text, truncated
 from ltui.app.runs.filter_runs import fields_of, run_filter, unknown_names
 from ltui.app.runs.run_entry import RunEntry
 from ltui.app.runs.run_fields import FIELDS, SETTING, Kind, Value, kind_of, value_of, value_text
 from ltui.app.runs.run_json import run_document
-from ltui.app.runs.run_list import RunList
+from ltui.app.runs.run_list import RunList, recovered_snapshot
 from ltui.app.runs.slow_values import read_settings
 from ltui.app.runs.sort_runs import sort_key, sorted_runs
-from ltui.training.lifecycle.recover_runs import current_snapshot
-from ltui.training.lifecycle.resume_run import delete as delete_run
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import json_number, to_json
 from ltui.training.store.labels_file import read_labels
@@ -41,7 +39,7 @@ def list_all(options: Namespace) -> int:
     chosen = [name.strip() for name in (options.columns or "").split(",") if name.strip()]
     sort = None if options.sort is None else sort_key(options.sort)
     used = {*fields_of(options.filter), *chosen, *([sort[0]] if sort else [])}
-    with closing(RunList(ltui_home(to_write=False), current_snapshot)) as runs:
+    with closing(RunList(ltui_home(to_write=False))) as runs:
         every_run = runs.poll()
         # The settings of all runs are needed to know whether a name is that of a setting.
         settings = {name for name in used if name.startswith(SETTING)}
@@ -53,7 +51,7 @@ def list_all(options: Namespace) -> int:
             for sentence in unknown_names(used, every_run):
                 sys.stderr.write(f"Note: {sentence}\n")
         if options.json:
-            print_json([_json(runs, entry, chosen) for entry in shown])
+            print_json_list([_json(runs, entry, chosen) for entry in shown])
             return EXIT_DONE
     if not every_run:
         print("No runs yet. Start one with: ltui run quickstart")
@@ -133,7 +131,7 @@ def show(options: Namespace) -> int:
     run_dir = find_run(ltui_home(to_write=False), options.run)
     if options.code:
         return _show_code(run_dir, as_json=options.json)
-    snapshot = current_snapshot(run_dir)
+    snapshot = recovered_snapshot(run_dir)
     labels, settings = read_labels(run_dir), read_settings(run_dir)
     if options.json:
         print_json({**run_document(snapshot), **labels.to_document(), "settings": settings})
@@ -167,6 +165,9 @@ def _show_code(run_dir: RunDir, *, as_json: bool) -> int:
 
 def delete(options: Namespace) -> int:
     """Run ``ltui delete RUN``."""
+    # Imported here: a list of runs needs nothing of it.
+    from ltui.training.lifecycle.resume_run import delete as delete_run
+
     run_dir = find_run(ltui_home(), options.run)
     delete_run(run_dir)
     print(f"{run_dir.id} was deleted with its history, logs and checkpoints.")

@@ -18,11 +18,11 @@ from typing import Any
 
 from ltui.app.runs.run_entry import RunEntry
 from ltui.app.runs.run_summary import MetricValues, summary_from_row
-from ltui.training.state.run_labels import labels_from_document
+from ltui.training.state.run_labels import NO_LABELS, labels_from_document
 from ltui.training.store.run_directory import RunDir
 
 INDEX_NAME = "index.db"
-VERSION = 4
+VERSION = 5
 """Version of the rows (``user_version``). Raise it when ``RunSummary`` or a table changes."""
 _TABLES = """
 CREATE TABLE runs (id TEXT PRIMARY KEY, stamp TEXT, row TEXT, metrics BLOB) WITHOUT ROWID;
@@ -90,7 +90,9 @@ class RunIndex:
                 entry = RunEntry(
                     run_dir=RunDir(self._home / "runs" / run_id),
                     summary=None if summary is None else summary_from_row(summary),
-                    labels=labels_from_document(document["labels"]),
+                    labels=NO_LABELS
+                    if (labels := document["labels"]) is None
+                    else labels_from_document(labels),
                     metrics=metrics,
                     problem=problem,
                 )
@@ -200,7 +202,7 @@ def _row(entry: RunEntry) -> str:
     document = {
         "summary": None if entry.summary is None else entry.summary.to_row(),
         "problem": entry.problem,
-        "labels": entry.labels.to_document(),
+        "labels": None if entry.labels == NO_LABELS else entry.labels.to_document(),
         "names": entry.metrics.names,
     }
     return json.dumps(document)

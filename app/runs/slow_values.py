@@ -16,8 +16,7 @@ from typing import Any
 from ltui.app.runs.run_entry import RunEntry
 from ltui.app.runs.run_fields import SETTING
 from ltui.app.runs.run_index import RunIndex, Stamped
-from ltui.app.runs.run_settings import run_settings
-from ltui.training.problem import ProblemError
+from ltui.training.state.json_decoder import WRONG_CONTENT
 from ltui.training.store.disk_use import disk_use
 from ltui.training.store.run_directory import RunDir
 
@@ -61,6 +60,8 @@ class SlowValues:
         ``stamps``: a text that changes with the files of a run; its first words with the
         specification and the history. After ``limit_s`` seconds no more values are read.
         """
+        if not kinds:
+            return tuple(entries), 0
         deadline = None if limit_s is None else time.monotonic() + limit_s
         for kind in kinds - self._stored.keys():
             self._stored[kind] = {
@@ -131,16 +132,17 @@ class SlowValues:
 
 def read_settings(run_dir: RunDir) -> dict[str, str]:
     """Return the settings of a run; none if its specification cannot be read."""
-    # Imported here: only a list that needs settings reads a history, with NumPy.
+    # Imported here: only a list that needs settings reads a history, with NumPy, and YAML.
+    from ltui.app.runs.run_settings import run_settings
     from ltui.training.store.history_reader import RunStore
 
     reported: Mapping[str, Any] = {}
     # Files that were edited by hand may hold anything.
-    with suppress(ProblemError, TypeError, ValueError), RunStore(run_dir) as store:
+    with suppress(*WRONG_CONTENT), RunStore(run_dir) as store:
         reported = store.hyperparameters()
     try:
         return _shared(run_settings(run_dir.read_spec(), reported))
-    except (ProblemError, TypeError, ValueError):
+    except WRONG_CONTENT:
         return {}
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -263,3 +265,19 @@ def test_hyperparameters_are_settings_with_their_short_names(
     runs = opened()
     (again,) = [run for run in runs.complete(runs.poll(), ("config.lr",)) if run.id == script.id]
     assert again.settings["lr"] == "2"
+
+
+def test_ended_runs_are_listed_and_shown_without_numpy(private_home: Path) -> None:
+    """It would take a third of the time of these commands."""
+    stored_run(private_home, "calm-fox-0001")
+    for words in (["runs"], ["runs", "--json"], ["show", "last"]):
+        program = (
+            "import sys; from ltui.app.cli import main; main(sys.argv[1:]); print(*sys.modules)"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", program, *words], capture_output=True, text=True, check=True
+        )
+        *shown, modules = done.stdout.splitlines()
+        assert any("calm-fox" in line for line in shown)
+        assert "sqlite3" in modules.split()
+        assert "numpy" not in modules.split()

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from ltui.training.slurm.job_record import JobRecord, read_record, snapshot_path
 from ltui.training.slurm.job_states import SlurmJob
-from ltui.training.slurm.queue_cache import QueueCache
 from ltui.training.slurm.run_place import Place, RunPlace, place_of
 from ltui.training.state.run_snapshot import (
     LIVE,
@@ -38,6 +37,9 @@ def _job(run_dir: RunDir, record: JobRecord) -> SlurmJob | None:
     )
     if record.job_id is None or not (record.waits or running_elsewhere):
         return None
+    # Imported here, and below, because most runs have no job that waits.
+    from ltui.training.slurm.queue_cache import QueueCache
+
     # What SLURM said of the job before its last start ended says nothing about the next start.
     since_s = last.ended_at if last is not None and last.ended_at is not None else 0.0
     return QueueCache(run_dir.home).job(record.job_id, since_s)
@@ -81,6 +83,8 @@ def with_job(run_dir: RunDir, snapshot: RunSnapshot) -> RunSnapshot:
     last = record.last_life
     finished = snapshot.state is RunState.FINISHED
     if last is not None and last.ended_at is None and last.requeued and not finished:
+        from ltui.training.slurm.queue_cache import QueueCache
+
         job = QueueCache(run_dir.home).job(last.job_id)
         if job is None or not job.ended:
             detail = f"{snapshot.detail or snapshot.state.value}; its job is being requeued"

@@ -14,23 +14,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ltui.training.state.json_decoder import WRONG_CONTENT, from_json, parse_json
 from ltui.training.state.metric_name_patterns import TRAIN_LOSS
 from ltui.training.state.run_snapshot import RunSnapshot, Verdict, snapshot_from_json
 from ltui.training.store.attempt_spans import Span, spans
-from ltui.training.store.curve_reader import (
-    MAX_POINTS_READ,
-    Curve,
-    FloatArray,
-    Point,
-    merge_points,
-    read_points,
-    to_curve,
-)
 from ltui.training.store.database_schema import (
     StoreError,
     check_layout,
@@ -51,6 +40,9 @@ from ltui.training.store.untrusted_database import (
     UntrustedDatabase,
     typed,
 )
+
+if TYPE_CHECKING:
+    from ltui.training.store.curve_reader import Curve, FloatArray, Point
 
 STEP_SERIES = {
     TRAIN_LOSS: "loss",
@@ -218,7 +210,7 @@ class RunStore:
         first_step: int | None = None,
         last_step: int | None = None,
         attempt: int | None = None,
-        max_rows: int = MAX_POINTS_READ,
+        max_rows: int | None = None,
     ) -> Curve:
         """Return ``metric`` over steps, without superseded steps, in at most ``max_points`` points.
 
@@ -227,13 +219,21 @@ class RunStore:
         limits the curve to one attempt. ``max_rows`` limits what is read of each attempt, and so
         the time; a smaller number gives a coarser curve.
         """
+        # Imported here because it loads NumPy, which the state of a run does not need.
+        from ltui.training.store.curve_reader import (
+            MAX_POINTS_READ,
+            merge_points,
+            read_points,
+            to_curve,
+        )
+
         series = self._series(metric)
         points: list[Point] = []
         for span in spans(self._connection) if series is not None else ():
             if series is not None and attempt in (None, span.attempt):
                 part = SeriesPart(self._connection, series, span.attempt, rank)
                 last = span.last_step if last_step is None else min(last_step, span.last_step)
-                points += read_points(part, first_step or 0, last, max_rows)
+                points += read_points(part, first_step or 0, last, max_rows or MAX_POINTS_READ)
         points.sort(key=lambda point: point[0])
         return merge_points(to_curve(points), max_points)
 
@@ -358,6 +358,9 @@ class RunStore:
             "(SELECT max(t) FROM gpu_samples WHERE gpu = :gpu) - :last_s ORDER BY t",
             {"gpu": number, "last_s": last_s},
         ).fetchall()
+        # Imported here, as in ``curve``.
+        import numpy as np
+
         columns = np.array(rows, dtype=np.float64).reshape(-1, 5).T
         return StoredGpuReadings(*columns)
 
