@@ -21,7 +21,7 @@ from ltui.app.live.metric_history import (
 )
 from ltui.app.live.stored_curves import stored_curve, stored_rates, stored_segment
 from ltui.training.state.metric_name_patterns import TRAIN_LOSS
-from ltui.training.state.record_fold import json_label, step_rows
+from ltui.training.state.record_fold import logged_row, step_rows
 from ltui.training.state.run_snapshot import GpuSnapshot
 from ltui.training.store.curve_reader import Curve
 from ltui.training.store.history_reader import RunStore
@@ -152,11 +152,9 @@ class RunCurves:
         for record in records:
             if record.kind != RecordKind.METRICS:
                 continue
-            label = json_label(record) or {}
-            epoch = label.get("epoch")
-            place = [label.get("step"), math.nan if epoch is None else epoch, label.get("t")]
-            if not all(isinstance(v, (int, float)) for v in place):
+            row = logged_row(record)
+            if row is None or row.step is None or row.t is None:
                 continue
-            step, epoch, time = (float(v) for v in place)  # type: ignore[arg-type]
-            for name, value in zip(label.get("names") or (), record.array.tolist(), strict=False):
-                self._metrics.add(str(name), step, epoch, time, value)
+            epoch = math.nan if row.epoch is None else float(row.epoch)
+            for name, value in zip(row.names, row.mean, strict=False):
+                self._metrics.add(name, float(row.step), epoch, row.t, value)

@@ -273,6 +273,7 @@ def _facts(snapshot: RunSnapshot, now: float) -> list[tuple[str, str]]:
         ("job", _job_text(snapshot, now)),
         ("supervisor", supervisor),
         ("history", clean_line(snapshot.history_note) if snapshot.history_note else ""),
+        ("combined", _combined_text(snapshot)),
         ("GPUs", clean_line(snapshot.gpu_note) if snapshot.gpu_note else ""),
         ("logs", clean_line(snapshot.log_dir or "")),
         ("directory", clean_line(snapshot.run_dir or "")),
@@ -303,6 +304,12 @@ def _throughput_fact(snapshot: RunSnapshot) -> str:
     if speed.data_wait_share is not None and live:
         parts.append(data_wait_text(speed.data_wait_share))
     return ", ".join(parts)
+
+
+def _combined_text(snapshot: RunSnapshot) -> str:
+    if not snapshot.combined_values:
+        return ""
+    return f"{snapshot.combined_values:,} logged values are kept as windows (mean, min, max, last)"
 
 
 def _times_text(snapshot: RunSnapshot, now: float) -> str:

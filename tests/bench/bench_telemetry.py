@@ -9,6 +9,9 @@ shows how far two equal trainings are apart, which is the error of this measurem
 
 Net is what a run has of ltui: all its callbacks and hooks, and the position in the data, while the
 context managers of Lightning's profiler that does nothing are put out. Raw leaves these in place.
+
+The first trainings log nothing. Others log 20 values in each step: what ltui costs there beyond
+what it costs without them, divided by 20, is the cost of a logged value.
 """
 
 from __future__ import annotations
@@ -36,13 +39,14 @@ from ltui.training.rank.environment import RankEnvironment
 
 BLOCK, SKIPPED, ROUNDS = 40, 8, 60
 EMPTY, NET, RAW, AGAIN, CSV, RICH = "empty", "net", "raw", "again", "csv", "rich"
-NAMES = (EMPTY, NET, RAW, AGAIN, CSV, RICH)
-BOUND_US = 15.0
+WITHOUT_VALUES = (EMPTY, NET, RAW, AGAIN, RICH)
+WITH_VALUES = (EMPTY, NET, CSV)
+VALUES = 20
+BOUND_US, VALUE_BOUND_US = 15.0, 8.0
 ROWS = (
     (NET, "ltui, a step beyond an empty callback (net: what a run has of it)", BOUND_US),
     (RAW, "  with Lightning's idle profiling left in place (raw)", None),
     (AGAIN, "  another empty callback: the error of this measurement", None),
-    (CSV, "  CSVLogger, every step, the same", None),
     (RICH, "  RichProgressBar, the same", None),
 )
 
@@ -50,20 +54,21 @@ ROWS = (
 class Relay:
     """Whose turn it is: one instrument trains, the others wait."""
 
-    def __init__(self) -> None:
-        self.times: dict[str, list[int]] = {name: [] for name in NAMES}
+    def __init__(self, names: Sequence[str], values: int) -> None:
+        self.names, self.values = names, values
+        self.times: dict[str, list[int]] = {name: [] for name in names}
         self._changed = threading.Condition()
         self._turn = 0
 
     @property
     def over(self) -> bool:
-        return self._turn >= ROUNDS * len(NAMES)
+        return self._turn >= ROUNDS * len(self.names)
 
     @property
     def name(self) -> str:
         """The instrument whose turn it is; the order rotates from round to round."""
-        block, place = divmod(self._turn, len(NAMES))
-        return NAMES[(place + block) % len(NAMES)]
+        block, place = divmod(self._turn, len(self.names))
+        return self.names[(place + block) % len(self.names)]
 
     def wait(self, names: Sequence[str]) -> None:
         with self._changed:
@@ -105,7 +110,8 @@ class Model(pl.LightningModule):
             self._next_turn()
         self.began = time.thread_time_ns()
         loss: torch.Tensor = self.layer(batch).pow(2).mean()
-        self.log("loss", loss)
+        for number in range(self.relay.values):
+            self.log(f"value {number}", loss)
         return loss
 
     def _next_turn(self) -> None:
@@ -124,34 +130,57 @@ class Model(pl.LightningModule):
 
 
 def measure() -> list[dict[str, Any]]:
-    """Microseconds a step of each instrument."""
+    """Microseconds a step of each instrument, and a logged value of ltui."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
         warnings.simplefilter("ignore")
-        relay = _train(Path(folder))
-    tenths = {name: statistics.quantiles(relay.times[name], n=10) for name in NAMES}
-    rows = []
-    for name, what, bound in ROWS:
-        above = [(own - bare) / 1e3 for own, bare in zip(tenths[name], tenths[EMPTY], strict=True)]
-        words = f"{what}; medians {above[4]:+.1f}"
-        rows.append({"what": words, "value": above[0], "unit": "us", "bound": bound})
-    whole = {"what": "  the whole step with the empty callback", "value": tenths[EMPTY][0] / 1e3}
-    return [*rows[:3], {**whole, "unit": "us", "bound": None}, *rows[3:]]
+        plain = _tenths(_train(Path(folder, "plain"), WITHOUT_VALUES, 0))
+        logging_tenths = _tenths(_train(Path(folder, "logging"), WITH_VALUES, VALUES))
+    rows = [
+        _row(what, _above(plain, name, 0), bound, f"; medians {_above(plain, name, 4):+.1f}")
+        for name, what, bound in ROWS
+    ]
+    rows.insert(3, _row("  the whole step with the empty callback", plain[EMPTY][0] / 1e3))
+    for name, what, bound in ((NET, "ltui", VALUE_BOUND_US), (CSV, "  CSVLogger", None)):
+        without = plain if name in plain else None
+        each = [
+            (_above(logging_tenths, name, tenth) - (_above(without, name, tenth) if without else 0))
+            / VALUES
+            for tenth in (0, 4)
+        ]
+        what += f", a logged value, where a step logs {VALUES}"
+        rows.append(_row(what, each[0], bound, f"; medians {each[1]:+.1f}"))
+    return rows
 
 
-def _train(folder: Path) -> Relay:
-    relay = Relay()
+def _row(what: str, value: float, bound: float | None = None, more: str = "") -> dict[str, Any]:
+    return {"what": what + more, "value": value, "unit": "us", "bound": bound}
+
+
+def _tenths(relay: Relay) -> dict[str, list[float]]:
+    return {name: statistics.quantiles(times, n=10) for name, times in relay.times.items()}
+
+
+def _above(tenths: dict[str, list[float]], name: str, tenth: int) -> float:
+    """Return the microseconds of a step beyond those with an empty callback."""
+    return (tenths[name][tenth] - tenths[EMPTY][tenth]) / 1e3
+
+
+def _train(folder: Path, names: Sequence[str], values: int) -> Relay:
+    folder.mkdir()
+    relay = Relay(names, values)
     environment = RankEnvironment(run_dir=folder, run_id="bench", attempt=1)
     rank = rebuild_callback("lightning", environment)
     rich = RichProgressBar(console_kwargs={"file": io.StringIO(), "force_terminal": True})
-    watched = Model(relay, (NET, RAW))
+    watched = Model(relay, [name for name in (NET, RAW) if name in names])
     others = [
-        *(
-            threading.Thread(target=_fit, args=(Model(relay, (name,)), folder, [pl.Callback()]))
-            for name in (EMPTY, AGAIN)
-        ),
-        threading.Thread(target=_fit, args=(Model(relay, (CSV,)), folder, [pl.Callback()], True)),
-        threading.Thread(target=_fit, args=(Model(relay, (RICH,)), folder, [rich])),
+        threading.Thread(
+            target=_fit,
+            args=(Model(relay, (name,)), folder, [rich if name == RICH else pl.Callback()]),
+            kwargs={"csv": name == CSV},
+        )
+        for name in (EMPTY, AGAIN, CSV, RICH)
+        if name in names
     ]
     for thread in others:
         thread.start()

@@ -76,6 +76,14 @@ def in_step() -> dict[str, Any]:
             results=results,
             active_results=lightning_internals.active_results(trainer),
             callback_metrics=lightning_internals.callback_metrics(trainer),
+            callback_table=lightning_internals.callback_table(
+                lightning_internals.logger_connector(trainer)
+            ),
+            within_batch=lightning_internals.is_within_batch(
+                lightning_internals.logger_connector(trainer)
+            ),
+            accumulating=lightning_internals.is_accumulating(trainer),
+            row=results.metrics(True)["log"],
             tables=lightning_internals.copy_of_metric_tables(trainer),
             same_tables=[
                 lightning_internals.metric_table(trainer, name)
@@ -102,7 +110,8 @@ def in_step() -> dict[str, Any]:
 def test_connectors_have_the_methods_that_are_called() -> None:
     trainer = _trainer()
     logger = lightning_internals.logger_connector(trainer)
-    for name in ("on_batch_start", "on_batch_end", "update_train_step_metrics"):
+    names = ("on_batch_start", "on_batch_end", "update_train_step_metrics", "log_metrics")
+    for name in names:
         assert callable(getattr(logger, name)), name
     checkpoint = lightning_internals.checkpoint_connector(trainer)
     for name in ("dump_checkpoint", "resume_start", "restore_optimizers_and_schedulers"):
@@ -151,6 +160,13 @@ def test_metric_tables_are_dictionaries_of_tensors(in_step: dict[str, Any]) -> N
     # The first batch of the epoch has ended, so its values are stored.
     assert isinstance(in_step["callback_metrics"]["loss"], torch.Tensor)
     assert in_step["callback_metrics"] is in_step["same_tables"][0]
+
+
+def test_a_row_for_loggers_is_readable_within_a_batch(in_step: dict[str, Any]) -> None:
+    assert in_step["callback_table"] is in_step["callback_metrics"]
+    assert (in_step["within_batch"], in_step["accumulating"]) == (True, False)
+    assert in_step["row"]
+    assert all(isinstance(value, torch.Tensor) for value in in_step["row"].values())
 
 
 def test_a_result_can_be_built_and_updated(in_step: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -15,9 +16,11 @@ from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.lifecycle.shim_files import engine_identity, shim_identity
 from ltui.training.lifecycle.start_supervisor import restart_supervisor
 from ltui.training.state.run_snapshot import LIVE, RankState, RunSnapshot, RunState
+from ltui.training.store.run_directory import RunDir
 from tests.required import required
 from tests.store.histories import stored_rows
 from tests.supervise.conftest import Runs
+from tests.waiting import wait_for
 
 
 def test_the_supervisor(runs: Runs) -> None:
@@ -39,6 +42,31 @@ def test_the_supervisor(runs: Runs) -> None:
     assert (
         runs.steps(run, 0) == runs.steps(run, 1) == list(range(1, required(ended.global_step) + 1))
     )
+
+
+def queue_names(run: RunDir) -> list[str]:
+    return sorted(path.name for path in run.queue_dir(1).glob("*.queue"))
+
+
+def test_the_supervisor_when_it_removes_the_queue_files(runs: Runs) -> None:
+    """Whether it was killed before or after: the history is whole, and a resume removes them."""
+    run = runs.training()
+    assert queue_names(run) == ["rank-00000.queue", "rank-00001.queue"]
+    pid = required(resolve_snapshot(run).supervisor_pid)
+    runs.order(run, "stop")
+    wait_for(run.engine_final_path(1).exists, seconds=60, period_s=0.0005)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    ended = runs.ended(run)
+    assert (ended.state, ended.history_note) == (RunState.STOPPED, None)
+    last = required(ended.global_step)
+    assert runs.steps(run, 0) == runs.steps(run, 1) == list(range(1, last + 1))
+    resume(run)
+    runs.until(run, lambda s: s.attempt == 2 and (s.global_step or 0) > last)
+    runs.order(run, "stop")
+    assert runs.ended(run).state is RunState.STOPPED
+    assert not queue_names(run)
+    assert not list(run.queue_dir(2).glob("*.queue"))
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["hangs", "killed"])

@@ -74,7 +74,7 @@ def attempt(folder: Path, **changes: Any) -> Any:
         "pending_stops": PendingStopStore(run, 2),
         "catalog": CheckpointCatalog(run.checkpoints_dir),
         "script_checkpoints": ScriptCheckpoints(),
-        "recorder": SimpleNamespace(note=None),
+        "recorder": SimpleNamespace(note=None, combined_values=0),
         "start": None,
         "nodes": None,
     }

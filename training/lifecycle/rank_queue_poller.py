@@ -13,7 +13,8 @@ from pathlib import Path
 
 from ltui.training.process.identity import ProcessIdentity, is_alive, is_stopped
 from ltui.training.process.open_files import allow_queues_of
-from ltui.training.store.history_writer import Cursor
+from ltui.training.store.history_writer import Cursor, StoreWriter
+from ltui.training.store.run_directory import RunDir
 from ltui.training.tensor_queue.queue_reader import Poll, QueueFileError, QueueReader, Record
 from ltui.training.tensor_queue.record_types import Outcome, PulseState
 
@@ -186,6 +187,30 @@ def queue_files(queue_dir: Path) -> dict[int, Path]:
         int(match[1]): queue_dir / name for name in names if (match := _QUEUE_NAME.fullmatch(name))
     }
     return dict(sorted(files.items()))
+
+
+def remove_stored_queues(run_dir: RunDir, store: StoreWriter) -> None:
+    """Remove the queue files of ended attempts of which the history has every record.
+
+    An attempt has ended when its end is in the history too. Until then the pulses in its queues are
+    the only trace of how the ranks ended.
+    """
+    for attempt in store.ended_attempts():
+        cursors = store.cursors(attempt)
+        for rank, path in queue_files(run_dir.queue_dir(attempt)).items():
+            with contextlib.suppress(OSError, QueueFileError):  # a damaged file is evidence
+                if _is_stored(path, cursors.get(rank)):
+                    path.unlink()
+
+
+def _is_stored(path: Path, cursor: Cursor | None) -> bool:
+    """Return True if the file has no record after the cursor."""
+    next_seq = 0
+    if cursor is not None:
+        is_current = cursor.inode == _inode(path)
+        next_seq = cursor.next_seq - cursor.base if is_current else 0
+    with closing(QueueReader(path, from_seq=next_seq)) as reader:
+        return not reader.poll(limit=1).records
 
 
 def read_pulses(queue_dir: Path) -> dict[int, PulseState | None]:

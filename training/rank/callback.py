@@ -156,7 +156,7 @@ class RankHooks:
             if self._exact is not None:
                 self._exact.after_restore = functools.partial(self._ignore_restored, trainer)
             self._boundaries.use_exact_state(self._exact)
-            self.telemetry.install_marks(trainer)
+            self.telemetry.install_marks(trainer, finder)
             self._boundaries.detect_batch_and_training_end(trainer, finder, self._finder_batch)
         self._boundaries.use_exact_state(self._exact)
 
@@ -213,7 +213,6 @@ class RankHooks:
             if self.channel.rank == 0:
                 with contextlib.suppress(Exception):  # only shown in the dashboard
                     send_hyperparameters(self.channel, trainer, pl_module)
-            self.telemetry.forget_metrics()
             self.telemetry.restart_clock()
             # Set on the object, so that Lightning calls it directly.
             self.on_train_batch_end = self.telemetry.on_train_batch_end  # type: ignore[method-assign]
@@ -221,7 +220,6 @@ class RankHooks:
     @guarded
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         if (telemetry := self.telemetry) is not None:
-            self._send_metrics(trainer)
             telemetry.attach(trainer)
             telemetry.restart_clock()
 
@@ -266,26 +264,16 @@ class RankHooks:
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         if trainer.sanity_checking:
             return
-        self._send_metrics(trainer)
         self._send_phase_event("Validation ended.")
         if self.telemetry is not None:
             self._enter(Phase.BATCH_END)
             self.telemetry.restart_clock()
 
-    @guarded
-    def on_test_end(self, trainer: Any, pl_module: Any) -> None:
-        self._send_metrics(trainer)
-
     # The end.
 
     @guarded
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        self._send_metrics(trainer)
         self._enter(Phase.EPOCH_END)
-
-    @guarded
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self._send_metrics(trainer)
 
     @guarded
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -297,6 +285,8 @@ class RankHooks:
             self._exact.detach()
         only_tuned = self._tuner.finder is not None and not self._trained
         self._tuner.end()
+        if self.telemetry is not None:
+            self.telemetry.flush_metrics()
         channel.queue.flush_staged()
         # Set after every stage, because any may be the last. The next stage's setup resets it.
         channel.pulse.set(phase=Phase.TEARDOWN, outcome=Outcome.FINISHED)
@@ -308,6 +298,8 @@ class RankHooks:
         self._exception = exception
         with contextlib.suppress(Exception):  # a second error must not hide the first
             self._boundaries.end(raised=True)
+            if self.telemetry is not None:
+                self.telemetry.flush_metrics()
             if self.channel is not None and not isinstance(exception, RunStopped):
                 self.channel.send_exception(exception)
 
@@ -324,7 +316,3 @@ class RankHooks:
     def _ignore_restored(self, trainer: Any) -> None:
         if self.telemetry is not None:
             self.telemetry.ignore_restored_metrics(trainer)
-
-    def _send_metrics(self, trainer: Any) -> None:
-        if self.telemetry is not None:
-            self.telemetry.send_metrics(trainer)

@@ -68,7 +68,8 @@ def require_exact_resume(trainer: Any) -> None:
 def logger_connector(trainer: Any) -> Any:
     """Return ``Trainer._logger_connector``, which collects logged values and runs batch hooks.
 
-    Its methods ``on_batch_start``, ``on_batch_end`` and ``update_train_step_metrics`` are used.
+    Its methods ``on_batch_start``, ``on_batch_end``, ``update_train_step_metrics`` and
+    ``log_metrics`` are used.
     """
     return trainer._logger_connector
 
@@ -105,7 +106,10 @@ def active_results(trainer: Any) -> Any:
 
 
 def training_results(trainer: Any) -> Any:
-    """Return ``_TrainingEpochLoop._results``, the results that ``training_step`` logged."""
+    """Return ``_TrainingEpochLoop._results``, the results that ``training_step`` logged.
+
+    Its method ``metrics(on_step)`` returns the present values, those for loggers under ``log``.
+    """
     return trainer.fit_loop.epoch_loop._results
 
 
@@ -116,6 +120,30 @@ def callback_metrics(trainer: Any) -> dict[str, Any]:
     """
     metrics: dict[str, Any] = trainer._logger_connector._callback_metrics
     return metrics
+
+
+def callback_table(connector: Any) -> dict[str, Any]:
+    """Return what ``callback_metrics`` does, of a ``logger_connector``."""
+    metrics: dict[str, Any] = connector._callback_metrics
+    return metrics
+
+
+def is_within_batch(connector: Any) -> bool:
+    """Return True between the start of the first batch of a loop and the end of its last one.
+
+    Reads ``_LoggerConnector._first_loop_iter``.
+    """
+    return connector._first_loop_iter is not None
+
+
+def is_accumulating(trainer: Any) -> bool:
+    """Return True if the last batch of the ``fit`` only accumulated gradients.
+
+    Uses ``_TrainingEpochLoop._should_accumulate``. A logger then has the number of the next step.
+    """
+    if trainer.state.fn != "fit" or not trainer.lightning_module.automatic_optimization:
+        return False
+    return bool(trainer.fit_loop.epoch_loop._should_accumulate())
 
 
 def metric_table(trainer: Any, name: str) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from ltui.training.tensor_queue.record_types import RecordKind, StepField
 
 _NAN = math.nan
 _PERIODIC_NS = 100_000_000
-"""Nanoseconds between updates of logged metrics, memory and the wall clock's offset."""
+"""Nanoseconds between updates of the memory and the wall clock's offset."""
 _MEMORY_NS = 500_000_000
 """Nanoseconds between reads of the allocated memory, for which torch builds a large dictionary."""
 
@@ -61,7 +61,7 @@ class Telemetry:
     """
 
     __slots__ = (
-        *("_channel", "_epoch", "_failed", "_list_type", "_memory_due", "_metrics"),
+        *("_channel", "_epoch", "_failed", "_list_type", "_log_due", "_memory_due", "_metrics"),
         *("_nonfinite_reported", "_on_cuda", "_param_group", "_periodic_due", "_phases"),
         *("_publish", "_pulse", "_row", "_scaled_loss", "_steps", "_tensor_type"),
         *("_wall_offset_s", "global_step", "stepped"),
@@ -80,6 +80,8 @@ class Telemetry:
         self.global_step = 0
         self.stepped = False
         """True if the optimizer stepped in the batch that just ended. The callback resets it."""
+        self._log_due = False
+        """True if loggers get a row of the batch that just ended."""
         self._epoch = 0
         self._periodic_due = self._memory_due = 0
         self._wall_offset_s = 0.0
@@ -117,8 +119,11 @@ class Telemetry:
         phases.next_batch = 0
         self._row[StepField.EPOCH] = self._epoch
 
-    def install_marks(self, trainer: Any) -> None:
-        """Wrap the methods between which the phases of a batch lie."""
+    def install_marks(self, trainer: Any, active_finder: Callable[[], object]) -> None:
+        """Wrap the methods between which the phases of a batch lie, and those that log values.
+
+        ``active_finder`` returns a true value while a trial of Lightning's Tuner runs.
+        """
         self._phases.install_marks(trainer)
         connector, state = lightning_internals.logger_connector(trainer), trainer.state
         batches = trainer.fit_loop.epoch_loop.batch_progress.current
@@ -144,7 +149,22 @@ class Telemetry:
                     self._failed(error)
             start(*args, **kwargs)
 
-        connector.on_batch_start = on_batch_start
+        end, metrics = connector.on_batch_end, self._metrics
+
+        def on_batch_end() -> None:
+            end()
+            if self._log_due:
+                self._log_due = False
+                try:
+                    metrics.send_batch(self.global_step, self._epoch)
+                except Exception as error:  # noqa: BLE001
+                    self._failed(error)
+
+        def steps_completed() -> int:
+            return int(trainer.global_step if self._steps is None else self._steps.completed)
+
+        connector.on_batch_start, connector.on_batch_end = on_batch_start, on_batch_end
+        metrics.watch(trainer, steps_completed, active_finder, self._failed)
 
     def restart_clock(self) -> None:
         """Exclude the time since the last batch (validation, a pause) from the next step."""
@@ -153,7 +173,7 @@ class Telemetry:
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Send the batch's row, and periodically the metrics and the memory.
+        """Send the batch's row, and periodically the memory.
 
         The row keeps the values of fields that did not change.
         """
@@ -162,12 +182,14 @@ class Telemetry:
             spent = phases.spent
             spent[phases.doing] += now - phases.since
             if now >= self._periodic_due:
-                self._send_periodic(trainer, now)
+                self._do_periodic(now)
             pulse, mark, row = self._pulse, phases.mark, self._row
             step = self._steps.completed
             self.stepped = stepped = step != self.global_step
             if stepped:
                 self.global_step = pulse.global_step = mark[3] = step
+            # While gradients are accumulated, loggers get nothing.
+            self._log_due = stepped or not self._scaled_loss
             row[_ROW_GLOBAL_STEP] = step
             row[_ROW_BATCH] = batch_idx
             listed = type(batch) is self._list_type and len(batch) > 0
@@ -236,23 +258,17 @@ class Telemetry:
 
     # Less often than once for each batch.
 
-    def _send_periodic(self, trainer: Any, now: int) -> None:
+    def _do_periodic(self, now: int) -> None:
         self._periodic_due = now + _PERIODIC_NS
         self._wall_offset_s = time.time() - now * 1e-9
-        # Lightning has not stored this batch's metrics yet: these are of the previous batch.
-        self._metrics.send(trainer, self.global_step, self._epoch)
         if self._on_cuda and now >= self._memory_due:
             self._memory_due = now + _MEMORY_NS
             self._row[StepField.MEMORY_BYTES] = torch.cuda.memory_allocated()
             self._row[StepField.MEMORY_PEAK_BYTES] = torch.cuda.max_memory_allocated()
 
-    def send_metrics(self, trainer: Any) -> None:
-        """Send the user's metrics that are new."""
-        self._metrics.send(trainer, trainer.global_step, self._pulse.epoch)
-
-    def forget_metrics(self) -> None:
-        """Treat all of the user's metrics as new."""
-        self._metrics.forget()
+    def flush_metrics(self) -> None:
+        """Send the user's metrics that still wait to be combined with later ones."""
+        self._metrics.flush()
 
     def ignore_restored_metrics(self, trainer: Any) -> None:
         """Do not send the metrics that a resume has restored: they belong to earlier steps."""

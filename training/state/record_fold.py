@@ -427,20 +427,57 @@ def _event(rank: int, t_ns: int, label: Mapping[str, Any]) -> FoldedEvent:
 
 
 def _fold_metrics(metrics: dict[str, MetricValue], record: Record) -> None:
-    for name, step, value in metric_values(record):
-        bound = value if math.isfinite(value) else None
-        metrics[name] = _updated_metric(metrics.get(name), value, step, bound, bound)
+    row = logged_row(record)
+    if row is None:
+        return
+    for name, low, high, last in zip(row.names, row.low, row.high, row.last, strict=False):
+        best = (low if math.isfinite(low) else None, high if math.isfinite(high) else None)
+        metrics[name] = _updated_metric(metrics.get(name), last, row.step or 0, *best)
 
 
-def metric_values(record: Record) -> list[tuple[str, int, float]]:
-    """Return the name, step and value of each metric in a METRICS record."""
-    label = json_label(record)
-    names = label.get("names") if label else None
-    if label is None or not isinstance(names, list):
+class LoggedRow(NamedTuple):
+    """A METRICS record: values of several metrics, or windows of values of each of them."""
+
+    names: list[str]
+    step: int | None
+    """Step of the last value, as ``epoch`` and ``t``."""
+    epoch: int | None
+    t: float | None
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+    last: list[float]
+    count: int = 1
+    """Number of values of each metric. If it is 1, the four lists are the same one."""
+    first_step: int | None = None
+
+
+def logged_row(record: Record) -> LoggedRow | None:
+    """Return the contents of a METRICS record; None if a rank of another version wrote them."""
+    label, array = json_label(record) or {}, record.array
+    names, count = label.get("names"), _int_or_none(label.get("count")) or 1
+    if not isinstance(names, list) or not isinstance(array, np.ndarray):
+        return None
+    place = [_int_or_none(label.get("step")), _int_or_none(label.get("epoch"))]
+    t, names = _finite_or_none(label.get("t")), [str(name) for name in names]
+    if count > 1 and array.ndim == 2 and len(array) == 4:
+        first = _int_or_none(label.get("first_step"))
+        return LoggedRow(names, *place, t, *array.astype(np.float64).tolist(), count, first)
+    values = np.asarray(array, dtype=np.float64).reshape(-1).tolist()
+    return LoggedRow(names, *place, t, values, values, values, values)
+
+
+def metric_values(record: Record, name: str) -> list[tuple[int, float]]:
+    """Return step and value of one metric in a METRICS record.
+
+    Of a window these are its lowest, its highest and its last value.
+    """
+    row = logged_row(record)
+    if row is None or name not in row.names:
         return []
-    step = _int_or_none(label.get("step")) or 0
-    values = np.asarray(record.array, dtype=np.float64).reshape(-1).tolist()
-    return [(str(name), step, value) for name, value in zip(names, values, strict=False)]
+    place, step = row.names.index(name), row.step or 0
+    columns = (row.last,) if row.count == 1 else (row.low, row.high, row.last)
+    return [(step, column[place]) for column in columns if place < len(column)]
 
 
 def json_label(record: Record) -> dict[str, Any] | None:

@@ -331,6 +331,8 @@ class RunSnapshot:
     """
     history_note: str | None = None
     """Reason why the history is incomplete: ``disk full since 14:03``, ``records lost: 120``."""
+    combined_values: int = 0
+    """Logged values that were combined with others, because a step logged more than 1,000."""
     log_dir: str | None = None
     run_dir: str | None = None
     taken_at: float | None = None

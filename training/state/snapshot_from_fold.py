@@ -85,8 +85,8 @@ def logged_values(fold: FoldState, polls: Mapping[int, Poll], name: str) -> list
     rank = min((r for r, f in fold.ranks.items() if name in f.metrics), default=None)
     if rank is not None:
         records = polls[rank].records if rank in polls else ()
-        logged = (m for r in records if r.kind == RecordKind.METRICS for m in metric_values(r))
-        values = [(step, value) for logged_name, step, value in logged if logged_name == name]
+        metrics_records = (record for record in records if record.kind == RecordKind.METRICS)
+        values = [value for record in metrics_records for value in metric_values(record, name)]
     elif (lowest_rank := fold.lowest_active_rank) is not None and lowest_rank.rank in polls:
         _, rows = step_rows(polls[lowest_rank.rank].records)
         columns = rows[:, [StepField.GLOBAL_STEP, StepField.LOSS]].tolist()

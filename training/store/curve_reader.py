@@ -87,7 +87,7 @@ def _merged_rows(part: SeriesPart, first_step: int, last_step: int, max_rows: in
         return []
     level = _resolution(first, last, max_rows)
     return part.rows(
-        f"avg(step), avg(epoch), avg({part.tables.time}), avg({c}), min({c}), max({c}), count({c})",
+        f"avg(step), avg(epoch), avg({part.tables.time}), {part.tables.merged(c)}",
         f"{inside} GROUP BY step / {level} ORDER BY step / {level}",
         first_step,
         last_step,
@@ -122,9 +122,9 @@ def _windows(
 
 def _rows(part: SeriesPart, first_step: int, last_step: int) -> list[Point]:
     c, t = part.column, part.tables.time
-    columns, group = f"step, epoch, {t}, {c}, {c}, {c}, {c} IS NOT NULL", ""
+    columns, group = f"step, epoch, {t}, {part.tables.single(c)}", ""
     if part.rank is None:
-        columns = f"step, avg(epoch), avg({t}), avg({c}), min({c}), max({c}), count({c})"
+        columns = f"step, avg(epoch), avg({t}), {part.tables.merged(c)}"
         group = "GROUP BY step"
     inside = f"AND step >= ? AND step <= ? {group} ORDER BY step"
     return part.rows(columns, inside, first_step, last_step).fetchall()

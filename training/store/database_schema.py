@@ -26,7 +26,9 @@ STEP_COLUMNS = (
 """Columns of the table ``steps`` in the order of ``StepField``."""
 
 # The ordering key of `steps` is (step, seq): rows arrive in that order, so inserts append, and the
-# same record written twice is one row.
+# same record written twice is one row. A row of `samples` is one logged value, or `n` values that
+# the rank has combined: then `value` is their mean, and `first_step` the step of the first one.
+# `combined` counts the values that a rank has combined.
 TABLES = """
 CREATE TABLE attempts (
     attempt INTEGER PRIMARY KEY,
@@ -36,6 +38,7 @@ CREATE TABLE attempts (
 CREATE TABLE snapshot (id INTEGER PRIMARY KEY CHECK (id = 1), taken_at REAL, document TEXT);
 CREATE TABLE cursors (
     attempt INTEGER, rank INTEGER, next_seq INTEGER, base INTEGER, inode INTEGER,
+    combined INTEGER,
     PRIMARY KEY (attempt, rank)
 ) WITHOUT ROWID;
 CREATE TABLE steps (
@@ -59,6 +62,7 @@ CREATE TABLE names (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
 CREATE TABLE samples (
     attempt INTEGER, rank INTEGER, name_id INTEGER, seq INTEGER,
     step INTEGER, epoch INTEGER, t REAL, value REAL,
+    n INTEGER, low REAL, high REAL, last REAL, first_step INTEGER,
     PRIMARY KEY (attempt, rank, name_id, step, seq)
 ) WITHOUT ROWID;
 CREATE TABLE sample_windows (
@@ -92,7 +96,15 @@ CREATE TABLE gaps (
 """
 
 
-ADDED_COLUMNS = (("attempts", "changes", "TEXT"), ("attempts", "reason", "TEXT"))
+_COMBINED_COLUMNS = (
+    ("n", "INTEGER"), ("low", "REAL"), ("high", "REAL"), ("last", "REAL"), ("first_step", "INTEGER")
+)  # fmt: skip
+ADDED_COLUMNS = (
+    ("attempts", "changes", "TEXT"),
+    ("attempts", "reason", "TEXT"),
+    ("cursors", "combined", "INTEGER"),
+    *(("samples", column, kind) for column, kind in _COMBINED_COLUMNS),
+)
 """(table, column, type) of columns added after layout 1.
 
 The layout has the same number, because older versions leave these columns empty.
@@ -162,9 +174,22 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
 
 def _add_columns(connection: sqlite3.Connection) -> None:
     for table, column, kind in ADDED_COLUMNS:
-        existing = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
-        if column not in existing:
+        if column not in _columns(connection, table):
             connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
+
+
+def _columns(connection: sqlite3.Connection, table: str) -> set[str]:
+    return {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+
+
+def show_combined_columns(connection: sqlite3.Connection) -> None:
+    """Give a read-only database of an older version the columns of combined values.
+
+    A temporary view stands before the table of its name and leaves the file as it is.
+    """
+    if "n" not in _columns(connection, "samples"):
+        missing = ", ".join(f"NULL AS {column}" for column, _ in _COMBINED_COLUMNS)
+        connection.execute(f"CREATE TEMP VIEW samples AS SELECT *, {missing} FROM main.samples")
 
 
 CHECKED_BYTES = 256 << 20

@@ -120,14 +120,19 @@ def _rank_rows(part: SeriesPart, rank: int, first_step: int, last_step: int) -> 
         (first_loss,) = part.rows("min(step)", with_value).fetchone()
         with_value = "" if first_loss is None else f"AND step >= {int(first_loss)} "
         with_value = with_value or f"AND {c} IS NOT NULL "
+    combined = "first_step, low, high, coalesce(n, 1)" if part.tables.combined else "0, 0, 0, 1"
     rows = part.rows(
-        f"step, epoch, {part.tables.time}, {c}",
+        f"step, epoch, {part.tables.time}, {c}, {combined}",
         f"AND step >= ? AND step <= ? {with_value}ORDER BY step, seq",
         start,
         last_step,
     )
-    for step, epoch, t, value in typed(rows, WHOLE, REAL, REAL, REAL):
-        yield step, rank, epoch, t, value, None, None, None, 1
+    kinds = (WHOLE, REAL, REAL, REAL, REAL, REAL, REAL, WHOLE)
+    for step, epoch, t, value, first, low, high, n in typed(rows, *kinds):
+        if n == 1:
+            yield step, rank, epoch, t, value, None, None, None, 1
+        else:
+            yield step, rank, epoch, t, value, first, low, high, n
 
 
 def valid_text(text: str) -> str:

@@ -25,6 +25,7 @@ from ltui.training.store.database_schema import (
     check_layout,
     damaged_error,
     no_history_error,
+    show_combined_columns,
     store_error,
 )
 from ltui.training.store.export_rows import ExportRow, export_rows, new_rows, stored_ranks
@@ -440,6 +441,7 @@ def _connect(path: Path, uri: str) -> UntrustedDatabase:
         if check_layout(path, connection) == 0:
             raise no_history_error(path, "the run has no history yet.")
         connection.check_tables()
+        show_combined_columns(connection)
     except BaseException:
         connection.close()
         raise

@@ -31,6 +31,27 @@ class TablePair:
     values: tuple[str, ...]
     time: str
     """Column of the rows that holds the unix time."""
+    combined: bool = False
+    """True if a row may be several values: ``n``, ``low``, ``high`` and ``first_step``."""
+
+    def merged(self, value: str) -> str:
+        """Return SQL for mean, lowest, highest and number of the values in a group of rows."""
+        if not self.combined:
+            return f"avg({value}), min({value}), max({value}), count({value})"
+        n = f"iif({value} IS NULL, 0, coalesce(n, 1))"
+        return (
+            f"sum({value} * {n}) / nullif(sum({n}), 0), min(coalesce(low, {value})), "
+            f"max(coalesce(high, {value})), sum({n})"
+        )
+
+    def single(self, value: str) -> str:
+        """Return SQL for the same of one row."""
+        if not self.combined:
+            return f"{value}, {value}, {value}, {value} IS NOT NULL"
+        return (
+            f"{value}, coalesce(low, {value}), coalesce(high, {value}), "
+            f"iif({value} IS NULL, 0, coalesce(n, 1))"
+        )
 
     def where(self) -> str:
         """Return an SQL condition that selects one series."""
@@ -38,7 +59,9 @@ class TablePair:
 
 
 STEPS = TablePair("steps", "step_windows", ("attempt", "rank"), STEP_VALUES, "wall_s")
-SAMPLES = TablePair("samples", "sample_windows", ("attempt", "rank", "name_id"), ("value",), "t")
+SAMPLES = TablePair(
+    "samples", "sample_windows", ("attempt", "rank", "name_id"), ("value",), "t", combined=True
+)
 
 
 def first_open_step(connection: sqlite3.Connection, family: TablePair, key: tuple[int, ...]) -> int:
@@ -75,11 +98,16 @@ def _close_from_rows(
     connection: sqlite3.Connection, family: TablePair, key: tuple[int, ...], start: int, stop: int
 ) -> None:
     size = WINDOW_SIZES[0]
-    values = ", ".join(f"count({v}), avg({v}), min({v}), max({v})" for v in family.values)
+    columns = [f"{v}_{part}" for v in family.values for part in ("mean", "low", "high", "n")]
+    values = ", ".join(family.merged(v) for v in family.values)
+    first, n = "min(step)", "count(*)"
+    if family.combined:
+        first, n = "min(coalesce(first_step, step))", "sum(coalesce(n, 1))"
     connection.execute(
-        f"INSERT OR REPLACE INTO {family.windows} "  # noqa: S608
-        f"SELECT {', '.join(family.keys)}, {size}, step / {size}, min(step), max(step), "
-        f"avg(epoch), avg({family.time}), count(*), {values} FROM {family.rows} "
+        f"INSERT OR REPLACE INTO {family.windows} ({', '.join(family.keys)}, level, win, "  # noqa: S608
+        f"first_step, last_step, epoch, wall_s, n, {', '.join(columns)}) "
+        f"SELECT {', '.join(family.keys)}, {size}, step / {size}, {first}, max(step), "
+        f"avg(epoch), avg({family.time}), {n}, {values} FROM {family.rows} "
         f"WHERE {family.where()} AND step >= ? AND step < ? GROUP BY step / {size}",
         (*key, start * size, stop * size),
     )

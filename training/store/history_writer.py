@@ -37,6 +37,10 @@ _INSERT_SAMPLE = (
     "INSERT OR IGNORE INTO samples (attempt, rank, name_id, seq, step, epoch, t, value) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 )
+_INSERT_COMBINED = (
+    "INSERT OR IGNORE INTO samples (attempt, rank, name_id, seq, step, epoch, t, value, n, low, "
+    "high, last, first_step) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
 _INSERT_EVENT = (
     "INSERT OR IGNORE INTO events (attempt, rank, seq, t, kind, text, data) "
     "VALUES (?, ?, ?, ?, ?, ?, ?)"
@@ -53,6 +57,27 @@ class Cursor:
     """Number that is added to the sequence numbers of the current queue file."""
     inode: int = 0
     """Inode of the current queue file."""
+    combined: int = 0
+    """Number of logged values that the rank has combined with others."""
+
+
+@dataclass(frozen=True, slots=True)
+class CombinedSample:
+    """Logged values of one metric that a rank has combined."""
+
+    rank: int
+    seq: int
+    name: str
+    first_step: int
+    step: int
+    epoch: int | None
+    t: float
+    """Unix time of the last value."""
+    count: int
+    mean: float
+    low: float
+    high: float
+    last: float
 
 
 @dataclass
@@ -65,6 +90,7 @@ class Batch:
         default_factory=list
     )
     """(rank, seq, name, step, epoch, unix time, value)"""
+    combined: list[CombinedSample] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     gaps: list[tuple[int, int, int, float, str]] = field(default_factory=list)
     """(rank, seq of the first record after the gap, records missed, unix time, reason)"""
@@ -74,9 +100,10 @@ class Batch:
     """(rank, unix time, CPU percent, resident bytes)"""
 
     def __bool__(self) -> bool:
-        return bool(
-            self.steps or self.samples or self.events or self.gaps or self.gpus or self.processes
-        )
+        return any(
+            (self.steps, self.samples, self.combined, self.events, self.gaps, self.gpus,
+             self.processes)
+        )  # fmt: skip
 
 
 @dataclass
@@ -184,16 +211,27 @@ class StoreWriter:
     def end_attempt(self, attempt: int, t: float) -> None:
         self._connection.execute("UPDATE attempts SET ended_at = ? WHERE attempt = ?", (t, attempt))
 
+    def ended_attempts(self) -> list[int]:
+        """Return the attempts whose end is recorded."""
+        rows = self._connection.execute("SELECT attempt FROM attempts WHERE ended_at IS NOT NULL")
+        return [attempt for (attempt,) in rows]
+
     def cursors(self, attempt: int) -> dict[int, Cursor]:
         """Return the stored queue position of each rank."""
         rows = self._connection.execute(
-            "SELECT rank, next_seq, base, inode FROM cursors WHERE attempt = ?", (attempt,)
+            "SELECT rank, next_seq, base, inode, coalesce(combined, 0) FROM cursors "
+            "WHERE attempt = ?",
+            (attempt,),
         )
         return {rank: Cursor(*cursor) for rank, *cursor in rows}
 
     def missed(self) -> int:
         """Return the number of records of all ranks and attempts that are lost."""
         return int(self._value("SELECT sum(missed) FROM gaps WHERE rank IS NOT NULL") or 0)
+
+    def combined(self) -> int:
+        """Return the number of logged values of all ranks and attempts that were combined."""
+        return int(self._value("SELECT sum(combined) FROM cursors") or 0)
 
     def missing_parts(self) -> list[str]:
         """Return descriptions of missing parts for which no number of records is known."""
@@ -245,9 +283,12 @@ class StoreWriter:
             with _transaction(self._connection):
                 self._insert(attempt, batch)
                 self._connection.executemany(
-                    "INSERT OR REPLACE INTO cursors (attempt, rank, next_seq, base, inode) "
-                    "VALUES (?, ?, ?, ?, ?)",
-                    [(attempt, r, c.next_seq, c.base, c.inode) for r, c in batch.cursors.items()],
+                    "INSERT OR REPLACE INTO cursors "
+                    "(attempt, rank, next_seq, base, inode, combined) VALUES (?, ?, ?, ?, ?, ?)",
+                    [
+                        (attempt, rank, c.next_seq, c.base, c.inode, c.combined)
+                        for rank, c in batch.cursors.items()
+                    ],
                 )
                 self._close_windows(attempt, batch)
                 if snapshot is not None:
@@ -274,6 +315,14 @@ class StoreWriter:
                 for rank, seq, name, step, epoch, t, value in batch.samples
             ],
         )
+        db.executemany(
+            _INSERT_COMBINED,
+            [
+                (attempt, c.rank, self._name_id(c.name), c.seq, c.step, c.epoch, c.t,
+                 *map(_none_for_nan, (c.mean, c.count, c.low, c.high, c.last)), c.first_step)
+                for c in batch.combined
+            ],
+        )  # fmt: skip
         db.executemany(
             _INSERT_EVENT,
             [
@@ -325,6 +374,9 @@ class StoreWriter:
             new_steps.setdefault((attempt, rank), []).append(_int_or_zero(values[0]))
         for rank, _, name, step, _, _, _ in batch.samples:
             new_steps.setdefault((attempt, rank, self._name_id(name)), []).append(step or 0)
+        for c in batch.combined:
+            key = (attempt, c.rank, self._name_id(c.name))
+            new_steps.setdefault(key, []).append(c.step)
         for key, series_steps in new_steps.items():
             self._advance(key, max(0, *series_steps), len(series_steps))
 

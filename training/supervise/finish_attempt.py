@@ -245,7 +245,12 @@ class AttemptFinisher:
             attempt.recorder.record({}, Batch(), None, now_s)
             if attempt.recorder.failing:
                 return False
-        attempt.snapshot = replace(attempt.snapshot, history_note=attempt.recorder.note)
+        recorder = attempt.recorder
+        attempt.snapshot = replace(
+            attempt.snapshot,
+            history_note=recorder.note,
+            combined_values=recorder.combined_values,
+        )
         store, number = attempt.store, attempt.number
         try:
             store.write_snapshot(attempt.snapshot)

@@ -18,15 +18,17 @@ from typing import Any
 import numpy as np
 
 from ltui.training.lifecycle.rank_queue_poller import QueuePoller
-from ltui.training.state.record_fold import json_label
+from ltui.training.state.record_fold import json_label, logged_row
 from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import RunSnapshot
-from ltui.training.store.history_writer import Batch, StoreWriter
+from ltui.training.store.history_writer import Batch, CombinedSample, StoreWriter
 from ltui.training.tensor_queue.queue_reader import Poll, QueueFileError, Record
 from ltui.training.tensor_queue.record_types import RecordKind, StepField
 
 RETRY_S = 2.0
 """Seconds between two attempts to write while the store cannot be written."""
+LOSS_EVENT_S = 60.0
+"""Least seconds between two events about lost records."""
 _LABELLED = {RecordKind.EVENT: None, RecordKind.HELLO: "hello", RecordKind.PLAN: "plan"}
 """Record kinds that are stored as events. The value is the event kind; None: see the label."""
 
@@ -38,8 +40,13 @@ class HistoryRecorder:
         self._store = store
         self._attempt = attempt
         self._queues = queues
-        self._next = {rank: c.next_seq for rank, c in store.cursors(attempt).items()}
+        cursors = store.cursors(attempt)
+        self._next = {rank: cursor.next_seq for rank, cursor in cursors.items()}
+        self._combined = {rank: cursor.combined for rank, cursor in cursors.items()}
+        self._combined_before = store.combined() - sum(self._combined.values())
+        """Number of values that were combined in earlier attempts."""
         self._lost_records = store.missed()
+        self._loss_event_due = 0.0
         self._missing_parts = store.missing_parts()
         self._failing_since: float | None = None
         self._failure = ""
@@ -88,6 +95,11 @@ class HistoryRecorder:
         return "; ".join([*self._missing_parts, *lost, *copy]) or None
 
     @property
+    def combined_values(self) -> int:
+        """Number of logged values that ranks have combined with others."""
+        return self._combined_before + sum(self._combined.values())
+
+    @property
     def failing(self) -> bool:
         return self._failing_since is not None
 
@@ -131,6 +143,7 @@ class HistoryRecorder:
 
     def _advance(self, batch: Batch) -> None:
         self._next.update({rank: c.next_seq for rank, c in batch.cursors.items()})
+        self._combined.update({rank: c.combined for rank, c in batch.cursors.items()})
         self._lost_records += sum(missed for _, _, missed, _, _ in batch.gaps)
 
     # -- records to rows -----------------------------------------------------------------------
@@ -141,6 +154,7 @@ class HistoryRecorder:
         """Add rows for new records, for gaps and for the cursors to ``batch``."""
         for rank, records in polled.items():
             expected = self._next.get(rank, 0)
+            combined = self._combined.get(rank, 0)
             for record in records:
                 if record.seq < expected:
                     continue
@@ -149,34 +163,68 @@ class HistoryRecorder:
                     reason = "the queue was overwritten before it was read"
                     batch.gaps.append((rank, record.seq, missed, now_s, reason))
                 expected = record.seq + 1
-                _add_record(batch, rank, record, now_s)
+                combined += _add_record(batch, rank, record, now_s)
             if expected != self._next.get(rank, 0):
-                batch.cursors[rank] = self._queues.cursor(rank, expected)
+                cursor = self._queues.cursor(rank, expected)
+                batch.cursors[rank] = replace(cursor, combined=combined)
+        if batch.gaps and now_s >= self._loss_event_due:
+            self._loss_event_due = now_s + LOSS_EVENT_S
+            batch.events.append(_loss_event(batch, self._lost_records, now_s))
 
 
 def _step_count(records: Iterable[Record]) -> int:
     return sum(record.kind == RecordKind.STEP for record in records)
 
 
-def _add_record(batch: Batch, rank: int, record: Record, now_s: float) -> None:
+def _loss_event(batch: Batch, lost_before: int, now_s: float) -> Event:
+    """Return the event that says how many records were lost."""
+    missed = {rank: n for rank, _, n, _, _ in batch.gaps}
+    ranks = ", ".join(f"{n:,} of rank {rank}" for rank, n in missed.items())
+    total = lost_before + sum(missed.values())
+    text = (
+        f"Records were lost: {ranks}; {total:,} in this run so far. The queue of a rank was "
+        "overwritten before the supervisor read it: it was stopped or too slow, or more was "
+        "logged than it can store."
+    )
+    return Event(now_s, "note", text, {"lost_records": total})
+
+
+def _add_record(batch: Batch, rank: int, record: Record, now_s: float) -> int:
+    """Add rows for a record. Return how many logged values it combines."""
     if record.kind == RecordKind.STEP:
         values = _values(record)
         values += [math.nan] * (len(StepField) - len(values))
         values[StepField.WALL_S] += record.wall_offset_s
         batch.steps.append((rank, record.seq, values))
-        return
-    label = json_label(record) or {}
-    if record.kind == RecordKind.METRICS:
-        t, step, epoch = _number(label.get("t")), _integer(label.get("step")), label.get("epoch")
-        for name, value in zip(label.get("names") or (), _values(record), strict=False):
-            batch.samples.append(
-                (rank, record.seq, str(name), step, _integer(epoch), t or now_s, float(value))
-            )
+    elif record.kind == RecordKind.METRICS:
+        return _add_logged(batch, rank, record, now_s)
     elif record.kind in _LABELLED:
+        label = json_label(record) or {}
         kind = _LABELLED[RecordKind(record.kind)] or str(label.get("kind", "note"))
         t = _number(label.get("t")) or now_s
         text = str(label.get("text", ""))
         batch.events.append(Event(t, kind, text, label, rank=rank, seq=record.seq))
+    return 0
+
+
+def _add_logged(batch: Batch, rank: int, record: Record, now_s: float) -> int:
+    row = logged_row(record)
+    if row is None:
+        return 0
+    seq, t, step, epoch = record.seq, row.t or now_s, row.step, row.epoch
+    if row.count == 1:
+        batch.samples += [
+            (rank, seq, name, step, epoch, t, value)
+            for name, value in zip(row.names, row.mean, strict=False)
+        ]
+        return 0
+    step = step or 0
+    first = step if row.first_step is None else row.first_step
+    batch.combined += [
+        CombinedSample(rank, seq, name, first, step, epoch, t, row.count, *values)
+        for name, *values in zip(row.names, row.mean, row.low, row.high, row.last, strict=False)
+    ]
+    return row.count * len(row.names)
 
 
 def _values(record: Record) -> list[float]:
@@ -188,8 +236,3 @@ def _values(record: Record) -> list[float]:
 
 def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) else None
-
-
-def _integer(value: Any) -> int | None:
-    number = _number(value)
-    return int(number) if number is not None and math.isfinite(number) else None

@@ -85,6 +85,7 @@ def build_snapshot(
         checkpoints=live.catalog.checkpoints(),
         script_checkpoints=live.script_checkpoints.existing(now_s),
         history_note=live.recorder.note,
+        combined_values=live.recorder.combined_values,
         log_dir=str(live.run_dir.logs_dir(live.number)),
         run_dir=str(live.run_dir.path),
         taken_at=now_s,

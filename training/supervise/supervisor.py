@@ -6,7 +6,9 @@ their own and share only immutable values with it.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sqlite3
 import subprocess
 import threading
 import time
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.diagnosis.judge import Judgement
 from ltui.training.lifecycle.attempt_plan import AttemptPlan
-from ltui.training.lifecycle.rank_queue_poller import QueuePoll
+from ltui.training.lifecycle.rank_queue_poller import QueuePoll, remove_stored_queues
 from ltui.training.lifecycle.restart_rules import ScheduledRestart
 from ltui.training.lifecycle.shim_files import EngineExit, engine_exit
 from ltui.training.problem import ProblemError
@@ -352,6 +354,11 @@ class Supervisor:
         self._live.close()
         self._requests.close()
         self._server.close()
+        if not keep_lock:
+            # Not earlier: until the end is recorded and the shim released, another supervisor may
+            # have to continue with them.
+            with contextlib.suppress(sqlite3.Error):
+                remove_stored_queues(self._run_dir, self._store)
         self._store.close()
         self._mirror.close()
         if self._gpu_queue is not None:

@@ -109,9 +109,9 @@ class QueueWriter:
             flags=encoded.flags,
         )
 
-    def row(self, kind: int, count: int) -> Row:
+    def row(self, kind: int, count: int, label_bytes: int = 0) -> Row:
         """Return a row of ``count`` float64 values to fill in place, the fastest path of all."""
-        return self._ring.row(kind, count)
+        return self._ring.row(kind, count, label_bytes)
 
     def flush_staged(self) -> None:
         """Publish the CUDA tensors that have been copied, without waiting for the others.

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-MAX_WAITING = 1000
-"""Calls whose values wait to be sent. If there are more, the oldest are dropped."""
+MAX_WAITING = 20_000
+"""Calls whose values wait to be sent. If there are more, the oldest are dropped and counted."""
 _STEPS_APART = 1
 """How far a program's count of the same steps may differ from ltui's: it may begin at zero, and
 log before or after the optimizer's step."""
@@ -41,6 +41,8 @@ class LoggedValues:
 
     def _reset(self) -> None:
         self._waiting.clear()
+        self.dropped = 0
+        """Number of calls whose values were dropped."""
         self._newest: dict[str, tuple[int, float | None]] = {}
         """Step of the newest value of each metric, and the value if it is not on a GPU."""
         self._send: Send | None = None
@@ -87,6 +89,7 @@ class LoggedValues:
             self._newest[name] = place, known
             new[str(name)] = number
         if new:
+            self.dropped += len(self._waiting) == MAX_WAITING
             self._waiting.append((new, place, time.time()))
             if threading.get_ident() == self._thread:
                 self.send_waiting()

@@ -29,10 +29,10 @@ from ltui.training.rank.coordination.worker_signals import protect_workers
 from ltui.training.rank.environment import RankEnvironment
 from ltui.training.rank.heartbeat.heartbeat_thread import start_heartbeat_thread
 from ltui.training.rank.hyperparameters import send_caller_settings
-from ltui.training.rank.metric_records import send_metrics
+from ltui.training.rank.metric_records import MetricSender
 from ltui.training.rank.program import printed_values
 from ltui.training.rank.program.attach import call_after_steps, ignore_step, uncompiled
-from ltui.training.rank.program.logged_values import Values, logged_values
+from ltui.training.rank.program.logged_values import MAX_WAITING, Values, logged_values
 from ltui.training.rank.program.program_checkpoint import PathFunction, ProgramCheckpoint
 from ltui.training.rank.program.program_kind import (
     ProgramKind,
@@ -161,6 +161,7 @@ class ProgramRank:
         self._begin_coordination(world_size, reason, _checkpoint if saves else None)
         self._report_resume(saves=saves)
         self._attach()
+        self._metrics = MetricSender(channel)
         self._values_are_missing = False
         logged_values.begin(self._send_values, lambda: self.global_step)
 
@@ -210,7 +211,7 @@ class ProgramRank:
 
     def _send_values(self, values: Values, step: int, t: float) -> None:
         try:
-            send_metrics(self._channel, values, step, None, t)
+            self._metrics.send(values, step, None, t)
         except Exception as error:  # noqa: BLE001  (such as a record that is too large)
             if not self._values_are_missing:
                 self._values_are_missing = True
@@ -222,6 +223,16 @@ class ProgramRank:
         """Send what other threads logged, and what was on a GPU."""
         logged_values.send_waiting()
         self._channel.queue.flush_staged()
+        if logged_values.dropped and not self._values_are_missing:
+            self._values_are_missing = True
+            self._report_dropped()
+
+    def _report_dropped(self) -> None:
+        text = (
+            f"{logged_values.dropped:,} calls that log values were dropped: more than "
+            f"{MAX_WAITING:,} waited for the thread that trains."
+        )
+        self._channel.event("note", text, dropped=logged_values.dropped)
 
     # What all ranks do together.
 
@@ -312,6 +323,9 @@ class ProgramRank:
                     self._coordinator.fit_ended(_FIT)
                 channel.pulse.set(outcome=Outcome.FINISHED)
             logged_values.send_waiting()
+            self._metrics.flush()
+            if logged_values.dropped:
+                self._report_dropped()
             if (text := printed_values.complaint()) is not None:
                 channel.event_from_rank_0("warning", text, remedy="Try it on a line of the log.")
             channel.ended()
