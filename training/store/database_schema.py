@@ -189,7 +189,9 @@ def show_combined_columns(connection: sqlite3.Connection) -> None:
     """
     if "n" not in _columns(connection, "samples"):
         missing = ", ".join(f"NULL AS {column}" for column, _ in _COMBINED_COLUMNS)
+        connection.execute("PRAGMA query_only = OFF")  # it forbids temporary views too
         connection.execute(f"CREATE TEMP VIEW samples AS SELECT *, {missing} FROM main.samples")
+        connection.execute("PRAGMA query_only = ON")
 
 
 CHECKED_BYTES = 256 << 20
