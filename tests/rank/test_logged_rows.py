@@ -12,7 +12,9 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
+    EventAccumulator,
+)
 from torchmetrics import MeanMetric
 
 from ltui.training.rank import metric_records
@@ -22,6 +24,7 @@ from ltui.training.rank.environment import RankEnvironment
 from ltui.training.tensor_queue.record_types import RecordKind
 from tests.rank.models import Linear, TwoOptimizers, loader
 from tests.rank.runs import RunFolder
+from tests.required import required
 
 Rows = dict[str, list[tuple[int, float]]]
 
@@ -51,9 +54,7 @@ class Logs(Linear):
         super().on_train_epoch_end()
         self.log("epoch end", float(self.trainer.current_epoch))
 
-    def validation_step(  # type: ignore[override]
-        self, batch: torch.Tensor, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
+    def validation_step(self, batch: torch.Tensor, batch_idx: int, dataloader_idx: int = 0) -> None:
         loss = self.layer(batch).pow(2).mean()
         self.log("val/loss", loss)
         self.log("fit_loss", loss, add_dataloader_idx=True)
@@ -264,7 +265,7 @@ def test_a_long_validation_that_logs_each_batch_is_combined(
 
 @pytest.mark.gpu
 def test_windows_of_values_on_a_gpu(run: RunFolder) -> None:
-    channel = Channel(RankEnvironment.read(run.environment()), 0)
+    channel = Channel(required(RankEnvironment.read(run.environment())), 0)
     sender = metric_records.MetricSender(channel)
     for step in range(1, 5):
         values = torch.arange(1500.0, device="cuda") + step

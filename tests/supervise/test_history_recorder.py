@@ -1,4 +1,4 @@
-"""From a rank's queue to the history: values one by one, combined ones, lost ones, and the files."""
+"""From a rank's queue to the history: single, combined and lost values, and the queue files."""
 
 from __future__ import annotations
 
@@ -89,7 +89,8 @@ def test_combined_values_keep_their_extremes_and_are_counted(recorded: Recorded)
     with RunStore(recorded.run) as history:
         rows = list(history.export(["m7"]))
         curve = history.curve("m7", max_points=1)
-    assert [(row.first_step, row.step, row.value, row.low, row.high, row.count) for row in rows] == [
+    exported = [(r.first_step, r.step, r.value, r.low, r.high, r.count) for r in rows]
+    assert exported == [
         (1, 2, 1.5, 1, 2, 2), (3, 4, 3.5, 3, 4, 2), (5, 6, 5.5, 5, 6, 2), (7, 8, 7.5, 7, 8, 2),
     ]  # fmt: skip
     assert (curve.mean[0], curve.low[0], curve.high[0], curve.count[0]) == (4.5, 1, 8, 8)

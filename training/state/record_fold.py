@@ -435,7 +435,8 @@ def _fold_metrics(metrics: dict[str, MetricValue], record: Record) -> None:
         metrics[name] = _updated_metric(metrics.get(name), last, row.step or 0, *best)
 
 
-class LoggedRow(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class LoggedRow:
     """A METRICS record: values of several metrics, or windows of values of each of them."""
 
     names: list[str]
@@ -458,13 +459,13 @@ def logged_row(record: Record) -> LoggedRow | None:
     names, count = label.get("names"), _int_or_none(label.get("count")) or 1
     if not isinstance(names, list) or not isinstance(array, np.ndarray):
         return None
-    place = [_int_or_none(label.get("step")), _int_or_none(label.get("epoch"))]
+    step, epoch = _int_or_none(label.get("step")), _int_or_none(label.get("epoch"))
     t, names = _finite_or_none(label.get("t")), [str(name) for name in names]
     if count > 1 and array.ndim == 2 and len(array) == 4:
         first = _int_or_none(label.get("first_step"))
-        return LoggedRow(names, *place, t, *array.astype(np.float64).tolist(), count, first)
+        return LoggedRow(names, step, epoch, t, *array.astype(np.float64).tolist(), count, first)
     values = np.asarray(array, dtype=np.float64).reshape(-1).tolist()
-    return LoggedRow(names, *place, t, values, values, values, values)
+    return LoggedRow(names, step, epoch, t, values, values, values, values)
 
 
 def metric_values(record: Record, name: str) -> list[tuple[int, float]]:

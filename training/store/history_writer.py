@@ -375,8 +375,7 @@ class StoreWriter:
         for rank, _, name, step, _, _, _ in batch.samples:
             new_steps.setdefault((attempt, rank, self._name_id(name)), []).append(step or 0)
         for c in batch.combined:
-            key = (attempt, c.rank, self._name_id(c.name))
-            new_steps.setdefault(key, []).append(c.step)
+            new_steps.setdefault((attempt, c.rank, self._name_id(c.name)), []).append(c.step)
         for key, series_steps in new_steps.items():
             self._advance(key, max(0, *series_steps), len(series_steps))
 
