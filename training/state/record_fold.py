@@ -463,7 +463,8 @@ def logged_row(record: Record) -> LoggedRow | None:
     t, names = _finite_or_none(label.get("t")), [str(name) for name in names]
     if count > 1 and array.ndim == 2 and len(array) == 4:
         first = _int_or_none(label.get("first_step"))
-        return LoggedRow(names, step, epoch, t, *array.astype(np.float64).tolist(), count, first)
+        mean, low, high, last = array.astype(np.float64).tolist()
+        return LoggedRow(names, step, epoch, t, mean, low, high, last, count, first)
     values = np.asarray(array, dtype=np.float64).reshape(-1).tolist()
     return LoggedRow(names, step, epoch, t, values, values, values, values)
 
