@@ -15,7 +15,10 @@ from ltui.widgets.table import Table
 from ltui.widgets.view_models import Cell, GpuRow, Tone
 
 BAR_WIDTH = 10
+SHORT_BAR_WIDTH = 6
 STRIP_WIDTH = 12
+BELOW = "\n"
+"""Separates the label of a GPU from the number of a row below it, in the keys of such rows."""
 SIGNS = {Tone.BAD: "!", Tone.WARN: "▲"}
 """Sign before a GPU that has a problem; other GPUs have a blank."""
 
@@ -43,15 +46,17 @@ class GpuTable(Table[GpuRow]):
         Column(key="ranks", title="rank", width=6, importance=4),
         Column(key="bar", title="", width=BAR_WIDTH, importance=6),
         Column(key="utilisation", title="util", width=5, right=True),
-        Column(key="strip", title="last 2 min", width=STRIP_WIDTH, importance=9),
+        Column(key="memory_bar", title="", width=BAR_WIDTH, importance=11),
+        Column(key="memory", title="memory", width=15, right=True),
+        Column(key="power_bar", title="", width=SHORT_BAR_WIDTH, importance=13),
+        Column(key="power", title="power", width=11, right=True, importance=2),
+        Column(key="temperature_bar", title="", width=SHORT_BAR_WIDTH, importance=14),
+        Column(key="temperature", title="temp", width=7, right=True, importance=3),
         Column(key="sm", title="SM", width=5, right=True, importance=5),
         Column(key="tensor", title="tensor", width=6, right=True, importance=8),
         Column(key="dram", title="DRAM", width=5, right=True, importance=8),
-        Column(key="memory_bar", title="", width=BAR_WIDTH, importance=13),
-        Column(key="memory", title="memory", width=15, right=True),
-        Column(key="power", title="power", width=11, right=True, importance=2),
-        Column(key="temperature", title="temp", width=7, right=True, importance=3),
         Column(key="clock", title="clock", width=9, right=True, importance=10),
+        Column(key="strip", title="last 2 min", width=STRIP_WIDTH, importance=9),
         # Shown even without notes, so that the other columns stay in place.
         Column(key="note", title="", width=12, grows=True, importance=7),
     )
@@ -60,7 +65,11 @@ class GpuTable(Table[GpuRow]):
         return row.index
 
     def columns_of(self, rows: Sequence[GpuRow]) -> Sequence[Column]:
-        """Return the columns, without those that no GPU has a value for."""
+        """Return the columns, without those that no GPU has a value for.
+
+        The title of the panel names the model if all GPUs are the same.
+        """
+        rows = [row for row in rows if row.line is None]
         omitted = {
             key
             for key, field in _OPTIONAL_COLUMNS.items()
@@ -68,10 +77,23 @@ class GpuTable(Table[GpuRow]):
         }
         if not any(row.strip for row in rows):
             omitted.add("strip")
+        if len(rows) > 1 and len({row.name for row in rows}) == 1:
+            omitted.add("name")
+        if any(row.in_block for row in rows):
+            omitted.add("note")
         index, *others = self.COLUMNS
         longest = max((cell_len(row.index) for row in rows), default=0) + len("! ")
         label = replace(index, width=max(index.width, longest))
         return [label, *(column for column in others if column.key not in omitted)]
+
+    def line_of(self, row: GpuRow) -> Cells | None:
+        return row.line
+
+    def action_select(self) -> None:
+        """Open a GPU, also from a row below it."""
+        if self.cursor_key is not None:
+            gpu = self.cursor_key.partition(BELOW)[0]
+            self.post_message(self.RowSelected(self, gpu))
 
     def cells_of(self, row: GpuRow) -> Mapping[str, Cells]:
         sign = f"{SIGNS.get(row.tone, ' ')} "
@@ -90,7 +112,9 @@ class GpuTable(Table[GpuRow]):
             "dram": (Cell(text=row.dram_text),),
             "memory_bar": bar_cells(row.memory, BAR_WIDTH, Tone.DIM),
             "memory": (Cell(text=row.memory_text),),
+            "power_bar": bar_cells(row.power, SHORT_BAR_WIDTH, Tone.DIM),
             "power": (Cell(text=row.power_text),),
+            "temperature_bar": bar_cells(row.temperature_share, SHORT_BAR_WIDTH, Tone.DIM),
             "temperature": (row.temperature,),
             "clock": (Cell(text=row.clock_text, tone=Tone.DIM),),
             "note": (Cell(text=_note(row), tone=note_tone),),

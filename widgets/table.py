@@ -115,6 +115,10 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         """Return the cells of a row by column key."""
         raise NotImplementedError
 
+    def line_of(self, row: Row) -> Cells | None:  # noqa: ARG002 - for subclasses
+        """Return a line over all columns, in place of the cells of the row; None for its cells."""
+        return None
+
     def columns_of(self, rows: Sequence[Row]) -> Sequence[Column]:  # noqa: ARG002 - for subclasses
         """Return the columns for these rows."""
         return self.COLUMNS
@@ -129,6 +133,11 @@ class Table(ScrollView, Generic[Row], can_focus=True):
     def keys(self) -> tuple[str, ...]:
         """The keys of all rows."""
         return self._keys
+
+    @property
+    def hidden_columns(self) -> int:
+        """Number of columns for which there is no room."""
+        return len(self.columns_of(self._rows)) - len(self._placed_columns())
 
     def set_rows(self, rows: Sequence[Row]) -> None:
         """Replace all rows. The cursor stays on its row; if that is gone, it keeps its position.
@@ -165,6 +174,9 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         for index in range(top, min(len(self._rows), top + self.size.height)):
             before, now = old[index], self._rows[index]
             if before is now or before == now:
+                continue
+            if self.line_of(now) is not None:
+                self._repaint_row(index)
                 continue
             places = changed_columns(
                 self._cached_cells(before), self._cached_cells(now), self._placed
@@ -223,7 +235,8 @@ class Table(ScrollView, Generic[Row], can_focus=True):
             tone=Tone.PLAIN if focused else Tone.DIM,
         )
         if y:
-            cells = row_line(self._cached_cells(self._rows[index]), self._placed)
+            row = self._rows[index]
+            cells = self.line_of(row) or row_line(self._cached_cells(row), self._placed)
         else:
             cells = title_line(self._placed)
         strip = cells_strip((sign, *cells), width, self)

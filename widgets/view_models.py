@@ -187,6 +187,9 @@ class GpuRow:
     memory_text: str
     power_text: str
     temperature: Cell
+    power: float | None = None
+    """Fraction of the power limit. Likewise of the temperature at which the GPU slows down."""
+    temperature_share: float | None = None
     clock_text: str
     strip: tuple[float, ...] = ()
     """Utilisation of the last minutes, 0 to 1, oldest first; NaN where it was not read."""
@@ -203,6 +206,10 @@ class GpuRow:
     """WARN or BAD if something is wrong with this GPU; a sign says the same."""
     stale: bool = False
     """True if the readings are old."""
+    in_block: bool = False
+    """What is wrong with the GPU, and its processes, are in rows of their own below it."""
+    line: tuple[Cell, ...] | None = None
+    """A line over all columns below a GPU: a finding or a process."""
 
 
 LAUNCHER = -2

@@ -30,6 +30,8 @@ class ComparedRun:
 
     They are compared, but do not decide which runs are a group.
     """
+    group: str
+    """The group that the user gave the run; empty for none."""
     metric_names: tuple[str, ...]
     """All metrics of the run."""
     curves: Mapping[str, Curve]

@@ -17,6 +17,7 @@ from ltui.app.compare.run_groups import Grouping, RunGroup, check_grouping, grou
 from ltui.app.compare.run_signs import run_colours
 from ltui.app.runs.run_settings import differing, is_seed, number_of
 from ltui.training.store.curve_reader import FloatArray
+from ltui.widgets.sanitise import clean_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,20 @@ class Comparison:
 
     @cached_property
     def groups(self) -> list[RunGroup]:
-        """The groups of two or more runs."""
-        return groups_of({run.id: run.settings for run in self.runs}, self.grouping)
+        """The groups of two or more runs: those that the user named, else by the settings."""
+        named: dict[str, list[str]] = {}
+        if self.grouping == Grouping():
+            for run in self.runs:
+                if run.group:
+                    named.setdefault(run.group, []).append(run.id)
+        groups = [
+            RunGroup(label=clean_name(name), values=clean_name(name), runs=tuple(members))
+            for name, members in named.items()
+            if len(members) > 1
+        ]
+        in_group = {run_id for group in groups for run_id in group.runs}
+        others = {run.id: run.settings for run in self.runs if run.id not in in_group}
+        return groups + groups_of(others, self.grouping)
 
     @cached_property
     def differing_settings(self) -> list[str]:

@@ -58,6 +58,7 @@ def _chart(comparison: Comparison, settings: ViewSettings, metric: str) -> Chart
         x_label=f"{clean_name(metric)} by {axis}",
         x_time=axis == "time",
         x_whole=axis == "step",
+        x_is_final=not any(run.live for run in comparison.runs),
         cut_outliers=True,
         note=None if series else "no shown run has logged it",
     )
@@ -160,7 +161,7 @@ def charts_caption(comparison: Comparison, settings: ViewSettings) -> str:
         weight = settings.chart.smoothing
         parts.append(f"smoothed, {weight:g}" if weight else "raw")
     if settings.grouped:
-        parts.append(f"mean and {BAND_NAMES[settings.band]}; faint where a member has ended")
+        parts.append(f"mean, {BAND_NAMES[settings.band]}; faint: fewer runs")
     if settings.hidden:
         parts.append(f"{len(settings.hidden)} hidden")
     return " · ".join(parts)

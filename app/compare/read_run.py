@@ -121,10 +121,12 @@ def read_run(run_dir: RunDir, metrics: Collection[str], snapshot_of: ReadSnapsho
             for name, curve in curves.items()
         }
         attempts = tuple(store.attempt_times())
+        labels = read_labels(run_dir)
         return ComparedRun(
             snapshot=snapshot,
             settings=run_settings(spec, store.hyperparameters()),
             code=_code(run_dir),
+            group=labels.group,
             metric_names=tuple(names),
             curves=curves,
             metrics={name: one for name, one in summaries.items() if one is not None},
@@ -132,7 +134,7 @@ def read_run(run_dir: RunDir, metrics: Collection[str], snapshot_of: ReadSnapsho
             time_s=_training_time(attempts, snapshot),
             samples_per_s=_mean_rate(store),
             peak_memory_bytes=store.peak_memory_bytes(),
-            colour=read_labels(run_dir).colour,
+            colour=labels.colour,
             marks=(*stored_marks(store), *checkpoint_marks(snapshot.checkpoints)),
         )
 

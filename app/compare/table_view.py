@@ -22,6 +22,8 @@ class TableRow:
 
     key: str
     cells: dict[str, Cells]
+    line: Cells | None = None
+    """A line over all columns in place of the cells."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ class ViewSettings:
     """Keys of runs and groups whose curves are not drawn."""
     opened: frozenset[str] = frozenset()
     """Keys of groups whose members are shown."""
+    equal: bool = False
+    """The settings that are the same in all runs are listed, not only counted."""
     order: str | None = None
     """Key of the column by which the rows are sorted; None for the order of the runs."""
     reversed: bool = False

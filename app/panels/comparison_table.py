@@ -38,5 +38,8 @@ class ComparisonTable(Table[TableRow]):
     def key_of(self, row: TableRow) -> str:
         return row.key
 
+    def line_of(self, row: TableRow) -> Cells | None:
+        return row.line
+
     def cells_of(self, row: TableRow) -> Mapping[str, Cells]:
         return row.cells

@@ -14,7 +14,14 @@ from ltui.app.live.gpu_history import HEAT_S
 from ltui.app.panels.live_text import LiveText
 from ltui.app.panels.panel import Panel
 from ltui.app.presentation import run_view
-from ltui.app.presentation.gpu_view import HEAT_STRIP_MIN_GPUS, findings_text, gpu_rows, gpus_title
+from ltui.app.presentation.gpu_view import (
+    HEAT_STRIP_MIN_GPUS,
+    findings_text,
+    gpu_blocks,
+    gpu_rows,
+    gpus_title,
+    note_text,
+)
 from ltui.app.presentation.rank_grid import gpu_grid, has_gpu_grid
 from ltui.training.state.run_snapshot import RunSnapshot
 from ltui.widgets.cell_grid import grid_lines
@@ -108,8 +115,12 @@ class GpuOverview(Vertical):
         rows = gpu_rows(frame)
         max_findings = self._max_findings(alone=alone)
         heat_lines = self._show_heat(frame, rows, alone=alone)
-        self.query_one(GpuTable).set_rows(rows)
         findings = findings_text(frame, max_findings, more=self.MORE)
+        if alone and len(rows) <= MANY_GPUS:
+            blocks = gpu_blocks(frame, rows)
+            if heat_lines + len(blocks) + 2 <= self.size.height:
+                rows, findings = blocks, note_text(frame)
+        self.query_one(GpuTable).set_rows(rows)
         below = self.query_one("#gpu-findings", LiveText)
         below.display = bool(findings)
         below.styles.max_height = max_findings

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rich.text import Text
 
@@ -14,7 +16,7 @@ from ltui.app.state_words import open_verdicts
 from ltui.training.state.run_snapshot import LIVE, GpuProcessSnapshot, GpuSnapshot, Verdict
 from ltui.training.state.verdict_kinds import is_gpu_kind
 from ltui.widgets import formats
-from ltui.widgets.gpu_table import SIGNS
+from ltui.widgets.gpu_table import BELOW, SIGNS
 from ltui.widgets.lazy_rows import LazyRows
 from ltui.widgets.sanitise import clean_line, clean_name
 from ltui.widgets.view_models import Cell, GpuRow, Tone
@@ -23,10 +25,12 @@ STALE_AFTER_S = 5.0
 """Seconds after which a reading is shown with its age."""
 HOT_C = 85.0
 """Degrees Celsius that count as hot for a GPU that does not report its slowdown temperature."""
+FULL_SCALE_C = 100.0
+"""Degrees Celsius of a full bar for such a GPU."""
 HOT_MARGIN_C = 3.0
 """Degrees Celsius below the slowdown temperature from which a GPU counts as hot."""
-HEAT_STRIP_MIN_GPUS = 8
-"""Number of GPUs from which they are also shown as a heat strip."""
+HEAT_STRIP_MIN_GPUS = 9
+"""Number of GPUs from which they are also shown as a heat strip: fewer have a row each."""
 MANY_GPUS = 16
 """Number of GPUs on several machines above which those with a problem are listed first."""
 OWNERS = {
@@ -95,6 +99,52 @@ def gpu_rows(frame: Frame) -> Sequence[GpuRow]:
     return LazyRows(labels, row, [max(range(len(gpus)), key=lambda index: len(labels[index]))])
 
 
+def gpu_blocks(frame: Frame, rows: Sequence[GpuRow]) -> tuple[GpuRow, ...]:
+    """Return the rows of GPUs, each with its findings and its processes below it.
+
+    A finding about several GPUs is below the first of them; the others have its sign.
+    """
+    names = machine_names(frame.snapshot)
+    by_label = {gpu_label(gpu, names): gpu for gpu in frame.snapshot.gpus}
+    findings = list(active_findings(frame))
+    blocks: list[GpuRow] = []
+    for row in rows:
+        gpu = by_label[row.index]
+        own = [finding for finding in findings if _is_about(finding, gpu)]
+        findings = [finding for finding in findings if finding not in own]
+        lines = [_finding_line(finding) for finding in own]
+        note = row.note or (f"throttled: {row.throttle}" if row.throttle and not own else "")
+        if note:
+            lines.insert(0, Cell(text=note, tone=row.tone if row.tone in SIGNS else Tone.WARN))
+        processes = sorted(gpu.processes or (), key=lambda p: -(p.memory_bytes or 0))
+        lines += [_process_cell(process) for process in processes]
+        blocks.append(replace(row, in_block=True))
+        blocks += [
+            replace(row, index=f"{row.index}{BELOW}{n}", line=(Cell(text=" " * 8), cell))
+            for n, cell in enumerate(lines)
+        ]
+    return tuple(blocks)
+
+
+def _finding_line(finding: Verdict) -> Cell:
+    tone = _finding_tone(finding)
+    cause = clean_line(finding.cause)
+    about = re.match(r"GPU \S+: ", cause)
+    text = cause[about.end() :] if about is not None else cause
+    return Cell(text=f"{SIGNS[tone]} {text}{_rank_suffix(finding)}", tone=tone)
+
+
+def _process_cell(process: GpuProcessSnapshot) -> Cell:
+    tone = Tone.WARN if process.owner == "foreign" else Tone.DIM
+    return Cell(text=_process_line(process), tone=tone)
+
+
+def note_text(frame: Frame) -> Text:
+    """Return a problem with the driver, as the findings below the rows begin with it."""
+    note = frame.snapshot.gpu_note
+    return Text(f"! {clean_line(note)}", "bold") if note and frame.snapshot.gpus else Text()
+
+
 def _place(gpu: GpuSnapshot, tones: dict[int, Tone], *, many: bool) -> int:
     """Return 0 for a GPU with a problem if there are too many GPUs to look through them all."""
     return 0 if many and (gpu.error or tones.get(gpu.number, Tone.PLAIN) in SIGNS) else 1
@@ -126,6 +176,8 @@ def _gpu_row(
         memory_text=formats.size_of(gpu.memory_used_bytes, gpu.memory_total_bytes),
         power_text=formats.power(gpu.power_w, gpu.power_limit_w),
         temperature=_temperature_cell(gpu),
+        power=_ratio(gpu.power_w, gpu.power_limit_w),
+        temperature_share=_ratio(gpu.temperature_c, gpu.slowdown_temperature_c or FULL_SCALE_C),
         clock_text=formats.clock(gpu.sm_clock_mhz),
         strip=history.strip,
         heat=history.heat,

@@ -23,7 +23,7 @@ from ltui.app.compare.parallel_axes import parallel_view
 from ltui.app.compare.read_run import ReadSnapshot, RunsRead, read_again, read_runs
 from ltui.app.compare.run_groups import Grouping
 from ltui.app.compare.run_signs import keep_colours
-from ltui.app.compare.settings_table import settings_table
+from ltui.app.compare.settings_table import EQUAL, settings_table
 from ltui.app.compare.view_settings import ViewSettings, chosen_metric, group_key
 from ltui.app.keys.footer import KeyFooter, KeyHint
 from ltui.app.panels.comparison_table import ComparisonTable
@@ -38,6 +38,7 @@ from ltui.app.panels.metric_grid import MetricGrid
 from ltui.app.panels.panel import Panel
 from ltui.app.panels.tab_bar import TabBar
 from ltui.app.panels.worker_results import call_screen, error_lines
+from ltui.app.presentation.chart_axis import marks_legend
 from ltui.app.presentation.metric_list import MetricChoice
 from ltui.app.screens.metric_chooser import MetricChooser
 from ltui.app.screens.panel_screen import PanelScreen
@@ -256,7 +257,11 @@ class CompareScreen(PanelScreen):
         self._table("settings").note = "no setting is known"
         self._table("settings").show(settings_table(comparison, self.settings))
         differ, same = len(comparison.differing_settings), len(comparison.equal_settings)
-        self.query_one("#settings", Panel).set_titles("settings", f"{differ} differ, {same} same")
+        hidden = self._table("settings").hidden_columns
+        parts = [f"{differ} differ, {same} same"]
+        if hidden:
+            parts.append(f"+{hidden} run{'s' * (hidden > 1)} → z")
+        self.query_one("#settings", Panel).set_titles("settings", " · ".join(parts))
 
     def _draw_row(self) -> None:
         """Draw what depends on the row under the cursor: marks of its run, and its lines."""
@@ -269,7 +274,7 @@ class CompareScreen(PanelScreen):
         grid.show([replace(chart, marks=marks) for chart in self._charts])
         parts = [charts_caption(comparison, self.settings)]
         if marks:
-            parts.append(f"marks of {clean_name(comparison.names[key])}")
+            parts.append(f"{marks_legend(marks)} of {clean_name(comparison.names[key])}")
         if grid.hidden_charts > 0:
             parts.append(f"{grid.hidden_charts} more: n")
         self.query_one("#curves", Panel).set_titles(self._charts[0].title, " · ".join(parts))
@@ -401,6 +406,8 @@ class CompareScreen(PanelScreen):
         event.stop()
         if event.table.id != "settings-table":
             self.action_open()
+        elif event.key == EQUAL:
+            self._change(replace(self.settings, equal=not self.settings.equal))
 
     def action_open(self) -> None:
         key = self._row_key()

@@ -91,6 +91,31 @@ def test_whose_processes() -> None:
     assert "foreign: python, user ada" in foreign
 
 
+async def test_a_gpu_is_a_block_with_its_finding_and_its_processes() -> None:
+    used = GpuProcessSnapshot(pid=8, owner="rank", rank=1, memory_bytes=3 << 30, name="python")
+    gpus = (gpu(0), gpu(1, processes=(used,)), gpu(2))
+    hot = verdicts([finding(1, "thermal slowdown for 40 s")])
+    drawn = frame(snapshot=snapshot(gpus=gpus, verdicts=hot))
+    app = BoardApp()
+    async with app.run_test(size=(156, 46)) as pilot:
+        app.query_one(GpuOverview).show(drawn, alone=True)
+        await pilot.pause()
+        lines = board_lines(app)
+        first = next(n for n, line in enumerate(lines) if "▲ 1 " in line)
+        assert "▲ thermal slowdown for 40 s" in lines[first + 1]
+        assert "pid 8" in lines[first + 2]
+        assert "3.00 GiB" in lines[first + 2]
+        assert lines[first + 3].split()[0] == "2"
+        text = "\n".join(lines)
+        assert text.count("thermal slowdown") == 1
+        assert lines[first].count("98 %") == 1, "each reading once"
+        assert lines[first].count("━") > 20, "four bars"
+        table = app.query_one(GpuTable)
+        table.cursor = 3
+        assert table.cursor_key is not None
+        assert table.cursor_key.partition("\n")[0] == "1", "a row below a GPU opens it"
+
+
 def test_windows_stand_fast_and_keep_gaps() -> None:
     samples = [GpuSample(at=t, utilisation=v) for t, v in ((0, 0.2), (1, 0.4), (21, 1.0))]
     first, gap, last = window_means(samples, 10, 12)
@@ -113,7 +138,7 @@ def test_the_book_is_bounded_and_takes_a_reading_once() -> None:
     assert len({s.at for s in samples}) == len(samples)
 
 
-@pytest.mark.parametrize(("count", "heat"), [(4, False), (8, True)])
+@pytest.mark.parametrize(("count", "heat"), [(4, False), (9, True)])
 async def test_enter_opens_a_gpu(count: int, heat: bool) -> None:
     gpus = tuple(gpu(i) for i in range(count))
     app = OneRun(Script(frame(snapshot=snapshot(gpus=gpus))))
@@ -154,7 +179,7 @@ async def test_the_rows_of_eight_gpus_come_before_their_heat_strip(size: tuple[i
             await pilot.pause()
             lines = board_lines(app)
             title = next(i for i, line in enumerate(lines) if " GPU " in line)
-            assert [("°C" in line) for line in lines[title + 1 : title + 9]] == [True] * 8
+            assert sum("°C" in line for line in lines[title + 1 :]) == 8
 
 
 async def test_columns_stay_while_something_is_noted() -> None:
@@ -175,9 +200,9 @@ async def test_the_heat_strip_says_what_its_blocks_mean() -> None:
     app = BoardApp()
     async with app.run_test(size=(160, 46)) as pilot:
         board = app.query_one(GpuOverview)
-        board.show(with_findings(count=8), alone=True)
+        board.show(with_findings(count=9), alone=True)
         await pilot.pause()
-        board.show(with_findings(count=8), alone=True)
+        board.show(with_findings(count=9), alone=True)
         await pilot.pause()
         legend = board_lines(app)[0]
         assert "▁ 0 %  ▇ 100 %" in legend

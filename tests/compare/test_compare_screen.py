@@ -249,7 +249,9 @@ async def test_charts_show_the_marks_of_the_run_under_the_cursor(private_home: P
             (900, "»", "attempt 2 from step 900"),
             (900, "~", "changed lr"),
         ]
-        assert "marks of calm-owl" in str(opened.screen.query_one("#curves").border_subtitle)
+        assert "» attempt  ~ change of calm-owl" in str(
+            opened.screen.query_one("#curves").border_subtitle
+        )
         await pilot.press("x", "x")
         # Training time excludes the minute between the attempts.
         assert [at for at, _, _ in marks()] == pytest.approx([1400 * STEP_S] * 2)

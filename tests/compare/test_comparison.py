@@ -18,6 +18,8 @@ from ltui.app.compare.comparison_report import report_lines
 from ltui.app.compare.read_run import read_runs
 from ltui.app.compare.run_groups import Grouping, groups_of
 from ltui.app.compare.run_signs import keep_colours, run_colours
+from ltui.app.compare.settings_table import EQUAL, settings_table
+from ltui.app.compare.view_settings import ViewSettings
 from ltui.app.runs.run_settings import command_settings, is_seed
 from ltui.training.lifecycle.recover_runs import current_snapshot
 from ltui.training.problem import ProblemError
@@ -141,6 +143,36 @@ def test_code_that_differs_is_shown_and_does_not_part_a_group(tmp_path: Path) ->
     assert "code.commit" in comparison.equal_settings
     assert [len(group.runs) for group in comparison.groups] == [3]
     assert comparison_json(comparison)["settings"]["package.numpy"][runs[2].id] == "2.1"
+
+
+def test_the_groups_that_a_person_gave_the_runs_come_before_those_of_the_settings(
+    tmp_path: Path,
+) -> None:
+    runs = write_seeds(tmp_path)
+    for run in (runs[0], runs[-1]):
+        change_labels(run, lambda labels: replace(labels, group="mine"))
+    first, *others = compared(runs).groups
+    assert (first.label, first.runs) == ("mine", (runs[0].id, runs[-1].id))
+    assert all(runs[0].id not in group.runs for group in others)
+    by_setting = compared(runs, grouping=Grouping(by=("model.lr",)))
+    assert "mine" not in [group.label for group in by_setting.groups]
+
+
+def test_the_settings_are_those_that_differ_and_one_line_for_the_others(tmp_path: Path) -> None:
+    comparison = compared(write_seeds(tmp_path))
+    view = settings_table(comparison, ViewSettings())
+    assert [row.key for row in view.rows] == [*comparison.differing_settings, EQUAL]
+    assert view.rows[-1].line is not None
+    same = len(comparison.equal_settings)
+    assert view.rows[-1].line[0].text.startswith(f"▸ {same} the same: ")
+    listed = settings_table(comparison, ViewSettings(equal=True)).rows
+    assert len(listed) == len(view.rows) + same
+    assert all("max_epochs" in row.line[0].text for row in listed if row.key.endswith("max_epochs"))
+    grouped = settings_table(comparison, ViewSettings(grouped=True))
+    titles = [column.title for column in grouped.columns[1:]]
+    assert len(titles) == len(comparison.groups)
+    sizes = [f"({len(group.runs)})" for group in comparison.groups]
+    assert all(title.endswith(size) for title, size in zip(titles, sizes, strict=True))
 
 
 def test_groups_by_keys_that_a_person_names(tmp_path: Path) -> None:
