@@ -77,7 +77,7 @@ class GpuTable(Table[GpuRow]):
         }
         if not any(row.strip for row in rows):
             omitted.add("strip")
-        if len(rows) > 1 and len({row.name for row in rows}) == 1:
+        if len(rows) > 1 and len({row.name for row in rows} - {NA}) == 1:
             omitted.add("name")
         if any(row.in_block for row in rows):
             omitted.add("note")

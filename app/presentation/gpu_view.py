@@ -114,7 +114,7 @@ def gpu_blocks(frame: Frame, rows: Sequence[GpuRow]) -> tuple[GpuRow, ...]:
         findings = [finding for finding in findings if finding not in own]
         lines = [_finding_line(finding) for finding in own]
         note = row.note or (f"throttled: {row.throttle}" if row.throttle and not own else "")
-        if note:
+        if note and not any(note in line.text for line in lines):
             lines.insert(0, Cell(text=note, tone=row.tone if row.tone in SIGNS else Tone.WARN))
         processes = sorted(gpu.processes or (), key=lambda p: -(p.memory_bytes or 0))
         lines += [_process_cell(process) for process in processes]

@@ -139,6 +139,6 @@ def test_the_rows_of_the_document_have_numbers_as_numbers(tmp_path: Path) -> Non
         {"model.lr": 0.001, "model.optimizer": "adam", "seed_everything": 2},
         {"model.lr": 0.1, "model.optimizer": None, "seed_everything": 3},
     ]
-    assert rows[1]["final"]["val/acc"] is None
+    assert rows[1]["final"]["val/acc"] == "NaN"
     assert rows[1]["best"]["val/acc"] == 0.51
     assert rows[3]["final"] == {}
