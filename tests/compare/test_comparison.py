@@ -167,7 +167,9 @@ def test_the_settings_are_those_that_differ_and_one_line_for_the_others(tmp_path
     assert view.rows[-1].line[0].text.startswith(f"▸ {same} the same: ")
     listed = settings_table(comparison, ViewSettings(equal=True)).rows
     assert len(listed) == len(view.rows) + same
-    assert all("max_epochs" in row.line[0].text for row in listed if row.key.endswith("max_epochs"))
+    (epochs,) = [row.line for row in listed if row.key.endswith("max_epochs")]
+    assert epochs is not None
+    assert "max_epochs" in epochs[0].text
     grouped = settings_table(comparison, ViewSettings(grouped=True))
     titles = [column.title for column in grouped.columns[1:]]
     assert len(titles) == len(comparison.groups)
