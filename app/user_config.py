@@ -69,9 +69,14 @@ SETTINGS = {
         example=50,
         about="The first chart's percentage of the width of both.",
     ),
+    "layout.presets": Setting(
+        kind="truth",
+        example=True,
+        about="Whether the home screen has the presets beside the runs, if there is room.",
+    ),
     "runs.columns": Setting(
         kind="list",
-        example=["preset", "state", "val/loss", "created"],
+        example=["state", "val/loss", "program", "created"],
         about="The columns of the list of runs: fields and metrics as in `ltui runs --help`.",
     ),
     "runs.sort": Setting(

@@ -35,6 +35,8 @@ class Column:
     """Omit the column if no row has a value for it."""
     grows: bool = False
     """Give the remaining width to this column."""
+    full: int = 0
+    """Width in which no text is cut; a table that scrolls sideways gives it what it has left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,39 @@ def fit_columns(columns: Sequence[Column], width: int) -> tuple[PlacedColumn, ..
         placed.append(PlacedColumn(column, x, max(1, min(column_width, width - x))))
         x += column_width + GAP
     return tuple(placed)
+
+
+@dataclass(frozen=True, slots=True)
+class ScrolledColumns:
+    """The columns that a table shows of those that do not fit, and how many are hidden."""
+
+    placed: tuple[PlacedColumn, ...]
+    left: int
+    right: int
+
+
+def scrolled_columns(columns: Sequence[Column], width: int, scrolled: int) -> ScrolledColumns:
+    """Return the first column, and those after it without the first ``scrolled``, as far as they
+    fit into ``width`` cells. Remaining cells go to columns whose texts would be cut."""
+    head, rest = list(columns[:1]), list(columns[1:])
+    # The last columns stay in view: there is nothing to the right of them.
+    left = max(0, min(scrolled, len(rest) - 1))
+    while left and _total_width([*head, *rest[left - 1 :]]) <= width:
+        left -= 1
+    shown = [*head, *rest[left : left + 1]]
+    for column in rest[left + 1 :]:
+        if _total_width([*shown, column]) > width:
+            break
+        shown.append(column)
+    spare = max(0, width - _total_width(shown))
+    placed, x = [], 0
+    for column in shown:
+        more = min(spare, max(0, column.full - column.width))
+        spare -= more
+        # Of the last two columns of a very narrow table, the second one may be cut.
+        placed.append(PlacedColumn(column, x, max(1, min(column.width + more, width - x))))
+        x += column.width + more + GAP
+    return ScrolledColumns(tuple(placed), left, len(rest) - left - len(shown) + 1)
 
 
 def _total_width(columns: Sequence[Column]) -> int:

@@ -33,7 +33,6 @@ class RankTable(Table[RankRow]):
 
     NOTE: ClassVar[str] = "no rank has reported yet"
     KEEPS_CURSOR: ClassVar[bool] = False
-    CLICK_OPENS: ClassVar[bool] = False
     COLUMNS: ClassVar[tuple[Column, ...]] = (
         Column(key="rank", title="rank", width=5),
         Column(key="pid", title="pid", width=8, right=True, importance=7),

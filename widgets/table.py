@@ -26,6 +26,7 @@ from ltui.widgets.columns import (
     changed_columns,
     fit_columns,
     row_line,
+    scrolled_columns,
     title_line,
 )
 from ltui.widgets.formats import LOADING
@@ -64,15 +65,15 @@ class Table(ScrollView, Generic[Row], can_focus=True):
     """Text in the middle of an empty table, unless ``note`` is set."""
     KEEPS_CURSOR: ClassVar[bool] = True
     """Mark the row under the cursor even if the table does not have the focus."""
-    CLICK_OPENS: ClassVar[bool] = True
-    """A click opens the row, as Enter does; otherwise a click only moves the cursor."""
+    SCROLLS_SIDEWAYS: ClassVar[bool] = False
+    """Columns that do not fit can be scrolled to; otherwise the least important are left out."""
 
     cursor: reactive[int] = reactive(0, repaint=False)
     note: reactive[str | None] = reactive(None)
 
     @dataclass
     class RowSelected(Message):
-        """A row was opened with Enter or a click."""
+        """A row was opened with Enter or a double click."""
 
         table: Table[Any]
         key: str
@@ -83,6 +84,12 @@ class Table(ScrollView, Generic[Row], can_focus=True):
 
         table: Table[Any]
         key: str | None
+
+    @dataclass
+    class ColumnsHidden(Message):
+        """The number of columns changed that are hidden to the left and to the right."""
+
+        table: Table[Any]
 
     @dataclass
     class TitleClicked(Message):
@@ -104,6 +111,10 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         self._cells: dict[str, tuple[Row, Mapping[str, Cells]]] = {}
         self._is_loading = not rows
         """True until the first rows are set, even if these are none."""
+        self._scrolled = 0
+        """Number of columns after the first one that are scrolled out to the left."""
+        self.hidden = (0, 0)
+        """Number of columns that are hidden to the left and to the right."""
 
     # For subclasses
 
@@ -197,7 +208,42 @@ class Table(ScrollView, Generic[Row], can_focus=True):
     def _placed_columns(self) -> tuple[PlacedColumn, ...]:
         width = self.scrollable_content_region.width - len(_CURSOR_SIGN)
         rows = self._rows.samples() if isinstance(self._rows, LazyRows) else self._rows
-        return fit_columns(self.columns_of(rows), max(1, width))
+        columns = self.columns_of(rows)
+        if not self.SCROLLS_SIDEWAYS:
+            return fit_columns(columns, max(1, width))
+        shown = scrolled_columns(columns, max(1, width), self._scrolled)
+        self._scrolled = shown.left
+        if (shown.left, shown.right) != self.hidden:
+            self.hidden = (shown.left, shown.right)
+            self.post_message(self.ColumnsHidden(self))
+        return shown.placed
+
+    def action_sideways(self, by: int) -> None:
+        """Scroll the columns after the first one."""
+        if by < 0 or self.hidden[1]:
+            self._scrolled = max(0, self._scrolled + by)
+            self.on_resize()
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        self._wheel_sideways(event, 1)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        self._wheel_sideways(event, -1)
+
+    def on_mouse_scroll_right(self, event: events.MouseScrollRight) -> None:
+        self._wheel_sideways(event, 1, is_sideways=True)
+
+    def on_mouse_scroll_left(self, event: events.MouseScrollLeft) -> None:
+        self._wheel_sideways(event, -1, is_sideways=True)
+
+    def _wheel_sideways(
+        self, event: events.MouseEvent, by: int, *, is_sideways: bool = False
+    ) -> None:
+        """Scroll the columns by the wheel with shift, or by a wheel that turns sideways."""
+        if self.SCROLLS_SIDEWAYS and (is_sideways or event.shift):
+            event.stop()
+            event.prevent_default()
+            self.action_sideways(by)
 
     def _update_virtual_size(self) -> None:
         width = max(1, self.scrollable_content_region.width)
@@ -300,5 +346,5 @@ class Table(ScrollView, Generic[Row], can_focus=True):
                     self.post_message(self.TitleClicked(self, placed.column.key))
         if event.y >= 1 and 0 <= index < len(self._rows):
             self.cursor = index
-            if self.CLICK_OPENS:
+            if event.chain == 2:
                 self.action_select()

@@ -36,7 +36,7 @@ def add_prune_command(add: AddCommand) -> None:
 
 FILTER_HELP = """\
 filter:
-  fox quickstart            both words occur in name, preset, state, tags, group or note
+  fox quickstart            both words occur in name, program, state, tags, group or note
   tag:base* name:/^a.*9$/   a field matches a pattern (* ? [abc]), a part or an expression
   state=failed epoch>=3     = != < <= > >= on fields and metrics
   val/loss<0.2 lr.max<1e-3  a metric's last value; .min and .max are its extremes
@@ -46,16 +46,16 @@ filter:
   has:note not has:star     the run has a value
   (a or b) and not c        terms next to each other are joined by `and`
 
-fields: id name preset state tag group note detail star live created started ended
-elapsed step epoch attempt ranks exit done speed metric size; config.NAME is a setting;
-other names are metrics.
+fields: id name program state tag group note detail star running created started ended
+elapsed step epoch attempt ranks exit progress speed metric size; config.NAME is a
+setting or hyperparameter; other names are metrics.
 """
 
 _RUNS_EPILOG = f"""\
 {FILTER_HELP}
 examples:
   ltui runs --filter 'tag:baseline val/loss<0.2' --sort val/loss
-  ltui runs --filter 'state=failed started>2d ago' --columns preset,step,detail
+  ltui runs --filter 'state=failed started>2d ago' --columns program,step,detail
   ltui runs --columns size,tag --sort=-size --json
   ltui runs --columns config.lr,val/acc --sort=-val/acc
 """

@@ -8,15 +8,17 @@ from textual.widgets import Input, Select
 from ltui.app.keys.footer import KeyHint
 
 KEYS = """
-enter  | launch        | launch     | Launch the selected preset; on a run: open it
+N      | new_run       | new run    | Choose a preset for a new run
+enter  | launch        | launch     | Open the run; of a preset, the form; there: start it
 e      | edit          | edit YAML  | Edit the configuration of the selected preset
 c      | check         | check      | Check by loading the model and data classes
-/      | filter        | filter     | Filter the presets, or the runs if their list has the focus
-0      | reset_form    | reset form | Set every field of the form back to the preset's value
+/      | filter        | filter     | Filter the runs, or the presets if their list has the focus
+0      | reset_form    | reset form | Set every field of the form back; of the runs, the panels
+z      | zoom          | maximise   | Maximise the panel in focus, or restore it; runs: remembered
 1      | go('presets') | presets    | Go to the presets
 2      | go('form')    | form       | Go to the form
 3      | go('runs')    | runs       | Go to the runs
-escape | back          | back       | Clear the filter, or leave the field for the presets
+escape | back          | back       | Clear the filter; go from form to presets to runs
 q      | leave         | quit       | Quit (training continues)
 """
 """Table of bindings for ``make_bindings.bindings``."""
@@ -27,32 +29,25 @@ _BACK_HINT = KeyHint("esc", "presets", "screen.back", keep=True)
 _LAST_HINTS = (
     KeyHint("?", "help", "app.help", keep=True),
     KeyHint("q", "quit", "screen.leave", keep=True),
-    KeyHint("t", "theme", "app.choose_theme"),
 )
 _PRESET_HINTS = (
-    _LAUNCH_HINT,
+    KeyHint("⏎", "choose", "screen.launch", keep=True),
     KeyHint("e", "edit YAML", "screen.edit"),
-    KeyHint("c", "check", "screen.check"),
     KeyHint("/", "filter", "screen.filter"),
-    KeyHint("0", "reset form", "screen.reset_form"),
     _NEXT_HINT,
     *_LAST_HINTS,
 )
+_RUNS_HINT = KeyHint("esc", "runs", "screen.go('runs')", keep=True)
 _RUN_LIST_HINTS = (
     KeyHint("⏎", "open", "screen.open_run", keep=True),
-    KeyHint("space", "mark", "screen.mark"),
-    KeyHint("C", "compare", "screen.compare"),
+    KeyHint("N", "new run", "screen.new_run", keep=True),
     KeyHint("s", "stop", "screen.stop"),
     KeyHint("r", "resume", "screen.resume"),
     KeyHint("/", "filter", "screen.filter"),
     KeyHint("o", "sort", "screen.sort"),
     KeyHint("m", "columns", "screen.columns"),
-    KeyHint("*", "star", "screen.star"),
-    KeyHint("T", "tags", "screen.label('tags')"),
-    KeyHint("R", "run again", "screen.rerun"),
-    KeyHint("del", "delete", "screen.delete"),
-    KeyHint("x", "export", "screen.export"),
-    _NEXT_HINT,
+    KeyHint("space", "mark", "screen.mark"),
+    KeyHint("C", "compare", "screen.compare"),
     *_LAST_HINTS,
 )
 # A text field takes letters as input, so no letter is offered as a key there.
@@ -70,10 +65,14 @@ _FILTER_HINTS = (
 )
 
 
-def home_hints(focused: Widget | None, *, in_runs: bool) -> tuple[KeyHint, ...]:
+def home_hints(focused: Widget | None, *, in_runs: bool, has_runs: bool) -> tuple[KeyHint, ...]:
     """Return the hints for the footer, depending on the widget that has the focus."""
     if isinstance(focused, Input):
         return _FILTER_HINTS if focused.has_class("filter") else _FIELD_HINTS
     if isinstance(focused, Select):
         return _CHOICE_HINTS
-    return _RUN_LIST_HINTS if in_runs else _PRESET_HINTS
+    if focused is not None and focused.id == "launch-line":
+        return (_LAUNCH_HINT, _NEXT_HINT, _BACK_HINT, *_LAST_HINTS)
+    if in_runs:
+        return _RUN_LIST_HINTS
+    return (*_PRESET_HINTS[:1], _RUNS_HINT, *_PRESET_HINTS[1:]) if has_runs else _PRESET_HINTS

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from textual import events
 from textual.app import App
 from textual.message_pump import MessagePump
+from textual.timer import Timer
 
 ROUNDS = 2
 """Passes through the message queues: one for the key itself, one for the messages that it
@@ -30,10 +31,12 @@ FIRST_REPEAT_S = 0.7
 NEXT_REPEAT_S = 0.15
 """Maximum seconds between two further repeats."""
 COMMANDS = frozenset(
-    """answer back checkpoint delete interrupt kill label launch leave pause rerun resume star stop
-    stop_when submit undo""".split()  # noqa: SIM905 - easier to read than a list of strings
+    """answer back checkpoint delete interrupt kill label launch leave pause press rerun resume star
+    stop stop_when submit undo""".split()  # noqa: SIM905 - easier to read than a list of strings
 )
 """Actions that the repeats of a held key do not carry out."""
+LONGEST_HOLD_S = 10.0
+"""Seconds after which held keys are discarded: nobody waits that long for what they were for."""
 
 
 class HeldKey:
@@ -63,17 +66,44 @@ class OrderedKeysApp(App[None]):
         self._held_key = HeldKey()
         self._waiting_keys: deque[events.Key] = deque()
         self._current_key: events.Key | None = None
+        self._allowed_keys: Collection[str] | None = None
+        """The keys that are handled while the others are held; None if no key is held."""
+        self._hold_timer: Timer | None = None
+
+    def hold_keys(self, allowed: Collection[str]) -> None:
+        """Keep keys until ``release_keys``, because what they are for is not on the screen yet.
+
+        The ``allowed`` ones are handled at once.
+        """
+        self._allowed_keys = allowed
+        self._hold_timer = self.set_timer(LONGEST_HOLD_S, self._discard_keys)
+
+    def release_keys(self) -> None:
+        """Handle the keys that were held, in their order."""
+        if self._allowed_keys is None:
+            return
+        self._allowed_keys = None
+        if self._hold_timer is not None:
+            self._hold_timer.stop()
+        if self._current_key is None:
+            self.call_later(self._handle_next_key)
+
+    def _discard_keys(self) -> None:
+        self._waiting_keys.clear()
+        self.release_keys()
 
     async def on_event(self, event: events.Event) -> None:
         if not isinstance(event, events.Key) or event.is_forwarded:
             if isinstance(event, (events.MouseDown, events.MouseUp)) and not event.is_forwarded:
                 self._note_input(event)
             await super().on_event(event)
-        elif self._current_key is None:
+        elif self._allowed_keys is not None and event.key in self._allowed_keys:
+            await super().on_event(event)
+        elif self._current_key is None and not self._waiting_keys and self._allowed_keys is None:
             await self._dispatch(event)
         else:
             self._waiting_keys.append(event)
-            if len(self._waiting_keys) == 1:
+            if len(self._waiting_keys) == 1 and self._current_key is not None:
                 self._limit_wait(self._current_key)
 
     def _note_input(self, event: events.Event) -> None:
@@ -124,7 +154,10 @@ class OrderedKeysApp(App[None]):
         if key is not self._current_key:
             return
         self._current_key = None
-        while self._waiting_keys and self._current_key is None:
+        await self._handle_next_key()
+
+    async def _handle_next_key(self) -> None:
+        while self._waiting_keys and self._allowed_keys is None and self._current_key is None:
             await self._dispatch(self._waiting_keys.popleft())
         if self._waiting_keys and self._current_key is not None:
             self._limit_wait(self._current_key)

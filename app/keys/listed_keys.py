@@ -31,7 +31,7 @@ EVERYWHERE = (
     ("tab", "Go to the next panel or field; shift+tab goes back"),
     ("↑ ↓", "Move in a list or a table, or scroll; also PgUp, PgDn, Home, End"),
     ("ctrl+c", "Ask: stop the run, close ltui, or stay; quit where no live run is shown"),
-    ("mouse", "Click to select; wheel to scroll, or to zoom a chart"),
+    ("mouse", "Click to select, twice to open; wheel to scroll, or to zoom a chart"),
     ("shift+drag", "Select text to copy it, in most terminals"),
 )
 """Keys that Textual binds on every screen."""

@@ -14,7 +14,6 @@ class ComparisonTable(Table[TableRow]):
     """Rows of runs, groups or settings."""
 
     NOTE: ClassVar[str] = "reading the runs"
-    CLICK_OPENS: ClassVar[bool] = False
 
     def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's name for it
         super().__init__(id=id)

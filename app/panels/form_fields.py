@@ -10,12 +10,17 @@ from textual import on
 from textual.app import ComposeResult
 from textual.containers import Horizontal, VerticalScroll
 from textual.message import Message
+from textual.widget import Widget
 from textual.widgets import Input, Select, Static
 
 from ltui.training.config.ltui_section import Knob
 from ltui.training.config.preset_form import START_FROM, field_text
 from ltui.training.problem import Problem
 from ltui.widgets.sanitise import clean_line, clean_name
+
+DEVICES_HINT = "auto, 2, 0,1, free:2"
+MOST_WORDS = 4
+"""Maximum number of words beside a field."""
 
 
 class FormField(Horizontal):
@@ -36,15 +41,19 @@ class FormField(Horizontal):
         default: str | None = None,
         options: Sequence[tuple[str, str]] = (),
         meaning: str = "",
+        help: str = "",  # noqa: A002 - as argparse names it
     ) -> None:
         """``key`` is the place that problems name. Texts other than ``default`` are marked.
+
+        ``meaning`` is beside the field, at most four words. ``help``, a sentence, is shown by a
+        ``FieldHint`` while the field has the focus.
 
         With ``options``, texts with their values, one of them is chosen; the first by default.
         """
         super().__init__()
         self.key, self.label = key, label or key
         self.meaning = meaning
-        """The purpose of the field, in a short phrase."""
+        self.help = help
         self._default, self._last = default, text
         self._control: Input | Select[str]
         if options:
@@ -106,6 +115,18 @@ class FormField(Horizontal):
         self.post_message(self.Entered())
 
 
+class FieldHint(Static):
+    """The line below a form with the help of the field that has the focus."""
+
+    def on_mount(self) -> None:
+        self.watch(self.screen, "focused", self._show)
+
+    def _show(self, focused: Widget | None) -> None:
+        above = [] if focused is None else focused.ancestors
+        field = next((node for node in above if isinstance(node, FormField)), None)
+        self.update(Text("" if field is None else clean_line(field.help)))
+
+
 class KnobField(FormField):
     """A field for one key of the configuration."""
 
@@ -119,7 +140,8 @@ class KnobField(FormField):
             text=text,
             default=field_text(knob.default),
             options=[(choice, choice) for choice in choices],
-            meaning=" · ".join(w.replace("`", "") for w in (knob.unit, knob.help) if w),
+            meaning=_short_hint(knob),
+            help=knob.help.replace("`", ""),
         )
         self.knob = knob
 
@@ -141,10 +163,11 @@ class LabelField(FormField):
 class StartField(FormField):
     """A field for another run's checkpoint, from which the run starts."""
 
-    MEANING: ClassVar[str] = "another run's checkpoint: RUN or RUN:STEP"
+    MEANING: ClassVar[str] = "RUN or RUN:STEP"
+    HELP: ClassVar[str] = "The checkpoint of another run, from which this run starts."
 
     def __init__(self, text: str) -> None:
-        super().__init__(START_FROM, text=text, meaning=self.MEANING)
+        super().__init__(START_FROM, text=text, meaning=self.MEANING, help=self.HELP)
 
     def describe(self, description: str) -> None:
         """Describe the chosen checkpoint; an empty text restores the general meaning."""
@@ -187,6 +210,14 @@ class Form(VerticalScroll):
 
     def _labels(self) -> dict[str, str]:
         return {field.key: field.label for field in self.query(FormField)}
+
+
+def _short_hint(knob: Knob) -> str:
+    """Return what to type into a field, in at most four words; empty if that takes more."""
+    if knob.type == "devices":
+        return DEVICES_HINT
+    hint = knob.unit or knob.help.replace("`", "").rstrip(".")
+    return hint if len(hint.split()) <= MOST_WORDS else ""
 
 
 def _sentence(problem: Problem) -> str:

@@ -39,7 +39,7 @@ class LaunchLine(Static, can_focus=True):
 
     def on_click(self, event: events.Click) -> None:
         event.stop()
-        self.action_press()
+        self.post_message(self.Pressed())
 
     def action_press(self) -> None:
         self.post_message(self.Pressed())

@@ -67,6 +67,8 @@ class FormPanel(Panel):
         self._edited: dict[str, Preset] = {}
         self._check_timer: Timer | None = None
         self._launching = False
+        self._wants_focus = False
+        """The launch line takes the focus as soon as there is a form."""
 
     def compose(self) -> ComposeResult:
         yield LaunchLine(id="launch-line", markup=False)
@@ -77,6 +79,7 @@ class FormPanel(Panel):
     async def start(self) -> None:
         """Mount the form. It is checked once ``use_machine`` was called."""
         # Imported here: the first frame has no form.
+        from ltui.app.panels.form_fields import FieldHint
         from ltui.app.panels.preset_fields import LaunchForm
         from ltui.training.config.device_selection import UNKNOWN_MACHINE
 
@@ -85,7 +88,7 @@ class FormPanel(Panel):
         # A value may name variables of the environment, which a person who only watches must not
         # read: ${oc.env:NAME}.
         form.disabled = self.readonly
-        await self.mount(form, before="#launch-line")
+        await self.mount_all([form, FieldHint()], before="#launch-line")
         self.form = form
 
     def use_machine(self, machine: Machine) -> None:
@@ -108,11 +111,21 @@ class FormPanel(Panel):
         line = self.query_one(LaunchLine)
         line.display = True
         line.show("checking …", ready=False)
+        if self._wants_focus:
+            self.focus_launch_line()
         self._check_form()
+
+    def focus_launch_line(self) -> None:
+        """Move the focus to the launch line, at the latest when the form is shown."""
+        line = self.query_one(LaunchLine)
+        self._wants_focus = not line.display
+        if line.display:
+            line.focus()
 
     async def show_nothing(self, title: str, text: Text) -> None:
         """Show the reason why there is no form."""
         self.preset = self.result = None
+        self._wants_focus = False
         self.set_titles(title)
         self.query_one(LaunchLine).display = False
         if self.form is not None:

@@ -10,13 +10,15 @@ from rich.text import Text
 from textual import events, on
 from textual.app import ComposeResult
 from textual.message import Message
-from textual.widgets import Input, OptionList
+from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from ltui.app.panels.filtered_list_panel import FilterPanel
 from ltui.widgets.sanitise import clean_name
 
 TITLE = "presets"
+OWN_SCRIPT = "ltui exec -- python train.py"
+"""How a run without a preset is started."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +79,7 @@ class PresetsPanel(FilterPanel):
             super().__init__()
             self.name = name
 
-    class Launch(Message):
+    class Entered(Message):
         """The highlighted preset was selected with Enter or a double click."""
 
     def __init__(self, names: Sequence[str], *, id: str) -> None:  # noqa: A002 - Textual's name
@@ -92,6 +94,7 @@ class PresetsPanel(FilterPanel):
         )
         options = [Option(Text(entry.name), id=entry.name) for entry in self._entries]
         yield PresetList(*options, id="preset-list", markup=False)
+        yield Static(f"your own script:\n{OWN_SCRIPT}", id="side-script", markup=False)
 
     @property
     def options(self) -> PresetList:
@@ -120,7 +123,9 @@ class PresetsPanel(FilterPanel):
             last = self._last
             options.highlighted = names.index(last) if last in names else first
         else:
-            options.add_option(Option(Text("no match", "dim"), disabled=True))
+            options.add_option(
+                Option(Text("no match; Esc clears the filter", "dim"), disabled=True)
+            )
             self.post_message(self.Highlighted(None))
         self.set_titles(TITLE, f"{len(names)} of {len(self._entries)}" if pattern else "")
 
@@ -171,4 +176,4 @@ class PresetsPanel(FilterPanel):
     @on(OptionList.OptionSelected)
     def _entered(self, event: OptionList.OptionSelected) -> None:
         event.stop()
-        self.post_message(self.Launch())
+        self.post_message(self.Entered())

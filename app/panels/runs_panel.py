@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, cast
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ltui.widgets.table import Table
 
 TITLE = "runs"
+READING = "reading the runs …"
 REFRESH_S = 1.0
 """Seconds between two readings of the runs."""
 REST = 20
@@ -36,6 +37,7 @@ FIRST_READING_S = 0.3
 """Seconds after which a reading shows what it has, if runs are missing in the index."""
 SLOW_VALUES_S = 0.2
 """Seconds of one reading in which disk use and settings are read."""
+NO_MATCH = "No run matches the filter. Esc clears it."
 COLUMNS, SORT = "runs.columns", "runs.sort"
 """The settings of the columns and the order of the list."""
 
@@ -51,6 +53,9 @@ class RunsPanel(FilterPanel):
         def __init__(self, line: RunEntry) -> None:
             super().__init__()
             self.line = line
+
+    class Listed(Message):
+        """The runs were read and are listed; also if that failed."""
 
     def __init__(self, home: Path, *, id: str) -> None:  # noqa: A002 - Textual's name for it
         super().__init__(3, TITLE, id=id)
@@ -84,6 +89,7 @@ class RunsPanel(FilterPanel):
         placeholder = "words, tag:base*, state=failed, val/loss<0.2, started>3d ago, not, or"
         yield Input(placeholder=placeholder, id="runs-filter", compact=True, classes="filter")
         yield Static(id="runs-filter-error", markup=False)
+        yield Static(READING, id="runs-waiting", markup=False)
 
     def on_mount(self) -> None:
         self.query_one("#runs-filter-error").display = False
@@ -96,7 +102,10 @@ class RunsPanel(FilterPanel):
 
         settings = settings_of(self.app)
         self.list_layout = layout_of(settings.value(COLUMNS), settings.value(SORT))
-        await self.mount(RunsTable(id="runs-table"))
+        table = RunsTable(id="runs-table")
+        table.note = READING
+        await self.query_one("#runs-waiting").remove()
+        await self.mount(table)
         self.refresh_runs()
         self.set_interval(REFRESH_S, partial(self.refresh_runs, now=False))
 
@@ -146,7 +155,7 @@ class RunsPanel(FilterPanel):
             unread, incomplete = self._list.unread, self._list.incomplete
         except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
             reason = "; ".join(error_lines(error))
-            call_screen(self, self.set_titles, TITLE, f"can't be read: {reason}")
+            call_screen(self, self._show_failure, reason)
         else:
             call_screen(self, self._show, lines, unread, incomplete)
             rest = 0.0 if unread or incomplete else REST * took - REFRESH_S
@@ -161,6 +170,11 @@ class RunsPanel(FilterPanel):
         self.fill_list()
         if self.chooser is not None:
             self.chooser.offer(self.logged_names())
+        self.post_message(self.Listed())
+
+    def _show_failure(self, reason: str) -> None:
+        self.table.note = clean_line(f"The runs can't be read: {reason}")
+        self.post_message(self.Listed())
 
     def logged_names(self) -> set[str]:
         """Return the names of all metrics, and of all settings that were read."""
@@ -178,7 +192,7 @@ class RunsPanel(FilterPanel):
         # Imported here: the first frame shows no run.
         from ltui.app.runs.filter_runs import run_filter
         from ltui.app.runs.filter_syntax import FilterError
-        from ltui.app.runs.run_rows import run_row
+        from ltui.app.runs.run_rows import distinct_programs, is_empty, run_row
         from ltui.widgets.lazy_rows import LazyRows
 
         now = time.time()
@@ -195,16 +209,26 @@ class RunsPanel(FilterPanel):
             self._valid_filter = self.filter_text
         shown = self._ordered([line for line in self.lines.values() if matches(line)])
         marked = frozenset(self.marked)
-        table, columns = self.table, self.list_layout.columns
-        table.columns, table.order = self.list_layout
-        table.note = "no match" if self.lines and not shown else None
+        table, layout = self.table, self.list_layout
+        columns = tuple(
+            name for name in layout.columns if not all(is_empty(line, name) for line in shown)
+        )
+        table.columns, table.order = columns, layout.order
+        table.note = NO_MATCH if self.lines and not shown else None
+        places = range(len(shown))
+        used = frozenset(line.summary.short_program for line in shown if line.summary is not None)
+        programs = distinct_programs(used)
+        longest = [max(places, key=length) for length in _lengths(shown, programs)] if shown else []
         table.set_rows(
             LazyRows(
                 [line.id for line in shown],
-                lambda i: run_row(shown[i], now, columns, marked=shown[i].id in marked),
+                lambda i: run_row(
+                    shown[i], now, columns, marked=shown[i].id in marked, programs=programs
+                ),
+                longest,
             )
         )
-        self.set_titles(TITLE, self._summary(len(shown)))
+        self._show_summary()
         self._select_run()
 
     def _ordered(self, lines: list[RunEntry]) -> list[RunEntry]:
@@ -214,7 +238,22 @@ class RunsPanel(FilterPanel):
         if not self.list_layout.order:
             return lines
         name, reverse = sort_key(self.list_layout.order)
-        return sorted_runs(lines, name, reverse=reverse)
+        # Live runs stay on top in every order, so that a run that was just started is in view.
+        ordered = sorted_runs(lines, name, reverse=reverse)
+        return sorted(ordered, key=lambda line: not line.live)
+
+    def on_table_columns_hidden(self, event: Message) -> None:
+        event.stop()
+        self._show_summary()
+
+    def _show_summary(self) -> None:
+        """Count the runs in the border, and the columns that are to be scrolled to."""
+        table = self.table
+        left, right = table.hidden
+        parts = [self._summary(len(table.keys))]
+        parts += [f"← +{_columns(left)}"] if left else []
+        parts += [f"+{_columns(right)} →"] if right else []
+        self.set_titles(TITLE, "  ".join(part for part in parts if part))
 
     def _summary(self, shown: int) -> str:
         # Imported here: the first frame shows no run.
@@ -243,9 +282,8 @@ class RunsPanel(FilterPanel):
         return sorted(metrics.difference(self.list_layout.columns)) if metrics else []
 
     def add_column(self, name: str) -> None:
-        """Show one more column, the last one, and remember it."""
-        columns = (*self.list_layout.columns, name)
-        self.use_layout(self.list_layout._replace(columns=columns))
+        """Show one more column, and remember it."""
+        self.use_layout(self.list_layout.with_column(name))
 
     # -- the selected run --------------------------------------------------------------------------
 
@@ -337,3 +375,19 @@ class RunsPanel(FilterPanel):
 
         order = reversed_order(self.list_layout.order)
         self.use_layout(self.list_layout._replace(order=order))
+
+
+def _columns(count: int) -> str:
+    return f"{count} column{'s' if count > 1 else ''}"
+
+
+def _lengths(
+    lines: Sequence[RunEntry], programs: Mapping[str, str]
+) -> tuple[Callable[[int], int], ...]:
+    """Return functions for the lengths of the texts that decide the widths of columns."""
+    shown = [programs[line.summary.short_program] if line.summary else "" for line in lines]
+    return (
+        lambda i: len(lines[i].name),
+        lambda i: len(lines[i].state),
+        lambda i: len(shown[i]),
+    )

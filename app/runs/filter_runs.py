@@ -25,6 +25,7 @@ from ltui.app.runs.filter_syntax import (
 )
 from ltui.app.runs.run_entry import RunEntry
 from ltui.app.runs.run_fields import (
+    FIELD_NAMES,
     FIELDS,
     SETTING,
     Kind,
@@ -37,7 +38,7 @@ from ltui.app.runs.run_fields import (
 from ltui.widgets.sanitise import clean_name
 
 Predicate = Callable[[RunEntry], bool]
-WORD_FIELDS = ("id", "name", "preset", "state", "tag", "group", "note")
+WORD_FIELDS = ("id", "name", "program", "state", "tag", "group", "note")
 """Fields in which a bare word is looked for."""
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
     "=": operator.eq,
@@ -147,8 +148,8 @@ def _texts(entry: RunEntry, name: str) -> Sequence[str]:
 
 
 def _nearest(name: str) -> str:
-    near = difflib.get_close_matches(name, list(FIELDS), n=1)
-    fields = ", ".join(name for name, field in FIELDS.items() if field.kind is Kind.TEXT)
+    near = difflib.get_close_matches(name, FIELD_NAMES, n=1)
+    fields = ", ".join(name for name in FIELD_NAMES if kind_of(name) is Kind.TEXT)
     return f"Did you mean `{near[0]}`?" if near else f"The fields with text are {fields}."
 
 
@@ -169,7 +170,7 @@ def unknown_names(names: Iterable[str], entries: Sequence[RunEntry]) -> list[str
             continue
         else:
             kind = "a field or a metric"
-            near = difflib.get_close_matches(name, FIELDS.keys() | logged, n=1)
+            near = difflib.get_close_matches(name, {*FIELD_NAMES, *logged}, n=1)
         hint = f" Did you mean `{clean_name(near[0])}`?" if near else ""
         sentences.append(f"no run has {kind} `{clean_name(name)}`.{hint}")
     return sentences

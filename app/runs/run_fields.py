@@ -56,14 +56,14 @@ def _detail(entry: RunEntry) -> Value:
 FIELDS: dict[str, Field] = {
     "id": Field(Kind.TEXT, "id of the run", lambda entry: entry.id),
     "name": Field(Kind.TEXT, "name of the run", lambda entry: entry.name),
-    "preset": _field(Kind.TEXT, "preset, file or command", "program"),
+    "program": _field(Kind.TEXT, "preset, file or command", "program"),
     "state": Field(Kind.TEXT, "state, as the list shows it", lambda entry: entry.state),
     "tag": Field(Kind.TEXT, "tags", lambda entry: entry.labels.tags),
     "group": Field(Kind.TEXT, "group", lambda entry: entry.labels.group),
     "note": Field(Kind.TEXT, "note", lambda entry: entry.labels.note),
     "detail": Field(Kind.TEXT, "details of the state", _detail),
     "star": Field(Kind.FLAG, "the run has a star", lambda entry: float(entry.labels.star)),
-    "live": Field(Kind.FLAG, "the run has not ended", lambda entry: float(entry.live)),
+    "running": Field(Kind.FLAG, "the run has not ended", lambda entry: float(entry.live)),
     "created": _field(Kind.TIME, "time of the launch", "created_at"),
     "started": _field(Kind.TIME, "start of the last attempt", "started_at"),
     "ended": _field(Kind.TIME, "end of the last attempt", "ended_at"),
@@ -73,11 +73,16 @@ FIELDS: dict[str, Field] = {
     "attempt": _field(Kind.NUMBER, "number of the last attempt", "attempt"),
     "ranks": _field(Kind.NUMBER, "number of ranks", "ranks"),
     "exit": _field(Kind.NUMBER, "exit code", "exit_code"),
-    "done": _field(Kind.NUMBER, "completed fraction, 0 to 1", "done"),
+    "progress": _field(Kind.NUMBER, "progress, 0 to 1", "done"),
     "speed": _field(Kind.NUMBER, "samples per second", "samples_per_s"),
-    "metric": _field(Kind.NUMBER, "the metric that represents the run", "metric_value"),
+    "metric": _field(Kind.NUMBER, "main metric", "metric_value"),
     "size": Field(Kind.SIZE, "disk use", lambda entry: entry.size_bytes),
 }
+ALIASES = {"preset": "program", "done": "progress", "live": "running"}
+"""Further names of fields, which filters and columns of earlier versions have."""
+FIELD_NAMES = tuple(FIELDS)
+"""The fields by the names that titles and lists of names have."""
+FIELDS.update({alias: FIELDS[name] for alias, name in ALIASES.items()})
 """Other names are settings, such as ``config.lr``, and metrics: the last value of a metric, or with
 .min or .max its extreme."""
 SETTING = "config."
@@ -134,7 +139,7 @@ def value_text(entry: RunEntry, name: str, now: float) -> str:
         return formats.duration(value)
     if kind is Kind.SIZE:
         return formats.size(value)
-    if name == "done":
+    if FIELDS.get(name) is FIELDS["progress"]:
         return formats.percent(value)
     if name in FIELDS and value.is_integer():
         return str(int(value))

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from types import MappingProxyType
 
 from ltui.app.presentation.snapshot_text import rank_word
 from ltui.app.runs.run_entry import DAMAGED, RunEntry
-from ltui.app.runs.run_fields import value_text
+from ltui.app.runs.run_fields import SETTING, setting_texts, value_of, value_text
 from ltui.app.runs.run_summary import RunSummary
 from ltui.training.state.run_snapshot import RankState, RunSnapshot, RunState
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line, clean_name
 from ltui.widgets.view_models import Cell, Tone
 
-DEFAULT_COLUMNS = ("preset", "state", "tag", "done", "step", "metric", "created", "detail")
+DEFAULT_COLUMNS = ("state", "progress", "metric", "program", "tag", "created", "detail")
 """The fields in the columns of the list, unless others were chosen. A row has values of their own
 for them; of every other field, setting or metric it has the text."""
 MAX_TEXT = 60
 """Maximum characters of such a text."""
+_ENDED_AT = re.compile(r"^(finished|stopped) at step \d+[,;:. ]*", re.IGNORECASE)
+"""What state and progress of a row say already."""
+_OPTION = re.compile(r"-\S*(?:\s+[^-\s]\S*)?|\S+")
+"""An option with its value, or another word."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,9 +40,9 @@ class RunRow:
     star: bool = False
     marked: bool = False
     tags: str = ""
-    preset: str = ""
-    share: float | None = None
+    program: str = ""
     progress: str = ""
+    """How far a live run is and how long it still takes; the last step of another one."""
     metric: str = ""
     """The value of ``metric_name``. Both are empty before a metric is logged."""
     metric_name: str = ""
@@ -46,9 +53,17 @@ class RunRow:
 
 
 def run_row(
-    entry: RunEntry, now: float, columns: Sequence[str] = (), *, marked: bool = False
+    entry: RunEntry,
+    now: float,
+    columns: Sequence[str] = (),
+    *,
+    marked: bool = False,
+    programs: Mapping[str, str] = MappingProxyType({}),
 ) -> RunRow:
-    """Return the row of a run, also of one that cannot be read."""
+    """Return the row of a run, also of one that cannot be read.
+
+    ``programs``: shorter names of programs (``distinct_programs``).
+    """
     labels, run = entry.labels, entry.summary
     texts = {
         name: clean_line(value_text(entry, name, now), MAX_TEXT)
@@ -76,10 +91,9 @@ def run_row(
         star=labels.star,
         marked=marked,
         tags=tags,
-        preset=run.short_program,
+        program=programs.get(run.short_program, run.short_program),
         state=Cell(text=_state_text(run), tone=tone if tone is not Tone.GOOD else Tone.PLAIN),
-        share=run.done,
-        progress="" if run.step is None else f"step {formats.step(run.step, run.max_steps)}",
+        progress=_progress(entry, run),
         metric=formats.metric(run.metric_value) if run.metric else "",
         metric_name=run.metric,
         created=formats.ago(None if run.created_at is None else now - run.created_at),
@@ -94,20 +108,67 @@ def _state_text(run: RunSummary) -> str:
     return loss or state
 
 
+@lru_cache(maxsize=8)
+def distinct_programs(programs: frozenset[str]) -> dict[str, str]:
+    """Return each program without the options that all commands of the same script share.
+
+    ``train.py --epochs 9 --lr 1`` is ``train.py … --lr 1`` if the others have nine epochs, too.
+    """
+    options: dict[str, dict[str, list[str]]] = {}
+    for program in programs:
+        script, *rest = _OPTION.findall(program) or [program]
+        options.setdefault(script.strip(), {})[program] = [word.strip() for word in rest]
+    shown: dict[str, str] = {}
+    for script, commands in options.items():
+        shared = set.intersection(*map(set, commands.values())) if len(commands) > 1 else set()
+        for program, words in commands.items():
+            own = [word for word in words if word not in shared]
+            shown[program] = " ".join([script, *(["…"] if shared else []), *own])
+    return shown
+
+
+def is_empty(entry: RunEntry, name: str) -> bool:
+    """Return whether a run has nothing to show in the column of a field, metric or setting."""
+    run = entry.summary
+    if name == "detail":
+        return run is not None and not _note_cell(entry, run).text
+    if name == "progress":
+        return run is None or not _progress(entry, run)
+    if name == "metric":
+        return run is None or not run.metric
+    if name.startswith(SETTING):
+        return not setting_texts(entry, name)
+    return value_of(entry, name) in (None, "", ()) or not value_text(entry, name, 0.0)
+
+
+def _progress(entry: RunEntry, run: RunSummary) -> str:
+    live = entry.snapshot
+    if live is None or run.done is None:
+        total = run.max_steps if run.max_steps and run.max_steps > 0 else None
+        # Of a run that has done all, the second number would be the first one again.
+        total = None if run.step is None or total == run.step else total
+        return "" if run.step is None else f"step {formats.step(run.step, total)}"
+    remaining = "" if live.eta_s is None else f"  {formats.duration(live.eta_s)} left"
+    return f"{formats.percent(run.done):>5}{remaining}"
+
+
 def _note_cell(entry: RunEntry, run: RunSummary) -> Cell:
-    if entry.snapshot is not None:
-        return _live_cell(entry.snapshot)
+    blocked = "" if entry.snapshot is None else _blocked_ranks(entry.snapshot)
+    if blocked:
+        return Cell(text=blocked, tone=Tone.BAD)
     if entry.labels.note:
         return Cell(text=entry.labels.note)
+    if entry.snapshot is not None:
+        return Cell(text="")
     if run.reason:
         return Cell(text=run.reason, tone=Tone.WARN)
-    return Cell(text=run.detail, tone=Tone.DIM)
+    return Cell(text=_ENDED_AT.sub("", run.detail), tone=Tone.DIM)
 
 
-def _live_cell(run: RunSnapshot) -> Cell:
+def _blocked_ranks(run: RunSnapshot) -> str:
+    """Return the dead or stalled ranks of a live run."""
     for state in (RankState.DEAD, RankState.STALLED):
         ranks = tuple(r.rank for r in run.ranks if r.state is state)
         if ranks and run.state is not RunState.PAUSED:
-            return Cell(text=f"{formats.rank_words(ranks)} {rank_word(state)}", tone=Tone.BAD)
-    remaining = "" if run.eta_s is None else f"{formats.duration(run.eta_s)} left"
-    return Cell(text=remaining, tone=Tone.DIM)
+            return f"{formats.rank_words(ranks)} {rank_word(state)}"
+    return ""

@@ -15,8 +15,8 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from ltui.app.presentation.metric_list import matching
-from ltui.app.runs.list_layout import DEFAULT_LAYOUT, ListLayout
-from ltui.app.runs.run_fields import FIELDS, SETTING
+from ltui.app.runs.list_layout import DEFAULT_LAYOUT, ListLayout, with_column
+from ltui.app.runs.run_fields import FIELD_NAMES, FIELDS, SETTING
 from ltui.app.runs.sort_runs import first_order, order_text, reversed_order
 from ltui.widgets.columns import shortened
 from ltui.widgets.make_bindings import bindings
@@ -44,7 +44,11 @@ class ColumnChooser(ModalScreen[ListLayout | None]):
             d      | default  | default     | The usual columns in the usual order
             """,
         ),
-        *bindings("columns", "enter | apply | apply | Show these", priority=True),
+        *bindings(
+            "columns",
+            "enter | apply | apply | Show these; in the filter: go to the first match",
+            priority=True,
+        ),
     ]
 
     def __init__(self, layout: ListLayout, names: Collection[str]) -> None:
@@ -76,7 +80,7 @@ class ColumnChooser(ModalScreen[ListLayout | None]):
     def _fill(self, highlighted: str | None = None) -> None:
         """List the names that match the filter, the chosen ones first in their order."""
         shown, problem = self.query_one(OptionList), self.query_one("#problem", Static)
-        fields = [name for name in FIELDS if name not in ("id", "name")]
+        fields = [name for name in FIELD_NAMES if name not in ("id", "name")]
         others = sorted(self._names - set(fields), key=lambda n: (n.startswith(SETTING), n))
         names = dict.fromkeys((*self._chosen, *fields, *others))
         try:
@@ -126,7 +130,7 @@ class ColumnChooser(ModalScreen[ListLayout | None]):
         if name in self._chosen:
             self._chosen.remove(name)
         elif name is not None:
-            self._chosen.append(name)
+            self._chosen = list(with_column(self._chosen, name))
         self._show_changes()
 
     def action_sort(self) -> None:

@@ -1,8 +1,12 @@
-"""The home screen: presets and their form on top, runs below. Slow work follows the first frame."""
+"""The home screen: the list of runs, or presets and a form for a new run.
+
+Without a run, presets and form fill the screen. Slow work follows the first frame.
+"""
 
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -10,19 +14,31 @@ from rich.text import Text
 from textual import events, on, work
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.containers import Horizontal
-from textual.widgets import Input, Select, Static
+from textual.containers import Horizontal, VerticalScroll
+from textual.widgets import Static
 
 from ltui.app.keys.footer import KeyFooter
 from ltui.app.keys.home_keys import KEYS, home_hints
+from ltui.app.keys.key_queue import OrderedKeysApp
 from ltui.app.panels.launch_panel import FormPanel
 from ltui.app.panels.panel import Panel
 from ltui.app.panels.preset_catalog import PresetCatalog
-from ltui.app.panels.presets_panel import PresetEntry, PresetsPanel
+from ltui.app.panels.presets_panel import OWN_SCRIPT, PresetEntry, PresetsPanel
 from ltui.app.panels.runs_panel import RunsPanel
+from ltui.app.panels.setting_chosen import SettingChosen
 from ltui.app.panels.worker_results import call_screen
+from ltui.app.presentation.home_layout import (
+    FORM,
+    PANELS,
+    PRESETS,
+    RUNS,
+    SIDE_WIDTH,
+    HomeLayout,
+)
 from ltui.app.screens.marked_runs import MarkedRunsScreen
+from ltui.app.user_config import settings_of
 from ltui.training.config.preset_discovery import shipped_names
+from ltui.training.store.run_directory import has_runs
 from ltui.widgets.make_bindings import bindings
 from ltui.widgets.sanitise import clean_name
 
@@ -38,14 +54,19 @@ REFRESH_GPUS_S = 1.0
 SAMPLE_GPUS_S = 2.0
 """Seconds between two readings of the GPUs."""
 FIRST_PAINT_TIMEOUT_S = 1.0
-"""Maximum seconds to wait until the form is painted, before more files and modules are read."""
+"""Maximum seconds to wait until the runs or the form are painted, before more is read."""
+SIDE_PRESETS = "layout.presets"
+"""The setting whether presets stand beside the runs."""
+NOT_HELD = ("ctrl+q", "ctrl+c")
+"""Keys that are not held back while the list of runs is being read."""
 
 
 class HomeScreen(MarkedRunsScreen):
-    """Presets to launch and runs to open."""
+    """Runs to open, and presets to launch."""
 
     SCOPE = "home"
     ABOUT = "Quitting ltui never stops a run."
+    AUTO_FOCUS = ""
     BINDINGS: ClassVar[list[BindingType]] = bindings("home", KEYS)
 
     def __init__(self, home: Path, *, readonly: bool = False, preset: str | None = None) -> None:
@@ -53,6 +74,9 @@ class HomeScreen(MarkedRunsScreen):
         super().__init__(readonly=readonly)
         self._first_preset = preset
         self.home = home
+        self.home_layout = HomeLayout(has_runs=has_runs(home), new_run=preset is not None)
+        self._listed = threading.Event()
+        """Set when the list of runs is on the screen."""
         self._catalog = PresetCatalog()
         self._gpus: GpuSampler | None = None
 
@@ -60,21 +84,28 @@ class HomeScreen(MarkedRunsScreen):
 
     def compose(self) -> ComposeResult:
         yield Static(Text(" ltui", "bold"), id="title", markup=False)
-        with Horizontal(id="upper"):
-            yield PresetsPanel(shipped_names(), id="presets")
-            yield FormPanel(self.home, readonly=self.readonly, id="form")
-            with Panel(None, "configuration", id="yaml"):
+        with Horizontal(id="panels"):
+            yield RunsPanel(self.home, id=RUNS)
+            yield PresetsPanel(shipped_names(), id=PRESETS)
+            yield FormPanel(self.home, readonly=self.readonly, id=FORM)
+            with Panel(None, "configuration", id="yaml"), VerticalScroll():
                 yield Static(id="yaml-text", markup=False)
-        yield RunsPanel(self.home, id="runs")
+        yield Static(f" Your own script:  {OWN_SCRIPT}", id="own-script", markup=False)
         yield Static(
             "ltui needs a little more room: 60 columns and 12 lines.", id="tiny", markup=False
         )
-        yield KeyFooter(home_hints(None, in_runs=False), id="keys")
+        yield KeyFooter(id="keys")
 
     def on_mount(self) -> None:
-        self.query_one("#preset-list").focus()
+        side = settings_of(self.app).value(SIDE_PRESETS) is not False
+        self.home_layout = replace(self.home_layout, side_presets=side)
         self._fit_size(*self.app.size)
         self.watch(self, "focused", self._focus_moved)
+        if not self.home_layout.shows_runs:
+            self.query_one("#preset-list").focus()
+        elif isinstance(self.app, OrderedKeysApp):
+            # What is typed before the runs are listed is meant for them.
+            self.app.hold_keys(NOT_HELD)
         # Loading imports modules and reads files, so it starts after the first frame.
         self.call_after_refresh(lambda: self._load(self.presets_panel.highlighted_name))
 
@@ -82,17 +113,41 @@ class HomeScreen(MarkedRunsScreen):
         self._fit_size(event.size.width, event.size.height)
 
     def _fit_size(self, width: int, height: int) -> None:
-        tiny = width < 60 or height < 12
-        for selector in ("#upper", "#runs"):
-            self.query_one(selector).display = not tiny
-        self.query_one("#tiny").display = tiny
-        self.query_one("#yaml").display = width >= 140 and height >= 30
+        self.set_class(width < 70, "-slim")
         self.set_class(width < 100, "-narrow")
         self.set_class(width >= 150, "-wide")
         self.set_class(height < 30, "-low")
+        self._use_layout(replace(self.home_layout, width=width, height=height))
+
+    def _use_layout(self, layout: HomeLayout) -> None:
+        """Show the panels of a layout. The focus leaves a panel that is hidden."""
+        self.home_layout = layout
+        visible = layout.visible()
+        for name in PANELS:
+            self.query_one(f"#{name}").display = name in visible
+        self.query_one("#tiny").display = layout.tiny
+        self.query_one("#own-script").display = bool(visible) and not layout.shows_runs
+        self.set_class(layout.shows_runs, "-runs")
+        if self.focused is not None and visible and self._panel_in_focus() not in visible:
+            self._focus_in(RUNS if layout.shows_runs else PRESETS)
+        self._focus_moved(self.focused)
+
+    def _panel_in_focus(self) -> str | None:
+        """Return the name of the panel that has the focus."""
+        above = [] if self.focused is None else self.focused.ancestors
+        return next((node.id for node in above if node.id in PANELS), None)
+
+    def _focus_in(self, panel: str) -> None:
+        """Move the focus into a visible panel."""
+        for widget in self.query_one(f"#{panel}").query("*"):
+            if widget.focusable and widget.display and not widget.has_class("filter"):
+                widget.focus()
+                return
+        self.set_focus(None)
 
     def _focus_moved(self, focused: Widget | None) -> None:
-        self.query_one(KeyFooter).show(home_hints(focused, in_runs=self._in_runs()))
+        hints = home_hints(focused, in_runs=self._in_runs(), has_runs=self.home_layout.has_runs)
+        self.query_one(KeyFooter).show(hints)
 
     @property
     def presets_panel(self) -> PresetsPanel:
@@ -106,7 +161,12 @@ class HomeScreen(MarkedRunsScreen):
 
     @work(thread=True, group="presets", exit_on_error=False)
     def _load(self, first_name: str | None) -> None:
-        """Load the form of one preset, then all presets, then the machine, then the runs."""
+        """Load what the screen shows first: the runs, or the form of one preset. Then load all
+        presets, the machine, and the other of them."""
+        runs_first = self.home_layout.shows_runs
+        if runs_first:
+            self._load_runs()
+            self._listed.wait(FIRST_PAINT_TIMEOUT_S)
         # Imported here, in the worker's thread: the first frame has no form.
         from ltui.app.panels import preset_fields  # noqa: F401
 
@@ -117,10 +177,29 @@ class HomeScreen(MarkedRunsScreen):
         painted.wait(FIRST_PAINT_TIMEOUT_S)
         call_screen(self, self._show_presets, self._catalog.read_all(folder, first))
         self._load_machine(folder)
+        if not runs_first:
+            self._load_runs()
+
+    def _load_runs(self) -> None:
         # Imported here, in the worker's thread: the first frame has no table.
         from ltui.app.panels import runs_table  # noqa: F401
 
         call_screen(self, self.runs_panel.start)
+
+    @on(RunsPanel.Listed)
+    def _runs_listed(self, event: RunsPanel.Listed) -> None:
+        event.stop()
+        layout = self.home_layout
+        if layout.has_runs != bool(self.runs_panel.lines):
+            # A run that was started elsewhere takes no form away.
+            layout = replace(layout, has_runs=not layout.has_runs, new_run=not layout.has_runs)
+            self._use_layout(layout)
+        if self.focused is None:
+            self._focus_in(RUNS if layout.shows_runs else PRESETS)
+        if not self._listed.is_set():
+            self.call_after_refresh(self._listed.set)
+            if isinstance(self.app, OrderedKeysApp):
+                self.app.release_keys()
 
     async def _show_first(self, preset: Preset | None, painted: threading.Event) -> None:
         await self.form_panel.start()
@@ -173,8 +252,9 @@ class HomeScreen(MarkedRunsScreen):
     # -- presets -----------------------------------------------------------------------------------
 
     def select_preset(self, name: str) -> None:
-        """Move cursor and focus to a preset, if there is one of this name."""
+        """Move cursor and focus to a preset, if there is one of this name, beside its form."""
         if name in self.presets_panel.names:
+            self._use_layout(replace(self.home_layout, new_run=True, zoomed=""))
             self.presets_panel.select(name)
 
     @on(PresetsPanel.Highlighted)
@@ -200,10 +280,18 @@ class HomeScreen(MarkedRunsScreen):
             await panel.show_nothing(f"{name} (damaged)", Text(f"✗ {problem}", "bold"))
             self._show_yaml("")
 
-    @on(PresetsPanel.Launch)
-    def _preset_entered(self, event: PresetsPanel.Launch) -> None:
+    @on(PresetsPanel.Entered)
+    def _preset_entered(self, event: PresetsPanel.Entered) -> None:
         event.stop()
-        self.action_launch()
+        self._open_form()
+
+    def _open_form(self) -> None:
+        """Show the form, with the focus on the line that starts the run."""
+        if self.home_layout.shows_runs:
+            self._use_layout(self.home_layout.showing(FORM))
+        elif FORM not in self.home_layout.visible():
+            self._use_layout(replace(self.home_layout, zoomed=""))
+        self.form_panel.focus_launch_line()
 
     @on(FormPanel.Checked)
     def _form_checked(self, event: FormPanel.Checked) -> None:
@@ -214,7 +302,11 @@ class HomeScreen(MarkedRunsScreen):
         self.query_one("#yaml-text", Static).update(Text(text))
 
     def action_launch(self) -> None:
-        self.form_panel.launch()
+        """Start the run of the form if it has the focus; from elsewhere, go to the form."""
+        if self._panel_in_focus() == FORM:
+            self.form_panel.launch()
+        elif not self.home_layout.shows_runs:
+            self._open_form()
 
     def action_edit(self) -> None:
         self.form_panel.edit()
@@ -223,6 +315,10 @@ class HomeScreen(MarkedRunsScreen):
         self.form_panel.check_with_classes()
 
     async def action_reset_form(self) -> None:
+        """Set the form back; of the list of runs, the panels."""
+        if self.home_layout.shows_runs:
+            self._show_side_presets(shown=True)
+            return
         shown = self.form_panel.preset
         preset = self._catalog.presets.get(shown.name) if shown is not None else None
         if preset is not None:
@@ -231,33 +327,68 @@ class HomeScreen(MarkedRunsScreen):
     # -- moving ------------------------------------------------------------------------------------
 
     def _in_runs(self) -> bool:
-        return self.focused is not None and self.runs_panel in self.focused.ancestors
+        if self.focused is None:
+            return self.home_layout.shows_runs
+        return self.runs_panel in self.focused.ancestors
 
     def action_filter(self) -> None:
         (self.runs_panel if self._in_runs() else self.presets_panel).open_filter()
 
     def action_back(self) -> None:
-        """Clear the filter of the panel in focus; from a field, go to the presets.
+        """Clear the filter of the panel in focus; from a field, go to the presets; from there, to
+        the runs.
 
         From the runs it goes nowhere: the next Enter, meant to open a run, would launch a preset.
         """
         panel = self.runs_panel if self._in_runs() else self.presets_panel
-        in_form = isinstance(self.focused, (Input, Select)) and not self.focused.has_class("filter")
+        in_form = self._panel_in_focus() == FORM
         if panel.has_class("-filtering") and not in_form:
             panel.clear_filter()
         elif self._in_runs():
             self.notify("q quits ltui; training continues", timeout=2)
-        else:
-            self.action_go("presets")
+        elif self.home_layout.zoomed:
+            self._use_layout(replace(self.home_layout, zoomed=""))
+        elif in_form:
+            self.action_go(PRESETS)
+        elif self.home_layout.has_runs:
+            self.action_go(RUNS)
 
     def action_keep_filter(self) -> None:
-        self.action_go("runs" if self._in_runs() else "presets")
+        self.action_go(RUNS if self._in_runs() else PRESETS)
 
     def action_go(self, panel: str) -> None:
-        for widget in self.query_one(f"#{panel}").query("*"):
-            if widget.focusable and widget.display and not widget.has_class("filter"):
-                widget.focus()
-                return
+        if panel == RUNS and not self.home_layout.has_runs:
+            self.notify("There is no run yet.", timeout=3)
+            return
+        self._use_layout(self.home_layout.showing(panel))
+        self._focus_in(panel)
+
+    def action_new_run(self) -> None:
+        """Show the presets with the form, to choose one."""
+        self._use_layout(replace(self.home_layout, new_run=True, zoomed=""))
+        self._focus_in(PRESETS)
+
+    def action_zoom(self) -> None:
+        panel = self._panel_in_focus()
+        if panel != RUNS:
+            self._use_layout(self.home_layout.maximised(panel or PRESETS))
+        elif self.home_layout.width < SIDE_WIDTH:
+            self.notify("The runs fill the screen already.", timeout=3)
+        else:
+            self._show_side_presets(shown=not self.home_layout.side_presets)
+
+    def _show_side_presets(self, *, shown: bool) -> None:
+        self._use_layout(replace(self.home_layout, side_presets=shown))
+        self.post_message(SettingChosen(SIDE_PRESETS, shown))
+
+    @on(FormPanel.Launched)
+    def _show_runs(self) -> None:
+        # When the screen of the new run is closed, the list has it.
+        self._use_layout(replace(self.home_layout, has_runs=True, new_run=False, zoomed=""))
+
+    def on_screen_resume(self) -> None:
+        if self._opened_run is not None and self.home_layout.has_runs:
+            self._use_layout(self.home_layout.showing(RUNS))
 
     def action_leave(self) -> None:
         self.app.exit(message=self.farewell())

@@ -31,6 +31,7 @@ from ltui.app.launch.past_run import (
     start_choice,
 )
 from ltui.app.panels.form_fields import (
+    FieldHint,
     Form,
     FormField,
     KnobField,
@@ -85,6 +86,7 @@ class RerunScreen(ModalScreen[RunDir]):
             title = "Run again" if self.new_run else "Resume"
             yield Static(Text(f"{title}: {clean_name(self.run_dir.id)}", "bold"), id="question")
             yield Form(Static("reading the run …"), id="fields")
+            yield FieldHint()
             yield LaunchLine(id="launch-line", markup=False)
             yield Static("Enter: start   Tab: next field   Esc: cancel", id="answers")
 

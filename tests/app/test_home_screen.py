@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from textual import events
 from textual.pilot import Pilot
 from textual.widget import Widget
 from textual.widgets import Input, OptionList, Static, TextArea
@@ -21,8 +22,11 @@ from ltui.app.panels.launch_line import LaunchLine
 from ltui.app.panels.launch_panel import FormPanel
 from ltui.app.panels.preset_fields import LaunchForm
 from ltui.app.panels.runs_table import RunsTable
+from ltui.app.preferences import write_preference
+from ltui.app.presentation.home_layout import PANELS
 from ltui.app.runs.list_layout import DEFAULT_LAYOUT
 from ltui.app.runs.run_entry import RunEntry
+from ltui.app.runs.run_list import RunList
 from ltui.app.runs.run_rows import DEFAULT_COLUMNS
 from ltui.app.screens.column_chooser import ColumnChooser
 from ltui.app.screens.confirm import ConfirmScreen, ProblemScreen
@@ -38,7 +42,8 @@ from ltui.training.state.run_labels import RunLabels, labels_from_document
 from ltui.training.store.disk_use import disk_use
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets import formats
-from tests.app.one_run import answer, until
+from tests.app.frames import snapshot
+from tests.app.one_run import answer, later, until
 from tests.required import required
 from tests.stored_runs import stored_run
 
@@ -130,7 +135,11 @@ async def test_a_newcomer_sees_presets_a_form_and_what_to_press(home: Path, plac
         assert screen.form_panel.preset is not None
         assert screen.form_panel.preset.name == "quickstart"
         assert len(screen.query(KnobField)) >= 3
-        assert "Enter" in RunsTable.NOTE
+        # No run fills no part of the screen, and a line names the way without a preset.
+        assert not screen.runs_panel.display
+        own = screen.query_one("#own-script", Static)
+        assert own.display
+        assert "ltui exec -- python train.py" in str(own.content)
         options = screen.query_one("#preset-list", OptionList)
         ids = [options.get_option_at_index(i).id for i in range(options.option_count)]
         # Files of the user come first, and the cursor is on the quickstart.
@@ -192,6 +201,15 @@ async def test_a_launch_with_a_mistake_is_refused_with_its_place(home: Path, pla
     async with app.run_test(size=(160, 50)) as pilot:
         screen = await ready(pilot, app)
         field(screen, "trainer.max_epochs").value = "0"
+        # Enter on a preset only goes to its form, also if it is pressed twice.
+        line, now = screen.query_one(LaunchLine), app.clock()
+        app.clock = lambda: now
+        await pilot.press("enter")
+        await until(pilot, lambda: app.focused is line)
+        await pilot.press("enter")
+        await pilot.pause()
+        assert app.screen is screen
+        later(app)
         await pilot.press("enter")
         await until(pilot, lambda: isinstance(app.screen, ProblemScreen))
         assert any("trainer.max_epochs" in line for line in app.screen._lines)  # type: ignore[attr-defined]
@@ -293,7 +311,7 @@ async def test_readonly_launches_and_deletes_nothing(home: Path, place: Path) ->
         await until(pilot, lambda: len(screen.query_one(RunsTable).rows) == 1)
         form = required(screen.form_panel.form)
         texts = form.texts()
-        await pilot.press("enter", "e", "c", "2", *"99", "3", "delete", "r")
+        await pilot.press("N", "enter", "e", "c", "2", *"99", "3", "delete", "r")
         await pilot.pause()
         assert form.texts() == texts
         assert len(texts) > 1
@@ -337,7 +355,7 @@ async def test_a_run_that_can_not_start_from_there_is_not_launched(home: Path, p
     async with app.run_test(size=(160, 50)) as pilot:
         screen = await ready(pilot, app)
         screen.query_one(StartField).query_one(Input).value = "nobody"
-        screen.action_launch()
+        screen.form_panel.launch()
         await until(pilot, lambda: isinstance(app.screen, ProblemScreen))
         assert not list((home / "runs").iterdir())
 
@@ -366,7 +384,7 @@ async def test_labels_are_typed_in_the_form_checked_and_given_to_the_run(
         fields["tags"].text, fields["group"].text = "base, v2", ""
         await until(pilot, lambda: screen.form_panel.result is None)
         await until(pilot, lambda: screen.form_panel.result is not None)
-        screen.action_launch()
+        screen.form_panel.launch()
         await until(pilot, lambda: launched)
         labels = labels_from_document(json.loads(launched[0]["labels.json"]))
         assert labels == RunLabels(tags=("base", "v2"), note="the first one")
@@ -387,7 +405,7 @@ def offset_of(screen: HomeScreen, name: str) -> tuple[int, int]:
     return (3, options.get_option_index(name))
 
 
-async def test_a_click_selects_and_only_a_double_click_on_the_selected_launches(
+async def test_a_click_selects_and_only_a_double_click_on_the_selected_opens_the_form(
     home: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = LtuiApp(home)
@@ -395,29 +413,19 @@ async def test_a_click_selects_and_only_a_double_click_on_the_selected_launches(
         screen = await ready(pilot, app)
         launched: list[str] = []
         monkeypatch.setattr(FormPanel, "launch", lambda panel: launched.append(panel.preset.name))
+        line = screen.query_one(LaunchLine)
         where = offset_of(screen, "gpt-fsdp")
         await pilot.click("#preset-list", offset=where)
-        await until(
-            pilot,
-            lambda: preset_name(screen) == "gpt-fsdp",
-        )
-        assert not launched
+        await until(pilot, lambda: preset_name(screen) == "gpt-fsdp")
         # Two clicks in a row that begin on another preset only select.
         await pilot.double_click("#preset-list", offset=offset_of(screen, "cifar10-cnn"))
-        await until(
-            pilot,
-            lambda: (
-                screen.form_panel.preset is not None
-                and screen.form_panel.preset.name == "cifar10-cnn"
-            ),
-        )
-        assert not launched
+        await until(pilot, lambda: preset_name(screen) == "cifar10-cnn")
+        assert app.focused is not line
         await pilot.double_click("#preset-list", offset=offset_of(screen, "cifar10-cnn"))
-        await until(pilot, lambda: launched == ["cifar10-cnn"])
+        await until(pilot, lambda: app.focused is line)
+        assert not launched
         await pilot.click("#launch-line")
-        await until(pilot, lambda: launched == ["cifar10-cnn"] * 2)
-        await pilot.press("enter")
-        await until(pilot, lambda: launched == ["cifar10-cnn"] * 3)
+        await until(pilot, lambda: launched == ["cifar10-cnn"])
 
 
 async def test_a_line_says_what_a_launch_would_start(home: Path, place: Path) -> None:
@@ -467,7 +475,7 @@ async def test_escape_clears_the_filter_and_no_match_leaves_no_preset(
         await pilot.press("slash", *"zzz")
         await until(pilot, lambda: screen.form_panel.preset is None)
         assert "no match" in str(options.get_option_at_index(0).prompt)
-        screen.action_launch()
+        screen.form_panel.launch()
         await pilot.pause()
         assert app.screen is screen
         assert not list((home / "runs").iterdir())
@@ -492,12 +500,16 @@ async def test_the_footer_offers_no_letter_while_a_field_has_the_focus(
         def keys() -> set[str]:
             return {hint.key for hint in footer._hints}
 
-        assert {"⏎", "e", "q"} <= keys()
+        assert {"N", "r", "o"} <= keys()
+        await pilot.press("N")
+        await until(pilot, lambda: {"⏎", "e", "q"} <= keys())
         field(screen, "trainer.max_epochs").focus()
-        await until(pilot, lambda: "esc" in keys())
+        await until(pilot, lambda: "ctrl+q" in keys())
         assert not [key for key in keys() if len(key) == 1 and key != "⏎"]
-        await pilot.press("escape", "3")
-        await until(pilot, lambda: {"r", "o", "del"} <= keys())
+        await pilot.press("escape")
+        later(app)
+        await pilot.press("escape")
+        await until(pilot, lambda: {"N", "r", "o"} <= keys())
 
 
 async def test_leaving_a_run_puts_the_focus_on_its_row(home: Path, place: Path) -> None:
@@ -512,7 +524,7 @@ async def test_leaving_a_run_puts_the_focus_on_its_row(home: Path, place: Path) 
         field(screen, "trainer.max_epochs").focus()
         screen._open(screen.runs_panel.lines[last].run_dir)
         await until(pilot, lambda: isinstance(app.screen, RunScreen))
-        await pilot.press("escape")
+        await pilot.press("q")
         await until(pilot, lambda: app.screen is screen)
         await until(pilot, lambda: app.focused is table and table.cursor_key == last)
 
@@ -559,7 +571,7 @@ async def test_a_refused_launch_names_the_mistakes_of_every_field_at_once(
         line = screen.query_one(LaunchLine)
         # The sentence is wrapped, not cut.
         await until(pilot, lambda: line.size.height > 1)
-        screen.action_launch()
+        screen.form_panel.launch()
         await until(pilot, lambda: isinstance(app.screen, ProblemScreen))
         problems = [str(line.render()) for line in app.screen.query(".problem")]
         assert len(problems) == 3
@@ -595,7 +607,7 @@ async def test_runs_are_filtered_and_sorted(home: Path, place: Path) -> None:
         await until(pilot, lambda: [row.name for row in table.rows] == ["calm-fox"])
         assert "1 of 3 runs" in str(panel.border_subtitle)
         await pilot.press("x")
-        await until(pilot, lambda: table.note == "no match")
+        await until(pilot, lambda: "Esc clears it" in str(table.note))
         await pilot.press("escape")
         await until(pilot, lambda: len(table.rows) == 3)
         assert app.focused is table
@@ -612,7 +624,7 @@ async def test_the_columns_to_choose_are_described_in_full_at_80_columns(home: P
         await pilot.pause()
         listed = app.screen.query_one(OptionList)
         lines = [listed.render_line(y).text for y in range(listed.size.height)]
-        assert any("the metric that represents the run" in line for line in lines)
+        assert any("main metric" in line for line in lines)
         assert any(f"{names[0]} setting" in line for line in lines)
         assert app.screen.query_one("#answers").size.height == 1
 
@@ -638,30 +650,33 @@ async def test_columns_and_order_are_chosen_and_remembered(home: Path, place: Pa
         chooser = app.screen
         assert isinstance(chooser, ColumnChooser)
         await until(pilot, lambda: "config.trainer.max_epochs" in chooser._listed)
-        for _ in range(7):
+        for _ in range(6):
             await pilot.press("space", "down")
-        await pilot.press("slash", *"val/a", "down", "space", "s", "s")
+        # Enter in the filter goes to the first match, and closes nothing.
+        await pilot.press("slash", *"val/a", "enter", "space", "s", "s")
+        assert app.screen is chooser
         await pilot.press("slash", *["backspace"] * 5, *"epochs", "down", "space", "left")
         await pilot.press("enter")
         await until(pilot, lambda: app.screen is screen)
-        chosen = ("detail", "config.trainer.max_epochs", "val/acc")
+        chosen = ("config.trainer.max_epochs", "val/acc", "detail")
         assert screen.runs_panel.list_layout == (chosen, "val/acc")
     app = LtuiApp(home)
     async with app.run_test(size=(160, 50)) as pilot:
         screen = await ready(pilot, app)
         table, panel = screen.query_one(RunsTable), screen.query_one("#runs")
         await until(pilot, lambda: len(table.rows) == 3 and table.rows[0].texts["val/acc"])
-        assert table.columns == chosen
+        assert screen.runs_panel.list_layout.columns == chosen
         assert "by val/acc, lowest first" in str(panel.border_subtitle)
         await until(
             pilot,
             lambda: (
-                [row.texts["config.trainer.max_epochs"] for row in table.rows] == ["7", "8", "9"]
+                [row.texts.get("config.trainer.max_epochs") for row in table.rows]
+                == ["7", "8", "9"]
             ),
         )
-        assert [c.title for c in table.columns_of(table.rows)] == [
-            *("run", "", "trainer.max_epochs", "val/acc ↑")
-        ]
+        # No run has a detail, so that it has no column.
+        titles = [c.title for c in table.columns_of(table.rows)]
+        assert titles == ["name", "config.trainer.max_epochs", "val/acc ↑"]
         await pilot.press("3", "O")
         await until(pilot, lambda: table.rows[0].name == "old-pine")
         (title,) = [placed for placed in table._placed if "val/acc" in placed.column.key]
@@ -670,7 +685,151 @@ async def test_columns_and_order_are_chosen_and_remembered(home: Path, place: Pa
         await pilot.click(table, offset=(3, 0))
         await until(pilot, lambda: screen.runs_panel.list_layout.order == "name")
         await pilot.press("m", "d")
-        await until(pilot, lambda: table.columns == DEFAULT_COLUMNS)
+        await until(pilot, lambda: screen.runs_panel.list_layout == (DEFAULT_COLUMNS, ""))
+
+
+async def test_a_click_selects_a_run_and_a_double_click_opens_it(home: Path, place: Path) -> None:
+    for run_id in ("calm-fox-1a2b", "brave-owl-3f2a", "old-pine-77cc"):
+        stored_run(home, run_id)
+    app = LtuiApp(home)
+    async with app.run_test(size=(120, 40)) as pilot:
+        screen = await ready(pilot, app)
+        table = screen.query_one(RunsTable)
+        await until(pilot, lambda: len(table.rows) == 3)
+        await pilot.click(table, offset=(8, 3))
+        await until(pilot, lambda: table.cursor == 2)
+        assert app.screen is screen
+        await pilot.double_click(table, offset=(8, 2))
+        await until(pilot, lambda: isinstance(app.screen, RunScreen))
+        assert app.screen.run_dir.id == table.keys[1]  # type: ignore[attr-defined]
+
+
+async def test_hidden_columns_are_counted_and_scrolled_to(home: Path, place: Path) -> None:
+    metrics = {f"val/metric_{n}": float(n) for n in range(6)}
+    stored_run(home, "calm-fox-1a2b", metrics=metrics)
+    write_preference(home, "runs.columns", ["state", *metrics])
+    app = LtuiApp(home)
+    async with app.run_test(size=(80, 24)) as pilot:
+        screen = await ready(pilot, app)
+        table, panel = screen.query_one(RunsTable), screen.query_one("#runs")
+        await until(pilot, lambda: "+3 columns →" in str(panel.border_subtitle))
+        first = [placed.column.title for placed in table._placed]
+        assert first[:2] == ["name", "state"]
+        await pilot.press("right", "right")
+        await until(pilot, lambda: "← +2 columns" in str(panel.border_subtitle))
+        assert [placed.column.title for placed in table._placed][:2] == ["name", "val/metric_1"]
+        await pilot.press(*["right"] * 9)
+        assert table._placed[-1].column.title == "val/metric_5"
+        assert "→" not in str(panel.border_subtitle)
+        for _ in range(9):
+            up = events.MouseScrollUp(table, 5, 5, 0, -1, 0, shift=True, meta=False, ctrl=False)
+            table.post_message(up)
+        await until(pilot, lambda: [placed.column.title for placed in table._placed] == first)
+
+
+async def test_live_runs_stay_on_top_in_every_order(home: Path, place: Path) -> None:
+    ids = ("calm-fox-1a2b", "brave-owl-3f2a", "old-pine-77cc")
+    for run_id in ids:
+        stored_run(home, run_id)
+    app = LtuiApp(home)
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await ready(pilot, app)
+        panel = screen.runs_panel
+        await until(pilot, lambda: len(panel.lines) == 3)
+        entry = panel.lines[ids[2]]
+        live = RunEntry(run_dir=entry.run_dir, summary=entry.summary, snapshot=snapshot())
+        panel.lines = {**panel.lines, ids[2]: live}
+        for order, names in (("name", [2, 1, 0]), ("-name", [2, 0, 1])):
+            panel.use_layout(panel.list_layout._replace(order=order))
+            assert list(screen.query_one(RunsTable).keys) == [ids[n] for n in names]
+
+
+async def test_keys_that_are_typed_while_the_runs_are_read_go_to_the_list(
+    home: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: list[RunSpec] = []
+    monkeypatch.setattr(check_and_launch, "launch", lambda spec, *_, **__: launched.append(spec))
+    stored_run(home, "calm-fox-1a2b")
+    may_read = threading.Event()
+    poll = RunList.poll
+
+    def slow_poll(runs: RunList, limit_s: float | None = None) -> tuple[RunEntry, ...]:
+        may_read.wait(30)
+        return poll(runs, limit_s)
+
+    monkeypatch.setattr(RunList, "poll", slow_poll)
+    app = LtuiApp(home)
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = app.screen
+        assert isinstance(screen, HomeScreen)
+        await pilot.press("3", "delete", "enter")
+        assert app.screen is screen
+        may_read.set()
+        await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+        await pilot.press("escape")
+        await until(pilot, lambda: app.screen is screen)
+        assert app.focused is screen.query_one(RunsTable)
+    assert not launched
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [
+        ((200, 60), {"runs", "presets"}),
+        ((120, 40), {"runs", "presets"}),
+        ((80, 24), {"runs"}),
+        ((60, 15), {"runs"}),
+    ],
+)
+async def test_runs_come_first_and_a_new_run_is_one_key_away(
+    home: Path, place: Path, size: tuple[int, int], shown: set[str]
+) -> None:
+    stored_run(home, "calm-fox-1a2b")
+    app = LtuiApp(home)
+    async with app.run_test(size=size) as pilot:
+        screen = await ready(pilot, app)
+
+        def visible() -> set[str]:
+            return {name for name in PANELS if screen.query_one(f"#{name}").display}
+
+        table = screen.query_one(RunsTable)
+        await until(pilot, lambda: app.focused is table)
+        assert visible() == shown
+        runs = screen.runs_panel.region
+        assert runs.width * runs.height > 0.6 * size[0] * size[1]
+        await pilot.press("N")
+        assert {"presets", "form"} <= visible()
+        assert "runs" not in visible()
+        assert app.focused is screen.query_one("#preset-list")
+        await pilot.press("2", "escape")
+        later(app)
+        await pilot.press("escape")
+        await until(pilot, lambda: app.focused is table)
+        assert visible() == shown
+
+
+async def test_a_maximised_panel_is_restored_and_the_list_is_remembered(
+    home: Path, place: Path
+) -> None:
+    stored_run(home, "calm-fox-1a2b")
+    for beside in (True, False):
+        app = LtuiApp(home)
+        async with app.run_test(size=(160, 50)) as pilot:
+            screen = await ready(pilot, app)
+            presets = screen.query_one("#presets")
+            assert presets.display == beside
+            await pilot.press("z")
+            assert presets.display != beside
+            await pilot.press("N", "enter", "z")
+            assert not presets.display
+            assert screen.query_one("#form").display
+            await pilot.press("z")
+            assert presets.display
+            if not beside:
+                await pilot.press("escape")
+                later(app)
+                await pilot.press("escape", "0")
+                assert presets.display
 
 
 async def test_the_palette_shows_a_metric_as_a_column(home: Path, place: Path) -> None:
@@ -686,7 +845,8 @@ async def test_the_palette_shows_a_metric_as_a_column(home: Path, place: Path) -
 
         commands()["Show metric val/acc"]()
         await until(pilot, lambda: table.rows[0].texts.get("val/acc") == "0.5000")
-        assert screen.runs_panel.list_layout.columns == (*DEFAULT_COLUMNS, "val/acc")
+        columns = screen.runs_panel.list_layout.columns
+        assert columns == (*DEFAULT_COLUMNS[:3], "val/acc", *DEFAULT_COLUMNS[3:])
         assert "Show metric val/acc" not in commands()
 
 

@@ -290,6 +290,7 @@ async def test_the_launch_form_fits_small_terminals(home: Path, size: tuple[int,
     app = LtuiApp(home)
     async with app.run_test(size=size) as pilot:
         await until(pilot, lambda: bool(app.screen.query("#form FormField Input")))
+        await pilot.press("N")
         await pilot.pause()
         right = app.screen.query_one("#form").content_region.right
         assert all(field.region.right <= right for field in app.screen.query("#form Input"))

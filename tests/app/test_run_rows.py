@@ -9,8 +9,9 @@ import pytest
 
 from ltui.app.panels.runs_table import RunsTable
 from ltui.app.presentation.headline_metric import headline_metric
+from ltui.app.runs.list_layout import with_column
 from ltui.app.runs.run_entry import RunEntry
-from ltui.app.runs.run_rows import RunRow, run_row
+from ltui.app.runs.run_rows import RunRow, distinct_programs, is_empty, run_row
 from ltui.app.runs.run_summary import summarise
 from ltui.app.runs.sort_runs import sorted_runs
 from ltui.training.config.preset_discovery import shipped_names
@@ -81,7 +82,7 @@ def test_runs_are_sorted_by_the_best_metric_and_those_without_come_last() -> Non
 def test_a_command_is_named_by_its_script(command: tuple[str, ...], shown: str) -> None:
     run = snapshot(preset=None, command=command)
     row = run_row(RunEntry(run_dir=RunDir(Path("/runs/a")), summary=summarise(run)), NOW)
-    assert row.preset == shown
+    assert row.program == shown
 
 
 def test_the_form_takes_as_many_epochs_as_the_command_line() -> None:
@@ -104,3 +105,46 @@ def test_the_star_stands_before_a_name_that_is_cut_off() -> None:
     entry = replace(line("a-name-of-a-run-that-does-not-fit"), labels=RunLabels(star=True))
     name = "".join(cell.text for cell in RunsTable().cells_of(run_row(entry, NOW))["name"])
     assert "★ a-name" in name
+
+
+@pytest.mark.parametrize(
+    ("state", "detail", "progress", "note"),
+    [
+        (RunState.FINISHED, "finished at step 192", "step 192", ""),
+        (RunState.STOPPED, "stopped at step 41, checkpoint verified", "step 41/192", "checkpoint"),
+        (RunState.FAILED, "rank 1 raised ValueError", "step 41/192", "rank 1 raised"),
+    ],
+)
+def test_a_row_says_nothing_twice(state: RunState, detail: str, progress: str, note: str) -> None:
+    step = 192 if state is RunState.FINISHED else 41
+    run = snapshot(state=state, detail=detail, global_step=step, max_steps=192)
+    entry = RunEntry(run_dir=RunDir(Path("/runs/a")), summary=summarise(run))
+    row = run_row(entry, NOW)
+    assert row.progress == progress
+    assert row.note.text.startswith(note)
+    assert bool(row.note.text) == bool(note)
+    assert is_empty(entry, "detail") == (not note)
+
+
+def test_a_live_run_has_its_share_and_the_time_that_is_left() -> None:
+    run = snapshot(global_step=61, max_steps=100, eta_s=240.0)
+    entry = RunEntry(run_dir=RunDir(Path("/runs/a")), summary=summarise(run), snapshot=run)
+    assert run_row(entry, NOW).progress.split() == ["61", "%", "4", "m", "00", "s", "left"]
+
+
+def test_programs_show_what_differs() -> None:
+    lines = ["train.py --epochs 6 --lr 0.1 --amp", "train.py --epochs 6 --lr 0.01 --amp"]
+    one = "eval.py --epochs 6"
+    assert distinct_programs(frozenset([*lines, one, "quickstart"])) == {
+        lines[0]: "train.py … --lr 0.1",
+        lines[1]: "train.py … --lr 0.01",
+        one: one,
+        "quickstart": "quickstart",
+    }
+
+
+def test_a_new_column_is_left_of_those_that_matter_least() -> None:
+    columns = ("state", "metric", "program", "created")
+    assert with_column(columns, "val/acc") == ("state", "metric", "val/acc", "program", "created")
+    assert with_column(("state",), "val/acc") == ("state", "val/acc")
+    assert with_column(columns, "tag") == (*columns, "tag")

@@ -31,7 +31,7 @@ HEAVY = frozenset(
             "ltui.training.config.run_spec",
             "ltui.training.config.presets",
             "ltui.training.lifecycle",
-            "ltui.training.process",
+            "ltui.training.process.identity",
             "ltui.training.supervise",
         ),
         *(

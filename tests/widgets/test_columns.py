@@ -14,6 +14,7 @@ from ltui.widgets.columns import (
     fit_columns,
     pad_or_cut,
     row_line,
+    scrolled_columns,
     title_line,
 )
 from ltui.widgets.gpu_table import GpuTable
@@ -53,6 +54,30 @@ def test_columns_never_overlap_nor_leave_the_table(columns: tuple[Column, ...], 
         assert place.x >= end
         end = place.x + place.width
     assert end <= max(width, placed[0].width)
+
+
+WIDE = tuple(Column(key=key, title=key, width=8) for key in "abcdef")
+
+
+@given(width=st.integers(20, 80), scrolled=st.integers(0, 9))
+def test_every_column_can_be_scrolled_to_and_hidden_ones_are_counted(
+    width: int, scrolled: int
+) -> None:
+    shown = scrolled_columns(WIDE, width, scrolled)
+    keys = [place.column.key for place in shown.placed]
+    assert keys == ["a", *"bcdef"[shown.left : shown.left + len(keys) - 1]]
+    assert shown.left + shown.right + len(keys) == len(WIDE)
+    assert shown.left <= scrolled
+    assert scrolled_columns(WIDE, width, 9).right == 0
+    assert shown.placed[-1].x + shown.placed[-1].width <= width
+
+
+def test_cells_that_are_left_go_to_columns_that_would_be_cut() -> None:
+    columns = (WIDE[0], Column(key="b", title="b", width=8, full=20), WIDE[2])
+    widths = [place.width for place in scrolled_columns(columns, 34, 0).placed]
+    assert widths == [8, 14, 8]
+    widths = [place.width for place in scrolled_columns(columns, 99, 0).placed]
+    assert widths == [8, 20, 8]
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 160])

@@ -274,6 +274,18 @@ def list_runs(home: Path) -> list[RunDir]:
     return [run for _, run in sorted(runs, key=lambda pair: (-pair[0], pair[1].id))]
 
 
+def has_runs(home: Path) -> bool:
+    """Return whether there is any run, also one that cannot be read."""
+    try:
+        with os.scandir(home / "runs") as entries:
+            return any(
+                not entry.name.startswith(".") and os.path.exists(f"{entry.path}/spec.yaml")
+                for entry in entries
+            )
+    except OSError:
+        return False
+
+
 def find_run(home: Path, text: str) -> RunDir:
     """Return the run that ``text`` names: an id, a name, a unique prefix of an id, or ``last``.
 
