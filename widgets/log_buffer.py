@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from ltui.widgets.log_folding import first_of_fold, folded
 from ltui.widgets.view_models import LogLine
 
 
@@ -16,6 +17,8 @@ class LogBuffer:
         self._max_lines = max_lines
         self._lines: list[LogLine] = []
         self.first = 0
+        self.folds = True
+        """Store consecutive lines of a framework as one line."""
         self._query = ""
         self._hits: list[int] = []
         """Numbers of the lines that contain the query, up to ``_searched_to``."""
@@ -40,6 +43,12 @@ class LogBuffer:
         stored = self._lines
         for line in lines:
             last = stored[-1] if stored else None
+            if self.folds:
+                if (one := folded(last, line)) is not None:
+                    stored[-1] = one
+                    self._clear_hits()
+                    continue
+                line = first_of_fold(line)
             if last is not None and last.text == line.text and last.rank == line.rank:
                 count = last.count + line.count
                 stored[-1] = replace(last, count=count, seen_at=line.seen_at)

@@ -22,6 +22,7 @@ from textual.widgets import Input, Static
 from ltui.widgets.columns import centred
 from ltui.widgets.formats import LOADING, NA
 from ltui.widgets.log_buffer import LogBuffer, occurrences
+from ltui.widgets.log_folding import unfolded
 from ltui.widgets.log_rows import LogLevel, LogRows, shown_text
 from ltui.widgets.make_bindings import bindings
 from ltui.widgets.palette import LineStyles, cells_strip, line_styles
@@ -47,6 +48,7 @@ class LogLines(ScrollView, can_focus=True):
         f | toggle('follow') | follow | Follow the newest line, or stay
         w | toggle('wrap')   | wrap   | Wrap long lines, or scroll sideways
         L | next_level       | level  | All lines, warnings and errors, or errors only
+        u | toggle_fold      | unfold | Show the start-up lines of frameworks, or fold them
         T | toggle('times')  | times  | Show when lines arrived (only if ltui watched at that time)
         """,
     )
@@ -150,6 +152,12 @@ class LogLines(ScrollView, can_focus=True):
         self._lay_out()
         self.post_message(self.ModeChanged())
 
+    def action_toggle_fold(self) -> None:
+        """Show the lines of frameworks one by one, or as one line again."""
+        lines = list(unfolded(self._lines))
+        self._lines.folds = not self._lines.folds
+        self.set_lines(lines)
+
     def action_next_level(self) -> None:
         self.level = self.level.next()
 
@@ -158,7 +166,7 @@ class LogLines(ScrollView, can_focus=True):
 
     def text(self) -> str:
         """Return all stored lines as plain text."""
-        return "\n".join(line.text for line in self._lines)
+        return "\n".join(line.text for line in unfolded(self._lines))
 
     def watch_follow(self, follow: bool) -> None:
         if follow:

@@ -233,6 +233,8 @@ class LogLine:
     """Unix seconds at which the line was read; None if it was already in the file at the start."""
     node: int = 0
     """Number of the machine of a launcher."""
+    folded: tuple[str, ...] = ()
+    """The lines of a framework that this line stands for, as they were written."""
 
     @property
     def source(self) -> int:

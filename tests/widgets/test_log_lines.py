@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ltui.widgets.log_buffer import LogBuffer, occurrences
-from ltui.widgets.view_models import LogLine
+from ltui.widgets.log_folding import unfolded
+from ltui.widgets.view_models import LogLine, Tone
 
 
 def lines(*texts: str, rank: int | None = 0) -> list[LogLine]:
@@ -54,3 +55,24 @@ def test_occurrences_do_not_overlap_and_ignore_case() -> None:
     assert occurrences("aaa", "aa") == [0]
     assert occurrences("anything", "") == []
     assert occurrences("İİ", "i") == []
+
+
+def test_lines_of_frameworks_are_one_line_until_somebody_unfolds_them() -> None:
+    start_up = (
+        "[rank: 0] Seed set to 7", "GPU available: False, used: False", "-" * 60, "",
+        "distributed_backend=gloo", "All distributed processes registered.",
+    )  # fmt: skip
+    leaks = ("nanobind: leaked 64 types!", ' - leaked type "ATOMIC_OP"', " - ... skipped remainder")
+    held = LogBuffer(100)
+    warning = LogLine(rank=0, text="UserWarning: few workers", tone=Tone.WARN)
+    for part in (lines(*start_up), [warning], lines("epoch 0", "----"), lines(*leaks)):
+        held.extend(part)
+    assert [x.text for x in held] == [
+        "6 lines of start-up (u: show)", "UserWarning: few workers", "epoch 0", "----",
+        "3 lines about objects that were not freed (u: show)",
+    ]  # fmt: skip
+    written = [*start_up, warning.text, "epoch 0", "----", *leaks]
+    assert [x.text for x in unfolded(held)] == written
+    alone = LogBuffer(5)
+    alone.extend(lines("GPU available: True", "my own line"))
+    assert [x.text for x in alone] == ["GPU available: True", "my own line"]
