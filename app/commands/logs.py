@@ -222,20 +222,18 @@ class _LogFile:
 
     def _lines(self, *, last: bool) -> Iterator[bytes]:
         try:
-            opened = open_regular(self._path)
+            with open_regular(self._path) as file:
+                file.seek(self._done)
+                while data := file.read(CHUNK_BYTES):
+                    self._done += len(data)
+                    *lines, self._rest = (self._rest + data).split(b"\n")
+                    if len(self._rest) > LINE_BYTES:
+                        lines, self._rest = [*lines, self._rest], b""
+                    yield from lines
         except OSError as error:
             if not self._failed:
                 sys.stderr.write(f"{self._path}: it cannot be read ({error.strerror}).\n")
             self._failed = True
-            return
-        with opened as file:
-            file.seek(self._done)
-            while data := file.read(CHUNK_BYTES):
-                self._done += len(data)
-                *lines, self._rest = (self._rest + data).split(b"\n")
-                if len(self._rest) > LINE_BYTES:
-                    lines, self._rest = [*lines, self._rest], b""
-                yield from lines
         if last and self._rest:
             last_line, self._rest = self._rest, b""
             yield last_line

@@ -127,7 +127,7 @@ def watchdog(seconds: float = LIMIT_S) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def output_of(words: tuple[str, ...]) -> tuple[int, str]:
+def output_of(words: tuple[str, ...], seconds: float = LIMIT_S) -> tuple[int, str]:
     """Return the exit code and the output of a command that is run in this process.
 
     An error that no command expects is raised.
@@ -141,7 +141,7 @@ def output_of(words: tuple[str, ...]) -> tuple[int, str]:
         mock.patch("ltui.app.cli._report_crash", crash),
         mock.patch.object(sys, "stdout", out),
         mock.patch.object(sys, "stderr", errors),
-        watchdog(),
+        watchdog(seconds),
     ):
         try:
             code = main(words)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sqlite3
+import subprocess
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +14,8 @@ import pytest
 
 from ltui.app.cli import main
 from ltui.training.store.run_directory import RunDir
+from tests.ltui_command import LTUI
+from tests.runs.fuzz import fuzz
 from tests.runs.hostile_runs import check_commands, make_home, output_of
 
 DEEP = "[" * 100_000
@@ -66,6 +70,7 @@ def view(table: str, columns: str) -> Callable[[RunDir], None]:
 
 
 MANY = "WITH RECURSIVE r(n) AS (SELECT 9 UNION ALL SELECT n + 1 FROM r WHERE n < {}) "
+LIVE = "UPDATE snapshot SET document = json_set(document, '$.state', 'running')"
 FILES = ("labels.json", "keeper.json", "history.json", "spec.yaml", "run.db", "supervisor.lock")
 OTHERS = ("logs/1/rank-00000.log", "evidence/1/001.json", "code/1.json", "code/1.diff")
 DAMAGES: dict[str, Callable[[RunDir], None]] = {
@@ -107,6 +112,52 @@ DAMAGES: dict[str, Callable[[RunDir], None]] = {
 def test_a_hostile_run_harms_no_command(evil: RunDir, damage: str) -> None:
     DAMAGES[damage](evil)
     assert check_commands(damage) == []
+
+
+def test_a_pipe_in_place_of_a_queue_keeps_nobody_waiting(evil: RunDir) -> None:
+    sql(LIVE)(evil)
+    evil.queue_dir(1).mkdir(parents=True)
+    pipe("queue/1/rank-00000.queue")(evil)
+    assert check_commands("queue") == []
+
+
+def test_a_log_that_fails_while_it_is_read_is_named_once(evil: RunDir) -> None:
+    (evil.logs_dir(1) / "engine.log").unlink()
+    (evil.logs_dir(1) / "engine.log").symlink_to("/proc/self/mem")
+    code, text = output_of(("logs", "evil-0001"))
+    assert code == 0
+    assert text.count("engine.log: it cannot be read") == 1
+    assert "ValueError: x" in text
+
+
+def test_a_run_damaged_at_random_harms_no_command(private_home: Path) -> None:
+    """``python -m tests.runs.fuzz`` does it more often."""
+    assert fuzz(private_home, first=0, count=60, seed=7) == []
+
+
+def test_a_low_limit_for_files_is_refused_before_a_run_starts(private_home: Path) -> None:
+    # A file of compiled Python would be cut.
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    shell = f"ulimit -f 8; exec {shlex.join((*LTUI, 'exec', '--plain', '--', 'true'))}"
+    done = subprocess.run(
+        ["sh", "-c", shell], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("ulimit -f: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_too_little_memory_is_one_sentence(
+    evil: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("ltui.app.commands.runs.list_all", fails)
+    assert main(["runs"]) == 1
+    error = capsys.readouterr().err
+    assert "not enough memory" in error
+    assert error.count("\n") == 1
 
 
 def test_a_run_that_cannot_be_read_is_listed_as_damaged_and_named(evil: RunDir) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,6 +13,9 @@ from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.mirror_folder import mirror_problems
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.python_command import program_command
+
+LEAST_FILE_BYTES = 64 << 20
+"""Least limit of the size of a file with which a run starts. A queue alone has 4 MB."""
 
 # Finds packages without importing them: importing torch takes seconds.
 _PROBE = """
@@ -38,8 +42,23 @@ def check_start(spec: RunSpec, *, interpreter_checked: bool = False) -> None:
         problems += _interpreter_problems(spec)
     problems += _verdict_hook_problems(spec)
     problems += mirror_problems(spec)
+    problems += _limit_problems()
     if problems:
         raise ProblemError(*problems)
+
+
+def _limit_problems() -> list[Problem]:
+    """Check that files may be as large as a history, a queue and a small checkpoint are."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limit == resource.RLIM_INFINITY or limit >= LEAST_FILE_BYTES:
+        return []
+    return [
+        Problem(
+            where="ulimit -f",
+            what=f"a file may have {limit >> 10} KiB, and the files of a run need more.",
+            remedy="Raise the limit: ulimit -f unlimited",
+        )
+    ]
 
 
 def check_not_imported(spec: RunSpec) -> None:

@@ -132,6 +132,12 @@ def damaged_error(path: Path, error: Exception) -> StoreError:
     if "locked" in str(error):
         what = "another program keeps the run's history locked."
         return store_error(path, what, "Close that program; the run itself is not touched.")
+    if "disk I/O error" in str(error):
+        return store_error(
+            path,
+            "the run's history cannot be read or written (disk I/O error).",
+            "Check the disk, its free space and the limit of the size of files (ulimit -f).",
+        )
     if "interrupted" in str(error):
         return store_error(path, "reading the run's history takes too long.")
     return store_error(

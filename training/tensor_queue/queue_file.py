@@ -54,7 +54,8 @@ class QueueFile:
         self.origin = Origin()
         """Last value that was read. ``head`` reads it again, because clock offsets change."""
         self._packed_origin = bytes(ORIGIN.size)
-        self.fd = os.open(path, flags | os.O_CLOEXEC)
+        # A pipe in place of the file must not keep its reader waiting.
+        self.fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             self.capacity = self._read_fixed()
             self.head()
