@@ -12,7 +12,11 @@ from ltui.app.exit_codes import EXIT_DONE
 from ltui.training.config.preset_discovery import preset_names
 
 # Runs change, so the shell lists their directories itself. Tab does not start Python.
-_RUNS = '$(cd "${LTUI_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/ltui}/runs" 2>/dev/null && ls)'
+# A run is named by its id, or by the part before the last dash.
+_RUNS = (
+    '$(cd "${LTUI_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/ltui}/runs" 2>/dev/null '
+    "&& ls | sed 'p;s/-[^-]*$//' | sort -u)"
+)
 _PREAMBLE = {
     "bash": """
 _ltui_runs() { compgen -W "last %(runs)s" -- "$1"; }

@@ -1,4 +1,4 @@
-"""``ltui tag``, ``group``, ``note`` and ``star``: labels by which runs are found again."""
+"""``ltui rename``, ``tag``, ``group``, ``note``, ``star``: labels by which runs are found again."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from ltui.training.problem import ProblemError
 from ltui.training.state.run_labels import (
     RunLabels,
     checked_group,
+    checked_name,
     checked_note,
     checked_tags,
     new_labels,
     with_tags,
 )
 from ltui.training.store.labels_file import change_labels, files_at_launch, read_labels
-from ltui.training.store.run_directory import find_runs, ltui_home
+from ltui.training.store.run_directory import find_runs, given_name, ltui_home
 
 
 def tag(options: Namespace) -> int:
@@ -59,6 +60,16 @@ def note(options: Namespace) -> int:
     )
 
 
+def rename(options: Namespace) -> int:
+    """Run ``ltui rename RUN NAME``."""
+    name = checked_name(options.name, "NAME")
+    return _print(
+        options,
+        lambda labels: labels.name or "named by its id",
+        lambda labels: replace(labels, name=name),
+    )
+
+
 def star(options: Namespace) -> int:
     """Run ``ltui star RUN... [--remove]``."""
     return _print(
@@ -72,7 +83,9 @@ def label_files(options: Namespace) -> dict[str, str]:
     """Return the file with the labels of a run that is launched, by its name; empty if none is
     given. Raises ``ProblemError``."""
     where = ("--tag", "--group", "--note")
-    return files_at_launch(new_labels(options.tag, options.group or "", options.note or "", where))
+    labels = new_labels(options.tag, options.group or "", options.note or "", where)
+    name = checked_name(given_name(options.name), "--name")
+    return files_at_launch(replace(labels, name=name))
 
 
 def _print(

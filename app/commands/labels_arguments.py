@@ -1,4 +1,4 @@
-"""The arguments of ``ltui tag``, ``group``, ``note`` and ``star``. Imports nothing heavy."""
+"""The arguments of ``ltui rename``, ``tag``, ``group``, ``note``, ``star``. Imports little."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ AddCommand = Callable[..., Any]
 
 
 def add_label_commands(add: AddCommand, run_help: str) -> None:
-    """Add ``ltui tag``, ``group``, ``note`` and ``star``."""
+    """Add ``ltui rename``, ``tag``, ``group``, ``note`` and ``star``."""
 
     def labels(name: str, about: str) -> Any:
         command = add(name, f"labels:{name}", about, _LABEL_EPILOGS[name])
@@ -31,6 +31,9 @@ def add_label_commands(add: AddCommand, run_help: str) -> None:
     change = group.add_mutually_exclusive_group()
     change.add_argument("--name", metavar="GROUP", help="put the runs into this group")
     add_flag(change, "--remove", "take the runs out of their group")
+    rename = add("rename", "labels:rename", "give a run another name", _LABEL_EPILOGS["rename"])
+    rename.add_argument("runs", metavar="RUN", nargs=1, help=run_help)
+    rename.add_argument("name", metavar="NAME", help="the name; '' restores that of the id")
     note = add("note", "labels:note", "print or set the note of a run", _LABEL_EPILOGS["note"])
     note.add_argument("runs", metavar="RUN", nargs=1, help=run_help)
     note.add_argument("text", metavar="TEXT", nargs="?", help="the note; '' removes it")
@@ -52,6 +55,13 @@ def add_label_options(parser: Any) -> None:
 
 
 _LABEL_EPILOGS = {
+    "rename": """\
+A name may have any characters. The id of the run stays, and both name it in commands.
+
+examples:
+  ltui rename brave-owl 'ResNet, rate 0.1 (best)'
+  ltui rename brave-owl ''
+""",
     "tag": """\
 A tag has at most 40 letters, digits and . : / = + @ - _ without blanks. Without an
 option, the tags are printed.

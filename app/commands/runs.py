@@ -65,8 +65,9 @@ def list_all(options: Namespace) -> int:
 def runs_lines(entries: Sequence[RunEntry], now: float) -> list[str]:
     """Return a table with a line for each run."""
     labelled = any(entry.labels.tags or entry.labels.star for entry in entries)
+    named = any(entry.labels.name for entry in entries)
     reasons = any(_reason(entry) for entry in entries)
-    head = ("ID", "WHAT", "STATE", "PROGRESS", "STARTED")
+    head = ("ID", *(["NAME"] if named else []), "WHAT", "STATE", "PROGRESS", "STARTED")
     rows = [[*head, *(["TAGS"] if labelled else []), "REASON" if reasons else ""]]
     for entry in entries:
         run = entry.summary
@@ -80,6 +81,7 @@ def runs_lines(entries: Sequence[RunEntry], now: float) -> list[str]:
         rows.append(
             [
                 clean_name(entry.id),
+                *([truncated(entry.name, 30)] if named else []),
                 *facts,
                 *([tags] if labelled else []),
                 truncated(_reason(entry), REASON_CELLS),

@@ -27,6 +27,7 @@ def start_run(
     overrides: Sequence[str],
     start_from: str,
     labels: RunLabels,
+    name: str = "",
     on_start: Callable[[], None] = lambda: None,
 ) -> RunDir:
     """Launch the run of the home screen's form and return once its supervisor answers.
@@ -35,8 +36,8 @@ def start_run(
     checked. Raises ``ProblemError`` if there is no run. Blocks; for threads.
     """
     request = prepare_preset_launch(preset, overrides)
-    run_id, name = new_run_id(home, None)
-    spec, checkpoint = request.spec(run_id, name, time.time()), None
+    run_id, in_id = new_run_id(home, name or None, "name")
+    spec, checkpoint = request.spec(run_id, in_id, time.time()), None
     if start_from:
         try:
             spec, checkpoint = apply_start_from(home, spec, start_from)

@@ -35,6 +35,7 @@ from ltui.training.store.code_record import CodeRecord, read_records
 from ltui.training.store.database_schema import StoreError
 from ltui.training.store.history_place import history_file
 from ltui.training.store.history_reader import RunStore
+from ltui.training.store.labels_file import with_given_name
 from ltui.training.store.run_directory import RunDir
 from ltui.training.tensor_queue.record_types import PulseState
 
@@ -130,7 +131,7 @@ class RunPoller:
             snapshot = current_snapshot(self.run_dir)
         if self._supervisor_answers or self._snapshot is None or snapshot.state not in LIVE:
             self._snapshot_at = now if self._supervisor_answers else (snapshot.taken_at or now)
-        self._snapshot = snapshot
+        self._snapshot = snapshot = with_given_name(self.run_dir, snapshot)
         self._gpu_history.add(snapshot.gpus)
         self._curves.add_gpus(snapshot.gpus, snapshot.global_step, snapshot.epoch)
         self._track_verdicts(snapshot, now)

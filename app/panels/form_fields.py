@@ -147,9 +147,10 @@ class KnobField(FormField):
 
 
 class LabelField(FormField):
-    """A field for the tags, the group or the note of a run."""
+    """A field for the name, the tags, the group or the note of a run."""
 
     MEANINGS: ClassVar[dict[str, str]] = {
+        "name": "any characters",
         "tags": "such as base,v2",
         "group": "one name",
         "note": "one line",

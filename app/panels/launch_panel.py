@@ -309,6 +309,7 @@ class FormPanel(Panel):
                 result.overrides,
                 texts.start_from,
                 _labels(texts),
+                texts.labels["name"],
                 lambda: self._show_notice(f"launching {preset.name} …"),
             )
         except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
@@ -345,8 +346,10 @@ class FormPanel(Panel):
 def _labels(texts: FormTexts) -> RunLabels:
     """Return the labels of the form. Raises ``ProblemError`` with the keys of their fields."""
     # Imported here: the first frame has no form.
-    from ltui.training.state.run_labels import new_labels
+    from ltui.training.state.run_labels import checked_name, new_labels
+    from ltui.training.store.run_directory import given_name
 
     where = tags, group, note = "tags", "group", "note"
-    labels = texts.labels
-    return new_labels([labels[tags]], labels[group], labels[note], where)
+    texts_of = texts.labels
+    labels = new_labels([texts_of[tags]], texts_of[group], texts_of[note], where)
+    return replace(labels, name=checked_name(given_name(texts_of["name"] or None), "name"))

@@ -23,7 +23,7 @@ class FormTexts(NamedTuple):
     start_from: str
     """The checkpoint to start from, as ``RUN`` or ``RUN:STEP``; empty for none."""
     labels: dict[str, str]
-    """Tags, group and note."""
+    """Name, tags, group and note."""
 
 
 class LaunchForm(Form):

@@ -57,6 +57,7 @@ class RunsTable(Table[RunRow]):
         s        | screen.stop           | stop    | Stop; the question names what is saved
         r        | screen.resume         | resume  | Resume; one run with changes if wanted
         asterisk | screen.star           | star    | Give or take away the star
+        E        | screen.label('name')  | rename  | Give the run another name, with any characters
         T        | screen.label('tags')  | tags    | Add and remove tags
         G        | screen.label('group') | group   | Set the group
         n        | screen.label('note')  | note    | Write a note

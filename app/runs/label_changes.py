@@ -12,7 +12,7 @@ from ltui.training.store.run_directory import RunDir
 
 Change = Callable[[RunLabels], RunLabels]
 """Returns the new labels of a run."""
-FIELDS = {"group": "group", "note": "note"}
+FIELDS = {"name": "name", "group": "group", "note": "note"}
 """Labels of one text, with their names in sentences."""
 
 

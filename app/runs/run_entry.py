@@ -11,6 +11,8 @@ from ltui.training.state.run_snapshot import RunSnapshot
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets.sanitise import clean_name
 
+MAX_NAME = 80
+"""Maximum characters of a name."""
 DAMAGED = "damaged"
 """State of a run whose files cannot be read."""
 
@@ -42,7 +44,8 @@ class RunEntry:
 
     @property
     def name(self) -> str:
-        return clean_name(self.id) if self.summary is None else self.summary.name
+        named = self.id if self.summary is None else self.summary.name
+        return clean_name(self.labels.name or named, MAX_NAME)
 
     @property
     def state(self) -> str:

@@ -14,7 +14,7 @@ from ltui.app.runs.run_fields import SETTING, setting_texts, value_of, value_tex
 from ltui.app.runs.run_summary import RunSummary
 from ltui.training.state.run_snapshot import RankState, RunSnapshot, RunState
 from ltui.widgets import formats
-from ltui.widgets.sanitise import clean_line, clean_name
+from ltui.widgets.sanitise import clean_line
 from ltui.widgets.view_models import Cell, Tone
 
 DEFAULT_COLUMNS = ("state", "progress", "metric", "program", "tag", "created", "detail")
@@ -75,7 +75,7 @@ def run_row(
         return RunRow(
             id=entry.id,
             sign=Cell(text="?", tone=Tone.WARN),
-            name=clean_name(entry.id),
+            name=entry.name,
             state=Cell(text=DAMAGED, tone=Tone.WARN),
             note=Cell(text=clean_line(entry.problem or ""), tone=Tone.WARN),
             star=labels.star,
@@ -87,7 +87,7 @@ def run_row(
     return RunRow(
         id=entry.id,
         sign=Cell(text=run.sign, tone=tone),
-        name=run.name,
+        name=entry.name,
         star=labels.star,
         marked=marked,
         tags=tags,

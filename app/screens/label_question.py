@@ -1,4 +1,4 @@
-"""The questions for the tags, the group and the note of runs."""
+"""The questions for the name of a run, and the tags, the group and the note of runs."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from ltui.training.problem import ProblemError
 from ltui.training.state.run_labels import (
     RunLabels,
     checked_group,
+    checked_name,
     checked_note,
     checked_tags,
     with_tags,
@@ -31,6 +32,7 @@ from ltui.widgets.sanitise import clean_line
 Change = Callable[[RunLabels], RunLabels]
 """Returns the new labels of a run."""
 HINTS = {
+    "name": "Any characters. An empty field restores the name of the id.",
     "tags": "baseline,v2 adds two tags; -draft removes one.",
     "group": "A run is in one group. An empty field takes it out of its group, after a question.",
     "note": "One line of text. An empty field removes the note, after a question.",
@@ -135,6 +137,9 @@ def _loses(before: RunLabels, after: RunLabels) -> bool:
 
 def label_change(kind: str, text: str) -> Change | None:
     """Return what a typed text changes; None if nothing. Raises ``ProblemError``."""
+    if kind == "name":
+        name = checked_name(text, kind)
+        return lambda labels: replace(labels, name=name)
     if kind == "group":
         group = checked_group(text, kind)
         return lambda labels: replace(labels, group=group)

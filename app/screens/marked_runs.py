@@ -180,6 +180,9 @@ class MarkedRunsScreen(RunListScreen):
         entries = self._targets_of("label")
         if not entries:
             return
+        if kind == "name" and len(entries) > 1:
+            self.notify("Only one run can be named at a time.", severity="warning")
+            return
         # Imported here: the first frame asks nothing.
         from ltui.app.screens.label_question import LabelQuestion
 

@@ -374,20 +374,21 @@ async def test_labels_are_typed_in_the_form_checked_and_given_to_the_run(
     async with app.run_test(size=(160, 50)) as pilot:
         screen = await ready(pilot, app)
         fields = {field.key: field for field in screen.query(LabelField)}
-        assert list(fields) == ["tags", "group", "note"]
+        assert list(fields) == ["name", "tags", "group", "note"]
         fields["tags"].text, fields["group"].text = "b!d, v2", "two words"
-        fields["note"].text = "the first one"
+        fields["note"].text, fields["name"].text = "the first one", "Größe 2"
         await until(pilot, lambda: screen.form_panel.result is None)
         await until(pilot, lambda: screen.form_panel.result is not None)
         notes = [str(fields[key].query_one(".field-note", Static).content) for key in fields]
-        assert ["cannot be" in note for note in notes] == [True, True, False]
+        assert ["cannot be" in note for note in notes] == [False, True, True, False]
         fields["tags"].text, fields["group"].text = "base, v2", ""
         await until(pilot, lambda: screen.form_panel.result is None)
         await until(pilot, lambda: screen.form_panel.result is not None)
         screen.form_panel.launch()
         await until(pilot, lambda: launched)
         labels = labels_from_document(json.loads(launched[0]["labels.json"]))
-        assert labels == RunLabels(tags=("base", "v2"), note="the first one")
+        assert labels == RunLabels(name="Größe 2", tags=("base", "v2"), note="the first one")
+        assert [run.name[:-5] for run in (home / "runs").iterdir()] == ["Groe-2"]
 
 
 async def test_titles_of_presets_are_not_markup(home: Path, place: Path) -> None:
@@ -589,7 +590,7 @@ async def test_the_reset_of_the_form_empties_every_field(home: Path, place: Path
         await pilot.press("0")
         await until(pilot, lambda: field(screen, "trainer.max_epochs").value == "30")
         assert screen.query_one(StartField).text == ""
-        assert [label.text for label in screen.query(LabelField)] == ["", "", ""]
+        assert {label.text for label in screen.query(LabelField)} == {""}
 
 
 async def test_runs_are_filtered_and_sorted(home: Path, place: Path) -> None:

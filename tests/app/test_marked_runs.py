@@ -277,6 +277,18 @@ async def test_an_undo_keeps_what_somebody_else_has_changed_since(home: Path) ->
     assert read_labels(run) == RunLabels(note="theirs", tags=("a", "c"))
 
 
+async def test_a_run_is_renamed_in_the_list(home: Path) -> None:
+    async with opened(home) as it:
+        run_id = it.table.keys[0]
+        await it.press("E")
+        assert (await it.question(LabelQuestion)).startswith("Name of ")
+        await it.press(*"né 2", "enter")
+        await until(it.pilot, lambda: it.table.rows[0].name == "né 2")
+        assert read_labels(RunDir(home / "runs" / run_id)).name == "né 2"
+        await it.press("a", "E")
+        assert "one run" in await it.notice("Only")
+
+
 async def test_two_dashboards_that_tag_at_the_same_time_lose_nothing(home: Path) -> None:
     async with opened(home) as one, opened(home) as two:
         await one.press("a", "T", *"from-one", "enter")

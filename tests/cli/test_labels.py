@@ -36,6 +36,18 @@ def test_labels_are_set_printed_and_removed(ltui: Ltui, runs: list[RunDir]) -> N
     assert read_labels(runs[0]) == RunLabels(tags=("a", "c"))
 
 
+def test_a_run_is_renamed_and_found_by_its_new_name(ltui: Ltui, runs: list[RunDir]) -> None:
+    assert "NAME" not in ltui("runs").stdout
+    assert ltui("rename", "calm-fox", "Größe [b]2[/b]").stdout == "calm-fox-1a2b: Größe [b]2[/b]\n"
+    assert "Größe [b]2[/b]  quickstart" in ltui("runs").stdout
+    names = {run["id"]: run["name"] for run in json.loads(ltui("runs", "--json").stdout)}
+    assert names == {runs[0].id: "Größe [b]2[/b]", runs[1].id: "old-pine"}
+    assert ltui("show", "größe [b]2[/b]").stdout.startswith("Größe [b]2[/b] · ")
+    assert ltui("runs", "--filter", "name:größe").stdout.count("\n") == 2
+    ltui("rename", "calm-fox", "")
+    assert ltui("show", "calm-fox").stdout.startswith("calm-fox · ")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -44,6 +56,7 @@ def test_labels_are_set_printed_and_removed(ltui: Ltui, runs: list[RunDir]) -> N
         (["tag", "calm-fox", "--add", "x", "--remove", "x"], "--remove: 'x' is to be added, too."),
         (["group", "calm-fox", "--name", "a b"], "cannot be the name of a group"),
         (["note", "calm-fox", "x" * 501], "Use at most 500."),
+        (["rename", "calm-fox", "x" * 81], "Use at most 80."),
         (["exec", "--tag", "a b", "--", "true"], "--tag: 'a b' cannot be a tag."),
     ],
 )

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ltui.training.config.run_spec import CheckpointPolicy, RunSpec
 from ltui.training.problem import ProblemError
-from ltui.training.store.run_directory import RunDir, find_run, list_runs, ltui_home, new_run_id
+from ltui.training.store.labels_file import change_labels
+from ltui.training.store.run_directory import (
+    RunDir,
+    find_run,
+    given_name,
+    list_runs,
+    ltui_home,
+    new_run_id,
+)
 
 
 def _run(home: Path, run_id: str, changed: float = 0.0) -> RunDir:
@@ -54,10 +63,56 @@ def test_a_run_is_found_by_id_name_and_prefix(tmp_path: Path) -> None:
         find_run(tmp_path, "")
 
 
-@pytest.mark.parametrize("name", ["a/b", "..", "last", "x" * 41, "-x", "", "a b", "a\x1b[31m"])
-def test_what_cannot_name_a_directory_cannot_name_a_run(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["last", "", " "])
+def test_what_names_another_run_or_nothing_cannot_name_a_run(tmp_path: Path, name: str) -> None:
     with pytest.raises(ProblemError, match="cannot name a run"):
         new_run_id(tmp_path, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "in_id", "given"),
+    [
+        ("brave-owl", "brave-owl", ""),
+        ("plain ddp", "plain-ddp", "plain ddp"),
+        ("Ünterlauf #2", "Unterlauf-2", "Ünterlauf #2"),
+        ("../../etc", "etc", "../../etc"),
+        ("a\x1b[31m", "a-31m", "a\x1b[31m"),
+        ("x" * 41, "x" * 40, "x" * 41),
+    ],
+)
+def test_any_name_is_in_the_id_as_far_as_a_directory_allows(
+    tmp_path: Path, name: str, in_id: str, given: str
+) -> None:
+    run_id, chosen = new_run_id(tmp_path, name)
+    assert (chosen, run_id[:-5]) == (in_id, in_id)
+    assert given_name(name) == given
+
+
+def test_a_name_without_letters_for_an_id_gets_random_words(tmp_path: Path) -> None:
+    run_id, chosen = new_run_id(tmp_path, "日本")
+    assert run_id.startswith(f"{chosen}-")
+    assert "-" in chosen
+    assert given_name("日本") == "日本"
+
+
+def test_an_ambiguous_name_lists_the_runs_or_counts_the_others(tmp_path: Path) -> None:
+    for number in range(14):
+        folder = tmp_path / "runs" / f"lr0-{number:04}"
+        folder.mkdir(parents=True)
+        (folder / "spec.yaml").write_text("")
+    with pytest.raises(ProblemError, match=r"lr0-0002.* and 2 more") as caught:
+        find_run(tmp_path, "lr0")
+    assert str(caught.value).count("lr0-00") == 12
+
+
+def test_a_run_is_found_by_the_name_that_it_was_given(tmp_path: Path) -> None:
+    for number in range(2):
+        folder = tmp_path / "runs" / f"calm-fox-{number:04}"
+        folder.mkdir(parents=True)
+        (folder / "spec.yaml").write_text("")
+    run = RunDir(tmp_path / "runs" / "calm-fox-0001")
+    change_labels(run, lambda labels: replace(labels, name="Größe 2 (best)"))
+    assert find_run(tmp_path, "größe 2 (best)") == run
 
 
 def test_ids_hold_the_name_and_differ(tmp_path: Path) -> None:

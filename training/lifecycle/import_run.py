@@ -11,12 +11,12 @@ from pathlib import Path
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.launch_run import create_run_directory, home_not_writable
 from ltui.training.state.run_event import Event
-from ltui.training.state.run_labels import RunLabels
+from ltui.training.state.run_labels import RunLabels, checked_name
 from ltui.training.state.run_snapshot import MetricValue, RunSnapshot, RunState
 from ltui.training.store.foreign_metrics import ForeignPoint, ForeignRun
 from ltui.training.store.history_writer import Batch, Cursor, StoreWriter
 from ltui.training.store.labels_file import labels_text
-from ltui.training.store.run_directory import RunDir, new_run_id
+from ltui.training.store.run_directory import RunDir, given_name, new_run_id
 
 TAG = "imported"
 """Tag of every imported run."""
@@ -32,6 +32,7 @@ def import_run(run: ForeignRun, home: Path, name: str | None) -> RunDir:
 
     Raise ``ProblemError`` if the name cannot be used or the home cannot be written.
     """
+    given = checked_name(given_name(name), "--name")
     run_id, name = new_run_id(home, name or _name_of(run.folder))
     spec = RunSpec(
         id=run_id,
@@ -44,7 +45,7 @@ def import_run(run: ForeignRun, home: Path, name: str | None) -> RunDir:
         imported_from=str(run.folder),
     )
     run_dir = RunDir(home / "runs" / run_id)
-    files = {RunDir.LABELS_NAME: labels_text(RunLabels(tags=(TAG,)))}
+    files = {RunDir.LABELS_NAME: labels_text(RunLabels(name=given, tags=(TAG,)))}
     try:
         create_run_directory(
             run_dir,

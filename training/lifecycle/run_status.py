@@ -26,6 +26,7 @@ from ltui.training.store.history_place import (
     what_is_missing,
 )
 from ltui.training.store.history_reader import RunStore
+from ltui.training.store.labels_file import with_given_name
 from ltui.training.store.run_checkpoints import list_checkpoints
 from ltui.training.store.run_directory import RunDir
 
@@ -35,11 +36,13 @@ def resolve_snapshot(run_dir: RunDir) -> RunSnapshot:
 
     Raises ``StoreError`` or ``ProblemError`` if the files of the run cannot be read.
     """
-    if (snapshot := snapshot_of_job(run_dir)) is not None:
-        return snapshot
-    if (place := _place_elsewhere(run_dir)) is not None:
-        return _copied_snapshot(run_dir, place)
-    return with_job(run_dir, resolve_here(run_dir))
+    if (snapshot := snapshot_of_job(run_dir)) is None:
+        place = _place_elsewhere(run_dir)
+        if place is not None:
+            snapshot = _copied_snapshot(run_dir, place)
+        else:
+            snapshot = with_job(run_dir, resolve_here(run_dir))
+    return with_given_name(run_dir, snapshot)
 
 
 def resolve_here(run_dir: RunDir) -> RunSnapshot:

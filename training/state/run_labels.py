@@ -1,4 +1,4 @@
-"""Labels that users give a run: tags, a group, a note and a star; and its colour. Pure.
+"""Labels that users give a run: a name, tags, a group, a note and a star; and its colour. Pure.
 
 They are stored beside the run (``training/store/labels_file.py``) and never change how it trains.
 """
@@ -15,6 +15,7 @@ from ltui.training.problem import Problem, ProblemError
 MOST_TAGS = 32
 """Maximum number of tags of a run."""
 MOST_NOTE_CHARACTERS = 500
+MOST_NAME_CHARACTERS = 80
 MOST_COLOURS = 64
 """Number of pairs of a colour and a sign."""
 _NAME = re.compile(r"\w[\w.:/=+@-]{0,39}")
@@ -25,6 +26,8 @@ _NAME = re.compile(r"\w[\w.:/=+@-]{0,39}")
 class RunLabels:
     """The labels of one run. Empty values mean that there is none."""
 
+    name: str = ""
+    """Name with any characters; without it, the run is shown by the name in its id."""
     tags: tuple[str, ...] = ()
     """Sorted, each once."""
     group: str = ""
@@ -41,6 +44,7 @@ class RunLabels:
             "group": self.group,
             "note": self.note,
             "star": self.star,
+            **({"name": self.name} if self.name else {}),
             **({} if self.colour is None else {"colour": self.colour}),
         }
 
@@ -51,15 +55,29 @@ NO_LABELS = RunLabels()
 def labels_from_document(document: Mapping[str, Any]) -> RunLabels:
     """Return the labels that ``to_document`` wrote. Values that ltui would not write are left
     out, so that a file edited by hand cannot harm the list of runs."""
-    tags, group, note, colour = (document.get(key) for key in ("tags", "group", "note", "colour"))
+    keys = ("name", "tags", "group", "note", "colour")
+    name, tags, group, note, colour = (document.get(key) for key in keys)
     valid = {tag for tag in tags if _is_name(tag)} if isinstance(tags, list) else set()
     return RunLabels(
+        name=_one_line(name)[:MOST_NAME_CHARACTERS] if isinstance(name, str) else "",
         tags=tuple(sorted(valid)[:MOST_TAGS]),
         group=group if isinstance(group, str) and _is_name(group) else "",
         note=_one_line(note)[:MOST_NOTE_CHARACTERS] if isinstance(note, str) else "",
         star=document.get("star") is True,
         colour=colour if type(colour) is int and 0 <= colour < MOST_COLOURS else None,
     )
+
+
+def checked_name(text: str, where: str) -> str:
+    """Return a name as one line without control characters. Raises ``ProblemError``."""
+    name = _one_line(text)
+    if len(name) > MOST_NAME_CHARACTERS:
+        raise ProblemError.of(
+            where=where,
+            what=f"the name has {len(name)} characters.",
+            remedy=f"Use at most {MOST_NAME_CHARACTERS}.",
+        )
+    return name
 
 
 def checked_tags(texts: Iterable[str], where: str) -> tuple[str, ...]:

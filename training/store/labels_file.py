@@ -6,15 +6,27 @@ import fcntl
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_labels import NO_LABELS, RunLabels, labels_from_document
 from ltui.training.store.run_directory import RunDir, read_json, write_json
 
+if TYPE_CHECKING:
+    from ltui.training.state.run_snapshot import RunSnapshot
+
 
 def read_labels(run_dir: RunDir) -> RunLabels:
     """Return the labels of a run; none if the file is missing or damaged."""
     return labels_from_document(read_json(run_dir.labels_path) or {})
+
+
+def with_given_name(run_dir: RunDir, snapshot: RunSnapshot) -> RunSnapshot:
+    """Return the snapshot with the name that a person gave the run after its launch or with
+    characters that an id cannot have."""
+    name = read_labels(run_dir).name
+    return replace(snapshot, name=name) if name else snapshot
 
 
 def labels_text(labels: RunLabels) -> str:

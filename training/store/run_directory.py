@@ -30,6 +30,9 @@ _SOCKET_PATH_BYTES = 107
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,39}")
 
+MOST_LISTED = 12
+"""Number of runs that an ambiguous name lists; the others are counted."""
+
 _ADJECTIVES = """
 amber bold brave bright calm clear clever cosmic crisp daring deep eager early fair fast fine fond
 fresh gentle glad golden grand green happy hidden humble keen kind late light lively loud lucky
@@ -288,6 +291,7 @@ def has_runs(home: Path) -> bool:
 
 def find_run(home: Path, text: str) -> RunDir:
     """Return the run that ``text`` names: an id, a name, a unique prefix of an id, or ``last``.
+    A name that was given later counts if no id begins with it.
 
     Raise ``ProblemError`` with the most similar id if there is none, or with the ids if several
     runs match.
@@ -326,11 +330,24 @@ def named_run(runs: Sequence[RunDir], text: str) -> RunDir:
         if len(matches) == 1:
             return matches[0]
         if matches:
-            ids = ", ".join(run.id for run in matches[:6])
-            raise ProblemError.of(
-                where=text, what=f"several runs match: {ids}.", remedy="Give the full id."
-            )
+            raise _ambiguous(text, matches)
+    # Imported here: most runs are named by their id.
+    from ltui.training.store.labels_file import read_labels
+
+    named = [run for run in runs if text and read_labels(run).name.lower() == text.lower()]
+    if len(named) == 1:
+        return named[0]
+    if named:
+        raise _ambiguous(text, named)
     raise ProblemError.of(where=text, what="there is no such run.", remedy=_nearest_run(runs, text))
+
+
+def _ambiguous(text: str, matches: Sequence[RunDir]) -> ProblemError:
+    ids = ", ".join(run.id for run in matches[:MOST_LISTED])
+    more = f" and {len(matches) - MOST_LISTED} more" if len(matches) > MOST_LISTED else ""
+    return ProblemError.of(
+        where=text, what=f"several runs match: {ids}{more}.", remedy="Give the full id."
+    )
 
 
 def _nearest_run(runs: Sequence[RunDir], text: str) -> str:
@@ -339,22 +356,40 @@ def _nearest_run(runs: Sequence[RunDir], text: str) -> str:
     return f"Did you mean {near[0]}?" if near else "ltui runs lists them."
 
 
-def new_run_id(home: Path, name: str | None) -> tuple[str, str]:
+def new_run_id(home: Path, name: str | None, where: str = "--name") -> tuple[str, str]:
     """Return an unused id and the name in it; without a name, two random words are the name.
 
-    Raise ``ProblemError`` if ``name`` cannot be the name of a directory.
+    Characters that an id cannot have are replaced in it: `first try` is `first-try`; if none are
+    left, there are random words. The caller stores the name itself as a label (``given_name``).
+    Raise ``ProblemError``, which names ``where``, for an empty name and for `last`.
     """
     # Imported here because it loads hashing libraries that the dashboard does not need.
     import secrets
 
-    if name is not None and (not _NAME.fullmatch(name) or name == "last"):
+    in_id = None if name is None else _name_in_id(name)
+    if name is not None and (not name.strip() or name == "last"):
         raise ProblemError.of(
-            where="--name",
+            where=where,
             what=f"{name!r} cannot name a run.",
-            remedy="Use at most 40 letters, digits, dots, dashes and underscores; not 'last'.",
+            remedy="Use any other name; `last` is the run that was launched last.",
         )
     while True:
-        chosen = name or f"{secrets.choice(_ADJECTIVES)}-{secrets.choice(_NOUNS)}"
+        chosen = in_id or f"{secrets.choice(_ADJECTIVES)}-{secrets.choice(_NOUNS)}"
         run_id = f"{chosen}-{secrets.token_hex(2)}"
         if not (home / "runs" / run_id).exists():
             return run_id, chosen
+
+
+def _name_in_id(name: str) -> str:
+    """Return a name with only letters, digits, dots, dashes and underscores; perhaps empty."""
+    # Imported here because only a new run needs it.
+    import unicodedata
+
+    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", plain)[:40].strip("-.")
+
+
+def given_name(name: str | None) -> str:
+    """Return a name that is to be stored as a label, because the id has another one; else an empty
+    text."""
+    return "" if name is None or _NAME.fullmatch(name) else name
