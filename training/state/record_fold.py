@@ -396,12 +396,10 @@ def _fold_labels(
     changes: dict[str, Any],
     events: list[FoldedEvent],
 ) -> None:
-    metrics: dict[str, MetricValue] | None = None
+    logged: list[Record] = []
     for record in records:
         if record.kind == RecordKind.METRICS:
-            if rank.rank < METRIC_RANKS:
-                metrics = dict(rank.metrics) if metrics is None else metrics
-                _fold_metrics(metrics, record)
+            logged.append(record)
             continue
         label = json_label(record)
         if label is None:
@@ -417,8 +415,8 @@ def _fold_labels(
                 changes["exception"] = event
             elif event.kind in _ERRORS:
                 changes[_ERRORS[event.kind]] = str(label.get("error") or event.text or "unknown")
-    if metrics is not None:
-        changes["metrics"] = metrics
+    if logged and rank.rank < METRIC_RANKS:
+        changes["metrics"] = _folded_metrics(rank.metrics, logged)
 
 
 def _event(rank: int, t_ns: int, label: Mapping[str, Any]) -> FoldedEvent:
@@ -426,13 +424,30 @@ def _event(rank: int, t_ns: int, label: Mapping[str, Any]) -> FoldedEvent:
     return FoldedEvent(rank=rank, t_ns=t_ns, kind=kind, text=text, fields=label)
 
 
-def _fold_metrics(metrics: dict[str, MetricValue], record: Record) -> None:
-    row = logged_row(record)
-    if row is None:
-        return
-    for name, low, high, last in zip(row.names, row.low, row.high, row.last, strict=False):
-        best = (low if math.isfinite(low) else None, high if math.isfinite(high) else None)
-        metrics[name] = _updated_metric(metrics.get(name), last, row.step or 0, *best)
+def _folded_metrics(
+    metrics: Mapping[str, MetricValue], records: Sequence[Record]
+) -> dict[str, MetricValue]:
+    """Return ``metrics`` with every value of the records in the best values."""
+    poll: dict[str, list[float]] = {}
+    """Name -> [lowest and highest finite value, last value, step of the last value]."""
+    for record in records:
+        row = logged_row(record)
+        if row is None:
+            continue
+        for name, low, high, last in zip(row.names, row.low, row.high, row.last, strict=False):
+            values = poll.get(name)
+            if values is None:
+                values = poll[name] = [math.inf, -math.inf, 0.0, 0]
+            if -math.inf < low < values[0]:
+                values[0] = low
+            if values[1] < high < math.inf:
+                values[1] = high
+            values[2], values[3] = last, row.step or 0
+    folded = dict(metrics)
+    for name, (low, high, last, step) in poll.items():
+        best = (low if low < math.inf else None, high if high > -math.inf else None)
+        folded[name] = _updated_metric(folded.get(name), last, int(step), *best)
+    return folded
 
 
 @dataclass(frozen=True, slots=True)

@@ -372,8 +372,11 @@ class StoreWriter:
         new_steps: dict[tuple[int, ...], list[int]] = {}
         for rank, _, values in batch.steps:
             new_steps.setdefault((attempt, rank), []).append(_int_or_zero(values[0]))
+        by_name: dict[tuple[int, str], list[int]] = {}
         for rank, _, name, step, _, _, _ in batch.samples:
-            new_steps.setdefault((attempt, rank, self._name_id(name)), []).append(step or 0)
+            by_name.setdefault((rank, name), []).append(step or 0)
+        for (rank, name), steps in by_name.items():
+            new_steps[attempt, rank, self._name_id(name)] = steps
         for c in batch.combined:
             new_steps.setdefault((attempt, c.rank, self._name_id(c.name)), []).append(c.step)
         for key, series_steps in new_steps.items():
