@@ -67,9 +67,9 @@ def test_all_rows_are_recorded_over_a_stop_and_a_resume(ltui: Ltui, ranks: int) 
         assert rows == logged[name], name
         assert [step for step, _ in rows] == [step for step, _ in written[name]], name
         assert [v for _, v in rows] == pytest.approx([v for _, v in written[name]]), name
-    for rank, rows in recorded.items():
+    for rank, of_rank in recorded.items():
         own = [json.loads(line) for line in (ltui.cwd / f"rank-{rank}.json").open()]
-        assert [list(row) for row in rows["each"]] == own
+        assert [list(row) for row in of_rank["each"]] == own
     values = [value for _, value in logged["each"]]
     each = shown["metrics"]["each"]
     assert (each["best_min"], each["best_max"], each["last"]) == (

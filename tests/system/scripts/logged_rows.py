@@ -70,8 +70,8 @@ def main(ranks: int) -> None:
         enable_model_summary=False,
         enable_checkpointing=False,
     )
-    loaders = [torch.utils.data.DataLoader(rows[:n], batch_size=2) for n in (ranks * 240, 8)]
-    trainer.fit(Model(), *loaders)
+    validation = torch.utils.data.DataLoader(rows[:8], batch_size=2)
+    trainer.fit(Model(), torch.utils.data.DataLoader(rows, batch_size=2), validation)
 
 
 if __name__ == "__main__":
