@@ -192,7 +192,7 @@ def ranks_text(ranks: tuple[RankSnapshot, ...], slow: Collection[int] = ()) -> s
     if not ranks:
         return ""
     if all(rank.state is RankState.UNKNOWN and rank.phase is None for rank in ranks):
-        return "no telemetry from the script yet"
+        return "the ranks are starting"
     if len({rank.state for rank in ranks}) == 1 and not slow:
         return f"{len(ranks)} rank{'s' if len(ranks) > 1 else ''} {rank_word(ranks[0].state)}"
     return rank_counts(ranks, slow)

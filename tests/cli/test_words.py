@@ -353,7 +353,7 @@ def test_columns_line_up() -> None:
 
 def test_a_script_that_has_not_started_lightning_is_no_unknown_rank() -> None:
     run = replace(WELL, ranks=(RankSnapshot(rank=0, state=RankState.UNKNOWN),))
-    assert "no telemetry from the script yet" in plain_line(run)
+    assert "the ranks are starting" in plain_line(run)
     assert "unknown" not in plain_line(run)
 
 

@@ -27,7 +27,7 @@ wait
 def test_a_command_without_telemetry_from_its_start_to_its_stop(runs: Runs) -> None:
     run = runs.start("bash", "-c", _TWO_RANKS)
     shown = runs.until(run, lambda s: s.state is RunState.RUNNING and len(s.ranks) == 2)
-    assert shown.detail == "no telemetry: the command has not loaded PyTorch"
+    assert shown.detail == "no steps: the command does not use PyTorch"
     assert shown.world_size == 2
     assert {rank.state for rank in shown.ranks} == {RankState.RUNNING}
     headline = request_diagnosis(run).diagnosis.headline
@@ -89,22 +89,36 @@ def test_a_program_that_has_loaded_torch_is_recognised_by_its_memory_map(tmp_pat
         assert process.stdout
         mark = identify(process.pid)
         assert mark is not None
-        reader = ProgramReader()
+        reader = ProgramReader(tmp_path)
         before = reader.read(ProcessTable(), mark, {0: mark})
         process.stdin.write(b"\n")
         process.stdin.flush()
         assert process.stdout.readline() == b"mapped\n"
         program = reader.read(ProcessTable(), mark, {0: mark})
+        (tmp_path / f"torch-{process.pid}.imported").touch()
+        (tmp_path / f"keras-{process.pid}.imported").touch()
+        imported = reader.read(ProcessTable(), mark, {0: mark})
     finally:
         process.kill()
         process.communicate()
     assert (before.python, before.torch) == (True, False)
     assert (program.python, program.torch) == (True, True)
+    assert str(program.stage()).startswith("importing torch (")
+    assert not program.runs(50.0)
+    assert imported.stage() == "no training step yet"
+    assert not imported.runs(50.0)
+    ended = reader.read(ProcessTable(), mark, {})
+    assert (ended.torch, ended.keras) == (True, True)
+    assert "Keras trains by optimizers that ltui does not see" in ended.describe()
 
 
 def test_the_words_say_only_what_was_seen() -> None:
-    assert "not loaded PyTorch" in Program(python=True).describe()
+    assert Program(python=True).describe() == "no steps: the program does not use PyTorch"
     alone = Program(python=True, torch=True).describe()
-    assert alone == ("no telemetry: the program uses PyTorch, but no optimizer has stepped")
-    assert "its 2 ranks use PyTorch" in Program(python=True, torch=True, ranks=2).describe()
-    assert Program().runs_after_s() < Program(python=True).runs_after_s()
+    assert alone.startswith("no steps: no optimizer of torch.optim has stepped; ltui_rank.log")
+    assert "on its 2 ranks no optimizer" in Program(torch=True, ranks=2).describe()
+    assert Program().runs(10.0)
+    assert not Program(python=True).runs(10.0)
+    assert Program(python=True).runs(30.0)
+    assert not Program(torch=True, imported_s=30.0).runs(100.0)
+    assert Program(torch=True, imported_s=70.0).runs(100.0)

@@ -196,6 +196,21 @@ def test_what_a_program_logs_is_a_metric_of_its_run(ltui: Ltui) -> None:
     assert (loss["step"], loss["last"]) == curves["loss"][-1]
 
 
+def test_a_program_without_an_optimizer_of_torch_is_named_and_its_values_are_read(
+    ltui: Ltui,
+) -> None:
+    command = ("--detach", "--", sys.executable, str(SCRIPTS / "own_updates.py"), "3", "0.1")
+    ltui("exec", "--metrics-pattern", "pairs", *command)
+    shown = ltui.wait(lambda s: s["state"] not in LIVE)
+    assert (shown["state"], shown["program"]) == ("finished", "PyTorch without torch.optim")
+    assert shown["saves_checkpoints"] is False
+    assert set(shown["metrics"]) == {"batch", "loss", "val/loss"}
+    assert ltui.steps_on_record(metric="loss") == [1, 2, 3]
+    ltui("exec", "--metrics-pattern", "json", *command)
+    nothing = ltui.wait(lambda s: s["state"] not in LIVE)
+    assert ["found no value" in each["what"] for each in nothing["cautions"]] == [True]
+
+
 @pytest.mark.slow
 def test_printed_values_are_metrics_only_by_a_pattern(ltui: Ltui) -> None:
     command = ("--detach", "--", sys.executable, str(SCRIPTS / "prints_values.py"), "50")

@@ -271,8 +271,8 @@ def position_facts(pulses: Mapping[int, PulseState]) -> dict[str, Any]:
     return {
         str(rank): {
             "phase": pulse.phase.label,
-            "epoch": pulse.epoch,
-            "batch": pulse.batch,
+            "epoch": pulse.known_epoch,
+            "batch": pulse.batch if pulse.known_epoch is not None else None,
             "global_step": pulse.global_step,
         }
         for rank, pulse in islice(pulses.items(), RANKS_WITH_FACTS)

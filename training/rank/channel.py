@@ -37,7 +37,9 @@ _TRACEBACK_LIMIT = 16000
 class Channel:
     """Writes the records of ``docs/protocols.md`` to the queue of this rank."""
 
-    def __init__(self, environment: RankEnvironment, rank: int) -> None:
+    def __init__(self, environment: RankEnvironment, rank: int, *, has_pulse: bool = True) -> None:
+        """``has_pulse``: False in a process that logs values and is no rank."""
+        self._has_pulse = has_pulse
         self.environment = environment
         self.rank = rank
         self.pid = os.getpid()
@@ -51,6 +53,8 @@ class Channel:
         self.resumed = False
         """True if a Trainer has resumed from ``LTUI_RESUME_FROM``."""
         self.coordinator: RankCoordinator | None = None
+        if not has_pulse:
+            return
         self.pulse.set(
             pid=self.pid,
             start_ticks=own_start_ticks(),
@@ -68,7 +72,8 @@ class Channel:
 
     def event(self, kind: str, text: str, **fields: Any) -> None:
         """Send an event with the present step and epoch."""
-        fields = {"step": self.pulse.global_step, "epoch": self.pulse.epoch, **fields}
+        epoch = self.pulse.epoch if self.pulse.epoch >= 0 else None
+        fields = {"step": self.pulse.global_step, "epoch": epoch, **fields}
         self.send_record(
             RecordKind.EVENT, kind=kind, text=text[:_TEXT_LIMIT], t=time.time(), **fields
         )
@@ -82,7 +87,8 @@ class Channel:
         self, device: torch.device, local_rank: int, world_size: int, **facts: Any
     ) -> None:
         """Send who this rank is, with ``facts`` about its program, and complete the pulse."""
-        self.pulse.set(local_rank=local_rank, world_size=world_size)
+        if self._has_pulse:
+            self.pulse.set(local_rank=local_rank, world_size=world_size)
         self.send_record(
             RecordKind.HELLO,
             rank=self.rank,

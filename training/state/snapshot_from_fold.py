@@ -97,6 +97,9 @@ def logged_values(fold: FoldState, polls: Mapping[int, Poll], name: str) -> list
 def progress(fold: FoldState, pulses: Mapping[int, PulseState | None], now_ns: int) -> Progress:
     """Return the progress of the lowest active rank and the time to the end at its recent pace."""
     lowest_rank, pulse = fold.lowest_active_rank, _lowest_pulse(pulses)
+    size = _world_size(fold, pulse)
+    if pulse is not None and pulse.phase is Phase.STARTING:  # it has no position yet
+        pulse = None
     plan = next((f.plan for _, f in sorted(fold.ranks.items()) if f.plan is not None), {})
     max_epochs = _positive_int(plan.get("max_epochs"))
     per_epoch = _positive_int(plan.get("batches_per_epoch"))
@@ -105,7 +108,7 @@ def progress(fold: FoldState, pulses: Mapping[int, PulseState | None], now_ns: i
     step = _first_int(position and position.global_step, plan.get("global_step"))
     rank_epoch = lowest_rank and lowest_rank.epoch
     return Progress(
-        world_size=_world_size(fold, pulse),
+        world_size=size,
         epoch=_first_int(pulse.known_epoch if pulse else rank_epoch, plan.get("epoch")),
         global_step=step,
         max_steps=max_steps,

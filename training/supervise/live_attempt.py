@@ -43,7 +43,7 @@ from ltui.training.supervise.snapshot_builder import build_snapshot
 from ltui.training.supervise.stop_controller import StopController
 from ltui.training.supervise.watchdog.evidence_collector import EvidenceCollector
 from ltui.training.supervise.watchdog.rank_judge import HealthMonitor
-from ltui.training.tensor_queue.record_types import Outcome, PulseState
+from ltui.training.tensor_queue.record_types import Outcome, Phase, PulseState
 
 if TYPE_CHECKING:
     from ltui.training.supervise.nodes.remote_nodes import RemoteNodes
@@ -88,7 +88,7 @@ class LiveAttempt:
         # Without ranks, a user's command counts as rank 0, which is on the first machine.
         is_first = spec.nodes is None or spec.nodes.rank == 0
         is_rank = spec.command is not None and is_first
-        self.machine = MachineMonitor(run_dir.id, user_command=is_rank)
+        self.machine = MachineMonitor(run_dir.id, run_dir.queue_dir(number), user_command=is_rank)
         self.nodes: RemoteNodes | None = None
         """The other machines; None on one machine and in an agent."""
         self.nodes_failure: str | None = None
@@ -309,18 +309,22 @@ class LiveAttempt:
         if self.queued_because is not None:
             self.state = RunState.QUEUED
             return
-        if state in (RunState.STARTING, RunState.QUEUED):
+        if state is not RunState.STOPPING:
             state = RunState.RUNNING if self._is_training(now_s) else RunState.STARTING
-        elif state is not RunState.STOPPING:
-            state = RunState.RUNNING
         self.state = self.stops.state(self.pulses, state)
 
     def _is_training(self, now_s: float) -> bool:
         pulses = [p for p in self.pulses.values() if p is not None]
-        if not pulses:
-            runs_after_s = self.machine.program.runs_after_s()
-            return self.spec.command is not None and now_s - self.started_at > runs_after_s
-        return training_has_started(pulses)
+        if pulses:
+            began = self.state not in (RunState.STARTING, RunState.QUEUED)
+            begun = began and any(p.phase is not Phase.STARTING for p in pulses)
+            return begun or training_has_started(pulses)
+        if self.spec.command is None:
+            return False
+        return self._logs() or self.machine.program.runs(now_s - self.started_at)
+
+    def _logs(self) -> bool:
+        return any(rank.metrics for rank in self.fold.ranks.values())
 
     def detail(self) -> str | None:
         """Return a sentence that explains the state of the run, or None."""
@@ -342,8 +346,11 @@ class LiveAttempt:
             return self.stops.error
         if self.state is RunState.PAUSED:
             return f"paused at step {self.furthest_step()}"
-        if self.state is RunState.RUNNING and not any(self.pulses.values()):
-            return self.machine.program.describe()
+        if not any(self.pulses.values()):
+            if self.state is RunState.STARTING:
+                return self.machine.program.stage()
+            if self.state is RunState.RUNNING:
+                return self.machine.program.describe(logs=self._logs())
         if self.queues.errors:
             rank, reason = next(iter(sorted(self.queues.errors.items())))
             return f"the queue of rank {rank} cannot be read: {reason}"

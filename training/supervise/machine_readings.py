@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from ltui.training.gpu.findings import verdicts as gpu_verdicts
 from ltui.training.gpu.run_gpus import RunGpus, RunGpusView
@@ -28,7 +29,7 @@ READINGS_S = 1.0
 class MachineMonitor:
     """Samples the processes and GPUs of one attempt."""
 
-    def __init__(self, run_id: str, *, user_command: bool) -> None:
+    def __init__(self, run_id: str, queue_dir: Path, *, user_command: bool) -> None:
         """``user_command``: the run is a command of the user, which may itself count as a rank."""
         self.gpus = RunGpus(run_id)
         self.gpu_view = RunGpusView()
@@ -37,7 +38,7 @@ class MachineMonitor:
         self.unreported_processes: dict[int, ProcessIdentity] = {}
         """rank -> process, for ranks that have not sent a pulse."""
         self.program = Program()
-        """State of the user's command. Updated until a rank sends telemetry."""
+        """What the processes do. Updated until a rank sends telemetry."""
         self.readings: dict[int, RankUsage] = {}
         """rank -> the newest CPU and memory reading."""
         self.rank_processes: dict[int, ProcessIdentity] = {}
@@ -46,7 +47,7 @@ class MachineMonitor:
         self._user_command = user_command
         self._readings = UsageMeter()
         self._finder = RankFinder()
-        self._program_reader = ProgramReader()
+        self._program_reader = ProgramReader(queue_dir)
         self._read_at = 0.0
         self._gpus_at: float | None = None
         self._ended_verdicts: list[Verdict] = []
@@ -69,7 +70,7 @@ class MachineMonitor:
         remote = sum(p is not None and p.node != 0 for p in pulses.values())
         local_size = None if snapshot.world_size is None else snapshot.world_size - remote
         self.unreported_processes = self._without_telemetry(table, engine, reported, local_size)
-        if self._user_command and engine is not None and not reported:
+        if engine is not None and not any(pulses.values()):
             self.program = self._program_reader.read(table, engine, self.unreported_processes)
         self.rank_processes = {**self.unreported_processes, **reported}
         self.readings = self._readings.sample(table, self.rank_processes, now)

@@ -30,8 +30,7 @@ from ltui.training.state.throughput import mean_batch_s, throughput, without_cur
 if TYPE_CHECKING:
     from ltui.training.supervise.live_attempt import LiveAttempt
 
-WAITS_FOR_TRAINING = "waiting for the program to train"
-NO_TELEMETRY = "no telemetry: process readings only"
+NO_TELEMETRY = "process readings only"
 
 
 def build_snapshot(
@@ -56,7 +55,7 @@ def build_snapshot(
         detail=_detail(live, job, now_s),
         preset=spec.preset,
         command=spec.command,
-        program=fold.program,
+        program=fold.program or ("Keras" if machine.program.keras else None),
         saves_checkpoints=_saves_checkpoints(live),
         stop_signal=spec.stop_signal,
         attempt=live.number,
@@ -125,19 +124,16 @@ def _detail(live: LiveAttempt, job: JobSnapshot | None, now_s: float) -> str | N
 
 def _ranks(live: LiveAttempt, judgement: Judgement, now_ns: int) -> tuple[RankSnapshot, ...]:
     processes, readings = live.machine.unreported_processes, dict(live.machine.readings)
-    silent = processes.keys() - live.pulses.keys()
+    silent = {rank for rank in processes if live.pulses.get(rank) is None}
     states = {rank: state for rank, state in judgement.states.items() if rank not in silent}
     ranks = {rank.rank: rank for rank in rank_snapshots(live.fold, live.pulses, states, now_ns)}
-    starting = live.state is RunState.STARTING
-    for number, process in processes.items():
-        ranks.setdefault(
-            number,
-            RankSnapshot(
-                rank=number,
-                pid=process.pid,
-                state=judgement.states.get(number, _silent_state(live.state)),
-                note=WAITS_FOR_TRAINING if starting else NO_TELEMETRY,
-            ),
+    stage = live.machine.program.stage() if live.state is RunState.STARTING else NO_TELEMETRY
+    for number in silent:
+        ranks[number] = replace(
+            ranks.get(number, RankSnapshot(rank=number)),
+            pid=processes[number].pid,
+            state=_silent_state(live.state, judgement.states.get(number)),
+            note=stage,
         )
     if live.nodes is not None:
         _add_remote(live, ranks, readings)
@@ -157,14 +153,16 @@ def _add_remote(
     for node, machine in live.nodes.reports.machines().items():
         readings.update(machine.usage)
         for number, process in machine.processes.items():
-            state = _silent_state(live.state)
+            state = _silent_state(live.state, None)
             ranks.setdefault(
                 number, RankSnapshot(rank=number, pid=process.pid, state=state, node=node)
             )
 
 
-def _silent_state(run: RunState) -> RankState:
-    """Return the state of a rank without telemetry about which there is no verdict."""
+def _silent_state(run: RunState, judged: RankState | None) -> RankState:
+    """Return the state of a rank without telemetry. ``judged``: that of a verdict on it, if any."""
+    if judged not in (None, RankState.STARTING, RankState.UNKNOWN):
+        return judged
     if run is RunState.STARTING:
         return RankState.STARTING
     return RankState.RUNNING if run in LIVE else RankState.ENDED

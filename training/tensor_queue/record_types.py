@@ -141,5 +141,5 @@ class PulseState:
 
     @property
     def known_epoch(self) -> int | None:
-        """The epoch; None in a program whose epochs are not known (-1)."""
-        return self.epoch if self.epoch >= 0 else None
+        """The epoch; None before the training, and in a program whose epochs are not known (-1)."""
+        return self.epoch if self.epoch >= 0 and self.phase is not Phase.STARTING else None

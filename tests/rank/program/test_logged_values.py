@@ -177,3 +177,18 @@ def test_nothing_is_kept_after_the_end(rank: Rank) -> None:
     rank.values.record({"loss": 1.0})
     rank.begin()
     assert rank.sent == []
+
+
+def test_a_program_without_steps_sends_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank()
+    rank.values.stepless = lambda: rank.send
+    rank.values.record({"loss": 4.0})
+    assert rank.sent == []
+    monkeypatch.setattr(logged_values, "STEPLESS_S", -1.0)
+    rank.values.record({"loss": 3.0})
+    rank.values.record({"loss": 2.0}, 40)
+    assert rank.sent == [(1, {"loss": 4.0}), (2, {"loss": 3.0}), (40, {"loss": 2.0})]
+    rank.step = 7
+    rank.begin()
+    rank.values.record({"loss": 1.0})
+    assert rank.sent[-1] == (7, {"loss": 1.0})

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from ltui.training.lifecycle.rank_package import install_rank_package
+from ltui.training.tensor_queue.record_types import RecordKind
 from tests.rank.runs import RunFolder
 
 LOGS = Path(__file__).parents[1] / "scripts" / "logs.py"
@@ -246,6 +247,19 @@ def test_fabric_without_a_logger(packages: Path, run: RunFolder) -> None:
     assert logged(packages, run, "uses_fabric") == curves
 
 
-def test_a_process_that_does_not_train_records_nothing(packages: Path, run: RunFolder) -> None:
+def test_a_program_without_steps_records_what_it_has_logged_when_it_ends(
+    packages: Path, run: RunFolder
+) -> None:
+    log = "import torch, uses_trackio as u; [u.log(n, 4.0 - n) for n in range(2)]"
+    execute(packages, run, "-c", log)
+    assert [value for _, value in run.metrics()["loss"]] == [4.0, 3.0]
+    (hello,) = run.labels(RecordKind.HELLO)
+    assert (hello["program"], hello["saves"]) == ("PyTorch without torch.optim", False)
+    assert run.pulse() is None
+
+
+def test_a_process_beside_a_rank_records_nothing(packages: Path, run: RunFolder) -> None:
+    run.queue_dir.mkdir(parents=True)
+    (run.queue_dir / "rank-00000.queue").touch()
     execute(packages, run, "-c", "import torch, uses_trackio as u; u.log(3, 4.0)")
-    assert run.records() == []
+    assert (run.queue_dir / "rank-00000.queue").stat().st_size == 0

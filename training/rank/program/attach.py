@@ -9,11 +9,17 @@ is not touched further.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import multiprocessing.util
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+KERAS = "keras.src.backend.torch"
+"""The module that Keras 3 imports if torch is its backend."""
 
 _handle: Any = None
 _libraries: Any = None
@@ -34,8 +40,18 @@ def attach() -> None:
         from ltui.training.rank.program.logging_libraries import recording_functions
 
         record_logs = recording_functions(logged_values.record)
-        _libraries = ImportWatch([*record_logs, ("transformers.trainer", _adapt_trainer)])
+        _libraries = ImportWatch(
+            [
+                *record_logs,
+                ("transformers.trainer", _adapt_trainer),
+                (KERAS, lambda _: _mark("keras")),
+            ]
+        )
         _libraries.install()
+        logged_values.stepless = _open_stepless
+        _call_at_exit()
+    with contextlib.suppress(Exception):
+        _mark("torch")
     if pattern := os.environ.get("LTUI_METRICS_PATTERN"):
         with contextlib.suppress(Exception):
             from ltui.training.rank.program.logged_values import logged_values
@@ -43,6 +59,40 @@ def attach() -> None:
             from ltui.training.rank.program.printed_values import record_printed_values
 
             record_printed_values(metric_pattern(pattern), logged_values.record)
+
+
+def _open_stepless() -> Any:
+    # Imported here, because most processes that import torch log nothing.
+    from ltui.training.rank.program.stepless_program import open_stepless
+
+    return open_stepless()
+
+
+def _call_at_exit() -> None:
+    """Send what this process has logged by its end if it has made no step."""
+    from ltui.training.rank.program.logged_values import logged_values
+
+    pid = os.getpid()
+
+    def at_exit() -> None:
+        pattern = os.environ.get("LTUI_METRICS_PATTERN")
+        if pid == os.getpid() and (pattern or logged_values.has_waiting):
+            with contextlib.suppress(Exception):  # the program itself has ended as it should
+                from ltui.training.rank.program.stepless_program import send_at_exit
+
+                send_at_exit()
+
+    if multiprocessing.parent_process() is None:
+        atexit.register(at_exit)
+    else:  # a child of multiprocessing ends without the functions of atexit
+        multiprocessing.util.Finalize(None, at_exit, exitpriority=0)
+
+
+def _mark(library: str) -> None:
+    """Tell the supervisor that this process has imported a library, by an empty file."""
+    folder = Path(os.environ["LTUI_RUN_DIR"], "queue", os.environ["LTUI_ATTEMPT"])
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (folder / f"{library}-{os.getpid()}.imported").touch(mode=0o600)
 
 
 def _adapt_trainer(module: Any) -> None:

@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+STEPLESS_S = 20.0
+"""Seconds after its first value in which a program makes no step, after which it may have none."""
 MAX_WAITING = 20_000
 """Calls whose values wait to be sent. If there are more, the oldest are dropped and counted."""
 _STEPS_APART = 1
@@ -34,7 +36,10 @@ class LoggedValues:
     """Collects the values that this process logs, and sends them once it is a rank."""
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[Values, int, float]] = deque(maxlen=MAX_WAITING)
+        self._waiting: deque[tuple[Values, int, float, int]] = deque(maxlen=MAX_WAITING)
+        """Values with their step, their unix time, and their step in a program without steps."""
+        self.stepless: Callable[[], Send | None] | None = None
+        """Opens the way for the values of a program without steps."""
         self._wanted = True
         self._reset()
         os.register_at_fork(after_in_child=self._reset)
@@ -46,6 +51,11 @@ class LoggedValues:
         self._newest: dict[str, tuple[int, float | None]] = {}
         """Step of the newest value of each metric, and the value if it is not on a GPU."""
         self._send: Send | None = None
+        self._is_stepless = False
+        self._calls = self._newest_own = 0
+        """How often this process has logged, and the newest step in a program without steps."""
+        self._first_at: float | None = None
+        """Unix time of the first value."""
         self._current_step: Callable[[], int] = int
         self._thread = 0
 
@@ -57,9 +67,20 @@ class LoggedValues:
         self._send, self._current_step = send, current_step
         self._thread = threading.get_ident()
         first_place = current_step() - 1
+        self._is_stepless = False
         for _ in range(len(self._waiting)):
-            values, place, t = self._waiting.popleft()
+            values, place, t, _own = self._waiting.popleft()
             send(values, max(place, first_place), t)
+
+    def begin_stepless(self) -> None:
+        """Send what waits and what is recorded from now on, because this program has no steps.
+
+        The axis is the program's own number, or else counts the calls.
+        """
+        if self._send is None and self._waiting and self.stepless is not None:
+            self._send, self._thread = self.stepless(), threading.get_ident()
+            self._is_stepless = self._send is not None
+            self._first_at = time.time()  # if a rank exists, ask again later
 
     def end(self) -> None:
         """Record nothing any more."""
@@ -84,20 +105,33 @@ class LoggedValues:
             newest = self._newest.get(name)
             if newest is not None:
                 place = max(place, newest[0])  # a curve does not go back
-                if known is not None and newest == (place, known):
+                if known is not None and newest == (place, known) and not self._is_stepless:
                     continue
             self._newest[name] = place, known
             new[str(name)] = number
         if new:
             self.dropped += len(self._waiting) == MAX_WAITING
-            self._waiting.append((new, place, time.time()))
+            now = time.time()
+            self._calls += 1
+            self._newest_own = max(self._newest_own, _own_number(step) or self._calls)
+            self._waiting.append((new, place, now, self._newest_own))
+            if self._first_at is None:
+                self._first_at = now
+            if self._send is None and now - self._first_at > STEPLESS_S:
+                self.begin_stepless()
             if threading.get_ident() == self._thread:
                 self.send_waiting()
+
+    @property
+    def has_waiting(self) -> bool:
+        """True if values wait to be sent."""
+        return bool(self._waiting)
 
     def send_waiting(self) -> None:
         """Send what waits. Called by the training thread."""
         while self._waiting and self._send is not None:
-            self._send(*self._waiting.popleft())
+            values, place, t, own = self._waiting.popleft()
+            self._send(values, own if self._is_stepless else place, t)
 
 
 def _place(step: Any, own_step: int) -> int:
@@ -106,6 +140,11 @@ def _place(step: Any, own_step: int) -> int:
     if isinstance(number, float) and abs(number - own_step) <= _STEPS_APART:
         return int(number)
     return own_step
+
+
+def _own_number(step: Any) -> int | None:
+    number = None if step is None else _number(step)
+    return int(number) if isinstance(number, float) and 0 <= number < 2**53 else None
 
 
 def _number(value: Any) -> float | torch.Tensor | None:

@@ -28,7 +28,7 @@ class PrintedValues:
         """The line that is not complete yet."""
         self.failure: str | None = None
         """Why no line is read any more, as the middle of a sentence."""
-        self.lines_found = 0
+        self.lines_found = self.lines_read = 0
 
     def write(self, text: str) -> int:
         """Write ``text``, and read the lines that it completes."""
@@ -58,6 +58,7 @@ class PrintedValues:
                 self._read_line(line)
 
     def _read_line(self, line: str) -> None:
+        self.lines_read += 1
         began = time.thread_time()
         values = self._find(line)
         if time.thread_time() - began > _SLOW_S:
@@ -84,6 +85,11 @@ def record_printed_values(find: FindValues, record: Record) -> None:
     global _printed
     _printed = PrintedValues(sys.stdout, find, record)
     sys.stdout = _printed
+
+
+def has_printed() -> bool:
+    """Return True if this process has printed a line that was read."""
+    return _printed is not None and _printed.lines_read > 0
 
 
 def complaint() -> str | None:

@@ -1,0 +1,63 @@
+"""The values of a program whose steps ltui does not see, because it has no optimizer of torch.
+
+Such a process is no rank: it has no pulse, and nobody waits for it. It only sends what it logs,
+through the queue of its rank, and only if there is none yet. A process that makes a step later
+replaces that file by its own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+
+from ltui.training.rank.channel import Channel, current_channel
+from ltui.training.rank.environment import RankEnvironment, rank_from_environment
+from ltui.training.rank.metric_records import send_metrics
+from ltui.training.rank.program import printed_values
+from ltui.training.rank.program.attach import KERAS
+from ltui.training.rank.program.logged_values import Send, Values, logged_values
+from ltui.training.rank.program.rank_claim import read_place
+
+
+def open_stepless() -> Send | None:
+    """Return a function that sends values, unless a rank has a queue, which is left alone."""
+    channel = _open()
+    if channel is None:
+        return None
+
+    def send(values: Values, step: int, t: float) -> None:
+        send_metrics(channel, values, step, None, t)
+
+    return send
+
+
+def send_at_exit() -> None:
+    """Send what waits, and why a pattern found nothing, if this process is no rank."""
+    if current_channel() is not None:
+        return
+    logged_values.begin_stepless()
+    logged_values.send_waiting()
+    text = printed_values.complaint()
+    if text is not None and printed_values.has_printed() and (channel := _open()) is not None:
+        channel.event_from_rank_0("warning", text, remedy="Try it on a line of the log.")
+
+
+def _open() -> Channel | None:
+    environment = RankEnvironment.read(os.environ)
+    if environment is None or torch.utils.data.get_worker_info() is not None:
+        return None
+    if current_channel() is not None:
+        return None
+    rank, world_size = read_place()
+    own = environment.queue_dir / f"rank-{rank:05d}.queue"
+    others = environment.queue_dir.glob("rank-*.queue")
+    # Without a launcher that names it, this process may have started the ranks that have queues.
+    if own.exists() or (rank_from_environment(os.environ) is None and any(others)):
+        return None
+    channel = Channel(environment, rank, has_pulse=False)
+    device = torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
+    kind = "Keras" if KERAS in sys.modules else "PyTorch without torch.optim"
+    channel.send_hello(device, rank, world_size, program=kind, saves=False)
+    return channel
