@@ -64,6 +64,12 @@ def create_iterator(loader: Any) -> Any:
     return type(loader)._get_iterator(loader)
 
 
+def loader_batch_size(iterator: Any) -> int | None:
+    """Return the batch size of ``_BaseDataLoaderIter._index_sampler``; None if it has none."""
+    size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
+    return size if isinstance(size, int) else None
+
+
 def yielded_batches(iterator: Any) -> int:
     """Return ``_BaseDataLoaderIter._num_yielded``, the number of batches it has returned."""
     count: int = iterator._num_yielded

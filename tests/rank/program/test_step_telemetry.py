@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +15,8 @@ from ltui.training.rank import channel as channel_module
 from ltui.training.rank.channel import Channel, open_channel
 from ltui.training.rank.coordination.coordinator import RankCoordinator
 from ltui.training.rank.environment import RankEnvironment
-from ltui.training.rank.program.step_telemetry import StepTelemetry
+from ltui.training.rank.program import step_telemetry
+from ltui.training.rank.program.step_telemetry import StepTelemetry, batch_samples
 from ltui.training.rank.resume.loop_counters import BoundaryKind
 from ltui.training.tensor_queue.control_block import Command
 from ltui.training.tensor_queue.record_types import StepField
@@ -94,6 +97,46 @@ def test_batches_of_a_validation_are_no_part_of_a_step(run: RunFolder, program: 
     assert run.column(StepField.SAMPLES) == [8, 8]
     with pytest.raises(StopIteration):
         program.fetch(batches)
+
+
+def test_a_step_around_a_validation_keeps_its_time_and_samples(
+    run: RunFolder, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradients are accumulated over batches before and after a validation of 50 s."""
+    seconds = iter(range(0, 10_000, 10))
+    monkeypatch.setattr(step_telemetry, "clock", lambda: next(seconds) * 10**9)
+    program.telemetry.restart()  # at 0 s
+    batches: Any = iter([torch.zeros(count) for count in (4, 4, 100, 100, 4, 4)])
+    program.fetch(batches)
+    program.fetch(batches)  # from 30 s to 40 s
+    with torch.no_grad():
+        program.fetch(batches)  # from 50 s
+        program.fetch(batches)
+    program.fetch(batches)  # from 90 s
+    program.fetch(batches)
+    program.step(FIRST)  # ends at 140 s
+    assert run.column(StepField.SAMPLES) == [16]
+    assert run.column(StepField.STEP_S) == [140 - (90 - 50)]
+    assert run.column(StepField.FETCH_S) == [40]
+
+
+@pytest.mark.parametrize(
+    ("batch", "size", "samples"),
+    [
+        ({"boxes": torch.zeros(12, 4), "images": torch.zeros(4, 3)}, 4, 4),
+        ({"boxes": torch.zeros(5, 4), "images": torch.zeros(2, 3)}, 4, 2),  # the last batch
+        ({"boxes": torch.zeros(12, 4), "names": ["a", "b"]}, 4, 4),
+        ({"boxes": torch.zeros(12, 4), "images": torch.zeros(4, 3)}, None, math.nan),
+        ({"ids": torch.zeros(8, 16), "mask": torch.zeros(8, 16)}, None, 8),
+        ({"ids": torch.zeros(64, 16)}, 1, 64),  # a data set of whole batches
+        ((torch.zeros(8, 3), torch.zeros(8)), 8, 8),
+        ((torch.zeros(30, 3), torch.zeros(8)), 8, 8),  # a batch of graphs
+        (torch.zeros(8, 3), 4, 8),
+    ],
+)
+def test_samples_of_a_batch(batch: Any, size: int | None, samples: float) -> None:
+    iterator = SimpleNamespace(_index_sampler=SimpleNamespace(batch_size=size))
+    assert batch_samples(batch, iterator) == pytest.approx(samples, nan_ok=True)
 
 
 def test_other_threads_and_a_telemetry_that_is_off_send_nothing(

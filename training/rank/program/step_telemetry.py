@@ -17,11 +17,12 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from ltui.training.rank import torch_internals
 from ltui.training.rank.channel import Channel
 from ltui.training.rank.telemetry import count_samples, host_float
 from ltui.training.tensor_queue.record_types import Phase, RecordKind, StepField
@@ -43,6 +44,29 @@ _ROW_SAMPLES, _ROW_LR = int(StepField.SAMPLES), int(StepField.LR)
 _ROW_WALL_S, _ROW_STEPPED = int(StepField.WALL_S), int(StepField.STEPPED)
 
 
+def batch_samples(batch: Any, iterator: Any) -> float:
+    """Return how many samples are in a batch that ``iterator`` of a DataLoader returned.
+
+    The tensors of a dictionary may count other things, such as the boxes in its images. Then the
+    batch size of the loader tells which; NaN if nothing does.
+    """
+    if type(batch) is torch.Tensor:
+        return float(batch.shape[0]) if batch.ndim else 1.0
+    if not isinstance(batch, (Mapping, list, tuple)):
+        return count_samples(batch)
+    values = batch.values() if isinstance(batch, Mapping) else batch
+    lengths = {int(v.shape[0]) for v in values if isinstance(v, torch.Tensor) and v.ndim}
+    if len(lengths) < 2 and not isinstance(batch, Mapping):
+        return count_samples(batch)
+    size = torch_internals.loader_batch_size(iterator)
+    if len(lengths) == 1 and size in (None, 1):  # a loader of size 1 may return whole batches
+        return float(lengths.pop())
+    if size is None:
+        return math.nan
+    # Only the last batch of a pass may be smaller.
+    return float(max((n for n in lengths if n <= size), default=size))
+
+
 class StepTelemetry:
     """Measures the steps of one rank.
 
@@ -54,10 +78,11 @@ class StepTelemetry:
     """
 
     __slots__ = (
-        *("_channel", "_device", "_failed", "_fetch_ns", "_first", "_loads", "_mark"),
+        *("_channel", "_device", "_failed", "_fetch_ns", "_fetched", "_first", "_loads", "_mark"),
         *("_module", "_optimizer_began", "_optimizer_ns", "_other_steps", "_periodic_due"),
         *("_publish", "_pulse", "_row", "_samples", "_send_waiting", "_step_began"),
-        *("_step_ended", "_thread", "_validating", "_wall_offset_s", "global_step"),
+        *("_step_ended", "_thread", "_validated_ns", "_validating", "_validation_began"),
+        *("_validation_samples", "_wall_offset_s", "global_step"),
     )
 
     def __init__(
@@ -84,7 +109,13 @@ class StepTelemetry:
         self._thread = threading.get_ident()
         self._loads = False
         """True if the training has fetched a batch from a DataLoader."""
+        self._fetched = False
+        """True if the step that goes on has."""
         self._validating = False
+        self._validation_began = self._validated_ns = 0
+        """When the last validation began, and when its newest batch was there."""
+        self._validation_samples = 0.0
+        """Samples of the newest batch of a validation."""
         self._module: weakref.ref[torch.nn.Module] | None = None
         """Held weakly, so that the program can free its memory."""
         if module is not None and module.training:  # else the program trains in evaluation mode
@@ -131,6 +162,7 @@ class StepTelemetry:
                 row[_ROW_FETCH_S] = self._fetch_ns * 1e-9
                 row[_ROW_SAMPLES] = self._samples
                 self._fetch_ns, self._samples = 0, 0.0
+                self._fetched = False
             row[_ROW_OPTIMIZER_S] = self._optimizer_ns * 1e-9
             lr = optimizer.param_groups[0]["lr"]
             row[_ROW_LR] = lr if type(lr) is float else host_float(lr)
@@ -160,9 +192,10 @@ class StepTelemetry:
         return True
 
     def restart(self) -> None:
-        """Exclude the time since the last step (a pause, a validation) from the next one."""
+        """Exclude the time since the last step (a pause) from the next one."""
         self._step_began = clock()
         self._fetch_ns = self._optimizer_ns = 0
+        self._fetched = False
         self._samples = 0.0 if self._loads else math.nan
 
     def _end_validation(self) -> None:
@@ -171,8 +204,20 @@ class StepTelemetry:
         Some programs leave the evaluation mode after they have fetched the next batch.
         """
         self._validating = False
+        self._exclude_validation(self._validated_ns)
+        if self._loads:
+            self._samples += self._validation_samples
         if not self._is_in_training_mode():
             self._module = None  # it trains in evaluation mode, so that the mode says nothing
+
+    def _exclude_validation(self, ended_ns: int) -> None:
+        """Exclude the time of a validation from the step in which it runs.
+
+        A step of accumulated gradients keeps what it has done before. If it had not begun, what
+        prepares the validation, such as the start of its workers, is excluded too.
+        """
+        began = self._validation_began if self._fetched else self._step_began
+        self._step_began += ended_ns - began
 
     def _is_in_training_mode(self) -> bool:
         module = None if self._module is None else self._module()
@@ -201,8 +246,11 @@ class StepTelemetry:
                 return fetch(iterator)
             began, mark = clock(), self._mark
             training = torch.is_grad_enabled() and self._is_in_training_mode()
-            if training and self._validating:
-                self.restart()
+            if training:
+                if self._validating:
+                    self._exclude_validation(began)
+            elif not self._validating:
+                self._validation_began = began
             self._validating = not training
             mark[1] = began
             mark[0] = _FETCH if training else _VALIDATION
@@ -215,11 +263,15 @@ class StepTelemetry:
                 if training:
                     self._fetch_ns += now - began
                 else:
-                    self.restart()
-            if not self._loads and training:
+                    self._validated_ns = now
+            samples = batch_samples(batch, iterator)
+            if not training:
+                self._validation_samples = samples
+                return batch
+            if not self._loads:
                 self._loads, self._samples = True, 0.0
-            if self._loads:
-                self._samples += count_samples(batch)
+            self._fetched = True
+            self._samples += samples
             return batch
 
         return timed
