@@ -15,10 +15,12 @@ from ltui.training.state.record_fold import FoldState
 from ltui.training.store.curve_reader import Curve, FloatArray
 from ltui.training.tensor_queue.record_types import StepField
 
+STEP_SECONDS = "step/seconds"
+"""The duration of each step, also in a program whose samples are unknown."""
 STEP_CURVES = {
     TRAIN_LOSS: StepField.LOSS,
     "step/lr": StepField.LR,
-    "step/seconds": StepField.STEP_S,
+    STEP_SECONDS: StepField.STEP_S,
     "step/fetch_seconds": StepField.FETCH_S,
     "step/forward_seconds": StepField.FORWARD_S,
     "step/backward_seconds": StepField.BACKWARD_S,

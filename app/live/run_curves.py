@@ -14,6 +14,7 @@ from ltui.app.live.default_metrics import default_choice
 from ltui.app.live.gpu_curves import GpuCurves, gpu_curve_names, is_gpu_curve
 from ltui.app.live.metric_history import (
     STEP_CURVES,
+    STEP_SECONDS,
     THROUGHPUT,
     LatestCurveRequest,
     MetricHistory,
@@ -76,6 +77,8 @@ class RunCurves:
         # The default choice is made among the metrics: throughput has a panel of its own.
         metrics = {name for name in names if name != THROUGHPUT and not is_gpu_curve(name)}
         requested = {*(default_choice(metrics) if chosen is None else chosen), *ALWAYS_SHOWN}
+        if not self.throughput.keys():  # the panel of the throughput shows steps instead
+            requested.add(STEP_SECONDS)
         return requested & names
 
     # -- the store -------------------------------------------------------------------------------

@@ -11,21 +11,25 @@ import numpy as np
 from ltui.app.live.curve_arithmetic import smooth
 from ltui.app.live.default_metrics import default_choice
 from ltui.app.live.frame import Frame
-from ltui.app.live.metric_history import MAX_RANK_CURVES, THROUGHPUT
+from ltui.app.live.metric_history import MAX_RANK_CURVES, STEP_SECONDS, THROUGHPUT
 from ltui.app.presentation.chart_axis import AXES, SAMPLES, Axis
 from ltui.app.presentation.metric_list import chart_groups, metric_quantity
+from ltui.app.presentation.printed_metrics import pattern_hint
 from ltui.app.presentation.run_view import silence_text
 from ltui.app.presentation.snapshot_text import rate
 from ltui.app.state_words import is_blocked
 from ltui.training.state.metric_name_patterns import LEARNING_RATE, is_evaluation
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.training.store.curve_reader import Curve, FloatArray
+from ltui.training.tensor_queue.record_types import StepField
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_name
 from ltui.widgets.view_models import ChartSeries, ChartViewModel
 
 SMOOTHINGS = (0.0, 0.3, 0.6, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995)
 """Smoothing weights that the keys step through."""
+STEP_SMOOTHING = 0.9
+"""Smoothing of steps per second: single steps differ much."""
 DIFFERENCE = 0.05
 """If the rates of the ranks differ by less than this fraction, only the total is shown."""
 WAITING_TOO_LONG = 0.2
@@ -116,7 +120,7 @@ def _metric_chart(
             is_logged = name in frame.snapshot.metrics
             series += [replace(one, is_logged=is_logged) for one in added]
     title = metric_quantity(named[0][0]) if named else "metrics"
-    note = None if series else _empty_chart_note(frame, "no training step yet")
+    note = None if series else _no_metrics_note(frame)
     curves = [frame.curves[name] for name, _ in named if name in frame.curves]
     chart = axis.chart(clean_name(title), series, note)
     return replace(
@@ -246,11 +250,17 @@ def throughput_chart(frame: Frame, settings: ChartSettings) -> ChartViewModel:
     """Return the chart of samples per second of all ranks, with a thin line per rank if ranks
     differ."""
     axis = Axis(settings.axis, frame)
-    total = frame.rates.get(None)
+    total, steps = frame.rates.get(None), frame.curves.get(STEP_SECONDS)
     series: list[ChartSeries] = []
     if total is not None and len(total):
         series += _rank_series(frame.rates, axis)
         series.append(_series("total", axis.positions(total), total, colour=2))
+    elif steps is not None and len(steps) and not _samples_are_known(frame):
+        per_s = 1 / np.maximum(smooth(steps, STEP_SMOOTHING), 1e-9)
+        positions = axis.positions(steps)
+        series.append(ChartSeries(name="steps/s", x=positions, y=per_s, colour=2))
+        chart = axis.chart("steps/s", series, None)
+        return replace(chart, subtitle=_steps_subtitle(frame.snapshot), is_rate=True)
     note = None if series else _empty_chart_note(frame, "no throughput yet")
     chart = axis.chart("throughput, samples/s", series, note)
     return replace(chart, subtitle=throughput_subtitle(frame), is_rate=True)
@@ -283,6 +293,26 @@ def throughput_subtitle(frame: Frame) -> str:
     if share is not None and frame.snapshot.state in LIVE:
         parts.append(f"MFU {formats.percent(share)}")
     return " · ".join(parts)
+
+
+def _samples_are_known(frame: Frame) -> bool:
+    return any(row[StepField.SAMPLES] > 0 for row in frame.last_steps.values() if len(row))
+
+
+def _steps_subtitle(run: RunSnapshot) -> str:
+    """Return ``12.3 steps/s``, for a run of which only the steps are known."""
+    if run.state not in LIVE or run.throughput.steps_per_s is None:
+        return ""
+    return formats.rate(run.throughput.steps_per_s, "steps/s")
+
+
+def _no_metrics_note(frame: Frame) -> str:
+    """Return why there is no metric: a program without Lightning may only print its values."""
+    run = frame.snapshot
+    asked = frame.spec is not None and frame.spec.metrics_pattern is not None
+    if run.program is None or run.metrics or asked or not (run.global_step or frame.curve_names):
+        return _empty_chart_note(frame, "no training step yet")
+    return f"ltui sees no metrics of this program; {pattern_hint(frame.log)}"
 
 
 def _current_rate(run: RunSnapshot) -> str:
@@ -346,6 +376,6 @@ def _empty_chart_note(frame: Frame, otherwise: str) -> str:
         return otherwise
     if run.state is RunState.RUNNING and run.ranks and all(r.phase is None for r in run.ranks):
         # A program without Lightning may be training, but only its processes are known.
-        otherwise = "no telemetry"
+        otherwise = "no steps seen"
     # Importing torch and preparing data take a while, so show the time since the start.
     return f"{otherwise}, {formats.duration(frame.now - run.started_at)} after the start"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from ltui.app.live.default_metrics import default_choice
+from ltui.app.live.metric_history import STEP_SECONDS
 from ltui.app.live.run_marks import MarkKind, RunMark
 from ltui.app.presentation.chart_axis import AXES, EPOCH_SIGN, Axis
 from ltui.app.presentation.metric_charts import (
@@ -20,7 +23,9 @@ from ltui.app.presentation.metric_charts import (
 from ltui.app.presentation.metric_list import matching, preference_key
 from ltui.app.presentation.run_report import show_lines
 from ltui.training.state.run_snapshot import RankState, RunState, Throughput, Verdict
+from ltui.training.tensor_queue.record_types import StepField
 from ltui.widgets.charts.legend import value_text
+from ltui.widgets.view_models import LogLine
 from tests.app.frames import NOW, curve, frame, rank, snapshot
 
 
@@ -72,11 +77,40 @@ def test_nothing_to_draw_says_why() -> None:
     foreign = frame(curves={}, rates={}, snapshot=silent)
     charts = ChartSettings()
     for view_model in (metric_charts(foreign, charts)[0], throughput_chart(foreign, charts)):
-        assert view_model.note == "no telemetry, 1 m 00 s after the start"
+        assert view_model.note == "no steps seen, 1 m 00 s after the start"
     quiet = frame(curves={}, rates={}, last_record_at=NOW - 60)
     assert metric_charts(quiet, ChartSettings())[0].note == "no data for 1 m 00 s"
     over = frame(curves={}, rates={}, snapshot=snapshot(state=RunState.FAILED))
     assert throughput_chart(over, ChartSettings()).note == "nothing was recorded"
+
+
+def test_a_program_of_which_only_the_steps_are_known_shows_steps_per_second() -> None:
+    run = snapshot(
+        program="PyTorch", metrics={}, throughput=Throughput(steps_per_s=4.0, samples_per_s=None)
+    )
+    seconds = curve(np.full(50, 0.25), step_s=0.25)
+    shown = frame(snapshot=run, rates={}, curves={STEP_SECONDS: seconds})
+    chart = throughput_chart(shown, ChartSettings())
+    assert (chart.title, chart.subtitle.replace("\u2009", " ")) == ("steps/s", "4 steps/s")
+    assert chart.series[0].y.tolist() == pytest.approx([4.0] * 50)
+    known = replace(shown, last_steps={0: [32.0] * len(StepField)})
+    assert throughput_chart(known, ChartSettings()).title == "throughput, samples/s"
+
+
+@pytest.mark.parametrize(
+    ("line", "note"),
+    [
+        ("step 220 loss 0.5155", "it prints loss 0.5155: ltui exec --metrics-pattern pairs -- ..."),
+        ('{"val_acc": 0.9}', "it prints val_acc 0.9000: ltui exec --metrics-pattern json -- ..."),
+        ("epoch 3 of 9", "ltui_rank.log(loss=loss) in the program shows its values"),
+    ],
+)
+def test_a_program_without_metrics_is_told_how_its_log_can_be_read(line: str, note: str) -> None:
+    run = snapshot(program="PyTorch DDP", metrics={}, state=RunState.FINISHED)
+    log = (LogLine(rank=0, text="begins"), *[LogLine(rank=0, text=line)] * 3)
+    shown = frame(snapshot=run, curves={}, curve_names=(), log=log)
+    (chart,) = metric_charts(shown, ChartSettings())
+    assert chart.note == f"ltui sees no metrics of this program; {note}"
 
 
 def test_without_a_choice_the_loss_is_shown_or_what_the_script_improves() -> None:
