@@ -146,12 +146,14 @@ def continue_run(options: Namespace) -> int:
 
 def _request_state(options: Namespace, command: str, target: RunState, past_tense: str) -> int:
     run_dir = find_run(ltui_home(), options.run)
-    require_live(run_dir)
+    before = require_live(run_dir)
     send_request(run_dir, {"cmd": command})
     snapshot, done = wait_until(run_dir, lambda s: s.state is target, STEP_TIMEOUT_S)
     if not done:
         return _report_timeout(snapshot, command)
-    print(f"{snapshot.id} {past_tense}{_at_step(snapshot.global_step)}.")
+    # The ranks may have made steps since they continued.
+    step = (before if before.state is RunState.PAUSED else snapshot).global_step
+    print(f"{snapshot.id} {past_tense}{_at_step(step)}.")
     return EXIT_DONE
 
 

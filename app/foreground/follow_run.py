@@ -22,6 +22,7 @@ from ltui.app.presentation.run_report import end_report
 from ltui.app.presentation.stop_effect import stop_effect, stop_progress
 from ltui.app.presentation.verdict_text import warning_line
 from ltui.app.state_words import FAILED
+from ltui.training.diagnosis.observations.stack_frames import is_library_file
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import ProblemError
 from ltui.training.process.regular_files import read_end
@@ -264,6 +265,7 @@ def failure_lines(run_dir: RunDir, snapshot: RunSnapshot) -> list[str]:
     if raised:
         first = min(raised, key=lambda event: event.t)
         trace = str(first.data.get("traceback") or first.text)
+        trace = _without_library_calls(trace, first.data.get("torch_dir"))
         if followed_a_death(snapshot, first.rank):
             lines = _last_lines(trace)[-CONSEQUENCE_LINES:]
             return ["", f"rank {first.rank} raised this as a consequence:", *lines]
@@ -299,6 +301,20 @@ def _likely_logs(run_dir: RunDir, snapshot: RunSnapshot) -> list[Path]:
 def _last_lines(text: str) -> list[str]:
     lines = [clean_line(line, 400) for line in text.splitlines() if line.strip()]
     return [f"  {line}" for line in lines[-LINES_SHOWN:]]
+
+
+def _without_library_calls(trace: str, torch_dir: object) -> str:
+    """Return a traceback in which ``...`` stands for calls in libraries, unless all are."""
+    frames = re.split(r'(?m)^(?=\s+File ")', trace)
+    shown: list[str] = []
+    for number, frame in enumerate(frames):
+        file = re.match(r'\s+File "([^"]+)"', frame)
+        library = file is not None and is_library_file(file[1], torch_dir)
+        if not library or number == len(frames) - 1:
+            shown.append(frame)
+        elif not shown[-1].endswith("...\n"):
+            shown.append("  ...\n")
+    return "".join(shown)
 
 
 def _print_still_running(run_dir: RunDir) -> None:

@@ -81,3 +81,24 @@ def test_the_rank_that_raised_because_another_died_did_not_fail_first(
     else:
         assert head == "rank 0 failed first:"
         assert len(lines) == 20
+
+
+def test_the_line_of_the_user_is_in_the_excerpt_of_a_long_traceback(tmp_path: Path) -> None:
+    """Below DDP most calls are torch's, which may be built in a folder of any name."""
+    inner = [f'  File "/opt/torch/nn/m{n}.py", line {n}, in forward\n    x()\n' for n in range(30)]
+    user = '  File "/home/u/train.py", line 4, in step\n    model(x)\n'
+    site = '  File "/v/site-packages/lib/a.py", line 1, in run\n    y()\n'
+    trace = f"Traceback\n{site}{user}{''.join(inner)}RuntimeError: shapes\n"
+    data: dict[str, object] = {"traceback": trace, "torch_dir": "/opt/torch/"}
+    write_events(tmp_path, [(1, "exception", "RuntimeError", data)])
+    _, _, *lines = failure_lines(run_dir(tmp_path), snapshot(state=RunState.FAILED))
+    assert [line.strip() for line in lines] == [
+        "Traceback",
+        "...",
+        'File "/home/u/train.py", line 4, in step',
+        "model(x)",
+        "...",
+        'File "/opt/torch/nn/m29.py", line 29, in forward',
+        "x()",
+        "RuntimeError: shapes",
+    ]

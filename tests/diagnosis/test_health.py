@@ -194,6 +194,22 @@ def test_the_exception_is_the_cause() -> None:
     assert judgement.verdicts[0].cause == "rank 1 raised ValueError: bad batch"
 
 
+@pytest.mark.parametrize(("saves", "again"), [(True, "resume the run"), (False, "start it again")])
+def test_the_line_is_the_users_and_the_remedy_fits_the_run(saves: bool, again: str) -> None:
+    """Torch may be built in a folder of any name, and a run without checkpoints has no resume."""
+    lines = ["/home/u/train.py", "/opt/torch/nn/linear.py"]
+    trace = "".join(f'  File "{file}", line 4, in step\n    x()\n' for file in lines)
+    event = {"kind": "exception", "type": "ValueError", "message": "bad", "traceback": trace}
+    records = [
+        labelled(RecordKind.HELLO, {"program": "PyTorch", "saves": saves}),
+        labelled(RecordKind.EVENT, {**event, "torch_dir": "/opt/torch/"}),
+    ]
+    judgement = at(5, [pulse(0, Phase.EXCEPTION, 4.0)], fold(trained(1), 0, records))
+    (verdict,) = judgement.verdicts
+    assert verdict.cause == "rank 0 raised ValueError: bad at train.py:4 in step"
+    assert verdict.remedy == f"Fix the error at that line, then {again}."
+
+
 def test_a_nan_loss_is_reported() -> None:
     state = fold(trained(1), 0, steps(5, 0.1, first=21, start_s=2.0, loss=math.nan))
     (verdict,) = at(2.5, [pulse(0, Phase.FORWARD, 2.4)], state).verdicts

@@ -165,6 +165,8 @@ def test_a_trainer_of_hugging_face_is_stopped_and_resumed_unchanged(
     ltui("stop", "last")
     stopped = ended(ltui)
     assert stopped["program"] == "Hugging Face Trainer DDP"
+    assert (stopped["max_steps"], stopped["max_epochs"]) == (120, 12)
+    assert stopped["epoch"] == stopped["global_step"] // 10
     ltui("resume", "--detach", "last")
     finished = ended(ltui)
     assert finished["detail"] == "finished at step 120"

@@ -48,6 +48,8 @@ class Channel:
         self.queue = QueueWriter.create(path, capacity_bytes=environment.queue_bytes)
         self.pulse = self.queue.pulse
         self.hello_sent = False
+        self.steps_before = 0
+        """Steps of an earlier training in this attempt, by another process that was this rank."""
         self.fit_count = 0
         """How many times fit, validate, test or predict began in this process."""
         self.resumed = False
@@ -117,6 +119,7 @@ class Channel:
             type=name,
             message=message,
             traceback="".join(lines)[-_TRACEBACK_LIMIT:],
+            torch_dir=f"{os.path.dirname(torch.__file__)}{os.sep}",
         )
         self.pulse.set(phase=Phase.EXCEPTION, outcome=Outcome.RAISED)
 

@@ -183,6 +183,8 @@ def unlogged_metrics(conditions: Iterable[StopCondition], snapshot: RunSnapshot)
 
 def refusal_reason(condition: StopCondition, snapshot: RunSnapshot) -> str | None:
     """Return a sentence that says why the run cannot stop there; None if it can."""
+    if condition.kind == "epoch" and snapshot.program is not None:
+        return "the epochs of this program are not known to ltui; --at-step stops it at a step."
     if condition.kind != "step" or condition.step is None:
         return None
     now, end = snapshot.global_step or 0, snapshot.max_steps

@@ -170,7 +170,8 @@ class RequestHandler:
         for document in documents:
             condition = from_document(document if isinstance(document, dict) else {})
             text = condition.describe()
-            if no_telemetry and condition.kind in ("step", "epoch", "metric"):
+            unseen = ("step", "epoch") if snapshot.metrics else ("step", "epoch", "metric")
+            if no_telemetry and condition.kind in unseen:
                 raise ValueError(f"this command sends no telemetry, so ltui cannot stop it {text}.")
             if (why := refusal_reason(condition, snapshot)) is not None:
                 raise ValueError(why)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 from ltui.training.lifecycle.rank_package import install_rank_package
+from ltui.training.tensor_queue.record_types import StepField
 from tests.rank.runs import RunFolder
 
 OWN_HOOK = """
@@ -27,4 +28,14 @@ def test_a_program_may_have_such_a_hook_of_its_own(run: RunFolder) -> None:
     package = str(install_rank_package(run.path))
     environment = {**os.environ, **run.environment(), "PYTHONPATH": package}
     subprocess.run([sys.executable, "-c", OWN_HOOK], env=environment, check=True, timeout=300)
-    assert len(run.steps()) == 3
+    assert run.column(StepField.GLOBAL_STEP) == [2, 3, 4]
+
+
+def test_a_second_training_of_a_script_counts_on_and_is_an_event(run: RunFolder) -> None:
+    package = str(install_rank_package(run.path))
+    environment = {**os.environ, **run.environment(), "PYTHONPATH": package}
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", OWN_HOOK], env=environment, check=True, timeout=300)
+    assert run.column(StepField.GLOBAL_STEP) == [6, 7, 8]
+    (note,) = run.events("note")
+    assert note["text"] == ("A new training began in another process; its steps count on from 4.")

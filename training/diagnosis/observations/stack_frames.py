@@ -34,9 +34,14 @@ _LOADER_WAIT = frozenset({"_try_get_data", "_get_data"})
 """Functions of torch's ``dataloader.py`` in which a rank waits for a worker."""
 
 
-def is_library_file(file: str) -> bool:
-    """Return True if the file is not user code."""
-    return bool(_LIBRARIES.search(file))
+def is_library_file(file: str, torch_dir: object = None) -> bool:
+    """Return True if the file is not user code.
+
+    ``torch_dir``: the folder of torch as a rank has sent it; torch may be built in a folder of any
+    name.
+    """
+    in_torch = isinstance(torch_dir, str) and len(torch_dir) > 1 and file.startswith(torch_dir)
+    return in_torch or bool(_LIBRARIES.search(file))
 
 
 def call_site(frames: Sequence[Frame]) -> Frame | None:

@@ -252,7 +252,7 @@ def _verdict(
         place=place_text(next(iter(pulses.values()), None), frame_text(first.frame)),
         cause=f"{inputs.ranks_text(ranks)} {first.text(ranks)}"
         f"{consequences_text(sorted(errors), inputs.machines)}",
-        remedy=first.remedy,
+        remedy=_remedy(first.remedy, resumable=inputs.fold.saves_checkpoints),
         confidence=first.confidence,
         began=first_change_s(pulses),
         evidence={
@@ -264,6 +264,13 @@ def _verdict(
             **({"worker": first.worker} if first.worker is not None else {}),
         },
     )
+
+
+def _remedy(remedy: str | None, *, resumable: bool) -> str | None:
+    """Return the remedy for a run that may have no checkpoint to resume from."""
+    if remedy is None or resumable:
+        return remedy
+    return remedy.replace("resume the run", "start it again")
 
 
 def _texts(ends: _RankEnds) -> dict[str, str]:
@@ -287,7 +294,8 @@ def _end_by_exception(
     fields: Mapping[str, Any], event_text: str, oom_kills: int | None
 ) -> _RankEnd:
     name, message = str(fields.get("type") or ""), str(fields.get("message") or "")
-    line = _innermost_user_line(str(fields.get("traceback") or ""))
+    libraries = fields.get("torch_dir")
+    line = _innermost_user_line(str(fields.get("traceback") or ""), libraries)
     first_line = message.strip().split("\n", 1)[0][:300]
     error = f"{name}: {first_line}" if name and first_line else name or event_text or "an exception"
     if (worker := _WORKER_ENDED.search(message)) is not None:
@@ -403,11 +411,11 @@ def _end_by_signal(
     )
 
 
-def _innermost_user_line(traceback: str) -> Frame | None:
+def _innermost_user_line(traceback: str, torch_dir: object) -> Frame | None:
     """Return the innermost frame of user code in a traceback, or else the innermost frame."""
     frames = [
         Frame(file=t["file"], line=int(t["line"]), function=t["function"])
         for t in _TRACEBACK_FRAME.finditer(traceback)
     ]
-    user_frames = [f for f in frames if not is_library_file(f.file)]
+    user_frames = [f for f in frames if not is_library_file(f.file, torch_dir)]
     return user_frames[-1] if user_frames else frames[-1] if frames else None

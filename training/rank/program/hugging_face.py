@@ -13,6 +13,7 @@ in transformers 5.23. If one of them is missing, a run is stopped as any other p
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ from typing import Any
 
 from ltui.training.rank.program.tracked_loop import stack
 
+_MANY = 1_000_000
+"""More epochs than this mean that the number of steps alone limits the training."""
 _HOOKS = ("train", "_maybe_log_save_evaluate", "_save_checkpoint")
 
 
@@ -104,11 +107,26 @@ def _passing_boundaries(after_step: Callable[..., Any]) -> Callable[..., Any]:
         state = trainer.state
         # Called once after a step, and again after the last step of an epoch.
         again, last_step = state.global_step == last_step, state.global_step
+        with contextlib.suppress(Exception):  # another version of the library
+            _report_progress(state)
         if again or not _ends_epoch(state.epoch):
             stack.end_of_body()
         return result
 
     return passing
+
+
+def _report_progress(state: Any) -> None:
+    """Send the epoch of the next step, and once how long the training is."""
+    # Imported here, because most processes that import the library do not train.
+    from ltui.training.rank.program import program_rank
+
+    epochs, steps = getattr(state, "num_train_epochs", 0), getattr(state, "max_steps", 0)
+    program_rank.report_progress(
+        epoch=int(state.epoch + 1e-9),
+        left_steps=steps - state.global_step if steps > 0 else None,
+        max_epochs=epochs if 0 < epochs < _MANY else None,
+    )
 
 
 def _ends_epoch(epoch: float) -> bool:

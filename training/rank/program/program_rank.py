@@ -44,7 +44,7 @@ from ltui.training.rank.program.rank_claim import is_place_known, open_own_chann
 from ltui.training.rank.program.step_telemetry import StepTelemetry
 from ltui.training.rank.program.tracked_loop import stack
 from ltui.training.rank.resume.loop_counters import BoundaryKind
-from ltui.training.tensor_queue.record_types import Outcome, Phase
+from ltui.training.tensor_queue.record_types import Outcome, Phase, RecordKind
 
 PATIENCE_S = 60.0
 """Seconds that a rank waits for the others at the end of a step, before it goes on alone."""
@@ -113,6 +113,12 @@ def stop_watching() -> None:
         current.detach()
 
 
+def report_progress(*, epoch: int, left_steps: int | None, max_epochs: int | None) -> None:
+    """Send where the training is, as the program's own Trainer knows it."""
+    if _current is not None:
+        _current.report_progress(epoch, left_steps, max_epochs)
+
+
 class ProgramRank:
     """Hooks of torch that watch this process's training, and what they report to."""
 
@@ -125,8 +131,11 @@ class ProgramRank:
         self._step_is_over = not stack.ends_steps
         """False if the body of a tracked loop still belongs to the last step."""
         self.current_epoch = None
+        """The epoch of a checkpoint: such a program is resumed by its steps."""
+        self._plan: tuple[int | None, int | None] | None = None
         resumed = None if _checkpoint is None else _checkpoint.resumed
-        self.global_step = 1 if resumed is None else resumed.global_step + 1
+        before = channel.steps_before if resumed is None else resumed.global_step
+        self.global_step = before + 1
         channel.pulse.set(phase=Phase.COMPUTE, epoch=-1, global_step=self.global_step)
         parameter = trained_parameter(optimizer)
         device = parameter.device
@@ -158,6 +167,9 @@ class ProgramRank:
         start_heartbeat_thread(
             channel.environment.run_dir, channel.environment.attempt, channel.rank
         )
+        if resumed is None and before:
+            text = f"A new training began in another process; its steps count on from {before}."
+            channel.event_from_rank_0("note", text)
         self._begin_coordination(world_size, reason, _checkpoint if saves else None)
         self._report_resume(saves=saves)
         self._attach()
@@ -181,6 +193,19 @@ class ProgramRank:
         send("resumed", text, path=str(resumed.path), global_step=step, step=step, epoch=None)
         if _checkpoint.inexact:
             send("note", f"Not exact from here: {'; '.join(dict.fromkeys(_checkpoint.inexact))}.")
+
+    def report_progress(self, epoch: int, left_steps: int | None, max_epochs: int | None) -> None:
+        """Send the epoch of the next step, and the numbers of steps and epochs if they change."""
+        if epoch != self._channel.pulse.epoch:
+            self._channel.pulse.set(epoch=epoch)
+            self._telemetry.set_epoch(epoch)
+        # The Trainer may count from another step than ltui.
+        max_steps = None if left_steps is None else self.global_step + left_steps
+        if (max_steps, max_epochs) != self._plan:
+            self._plan = max_steps, max_epochs
+            self._channel.send_record(
+                RecordKind.PLAN, max_steps=max_steps, max_epochs=max_epochs, epoch=epoch
+            )
 
     def _attach(self) -> None:
         telemetry = self._telemetry
@@ -211,7 +236,8 @@ class ProgramRank:
 
     def _send_values(self, values: Values, step: int, t: float) -> None:
         try:
-            self._metrics.send(values, step, None, t)
+            epoch = self._channel.pulse.epoch
+            self._metrics.send(values, step, epoch if epoch >= 0 else None, t)
         except Exception as error:  # noqa: BLE001  (such as a record that is too large)
             if not self._values_are_missing:
                 self._values_are_missing = True

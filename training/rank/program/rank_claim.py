@@ -17,6 +17,9 @@ import torch
 
 from ltui.training.rank.channel import Channel, current_channel, open_channel
 from ltui.training.rank.environment import RankEnvironment, rank_from_environment
+from ltui.training.tensor_queue.file_layout import PULSE_AT
+from ltui.training.tensor_queue.pulse_block import PULSE_BYTES, parse_pulse
+from ltui.training.tensor_queue.record_types import Outcome
 
 _claims: dict[Path, int] = {}
 """Claimed file -> its descriptor, which stays open: closing it would give the lock up."""
@@ -33,8 +36,29 @@ def open_own_channel() -> Channel | None:
         return None
     if (channel := current_channel()) is not None:
         return channel
-    rank, _ = read_place()
-    return open_channel(environment, rank) if claim_rank(environment.queue_dir, rank) else None
+    rank, world_size = read_place()
+    if not claim_rank(environment.queue_dir, rank):
+        return None
+    steps = _steps_before(environment, rank, world_size)
+    channel = open_channel(environment, rank)
+    channel.steps_before = steps
+    return channel
+
+
+def _steps_before(environment: RankEnvironment, rank: int, world_size: int) -> int:
+    """Return the steps of an earlier training of this attempt, such as another line of a script.
+
+    Of several ranks it must have finished: only then all of them have made the same steps. Workers
+    that torch elastic restarts repeat the same training.
+    """
+    try:
+        with (environment.queue_dir / f"rank-{rank:05d}.queue").open("rb") as file:
+            pulse = parse_pulse(os.pread(file.fileno(), PULSE_BYTES, PULSE_AT))
+    except (OSError, ValueError):
+        return 0
+    if pulse is None or pulse.restarts != environment.restarts:
+        return 0
+    return pulse.global_step if world_size == 1 or pulse.outcome is Outcome.FINISHED else 0
 
 
 def is_place_known() -> bool:

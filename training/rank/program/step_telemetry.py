@@ -223,6 +223,10 @@ class StepTelemetry:
         module = None if self._module is None else self._module()
         return module is None or module.training
 
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the following steps."""
+        self._row[StepField.EPOCH] = epoch
+
     def _do_periodic(self, now: int) -> None:
         self._periodic_due = now + _PERIODIC_NS
         self._wall_offset_s = time.time() - now * 1e-9

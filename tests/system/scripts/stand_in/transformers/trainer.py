@@ -20,7 +20,9 @@ class Trainer:
 
     def __init__(self, epochs: int, step_s: float) -> None:
         self.args = SimpleNamespace(output_dir="out", save_only_model=True, push_to_hub=True)
-        self.state = SimpleNamespace(global_step=0, epoch=0.0)
+        self.state = SimpleNamespace(
+            global_step=0, epoch=0.0, max_steps=epochs * STEPS_PER_EPOCH, num_train_epochs=epochs
+        )
         self.model = torch.nn.Linear(4, 1)
         for parameter in self.model.parameters():
             torch.nn.init.constant_(parameter, 0.5)
