@@ -53,7 +53,7 @@ def without_ltui(ltui: Ltui, tmp_path: Path, kind: str) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["epochs", "range", "iterable"])
+@pytest.mark.parametrize("kind", ["epochs", "forkserver", "range", "iterable"])
 def test_a_resumed_program_repeats_no_step_and_loses_none(
     ltui: Ltui, tmp_path: Path, kind: str
 ) -> None:

@@ -20,6 +20,7 @@ from ltui.training.rank.lightning_internals import (
     is_synchronised,
 )
 from ltui.training.rank.log_call_check import FreezeWarning, find_log_call_warnings
+from ltui.training.rank.source_changes import watch_sources
 
 WORKERS_PER_CORE = 2
 """Loader workers for each CPU core above which they slow each other down."""
@@ -54,6 +55,9 @@ class FreezeWarningHooks:
             pass
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        channel = self._rank_callback.channel
+        if channel is not None and trainer.global_rank == 0:
+            watch_sources(lambda what, remedy: channel.event("warning", what, remedy=remedy))
         if trainer.world_size > 1 and trainer.global_rank == 0:
             self._run_check(lambda: iter(find_log_call_warnings(type(pl_module))))
 

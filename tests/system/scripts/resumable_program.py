@@ -1,7 +1,8 @@
 """Trains without Lightning and says how to save and load: ``resumable_program.py KIND STEP_S``.
 
 Appends ``STEP LOSS`` to ``losses-RANK.txt`` for each step, and ends with the sum of the weights.
-epochs: tracked epochs around a shuffled loader, a scheduler, gradients of two batches. range: one
+epochs: tracked epochs around a shuffled loader, a scheduler, gradients of two batches; spawn and
+forkserver: the same with this start method of the worker. range: one
 tracked range, batches drawn at random. iterable: a stream without a position. refuses: ``save``
 raises. writes-nothing: ``save`` writes no file. bad-load: ``load`` raises.
 """
@@ -90,7 +91,12 @@ def train_epochs(training: Training) -> None:
     if dist.is_initialized():
         sampler = DistributedSampler(data)
     loader: DataLoader[Any] = DataLoader(
-        data, batch_size=5, sampler=sampler, shuffle=sampler is None, num_workers=1
+        data,
+        batch_size=5,
+        sampler=sampler,
+        shuffle=sampler is None,
+        num_workers=1,
+        multiprocessing_context=None if training.kind == "epochs" else training.kind,
     )
     for epoch in ltui.track(range(EPOCHS)):
         if sampler is not None:
@@ -106,7 +112,7 @@ def main(kind: str, step_s: float) -> None:
     torch.manual_seed(rank)
     training = Training(kind, rank, step_s)
     resumed = ltui.on_checkpoint(training.save, training.load)
-    if kind == "epochs":
+    if kind in ("epochs", "spawn", "forkserver"):
         train_epochs(training)
     elif kind == "iterable":
         for batch in ltui.track(DataLoader(Stream(), batch_size=4)):

@@ -44,6 +44,7 @@ from ltui.training.rank.program.rank_claim import is_place_known, open_own_chann
 from ltui.training.rank.program.step_telemetry import StepTelemetry
 from ltui.training.rank.program.tracked_loop import stack
 from ltui.training.rank.resume.loop_counters import BoundaryKind
+from ltui.training.rank.source_changes import watch_sources
 from ltui.training.tensor_queue.record_types import Outcome, Phase, RecordKind
 
 PATIENCE_S = 60.0
@@ -174,6 +175,9 @@ class ProgramRank:
         self._report_resume(saves=saves)
         self._attach()
         self._metrics = MetricSender(channel)
+        watch_sources(
+            lambda what, remedy: channel.event_from_rank_0("warning", what, remedy=remedy)
+        )
         self._values_are_missing = False
         logged_values.begin(self._send_values, lambda: self.global_step)
 

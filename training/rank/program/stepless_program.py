@@ -14,7 +14,7 @@ import torch
 
 from ltui.training.rank.channel import Channel, current_channel
 from ltui.training.rank.environment import RankEnvironment, rank_from_environment
-from ltui.training.rank.metric_records import send_metrics
+from ltui.training.rank.metric_records import MetricSender
 from ltui.training.rank.program import printed_values
 from ltui.training.rank.program.attach import KERAS
 from ltui.training.rank.program.logged_values import Send, Values, logged_values
@@ -27,8 +27,11 @@ def open_stepless() -> Send | None:
     if channel is None:
         return None
 
+    sender = MetricSender(channel)
+
     def send(values: Values, step: int, t: float) -> None:
-        send_metrics(channel, values, step, None, t)
+        sender.send(values, step, None, t)
+        sender.flush()
 
     return send
 
