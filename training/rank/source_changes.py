@@ -81,7 +81,7 @@ def watch_sources(report: Report) -> None:
                     _watch.check(process)
             start(process)
 
-        BaseProcess.start = checked_start  # type: ignore[method-assign]
+        BaseProcess.start = checked_start  # type: ignore[assignment,method-assign]
     _watch = SourceWatch(report)
 
 

@@ -13,6 +13,7 @@ def main(steps: int, seconds: float) -> None:
     for step in range(1, steps + 1):
         loss = (weight - 1).pow(2).mean()
         loss.backward()
+        assert weight.grad is not None
         with torch.no_grad():
             weight -= 0.1 * weight.grad
         weight.grad = None

@@ -60,7 +60,8 @@ def _open() -> Channel | None:
     if own.exists() or (rank_from_environment(os.environ) is None and any(others)):
         return None
     channel = Channel(environment, rank, has_pulse=False)
-    device = torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
+    uses_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    device = torch.device("cuda" if uses_gpu else "cpu")
     kind = "Keras" if KERAS in sys.modules else "PyTorch without torch.optim"
     channel.send_hello(device, rank, world_size, program=kind, saves=False)
     return channel
