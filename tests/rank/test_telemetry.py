@@ -268,7 +268,7 @@ def test_a_nonfinite_loss_is_reported_once(run: RunFolder, fit: Any) -> None:
 
     fit(Linear(set_weights_to_nan), loader(5), max_epochs=1)
     (note,) = run.events("note")
-    assert "nan" in note["text"]
+    assert "NaN" in note["text"]
     assert note["step"] == 2
     assert [math.isnan(loss) for loss in run.column(StepField.LOSS)] == [False] + [True] * 4
 

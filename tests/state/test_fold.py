@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ltui.training.diagnosis.rules.early_warnings import loss_warning
 from ltui.training.state.record_fold import (
     EVENTS_KEPT,
     RECENT_STEPS,
@@ -22,7 +23,7 @@ from ltui.training.state.record_fold import (
 from ltui.training.state.run_snapshot import MetricValue, RankState
 from ltui.training.state.snapshot_from_fold import metrics, progress, rank_snapshots
 from ltui.training.state.throughput import throughput
-from ltui.training.tensor_queue.queue_reader import Poll
+from ltui.training.tensor_queue.queue_reader import Poll, Record
 from ltui.training.tensor_queue.record_types import Phase, RecordKind
 from tests.state.records import SECOND, labelled, pulse, step, steps
 
@@ -222,6 +223,24 @@ def test_no_loss_at_all_is_no_metric() -> None:
     state = fold(FoldState(), 0, steps(20, 0.1, loss=math.nan))
     assert metrics(state) == {}
     assert state.ranks[0].bad_loss == 0
+
+
+@pytest.mark.parametrize("name", ["train/loss", "loss", "generator_loss"])
+def test_a_bad_loss_that_is_only_logged_is_noted(name: str) -> None:
+    """On a GPU, and in a program without a Trainer, the rows of steps have no loss."""
+
+    def logged(step: int, value: float, name: str = name) -> Record:
+        return labelled(RecordKind.METRICS, {"names": [name], "step": step, "t": 5.0}, [value])
+
+    state = fold(FoldState(), 0, [*steps(3, 0.1, loss=math.nan), logged(3, 1.0)])
+    state = fold(state, 0, [logged(4, math.inf), logged(5, math.nan), logged(5, 1.0, "val/loss")])
+    state = fold(state, 0, [logged(6, -math.inf)])
+    rank = state.ranks[0]
+    assert (rank.bad_loss, rank.bad_loss_step, rank.bad_loss_wall_s) == (3, 4, 5.0)
+    verdict = loss_warning(state)
+    assert verdict is not None
+    assert "is -inf since step 4" in verdict.cause
+    assert loss_warning(fold(state, 0, [logged(7, 0.5)])) is None
 
 
 def test_rows_of_other_layouts_are_padded_or_cut() -> None:

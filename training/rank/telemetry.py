@@ -242,7 +242,8 @@ class Telemetry:
         if not self._nonfinite_reported:
             self._nonfinite_reported = True
             where = f"at step {self.global_step} on rank {self._channel.rank}"
-            self._channel.event("note", f"The loss became {loss} {where}.")
+            word = str(loss).replace("nan", "NaN")
+            self._channel.event("note", f"The loss became {word} {where}.")
 
     def _send_loss(self, loss: torch.Tensor | None, factor: int) -> None:
         """Send a loss from the GPU, in its own type. The next one publishes it, or any other

@@ -64,6 +64,11 @@ def better_direction(name: str) -> str | None:
     return "max" if SCORE.search(name) else None
 
 
+def is_training_loss(name: str) -> bool:
+    """Return True if the name is that of a loss, and not one of validation or test data."""
+    return "loss" in name.lower() and not is_evaluation(name)
+
+
 def is_evaluation(name: str) -> bool:
     """Return True if a part of the name means validation or test data: ``val/loss``, ``loss_test``.
 

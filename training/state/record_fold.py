@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ltui.training.state.freeze_checks import add_warnings
+from ltui.training.state.metric_name_patterns import TRAIN_LOSS_ALIASES, is_training_loss
 from ltui.training.state.run_snapshot import FreezeWarning, MetricValue
 from ltui.training.tensor_queue.queue_reader import Poll, Record
 from ltui.training.tensor_queue.record_types import RecordKind, StepField
@@ -417,6 +418,10 @@ def _fold_labels(
                 changes[_ERRORS[event.kind]] = str(label.get("error") or event.text or "unknown")
     if logged and rank.rank < METRIC_RANKS:
         changes["metrics"] = _folded_metrics(rank.metrics, logged)
+        if changes.get("loss", rank.loss) is None:
+            # The rows of steps have no loss: on a GPU, or in a program without a Trainer.
+            for record in logged:
+                _fold_logged_loss(rank, record, changes)
 
 
 def _event(rank: int, t_ns: int, label: Mapping[str, Any]) -> FoldedEvent:
@@ -448,6 +453,27 @@ def _folded_metrics(
         best = (low if low < math.inf else None, high if high > -math.inf else None)
         folded[name] = _updated_metric(folded.get(name), last, int(step), *best)
     return folded
+
+
+def _fold_logged_loss(rank: RankFold, record: Record, changes: dict[str, Any]) -> None:
+    """Note whether a loss that is only logged is bad."""
+    row = logged_row(record)
+    if row is None:
+        return
+    pairs = zip(row.names, row.last, strict=False)
+    losses = {name: value for name, value in pairs if is_training_loss(name)}
+    if not losses:
+        return
+    usual = next((name for name in losses if name.lower() in TRAIN_LOSS_ALIASES), None)
+    value = losses[usual or next(iter(losses))]
+    if math.isfinite(value):
+        changes["bad_loss"], changes["bad_loss_step"] = 0, None
+        return
+    bad = changes.get("bad_loss", rank.bad_loss)
+    changes["bad_loss"] = bad + 1
+    changes["recent_loss"] = (*changes.get("recent_loss", rank.recent_loss), value)[-RECENT_STEPS:]
+    if not bad:
+        changes["bad_loss_step"], changes["bad_loss_wall_s"] = row.step, row.t
 
 
 @dataclass(frozen=True, slots=True)
