@@ -17,6 +17,7 @@ from ltui.app.compare.metric_summary import summarise
 from ltui.app.live.default_metrics import default_choice
 from ltui.app.live.run_marks import checkpoint_marks, stored_marks
 from ltui.app.presentation.code_lines import COMMIT_DIGITS
+from ltui.app.presentation.headline_metric import headline_first
 from ltui.app.runs.run_settings import run_settings
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.metric_name_patterns import better_direction, is_evaluation
@@ -140,10 +141,13 @@ def read_run(run_dir: RunDir, metrics: Collection[str], snapshot_of: ReadSnapsho
 
 
 def default_metrics(names: Collection[str]) -> tuple[str, ...]:
-    """Return what a run optimises, then the other results of its validation."""
+    """Return the results of validation and what a run optimises, the main metric first.
+
+    The first one ranks the runs: a minimum over single batches says little about a run.
+    """
     first = default_choice(names)
     others = (name for name in names if is_evaluation(name) and name not in first)
-    return tuple([*first, *others][:MAX_METRICS])
+    return tuple(headline_first([*first, *others][:MAX_METRICS]))
 
 
 def matching_metrics(globs: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:

@@ -43,6 +43,8 @@ class RunCurves:
         self._metrics = MetricHistory()
         self._gpus = GpuCurves()
         self.throughput = ThroughputHistory()
+        self.hides_step_loss = False
+        """The program logs the loss of each step itself, so ``train/loss`` is not shown."""
         self._gpu_names: frozenset[str] = frozenset()
         self._stored_names: set[str] = set()
         self._loaded: set[str] = set()
@@ -61,6 +63,8 @@ class RunCurves:
         if not named:
             return set()
         total = {THROUGHPUT} if self.throughput.keys() else set()
+        if self.hides_step_loss:
+            named = named - {TRAIN_LOSS}
         return named | (STEP_CURVES.keys() - {TRAIN_LOSS}) | total | self._gpu_names
 
     def requested(self) -> dict[str, Curve]:

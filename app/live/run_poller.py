@@ -24,6 +24,7 @@ from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.recover_runs import current_snapshot
 from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.problem import ProblemError
+from ltui.training.state.metric_name_patterns import TRAIN_LOSS
 from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.state.run_snapshot import (
     LIVE,
@@ -133,6 +134,7 @@ class RunPoller:
             self._snapshot_at = now if self._supervisor_answers else (snapshot.taken_at or now)
         self._snapshot = snapshot = with_given_name(self.run_dir, snapshot)
         self._gpu_history.add(snapshot.gpus)
+        self._curves.hides_step_loss = bool(snapshot.metrics) and TRAIN_LOSS not in snapshot.metrics
         self._curves.add_gpus(snapshot.gpus, snapshot.global_step, snapshot.epoch)
         self._track_verdicts(snapshot, now)
 

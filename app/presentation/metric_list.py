@@ -10,8 +10,10 @@ from fnmatch import fnmatchcase
 from ltui.app.live.metric_history import THROUGHPUT
 from ltui.training.state.metric_name_patterns import DATA_SPLIT, TRAIN_LOSS
 
+MEASURED_LOSS = "loss of each step, measured by ltui"
+"""Description of the loss of a program that logs none."""
 DESCRIPTIONS = {
-    TRAIN_LOSS: "loss of each step",
+    TRAIN_LOSS: MEASURED_LOSS,
     "step/lr": "learning rate",
     "step/seconds": "seconds of a step",
     "step/fetch_seconds": "seconds waiting for data",

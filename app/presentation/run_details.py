@@ -12,9 +12,10 @@ from rich.text import Text
 
 from ltui.app.live.frame import Frame
 from ltui.app.presentation.code_lines import short_code_lines
+from ltui.app.presentation.headline_metric import ordered_metrics
 from ltui.app.presentation.machines import clock_text, machine_names, rank_range
 from ltui.app.presentation.run_configuration import hyperparameters, settings
-from ltui.app.presentation.run_report import ordered_metrics
+from ltui.app.presentation.run_report import measured_by
 from ltui.app.presentation.snapshot_text import (
     checkpoint_text,
     job_text,
@@ -69,7 +70,8 @@ def _append_metrics(out: Text, frame: Frame) -> None:
     for name, value in metrics[:MAX_METRICS]:
         last, low, high = value.last, value.best_min, value.best_max
         numbers = "".join(formats.metric(number).rjust(10) for number in (last, low, high))
-        out.append(f"{_fit_name(clean_name(name))}{numbers}\n")
+        out.append(f"{_fit_name(clean_name(name))}{numbers}")
+        out.append(f"{measured_by(value)}\n", "dim")
     if len(metrics) > MAX_METRICS:
         out.append(f"and {len(metrics) - MAX_METRICS} more\n", "dim")
     rates = frame.curves.get(LEARNING_RATE)

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
+from ltui.app.presentation.headline_metric import ordered_metrics
 from ltui.app.presentation.machine_lines import (
     all_ranks_text,
     listed_ranks,
@@ -13,6 +14,7 @@ from ltui.app.presentation.machine_lines import (
     padded_labels,
 )
 from ltui.app.presentation.machines import machine_count, machine_names
+from ltui.app.presentation.metric_list import MEASURED_LOSS
 from ltui.app.presentation.snapshot_text import (
     checkpoint_text,
     data_wait_text,
@@ -47,7 +49,6 @@ from ltui.training.state.good_checkpoints import (
     nan_since,
     newest_checkpoint,
 )
-from ltui.training.state.metric_name_patterns import LEARNING_RATE
 from ltui.training.state.run_labels import NO_LABELS, RunLabels
 from ltui.training.state.run_snapshot import (
     LIVE,
@@ -119,10 +120,7 @@ def end_report(snapshot: RunSnapshot) -> list[str]:
     if snapshot.elapsed_s is not None:
         attempt = f", attempt {snapshot.attempt}" if snapshot.attempt > 1 else ""
         rows.append(("time", f"{duration(snapshot.elapsed_s)}{attempt}"))
-    rows += [
-        (f"{clean_name(name, 60)}", f"{metric(value.last)}  at step {value.step}")
-        for name, value in ordered_metrics(snapshot)[:METRICS_SHOWN]
-    ]
+    rows += metric_rows(snapshot, METRICS_SHOWN)
     if snapshot.throughput.best_samples_per_s is not None:
         best = snapshot.throughput.best_samples_per_s
         rows.append(("throughput", f"best {rate(best)}"))
@@ -135,11 +133,21 @@ def end_report(snapshot: RunSnapshot) -> list[str]:
     return [rows[0][1], *lines, *_next_steps(snapshot)]
 
 
-def ordered_metrics(snapshot: RunSnapshot) -> list[tuple[str, MetricValue]]:
-    """Return the metrics by name, learning rates last."""
-    return sorted(
-        snapshot.metrics.items(), key=lambda pair: (bool(LEARNING_RATE.search(pair[0])), pair[0])
-    )
+def metric_rows(snapshot: RunSnapshot, most: int | None = None) -> list[tuple[str, str]]:
+    """Return the metrics, the main one first; beyond ``most``, how many more there are."""
+    metrics = ordered_metrics(snapshot)
+    rows = [
+        (clean_name(name, 60), f"{metric(value.last)}  at step {value.step}{measured_by(value)}")
+        for name, value in metrics[:most]
+    ]
+    if more := len(metrics) - len(rows):
+        rows.append(("", f"+{more} more: ltui show {clean_name(snapshot.id)}"))
+    return rows
+
+
+def measured_by(value: MetricValue) -> str:
+    """Return who has measured a value if that was not the program."""
+    return f"  ({MEASURED_LOSS})" if value.measured else ""
 
 
 def checkpoint_rows(snapshot: RunSnapshot) -> list[tuple[str, str]]:
@@ -184,7 +192,7 @@ def show_lines(
     lines += [f"  {warning_line(caution)}" for caution in snapshot.cautions]
     if snapshot.metrics:
         rows = [
-            (clean_name(name, 60), metric(value.last), f"step {value.step}")
+            (clean_name(name, 60), metric(value.last), f"step {value.step}", measured_by(value))
             for name, value in ordered_metrics(snapshot)
         ]
         lines += ["", "metrics", *(f"  {line}" for line in columns(rows, frozenset({1, 2})))]

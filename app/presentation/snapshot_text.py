@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 
+from ltui.app.presentation.headline_metric import ordered_metrics
 from ltui.app.state_words import open_verdicts, rank_note
 from ltui.training.state.good_checkpoints import (
     FINITE,
@@ -20,8 +21,8 @@ from ltui.training.state.good_checkpoints import (
 )
 from ltui.training.state.metric_name_patterns import (
     LEARNING_RATE,
-    TRAIN_LOSS_NAMES,
     is_evaluation,
+    is_training_loss,
 )
 from ltui.training.state.run_snapshot import (
     LIVE,
@@ -119,30 +120,19 @@ def done_fraction(snapshot: RunSnapshot) -> float | None:
     return None
 
 
-def training_loss(snapshot: RunSnapshot) -> tuple[str, MetricValue] | None:
-    """Return name and value of the training loss, whichever name the run uses."""
-    for name in TRAIN_LOSS_NAMES:
-        if name in snapshot.metrics:
-            return name, snapshot.metrics[name]
-    for name, value in snapshot.metrics.items():
-        if "loss" in name and not is_evaluation(name):
-            return name, value
-    return None
-
-
 def metrics_text(snapshot: RunSnapshot, limit: int = METRICS_SHOWN) -> str:
-    """Return the loss and the validation metrics: ``train/loss 0.8412 val/acc 0.9510``.
+    """Return the validation metrics and the loss: ``val/acc 0.9510 train/loss 0.8412``.
 
     A run that logs no loss shows the other metrics that it logs.
     """
-    loss = training_loss(snapshot)
-    chosen = [loss] if loss else []
-    by_name = sorted(snapshot.metrics.items())
-    chosen += [(n, v) for n, v in by_name if is_evaluation(n)]
-    if loss is None:
-        chosen += [
-            (n, v) for n, v in by_name if not is_evaluation(n) and not LEARNING_RATE.search(n)
-        ]
+    ordered = ordered_metrics(snapshot)
+    loss = next((name for name, _ in ordered if is_training_loss(name)), None)
+    others = loss is None
+    chosen = [
+        (name, value)
+        for name, value in ordered
+        if is_evaluation(name) or name == loss or (others and not LEARNING_RATE.search(name))
+    ]
     return "  ".join(f"{clean_name(n, 40)} {metric(v.last)}" for n, v in chosen[:limit])
 
 

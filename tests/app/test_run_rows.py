@@ -36,13 +36,15 @@ def line(name: str, **values: float) -> RunEntry:
 @pytest.mark.parametrize(
     ("values", "name"),
     [
-        ({"train__loss": 0.5, "val__loss": 0.4}, "loss"),
+        ({"train__loss": 0.5, "val__loss": 0.4}, "val/loss"),
+        ({"train__loss": 0.5, "lr": 0.1}, "loss"),
+        ({"valid_acc": 0.9, "eval_loss": 0.4, "test_loss": 0.3}, "eval_loss"),
         ({"val__loss": 0.4, "val__accuracy": 0.9}, "val/loss"),
         ({"entropy": -1.999, "kl": 0.1, "lr": 0.01, "reward": 12.0}, "reward"),
         ({"lr": 0.01, "grad_norm": 3.0, "perplexity": 20.0}, "perplexity"),
     ],
 )
-def test_the_metric_of_a_run_is_its_loss_or_else_its_score(
+def test_the_metric_of_a_run_is_of_its_validation_else_its_loss_else_its_score(
     values: dict[str, float], name: str
 ) -> None:
     shown = headline_metric(snapshot(metrics=logged(**values)))

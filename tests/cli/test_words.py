@@ -181,6 +181,19 @@ def test_a_loss_that_is_not_finite_survives_the_store() -> None:
     assert "train/loss NaN" in plain_line(read)
 
 
+def test_a_summary_begins_with_the_validation_metric_and_says_how_many_more_there_are() -> None:
+    logged = ("zeta", *(f"layer_{n}" for n in range(10)), "lr", "train_loss", "val_acc", "val_loss")
+    metrics = {name: MetricValue(last=0.5, step=3) for name in logged}
+    metrics["train/loss"] = MetricValue(last=1.0, step=3, measured=True)
+    text = "\n".join(end_report(replace(EMPTY, state=RunState.FINISHED, metrics=metrics)))
+    shown = [line.split()[0] for line in text.splitlines() if " at step 3" in line]
+    assert shown[:5] == ["val_loss", "val_acc", "train_loss", "train/loss", "zeta"]
+    assert shown[5:] == [f"layer_{n}" for n in range(7)]
+    assert "+4 more: ltui show brave-owl-3f2a" in text
+    assert "1.000  at step 3  (loss of each step, measured by ltui)" in text
+    assert "train_loss" in plain_line(replace(EMPTY, metrics=metrics)).split("val_acc")[1]
+
+
 @pytest.mark.parametrize(
     "detail",
     [

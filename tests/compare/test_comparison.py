@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ltui.app.compare.comparison import Comparison
 from ltui.app.compare.comparison_json import comparison_json
 from ltui.app.compare.comparison_report import report_lines
-from ltui.app.compare.read_run import read_runs
+from ltui.app.compare.read_run import default_metrics, read_runs
 from ltui.app.compare.run_groups import Grouping, groups_of
 from ltui.app.compare.run_signs import keep_colours, run_colours
 from ltui.app.compare.settings_table import EQUAL, settings_table
@@ -300,3 +300,9 @@ def test_the_report_fits_into_the_terminal(tmp_path: Path, width: int) -> None:
     text = report_lines(compared(runs, "*"), width)
     assert max(map(len, text)) <= width
     assert not any("\x1b" in line for line in text)
+
+
+def test_the_runs_are_ranked_by_the_metric_of_their_validation() -> None:
+    names = ["lr", "train_loss", "train/acc", "val_acc", "val_loss", "test_loss"]
+    assert default_metrics(names) == ("val_loss", "test_loss", "val_acc", "train_loss")
+    assert default_metrics(["lr", "train/loss"]) == ("train/loss",)

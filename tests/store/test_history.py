@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ltui.training.state.run_event import Event
 from ltui.training.store import history_writer
 from ltui.training.store.export_file import WindowedPart
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.history_windows import WINDOW_SIZES
 from ltui.training.store.history_writer import Batch, StoreWriter
+from ltui.training.store.run_directory import RunDir
 from ltui.training.tensor_queue.record_types import StepField
 from tests.store.histories import begin, run_dir, step_row, steps, write
 
@@ -219,3 +223,60 @@ def test_a_loss_that_is_not_a_number_is_a_gap_and_infinity_is_kept(tmp_path: Pat
         assert [row.step for row in history.export(["train/loss"])] == [0, 1, 2, 3]
     assert np.isnan(curve.mean[1])
     assert np.isinf(curve.mean[2])
+
+
+def loss_history(folder: Path, logged: dict[str, list[float]], *, program: str = "") -> RunDir:
+    """A history of ten steps with losses, and metrics that are logged at the same steps."""
+    run = run_dir(folder)
+    store = StoreWriter(run.db_path)
+    begin(store)
+    hello = Event(1.0, "hello", "", {"program": program or None}, rank=0, seq=0)
+    samples = [
+        (0, 100 * number + s, name, s, 0, 0.0, value)
+        for number, (name, values) in enumerate(logged.items())
+        for s, value in enumerate(values)
+    ]
+    steps = [(0, s, step_row(s, 1 / (s + 1))) for s in range(10)]
+    store.commit(1, Batch(steps=steps, samples=samples, events=[hello]))
+    store.close()
+    return run
+
+
+EQUAL = [1 / (s + 1) for s in range(10)]
+MEANS = [2 / (s + 1) for s in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("logged", "names", "exported"),
+    [
+        ({}, ["train/loss"], []),
+        ({"train_loss": EQUAL}, ["train_loss"], []),
+        ({"train_loss": [math.nan, *EQUAL[1:]]}, ["train_loss"], []),
+        ({"train_loss": [EQUAL[0]]}, ["train_loss"], []),
+        ({"train_loss": MEANS}, ["train/loss", "train_loss"], []),
+        ({"loss_step": EQUAL, "loss_epoch": MEANS}, ["loss_epoch", "loss_step"], []),
+        ({"val/loss": EQUAL}, ["train/loss", "val/loss"], []),
+        ({"train/loss": EQUAL}, ["train/loss"], []),
+        ({"train/loss": MEANS}, ["train/loss"], ["step/loss"]),
+    ],
+    ids=["none", "equal", "NaN", "first", "means", "both", "validation", "same name", "other"],
+)
+def test_the_loss_of_each_step_is_not_named_beside_a_logged_loss_of_the_same_value(
+    tmp_path: Path, logged: dict[str, list[float]], names: list[str], exported: list[str]
+) -> None:
+    with RunStore(loss_history(tmp_path, logged)) as store:
+        assert store.metric_names() == names
+        assert store.exported_names() == [*names, *exported]
+        # Who asks for it by its name still gets it.
+        assert len(store.curve("train/loss")) == 10
+
+
+@pytest.mark.parametrize(("program", "hidden"), [("", True), ("PyTorch", False)])
+def test_what_a_gpu_sends_is_compared_too_but_a_program_may_log_both(
+    tmp_path: Path, program: str, hidden: bool
+) -> None:
+    run = loss_history(tmp_path, {"train/loss": EQUAL, "train_loss": EQUAL}, program=program)
+    with closing(sqlite3.connect(run.db_path)) as db, db:
+        db.execute("UPDATE steps SET loss = NULL")
+    with RunStore(run) as store:
+        assert store.metric_names() == [*([] if hidden else ["train/loss"]), "train_loss"]

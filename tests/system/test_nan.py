@@ -46,6 +46,8 @@ def test_a_nan_is_named_everywhere_and_a_resume_goes_back_before_it(ltui: Ltui) 
     assert stopped["state"] == "stopped"
     assert stopped["state_word"] == f"stopped, {words}"
     assert stopped["detail"].endswith(words)
+    # The loss of each step, which the script logs as well, is not shown beside it.
+    assert stopped["metrics"].keys() == {"train_loss"}
     assert stopped["metrics"]["train_loss"]["last"] == "NaN"
     assert [c["weights"] for c in stopped["checkpoints"]] == ["finite", "NaN", "NaN"]
     assert f"stopped, {words}" in ltui("runs").stdout

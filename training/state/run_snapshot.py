@@ -131,6 +131,8 @@ class MetricValue:
     step: int
     best_min: float | None = None
     best_max: float | None = None
+    measured: bool = False
+    """True if ltui has measured it; False if the program logs it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -68,7 +68,7 @@ def metrics(fold: FoldState) -> dict[str, MetricValue]:
             newest.setdefault(name, value)
     lowest_rank = fold.lowest_active_rank
     if TRAIN_LOSS not in newest and lowest_rank is not None and lowest_rank.loss is not None:
-        return {TRAIN_LOSS: lowest_rank.loss, **newest}
+        return {TRAIN_LOSS: replace(lowest_rank.loss, measured=True), **newest}
     return newest
 
 

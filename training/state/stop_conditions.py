@@ -16,6 +16,7 @@ from typing import Any
 
 from ltui.training.config.digit_grouping import strip_digit_grouping
 from ltui.training.problem import Problem, ProblemError
+from ltui.training.state.metric_name_patterns import TRAIN_LOSS, is_training_loss
 from ltui.training.state.run_snapshot import MetricValue, RunSnapshot
 
 _COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
@@ -170,7 +171,9 @@ def unlogged_metrics(conditions: Iterable[StopCondition], snapshot: RunSnapshot)
     """Return a sentence about metrics that the run has not logged, perhaps by a mistyped name;
     None if there are none, or if it has not logged any metric yet."""
     metrics = snapshot.metrics
-    unknown = [c.metric for c in conditions if c.metric and c.metric not in metrics]
+    # The loss of each step is known also where the program logs it by another name.
+    known = {*metrics, *([TRAIN_LOSS] if any(map(is_training_loss, metrics)) else [])}
+    unknown = [c.metric for c in conditions if c.metric and c.metric not in known]
     if not unknown or not metrics:
         return None
     names = ", ".join(f"`{name}`" for name in unknown)

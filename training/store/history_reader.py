@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ltui.training.state.json_decoder import WRONG_CONTENT, from_json, parse_json
-from ltui.training.state.metric_name_patterns import TRAIN_LOSS
+from ltui.training.state.metric_name_patterns import TRAIN_LOSS, is_training_loss
 from ltui.training.state.run_snapshot import RunSnapshot, Verdict, snapshot_from_json
 from ltui.training.store.attempt_spans import Span, spans
 from ltui.training.store.database_schema import (
@@ -32,6 +32,7 @@ from ltui.training.store.export_rows import ExportRow, export_rows, new_rows, st
 from ltui.training.store.history_place import HistoryFile, history_file
 from ltui.training.store.history_windows import SAMPLES, STEPS
 from ltui.training.store.run_directory import RunDir
+from ltui.training.store.same_loss import is_step_loss, logs_step_loss
 from ltui.training.store.series_query import Series, SeriesPart
 from ltui.training.store.untrusted_database import (
     LIMIT_S,
@@ -161,17 +162,27 @@ class RunStore:
         if row is None:
             raise no_history_error(self.path, "it holds no state of the run yet.")
         try:
-            return snapshot_from_json(parse_json(row[0]))
+            return self._without_same_loss(snapshot_from_json(parse_json(row[0])))
         except ValueError as error:
             raise store_error(
                 self.path, f"the run's stored state is damaged ({error}).", "Delete the run."
             ) from error
 
+    def _without_same_loss(self, snapshot: RunSnapshot) -> RunSnapshot:
+        """Return the snapshot as newer supervisors write it: see ``same_loss.py``."""
+        others = (name for name in snapshot.metrics if name != TRAIN_LOSS)
+        both = TRAIN_LOSS in snapshot.metrics and any(map(is_training_loss, others))
+        if both and logs_step_loss(self._connection):
+            del snapshot.metrics[TRAIN_LOSS]
+        return snapshot
+
     @_raises_store_error
     def metric_names(self) -> list[str]:
-        """Return the names of logged metrics, and ``train/loss`` if steps have a loss."""
+        """Return the names of logged metrics, and ``train/loss`` if only ltui knows the loss."""
         names = set(self._logged_names())
-        if self._has_step_loss():
+        if logs_step_loss(self._connection):
+            names.discard(TRAIN_LOSS)
+        elif self._has_step_loss():
             names.add(TRAIN_LOSS)
         return sorted(names)
 
@@ -187,10 +198,14 @@ class RunStore:
     def exported_names(self) -> list[str]:
         """Return the names of the series that an export without a selection holds."""
         names = self.metric_names()
-        if TRAIN_LOSS in self.logged_names():
+        if TRAIN_LOSS in names and not self._is_step_loss(TRAIN_LOSS):
             # The loss of the step records exists as well, under another name than the logged loss.
             names.append(STEP_LOSS)
         return names
+
+    @_raises_store_error
+    def _is_step_loss(self, name: str) -> bool:
+        return name not in self._logged_names() or is_step_loss(self._connection, name)
 
     def _has_step_loss(self) -> bool:
         for table, column in (("step_windows", "loss_mean"), ("steps", "loss")):

@@ -17,10 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ltui.training.state.metric_name_patterns import TRAIN_LOSS, is_training_loss
 from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import GpuSnapshot, RunSnapshot, RunState, Verdict, to_json
 from ltui.training.store import history_windows
 from ltui.training.store.database_schema import STEP_COLUMNS, open_for_writing
+from ltui.training.store.same_loss import logs_step_loss
 
 KEEP_ROWS = 200_000
 """Number of newest rows kept at full resolution for each rank, and for each metric of a rank."""
@@ -254,6 +256,18 @@ class StoreWriter:
                 "(SELECT coalesce(max(last_step), 0) FROM step_windows))"
             )
         )
+
+    def logs_step_loss(self, *, default: bool) -> bool:
+        """Return whether the program logs the loss of each step; ``default`` on an error.
+
+        True while no loss is logged, too.
+        """
+        if not any(name != TRAIN_LOSS and is_training_loss(name) for name in self._names):
+            return True
+        try:
+            return logs_step_loss(self._connection)
+        except (sqlite3.Error, ValueError):
+            return default
 
     def write_snapshot(self, snapshot: RunSnapshot) -> None:
         """Replace the stored snapshot."""

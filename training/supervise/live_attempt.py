@@ -25,9 +25,10 @@ from ltui.training.lifecycle.rank_queue_poller import QueuePoll, QueuePoller, lo
 from ltui.training.lifecycle.shim_files import engine_identity, from_earlier_boot
 from ltui.training.nodes.observations import merge_ranks
 from ltui.training.process.identity import ProcessIdentity
+from ltui.training.state.metric_name_patterns import TRAIN_LOSS, is_training_loss
 from ltui.training.state.record_fold import FoldedEvent, fold_many
-from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
-from ltui.training.state.snapshot_from_fold import training_has_started
+from ltui.training.state.run_snapshot import LIVE, MetricValue, RunSnapshot, RunState
+from ltui.training.state.snapshot_from_fold import metrics, training_has_started
 from ltui.training.store.history_writer import Batch, StoreWriter
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.checkpoint_catalog import CheckpointCatalog, ScriptCheckpoints
@@ -47,6 +48,10 @@ from ltui.training.tensor_queue.record_types import Outcome, Phase, PulseState
 
 if TYPE_CHECKING:
     from ltui.training.supervise.nodes.remote_nodes import RemoteNodes
+
+
+COMPARE_LOSSES_S = 1.0
+"""Seconds between two comparisons of the logged losses with the loss of each step."""
 
 
 class LiveAttempt:
@@ -70,6 +75,9 @@ class LiveAttempt:
         self.run_dir = run_dir
         self.spec = spec
         self.store = store
+        self._compare_losses_at = 0.0
+        self._logs_loss = True
+        """The program logs the loss of each step. A loss that was just logged counts as that."""
         self.number = number
         self.recovered = plan.recover
         self.changes, self.restarted_because = store.start_reason(number)
@@ -360,6 +368,16 @@ class LiveAttempt:
         """Build a snapshot, store it in ``snapshot``, and return it."""
         self.snapshot = build_snapshot(self, judgement, now_s, time.monotonic_ns())
         return self.snapshot
+
+    def shown_metrics(self, now_s: float) -> dict[str, MetricValue]:
+        """Return the newest values, without ``train/loss`` if the program logs the same loss."""
+        found = metrics(self.fold)
+        if now_s >= self._compare_losses_at or now_s < self._compare_losses_at - COMPARE_LOSSES_S:
+            self._compare_losses_at = now_s + COMPARE_LOSSES_S
+            self._logs_loss = self.store.logs_step_loss(default=self._logs_loss)
+        if self._logs_loss and any(n != TRAIN_LOSS and is_training_loss(n) for n in found):
+            found.pop(TRAIN_LOSS, None)
+        return found
 
     def close(self) -> None:
         """Stop all threads and close all files of the attempt, except the store."""

@@ -24,7 +24,7 @@ from ltui.training.state.run_snapshot import (
     RunSnapshot,
     RunState,
 )
-from ltui.training.state.snapshot_from_fold import at_least, metrics, progress, rank_snapshots
+from ltui.training.state.snapshot_from_fold import at_least, progress, rank_snapshots
 from ltui.training.state.throughput import mean_batch_s, throughput, without_current_rates
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def build_snapshot(
         batches_per_epoch=position.batches_per_epoch,
         elapsed_s=max(0.0, now_s - live.started_at),
         eta_s=None if resting else position.eta_s,
-        metrics=metrics(fold),
+        metrics=live.shown_metrics(now_s),
         throughput=without_current_rates(speed) if resting else speed,
         ranks=ranks,
         nodes=() if nodes is None else nodes.snapshots(live.local_ranks()),
