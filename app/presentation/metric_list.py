@@ -11,9 +11,9 @@ from ltui.app.live.metric_history import THROUGHPUT
 from ltui.training.state.metric_name_patterns import DATA_SPLIT, TRAIN_LOSS
 
 MEASURED_LOSS = "loss of each step, measured by ltui"
-"""Description of the loss of a program that logs none."""
+"""What ``train/loss`` is in a program that logs no loss."""
 DESCRIPTIONS = {
-    TRAIN_LOSS: MEASURED_LOSS,
+    TRAIN_LOSS: "loss of each step, by ltui",
     "step/lr": "learning rate",
     "step/seconds": "seconds of a step",
     "step/fetch_seconds": "seconds waiting for data",

@@ -88,6 +88,7 @@ def opened(private_home: Path) -> Opened:
 async def test_every_run_is_a_curve_with_its_sign_beside_it(opened: Opened) -> None:
     async with opened.app.run_test(size=BIG) as pilot:
         comparison = await opened.ready(pilot)
+        await pilot.press("n")  # from val/acc to train/loss
         assert {s.name: s.colour for s in opened.series()} == {
             f"{comparison.names[run_id]} smoothed": colour
             for run_id, colour in comparison.colours.items()
@@ -106,7 +107,7 @@ async def test_every_run_is_a_curve_with_its_sign_beside_it(opened: Opened) -> N
 async def test_keys_hide_pin_sort_and_align(opened: Opened) -> None:
     async with opened.app.run_test(size=BIG) as pilot:
         await opened.ready(pilot)
-        await pilot.press("down", "space")
+        await pilot.press("n", "down", "space")
         assert "calm-owl smoothed" not in [series.name for series in opened.series()]
         assert opened.column("sign")[1] == "·"
         await pilot.press("space", "p")
@@ -176,7 +177,7 @@ async def test_keys_change_all_charts_and_the_axis_suits_the_shown_runs(private_
 async def test_groups_and_members_are_sorted_best_first(opened: Opened) -> None:
     async with opened.app.run_test(size=BIG) as pilot:
         await opened.ready(pilot)
-        await pilot.press("n", "G", "enter", "s", "s")
+        await pilot.press("G", "enter", "s", "s")
         best = [float(text) for text in opened.column("best")]
         # A higher accuracy is better, so the best one comes first.
         assert opened.column("run")[0].startswith("▸ lr=0.3")
@@ -274,7 +275,7 @@ async def test_parameters_and_charts_are_copied_and_saved(
     monkeypatch.setattr(opened.app, "copy_to_clipboard", copied.append)
     async with opened.app.run_test(size=BIG) as pilot:
         await opened.ready(pilot)
-        await pilot.press("w", "Y", "4", "w", "Y")
+        await pilot.press("n", "w", "Y", "4", "w", "Y")
         await until(pilot, lambda: len(copied) == 2)
     assert "train/loss" in copied[0]
     assert "seed_everything" in copied[1]
@@ -286,7 +287,7 @@ async def test_parameters_and_charts_are_copied_and_saved(
 async def test_other_metrics_are_chosen_from_the_list(opened: Opened) -> None:
     async with opened.app.run_test(size=BIG) as pilot:
         comparison = await opened.ready(pilot)
-        assert comparison.metrics == ("train/loss", "val/acc")
+        assert comparison.metrics == ("val/acc", "train/loss")
         await pilot.press("m")
         await until(pilot, lambda: isinstance(opened.app.screen, MetricChooser))
         names = list(comparison.runs[0].metric_names)
@@ -342,7 +343,7 @@ async def test_nan_and_infinite_values_are_gaps_on_every_panel(private_home: Pat
     opened = Opened(private_home)
     async with opened.app.run_test(size=BIG) as pilot:
         await opened.ready(pilot)
-        await pilot.press("n", "minus", "minus", "minus", "minus")
+        await pilot.press("minus", "minus", "minus", "minus")
         by_name = {series.name: series for series in opened.series()}
         assert np.isfinite(by_name["odd-owl"].y).tolist() == [False, False, True, False, False]
         assert not np.isfinite(by_name["void-owl"].y).any()

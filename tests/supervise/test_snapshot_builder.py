@@ -77,6 +77,7 @@ def attempt(folder: Path, **changes: Any) -> Any:
         "recorder": SimpleNamespace(note=None, combined_values=0),
         "start": None,
         "nodes": None,
+        "shown_metrics": lambda _: {},
     }
     return SimpleNamespace(**{**values, **changes})
 
