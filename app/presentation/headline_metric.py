@@ -17,6 +17,8 @@ from ltui.training.state.metric_name_patterns import (
 )
 from ltui.training.state.run_snapshot import MetricValue, RunSnapshot
 
+MEASURED_LOSS = "loss of each step, measured by ltui"
+"""What ``train/loss`` is in a program that logs no loss."""
 _TEST = re.compile(r"(^|[/_.\- ])test", re.IGNORECASE)
 _OTHERS = 4
 """Class of the metrics that are neither of validation nor a training loss."""

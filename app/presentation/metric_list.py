@@ -10,8 +10,6 @@ from fnmatch import fnmatchcase
 from ltui.app.live.metric_history import THROUGHPUT
 from ltui.training.state.metric_name_patterns import DATA_SPLIT, TRAIN_LOSS
 
-MEASURED_LOSS = "loss of each step, measured by ltui"
-"""What ``train/loss`` is in a program that logs no loss."""
 DESCRIPTIONS = {
     TRAIN_LOSS: "loss of each step, by ltui",
     "step/lr": "learning rate",

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from ltui.app.presentation.headline_metric import ordered_metrics
+from ltui.app.presentation.headline_metric import MEASURED_LOSS, ordered_metrics
 from ltui.app.presentation.machine_lines import (
     all_ranks_text,
     listed_ranks,
@@ -14,7 +14,6 @@ from ltui.app.presentation.machine_lines import (
     padded_labels,
 )
 from ltui.app.presentation.machines import machine_count, machine_names
-from ltui.app.presentation.metric_list import MEASURED_LOSS
 from ltui.app.presentation.snapshot_text import (
     checkpoint_text,
     data_wait_text,
