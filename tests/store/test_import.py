@@ -79,7 +79,7 @@ def test_runs_of_lightnings_own_loggers_are_equal(
     assert from_board == _given(recorded, lambda value: float(np.float32(value)))
     with RunStore(board) as store:
         rows = list(store.export(["train/loss"]))
-        assert [row.epoch for row in rows] == [0] * 4 + [1] * 4
+        assert [row.epoch for row in rows] == [1] * 4 + [2] * 4
         times = [row.time or 0.0 for row in rows]
         assert times == sorted(times)
         assert times[0] > 1.6e9
@@ -117,7 +117,7 @@ def test_an_imported_run_is_an_ended_run_like_any_other(
         assert main(command) == 0, command
     text = capsys.readouterr().out
     assert "imported from Lightning's CSVLogger" in text
-    assert "loss,0,0,,0,2.5,,,,1" in text
+    assert "loss,0,1,,0,2.5,,,,1" in text
     assert main(["logs", run.id]) == 2
     assert "The run was imported: ltui has only its metrics." in capsys.readouterr().err
     with pytest.raises(ProblemError, match="does not know the program"):
