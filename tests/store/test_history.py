@@ -6,6 +6,7 @@ import math
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -231,13 +232,13 @@ def loss_history(folder: Path, logged: dict[str, list[float]], *, program: str =
     store = StoreWriter(run.db_path)
     begin(store)
     hello = Event(1.0, "hello", "", {"program": program or None}, rank=0, seq=0)
-    samples = [
+    samples: list[Any] = [
         (0, 100 * number + s, name, s, 0, 0.0, value)
         for number, (name, values) in enumerate(logged.items())
         for s, value in enumerate(values)
     ]
-    steps = [(0, s, step_row(s, 1 / (s + 1))) for s in range(10)]
-    store.commit(1, Batch(steps=steps, samples=samples, events=[hello]))
+    rows: list[Any] = [(0, s, step_row(s, 1 / (s + 1))) for s in range(10)]
+    store.commit(1, Batch(steps=rows, samples=samples, events=[hello]))
     store.close()
     return run
 
