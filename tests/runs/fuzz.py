@@ -136,7 +136,9 @@ def _grow(path: Path, chance: random.Random) -> None:
     with path.open("wb") as file:
         file.write(data)
         # A hole takes no space on the disk.
-        file.truncate(len(data) + chance.choice((1 << 12, 1 << 20, 1 << 28)))
+        # A log is printed as a whole.
+        sizes = (1 << 12, 1 << 20, 1 << 20 if path.suffix == ".log" else 1 << 28)
+        file.truncate(len(data) + chance.choice(sizes))
 
 
 def _edit_document(path: Path, chance: random.Random) -> str:

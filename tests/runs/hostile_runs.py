@@ -59,17 +59,21 @@ def full_run(home: Path, run_id: str) -> RunDir:
     db = open_for_writing(run_dir.db_path)
     db.executescript(
         """
-        INSERT INTO attempts VALUES (1, 1.0, 61.0, 'failed', 'x', 1, NULL, NULL, NULL, '[]', NULL);
-        INSERT INTO cursors VALUES (1, 0, 9, 0, 0);
+        INSERT INTO attempts (attempt, started_at, ended_at, state, detail, changes)
+            VALUES (1, 1.0, 61.0, 'failed', 'x', '[]');
+        INSERT INTO cursors (attempt, rank, next_seq, base, inode) VALUES (1, 0, 9, 0, 0);
         INSERT INTO names VALUES (1, 'val/loss');
-        INSERT INTO samples VALUES (1, 0, 1, 1, 1, 0, 2.0, 0.5), (1, 0, 1, 2, 2, 0, 3.0, 0.4);
+        INSERT INTO samples (attempt, rank, name_id, seq, step, epoch, t, value)
+            VALUES (1, 0, 1, 1, 1, 0, 2.0, 0.5), (1, 0, 1, 2, 2, 0, 3.0, 0.4);
         INSERT INTO steps (attempt, rank, seq, step, epoch, samples, loss, lr, step_s, wall_s)
             VALUES (1, 0, 1, 1, 0, 32, 0.5, 0.1, 0.01, 2.0);
-        INSERT INTO events VALUES (1, 1, 0, 1, 2.0, 'exception', 'ValueError: x', '{"type": "x"}');
-        INSERT INTO events VALUES (2, 1, 0, 2, 2.0, 'hello', '', '{"hyperparameters": {"lr": 1}}');
-        INSERT INTO verdicts VALUES (1, 1, 1.0, 2.0, 'dead_rank', 'dead', 'x',
+        INSERT INTO events (id, attempt, rank, seq, t, kind, text, data) VALUES
+            (1, 1, 0, 1, 2.0, 'exception', 'ValueError: x', '{"type": "x"}'),
+            (2, 1, 0, 2, 2.0, 'hello', '', '{"hyperparameters": {"lr": 1}}');
+        INSERT INTO verdicts (id, attempt, began, ended, kind, level, cause, document)
+            VALUES (1, 1, 1.0, 2.0, 'dead_rank', 'dead', 'x',
             '{"kind": "dead_rank", "level": "dead", "cause": "rank 1 died", "began": 1.0}');
-        INSERT INTO gpu_samples VALUES (0, 1.0, 50.0, 10.0, 1e9, 100.0, 50.0, 1000.0);
+        INSERT INTO gpu_samples (gpu, t, utilisation_percent) VALUES (0, 1.0, 50.0);
         PRAGMA wal_checkpoint(TRUNCATE);
         PRAGMA journal_mode = DELETE;
         """

@@ -79,6 +79,9 @@ DAMAGES: dict[str, Callable[[RunDir], None]] = {
     **{f"endless {name}": endless(name) for name in (*FILES, *OTHERS)},
     "types of history.json": text("history.json", '{"host": [1], "folder": {"a": 1}}'),
     "a number of 5,000 digits": text("labels.json", '{"colour": %s}' % ("1" * 4000)),
+    "types of spec.yaml": text(
+        "spec.yaml", "version: 1\nid: x\nname: x\ncreated_at: x\ncwd: /\npython: x\nconfig: {}\n"
+    ),
     "deep snapshot": sql("UPDATE snapshot SET document = ?", DEEP),
     "snapshot of numbers": sql("UPDATE snapshot SET document = 7"),
     "types of snapshot": sql(
@@ -214,6 +217,10 @@ def test_a_device_is_written_and_not_replaced(evil: RunDir, tmp_path: Path) -> N
 
 def test_fifty_thousand_metrics_are_exported(evil: RunDir, tmp_path: Path) -> None:
     sql(MANY.format(50_000) + "INSERT INTO names SELECT n, 'm' || n FROM r")(evil)
-    sql(MANY.format(50_000) + "INSERT INTO samples SELECT 1, 0, n, n, 1, 0, 2.0, n FROM r")(evil)
+    sql(
+        MANY.format(50_000)
+        + "INSERT INTO samples (attempt, rank, name_id, seq, step, epoch, t, value) "
+        "SELECT 1, 0, n, n, 1, 0, 2.0, n FROM r"
+    )(evil)
     assert main(["export", "evil-0001", "-o", str(tmp_path / "x.csv")]) == 0
     assert len((tmp_path / "x.csv").read_text().splitlines()) > 50_000 - 9

@@ -142,8 +142,13 @@ def _plain_types(kind: Any) -> frozenset[type]:
     return _PLAIN.get(kind, frozenset())
 
 
-def _is_optional(kind: Any) -> bool:
+def _is_union(kind: Any) -> bool:
     return typing.get_origin(kind) in (typing.Union, types.UnionType)
+
+
+def _is_optional(kind: Any) -> bool:
+    """Return True for a type that may also be None."""
+    return _is_union(kind) and len(set(typing.get_args(kind)) - {type(None)}) == 1
 
 
 def _is_dataclass(kind: Any) -> bool:
@@ -160,6 +165,8 @@ def _decoder(kind: Any, tolerant: bool) -> Decoder:
     if kind in _PLAIN:
         return lambda value: _plain_value(kind, value)
     origin, parameters = typing.get_origin(kind), typing.get_args(kind)
+    if _is_union(kind) and not _is_optional(kind):
+        return _unchanged
     if _is_optional(kind):
         (inner,) = (p for p in parameters if p is not type(None))
         decode_inner = _decoder(inner, tolerant)

@@ -11,6 +11,7 @@ from ltui.training.config.run_spec import RunSpec
 from ltui.training.config.yaml_document import check_size
 from ltui.training.problem import ProblemError
 from ltui.training.process.regular_files import read_regular
+from ltui.training.state.json_decoder import from_json
 
 MOST_BYTES = 4 << 20
 """Maximum size of a specification."""
@@ -46,7 +47,17 @@ def parse_spec(text: str, where: str) -> RunSpec:
         ) from error
     if not isinstance(document, dict):
         raise ProblemError.of(where=where, what="this is not a run's specification.")
-    return RunSpec.from_document(document, where)
+    spec = RunSpec.from_document(document, where)
+    try:
+        # The class does not check the types of its values.
+        from_json(RunSpec, spec.to_document(), tolerant=True)
+    except ValueError as error:
+        raise ProblemError.of(
+            where=where,
+            what=f"the file is damaged ({error}).",
+            remedy="Restore it or delete the run.",
+        ) from error
+    return spec
 
 
 def spec_text(spec: RunSpec) -> str:
