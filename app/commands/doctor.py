@@ -10,6 +10,7 @@ import sys
 from argparse import Namespace
 from dataclasses import dataclass
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 from ltui.app.exit_codes import EXIT_DONE
@@ -46,6 +47,13 @@ _USEFUL = {
     "ffcv": "the FFCV presets",
 }
 """Module to its purpose, for modules that not every run needs."""
+_EXTRAS = {
+    "serve": ("textual_serve", "textual-serve>=1.1.3,<1.2", "ltui serve"),
+    "png": ("PIL", "pillow>=10.1", "charts saved as PNG"),
+    "parquet": ("pyarrow", "pyarrow>=14", "ltui export --to parquet"),
+    "tensorboard": ("tensorboard", "tensorboard>=2.14", "event files: export, import, --mirror"),
+}
+"""Extra of ltui to its module, its requirement and its purpose."""
 SHM_NEEDED_BYTES = 1 << 30
 """Free shared memory below which a note is printed."""
 DISK_NEEDED_BYTES = 5 << 30
@@ -121,7 +129,21 @@ def _check_ltui() -> list[Finding]:
     enough = free >= DISK_NEEDED_BYTES
     remedy = "Checkpoints and histories may not fit. Set LTUI_HOME to a folder on a larger disk."
     runs = Finding("runs", f"{home}, {size(free)} free", enough, remedy)
-    return [version_finding, runs, *_check_leftovers(home), _check_py_spy()]
+    leftovers = _check_leftovers(home)
+    return [version_finding, runs, *leftovers, _check_py_spy(), *_check_extras()]
+
+
+def _check_extras() -> list[Finding]:
+    """Return a finding for each optional part of ltui itself."""
+    return [
+        Finding(
+            f"ltui[{extra}]",
+            "installed" if find_spec(module) is not None else f"not installed (used by {use})",
+            find_spec(module) is not None,
+            install_command(sys.executable, [requirement]),
+        )
+        for extra, (module, requirement, use) in _EXTRAS.items()
+    ]
 
 
 def _check_leftovers(home: Path) -> list[Finding]:

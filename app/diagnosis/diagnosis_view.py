@@ -13,7 +13,7 @@ from ltui.app.diagnosis import collective_tables
 from ltui.app.diagnosis.process_rows import MAX_SINGLE_ROWS, machine_lines, process_rows
 from ltui.app.diagnosis.stack_lines import stack_lines, stack_title
 from ltui.app.presentation.snapshot_text import program_text
-from ltui.app.presentation.verdict_text import level_word
+from ltui.app.presentation.verdict_text import DURATION, level_word
 from ltui.app.state_words import state_word
 from ltui.training.config.verdict_severity import BLOCKING_LEVELS
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence, RankEvidence
@@ -135,7 +135,8 @@ def level_and_age(verdict: Verdict, until: float) -> str:
     """Return ``STALLED for 12 s``: its whole duration, or its duration up to ``until`` if it is
     active."""
     word = level_word(verdict)
-    if verdict.began is None:
+    # The cause may give its own duration, which begins a little earlier.
+    if verdict.began is None or DURATION.search(verdict.cause):
         return word
     until = until if verdict.ended is None else verdict.ended
     return f"{word} for {formats.age(max(0.0, until - verdict.began))}"

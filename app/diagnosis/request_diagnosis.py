@@ -108,7 +108,6 @@ def post_mortem(
             attempt=snapshot.attempt,
             taken_at=snapshot.ended_at or 0.0,
             headline="",
-            missing=("no evidence was kept, because no problem was noticed while the run lived",),
         )
     )
     return replace(

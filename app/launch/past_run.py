@@ -6,12 +6,15 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ltui.app.launch.build_spec import changed_spec
 from ltui.app.launch.check_and_launch import apply_start_from
 from ltui.app.presentation.launch_summary import launch_summary
+from ltui.app.presentation.run_configuration import value_text
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.ltui_section import Knob
 from ltui.training.config.overrides import apply_overrides
@@ -58,6 +61,8 @@ class PastRun:
     """Step since which the loss is NaN."""
     state: RunState
     attempt: int
+    changed: tuple[str, ...] = ()
+    """What later attempts changed: ``learning_rate 0.02 (attempt 2; attempt 1: 0.002)``."""
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -117,7 +122,30 @@ def read_past_run(run_dir: RunDir) -> PastRun:
         nan_since=since,
         state=snapshot.state,
         attempt=snapshot.attempt,
+        changed=_changed_settings(run_dir) if snapshot.attempt > 1 else (),
     )
+
+
+def _changed_settings(run_dir: RunDir) -> tuple[str, ...]:
+    """Return the settings that later attempts changed, with their first values if known."""
+    # Imported here: the screens import this module when ltui starts.
+    from ltui.training.store.history_reader import RunStore
+
+    changed: dict[str, tuple[str, int]] = {}
+    first: dict[str, Any] = {}
+    with suppress(ProblemError), RunStore(run_dir) as store:
+        for attempt in store.attempts():
+            for change in attempt.changes:
+                key, _, value = change.partition("=")
+                changed[key] = value, attempt.number
+        reported = [e for e in store.events() if e.kind == "hyperparameters" and e.attempt == 1]
+        first = dict(reported[0].data.get("values") or {}) if reported else {}
+    texts = []
+    for key, (value, number) in changed.items():
+        name = key.rpartition(".")[2]
+        before = f"; attempt 1: {value_text(first[name])}" if name in first else ""
+        texts.append(f"{name} {value} (attempt {number}{before})")
+    return tuple(texts)
 
 
 def _as_preset(spec: RunSpec) -> Preset:

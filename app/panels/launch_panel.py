@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 CHECK_AFTER_S = 0.15
 """Seconds after the last change of a field until the form is checked."""
-READONLY = "This dashboard only watches (--readonly). Nothing was started or changed."
+READONLY = "This dashboard only watches. Nothing was started or changed."
 NOTHING_SELECTED = "Select a preset that can be read."
 
 
@@ -209,7 +209,8 @@ class FormPanel(Panel):
         form.show_problems(result.problems)
         line = self.query_one(LaunchLine)
         if self.readonly:
-            line.show("off: this dashboard only watches (--readonly)", ready=False)
+            remedy = "ltui serve --control" if self.app.is_web else "--readonly"
+            line.show(f"watching only ({remedy})", ready=False)
         elif result.problems:
             line.show_error(form.error_summary(result.problems))
         else:

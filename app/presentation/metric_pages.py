@@ -6,12 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ltui.app.live.gpu_curves import is_gpu_curve
+from ltui.app.live.metric_history import THROUGHPUT
 from ltui.app.presentation.metric_list import matching
+from ltui.training.state.metric_name_patterns import INCIDENTAL, LEARNING_RATE, is_evaluation
 from ltui.training.state.run_snapshot import MetricValue
 
 PREFERENCE = "all_metrics"
 """Key in ``preferences.json`` of a mapping from preset or script to ``MetricPages``."""
-ORDERS = {"name": "by name", "changed": "recently changed first"}
+ORDERS = {
+    "matters": "validation and loss first",
+    "name": "by name",
+    "changed": "recently changed first",
+}
 """Orders of the metrics, and their names on the screen."""
 MAX_COLUMNS, MAX_ROWS = 6, 8
 FAVOURITE_SIGN = "★"
@@ -24,7 +31,7 @@ class MetricPages:
     columns: int | None = None
     """Columns of charts; None means as many as the terminal has room for."""
     rows: int | None = None
-    order: str = "name"
+    order: str = "matters"
     favourites: tuple[str, ...] = ()
     """Names that come first, in the order in which they were chosen."""
     filter: str = ""
@@ -44,6 +51,8 @@ class MetricPages:
         Raise ``ValueError`` if the filter is a wrong expression.
         """
         shown = sorted(matching(names, self.filter))
+        if self.order == "matters":
+            shown.sort(key=_weight)
         if self.order == "changed":
             # The order by name stays among those that changed at the same step.
             shown.sort(key=lambda name: changed_at.get(name, -1.0), reverse=True)
@@ -55,11 +64,24 @@ class MetricPages:
         values = {
             "columns": self.columns,
             "rows": self.rows,
-            "order": self.order if self.order != "name" else None,
+            "order": self.order if self.order != "matters" else None,
             "favourites": list(self.favourites),
             "filter": self.filter,
         }
         return {key: value for key, value in values.items() if value}
+
+
+def _weight(name: str) -> int:
+    """Return a low number for a metric that tells how good the model is.
+
+    Validation comes first, then the loss, what else was logged, learning rates, what ltui measures.
+    """
+    measured = name == THROUGHPUT or name.startswith("step/") or is_gpu_curve(name)
+    if measured or LEARNING_RATE.search(name) or INCIDENTAL.search(name):
+        return 4 if measured else 3
+    if is_evaluation(name):
+        return 0
+    return 1 if "loss" in name.lower() else 2
 
 
 class MetricOrder:
@@ -104,7 +126,7 @@ def pages_from_json(document: object) -> MetricPages:
     return MetricPages(
         columns=min(MAX_COLUMNS, columns) if isinstance(columns, int) and columns > 0 else None,
         rows=min(MAX_ROWS, rows) if isinstance(rows, int) and rows > 0 else None,
-        order=order if isinstance(order, str) and order in ORDERS else "name",
+        order=order if isinstance(order, str) and order in ORDERS else "matters",
         favourites=tuple(map(str, names)) if isinstance(names, list) else (),
         filter=pattern if isinstance(pattern, str) else "",
     )

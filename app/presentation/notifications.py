@@ -89,7 +89,7 @@ def refusal(snapshot: RunSnapshot | None, action: str, *, readonly: bool) -> str
     if action not in CONTROLS:
         return None
     if readonly:
-        return "This dashboard is read-only (--readonly): nothing was requested"
+        return "This dashboard only watches: nothing was requested"
     if snapshot is None:
         return "The state of the run is not known yet"
     live = snapshot.state in LIVE

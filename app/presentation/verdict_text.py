@@ -20,7 +20,7 @@ MACHINE_RECOVERIES: dict[str, str] = {
     VerdictKind.AGENT_FROZEN: "had an agent that did not run",
 }
 """What had happened to a machine, by kind of the verdict that is over."""
-_DURATION = re.compile(r"\bfor \d[\d.]* ?(s|m|h)\b")
+DURATION = re.compile(r"\bfor \d[\d.]* ?(s|m|h)\b")
 """A duration in a sentence: ``is stopped (SIGSTOP) in backward for 9 s``."""
 _NO_REPORTS = frozenset(
     {VerdictKind.NODE_UNREACHABLE, VerdictKind.AGENT_KILLED, VerdictKind.AGENT_FROZEN}
@@ -49,7 +49,7 @@ def verdict_banner_text(verdict: Verdict, now: float, *, more: int = 0) -> str:
     # The text of a GPU finding contains its age, and so do some causes.
     aged = verdict.began is not None and not is_gpu_kind(verdict.kind)
     lasting = ""
-    if aged and verdict.began is not None and not _DURATION.search(cause):
+    if aged and verdict.began is not None and not DURATION.search(cause):
         lasting = f" for {formats.age(now - verdict.began)}"
     others = f" (+{more} more, d)" if more else ""
     text = f"{level_word(verdict)}{lasting}{others}: "

@@ -114,7 +114,12 @@ class RerunScreen(ModalScreen[RunDir]):
         self.past, self._machine = past, machine
         fields = self.query_one("#fields")
         await fields.remove_children()
-        await fields.mount_all([*self._fields(past), Static(id="form-problems", markup=False)])
+        notes = []
+        if past.changed:
+            text = f"Settings of attempt {past.attempt}: {', '.join(past.changed)}."
+            notes.append(Static(Text(clean_line(text, 500), "dim"), id="changed-settings"))
+        problems = Static(id="form-problems", markup=False)
+        await fields.mount_all([*notes, *self._fields(past), problems])
         self._check()
         inputs = self.query("#fields .-wrong Input") or self.query("#fields Input")
         (inputs or self.query(LaunchLine)).first().focus()

@@ -21,6 +21,7 @@ from ltui.app.presentation.metric_charts import (
     throughput_chart,
 )
 from ltui.app.presentation.metric_list import matching, preference_key
+from ltui.app.presentation.metric_pages import MetricPages
 from ltui.app.presentation.run_report import show_lines
 from ltui.training.state.run_snapshot import RankState, RunState, Throughput, Verdict
 from ltui.training.tensor_queue.record_types import StepField
@@ -278,3 +279,14 @@ def test_names_are_filtered_by_an_expression(pattern: str, found: tuple[str, ...
 def test_a_wrong_expression_names_its_place() -> None:
     with pytest.raises(ValueError, match=r"wrong at character 5: unterminated character set"):
         matching(("val/loss",), "/val[a-/")
+
+
+def test_the_metrics_that_matter_come_first_on_the_pages() -> None:
+    names = (
+        "layer_1/activation", "step/lr", "lr", "train/loss", "val_loss",
+        "throughput/samples_per_s",
+    )  # fmt: skip
+    ordered = MetricPages().ordered(names, {})
+    assert ordered[:3] == ("val_loss", "train/loss", "layer_1/activation")
+    assert ordered.index("lr") < ordered.index("step/lr")
+    assert MetricPages(order="name").ordered(names, {}) == tuple(sorted(names))

@@ -17,6 +17,7 @@ from ltui.app.launch.past_run import (
     OTHER_CHANGES,
     RESUME,
     Choice,
+    _changed_settings,
     check_choice,
     read_past_run,
 )
@@ -33,7 +34,9 @@ from ltui.training.config.run_spec import RunSpec
 from ltui.training.config.yaml_document import resolve
 from ltui.training.lifecycle import launch_run, resume_run
 from ltui.training.rank.checkpoint_files import checkpoint_name, partial_path, publish_checkpoint
+from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import CheckpointInfo, RunState
+from ltui.training.store.history_writer import Batch, StoreWriter
 from ltui.training.store.run_directory import RunDir
 from tests.app.one_run import until
 
@@ -318,3 +321,19 @@ def test_the_checkpoints_of_a_resume_begin_before_the_first_nan(home: Path) -> N
     assert _checkpoint_options(none)[0][1].startswith("step-00000040")
     choice = Choice(mode=RESUME, checkpoint=_checkpoint_options(none)[0][1], texts={})
     assert "has NaN weights" in check_choice(none, choice, MACHINE).words
+
+
+def test_settings_that_a_later_attempt_changed_are_named_with_their_first_values(
+    home: Path,
+) -> None:
+    run_dir = a_run(home)
+    store = StoreWriter(run_dir.db_path)
+    place: dict[str, Any] = {"boot_id": "b", "resumed_path": None, "resumed_step": None}
+    store.begin_attempt(1, started_at=1.0, **place)
+    values = {"values": {"learning_rate": 0.002}}
+    reported = Event(rank=0, seq=0, t=1.0, kind="hyperparameters", text="", data=values)
+    store.commit(1, Batch(events=[reported]))
+    change = "model.init_args.learning_rate=0.02"
+    store.begin_attempt(2, started_at=2.0, changes=(change,), **place)
+    store.close()
+    assert _changed_settings(run_dir) == ("learning_rate 0.02 (attempt 2; attempt 1: 0.002)",)
