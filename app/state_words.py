@@ -80,6 +80,14 @@ def needs_help(snapshot: RunSnapshot) -> bool:
     return running_nan or is_blocked(snapshot)
 
 
+def waiting_reason(snapshot: RunSnapshot) -> str:
+    """Return what a run waits for that does not train yet; empty if nothing is known."""
+    if snapshot.state not in (RunState.QUEUED, RunState.STARTING):
+        return ""
+    # What to do about it follows: the command for other machines, for example.
+    return clean_line((snapshot.detail or "").partition("; ")[0], 300)
+
+
 def open_verdicts(snapshot: RunSnapshot) -> list[Verdict]:
     """Return the verdicts that are still active."""
     return [verdict for verdict in snapshot.verdicts if verdict.ended is None]

@@ -4,6 +4,7 @@ pipe."""
 from __future__ import annotations
 
 import heapq
+import os
 import re
 import sys
 import time
@@ -11,6 +12,7 @@ from argparse import Namespace
 from collections.abc import Collection, Iterator, Mapping
 from operator import itemgetter
 from pathlib import Path
+from typing import BinaryIO
 
 from ltui.app.exit_codes import EXIT_DONE
 from ltui.app.live.log_tail import node_of_launcher_log, rank_of_log
@@ -165,7 +167,12 @@ class _Printer:
         """Print new lines, and return whether there were any. ``last`` includes lines without a
         line end."""
         printed = False
-        new = [file.new_lines(last=last) for file in self._find_files()]
+        files = self._find_files()
+        if len(files) == 1 and not files[0].prefix and not self._safe:
+            printed = files[0].copy_new(sys.stdout.buffer, last=last)
+            sys.stdout.buffer.flush()
+            return printed
+        new = [file.new_lines(last=last) for file in files]
         for _, prefix, line in heapq.merge(*new, key=itemgetter(0)):
             self._write(prefix, line)
             printed = True
@@ -205,7 +212,7 @@ class _LogFile:
     """
 
     def __init__(self, path: Path, prefix: bytes) -> None:
-        self._path, self._prefix = path, prefix
+        self._path, self.prefix = path, prefix
         self._done = 0
         self._rest = b""
         self._time = ""
@@ -218,22 +225,57 @@ class _LogFile:
             if match is not None:
                 day, clock, fraction = (part or b"" for part in match.groups())
                 self._time = max(self._time, f"{day.decode()} {clock.decode()}.{fraction.decode()}")
-            yield self._time, self._prefix, line
+            yield self._time, self.prefix, line
+
+    def copy_new(self, out: BinaryIO, *, last: bool) -> bool:
+        """Write the new lines as they are. Return whether there were any."""
+        copied = False
+        for data in self._chunks():
+            complete, newline, rest = (self._rest + data).rpartition(b"\n")
+            if len(rest) > LINE_BYTES:
+                newline, rest = newline + rest, b""
+            out.write(complete + newline)
+            self._rest, copied = rest, copied or bool(newline)
+        if last and self._rest:
+            out.write(self._rest + b"\n")
+            self._rest, copied = b"", True
+        return copied
 
     def _lines(self, *, last: bool) -> Iterator[bytes]:
+        for data in self._chunks():
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            if len(self._rest) > LINE_BYTES:
+                lines, self._rest = [*lines, self._rest], b""
+            yield from lines
+        if last and self._rest:
+            last_line, self._rest = self._rest, b""
+            yield last_line
+
+    def _chunks(self) -> Iterator[bytes]:
+        """Yield what is new in the file, and a line in place of what the limit has removed."""
         try:
             with open_regular(self._path) as file:
-                file.seek(self._done)
-                while data := file.read(CHUNK_BYTES):
-                    self._done += len(data)
-                    *lines, self._rest = (self._rest + data).split(b"\n")
-                    if len(self._rest) > LINE_BYTES:
-                        lines, self._rest = [*lines, self._rest], b""
-                    yield from lines
+                descriptor = file.fileno()
+                while True:
+                    begin, end = _next_data(descriptor, self._done)
+                    if begin > self._done:
+                        removed = f"{(begin - self._done) / 1e6:.0f} MB were removed here"
+                        yield f"\n[ltui: {removed}, LTUI_LOG_LIMIT]\n".encode()
+                    data = os.pread(descriptor, min(CHUNK_BYTES, end - begin), begin)
+                    if not data:
+                        return
+                    self._done = begin + len(data)
+                    yield data
         except OSError as error:
             if not self._failed:
                 sys.stderr.write(f"{self._path}: it cannot be read ({error.strerror}).\n")
             self._failed = True
-        if last and self._rest:
-            last_line, self._rest = self._rest, b""
-            yield last_line
+
+
+def _next_data(descriptor: int, offset: int) -> tuple[int, int]:
+    """Return begin and end of the next part of a file that is no hole (``log_limit.py``)."""
+    try:
+        begin = os.lseek(descriptor, offset, os.SEEK_DATA)
+        return begin, os.lseek(descriptor, begin, os.SEEK_HOLE)
+    except OSError:  # there is nothing after the offset, or the file system knows no holes
+        return offset, offset + CHUNK_BYTES

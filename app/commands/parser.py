@@ -50,7 +50,11 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**options)
 
     def error(self, message: str) -> NoReturn:
-        sys.stderr.write(f"{self.prog}: {_explain(message)} See `{self.prog} --help`.\n")
+        # Imported here: only an error needs it. The message has what was typed, or pasted.
+        from ltui.widgets.sanitise import clean_line
+
+        line = clean_line(f"{self.prog}: {_explain(message)} See `{self.prog} --help`.")
+        sys.stderr.write(f"{line}\n")
         raise SystemExit(EXIT_BAD_INPUT)
 
 

@@ -58,6 +58,7 @@ _ONCE = frozenset(
         "checkpoint_failed",
         "paused",
         "continued",
+        "disk",
         "stopped",
         "resumed",
         "note",

@@ -108,16 +108,17 @@ class PlainLines:
 
 def plain_line(snapshot: RunSnapshot) -> str:
     """Return the whole run in one line."""
-    word = state_word(snapshot)
+    word, detail = state_word(snapshot), _extra_detail(snapshot)
     moving = snapshot.state is RunState.RUNNING and not is_blocked(snapshot)
+    ranks = all_ranks_text(snapshot) if snapshot.state in LIVE else ""
     parts = [
         elapsed_text(snapshot.elapsed_s),
         word,
-        _extra_detail(snapshot),
+        detail,
         position(snapshot),
         metrics_text(snapshot),
         speed_text(snapshot) if moving else "",
-        all_ranks_text(snapshot) if snapshot.state in LIVE else "",
+        "" if ranks in detail else ranks,
         machine_count(snapshot) if snapshot.state in LIVE else "",
         missing_machines(snapshot),
     ]

@@ -46,9 +46,9 @@ MAX_EVENTS = 64
 """Number of events in a frame: the latest ones."""
 SHOWN_EVENT_KINDS = frozenset(
     {
-        "attempt", "checkpoint_failed", "continued", "exception", "gpu_error", "mirror", "note",
-        "on_verdict", "paused", "resumed", "stall_policy", "stopped", "telemetry_off", "verdict",
-        "verdict_over",
+        "attempt", "checkpoint_failed", "continued", "disk", "exception", "gpu_error", "mirror",
+        "note", "on_verdict", "paused", "resumed", "stall_policy", "stopped", "telemetry_off",
+        "verdict", "verdict_over",
     }
 )  # fmt: skip
 """Kinds of events that are shown."""

@@ -21,6 +21,7 @@ from ltui.app.presentation import run_view
 from ltui.app.presentation.machine_rows import MACHINE_KEY, UNFOLDED, MachineRows, RowSelection
 from ltui.app.presentation.machines import missing_machines, rank_summary
 from ltui.app.presentation.rank_grid import MIN_RANKS, has_grid, rank_grid
+from ltui.app.state_words import waiting_reason
 from ltui.training.state.run_snapshot import RunSnapshot
 from ltui.widgets.cell_grid import grid_lines
 from ltui.widgets.line_sheet import LiveLines
@@ -159,7 +160,7 @@ class RanksPanel(FilterPanel):
         table.note = "no match" if filtered and not rows else None
         table.set_rows(rows)
         parts = [missing_machines(frame.snapshot), rank_summary(frame.snapshot)]
-        summary = ", ".join(part for part in parts if part)
+        summary = ", ".join(part for part in parts if part) or waiting_reason(frame.snapshot)
         if filtered:
             total = len(frame.snapshot.ranks)
             summary = f"{machines.listed_ranks} of {total} ranks match"

@@ -23,7 +23,7 @@ from ltui.app.presentation.snapshot_text import (
     ranks_text,
     slow_ranks,
 )
-from ltui.app.state_words import machine_state_word
+from ltui.app.state_words import machine_state_word, waiting_reason
 from ltui.training.state.run_snapshot import (
     LIVE,
     NodeSnapshot,
@@ -79,8 +79,15 @@ def listed_ranks(
 
 
 def all_ranks_text(run: RunSnapshot) -> str:
-    """Return the ranks by state: ``2 ranks ok``, ``1 STALLED, 3 ok``, ``8 ok, 8 no report``."""
-    return rank_summary(run) if missing_machines(run) else ranks_text(run.ranks, slow_ranks(run))
+    """Return the ranks by state: ``2 ranks ok``, ``1 STALLED, 3 ok``, ``8 ok, 8 no report``.
+
+    Before the training begins, return what the ranks wait for, such as a machine that must join.
+    """
+    if missing_machines(run):
+        return rank_summary(run)
+    loud = any(rank.state in LOUD_RANK_STATES for rank in run.ranks)
+    waits = "" if loud else waiting_reason(run)
+    return waits or ranks_text(run.ranks, slow_ranks(run))
 
 
 def padded_labels(run: RunSnapshot) -> dict[int, str]:

@@ -40,6 +40,7 @@ from ltui.app.state_words import (
     needs_help,
     open_verdicts,
     state_word,
+    waiting_reason,
 )
 from ltui.training.state.good_checkpoints import (
     advice_before_nan,
@@ -391,7 +392,7 @@ def reason_text(snapshot: RunSnapshot) -> str:
     """Return why a run needs help, or how it ended, if the state's word does not give it."""
     if snapshot.state in LIVE:
         grave = most_severe_first(open_verdicts(snapshot)) if needs_help(snapshot) else []
-        return clean_line(grave[0].cause) if grave else ""
+        return clean_line(grave[0].cause) if grave else waiting_reason(snapshot)
     sentence = ended_detail(snapshot) if snapshot.state in FAILED else ""
     if not sentence and (snapshot.detail or "").startswith("killed"):
         sentence = ended_detail(snapshot)

@@ -31,6 +31,7 @@ from ltui.app.state_words import (
     state_sign,
     state_word,
     verdict_note,
+    waiting_reason,
 )
 from ltui.training.config.verdict_severity import BLOCKING_LEVELS
 from ltui.training.state.run_snapshot import (
@@ -264,7 +265,8 @@ def _device_text(device: str | None) -> str:
 
 def ranks_title(frame: Frame) -> str:
     """Return ``4 ok`` or ``1 STALLED, 3 ok``."""
-    return rank_counts(frame.snapshot.ranks, slow_ranks(frame.snapshot))
+    run = frame.snapshot
+    return rank_counts(run.ranks, slow_ranks(run)) or waiting_reason(run)
 
 
 # -- without GPUs ----------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from ltui.app.presentation.snapshot_text import rank_word
 from ltui.app.runs.run_entry import DAMAGED, RunEntry
 from ltui.app.runs.run_fields import SETTING, setting_texts, value_of, value_text
 from ltui.app.runs.run_summary import RunSummary
+from ltui.app.state_words import waiting_reason
 from ltui.training.state.run_snapshot import RankState, RunSnapshot, RunState
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line
@@ -159,7 +160,7 @@ def _note_cell(entry: RunEntry, run: RunSummary) -> Cell:
     if entry.labels.note:
         return Cell(text=entry.labels.note)
     if entry.snapshot is not None:
-        return Cell(text="")
+        return Cell(text=waiting_reason(entry.snapshot), tone=Tone.DIM)
     if run.reason:
         return Cell(text=run.reason, tone=Tone.WARN)
     return Cell(text=_ENDED_AT.sub("", run.detail), tone=Tone.DIM)

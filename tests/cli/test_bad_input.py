@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ltui.app import cli
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.store.run_directory import RunDir
 from tests.cli.conftest import Ltui
@@ -209,6 +210,25 @@ def test_a_run_that_does_not_exist(ltui: Ltui, private_home: Path) -> None:
     for command in ("show", "stop", "resume", "export"):
         error = refused(ltui, command, "brave-owk")
         assert error == "brave-owk: there is no such run. Did you mean brave-owl-3f2a?\n"
+
+
+def test_what_was_pasted_cannot_control_the_terminal(ltui: Ltui) -> None:
+    error = refused(ltui, "logs", "last", "--rank", "\x1b[31m\x1b]0;x\x07")
+    assert "\x1b" not in error
+    assert "is not a whole number" in error
+
+
+def test_too_little_memory_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(cli, "_run_command", fail)
+    assert cli.main(["runs"]) == 1
+    assert capsys.readouterr().err == (
+        "There is not enough memory. Raise the limit (ulimit -v) or free some.\n"
+    )
 
 
 def test_a_name_that_fits_several(ltui: Ltui, private_home: Path) -> None:

@@ -31,6 +31,7 @@ from ltui.app.state_words import state_sentence, state_sign, state_word
 from ltui.training.state.run_snapshot import (
     CheckpointInfo,
     MetricValue,
+    NodeSnapshot,
     RankSnapshot,
     RankState,
     RunSnapshot,
@@ -368,6 +369,23 @@ def test_a_script_that_has_not_started_lightning_is_no_unknown_rank() -> None:
     run = replace(WELL, ranks=(RankSnapshot(rank=0, state=RankState.UNKNOWN),))
     assert "the ranks are starting" in plain_line(run)
     assert "unknown" not in plain_line(run)
+
+
+def test_what_a_run_waits_for_is_said_wherever_it_is_named() -> None:
+    waits = "waiting for node 1 of 2 to join, 12 s of 600 s"
+    run = RunSnapshot(
+        id="calm-owl-0001", name="calm-owl", state=RunState.STARTING, world_size=4, elapsed_s=12.0,
+        detail=f"{waits}; on each of them: ltui join a:1 --key-file k",
+        nodes=(NodeSnapshot(node=0, name="a"), NodeSnapshot(node=1, name="node 1")),
+        ranks=tuple(RankSnapshot(rank=rank, state=RankState.UNKNOWN) for rank in range(2)),
+    )  # fmt: skip
+    entry = RunEntry(run_dir=RunDir(Path("calm-owl-0001")), summary=summarise(run), snapshot=run)
+    assert waits in "\n".join(runs_lines([entry], now=0.0))
+    assert run_row(entry, 0.0).note.text == waits
+    assert f"4  {waits}" in "\n".join(show_lines(run, now=0.0))
+    assert plain_line(run).count(waits) == 1
+    dead = replace(run, ranks=(RankSnapshot(rank=0, state=RankState.DEAD),))
+    assert "1 rank DEAD" in "\n".join(show_lines(dead, now=0.0))
 
 
 @pytest.mark.parametrize(

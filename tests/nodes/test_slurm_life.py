@@ -200,6 +200,40 @@ def test_two_nodes_are_one_run_that_is_requeued_and_stopped(login: Login) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("umask", [0o022, 0o002, 0o077], ids=oct)
+def test_a_stopped_run_is_resumed_by_new_jobs_until_it_is_finished(
+    login: Login, private_tmpdir: Path, umask: int
+) -> None:
+    """Each job has a number of its own, so other ports. No node has a folder of ltui's yet."""
+    login.environment["TMPDIR"] = str(private_tmpdir)
+    before = os.umask(umask)  # sbatch gives it to the job
+    try:
+        jobs = [login.submit(*PRESET, "--nodes", "2")]
+        for attempt in (1, 2):
+            step = login.show()["global_step"] or 0
+            running = login.wait(lambda s: (s["global_step"] or 0) > step + 5)  # noqa: B023
+            assert (running["attempt"], running["world_size"]) == (attempt, 2)
+            login("stop", "last")
+            login.wait_for_life(attempt, ended=True)
+            last = login.show()
+            assert (last["state"], last["global_step"]) == (
+                "stopped",
+                login.record().lives[-1].end_step,
+            )
+            more = ("--set", f"trainer.max_epochs={last['epoch'] + 2}") if attempt == 2 else ()
+            login("resume", "last", *more)
+            jobs.append(str(login.record().next_job_id))
+        login.wait(state("finished"))
+    finally:
+        os.umask(before)
+    assert len(set(jobs)) == 3, jobs
+    assert [life.job_id for life in login.record().lives] == jobs
+    assert login.steps_on_record() == list(range(1, login.show()["global_step"] + 1))
+    (left,) = private_tmpdir.glob("ltui-*")
+    assert left.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.slow
 def test_a_preempted_run_continues_when_the_other_job_has_ended(login: Login) -> None:
     login.submit(*PRESET, "--sbatch=exclusive", "--time", "10")
     login.wait_for_step(5, seconds=600)

@@ -12,7 +12,13 @@ from pathlib import Path
 import pytest
 
 from ltui.app.exit_codes import EXIT_STOPPED
+from ltui.app.nodes.start_head import head_place
 from ltui.app.slurm.continue_run import continue_run
+from ltui.app.slurm.head_node import _write_nodes
+from ltui.training.config.run_spec import RunSpec
+from ltui.training.lifecycle.launch_run import create_run_directory
+from ltui.training.nodes.link_key import LinkKey
+from ltui.training.nodes.link_place import LinkPlace, write_link_place
 from ltui.training.slurm.job_options import JobOptions
 from ltui.training.slurm.job_record import (
     JobRecord,
@@ -247,3 +253,28 @@ def test_a_job_that_squeue_has_forgotten_is_looked_up_once(
         states.append(None if job is None else job.state)
         now_s += ASK_S
     assert states == ["GONE", "FORGOTTEN", "FORGOTTEN"]
+
+
+def test_each_job_decides_the_ports_of_its_nodes_anew(
+    private_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head would else listen where the agents of the job before looked for it."""
+    spec = RunSpec(id="owl-0001", name="owl", created_at=0.0, cwd="/", python="python", config={})
+    run_dir = RunDir(private_home / "runs" / spec.id)
+    run_dir.path.parent.mkdir(parents=True)
+    create_run_directory(run_dir, spec)
+    step = {
+        "SLURM_NODEID": "0",
+        "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_STEP_NODELIST": "127.0.0.[1-2]",
+    }
+    for name, value in step.items():
+        monkeypatch.setenv(name, value)
+    for job in ("3001", "3002"):
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+        monkeypatch.setenv("LTUI_NODE_KEY", LinkKey.generate().text)
+        _write_nodes(run_dir)
+        nodes = run_dir.read_spec().nodes
+        assert nodes is not None
+        assert head_place(run_dir, nodes) == f"127.0.0.1:{25000 + int(job)}"
+        write_link_place(run_dir, LinkPlace(nodes.address, nodes.control_port))

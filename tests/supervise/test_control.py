@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -14,7 +15,11 @@ from pathlib import Path
 import pytest
 
 from ltui.training.state.run_snapshot import RunSnapshot, RunState
+from ltui.training.supervise import control_server
 from ltui.training.supervise.control_server import ControlServer
+from tests.waiting import wait_for
+
+carried_out: list[object] = []
 
 
 @pytest.fixture
@@ -29,6 +34,9 @@ def server(tmp_path: Path) -> Iterator[ControlServer]:
 def _handle(order: dict[str, object]) -> dict[str, object]:
     if order["cmd"] == "refuse":
         raise ValueError("not now.")
+    if order["cmd"] == "fail":
+        raise KeyError("an error in the handler")
+    carried_out.append(order["cmd"])
     return {"ok": True, "echo": order}
 
 
@@ -51,6 +59,9 @@ def test_answers_in_order_and_refuses_nonsense(server: ControlServer, tmp_path: 
         b"[1]",
         b'{"cmd": "refuse"}',
         b'{"cmd": 1}',
+        b'{"cmd": "fail"}',
+        b'{"cmd": ' + b"[" * 30_000,
+        b'{"cmd": "ping"}',
     ]
     with socket.socket(socket.AF_UNIX) as link:
         link.settimeout(60)
@@ -58,7 +69,9 @@ def test_answers_in_order_and_refuses_nonsense(server: ControlServer, tmp_path: 
         link.sendall(b"\n".join(lines) + b"\n")
         with link.makefile("rb") as file:
             answers = [json.loads(file.readline()) for _ in lines]
-    assert [answer["ok"] for answer in answers] == [True, False, False, False, False, True]
+    assert [answer["ok"] for answer in answers] == [
+        *(True, False, False, False, False, True, False, False, True)
+    ]
     assert answers[0]["pid"] == os.getpid()
     assert answers[4]["error"] == "not now."
 
@@ -98,11 +111,11 @@ def test_a_handler_that_fails_and_a_missing_thread_use_up_no_client(
     def fail(_: dict[str, object]) -> dict[str, object]:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(threading, "excepthook", lambda _: None)
     path, start = tmp_path / "failing.sock", threading.Thread.start
     server = ControlServer(path, path, fail)
     for _ in range(70):
-        assert _ask(path, b'{"cmd": "fail"}\n') == []
+        (answer,) = _ask(path, b'{"cmd": "fail"}\n')
+        assert answer["error"] == "this request cannot be carried out (ZeroDivisionError)."
 
     def cannot_start(thread: threading.Thread) -> None:
         monkeypatch.setattr(threading.Thread, "start", start)
@@ -115,6 +128,46 @@ def test_a_handler_that_fails_and_a_missing_thread_use_up_no_client(
         assert link.recv(1) == b""
     assert _ask(path, b'{"cmd": "ping"}\n')[0]["ok"]
     server.close()
+
+
+def test_the_request_of_a_client_that_has_left_is_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a pause of the supervisor: the client has said that nothing was changed."""
+    path, carried_out[:] = tmp_path / "paused.sock", []
+    frozen, accept = threading.Event(), socket.socket.accept
+
+    def accept_later(listener: socket.socket) -> tuple[socket.socket, object]:
+        frozen.wait()
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", accept_later)
+    server = ControlServer(path, path, _handle)
+    with socket.socket(socket.AF_UNIX) as link:
+        link.connect(str(path))
+        link.sendall(b'{"cmd": "left"}\n')
+    frozen.set()
+    assert _ask(path, b'{"cmd": "stays"}\n')[0]["ok"]
+    assert carried_out == ["stays"]
+    server.close()
+
+
+def test_idle_clients_make_room(
+    server: ControlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_server, "_IDLE_S", 0.2)
+    path = str(tmp_path / "control.sock")
+    with contextlib.ExitStack() as idle:
+        for _ in range(64):
+            idle.enter_context(socket.socket(socket.AF_UNIX)).connect(path)
+        wait_for(lambda: _answers(path), seconds=30)
+
+
+def _answers(path: str) -> bool:
+    try:
+        return bool(_ask(Path(path), b'{"cmd": "ping"}\n'))
+    except OSError:
+        return False
 
 
 def test_an_endless_request_is_cut_off(server: ControlServer, tmp_path: Path) -> None:

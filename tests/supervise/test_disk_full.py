@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ltui.training.lifecycle.launch_run import launch
-from ltui.training.state.run_snapshot import RunState
+from ltui.training.state.run_snapshot import LIVE, RunState
 from ltui.training.store.run_directory import RunDir
 from tests.required import required
 from tests.small_disk import fill, mount_small_disk, unmount
@@ -64,3 +65,31 @@ def test_the_end_is_recorded_once_there_is_room(runs: Runs, small_disk: Path) ->
     runs.until_alone(run)
     assert runs.ended(run).history_note is None
     assert runs.steps(run) == list(range(1, 151))
+
+
+def test_a_stop_that_could_not_save_leaves_the_run_running(runs: Runs, small_disk: Path) -> None:
+    run = _start(runs, small_disk)
+    ballast = fill(small_disk)
+    runs.order(run, "stop")
+    refused = runs.until(run, lambda s: (s.detail or "").startswith("not stopped: "))
+    goal = required(refused.global_step) + 20
+    on = runs.until(run, lambda s: (s.global_step or 0) > goal)
+    assert on.state is RunState.RUNNING
+    ballast.unlink()
+    runs.order(run, "checkpoint")
+    runs.until(run, lambda s: s.checkpoints and s.detail is None)
+    runs.order(run, "stop")
+    assert runs.ended(run).state is RunState.STOPPED
+
+
+def test_a_program_that_dies_of_the_full_disk_is_said_to(runs: Runs, small_disk: Path) -> None:
+    printing = "while True: print('step', 'x' * 4000, flush=True)"
+    run = launch(runs.spec(sys.executable, "-c", printing), small_disk)
+    ended = runs.until(run, lambda s: s.state not in LIVE)
+    assert ended.state is RunState.FAILED
+    assert required(ended.detail).startswith(f"the disk of {run.path} is full; the command exited")
+    (warning,) = ended.cautions
+    assert "MB are free on the disk of" in warning.what
+    for log in run.logs_dir(1).glob("*.log"):
+        log.unlink()
+    runs.until_alone(run)

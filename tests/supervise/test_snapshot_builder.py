@@ -31,8 +31,10 @@ from ltui.training.state.run_snapshot import (
     Throughput,
     Verdict,
 )
+from ltui.training.state.snapshot_from_fold import Progress
 from ltui.training.store.history_writer import StoreWriter
 from ltui.training.supervise.checkpoint_catalog import CheckpointCatalog, ScriptCheckpoints
+from ltui.training.supervise.live_attempt import LiveAttempt
 from ltui.training.supervise.previous_attempt import (
     restore_fold,
     starting_progress,
@@ -78,6 +80,7 @@ def attempt(folder: Path, **changes: Any) -> Any:
         "start": None,
         "nodes": None,
         "shown_metrics": lambda _: {},
+        "logs": SimpleNamespace(warnings=()),
     }
     return SimpleNamespace(**{**values, **changes})
 
@@ -95,6 +98,16 @@ def test_a_run_that_moves_has_a_rate_and_a_time_left(tmp_path: Path) -> None:
     assert shown.throughput.samples_per_s == pytest.approx(320)
     assert shown.ranks[0].samples_per_s == pytest.approx(320)
     assert shown.eta_s is not None
+
+
+def test_a_rank_that_dies_before_its_first_step_stood_where_it_resumed(tmp_path: Path) -> None:
+    resumed = Progress(global_step=193)
+    for at, shown in ((0, 193), (195, 195)):
+        live = attempt(
+            tmp_path / str(at), start=resumed, pulses={0: pulse(0, Phase.SETUP, global_step=at)}
+        )
+        assert LiveAttempt.furthest_step(live) == shown
+    assert LiveAttempt.furthest_step(attempt(tmp_path / "none", start=resumed, pulses={})) is None
 
 
 def test_flop_utilisation_counts_every_batch(tmp_path: Path) -> None:

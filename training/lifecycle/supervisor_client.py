@@ -57,7 +57,11 @@ class ControlClient:
         except (OSError, ValueError) as error:
             if isinstance(error, NotSupervisedError):
                 raise
-            raise NotSupervisedError(self._problem(_failure_text(error))) from error
+            text = _failure_text(error)
+            if isinstance(error, TimeoutError) and command.get("cmd") not in ("ping", "status"):
+                # The supervisor drops the request of a client that has left.
+                text += " The request was withdrawn; nothing is changed."
+            raise NotSupervisedError(self._problem(text)) from error
         if not answer.get("ok"):
             raise ProblemError(self._problem(str(answer.get("error") or "the command failed.")))
         return answer

@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +25,8 @@ _REQUEST_BYTES = 1 << 16
 """Maximum number of bytes of one request."""
 _MAX_CONNECTIONS = 64
 """Maximum number of clients that are connected at the same time."""
+_IDLE_S = 10.0
+"""Seconds after which a client is disconnected that neither sends a request nor reads an answer."""
 
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
 """Returns the answer to a command other than ping and status, or raises ``ValueError``.
@@ -78,6 +82,7 @@ class ControlServer:
             if _peer_uid(client) != os.getuid() or len(self._clients) >= _MAX_CONNECTIONS:
                 client.close()
                 continue
+            client.settimeout(_IDLE_S)
             self._clients.add(client)
             thread = threading.Thread(
                 target=self._serve, args=(client,), name="control client", daemon=True
@@ -93,6 +98,9 @@ class ControlServer:
             with contextlib.suppress(OSError), client, client.makefile("rb") as requests:
                 # A longer request, and one without a line break, ends the connection.
                 while (line := requests.readline(_REQUEST_BYTES)).endswith(b"\n"):
+                    # After a pause of this process. The client has said that nothing was changed.
+                    if _has_left(client):
+                        break
                     client.sendall(self._answer(line) + b"\n")
         finally:
             self._clients.discard(client)
@@ -101,7 +109,7 @@ class ControlServer:
         try:
             request = json.loads(line)
             command = request["cmd"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return _refusal("this is not a command.")
         published = self._published
         if command == "status" and published is not None:
@@ -115,6 +123,10 @@ class ControlServer:
             return json.dumps(self._handler(request)).encode()
         except ValueError as error:
             return _refusal(str(error))
+        except Exception as error:  # noqa: BLE001 - a request must not end its thread unanswered
+            # One line, because a client may send such requests without end.
+            print(f"request {str(command)[:40]!r} failed: {error!r:.200}", file=sys.stderr)
+            return _refusal(f"this request cannot be carried out ({type(error).__name__}).")
 
     def _status(self, snapshot: RunSnapshot, answer: bytes | None) -> bytes:
         """Return the encoded snapshot. It is encoded once for all clients."""
@@ -128,6 +140,14 @@ class ControlServer:
 
 def _refusal(sentence: str) -> bytes:
     return json.dumps({"ok": False, "error": sentence}).encode()
+
+
+def _has_left(client: socket.socket) -> bool:
+    """Return True if the client has closed the connection, and so waits for no answer."""
+    poll = select.poll()
+    # Set only when both directions are closed: a client may close the one in which it sends.
+    poll.register(client, 0)
+    return any(event & select.POLLHUP for _, event in poll.poll(0))
 
 
 def _peer_uid(client: socket.socket) -> int:

@@ -36,6 +36,7 @@ from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.history_writer import Batch
 from ltui.training.supervise.control_server import ControlServer
 from ltui.training.supervise.live_attempt import LiveAttempt
+from ltui.training.supervise.log_limit import disk_is_full
 from ltui.training.supervise.request_handler import RequestHandler
 from ltui.training.supervise.snapshot_builder import final_snapshot
 from ltui.training.supervise.watchdog.verdict_notifier import VerdictNotifier
@@ -105,6 +106,9 @@ class AttemptFinisher:
         crashed = end.state is RunState.CRASHED and lost is None
         if silence is not None and (is_forced or crashed):
             end = replace(end, detail=f"{end.detail}; {silence}")
+        if end.state in (RunState.FAILED, RunState.CRASHED) and disk_is_full(attempt.run_dir.path):
+            # A program that cannot write its log cannot say so either.
+            end = replace(end, detail=f"the disk of {attempt.run_dir.path} is full; {end.detail}")
         if self._requests.stopped_because is not None:
             end = replace(end, detail=f"{self._requests.stopped_because}: {end.detail}")
         end = attempt.restarts.schedule_if_due(

@@ -20,6 +20,7 @@ from ltui.training.diagnosis.judge_input import JudgeInput
 from ltui.training.gpu.flop_utilisation import BatchFlops
 from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.elastic_log import WorkerFailure
+from ltui.training.lifecycle.kill_processes import kill_run_processes
 from ltui.training.lifecycle.pending_stops import PendingStopStore
 from ltui.training.lifecycle.rank_queue_poller import QueuePoll, QueuePoller, local_processes
 from ltui.training.lifecycle.shim_files import engine_identity, from_earlier_boot
@@ -33,6 +34,7 @@ from ltui.training.store.history_writer import Batch, StoreWriter
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.checkpoint_catalog import CheckpointCatalog, ScriptCheckpoints
 from ltui.training.supervise.history_recorder import HistoryRecorder
+from ltui.training.supervise.log_limit import LogLimit
 from ltui.training.supervise.machine_readings import MachineMonitor
 from ltui.training.supervise.previous_attempt import (
     restore_fold,
@@ -40,6 +42,7 @@ from ltui.training.supervise.previous_attempt import (
     stored_snapshot,
 )
 from ltui.training.supervise.restart_policy import RestartPolicy
+from ltui.training.supervise.run_folder import RunFolder
 from ltui.training.supervise.snapshot_builder import build_snapshot
 from ltui.training.supervise.stop_controller import StopController
 from ltui.training.supervise.watchdog.evidence_collector import EvidenceCollector
@@ -85,6 +88,8 @@ class LiveAttempt:
         """The snapshot that the previous supervisor or attempt stored."""
         self.start = starting_progress(plan, previous)
         self.restarts = RestartPolicy(run_dir, spec, number)
+        self.logs = LogLimit(run_dir, number)
+        self.folder = RunFolder(run_dir)
         self.pending_stops = PendingStopStore(run_dir, number)
         self.started_at = store.started_at(number) or time.time()
         self.queues = QueuePoller(run_dir.queue_dir(number), store.cursors(number))
@@ -162,6 +167,7 @@ class LiveAttempt:
     def _handle(self, event: FoldedEvent) -> None:
         if event.kind == "checkpoint_saved":
             self.catalog.saved(event.fields.get("seconds"))
+            self.stops.checkpoint_saved()
         elif event.kind == "script_checkpoint":
             self.script_checkpoints.add(event.fields)
         elif event.kind == "resumed":
@@ -195,8 +201,14 @@ class LiveAttempt:
         return any(pulse is not None for pulse in self.pulses.values())
 
     def furthest_step(self) -> int | None:
-        """Return the highest global step of all ranks, or None if there is no pulse."""
-        return max((p.global_step for p in self.pulses.values() if p is not None), default=None)
+        """Return the highest global step of all ranks, or None if there is no pulse.
+
+        Until its first step, a rank of a resumed attempt stands at step 0.
+        """
+        steps = [p.global_step for p in self.pulses.values() if p is not None]
+        if not steps:
+            return None
+        return max(*steps, 0 if self.start is None else self.start.global_step or 0)
 
     def unfinished_ranks(self) -> frozenset[int]:
         """Return the ranks that did not finish their training.
@@ -247,7 +259,13 @@ class LiveAttempt:
             return Batch()
         assert self.machine.table is not None
         self.evidence.update_processes(self.machine.table, self.machine.rank_processes)
+        self.folder.leave_if_gone(self._kill_all)
+        batch.events += self.logs.update(time.monotonic())
         return batch
+
+    def _kill_all(self) -> None:
+        engine = self.engine()
+        kill_run_processes(self.run_dir, [*self.rank_processes(), *([engine] if engine else [])])
 
     def judge(self, poll: QueuePoll, failures: Sequence[WorkerFailure] = ()) -> Judgement:
         """Return the judgement on the health of the ranks."""
@@ -313,12 +331,10 @@ class LiveAttempt:
 
     def update_state(self, now_s: float) -> None:
         """Derive the state of the run from pulses, processes and requests."""
-        state = self.state
         if self.queued_because is not None:
             self.state = RunState.QUEUED
             return
-        if state is not RunState.STOPPING:
-            state = RunState.RUNNING if self._is_training(now_s) else RunState.STARTING
+        state = RunState.RUNNING if self._is_training(now_s) else RunState.STARTING
         self.state = self.stops.state(self.pulses, state)
 
     def _is_training(self, now_s: float) -> bool:
@@ -387,3 +403,4 @@ class LiveAttempt:
         self.evidence.close()
         self.queues.close()
         self.stops.close()
+        self.folder.close()

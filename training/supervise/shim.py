@@ -68,6 +68,9 @@ class Shim:
 
     def __init__(self, run_dir: str, attempt: int) -> None:
         self.run_dir = run_dir
+        # The folder itself, wherever it is moved to. It is never a path of a program, as that of
+        # the current folder would be.
+        self.folder = f"/proc/self/fd/{os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)}"
         self.attempt = attempt
         self.engine_pid: int | None = None
         self.engine_status: int | None = None
@@ -81,7 +84,17 @@ class Shim:
         self._reserve()
 
     def _path(self, *parts: str) -> str:
-        return os.path.join(self.run_dir, *parts)
+        return os.path.join(self.folder, *parts)
+
+    def removed(self) -> bool:
+        """Return True if the run directory was removed. Then nobody could find the run."""
+        try:
+            os.stat(self._path("engine", f"{self.attempt}.start.json"))
+        except FileNotFoundError:
+            return True
+        except OSError:  # a file system that does not answer at the moment
+            pass
+        return False
 
     # -- the engine ----------------------------------------------------------------------------
 
@@ -143,6 +156,10 @@ class Shim:
         while self.engine_status is None:
             signal.sigtimedwait({signal.SIGCHLD}, _POLL_S)
             self._reap()
+            if self.removed():
+                if self.engine_pid is not None and self.engine_status is None:
+                    _kill(self.engine_pid, signal.SIGKILL)
+                return
             self._restart_supervisor()
 
     def _reap(self) -> None:
@@ -254,8 +271,11 @@ class Shim:
     def _start_supervisor(self) -> int | None:
         try:
             with open(self._path("logs", "supervisor.log"), "ab") as log:
+                # A folder of that path may have been made again by a rank that saves there.
+                stays = os.path.exists(os.path.join(self.run_dir, "spec.yaml"))
+                here = self.run_dir if stays else os.readlink(self.folder)
                 child = subprocess.Popen(
-                    self.start["supervisor"],
+                    [here if word == self.run_dir else word for word in self.start["supervisor"]],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -273,7 +293,7 @@ class Shim:
 
     def wait_until_recorded(self) -> None:
         """Return when a supervisor has recorded the end of the run, or if none can be started."""
-        while not self.end_recorded():
+        while not self.end_recorded() and not self.removed():
             self._restart_supervisor()
             if self.restarts >= _MAX_RESTARTS and not self._supervised():
                 return
@@ -309,6 +329,8 @@ def main(run_dir: str, attempt: int, starter: int) -> None:
     if error is None:
         shim.wait_for_engine()
     killed = shim.kill_descendants()
+    if shim.removed():
+        return
     code = 127 if error else None
     if shim.engine_status is not None:
         code = os.waitstatus_to_exitcode(shim.engine_status)  # negative for a signal

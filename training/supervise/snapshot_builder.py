@@ -91,7 +91,7 @@ def build_snapshot(
         changes=live.changes,
         restarted_because=live.restarted_because,
         stops=live.pending_stops.pending.descriptions(),
-        cautions=all_warnings(fold),
+        cautions=(*live.logs.warnings, *all_warnings(fold)),
         checkpoint_seconds=live.catalog.seconds,
         job=job,
         flops_per_batch=live.flops.flops if live.flops is not None else None,

@@ -83,6 +83,11 @@ class StopController:
             self.escalation = None
             self.error = f"{NOT_STOPPED}{reason} A kill would still end it."
 
+    def checkpoint_saved(self) -> None:
+        """Forget why the last stop failed: the ranks can save again."""
+        if (self.error or "").startswith(NOT_STOPPED):
+            self.error = None
+
     def pause_failed(self, reason: str) -> None:
         """End a pause that is requested, because a rank cannot take part in it."""
         if self.pausing:
