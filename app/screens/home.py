@@ -110,7 +110,9 @@ class HomeScreen(MarkedRunsScreen):
         self.call_after_refresh(lambda: self._load(self.presets_panel.highlighted_name))
 
     def on_resize(self, event: events.Resize) -> None:
-        self._fit_size(event.size.width, event.size.height)
+        # The first resize may come before there are any panels.
+        if self.query("#keys"):
+            self._fit_size(event.size.width, event.size.height)
 
     def _fit_size(self, width: int, height: int) -> None:
         self.set_class(width < 70, "-slim")

@@ -17,7 +17,14 @@ from textual.widgets import Input, OptionList, Static, TextArea
 
 from ltui.app.keys.footer import KeyFooter
 from ltui.app.launch import check_and_launch, local_machine
-from ltui.app.panels.form_fields import KnobField, LabelField, StartField
+from ltui.app.panels.form_fields import (
+    MOST_WORDS,
+    FieldHint,
+    FormField,
+    KnobField,
+    LabelField,
+    StartField,
+)
 from ltui.app.panels.launch_line import LaunchLine
 from ltui.app.panels.launch_panel import FormPanel
 from ltui.app.panels.preset_fields import LaunchForm
@@ -439,6 +446,20 @@ async def test_a_line_says_what_a_launch_would_start(home: Path, place: Path) ->
         await until(pilot, lambda: "3 epochs" in str(line.content))
         field(screen, "trainer.max_epochs").value = "three"
         await until(pilot, lambda: "✗ epochs: " in str(line.content))
+
+
+async def test_the_help_of_a_field_stands_once_below_the_form(home: Path, place: Path) -> None:
+    app = LtuiApp(home)
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await ready(pilot, app)
+        fields = list(screen.query(FormField))
+        assert all(len(field.meaning.split()) <= MOST_WORDS for field in fields)
+        assert all(field.size.height == 1 for field in fields)
+        hint = screen.query_one(FieldHint)
+        field(screen, "trainer.devices").focus()
+        await until(pilot, lambda: "two ranks on the CPU" in str(hint.content))
+        field(screen, "trainer.max_epochs").focus()
+        await until(pilot, lambda: not str(hint.content))
 
 
 async def test_what_was_typed_is_kept_for_each_preset(home: Path, place: Path) -> None:
