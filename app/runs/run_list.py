@@ -131,6 +131,9 @@ class RunList:
 
     def _read(self, run_id: str, stamp: str) -> IndexedRun:
         run_dir = RunDir(self._home / "runs" / run_id)
+        if not run_id.isprintable():
+            problem = "the name of its directory holds characters that cannot be printed."
+            return IndexedRun(stamp, RunEntry(run_dir=run_dir, problem=problem))
         labels = read_labels(run_dir)
         try:
             run = self._snapshot_of(run_dir)

@@ -174,6 +174,16 @@ def test_a_run_that_cannot_be_read_is_listed_as_damaged_and_named(evil: RunDir) 
     assert "nested more than" in error
 
 
+def test_a_name_with_escapes_is_listed_without_them_and_taken_by_no_command(evil: RunDir) -> None:
+    evil.path.rename(evil.path.with_name("evil\x1b[31m\u202e-0001"))
+    assert check_commands("name", (("runs",), ("runs", "--json"))) == []
+    (line,) = [line for line in output_of(("runs",))[1].splitlines() if "evil" in line]
+    assert "damaged" in line
+    code, error = output_of(("show", "evil"))
+    assert code == 2
+    assert "there is no such run" in error
+
+
 def test_an_event_is_one_line(evil: RunDir) -> None:
     DAMAGES["escapes in texts"](evil)
     DAMAGES["escapes in events"](evil)

@@ -267,7 +267,8 @@ def list_runs(home: Path) -> list[RunDir]:
     except OSError:
         return []
     for entry in entries:
-        if entry.name.startswith("."):
+        # A name that would steer the terminal is listed as damaged, and no command takes it.
+        if entry.name.startswith(".") or not entry.name.isprintable():
             continue
         try:
             changed = os.stat(os.path.join(entry.path, "spec.yaml")).st_mtime
