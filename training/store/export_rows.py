@@ -101,7 +101,7 @@ def _rank_rows(part: SeriesPart, rank: int, first_step: int, last_step: int) -> 
             part.windows("min(first_step)", "AND level < ?", size).fetchone()[0],
         ]
         first_finer = min((step for step in finer_steps if step is not None), default=1 << 62)
-        for last, epoch, t, mean, first, low, high, n in part.windows(
+        windows = part.windows(
             f"last_step, epoch, wall_s, {c}_mean, first_step, {c}_low, {c}_high, {c}_n",
             "AND level = ? AND first_step >= ? AND first_step < ? AND last_step <= ? "
             f"AND {c}_n > 0 ORDER BY win",
@@ -109,7 +109,9 @@ def _rank_rows(part: SeriesPart, rank: int, first_step: int, last_step: int) -> 
             start,
             first_finer,
             last_step,
-        ):
+        )
+        kinds = (WHOLE, REAL, REAL, REAL, WHOLE, REAL, REAL, WHOLE)
+        for last, epoch, t, mean, first, low, high, n in typed(windows, *kinds):
             start = (last // size + 1) * size
             whole_epoch = None if epoch is None else int(epoch)
             yield last, rank, whole_epoch, t, mean, first, low, high, n
