@@ -129,8 +129,8 @@ def _rank_rows(part: SeriesPart, rank: int, first_step: int, last_step: int) -> 
         start,
         last_step,
     )
-    kinds = (WHOLE, REAL, REAL, REAL, REAL, REAL, REAL, WHOLE)
-    for step, epoch, t, value, first, low, high, n in typed(rows, *kinds):
+    row_kinds = (WHOLE, REAL, REAL, REAL, REAL, REAL, REAL, WHOLE)
+    for step, epoch, t, value, first, low, high, n in typed(rows, *row_kinds):
         if n == 1:
             yield step, rank, epoch, t, value, None, None, None, 1
         else:
