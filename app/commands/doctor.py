@@ -37,6 +37,7 @@ from ltui.training.store.history_place import (
     local_temporary_folders,
     own_folder,
 )
+from ltui.training.store.run_bin import deleted_runs
 from ltui.training.store.run_directory import ltui_home
 from ltui.widgets.formats import NA, size
 
@@ -129,7 +130,7 @@ def _check_ltui() -> list[Finding]:
     enough = free >= DISK_NEEDED_BYTES
     remedy = "Checkpoints and histories may not fit. Set LTUI_HOME to a folder on a larger disk."
     runs = Finding("runs", f"{home}, {size(free)} free", enough, remedy)
-    leftovers = _check_leftovers(home)
+    leftovers = [*_check_bin(home), *_check_leftovers(home)]
     return [version_finding, runs, *leftovers, _check_py_spy(), *_check_extras()]
 
 
@@ -144,6 +145,17 @@ def _check_extras() -> list[Finding]:
         )
         for extra, (module, requirement, use) in _EXTRAS.items()
     ]
+
+
+def _check_bin(home: Path) -> list[Finding]:
+    """Return a finding about deleted runs, if there are any."""
+    runs = deleted_runs(home)
+    if not runs:
+        return []
+    use = size(sum(disk_use(run.path) for run in runs))
+    count = "1 deleted run" if len(runs) == 1 else f"{len(runs)} deleted runs"
+    text = f"{count}, {use}: `ltui restore` lists them, `ltui prune --bin` removes them"
+    return [Finding("bin", text)]
 
 
 def _check_leftovers(home: Path) -> list[Finding]:

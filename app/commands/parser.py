@@ -25,7 +25,11 @@ from ltui.app.commands.data_arguments import (
 )
 from ltui.app.commands.export_and_import_arguments import add_export, add_import
 from ltui.app.commands.labels_arguments import add_label_commands, add_label_options
-from ltui.app.commands.runs_arguments import add_prune_command, add_runs_command
+from ltui.app.commands.runs_arguments import (
+    add_prune_command,
+    add_restore_command,
+    add_runs_command,
+)
 from ltui.app.exit_codes import EXIT_BAD_INPUT
 from ltui.training.config.defaults import MIRROR_PATTERN, STOP_TIMEOUT_S
 from ltui.training.config.digit_grouping import strip_digit_grouping
@@ -138,6 +142,7 @@ def build_parser() -> Parser:
     _add_control_commands(add)
     add_label_commands(add, RUN_HELP)
     add_prune_command(add)
+    add_restore_command(add)
     _add_setup_commands(add)
     add_data(commands)
     bench = add_bench(commands)
@@ -583,9 +588,10 @@ def _add_control_commands(add: AddCommand) -> None:
     _add_run_argument(
         add("checkpoint", "stop_and_pause:checkpoint", "save a checkpoint now and keep training")
     )
-    _add_run_argument(
-        add("delete", "runs:delete", "delete a run with its history, logs and checkpoints")
-    )
+    delete = add("delete", "prune:delete", "move a run to the bin, where it can be restored")
+    _add_run_argument(delete)
+    add_flag(delete, "--now", "remove it for ever, with its history, logs and checkpoints")
+    add_flag(delete, "--dry-run", "only print what would be deleted, with its disk use")
 
 
 def _add_setup_commands(add: AddCommand) -> None:

@@ -1,4 +1,4 @@
-"""``ltui runs``, ``show`` and ``delete``: list runs, show one, delete one."""
+"""``ltui runs`` and ``show``: list runs, show one."""
 
 from __future__ import annotations
 
@@ -162,15 +162,4 @@ def _show_code(run_dir: RunDir, *, as_json: bool) -> int:
         )
     else:
         print("\n".join(code_lines(records, diff)))
-    return EXIT_DONE
-
-
-def delete(options: Namespace) -> int:
-    """Run ``ltui delete RUN``."""
-    # Imported here: a list of runs needs nothing of it.
-    from ltui.training.lifecycle.resume_run import delete as delete_run
-
-    run_dir = find_run(ltui_home(), options.run)
-    delete_run(run_dir)
-    print(f"{run_dir.id} was deleted with its history, logs and checkpoints.")
     return EXIT_DONE

@@ -30,8 +30,18 @@ def add_runs_command(add: AddCommand) -> None:
 def add_prune_command(add: AddCommand) -> None:
     """Add ``ltui prune``."""
     prune = add("prune", "prune:prune", "delete the ended runs that match a filter", _PRUNE_EPILOG)
-    prune.add_argument("--filter", metavar="EXPR", required=True, help="which runs, see below")
+    prune.add_argument("--filter", metavar="EXPR", help="which runs, see below")
+    add_flag(prune, "--now", "free the space at once; the runs can't be restored")
+    add_flag(prune, "--bin", "remove the deleted runs in the bin for ever")
     add_flag(prune, "--dry-run", "only print what would be deleted, with its disk use")
+
+
+def add_restore_command(add: AddCommand) -> None:
+    """Add ``ltui restore``."""
+    restore = add("restore", "prune:restore", "bring a deleted run back, or list the bin")
+    restore.add_argument(
+        "run", metavar="RUN", nargs="?", help="id, name or a prefix; without it, list the bin"
+    )
 
 
 FILTER_HELP = """\
@@ -62,10 +72,11 @@ examples:
 
 _PRUNE_EPILOG = f"""\
 Live runs, runs with a star and runs that cannot be read are never deleted. A deleted
-run is lost with its history, logs and checkpoints.
+run is in the bin for a week, from which `ltui restore RUN` brings it back.
 
 {FILTER_HELP}
 examples:
   ltui prune --filter 'state=failed ended<30d ago' --dry-run
-  ltui prune --filter 'size>10GB not has:tag'
+  ltui prune --filter 'size>10GB not has:tag' --now
+  ltui prune --bin
 """

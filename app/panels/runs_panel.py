@@ -332,10 +332,17 @@ class RunsPanel(FilterPanel):
         self.fill_list()
 
     def targets(self) -> list[RunEntry]:
-        """Return the runs that an action is for: the marked ones, else the selected one."""
-        if self.marked:
-            return [self.lines[key] for key in self.marked]
+        """Return the runs that an action is for: the listed marked ones, else the selected one."""
+        if shown := self.shown_marks():
+            return [self.lines[key] for key in shown]
         return [] if self.selected is None else [self.selected]
+
+    def shown_marks(self) -> list[str]:
+        """Return the marked runs that the filter does not hide, in the order of their marks."""
+        if not self.marked or not self.query("#runs-table"):
+            return []
+        listed = set(self.table.keys)
+        return [key for key in self.marked if key in listed]
 
     # -- columns and order -------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ class ConfirmScreen(ModalScreen[bool]):
 
     def __init__(self, question: str, *, yes: str, no: str = "cancel") -> None:
         super().__init__()
-        self._question = question
+        self.question = question
         self._opened_at = math.inf
         """Time of the app's clock at which the question was first painted."""
         self.answers = [("y", yes, "answer(True)"), ("n or Esc", no, "answer(False)")]
@@ -51,7 +51,7 @@ class ConfirmScreen(ModalScreen[bool]):
             keys.apply_meta({"@click": f"screen.{action}"}, start, len(keys))
             keys.append("     ")
         with Vertical(classes="dialog"):
-            yield Static(Text(self._question), id="question")
+            yield Static(Text(self.question), id="question")
             yield Static(keys, id="answers")
 
     def on_mount(self) -> None:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 ACTIONS = frozenset({"stop", "resume", "delete", "star", "label", "export"})
 """Actions on marked runs, or on the selected one. All but the export change runs."""
+MOST_NAMES = 5
+"""Number of runs that the question before a deletion names."""
 MARK_TWO = "Mark at least two runs with Space, then press C to compare them."
 
 
@@ -42,7 +44,7 @@ class MarkedRunsScreen(RunListScreen):
                 return READONLY
             return None if self._last_change else "There is no change of labels to undo."
         if name == "compare":
-            return MARK_TWO if len(self.runs_panel.marked) < 2 else None
+            return MARK_TWO if len(self.runs_panel.shown_marks()) < 2 else None
         if name not in ACTIONS or (name == "resume" and not self._several()):
             return super().refusal_of(action)
         # In a browser, a person who only watches would write files on another machine.
@@ -52,7 +54,7 @@ class MarkedRunsScreen(RunListScreen):
         return _nothing_to(name, entries) if entries else "There is no run."
 
     def _several(self) -> bool:
-        return len(self.runs_panel.marked) > 1
+        return len(self.runs_panel.shown_marks()) > 1
 
     def _targets_of(self, action: str) -> list[RunEntry]:
         """Return the runs that ``action`` is for; none, after the reason was shown, if it can't be
@@ -64,12 +66,16 @@ class MarkedRunsScreen(RunListScreen):
         return self.runs_panel.targets()
 
     def _named(self, entries: Sequence[RunEntry]) -> str:
-        """Return the name of a single run; else how many there are, and how many are hidden."""
-        if len(entries) == 1:
-            return entries[0].name
-        shown = set(self.runs_panel.table.keys)
-        hidden = sum(entry.id not in shown for entry in entries)
-        return f"{len(entries)} runs" + (f" ({hidden} hidden by the filter)" if hidden else "")
+        """Return the name of a single run; else how many there are."""
+        return entries[0].name if len(entries) == 1 else f"{len(entries)} runs"
+
+    def _hidden_marks(self) -> str:
+        """Return a line about marked runs that the filter hides; empty if there are none."""
+        hidden = len(self.runs_panel.marked) - len(self.runs_panel.shown_marks())
+        if not hidden:
+            return ""
+        runs, verb = ("run is", "stays") if hidden == 1 else ("runs are", "stay")
+        return f"\n{hidden} marked {runs} hidden by the filter and {verb}."
 
     def action_mark(self) -> None:
         self.runs_panel.toggle_mark()
@@ -142,15 +148,11 @@ class MarkedRunsScreen(RunListScreen):
         if not entries:
             return
         # Imported here: the first frame deletes nothing.
-        from ltui.training.lifecycle.resume_run import delete
+        from ltui.training.lifecycle.delete_runs import delete
         from ltui.training.problem import ProblemError
-        from ltui.widgets.formats import size
 
         ended = [entry for entry in entries if not entry.live]
-        its = "Its" if len(ended) == 1 else "Their"
-        question = f"Delete {self._named(ended)}? {its} history, logs and checkpoints are lost."
-        if all(entry.size_bytes is not None for entry in ended):
-            question += f" This frees {size(sum(entry.size_bytes or 0.0 for entry in ended))}."
+        question = _delete_question(ended)
         live = {entry.id for entry in entries if entry.live}
         if live:
             verb = "is" if len(live) == 1 else "are"
@@ -164,7 +166,9 @@ class MarkedRunsScreen(RunListScreen):
 
         one = "it" if len(ended) == 1 else "them"
         confirm = ConfirmScreen(question, yes=f"delete {one}", no=f"keep {one}")
-        self._do_after(confirm, "Deleted {}", entries, delete_unless_live)
+        name = ended[0].id if len(ended) == 1 else "RUN"
+        hint = f"For a week: ltui restore {name}"
+        self._do_after(confirm, "Deleted {}", entries, delete_unless_live, hint)
 
     def action_star(self) -> None:
         entries = self._targets_of("star")
@@ -253,18 +257,25 @@ class MarkedRunsScreen(RunListScreen):
         text: str,
         entries: Sequence[RunEntry],
         action: Callable[[RunDir], object],
+        hint: str = "",
     ) -> None:
-        """Ask, and carry out an action on each run if the answer is yes."""
+        """Ask, and carry out an action on each run if the answer is yes. ``hint`` is shown if it
+        worked for a run."""
 
         def answered(yes: bool | None) -> None:
             if yes:
-                self._do(text, [entry.run_dir for entry in entries], action)
+                self._do(text, _directories(entries), action, hint)
 
+        question.question += self._hidden_marks()
         self.app.push_screen(question, answered)
 
     @work(thread=True, group="marked runs", exit_on_error=False)
     def _do(
-        self, text: str, run_dirs: Sequence[RunDir], action: Callable[[RunDir], object]
+        self,
+        text: str,
+        run_dirs: Sequence[RunDir],
+        action: Callable[[RunDir], object],
+        hint: str,
     ) -> None:
         """Carry out an action on each run, and report in one sentence how it went.
 
@@ -274,7 +285,8 @@ class MarkedRunsScreen(RunListScreen):
         from ltui.app.runs.several_runs import for_each
 
         outcome = for_each(run_dirs, action)
-        call_screen(self, self._report, outcome.sentence(text), not outcome.failed)
+        sentence = f"{outcome.sentence(text)} {hint if outcome.done else ''}".rstrip()
+        call_screen(self, self._report, sentence, not outcome.failed)
 
     @work(thread=True, group="marked runs", exit_on_error=False)
     def _export(self, run_dirs: Sequence[RunDir], choice: ExportChoice) -> None:
@@ -306,6 +318,27 @@ class MarkedRunsScreen(RunListScreen):
 
 def _directories(entries: Sequence[RunEntry]) -> list[RunDir]:
     return [entry.run_dir for entry in entries]
+
+
+def _delete_question(ended: Sequence[RunEntry]) -> str:
+    """Return the question that names the runs, and what can be undone for how long."""
+    # Imported here: the first frame deletes nothing.
+    from ltui.widgets.formats import size
+
+    names = ", ".join(entry.name for entry in ended[:MOST_NAMES])
+    more = len(ended) - MOST_NAMES
+    one = len(ended) == 1
+    runs = names if one else f"{len(ended)} runs"
+    question = f"Delete {runs}?"
+    if not one:
+        question += f"\n{names}{f' and {more} more' if more > 0 else ''}"
+    if starred := sum(entry.labels.star for entry in ended):
+        question += "\nIt has a star." if one else f"\n{starred} of them with a star."
+    question += f"\n{'It' if one else 'They'} can be restored for 7 days (ltui restore)."
+    if all(entry.size_bytes is not None for entry in ended):
+        total = size(sum(entry.size_bytes or 0.0 for entry in ended))
+        question += f" Then {total} are freed."
+    return question
 
 
 def _is_resumable(entry: RunEntry) -> bool:

@@ -33,6 +33,7 @@ from ltui.training.store.labels_file import change_labels, read_labels
 from ltui.training.store.run_directory import RunDir, list_runs
 from tests.app.one_run import answer, later, until
 from tests.ltui_command import run_ltui
+from tests.required import required
 from tests.stored_runs import stored_run
 
 IDS = ("brave-owl-5e6f", "calm-fox-1a2b", "old-pine-3c4d")
@@ -126,11 +127,13 @@ async def test_several_marked_runs_are_deleted_after_one_question_and_a_live_one
         assert len(it.panel.marked) == 4
         await it.press("delete")
         question = await it.question()
-        assert question.startswith("Delete 3 runs? Their history")
+        names = ", ".join(entry.name for entry in it.panel.targets() if entry.id != live)
+        assert question.startswith(f"Delete 3 runs?\n{names}\nThey can be restored for 7 days")
         assert question.endswith("1 of the marked runs is live and kept.")
         await answer(it.pilot)
         sentence = await it.notice("Deleted")
-        assert sentence == f"Deleted 3 of 4 runs: not {live} (it is live)."
+        reason = f"not {live} (it is live)"
+        assert sentence == f"Deleted 3 of 4 runs: {reason}. For a week: ltui restore RUN"
         await until(it.pilot, lambda: set(it.panel.lines) == {live})
         assert list(it.panel.marked) == [live]
         await it.press("delete")
@@ -176,7 +179,7 @@ async def test_a_damaged_run_among_others_is_left_out_and_named(home: Path) -> N
         await it.press("delete")
         await answer(it.pilot)
         await until(it.pilot, lambda: not it.panel.lines)
-        assert "Deleted 3 runs." in it.notices
+        assert "Deleted 3 runs. For a week: ltui restore RUN" in it.notices
 
 
 async def test_an_export_asks_before_it_replaces_a_file(home: Path) -> None:
@@ -299,16 +302,32 @@ async def test_two_dashboards_that_tag_at_the_same_time_lose_nothing(home: Path)
         assert read_labels(RunDir(home / "runs" / run_id)).tags == ("from-one", "from-two")
 
 
-async def test_a_question_counts_the_runs_that_the_filter_hides(home: Path) -> None:
-    async with opened(home) as it:
+async def test_a_deletion_names_the_runs_and_spares_those_that_the_filter_hides(home: Path) -> None:
+    for number in range(6):
+        stored_run(home, f"fox-{number}-1234")
+    for run_id in ("fox-1-1234", "fox-2-1234"):
+        change_labels(RunDir(home / "runs" / run_id), lambda now: replace(now, star=True))
+    async with opened(home, runs=9) as it:
         await it.press("a", "slash", *"fox", "enter")
-        await until(it.pilot, lambda: len(it.table.keys) == 1)
+        await until(it.pilot, lambda: len(it.table.keys) == 7)
         await it.press("delete")
-        assert (await it.question()).startswith("Delete 3 runs (2 hidden by the filter)?")
+        question = await it.question()
+        names = [it.panel.lines[key].name for key in it.panel.shown_marks()]
+        assert f"Delete 7 runs?\n{', '.join(names[:5])} and 2 more\n" in question
+        assert "2 of them with a star." in question
+        assert question.endswith("\n2 marked runs are hidden by the filter and stay.")
         await it.press("escape")
         await until(it.pilot, lambda: it.app.screen is it.screen)
-        await it.press("a", "delete")
-        assert (await it.question()).startswith("Delete 2 runs (2 hidden by the filter)?")
+        # All marks are hidden: the keys act on the selected run.
+        await it.press("a", "end")
+        later(it.app)
+        await it.press("delete")
+        selected = required(it.panel.selected)
+        assert (await it.question()).startswith(f"Delete {selected.name}?")
+        await answer(it.pilot)
+        await it.notice(f"Deleted {selected.id}.")
+    left = {run.id for run in list_runs(home)}
+    assert left == {*IDS, *(f"fox-{n}-1234" for n in range(6))} - {selected.id}
 
 
 async def test_runs_without_a_checkpoint_are_not_resumed(home: Path) -> None:

@@ -13,8 +13,9 @@ from collections.abc import Callable
 
 import pytest
 
+from ltui.training.lifecycle.delete_runs import delete
 from ltui.training.lifecycle.recover_runs import recover_run
-from ltui.training.lifecycle.resume_run import delete, resume
+from ltui.training.lifecycle.resume_run import resume
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import RunState, to_json

@@ -11,6 +11,7 @@ import pytest
 
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.labels_file import change_labels
+from ltui.training.store.run_bin import deleted_runs
 from tests.cli.conftest import Ltui
 from tests.stored_runs import stored_run
 
@@ -91,3 +92,29 @@ def test_prune_refuses_a_doubtful_filter(
     done = ltui("prune", "--filter", text)
     assert done.returncode == 2
     assert runs_left() == before
+
+
+def test_delete_restore_and_prune_on_the_command_line(
+    ltui: Ltui, home: Path, runs_left: Callable[[], list[str]]
+) -> None:
+    fox, others = "calm-fox-1a2b", ["bad-bear-ffff", "kept-owl-5e6f", "old-pine-3c4d"]
+    assert "would be moved to the bin" in ltui("delete", fox, "--dry-run").stdout
+    assert runs_left() == sorted([fox, *others])
+    done = ltui("delete", fox)
+    assert f"ltui restore {fox}" in done.stdout
+    assert runs_left() == others
+    assert f"{fox}  until " in ltui("restore").stdout
+    assert "1 deleted run" in ltui("doctor").stdout
+    assert ltui("restore", "calm").returncode == 0
+    assert runs_left() == sorted([fox, *others])
+    assert ltui("restore", "calm").returncode == 2
+    assert "for a week" in ltui("prune", "--filter", "fox").stdout
+    dry = ltui("prune", "--bin", "--dry-run").stdout
+    assert dry.splitlines()[-1].startswith("Would remove 1 run, ")
+    assert deleted_runs(home)
+    assert ltui("prune", "--bin").stdout.splitlines()[-1].startswith("Removed 1 run, ")
+    assert deleted_runs(home) == []
+    assert ltui("prune", "--filter", "pine", "--now").returncode == 0
+    assert (deleted_runs(home), runs_left()) == ([], others[:2])
+    for words in ([], ["--bin", "--filter", "x"]):
+        assert ltui("prune", *words).returncode == 2

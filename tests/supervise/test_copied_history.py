@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from ltui.training.lifecycle.delete_runs import delete, remove
 from ltui.training.lifecycle.launch_run import launch
 from ltui.training.lifecycle.recover_runs import recover_run
-from ltui.training.lifecycle.resume_run import delete
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.state.run_snapshot import RunState
-from ltui.training.store.history_place import ELSEWHERE_S, read_place
+from ltui.training.store.history_place import ELSEWHERE_S, read_place, remove_unneeded_histories
+from ltui.training.store.run_bin import restore
 from ltui.training.store.run_directory import RunDir
 from tests.required import required
 from tests.small_disk import fill, mount_small_disk, unmount
@@ -173,5 +174,11 @@ def test_deleting_a_run_deletes_what_could_not_be_copied(runs: Runs, local: Path
     folder = _folder(run)
     assert folder.exists()
     resolve_snapshot(run)
-    delete(run)
+    deleted = delete(run)
+    remove_unneeded_histories()
+    assert folder.exists()
+    restore(deleted)
+    steps = runs.steps(run)
+    assert steps
+    remove(delete(run))
     assert not folder.exists()

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from ltui.training.lifecycle.attempt_plan import AttemptPlan
+from ltui.training.lifecycle.delete_runs import delete
 from ltui.training.lifecycle.launch_run import launch
-from ltui.training.lifecycle.resume_run import delete, resume
+from ltui.training.lifecycle.resume_run import resume
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.lifecycle.start_from import find_start_checkpoint
 from ltui.training.lifecycle.supervisor_client import ControlClient, NotSupervisedError
@@ -21,6 +22,7 @@ from ltui.training.problem import ProblemError
 from ltui.training.process.identity import lock_holder
 from ltui.training.state.run_snapshot import RankState, RunState
 from ltui.training.store.history_reader import RunStore
+from ltui.training.store.run_bin import deleted_runs
 from ltui.training.supervise.open_attempt import open_attempt
 from tests.required import required
 from tests.store.histories import stored_rows
@@ -178,8 +180,9 @@ def test_a_second_supervisor_refuses(runs: Runs) -> None:
         delete(run)
     runs.order(run, "kill")
     runs.ended(run)
-    delete(run)
+    delete(run, now=True)
     assert list(run.path.parent.iterdir()) == []
+    assert deleted_runs(runs.home) == []
 
 
 @pytest.mark.parametrize(
@@ -274,7 +277,7 @@ def test_a_run_begins_with_another_runs_checkpoint(runs: Runs) -> None:
     # Fake ranks refuse weights other than those of the step.
     spec = runs.spec(sys.executable, str(ENGINE), "2")
     second = launch(spec, runs.home, find_start_checkpoint(runs.home, first.id)[1])
-    delete(first)
+    delete(first, now=True)
     runs.until(second, lambda s: (s.global_step or 0) > step + 5)
     runs.order(second, "stop")
     ended = runs.ended(second)

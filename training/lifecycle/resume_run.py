@@ -1,4 +1,4 @@
-"""Start another attempt of a run that has ended, or delete a run.
+"""Start another attempt of a run that has ended.
 
 User errors are reported as ``ProblemError`` and leave no files behind.
 """
@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 from ltui.training.config.run_spec import RunSpec
-from ltui.training.lifecycle.agent_directories import remove_agents_of
 from ltui.training.lifecycle.engine_start_checks import check_start
 from ltui.training.lifecycle.launch_run import home_not_writable
 from ltui.training.lifecycle.rank_package import install_rank_package
@@ -26,7 +25,6 @@ from ltui.training.lifecycle.start_supervisor import (
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.identity import lock_holder
 from ltui.training.state.run_snapshot import LIVE, RunState
-from ltui.training.store.history_place import remove_history
 from ltui.training.store.run_checkpoints import (
     ResumeChoice,
     choose_checkpoint,
@@ -82,7 +80,7 @@ def resume(
 
 def check_resumable(run_dir: RunDir, *, allow_finished: bool) -> None:
     """Raise ``ProblemError`` if the run is live, or if it is finished and that is not allowed."""
-    _wait_for_supervisor_exit(run_dir)
+    wait_for_supervisor_exit(run_dir)
     # The end of an abandoned attempt includes the records that are still in its queues.
     recover_run(run_dir, START_S)
     snapshot = resolve_snapshot(run_dir)
@@ -102,32 +100,6 @@ def check_resumable(run_dir: RunDir, *, allow_finished: bool) -> None:
                 else "To train longer, start a command with a later end with `ltui exec`."
             ),
         )
-
-
-def delete(run_dir: RunDir) -> None:
-    """Remove a run and its whole directory. Raises ``ProblemError`` if the run is live."""
-    _wait_for_supervisor_exit(run_dir)
-    try:
-        state = resolve_snapshot(run_dir).state
-    except ProblemError:
-        # A damaged run, or one of a newer ltui version, can be deleted unless it is running.
-        state = RunState.RUNNING if lock_holder(run_dir.lock_path) else RunState.LOST
-    if state in LIVE:
-        raise ProblemError.of(
-            where=run_dir.id, what=f"the run is {state.value}.", remedy="Stop it first."
-        )
-    try:
-        # Rename first, so that a partly deleted directory is never listed as a run.
-        hidden = run_dir.path.with_name(f".deleted-{run_dir.id}")
-        run_dir.path.rename(hidden)
-        RunDir(hidden).remove_stale_socket()
-        remove_history(RunDir(hidden))
-        remove_agents_of(run_dir)
-        shutil.rmtree(hidden)
-    except OSError as error:
-        raise ProblemError.of(
-            where=str(run_dir.path), what=f"it cannot be deleted ({error.strerror})."
-        ) from error
 
 
 def _write_new_spec(run_dir: RunDir, spec: RunSpec) -> Path:
@@ -167,7 +139,7 @@ def _nothing_to_resume(run_dir: RunDir, choice: ResumeChoice) -> Problem:
     return Problem(where=run_dir.id, what=what, remedy=remedy)
 
 
-def _wait_for_supervisor_exit(run_dir: RunDir, seconds: float = _EXIT_S) -> None:
+def wait_for_supervisor_exit(run_dir: RunDir, seconds: float = _EXIT_S) -> None:
     """Wait for a supervisor that is exiting. Return at once if it stays, or if there is none."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

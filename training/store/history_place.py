@@ -24,6 +24,7 @@ from ltui.training.process.identity import lock_holder
 from ltui.training.process.regular_files import read_regular
 from ltui.training.store.network_file_systems import network_file_system
 from ltui.training.store.private_folder import private_folder
+from ltui.training.store.run_bin import is_in_bin
 from ltui.training.store.run_directory import RunDir, read_json, write_json
 
 FOLDER_VARIABLE = "LTUI_HISTORY_DIR"
@@ -213,9 +214,10 @@ class LeftHistory:
         if not self.run_dir.path.parent.is_dir():
             # The shared folder is not mounted at the moment.
             return now_s - self.changed_at < KEEP_UNFINISHED_S
-        if not self.run_dir.path.is_dir():
+        run_dir = self.run_dir if self.run_dir.path.is_dir() else is_in_bin(self.run_dir)
+        if run_dir is None:
             return False
-        place = read_place(self.run_dir)
+        place = read_place(run_dir)
         is_current = place is not None and place.folder == self.folder
         return is_current or now_s - self.changed_at < KEEP_UNFINISHED_S
 

@@ -377,7 +377,8 @@ def new_run_id(home: Path, name: str | None, where: str = "--name") -> tuple[str
     while True:
         chosen = in_id or f"{secrets.choice(_ADJECTIVES)}-{secrets.choice(_NOUNS)}"
         run_id = f"{chosen}-{secrets.token_hex(2)}"
-        if not (home / "runs" / run_id).exists():
+        binned = any((home / "bin").glob(f"*-{run_id}"))
+        if not (home / "runs" / run_id).exists() and not binned:
             return run_id, chosen
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.diagnosis.judge import Judgement
 from ltui.training.lifecycle.attempt_plan import AttemptPlan
+from ltui.training.lifecycle.delete_runs import CLEAN_S, empty_bin
 from ltui.training.lifecycle.rank_queue_poller import QueuePoll, remove_stored_queues
 from ltui.training.lifecycle.restart_rules import ScheduledRestart
 from ltui.training.lifecycle.shim_files import EngineExit, engine_exit
@@ -367,5 +368,7 @@ class Supervisor:
             return
         # Release the lock explicitly: a driver call that hangs may keep the process from exiting.
         release_lock(self.lock)
+        # Last: nobody waits for it.
+        empty_bin(self._run_dir.home, limit_s=CLEAN_S)
         # Wait for verdict hooks in progress after the run is released, so that no client waits.
         self._notifier.wait_for_hooks(self._spec.stall.on_verdict_timeout_s + 1.0)

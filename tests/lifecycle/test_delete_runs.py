@@ -1,0 +1,172 @@
+"""Runs are deleted into the bin, restored whole, and removed for ever after a week."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ltui.app.runs.run_list import RunList
+from ltui.training.lifecycle.agent_directories import agent_directory
+from ltui.training.lifecycle.delete_runs import delete, empty_bin, remove
+from ltui.training.lifecycle.run_status import resolve_snapshot
+from ltui.training.problem import ProblemError
+from ltui.training.store.labels_file import change_labels, read_labels
+from ltui.training.store.run_bin import KEEP_S, deleted_runs, find_deleted, move_to_bin, restore
+from ltui.training.store.run_directory import RunDir, list_runs
+from tests.stored_runs import stored_run
+
+FOX, OWL = "calm-fox-1a2b", "kept-owl-5e6f"
+
+
+@pytest.fixture
+def run(private_home: Path) -> RunDir:
+    stored_run(private_home, OWL)
+    return stored_run(private_home, FOX, metrics={"val/loss": 0.5})
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and not path.name.startswith("run.db-")
+    }
+
+
+def listed(home: Path) -> list[str]:
+    run_list = RunList(home, resolve_snapshot)
+    try:
+        return sorted(entry.id for entry in run_list.poll() if entry.problem is None)
+    finally:
+        run_list.close()
+
+
+def grow_old(home: Path) -> None:
+    """Let the runs in the bin have been there for more than a week."""
+    for deleted in deleted_runs(home):
+        deleted.path.rename(deleted.path.with_name(f"{int(time.time() - KEEP_S) - 9}-{deleted.id}"))
+
+
+def test_a_restored_run_is_the_same_with_its_labels_node_directories_and_place(
+    run: RunDir, private_home: Path
+) -> None:
+    change_labels(run, lambda labels: replace(labels, note="keep", star=True))
+    node = agent_directory(private_home, run.id, 1)
+    node.path.mkdir(parents=True)
+    before = files(run.path)
+    order = [each.id for each in list_runs(private_home)]
+    deleted = delete(run)
+    assert listed(private_home) == [OWL]
+    with pytest.raises(ProblemError, match="it is not in the bin"):
+        find_deleted(private_home, "no-such-run")
+    assert find_deleted(private_home, "calm") == find_deleted(private_home, "last") == deleted
+    assert restore(deleted) == run
+    assert files(run.path) == before
+    assert listed(private_home) == sorted([FOX, OWL])
+    assert [each.id for each in list_runs(private_home)] == order
+    assert read_labels(run).note == "keep"
+    assert node.path.exists()
+    remove(delete(run))
+    assert not node.path.exists()
+    assert deleted_runs(private_home) == []
+
+
+def test_a_run_whose_id_is_taken_again_stays_in_the_bin(run: RunDir, private_home: Path) -> None:
+    first = delete(run)
+    again = stored_run(private_home, FOX)
+    with pytest.raises(ProblemError, match="there is a run with this id again"):
+        restore(first)
+    second = delete(again)
+    assert {first.path, second.path} == {each.path for each in deleted_runs(private_home)}
+    assert find_deleted(private_home, FOX).deleted_at == max(first.deleted_at, second.deleted_at)
+
+
+def test_the_bin_is_emptied_after_a_week_as_far_as_the_time_is_enough(
+    run: RunDir, private_home: Path
+) -> None:
+    (run.checkpoints_dir / "deep").mkdir(parents=True, exist_ok=True)
+    for number in range(5):
+        (run.checkpoints_dir / "deep" / str(number)).write_text("x")
+    (run.path / "elsewhere").symlink_to(private_home / "runs" / OWL)
+    delete(run)
+    empty_bin(private_home)
+    assert [each.id for each in deleted_runs(private_home)] == [FOX]
+    grow_old(private_home)
+    empty_bin(private_home, limit_s=0.0)
+    assert [each.id for each in deleted_runs(private_home)] == [FOX]
+    (old,) = deleted_runs(private_home)
+    assert not remove(old, limit_s=0.0)
+    # A part of it is gone, so it can't be restored, and the next call removes the rest.
+    assert deleted_runs(private_home) == []
+    assert list((private_home / "bin").iterdir())
+    empty_bin(private_home)
+    assert not list((private_home / "bin").iterdir())
+    assert listed(private_home) == [OWL]
+
+
+@pytest.mark.parametrize("relative", [True, False])
+def test_a_linked_run_directory_loses_nothing(
+    run: RunDir, private_home: Path, tmp_path: Path, relative: bool
+) -> None:
+    (run.path / "engine").mkdir(exist_ok=True)
+    target = tmp_path / "disk" / "fox"
+    target.parent.mkdir()
+    run.path.rename(target)
+    run.path.symlink_to(os.path.relpath(target, run.path.parent) if relative else target)
+    before = files(target)
+    deleted = delete(run)
+    assert files(target) == before
+    assert listed(private_home) == [OWL]
+    restore(deleted)
+    assert listed(private_home) == sorted([FOX, OWL])
+    assert files(run.path) == before
+    target.rename(target.with_name("unmounted"))
+    gone = move_to_bin(run)
+    with pytest.raises(ProblemError, match="its disk may not be mounted"):
+        remove(gone)
+    target.with_name("unmounted").rename(target)
+    restore(gone)
+    delete(run, now=True)
+    assert not target.exists()
+    assert not run.path.is_symlink()
+
+
+def test_a_link_to_something_else_removes_nothing(
+    run: RunDir, private_home: Path, tmp_path: Path
+) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "spec.yaml").write_bytes(run.spec_path.read_bytes())
+    (project / "thesis.tex").write_text("years")
+    link = private_home / "runs" / "link-1234"
+    link.symlink_to(project)
+    with pytest.raises(ProblemError, match="which is no directory of a run"):
+        delete(RunDir(link), now=True)
+    assert link.is_symlink()
+    other = private_home / "runs" / "alias-1234"
+    other.symlink_to(run.path)
+    delete(RunDir(other), now=True)
+    assert not other.is_symlink()
+    assert listed(private_home)[:1] == [FOX]
+    assert (project / "thesis.tex").exists()
+
+
+def test_runs_on_another_file_system_have_a_bin_there(
+    run: RunDir, private_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = os.rename
+
+    def refuse(source: Path, target: Path) -> None:
+        if target.parent == private_home / "bin":
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", refuse)
+    deleted = delete(run)
+    assert deleted.path.parent == private_home / "runs" / ".bin"
+    assert listed(private_home) == [OWL]
+    assert restore(find_deleted(private_home, FOX)) == run
