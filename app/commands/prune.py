@@ -104,7 +104,7 @@ def prune(options: Namespace) -> int:
     if not chosen:
         print("No run to delete: live, starred and damaged runs are always kept.")
         return EXIT_DONE
-    deleted = chosen
+    deleted = list(chosen)
     if not options.dry_run:
         deleted = [entry for entry in chosen if _delete(entry, now=options.now)]
     rows = [(clean_name(e.id), e.state, size(e.size_bytes)) for e in deleted]
