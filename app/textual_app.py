@@ -284,6 +284,24 @@ class LtuiApp(OrderedKeysApp):
         else:
             self.notify(f"Saved {path}", markup=False)
 
+    def _fatal_error(self) -> None:
+        """Close after an unexpected error, with one sentence that names the log."""
+        # Imported here: the first screen has not crashed.
+        import sys
+
+        from rich.text import Text
+
+        from ltui.app.crash_log import log_crash
+
+        error = sys.exc_info()[1]
+        sentence = None if error is None else log_crash(self.home, error)
+        if sentence is None:
+            super()._fatal_error()
+            return
+        if not self._exit_renderables:
+            self._exit_renderables.append(Text(sentence))
+        self._close_messages_no_wait()
+
     def action_leave(self) -> None:
         """Quit at once from any screen. The screen of a run prints that its run keeps running."""
         farewells = (getattr(screen, "farewell", None) for screen in reversed(self.screen_stack))
@@ -308,8 +326,9 @@ class LtuiApp(OrderedKeysApp):
 
     def action_command_palette(self) -> None:
         """Open the palette, except on a question, which only its own keys answer."""
-        # Imported here: the first screen asks nothing.
+        # Imported here: the first screen has no palette and asks nothing.
+        from ltui.app.keys.command_palette import Palette
         from ltui.app.screens.confirm import ConfirmScreen
 
-        if not isinstance(self.screen, ConfirmScreen):
-            super().action_command_palette()
+        if not isinstance(self.screen, ConfirmScreen) and not isinstance(self.screen, Palette):
+            self.push_screen(Palette(id="--command-palette"))

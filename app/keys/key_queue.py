@@ -17,7 +17,9 @@ from collections.abc import Callable, Collection
 
 from textual import events
 from textual.app import App
+from textual.errors import NoWidget
 from textual.message_pump import MessagePump
+from textual.screen import Screen
 from textual.timer import Timer
 
 ROUNDS = 2
@@ -96,7 +98,8 @@ class OrderedKeysApp(App[None]):
         if not isinstance(event, events.Key) or event.is_forwarded:
             if isinstance(event, (events.MouseDown, events.MouseUp)) and not event.is_forwarded:
                 self._note_input(event)
-            await super().on_event(event)
+            if not self._is_on_removed_widget(event):
+                await super().on_event(event)
         elif self._allowed_keys is not None and event.key in self._allowed_keys:
             await super().on_event(event)
         elif self._current_key is None and not self._waiting_keys and self._allowed_keys is None:
@@ -105,6 +108,19 @@ class OrderedKeysApp(App[None]):
             self._waiting_keys.append(event)
             if len(self._waiting_keys) == 1 and self._current_key is not None:
                 self._limit_wait(self._current_key)
+
+    def _is_on_removed_widget(self, event: events.Event) -> bool:
+        """Return whether the mouse is on a widget that was removed after the last painting.
+
+        Textual begins to select text there, which needs the widget's parent.
+        """
+        if not isinstance(event, events.MouseEvent) or event.is_forwarded:
+            return False
+        try:
+            widget, _ = self.get_widget_at(event.x, event.y)
+        except NoWidget:
+            return False
+        return not isinstance(widget, Screen) and not widget.is_attached
 
     def _note_input(self, event: events.Event) -> None:
         """Take the time of an input; it may have waited while the app was busy."""

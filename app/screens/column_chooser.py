@@ -10,7 +10,6 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
@@ -18,6 +17,7 @@ from ltui.app.presentation.metric_list import matching
 from ltui.app.runs.list_layout import DEFAULT_LAYOUT, ListLayout, with_column
 from ltui.app.runs.run_fields import FIELD_NAMES, FIELDS, SETTING
 from ltui.app.runs.sort_runs import first_order, order_text, reversed_order
+from ltui.app.screens.dialog import Dialog
 from ltui.widgets.columns import shortened
 from ltui.widgets.make_bindings import bindings
 from ltui.widgets.sanitise import clean_name
@@ -27,7 +27,7 @@ ALIGNED_NAME_CELLS = 24
 """Cells of the column of names. A longer name moves its description to the right."""
 
 
-class ColumnChooser(ModalScreen[ListLayout | None]):
+class ColumnChooser(Dialog[ListLayout | None]):
     """Return the chosen columns and order, or None after Esc."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

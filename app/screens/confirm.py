@@ -9,17 +9,17 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from ltui.app.keys.key_queue import OrderedKeysApp
+from ltui.app.screens.dialog import Dialog
 from ltui.widgets.make_bindings import bindings
 
 DEAF_S = 0.5
 """Seconds after a question was painted in which no answer but a refusal is accepted."""
 
 
-class ConfirmScreen(ModalScreen[bool]):
+class ConfirmScreen(Dialog[bool]):
     """Return True for ``y`` only, and False for ``n`` or Escape; Enter answers nothing.
 
     A key or a click soon after the question appeared was meant for the screen below, so it is
@@ -70,7 +70,7 @@ class ConfirmScreen(ModalScreen[bool]):
         return cast(OrderedKeysApp, self.app).input_at - self._opened_at < DEAF_S
 
 
-class ProblemScreen(ModalScreen[None]):
+class ProblemScreen(Dialog[None]):
     """A list of problems, each with its remedy, after an action has failed."""
 
     BINDINGS: ClassVar[list[BindingType]] = bindings(

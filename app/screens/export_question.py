@@ -11,12 +11,12 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical
 from textual.message import Message
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from ltui.app.panels.form_fields import Form, FormField
 from ltui.app.runs.export_formats import EXPORT_FORMATS, FOLDER_FORMAT
 from ltui.app.screens.confirm import ConfirmScreen
+from ltui.app.screens.dialog import Dialog
 from ltui.training.problem import Problem
 from ltui.widgets.make_bindings import bindings
 from ltui.widgets.sanitise import clean_line
@@ -31,7 +31,7 @@ class ExportChoice(NamedTuple):
     target: str
 
 
-class ExportQuestion(ModalScreen[ExportChoice | None]):
+class ExportQuestion(Dialog[ExportChoice | None]):
     """Return the choice, or None. A file that exists is replaced only after a question."""
 
     BINDINGS: ClassVar[list[BindingType]] = bindings(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from textual.await_complete import AwaitComplete
 from textual.screen import Screen, ScreenResultType
+
+from ltui.app.screens.dialog import uncover
 
 
 class FullScreen(Screen[ScreenResultType]):
@@ -20,3 +23,6 @@ class FullScreen(Screen[ScreenResultType]):
         stack = self.app.screen_stack
         above = stack[stack.index(self) + 1 :]
         return all(screen.styles.background.a < 1 for screen in above)
+
+    def dismiss(self, result: ScreenResultType | None = None) -> AwaitComplete:
+        return super().dismiss(result) if uncover(self) else AwaitComplete()

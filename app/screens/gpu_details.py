@@ -10,7 +10,6 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from ltui.app.live.frame import Frame
@@ -19,6 +18,7 @@ from ltui.app.panels.live_text import LiveText
 from ltui.app.panels.panel import Panel
 from ltui.app.presentation.gpu_charts import CHART_NAMES, gpu_charts
 from ltui.app.presentation.gpu_view import find_gpu, gpu_rows, readings_text
+from ltui.app.screens.dialog import Dialog
 from ltui.widgets.charts.chart import Chart
 from ltui.widgets.make_bindings import bindings
 
@@ -28,7 +28,7 @@ CHARTS_FROM = 100
 """Minimum cells of width to show charts next to the readings."""
 
 
-class GpuScreen(ModalScreen[None]):
+class GpuScreen(Dialog[None]):
     """A dialog that follows the newest frame. ``[`` and ``]`` go to the previous and next GPU."""
 
     SCOPE = "gpu"

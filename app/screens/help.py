@@ -11,10 +11,11 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical, VerticalScroll
-from textual.screen import ModalScreen, Screen
+from textual.screen import Screen
 from textual.widgets import Static
 
 from ltui.app.keys.listed_keys import EVERYWHERE, SCREEN, groups_of, listed_keys, refusal_of
+from ltui.app.screens.dialog import Dialog
 from ltui.widgets.columns import Cells
 from ltui.widgets.line_sheet import LineSheet
 from ltui.widgets.make_bindings import bindings
@@ -31,7 +32,7 @@ Group = tuple[str, list[tuple[str, str, bool]]]
 """A heading, and for each line the keys, their meaning, and True if they can be used now."""
 
 
-class HelpScreen(ModalScreen[None]):
+class HelpScreen(Dialog[None]):
     """A dialog with the keys of the screen below it."""
 
     BINDINGS: ClassVar[list[BindingType]] = bindings(

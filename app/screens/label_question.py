@@ -12,11 +12,11 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 from textual.suggester import SuggestFromList
 from textual.widgets import Input, Static
 
 from ltui.app.screens.confirm import ConfirmScreen
+from ltui.app.screens.dialog import Dialog
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_labels import (
     RunLabels,
@@ -42,7 +42,7 @@ REMOVE = "-"
 """The text that removes the different groups or notes of several runs."""
 
 
-class LabelQuestion(ModalScreen[Change | None]):
+class LabelQuestion(Dialog[Change | None]):
     """Return what changes the labels of a run, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = bindings(

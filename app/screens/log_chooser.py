@@ -9,14 +9,14 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
+from ltui.app.screens.dialog import Dialog
 from ltui.widgets.make_bindings import bindings
 
 
-class LogChooser(ModalScreen[int | None]):
+class LogChooser(Dialog[int | None]):
     """Return the source of the chosen log, or None after Esc."""
 
     BINDINGS: ClassVar[list[BindingType]] = bindings(

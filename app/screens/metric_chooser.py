@@ -10,12 +10,12 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from ltui.app.panels.live_text import LiveText
 from ltui.app.presentation.metric_list import DESCRIPTIONS, MetricChoice, matching
+from ltui.app.screens.dialog import Dialog
 from ltui.widgets.columns import shortened
 from ltui.widgets.formats import metric
 from ltui.widgets.make_bindings import bindings
@@ -30,7 +30,7 @@ KEYS_OF_PANEL = {
 """The line of keys by panel; None is a screen with one chart for each metric."""
 
 
-class MetricChooser(ModalScreen[MetricChoice | None]):
+class MetricChooser(Dialog[MetricChoice | None]):
     """Return the choice, one without names for the default choice, or None after Esc."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

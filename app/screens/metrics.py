@@ -200,7 +200,7 @@ class MetricsScreen(ChartKeysScreen):
 
     def action_back(self) -> None:
         self._run.charts.adopt(self.charts)
-        self.app.pop_screen()
+        self.dismiss()
 
     def farewell(self) -> str:
         """Return the message to print when the dashboard is closed."""

@@ -13,7 +13,6 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical
 from textual.message import Message
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from ltui.app.launch.local_machine import detect_machine
@@ -40,6 +39,7 @@ from ltui.app.panels.launch_line import LaunchLine
 from ltui.app.panels.worker_results import call_screen
 from ltui.app.presentation.snapshot_text import saved_when, weights_text
 from ltui.app.screens.confirm import ProblemScreen
+from ltui.app.screens.dialog import Dialog
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.preset_form import field_text
 from ltui.training.problem import Problem
@@ -57,7 +57,7 @@ START, CHECKPOINT = "start", "checkpoint"
 OTHER_MEANING = "KEY=VALUE ..., such as trainer.precision=16-mixed"
 
 
-class RerunScreen(ModalScreen[RunDir]):
+class RerunScreen(Dialog[RunDir]):
     """Return the run that was started, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = bindings(

@@ -333,4 +333,4 @@ class RunScreen(RunCommandScreen, ChartKeysScreen, TabbedScreen):
             if self.snapshot is not None and self.snapshot.state in LIVE:
                 name = clean_name(self.snapshot.name)
                 self.app.notify(f"{name} keeps running", markup=False)
-            self.app.pop_screen()
+            self.dismiss()

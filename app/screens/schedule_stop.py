@@ -10,9 +10,9 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
+from ltui.app.screens.dialog import Dialog
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import RunSnapshot
 from ltui.training.state.stop_conditions import StopCondition, parse_condition, refusal_reason
@@ -26,7 +26,7 @@ val/loss<0.2   when a metric passes a value (< <= > >=)
 18:30, +2h     at that time, or after that long"""
 
 
-class StopWhenScreen(ModalScreen[tuple[StopCondition, ...]]):
+class StopWhenScreen(Dialog[tuple[StopCondition, ...]]):
     """Return a condition that the run can meet, an empty tuple to remove the schedule, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = bindings(

@@ -10,14 +10,14 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
+from ltui.app.screens.dialog import Dialog
 from ltui.widgets.make_bindings import bindings
 
 
-class ThemeScreen(ModalScreen[str]):
+class ThemeScreen(Dialog[str]):
     """Return the chosen theme, or None after Esc, which restores the previous theme."""
 
     BINDINGS: ClassVar[list[BindingType]] = bindings(

@@ -10,10 +10,10 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 from textual.widgets import Static, TextArea
 
 from ltui.app.screens.confirm import ConfirmScreen
+from ltui.app.screens.dialog import Dialog
 from ltui.training.problem import Problem
 from ltui.widgets.make_bindings import bindings
 from ltui.widgets.sanitise import clean_line
@@ -37,7 +37,7 @@ class YamlEditor(TextArea):
         self.move_cursor(self.document.end if end else (0, 0))
 
 
-class YamlScreen(ModalScreen[str]):
+class YamlScreen(Dialog[str]):
     """Return the text after ctrl+s, or None if it was not changed or was discarded."""
 
     BINDINGS: ClassVar[list[BindingType]] = bindings(

@@ -1,0 +1,124 @@
+"""A storm of keys, palette words, clicks and sizes on the dashboard, from a seed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from textual import events
+from textual.geometry import Size
+
+from ltui.app.textual_app import LtuiApp
+from ltui.training.problem import ProblemError
+from ltui.training.state.run_snapshot import RunState
+from tests.stored_runs import stored_run
+
+KEYS = [
+    *"abcdefghijklmnopqrstuvwxyzCDGMNORSTLYWXZ0123456789/?.,+-<>()[]*=y",
+    *("enter", "escape", "tab", "shift+tab", "up", "down", "left", "right", "pageup", "pagedown"),
+    *("home", "end", "space", "delete", "backspace", "ctrl+p", "ctrl+p", "ctrl+s", "ctrl+up"),
+]
+WORDS = ("stop", "kill", "run", "note", "tag", "edit", "compare", "theme", "metric", "del", "open")
+SIZES = ((160, 50), (120, 40), (80, 24), (60, 15), (40, 10), (200, 60))
+LEAVING = ("q", "ctrl+q", "ctrl+c")
+"""Keys that may close the dashboard; they come seldom, so that a life lasts."""
+STARTS = (
+    "ltui.app.launch.check_and_launch.start_run",
+    "ltui.training.lifecycle.launch_run.launch",
+    "ltui.training.lifecycle.resume_run.resume",
+    "ltui.app.live.run_requests.send_request",
+    "ltui.app.panels.launch_panel.FormPanel.check_with_classes",
+)
+"""What starts or needs processes: the storm is on the dashboard alone."""
+
+
+def _refused(*_: object, **__: object) -> None:
+    raise ProblemError.of(where="storm", what="nothing is started here.")
+
+
+@contextmanager
+def nothing_starts() -> Iterator[None]:
+    patches = [patch(name, _refused) for name in STARTS[:-1]]
+    patches.append(patch(STARTS[-1], lambda _: None))
+    for each in patches:
+        each.start()
+    try:
+        yield
+    finally:
+        for each in patches:
+            each.stop()
+
+
+def a_home(home: Path) -> None:
+    """Some ended runs in a home, as far as they are missing."""
+    for number, state in enumerate((RunState.FINISHED, RunState.FAILED, RunState.STOPPED) * 2):
+        if not (home / "runs" / f"storm-{number}-1a2b").exists():
+            stored_run(home, f"storm-{number}-1a2b", state=state, metrics={"val/loss": 0.5})
+
+
+class Storm:
+    """Random input of one seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self._random = random.Random(seed)
+        self.last: deque[str] = deque(maxlen=40)
+        """The last inputs, for whoever reads of a crash."""
+        self.inputs = self.lives = 0
+
+    async def blow(self, home: Path, seconds: float) -> None:
+        """Blow for some seconds. Fails with the dashboard's error if it crashes."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self.lives += 1
+            a_home(home)
+            app = LtuiApp(home, readonly=self._random.random() < 0.25)
+            async with app.run_test(size=SIZES[0], notifications=True):
+                while app.is_running and app._exception is None and time.monotonic() < until:
+                    self._burst(app)
+                    await asyncio.sleep(self._random.choice((0.0, 0.0, 0.01, 0.1)))
+            assert app.return_code in (0, None)
+
+    def _burst(self, app: LtuiApp) -> None:
+        draw = self._random
+        width, height = app.size
+        kind = draw.random()
+        self.inputs += 1
+        if kind < 0.5:
+            keys = draw.choices(KEYS, k=draw.randint(1, 4))
+            if draw.random() < 0.1:
+                keys.append(draw.choice(LEAVING))
+            self._press(app, *keys)
+        elif kind < 0.65:
+            self._press(app, "ctrl+p", *draw.choice(WORDS), *["enter"] * draw.randint(1, 3))
+        elif kind < 0.97:
+            x, y = draw.randrange(max(1, width)), draw.randrange(max(1, height))
+            self.last.append(f"click {x} {y}")
+            for _ in range(draw.randint(1, 3)):
+                self._mouse(app, events.MouseMove, x, y)
+                self._mouse(app, events.MouseDown, x, y)
+                if draw.random() < 0.2:
+                    x, y = draw.randrange(max(1, width)), draw.randrange(max(1, height))
+                    self._mouse(app, events.MouseMove, x, y)
+                self._mouse(app, events.MouseUp, x, y)
+        else:
+            size = Size(*draw.choice(SIZES))
+            self.last.append(f"size {size}")
+            app.post_message(events.Resize(size, size))
+
+    def _press(self, app: LtuiApp, *keys: str) -> None:
+        self.last.append(" ".join(keys))
+        for key in keys:
+            name = {"?": "question_mark", "/": "slash", "*": "asterisk"}.get(key, key)
+            app.post_message(events.Key(name, key if len(key) == 1 else None))
+
+    @staticmethod
+    def _mouse(app: LtuiApp, kind: Any, x: int, y: int) -> None:
+        app.post_message(kind(None, x, y, 0, 0, 1, False, False, False, x, y))
