@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from rich.text import Text
 from textual import on
@@ -21,6 +21,14 @@ from ltui.widgets.sanitise import clean_line, clean_name
 DEVICES_HINT = "auto, 2, 0,1, free:2"
 MOST_WORDS = 4
 """Maximum number of words beside a field."""
+
+
+class FormSelect(Select[str]):
+    """A choice that may be removed while it is being mounted, because the form is replaced."""
+
+    def _watch_value(self, value: Any) -> None:
+        if self.query("#label"):
+            super()._watch_value(value)
 
 
 class FormField(Horizontal):
@@ -58,7 +66,7 @@ class FormField(Horizontal):
         self._control: Input | Select[str]
         if options:
             values = [value for _, value in options]
-            self._control = Select(
+            self._control = FormSelect(
                 [(Text(option), value) for option, value in options],
                 value=text if text in values else values[0],
                 allow_blank=False,
