@@ -327,8 +327,8 @@ class LtuiApp(OrderedKeysApp):
     def action_command_palette(self) -> None:
         """Open the palette, except on a question, which only its own keys answer."""
         # Imported here: the first screen has no palette and asks nothing.
-        from ltui.app.keys.command_palette import Palette
         from ltui.app.screens.confirm import ConfirmScreen
+        from ltui.app.screens.palette import Palette
 
         if not isinstance(self.screen, ConfirmScreen) and not isinstance(self.screen, Palette):
             self.push_screen(Palette(id="--command-palette"))

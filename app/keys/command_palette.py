@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from textual.app import SystemCommand
-from textual.await_complete import AwaitComplete
-from textual.command import CommandPalette, DiscoveryHit, Hit, Hits, Provider
+from textual.command import DiscoveryHit, Hit, Hits, Provider
 from textual.markup import escape
 from textual.screen import ModalScreen, Screen
 
 from ltui.app.keys.listed_keys import ListedKey, listed_keys, refusal_of
 from ltui.app.runs.run_entry import RunEntry
 from ltui.app.runs.run_list import RunList
-from ltui.app.screens.dialog import uncover
 from ltui.training.config.preset_discovery import preset_names
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.store.run_directory import RunDir, list_runs
@@ -30,13 +28,6 @@ MAX_RUNS = 50
 """Number of runs that the palette offers at once, newest first."""
 READ_RUNS_S = 0.3
 """Seconds for reading runs that are not in the index. The others are found by their ids."""
-
-
-class Palette(CommandPalette):
-    """The palette. Keys that arrive faster than it closes close nothing else."""
-
-    def dismiss(self, result: object = None) -> AwaitComplete:
-        return super().dismiss(result) if uncover(self) else AwaitComplete()
 
 
 class Places(Protocol):

@@ -45,7 +45,7 @@ def _refused(*_: object, **__: object) -> None:
 
 @contextmanager
 def nothing_starts() -> Iterator[None]:
-    patches = [patch(name, _refused) for name in STARTS[:-1]]
+    patches: list[Any] = [patch(name, _refused) for name in STARTS[:-1]]
     patches.append(patch(STARTS[-1], lambda _: None))
     for each in patches:
         each.start()

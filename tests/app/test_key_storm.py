@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ltui.app.keys.command_palette import Palette
 from ltui.app.screens.help import HelpScreen
+from ltui.app.screens.palette import Palette
 from ltui.app.textual_app import LtuiApp
 from tests.app.key_storm import Storm, nothing_starts
 from tests.app.one_run import until
