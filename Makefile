@@ -131,6 +131,7 @@ exactness: $(VENV)/.installed-test
 chaos: $(VENV)/.installed-test
 	@if [ "$${NODES:-1}" = 2 ]; then exec $(PY) -m tests.chaos.two_nodes; fi; \
 	  LTUI_CHAOS=all $(PY) -m pytest tests/chaos tests/supervise/test_disk_full.py && \
+	  $(PY) -m tests.app.key_storm && \
 	  $(PY) -m tests.chaos
 
 signals: $(VENV)/.installed-test

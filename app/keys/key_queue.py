@@ -95,6 +95,8 @@ class OrderedKeysApp(App[None]):
         self.release_keys()
 
     async def on_event(self, event: events.Event) -> None:
+        if isinstance(event, events.InputEvent) and not self.screen_stack:
+            return  # The app is closing.
         if not isinstance(event, events.Key) or event.is_forwarded:
             if isinstance(event, (events.MouseDown, events.MouseUp)) and not event.is_forwarded:
                 self._note_input(event)

@@ -123,8 +123,8 @@ class RunPanels(MovableBorders):
             self._apply_layout(layout)
 
     def _apply_layout(self, layout: PanelLayout) -> None:
-        if not self.is_mounted:
-            return
+        if not self.is_mounted or not self.query("#loss"):
+            return  # It is not shown yet, or not any more.
         self.panel_layout = layout
         visible = layout.visible()
         for name in PANELS:

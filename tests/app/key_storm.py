@@ -1,9 +1,16 @@
-"""A storm of keys, palette words, clicks and sizes on the dashboard, from a seed."""
+"""A storm of keys, palette words, clicks and sizes on the dashboard, from a seed.
+
+``python -m tests.app.key_storm``: LTUI_STORM_S seconds (300) from LTUI_CHAOS_SEED (drawn, and
+printed).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import secrets
+import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -122,3 +129,24 @@ class Storm:
     @staticmethod
     def _mouse(app: LtuiApp, kind: Any, x: int, y: int) -> None:
         app.post_message(kind(None, x, y, 0, 0, 1, False, False, False, x, y))
+
+
+def main() -> int:
+    seconds = float(os.environ.get("LTUI_STORM_S", "300"))
+    seed = int(os.environ.get("LTUI_CHAOS_SEED") or secrets.randbelow(1 << 32))
+    print(f"{seconds:.0f} s of keys, palette words and clicks, LTUI_CHAOS_SEED={seed}", flush=True)
+    storm = Storm(seed)
+    with tempfile.TemporaryDirectory(prefix="ltui-storm-") as folder, nothing_starts():
+        os.environ["LTUI_HOME"] = os.environ["XDG_CONFIG_HOME"] = f"{folder}/home"
+        os.chdir(folder)
+        try:
+            asyncio.run(storm.blow(Path(folder) / "home", seconds))
+        except BaseException:
+            print("\n".join(storm.last), f"crashed after {storm.inputs} inputs", sep="\n")
+            raise
+    print(f"the dashboard survived {storm.inputs} bursts of input in {storm.lives} lives")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
