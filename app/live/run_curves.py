@@ -91,6 +91,8 @@ class RunCurves:
         """Load the whole stored history again."""
         self._stored_names = set(store.metric_names())
         self.throughput.load(stored_rates(store))
+        if not self._stored_names and len(stored_curve(store, STEP_SECONDS)):
+            self._stored_names.add(STEP_SECONDS)  # a program that logs nothing still has steps
         self._loaded = set()
         self._read(store, self._requested_names())
         self._detailed = (frozenset(), None)

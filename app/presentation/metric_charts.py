@@ -312,7 +312,7 @@ def _no_metrics_note(frame: Frame) -> str:
     asked = frame.spec is not None and frame.spec.metrics_pattern is not None
     if run.program is None or run.metrics or asked or not (run.global_step or frame.curve_names):
         return _empty_chart_note(frame, "no training step yet")
-    return f"ltui sees no metrics of this program; {pattern_hint(frame.log)}"
+    return f"ltui sees no metrics of this program. {pattern_hint(frame.log)}"
 
 
 def _current_rate(run: RunSnapshot) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 from ltui.training.rank.program.metric_pattern import metric_pattern
 from ltui.training.state.metric_name_patterns import GOALS
-from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_name
 from ltui.widgets.view_models import LogLine
 
@@ -23,9 +22,9 @@ def pattern_hint(lines: Iterable[LogLine]) -> str:
         found = [values for text in texts if (values := _goals(find(text)))]
         if len(found) >= _LINES:
             name, value = next(iter(found[-1].items()))
-            example = f"{clean_name(name, 30)} {formats.metric(value)}"
-            return f"it prints {example}: ltui exec --metrics-pattern {form} -- ..."
-    return "ltui_rank.log(loss=loss) in the program shows its values"
+            example = f"{clean_name(name, 30)} {value:g}"
+            return f"It prints {example}: ltui exec --metrics-pattern {form} -- ... shows it."
+    return "ltui_rank.log(loss=loss) in the program shows its values."
 
 
 def _goals(values: dict[str, float]) -> dict[str, float]:

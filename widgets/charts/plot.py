@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from textwrap import wrap
 
 import numpy as np
 from rich.cells import cell_len
@@ -287,8 +288,10 @@ def _visible_values(curve: braille.CurveColumns, values: FloatArray, dots: int) 
 
 
 def _draw_note(canvas: Canvas, text: str) -> None:
-    x = max(0, (canvas.width - cell_len(text)) // 2)
-    canvas.write(x, (canvas.height - 1) // 2, text, INK_DIM)
+    lines = wrap(text, max(1, canvas.width - 2))[: canvas.height]
+    top = (canvas.height - len(lines)) // 2
+    for row, line in enumerate(lines):
+        canvas.write(max(0, (canvas.width - cell_len(line)) // 2), top + row, line, INK_DIM)
 
 
 def _draw_axes(
