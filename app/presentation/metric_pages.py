@@ -16,8 +16,8 @@ PREFERENCE = "all_metrics"
 """Key in ``preferences.json`` of a mapping from preset or script to ``MetricPages``."""
 ORDERS = {
     "matters": "validation and loss first",
-    "name": "by name",
     "changed": "recently changed first",
+    "name": "by name",
 }
 """Orders of the metrics, and their names on the screen."""
 MAX_COLUMNS, MAX_ROWS = 6, 8
