@@ -195,8 +195,8 @@ async def test_a_metric_goes_to_the_panels_of_the_run(tmp_path: Path) -> None:
         await pilot.press("2", "tab", "1", "q")
         await until(pilot, lambda: isinstance(app.screen, RunScreen))
         settings = app.run_screen.charts.settings
-        assert settings.second == ("gpu/0/power_w",)
-        assert "layer.000/grad_norm" in (settings.metrics or ())
+        assert settings.second == ("layer.000/grad_norm",)
+        assert "layer.001/grad_norm" in (settings.metrics or ())
 
 
 @pytest.mark.parametrize("form", ["svg", "png"])
@@ -209,15 +209,15 @@ async def test_a_chart_is_saved_with_title_axes_and_legend(
         await opened(pilot, app)
         key = "w" if form == "svg" else "W"
         await pilot.press(key, key, "Y")
-        path = tmp_path / f"ltui-brave-owl-gpu-0-power_w.{form}"
+        path = tmp_path / f"ltui-brave-owl-layer.000-grad_norm.{form}"
         await until(pilot, path.exists)
         await until(pilot, (tmp_path / f"{path.stem}-2.{form}").exists)
-        assert app.clipboard.startswith("gpu/0/power_w\n")
+        assert app.clipboard.startswith("layer.000/grad_norm\n")
     if form == "png":
         assert Image.open(path).size == (1920, 1080)
         return
     texts = [one.text or "" for one in ElementTree.parse(path).iter() if one.tag.endswith("text")]
-    assert "brave-owl: gpu/0/power_w" in texts
+    assert "brave-owl: layer.000/grad_norm" in texts
     assert "step" in texts
     assert any(text.startswith("smoothed") for text in texts)
 
