@@ -28,6 +28,8 @@ caused, such as a field's Submitted."""
 LOST_AFTER_S = 0.5
 """Seconds after which the next key is handled anyway. A key may never be reported as handled if
 its widget was removed."""
+UNMOUNTED_S = 0.02
+"""Seconds until a key is tried again for whose screen the widgets are not there yet."""
 FIRST_REPEAT_S = 0.7
 """Maximum seconds until a terminal repeats a held key for the first time."""
 NEXT_REPEAT_S = 0.15
@@ -129,6 +131,12 @@ class OrderedKeysApp(App[None]):
         self.input_at = self.clock() - max(0.0, time.monotonic() - event.time)
 
     async def _dispatch(self, key: events.Key) -> None:
+        if not self.screen.is_mounted:
+            # An action of the screen would not find its widgets yet.
+            self._current_key = key
+            self._waiting_keys.appendleft(key)
+            self.set_timer(UNMOUNTED_S, lambda: self.call_later(self._finish_key, key))
+            return
         self._note_input(key)
         if self._held_key.is_repeat(key.key, self.input_at) and self._gives_command(key):
             return
