@@ -311,7 +311,7 @@ async def test_readonly_refuses_every_control_and_says_so() -> None:
         await pilot.pause()
         assert app.asked == []
         assert isinstance(app.screen, RunScreen)
-        assert any("--readonly" in n.message for n in app._notifications)
+        assert any("only watches" in n.message for n in app._notifications)
         hints = {hint.key for hint in screen.query_one(KeyFooter)._hints}
         assert not hints & {"s", "p", "c", "k", "r"}
 
