@@ -18,6 +18,7 @@ from ltui.app.runs.list_layout import DEFAULT_LAYOUT, ListLayout, with_column
 from ltui.app.runs.run_fields import FIELD_NAMES, FIELDS, SETTING
 from ltui.app.runs.sort_runs import first_order, order_text, reversed_order
 from ltui.app.screens.dialog import Dialog
+from ltui.widgets.changing_list import ChangingList
 from ltui.widgets.columns import shortened
 from ltui.widgets.make_bindings import bindings
 from ltui.widgets.sanitise import clean_name
@@ -64,7 +65,7 @@ class ColumnChooser(Dialog[ListLayout | None]):
         with Vertical(classes="dialog -metrics"):
             yield Input(placeholder="filter: part of a name, config.*, or /loss$/", compact=True)
             yield Static(id="problem", markup=False)
-            yield OptionList(id="column-list", markup=False)
+            yield ChangingList(id="column-list", markup=False)
             yield Static(keys, id="answers")
 
     def on_mount(self) -> None:
@@ -167,7 +168,7 @@ class ColumnChooser(Dialog[ListLayout | None]):
 
     def action_apply(self) -> None:
         """Apply the choice; from the filter, go to the first match."""
-        if self.query_one(Input).has_focus:
+        if isinstance(self.focused, Input):
             self.action_to_list()
             return
         self.dismiss(ListLayout(tuple(self._chosen), self._order))

@@ -13,6 +13,7 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from ltui.app.screens.dialog import Dialog
+from ltui.widgets.changing_list import ChangingList
 from ltui.widgets.make_bindings import bindings
 
 
@@ -36,7 +37,7 @@ class LogChooser(Dialog[int | None]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
             yield Input(placeholder="filter: gpu-b, gpu-b:12, launcher", compact=True)
-            yield OptionList(id="log-list", markup=False)
+            yield ChangingList(id="log-list", markup=False)
             yield Static("type to filter   ↑↓ select   ⏎ show   esc cancel", id="answers")
 
     def on_mount(self) -> None:

@@ -16,6 +16,7 @@ from textual.widgets.option_list import Option
 from ltui.app.panels.live_text import LiveText
 from ltui.app.presentation.metric_list import DESCRIPTIONS, MetricChoice, matching
 from ltui.app.screens.dialog import Dialog
+from ltui.widgets.changing_list import ChangingList
 from ltui.widgets.columns import shortened
 from ltui.widgets.formats import metric
 from ltui.widgets.make_bindings import bindings
@@ -71,7 +72,7 @@ class MetricChooser(Dialog[MetricChoice | None]):
         with Vertical(classes="dialog -metrics"):
             yield Input(placeholder="filter: part of a name, val/* or /loss$/", compact=True)
             yield LiveText(id="problem")
-            yield OptionList(id="metric-list", markup=False)
+            yield ChangingList(id="metric-list", markup=False)
             yield Static(Text(KEYS_OF_PANEL[self._panel]), id="answers")
 
     def on_mount(self) -> None:
@@ -134,7 +135,7 @@ class MetricChooser(Dialog[MetricChoice | None]):
 
     def action_apply(self) -> None:
         """Apply the choice; from the filter, go to the first match."""
-        if self.query_one(Input).has_focus:
+        if isinstance(self.focused, Input):
             self.action_to_list()
             return
         self.dismiss(MetricChoice(tuple(self._chosen), joined=self._joined))

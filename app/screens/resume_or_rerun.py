@@ -152,8 +152,8 @@ class RerunScreen(Dialog[RunDir]):
         )
 
     def _check(self) -> None:
-        if self.past is None:
-            return
+        if self.past is None or not self.query(FormField):
+            return  # The form is not shown yet, or not any more.
         choice, form = self._choice(), self.query_one(Form)
         for field in form.query(FormField):
             if field.key == CHECKPOINT:

@@ -14,6 +14,7 @@ from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from ltui.app.screens.dialog import Dialog
+from ltui.widgets.changing_list import ChangingList
 from ltui.widgets.make_bindings import bindings
 
 
@@ -34,7 +35,7 @@ class ThemeScreen(Dialog[str]):
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
-            yield OptionList(*(Option(name, id=name) for name in self._names), markup=False)
+            yield ChangingList(*(Option(name, id=name) for name in self._names), markup=False)
             yield Static(Text("↑↓ preview   ⏎ use   esc cancel"), id="answers")
 
     def on_mount(self) -> None:
