@@ -64,6 +64,8 @@ class HelpScreen(Dialog[None]):
             yield Static(Text("esc close   ↑↓ scroll   Dim keys can't be used now."), id="answers")
 
     def on_mount(self) -> None:
+        if not self.query("#help-sheet"):
+            return  # It was closed before it was drawn.
         self.query_one(".dialog").border_title = "keys"
         self.query_one("#help-scroll").focus()
         groups, about = self._groups, self._about

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+from textual.app import ComposeResult
 from textual.await_complete import AwaitComplete
-from textual.command import CommandPalette
+from textual.command import CommandList, CommandPalette
 from textual.worker import Worker, WorkerState
 
 from ltui.app.screens.dialog import uncover
+from ltui.widgets.changing_list import ChangingList
+
+
+class Commands(CommandList, ChangingList, can_focus=False):
+    """The commands that were found, which the next search replaces."""
 
 
 class Palette(CommandPalette):
     """The palette, also for keys that arrive faster than it closes."""
+
+    def compose(self) -> ComposeResult:
+        for widget in super().compose():
+            yield Commands() if type(widget) is CommandList else widget
 
     def dismiss(self, result: None = None) -> AwaitComplete:
         return super().dismiss(result) if uncover(self) else AwaitComplete()

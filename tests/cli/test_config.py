@@ -92,7 +92,7 @@ def test_check_names_every_mistake_with_its_line(ltui: Ltui) -> None:
         "7 keys.run.stp: unknown action `run.stp`. Did you mean `run.stop`?",
         "8 keys.run.kill: `ctl+k` is not a key. "
         "Keys are written as s, S, f5, ctrl+s, shift+left, space or '?'.",
-        "9 keys.chart.grid: `ctrl+c` can't be used: it quits, or stops the run of `ltui run`. "
+        "9 keys.chart.grid: `ctrl+c` can't be used: it asks whether to stop the run or to quit. "
         "Choose another key.",
         "10 keys.run.maximise: must be a key or a list of keys (got `[1, 2.5]`). "
         "Write it in quotes, such as 'ctrl+s', or [s, f5].",

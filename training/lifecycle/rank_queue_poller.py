@@ -14,7 +14,7 @@ from pathlib import Path
 from ltui.training.process.identity import ProcessIdentity, is_alive, is_stopped
 from ltui.training.process.open_files import allow_queues_of
 from ltui.training.store.history_writer import Cursor, StoreWriter
-from ltui.training.store.run_directory import RunDir
+from ltui.training.store.run_directory import RunDir, write_atomically
 from ltui.training.tensor_queue.queue_reader import Poll, QueueFileError, QueueReader, Record
 from ltui.training.tensor_queue.record_types import Outcome, PulseState
 
@@ -193,8 +193,14 @@ def remove_stored_queues(run_dir: RunDir, store: StoreWriter) -> None:
     """Remove the queue files of ended attempts of which the history has every record.
 
     An attempt has ended when its end is in the history too. Until then the pulses in its queues are
-    the only trace of how the ranks ended.
+    the only trace of how the ranks ended. Afterwards ``end.json`` is, if the history is damaged.
     """
+    document = store.snapshot_document()
+    if document is not None:
+        try:
+            write_atomically(run_dir.end_path, document.encode())
+        except OSError:
+            return
     for attempt in store.ended_attempts():
         cursors = store.cursors(attempt)
         for rank, path in queue_files(run_dir.queue_dir(attempt)).items():

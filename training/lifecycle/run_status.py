@@ -17,7 +17,7 @@ from ltui.training.problem import ProblemError
 from ltui.training.process.identity import lock_holder
 from ltui.training.slurm.run_place import Place
 from ltui.training.state.good_checkpoints import nan_since
-from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
+from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState, snapshot_from_json
 from ltui.training.store.database_schema import NoHistoryError, StoreError
 from ltui.training.store.history_place import (
     HistoryPlace,
@@ -28,7 +28,9 @@ from ltui.training.store.history_place import (
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.labels_file import with_given_name
 from ltui.training.store.run_checkpoints import list_checkpoints
-from ltui.training.store.run_directory import RunDir
+from ltui.training.store.run_directory import RunDir, read_json
+
+HISTORY_GONE = "the run's history is gone."
 
 
 def resolve_snapshot(run_dir: RunDir) -> RunSnapshot:
@@ -131,7 +133,25 @@ def _read_stored_snapshot(run_dir: RunDir) -> RunSnapshot:
         except StoreError as error:
             problem = error.problems[0]
             note = " ".join(text for text in (problem.what, problem.remedy) if text)
-    return _snapshot_from_files(run_dir, note)
+    return _ended_snapshot(run_dir, note) or _snapshot_from_files(run_dir, note)
+
+
+def _ended_snapshot(run_dir: RunDir, note: str | None) -> RunSnapshot | None:
+    """Return how the latest attempt ended; None if it has not ended, or no file says so."""
+    try:
+        ended = snapshot_from_json(read_json(run_dir.end_path) or {})
+    except ValueError:
+        return None
+    if ended.state in LIVE or ended.attempt != latest_attempt(run_dir):
+        return None
+    return replace(
+        ended,
+        id=run_dir.id,
+        checkpoints=tuple(list_checkpoints(run_dir.checkpoints_dir)),
+        history_note=note or HISTORY_GONE,
+        log_dir=str(run_dir.logs_dir(ended.attempt)),
+        run_dir=str(run_dir.path),
+    )
 
 
 def _of_latest_attempt(run_dir: RunDir, stored: RunSnapshot) -> RunSnapshot:
@@ -175,7 +195,7 @@ def _snapshot_from_files(run_dir: RunDir, note: str | None) -> RunSnapshot:
         created_at=spec.created_at,
         world_size=spec.nproc or None,
         checkpoints=tuple(list_checkpoints(run_dir.checkpoints_dir)),
-        history_note=note or ("the run's history is gone." if attempt else None),
+        history_note=note or (HISTORY_GONE if attempt else None),
         log_dir=str(run_dir.logs_dir(attempt or 1)),
         run_dir=str(run_dir.path),
     )

@@ -269,6 +269,11 @@ class StoreWriter:
         except (sqlite3.Error, ValueError):
             return default
 
+    def snapshot_document(self) -> str | None:
+        """Return the stored snapshot as JSON; None if there is none."""
+        row = self._connection.execute("SELECT document FROM snapshot").fetchone()
+        return None if row is None else str(row[0])
+
     def write_snapshot(self, snapshot: RunSnapshot) -> None:
         """Replace the stored snapshot."""
         self._connection.execute(

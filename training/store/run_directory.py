@@ -131,6 +131,11 @@ class RunDir:
         return self.path / "keeper.json"
 
     @property
+    def end_path(self) -> Path:
+        """The last stored snapshot of an ended run, for the case that its history is damaged."""
+        return self.path / "end.json"
+
+    @property
     def restarts_path(self) -> Path:
         """Automatic restarts since a user last started the run (``lifecycle/restart_rules.py``)."""
         return self.path / "restarts.json"
