@@ -324,7 +324,7 @@ async def test_readonly_launches_and_deletes_nothing(home: Path, place: Path) ->
         assert len(texts) > 1
         assert app.screen is screen
         assert run_dir.path.exists()
-        assert any("--readonly" in n.message for n in app._notifications)
+        assert any("only watches" in n.message for n in app._notifications)
 
 
 async def test_what_a_run_would_start_from_is_said_beside_the_field(

@@ -28,7 +28,9 @@ def test_the_demo_shows_gpus_and_says_that_they_are_simulated(
         terminal.wait_for("used by another process")
         terminal.press("\r")
         terminal.wait_for("tensor-core activity")
-        terminal.press("q")
+        terminal.drawn = ""
+        terminal.press("\x1b")
+        terminal.wait_for("used by another process")
         terminal.press("q")
         assert terminal.wait() == 0
     finally:

@@ -327,6 +327,7 @@ def test_a_loaders_iterator_can_be_replaced_and_discarded(workers: int) -> None:
     assert created == [iterator]
     next(iterator)
     assert torch_internals.yielded_batches(iterator) == 1
+    assert torch_internals.loader_batch_size(iterator) == 2
     kept = torch_internals.persistent_iterator(loader)
     assert kept is (iterator if workers else None)
     if workers:
