@@ -259,6 +259,7 @@ def test_curves_are_read_on_request_and_a_part_in_detail(run_dir: RunDir) -> Non
         for step in range(first, first + 5000):
             row = step_row(step, 1.0 / step, 100.0 + step)
             row[StepField.LR] = 0.1
+            row[StepField.MEMORY_BYTES] = 2e9
             rows.append((0, step, row))
         store.commit(1, Batch(steps=rows))
     ended = snapshot(id=run_dir.id, name="calm-fox", state=RunState.FINISHED, attempt=1)
@@ -268,12 +269,12 @@ def test_curves_are_read_on_request_and_a_part_in_detail(run_dir: RunDir) -> Non
     poller = RunPoller(run_dir, requests)
     try:
         frame = until(poller, lambda f: "train/loss" in f.curves)
-        assert "step/seconds" in frame.curve_names
-        assert "step/seconds" not in frame.curves
+        assert "step/memory_bytes" in frame.curve_names
+        assert "step/memory_bytes" not in frame.curves
         coarse = frame.curves["train/loss"]
-        requests.request = CurveRequest(names=frozenset({"train/loss", "step/seconds"}))
-        frame = until(poller, lambda f: "step/seconds" in f.curves)
-        assert frame.curves["step/seconds"].mean[-1] == 0.5
+        requests.request = CurveRequest(names=frozenset({"train/loss", "step/memory_bytes"}))
+        frame = until(poller, lambda f: "step/memory_bytes" in f.curves)
+        assert frame.curves["step/memory_bytes"].mean[-1] == 2e9
         requests.request = CurveRequest(names=frozenset({"train/loss"}), steps=(1000, 1999))
         before = frame.curves_version
         frame = until(poller, lambda f: f.curves_version != before)
