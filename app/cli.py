@@ -12,9 +12,10 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from io import TextIOWrapper
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING
 
 from ltui.app.exit_codes import EXIT_BAD_INPUT, EXIT_FAILED
+from ltui.app.plain_text import PlainText
 from ltui.training.problem import ProblemError
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
-    with redirect_stderr(_PlainText(sys.stderr)):
+    with redirect_stderr(PlainText(sys.stderr)):
         return _guarded(list(sys.argv[1:] if argv is None else argv))
 
 
@@ -77,23 +78,6 @@ def _report_crash(error: Exception) -> None:
         _print_error(
             f"ltui failed unexpectedly: {type(error).__name__}: {error}. Details are in {path}."
         )
-
-
-class _PlainText:
-    """Standard error without escape sequences: messages contain text of files and libraries."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        # Imported here: only a message needs it.
-        from ltui.widgets.sanitise import without_controls
-
-        self._stream.write(without_controls(text))
-        return len(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
 
 
 def _run_command(argv: list[str]) -> int:

@@ -8,10 +8,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO, cast
 
 from ltui.app.live.metric_history import THROUGHPUT
 from ltui.app.live.stored_curves import stored_rates
 from ltui.app.output_file import output, replaced_file
+from ltui.app.plain_text import PlainText
 from ltui.app.runs.export_formats import FOLDER_FORMAT
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.store.event_file import export_events
@@ -42,7 +44,9 @@ def export_runs(
             write_parquet(rows, path)
     else:
         with output(target) as stream:
-            (write_json if form == "json" else write_csv)(rows, stream)
+            # A pipe gets the names of metrics as they are, a terminal nothing that it would obey.
+            shown = cast("TextIO", PlainText(stream)) if stream.isatty() else stream
+            (write_json if form == "json" else write_csv)(rows, shown)
     sentences = []
     for run_id, part in thinned.items():
         if (sentence := part.sentence()) is not None:

@@ -168,8 +168,10 @@ def _edit(document: Any, chance: random.Random) -> str:
 
 
 def _edit_database(path: Path, chance: random.Random) -> str:
-    data = path.read_bytes()
-    _write(path, data)
+    # SQLite writes in place, and also to its log.
+    for file in path.parent.glob("run.db*"):
+        if file.is_file() and not file.is_symlink():
+            _write(file, file.read_bytes())
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         tables = [row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type='table'")]
         table = chance.choice([name for name in tables if not name.startswith("sqlite")])

@@ -171,8 +171,8 @@ def check_commands(
             continue
         if code not in (0, 1, 2):
             wrong.append(f"{place}: exit code {code}")
-        # A log that is printed into a pipe is printed as it is.
-        if words[0] != "logs" and (match := CONTROLS.search(text)) is not None:
+        # A log or a name of a metric that is printed into a pipe is printed as it is.
+        if words[0] not in ("logs", "export") and (match := CONTROLS.search(text)) is not None:
             wrong.append(
                 f"{place}: prints {match[0]!r}: {text[max(0, match.start() - 40) :][:80]!r}"
             )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shlex
 import sqlite3
 import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -190,6 +192,27 @@ def test_an_event_is_one_line(evil: RunDir) -> None:
     DAMAGES["escapes in verdicts"](evil)
     for words in (("show", "evil-0001"), ("diagnose", "evil-0001"), ("runs",)):
         assert not [line for line in output_of(words)[1].splitlines() if line == "INJECTED"]
+
+
+def test_names_with_escapes_are_exported_to_a_pipe_alone(
+    evil: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sql("UPDATE names SET name = ?", "m\x1b[31m")(evil)
+    for is_terminal in (False, True):
+        stream = io.StringIO()
+        stream.isatty = lambda is_terminal=is_terminal: is_terminal  # type: ignore[method-assign]
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert main(["export", "evil-0001"]) == 0
+        assert ("\x1b" in stream.getvalue()) is not is_terminal
+        assert "m" in stream.getvalue()
+
+
+def test_a_schema_that_is_no_text_is_damage(evil: RunDir) -> None:
+    data = evil.db_path.read_bytes()
+    evil.db_path.write_bytes(data.replace(b"CREATE TABLE snapshot", b"CREATE \x9d\xe5BLE snapshot"))
+    code, text = output_of(("export", "evil-0001"))
+    assert code == 2
+    assert "history is damaged" in text
 
 
 def test_an_argument_with_escapes_is_named_without_them(evil: RunDir) -> None:

@@ -446,7 +446,8 @@ def _open_read_only(file: HistoryFile) -> UntrustedDatabase:
             # On a read-only or full disk SQLite cannot create its shared index file. Read the
             # database as it is.
             return _connect(path, f"{uri}?immutable=1")
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        # SQLite quotes a damaged schema in its messages, which then are no text.
         raise damaged_error(path, error) from error
 
 

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 _SOCKET_PATH_BYTES = 107
 """Longest path of a Unix socket: ``sun_path`` has 108 bytes including a terminating zero."""
 
+MOST_JSON_BYTES = 8 << 20
+"""Maximum size of a JSON file of a run. The largest one, a published snapshot, has 2 MB."""
+
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,39}")
 
 MOST_LISTED = 12
@@ -240,7 +243,7 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return the JSON object in a file; None if the file is missing or holds none."""
     try:
-        document = parse_json(read_regular(path))
+        document = parse_json(read_regular(path, MOST_JSON_BYTES))
     except (OSError, ValueError):
         return None
     return document if isinstance(document, dict) else None
