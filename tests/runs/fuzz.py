@@ -63,7 +63,7 @@ def damage(run_dir: RunDir, chance: random.Random) -> str:
             *([_edit_database] * 24 if path.name == "run.db" else []),
         ]
         way = chance.choice(ways)
-        with suppress(OSError, ValueError, sqlite3.Error, yaml.YAMLError, RecursionError):
+        with suppress(OSError, ValueError, LookupError, sqlite3.Error, yaml.YAMLError):
             name = path.relative_to(run_dir.path)
             done.append(f"{way.__name__} {name} {way(path, chance) or ''}")
     return ", ".join(done)

@@ -84,6 +84,13 @@ DAMAGES: dict[str, Callable[[RunDir], None]] = {
     "types of spec.yaml": text(
         "spec.yaml", "version: 1\nid: x\nname: x\ncreated_at: x\ncwd: /\npython: x\nconfig: {}\n"
     ),
+    "types of a manifest": text(
+        "checkpoints/step-00000002-end.ckpt.json", '{"global_step": [], "epoch": [1], "files": 7}'
+    ),
+    "a manifest without a step": text(
+        "checkpoints/step-00000002-end.ckpt.json",
+        '{"global_step": null, "size_bytes": 7, "sha256": "0"}',
+    ),
     "deep snapshot": sql("UPDATE snapshot SET document = ?", DEEP),
     "snapshot of numbers": sql("UPDATE snapshot SET document = 7"),
     "types of snapshot": sql(
@@ -200,7 +207,7 @@ def test_names_with_escapes_are_exported_to_a_pipe_alone(
     sql("UPDATE names SET name = ?", "m\x1b[31m")(evil)
     for is_terminal in (False, True):
         stream = io.StringIO()
-        stream.isatty = lambda is_terminal=is_terminal: is_terminal  # type: ignore[method-assign]
+        monkeypatch.setattr(stream, "isatty", lambda is_terminal=is_terminal: is_terminal)
         monkeypatch.setattr(sys, "stdout", stream)
         assert main(["export", "evil-0001"]) == 0
         assert ("\x1b" in stream.getvalue()) is not is_terminal

@@ -19,7 +19,7 @@ from typing import Any
 
 from ltui.training.process.regular_files import open_regular, read_regular
 from ltui.training.state.good_checkpoints import badness
-from ltui.training.state.json_decoder import parse_json
+from ltui.training.state.json_decoder import WRONG_CONTENT, from_json, parse_json
 from ltui.training.state.run_snapshot import CheckpointInfo
 
 _CHUNK_BYTES = 4 << 20
@@ -35,7 +35,7 @@ _RANK_FILE = re.compile(
 """Names of the files that a rank writes before the manifest (``rank/checkpoint_files.py``)."""
 
 
-_UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
+_UNREADABLE = (OSError, *WRONG_CONTENT)
 """Errors of a manifest that is missing, is not JSON or lacks a key."""
 
 
@@ -241,19 +241,23 @@ def _manifest_paths(folder: Path) -> list[Path]:
         return []
 
 
+_SHOWN = ("global_step", "epoch", "reason", "saved_at", "size_bytes")
+"""Keys of a manifest that are fields of ``CheckpointInfo``."""
+
+
 def _read_manifest(manifest_path: Path) -> CheckpointInfo | None:
     path = manifest_path.with_suffix("")
     try:
         manifest = _load_manifest(path)
-        return CheckpointInfo(
-            path=str(path),
-            global_step=int(manifest["global_step"]),
-            epoch=manifest.get("epoch"),
-            ok=None if _sizes_match(path, manifest) else False,
-            reason=manifest.get("reason"),
-            saved_at=manifest.get("saved_at"),
-            size_bytes=manifest.get("size_bytes"),
-            weights=weights if (weights := manifest.get("weights")) in _WEIGHTS else None,
+        return from_json(
+            CheckpointInfo,
+            {
+                **{name: manifest.get(name) for name in _SHOWN},
+                "path": str(path),
+                "ok": None if _sizes_match(path, manifest) else False,
+                "weights": weights if (weights := manifest.get("weights")) in _WEIGHTS else None,
+            },
+            tolerant=True,
         )
     except FileNotFoundError:
         return None
