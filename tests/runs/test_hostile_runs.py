@@ -91,6 +91,9 @@ DAMAGES: dict[str, Callable[[RunDir], None]] = {
         "checkpoints/step-00000002-end.ckpt.json",
         '{"global_step": null, "size_bytes": 7, "sha256": "0"}',
     ),
+    "a diagnosis without a time": text(
+        "evidence/1/001.json", '{"run": "x", "attempt": 1, "taken_at": null, "headline": "x"}'
+    ),
     "deep snapshot": sql("UPDATE snapshot SET document = ?", DEEP),
     "snapshot of numbers": sql("UPDATE snapshot SET document = 7"),
     "types of snapshot": sql(

@@ -273,4 +273,4 @@ class Diagnosis:
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Diagnosis:
         """Return the diagnosis in a JSON document; raise ``ValueError`` for any other document."""
-        return from_json(cls, document)
+        return from_json(cls, document, tolerant=True)
