@@ -26,6 +26,7 @@ from unittest import mock
 import yaml
 
 from ltui.training.problem import ProblemError
+from ltui.training.state.json_decoder import WRONG_CONTENT
 from ltui.training.store.run_directory import RunDir
 from tests.runs.hostile_runs import COMMANDS, check_commands, make_home, output_of
 
@@ -63,7 +64,7 @@ def damage(run_dir: RunDir, chance: random.Random) -> str:
             *([_edit_database] * 24 if path.name == "run.db" else []),
         ]
         way = chance.choice(ways)
-        with suppress(OSError, ValueError, LookupError, sqlite3.Error, yaml.YAMLError):
+        with suppress(OSError, sqlite3.Error, yaml.YAMLError, *WRONG_CONTENT):
             name = path.relative_to(run_dir.path)
             done.append(f"{way.__name__} {name} {way(path, chance) or ''}")
     return ", ".join(done)
