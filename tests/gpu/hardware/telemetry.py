@@ -11,8 +11,8 @@ Three measurements of the same small training on one GPU:
 
 Then the values of CUDA tensors in the queue (``queued_values.py``).
 
-In the rehearsal on the CPU, telemetry reads the value of the loss once a step, which it may do
-there. The count must find exactly that.
+In the rehearsal on the CPU, telemetry reads the loss and the one value that is logged in each step,
+which it may do there. The count must find exactly that.
 """
 
 from __future__ import annotations
@@ -340,7 +340,7 @@ def checks(conditions: Conditions) -> Iterator[Check]:
     yield from judge_host_time(
         host_time(runs["time"], accelerator, rounds), rehearsal=conditions.rehearsal
     )
-    added = {READ: 1.0} if conditions.rehearsal else {}
+    added = {READ: 2.0} if conditions.rehearsal else {}
     counted = synchronisations(runs["count"], accelerator, steps, folder / TRACE)
     yield from judge_synchronisations(counted, added)
     yield from judge_guard(guarded_hooks(runs["guard"], accelerator, steps))
