@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 PAGES = (README, CONTRIBUTING, *sorted((ROOT / "docs").glob("*.md")))
-MOST_LINES = {"README.md": 130, "docs/architecture.md": 150}
+MOST_LINES = {"README.md": 130, "docs/architecture.md": 250}
 CODE_PATH = re.compile(r"`((?:app|training|widgets|presets|tests|docs|\.ci)/[\w./-]*)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 TWO_COMMANDS = re.compile(r" {2,}(?=ltui )")
