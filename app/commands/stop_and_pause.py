@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from argparse import Namespace
+from pathlib import Path
 
 from ltui.app.exit_codes import EXIT_DONE, EXIT_FAILED
 from ltui.app.live.run_requests import require_live, send_request, wait_until
@@ -27,6 +28,8 @@ from ltui.widgets.sanitise import clean_line
 
 STEP_TIMEOUT_S = 120.0
 """Seconds to wait for an effect that comes at the end of a step; a step may be long."""
+CHECKED_S = 10.0
+"""Maximum seconds to wait until a new checkpoint is verified."""
 ESCALATION_TIMEOUT_S = 60.0
 """Seconds that the interrupt and the kill may take after the timeout of the coordinated stop."""
 
@@ -189,6 +192,13 @@ def checkpoint(options: Namespace) -> int:
     saved = outcome.kind == "checkpoint_saved"
     path = outcome.data.get("path")
     if saved and path:
+        # What `ltui show` prints next has the checkpoint, with the result of its check.
+        name = Path(str(path)).name
+        wait_until(
+            run_dir,
+            lambda s: any(c.ok is not None and Path(c.path).name == name for c in s.checkpoints),
+            CHECKED_S,
+        )
         step = _at_step(outcome.data.get("global_step"))
         print(f"{snapshot.id} saved a checkpoint{step}: {clean_line(str(path))}")
     else:

@@ -55,12 +55,13 @@ async def test_it_goes_on_from_the_other_runs_weights(
 
         screen = app.screen
         assert isinstance(screen, HomeScreen)
+        await pilot.press("N")
         await until(lambda: screen.form_panel.result is not None)
         fields = {field.knob.key: field for field in screen.query(KnobField)}
         fields["trainer.max_epochs"].query_one(Input).value = "1000"
         fields["data.init_args.loader"].query_one(Select).value = "torch"
         screen.query_one(StartField).query_one(Input).value = f"source:{saved_step}"
-        screen.action_launch()
+        screen.form_panel.launch()
         await until(lambda: isinstance(app.screen, RunScreen) and app.screen.query(GpuOverview))
         await pilot.pause()
 
