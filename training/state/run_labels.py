@@ -70,14 +70,7 @@ def labels_from_document(document: Mapping[str, Any]) -> RunLabels:
 
 def checked_name(text: str, where: str) -> str:
     """Return a name as one line without control characters. Raises ``ProblemError``."""
-    name = _one_line(text)
-    if len(name) > MOST_NAME_CHARACTERS:
-        raise ProblemError.of(
-            where=where,
-            what=f"the name has {len(name)} characters.",
-            remedy=f"Use at most {MOST_NAME_CHARACTERS}.",
-        )
-    return name
+    return _checked_line(text, where, "name", MOST_NAME_CHARACTERS)
 
 
 def checked_tags(texts: Iterable[str], where: str) -> tuple[str, ...]:
@@ -101,14 +94,18 @@ def checked_group(text: str, where: str) -> str:
 
 def checked_note(text: str, where: str) -> str:
     """Return a note as one line without control characters. Raises ``ProblemError``."""
-    note = _one_line(text)
-    if len(note) > MOST_NOTE_CHARACTERS:
+    return _checked_line(text, where, "note", MOST_NOTE_CHARACTERS)
+
+
+def _checked_line(text: str, where: str, kind: str, most: int) -> str:
+    line = _one_line(text)
+    if len(line) > most:
         raise ProblemError.of(
             where=where,
-            what=f"the note has {len(note)} characters.",
-            remedy=f"Use at most {MOST_NOTE_CHARACTERS}.",
+            what=f"the {kind} has {len(line)} characters.",
+            remedy=f"Use at most {most}.",
         )
-    return note
+    return line
 
 
 def new_labels(tags: Iterable[str], group: str, note: str, where: Sequence[str]) -> RunLabels:
