@@ -73,7 +73,7 @@ contracts: $(VENV)/.installed-test
 # they are one group (tests/conftest.py), which one worker runs.
 unit: $(VENV)/.installed-test
 	@echo '== pytest, without the slow tests'
-	@$(PY) -m pytest -n 3 --dist loadgroup -m 'not slow' -rfEs
+	@$(PY) -m pytest -n 3 --dist loadgroup -m 'not slow' -rfEs --durations=25
 
 # One at a time: each of them is a real training with two ranks or more.
 test-all: $(VENV)/.installed-test

@@ -15,7 +15,7 @@ from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
 from ltui.app.exit_codes import EXIT_BAD_INPUT, EXIT_FAILED
-from ltui.app.plain_text import PlainText
+from ltui.app.output_file import PlainText
 from ltui.training.problem import ProblemError
 
 if TYPE_CHECKING:

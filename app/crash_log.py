@@ -1,4 +1,4 @@
-"""The log of a dashboard that has crashed."""
+"""The log of errors that the dashboard did not expect."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ MOST_BYTES = 1 << 20
 """Size from which the log begins anew."""
 
 
-def log_crash(home: Path, error: BaseException) -> str | None:
-    """Write a traceback to the log, and return the sentence for the terminal; None if the log
-    cannot be written."""
+def log_error(home: Path, error: BaseException, happened: str) -> str:
+    """Write a traceback to the log, and return the sentence for the user: what has happened.
+
+    If the log cannot be written, the traceback follows the sentence.
+    """
     path = home / LOG_NAME
+    text = "".join(traceback.format_exception(error))
+    reason = clean_line(f"{type(error).__name__}: {error}", 200)
+    sentence = f"{happened} ({reason}). Training continues. The traceback"
     try:
         if path.exists() and path.stat().st_size > MOST_BYTES:
             path.unlink()
         with open_private_log(path) as log:
-            text = "".join(traceback.format_exception(error))
-            log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n{text}\n".encode())
-    except OSError:
-        return None
-    reason = clean_line(f"{type(error).__name__}: {error}", 200)
-    return f"The dashboard has crashed ({reason}). Training continues. The traceback is in {path}"
+            entry = f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n{text}\n"
+            log.write(entry.encode(errors="backslashreplace"))
+    except OSError as unwritable:
+        return f"{sentence} cannot be written to {path} ({unwritable.strerror}):\n{text}"
+    return f"{sentence} is in {path}"

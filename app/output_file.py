@@ -9,9 +9,26 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from ltui.training.problem import ProblemError
+
+
+class PlainText:
+    """A stream that removes escape sequences, of which text of files and libraries may consist."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        # Imported here: most commands write nothing to such a stream.
+        from ltui.widgets.sanitise import without_controls
+
+        self._stream.write(without_controls(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 @contextmanager
@@ -59,12 +76,12 @@ def print_json(document: object, stream: TextIO | None = None) -> None:
     print(file=stream)
 
 
-def print_json_list(documents: Sequence[object]) -> None:
+def print_json_list(documents: Sequence[str]) -> None:
     """Print a list of JSON documents, one on each line.
 
     Thousands of them take seconds if they are indented, which Python does not do in C.
     """
-    lines = ",\n".join(json.dumps(document, allow_nan=False) for document in documents)
+    lines = ",\n".join(documents)
     print(f"[\n{lines}\n]" if lines else "[]")
 
 

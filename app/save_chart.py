@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ltui.training.problem import ProblemError
 from ltui.widgets.charts.chart import ExportedChart
-from ltui.widgets.charts.picture import Picture, svg
+from ltui.widgets.charts.picture import Picture, png, svg
 
 MAX_NAME = 80
 """Maximum characters of a file name without its number and suffix."""
@@ -55,12 +55,10 @@ def drawn_chart(chart: ExportedChart, form: str, source: str) -> tuple[str, byte
 
 def _png(drawn: Picture) -> bytes:
     try:
-        # Imported here: Pillow is optional and slow to load.
-        from ltui.widgets.charts.png import png
+        return png(drawn)
     except ImportError as error:
         raise ProblemError.of(
             where="W",
             what="saving a chart as PNG needs Pillow, which is not installed.",
-            remedy="Install it with `pip install 'ltui-train[png]'`, or save as SVG with w.",
+            remedy="Install it with `pip install pillow`, or save as SVG with w.",
         ) from error
-    return png(drawn)

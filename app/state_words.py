@@ -19,6 +19,7 @@ from ltui.training.state.run_snapshot import (
     Verdict,
 )
 from ltui.training.state.verdict_kinds import VerdictKind
+from ltui.training.state.verdict_tracker import most_severe_first
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line
 from ltui.widgets.view_models import Tone
@@ -195,6 +196,17 @@ def _cause_of_death(snapshot: RunSnapshot) -> Verdict | None:
         reasons = [(v.evidence.get("reasons") or {}).get(named[1]) for v in confirmed]
         return confirmed[0] if confirmed and not any(r and r in detail for r in reasons) else None
     return dead[0] if dead and not re.search(r"\brank", detail) else None
+
+
+def reason_text(snapshot: RunSnapshot) -> str:
+    """Return why a run needs help, or how it ended, if the state's word does not give it."""
+    if snapshot.state in LIVE:
+        grave = most_severe_first(open_verdicts(snapshot)) if needs_help(snapshot) else []
+        return clean_line(grave[0].cause) if grave else waiting_reason(snapshot)
+    sentence = ended_detail(snapshot) if snapshot.state in FAILED else ""
+    if not sentence and (snapshot.detail or "").startswith("killed"):
+        sentence = ended_detail(snapshot)
+    return "; ".join(part for part in (sentence, bad_loss_sentence(snapshot)) if part)
 
 
 def rank_note(snapshot: RunSnapshot, rank: RankSnapshot) -> str:

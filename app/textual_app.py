@@ -14,8 +14,9 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from ltui.app.keys.key_queue import OrderedKeysApp
+from ltui.app.settings import Settings, read_user_config
 from ltui.app.theme_choice import first_theme, theme_names
-from ltui.app.user_config import Settings, UserConfig, read_user_config
+from ltui.app.user_config import UserConfig
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets.palette import THEMES
@@ -24,7 +25,7 @@ from ltui.widgets.sanitise import clean_line
 if TYPE_CHECKING:
     from textual.command import Provider
 
-    from ltui.app.panels.setting_chosen import SettingChosen
+    from ltui.app.panels.panel import SettingChosen
     from ltui.app.screens.run import RunScreen
     from ltui.widgets.charts.chart import Chart
 
@@ -53,11 +54,11 @@ class LtuiApp(OrderedKeysApp):
             tooltip="Choose a colour theme from a list",
         ),
         Binding(
-            "question_mark",
+            # In a text field a question mark is typed.
+            "question_mark,f1",
             "help",
             "help",
             id="help",
-            key_display="?",
             tooltip="List every key of this screen",
         ),
         Binding(
@@ -102,6 +103,8 @@ class LtuiApp(OrderedKeysApp):
         self.own_keys: dict[str, tuple[str, ...]] = {}
         """Keys of the configuration file by the ids of bindings, with Textual's names."""
         self._config_problems = list(config.problems)
+        self._crash: str | None = None
+        """What to print after an unexpected error."""
         self._shown_reasons: set[str] = set()
         """Why choices are not remembered. Each reason is shown once."""
         if config.values or config.keys:
@@ -123,7 +126,7 @@ class LtuiApp(OrderedKeysApp):
         else:
             self._show_config_problems(self._config_problems)
 
-    @work(thread=True, group="keys", exit_on_error=False)
+    @work(thread=True, group="keys")
     def _check_keys(self) -> None:
         """Check the actions of the user's keys, which needs the bindings of every screen, and
         report every problem of the configuration file in one notice."""
@@ -236,7 +239,7 @@ class LtuiApp(OrderedKeysApp):
         self.remember(message.setting, message.value)
 
     def action_choose_theme(self) -> None:
-        from ltui.app.screens.theme_list import ThemeScreen
+        from ltui.app.screens.palette import ThemeScreen
 
         if not isinstance(self.screen, ThemeScreen):
             self.push_screen(ThemeScreen(theme_names(self.available_themes)), self._use_theme)
@@ -289,18 +292,29 @@ class LtuiApp(OrderedKeysApp):
         # Imported here: the first screen has not crashed.
         import sys
 
-        from rich.text import Text
-
-        from ltui.app.crash_log import log_crash
+        from ltui.app.crash_log import log_error
 
         error = sys.exc_info()[1]
-        sentence = None if error is None else log_crash(self.home, error)
-        if sentence is None:
-            super()._fatal_error()
-            return
-        if not self._exit_renderables:
-            self._exit_renderables.append(Text(sentence))
+        if error is not None and self._crash is None:
+            self._crash = log_error(self.home, error, "The dashboard has crashed")
         self._close_messages_no_wait()
+
+    def show_worker_error(self, error: Exception) -> None:
+        # Imported here: no worker of the first screen has failed.
+        from ltui.app.crash_log import log_error
+
+        happened = "An action in the background has failed"
+        sentence = log_error(self.home, error, happened).split("\n", 1)[0]
+        self.notify(sentence, severity="error", timeout=20, markup=False)
+
+    def _print_error_renderables(self) -> None:
+        """Print why the dashboard has ended, once the terminal is restored."""
+        super()._print_error_renderables()
+        if self._crash is not None:
+            # Imported here: the first screen has not crashed.
+            import sys
+
+            print(self._crash, file=sys.stderr)
 
     def action_leave(self) -> None:
         """Quit at once from any screen. The screen of a run prints that its run keeps running."""
@@ -327,8 +341,9 @@ class LtuiApp(OrderedKeysApp):
     def action_command_palette(self) -> None:
         """Open the palette, except on a question, which only its own keys answer."""
         # Imported here: the first screen has no palette and asks nothing.
-        from ltui.app.screens.confirm import ConfirmScreen
+        from ltui.app.screens.dialog import ConfirmScreen
         from ltui.app.screens.palette import Palette
 
         if not isinstance(self.screen, ConfirmScreen) and not isinstance(self.screen, Palette):
-            self.push_screen(Palette(id="--command-palette"))
+            hint = "Search keys, metrics, runs and presets…"
+            self.push_screen(Palette(placeholder=hint))

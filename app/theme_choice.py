@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from ltui.app.user_config import Settings
+from ltui.app.settings import Settings
 from ltui.widgets.palette import LTUI_DARK, LTUI_LIGHT, THEMES
 
 LIGHT_BACKGROUNDS = frozenset({"7", *(str(number) for number in range(9, 16))})

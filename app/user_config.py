@@ -1,7 +1,6 @@
-"""The settings of the dashboard: of the user's configuration file, remembered, or default.
+"""The settings that there are, and what the user's configuration file says of them.
 
-A value in the file wins over one that the dashboard has remembered (``preferences.py``).
-``config_file.py`` reads the file; it is imported only if there is one.
+``config_file.py`` reads the file; ``settings.py`` resolves which value counts.
 """
 
 from __future__ import annotations
@@ -9,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
-
-from ltui.app.preferences import read_preferences, write_preference
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ltui.training.problem import Problem
@@ -126,76 +123,3 @@ class UserConfig:
         if path not in self.values and name not in in_section:
             return None
         return f"{self.path.name}:{self.lines.get(path, 1)}"
-
-
-def config_path() -> Path:
-    """Return the path of the configuration file, which may not exist."""
-    # Imported here, as in ``ltui_home``.
-    import platformdirs
-
-    return Path(platformdirs.user_config_dir("ltui", appauthor=False)) / FILE_NAME
-
-
-def read_user_config(path: Path | None = None) -> UserConfig:
-    """Return what the file at ``path`` (by default the user's) says. Never raises."""
-    path = path or config_path()
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return UserConfig(path=path)
-    except OSError:
-        pass  # The reader says why.
-    # Imported here: most users have no file, and reading YAML costs a part of the start.
-    from ltui.app.config_file import read_config_file
-
-    return read_config_file(path)
-
-
-class HasSettings(Protocol):
-    """What screens and panels need of their app."""
-
-    settings: Settings
-
-
-def settings_of(app: object) -> Settings:
-    """Return the settings of the dashboard."""
-    return cast(HasSettings, app).settings
-
-
-class Settings:
-    """The settings of a dashboard: of the file, else remembered, else the defaults."""
-
-    def __init__(self, home: Path, config: UserConfig) -> None:
-        self.home, self.config = home, config
-        self._remembered = read_preferences(home)
-
-    def value(self, path: str) -> Any:
-        """Return the value that counts."""
-        return self._resolve(path)[0]
-
-    def origin(self, path: str) -> str:
-        """Return where that value is from: ``config.yaml:3``, ``remembered`` or ``default``."""
-        return self._resolve(path)[1]
-
-    def _resolve(self, path: str) -> tuple[Any, str]:
-        setting = SETTINGS[path]
-        origin = self.config.origin(path)
-        if origin is not None:
-            return self.config.values[path], origin
-        value = self._remembered.get(path)
-        if type(value) in TYPES[setting.kind]:
-            return value, "remembered"
-        return setting.default, "default"
-
-    def remember(self, path: str, value: Any) -> str | None:
-        """Store a choice for later starts; None forgets it. Return a sentence if it cannot be."""
-        origin = self.config.origin(path)
-        if origin is not None:
-            return f"{origin} sets {path}: the choice holds until you quit."
-        try:
-            if self._remembered.get(path) != value:
-                write_preference(self.home, path, value)
-        except OSError as error:
-            return f"The choice can't be remembered: {error.strerror or error}"
-        self._remembered = {**self._remembered, path: value}
-        return None

@@ -15,10 +15,11 @@ def mount(*words: str) -> None:
         pytest.skip("mounting is not allowed here")
 
 
-def mount_small_disk(folder: Path, size_mb: int) -> None:
+def mount_small_disk(folder: Path, size_mb: int, most_files: int = 10_000) -> None:
     """Mount an empty disk at ``folder``."""
     folder.mkdir()
-    mount("-t", "tmpfs", "-o", f"size={size_mb}m,mode=0700", "tmpfs", str(folder))
+    options = f"size={size_mb}m,nr_inodes={most_files},mode=0700"
+    mount("-t", "tmpfs", "-o", options, "tmpfs", str(folder))
 
 
 def unmount(folder: Path) -> None:

@@ -35,6 +35,8 @@ class Column:
     """Omit the column if no row has a value for it."""
     grows: bool = False
     """Give the remaining width to this column."""
+    least: int = 0
+    """Width to which a table that scrolls sideways may cut its last column; 0 if it may not."""
     full: int = 0
     """Width in which no text is cut; a table that scrolls sideways gives it what it has left."""
 
@@ -83,7 +85,10 @@ def scrolled_columns(columns: Sequence[Column], width: int, scrolled: int) -> Sc
         left -= 1
     shown = [*head, *rest[left : left + 1]]
     for column in rest[left + 1 :]:
-        if _total_width([*shown, column]) > width:
+        room = width - _total_width(shown) - GAP
+        if room < column.width:
+            if column.least and room >= column.least:
+                shown.append(replace(column, width=room))
             break
         shown.append(column)
     spare = max(0, width - _total_width(shown))
@@ -105,7 +110,7 @@ def pad_or_cut(cells: Cells, placed: PlacedColumn) -> Cells:
     """Return ``cells`` in exactly the column's width: padded, or cut with an ellipsis."""
     used = sum(cell_len(c.text) for c in cells)
     if used > placed.width:
-        return _cut(cells, placed.width)
+        return cut_line(cells, placed.width)
     pad = Cell(text=" " * (placed.width - used))
     return (pad, *cells) if placed.column.right else (*cells, pad)
 
@@ -117,7 +122,10 @@ def shortened(text: str, width: int) -> str:
     return set_cell_size(text, width - 1).rstrip() + "…"
 
 
-def _cut(cells: Cells, width: int) -> Cells:
+def cut_line(cells: Cells, width: int) -> Cells:
+    """Cut cells that are longer than ``width``; they then end with an ellipsis."""
+    if sum(cell_len(c.text) for c in cells) <= width:
+        return cells
     cut: list[Cell] = []
     available = width - 1
     for cell in cells:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import ClassVar
 
 from rich.cells import cell_len
 
 from ltui.widgets.bars import bar_cells, strip
 from ltui.widgets.columns import Cells, Column
-from ltui.widgets.formats import NA
+from ltui.widgets.formats import NA, duration
 from ltui.widgets.table import Table
 from ltui.widgets.view_models import Cell, GpuRow, Tone
 
 BAR_WIDTH = 10
 SHORT_BAR_WIDTH = 6
 STRIP_WIDTH = 12
+WIDE = 100
+"""Cells of width from which the bars are long."""
 BELOW = "\n"
 """Separates the label of a GPU from the number of a row below it, in the keys of such rows."""
 SIGNS = {Tone.BAD: "!", Tone.WARN: "▲"}
@@ -44,21 +48,21 @@ class GpuTable(Table[GpuRow]):
         Column(key="index", title="  GPU", width=6),
         Column(key="name", title="name", width=16, importance=12),
         Column(key="ranks", title="rank", width=6, importance=4),
-        Column(key="bar", title="", width=BAR_WIDTH, importance=6),
+        Column(key="bar", title="", width=BAR_WIDTH, importance=5),
         Column(key="utilisation", title="util", width=5, right=True),
-        Column(key="memory_bar", title="", width=BAR_WIDTH, importance=11),
+        Column(key="memory_bar", title="", width=BAR_WIDTH, importance=6),
         Column(key="memory", title="memory", width=15, right=True),
         Column(key="power_bar", title="", width=SHORT_BAR_WIDTH, importance=13),
         Column(key="power", title="power", width=11, right=True, importance=2),
         Column(key="temperature_bar", title="", width=SHORT_BAR_WIDTH, importance=14),
         Column(key="temperature", title="temp", width=7, right=True, importance=3),
-        Column(key="sm", title="SM", width=5, right=True, importance=5),
-        Column(key="tensor", title="tensor", width=6, right=True, importance=8),
-        Column(key="dram", title="DRAM", width=5, right=True, importance=8),
-        Column(key="clock", title="clock", width=9, right=True, importance=10),
-        Column(key="strip", title="last 2 min", width=STRIP_WIDTH, importance=9),
+        Column(key="sm", title="SM", width=5, right=True, importance=7),
+        Column(key="tensor", title="tensor", width=6, right=True, importance=9),
+        Column(key="dram", title="DRAM", width=5, right=True, importance=9),
+        Column(key="clock", title="clock", width=9, right=True, importance=11),
+        Column(key="strip", title="last 2 min", width=STRIP_WIDTH, importance=10),
         # Shown even without notes, so that the other columns stay in place.
-        Column(key="note", title="", width=12, grows=True, importance=7),
+        Column(key="note", title="", width=12, grows=True, importance=8),
     )
 
     def key_of(self, row: GpuRow) -> str:
@@ -84,7 +88,12 @@ class GpuTable(Table[GpuRow]):
         index, *others = self.COLUMNS
         longest = max((cell_len(row.index) for row in rows), default=0) + len("! ")
         label = replace(index, width=max(index.width, longest))
-        return [label, *(column for column in others if column.key not in omitted)]
+        shown = [label, *(column for column in others if column.key not in omitted)]
+        if self.size.width < WIDE:
+            ranks = max((cell_len(row.ranks) for row in rows), default=0)
+            widths = {"ranks": max(4, ranks), "bar": SHORT_BAR_WIDTH, "memory_bar": SHORT_BAR_WIDTH}
+            shown = [replace(c, width=widths.get(c.key, c.width)) for c in shown]
+        return shown
 
     def line_of(self, row: GpuRow) -> Cells | None:
         return row.line
@@ -97,12 +106,13 @@ class GpuTable(Table[GpuRow]):
 
     def cells_of(self, row: GpuRow) -> Mapping[str, Cells]:
         sign = f"{SIGNS.get(row.tone, ' ')} "
+        bar = BAR_WIDTH if self.size.width >= WIDE else SHORT_BAR_WIDTH
         note_tone = row.tone if row.tone in SIGNS else Tone.WARN
         return {
             "index": (Cell(text=sign, tone=row.tone), Cell(text=row.index)),
             "name": (Cell(text=row.name, tone=Tone.DIM),),
             "ranks": (Cell(text=row.ranks),),
-            "bar": bar_cells(row.utilisation, BAR_WIDTH),
+            "bar": bar_cells(row.utilisation, bar),
             "utilisation": (
                 Cell(text=row.utilisation_text, tone=Tone.DIM if row.stale else Tone.PLAIN),
             ),
@@ -110,7 +120,7 @@ class GpuTable(Table[GpuRow]):
             "sm": (Cell(text=row.sm_text),),
             "tensor": (Cell(text=row.tensor_text),),
             "dram": (Cell(text=row.dram_text),),
-            "memory_bar": bar_cells(row.memory, BAR_WIDTH, Tone.DIM),
+            "memory_bar": bar_cells(row.memory, bar, Tone.DIM),
             "memory": (Cell(text=row.memory_text),),
             "power_bar": bar_cells(row.power, SHORT_BAR_WIDTH, Tone.DIM),
             "power": (Cell(text=row.power_text),),
@@ -124,3 +134,85 @@ class GpuTable(Table[GpuRow]):
 def _note(row: GpuRow) -> str:
     """Return the problem with the readings, else the reason for reduced clocks."""
     return row.note or (f"throttled: {row.throttle}" if row.throttle else "")
+
+
+LEAST_WIDTH = 23
+"""Minimum cells for one GPU: sign, number, a readable strip and a percentage."""
+NARROW_WIDTH = 13
+"""Minimum cells for one GPU if there are more GPUs than lines at ``LEAST_WIDTH``."""
+SHORT_LABEL = 5
+"""Maximum cells of a label for which the widths above are enough: ``15/6``."""
+GAP = 2
+"""Cells between two columns of GPUs."""
+_PERCENT_CELLS = 6
+_LOW, _HIGH = 0.34, 0.67
+"""Limits between faint, dim and bright blocks, as fractions of full utilisation."""
+
+
+def heat_lines(rows: Sequence[GpuRow], most_lines: int, block_s: float, width: int) -> list[Cells]:
+    """Return a legend, and a strip for each GPU. Tall, bright blocks mean high utilisation.
+
+    There are at most ``most_lines`` lines below the legend, if the GPUs fit side by side. A block
+    represents ``block_s`` seconds.
+    """
+    if not rows:
+        return []
+    label_width = max(len(row.index) for row in rows)
+    columns = _columns(len(rows), most_lines, width, max(0, label_width - SHORT_LABEL))
+    lines = math.ceil(len(rows) / columns)
+    column_width = (width - GAP * (columns - 1)) // columns
+    cells = max(1, column_width - label_width - 3 - _PERCENT_CELLS)
+    drawn: list[Cells] = [(Cell(text=_legend(rows, cells, block_s), tone=Tone.DIM),)]
+    for y in range(lines):
+        line: list[Cell] = []
+        for row in rows[y::lines]:
+            line += [Cell(text=" " * GAP)] if line else []
+            line += [
+                Cell(text=f"{SIGNS.get(row.tone, ' ')} ", tone=row.tone),
+                Cell(
+                    text=f"{row.index:>{label_width}} ", tone=Tone.DIM if row.stale else Tone.PLAIN
+                ),
+                *_shades(row.heat, cells, stale=row.stale),
+                _percentage(row),
+            ]
+        drawn.append(tuple(line))
+    return drawn
+
+
+def _columns(count: int, most_lines: int, width: int, extra: int) -> int:
+    """Return the number of columns of strips. ``extra``: cells that long labels need."""
+    fitting = max(1, (width + GAP) // (LEAST_WIDTH + extra + GAP))
+    if math.ceil(count / fitting) > most_lines:
+        fitting = max(1, (width + GAP) // (NARROW_WIDTH + extra + GAP))
+    return min(fitting, max(1, math.ceil(count / max(1, most_lines))))
+
+
+def _legend(rows: Sequence[GpuRow], cells: int, block_s: float) -> str:
+    """Return the explanation of the blocks, with the time that a strip covers."""
+    covered = min(cells, max(len(row.heat) for row in rows)) * block_s
+    span = f"utilisation, last {duration(round(covered))}" if covered else "utilisation"
+    return f"  {span}   ▁ 0 %  ▇ 100 %"
+
+
+def _percentage(row: GpuRow) -> Cell:
+    """Return the current utilisation, or the word that there is none."""
+    if row.stale:
+        return Cell(text="old".rjust(_PERCENT_CELLS), tone=Tone.DIM)
+    return Cell(text=row.utilisation_text.rjust(_PERCENT_CELLS))
+
+
+def _shades(values: Sequence[float], width: int, *, stale: bool) -> list[Cell]:
+    """Return the strip, with low values nearer to the background, and old ones all dim."""
+    shown = list(values)[-width:]
+    shades = [Tone.FAINT] * (width - len(shown)) + [Tone.DIM if stale else _shade(v) for v in shown]
+    blocks = zip(strip(shown, width, high=1.0), shades, strict=True)
+    return [
+        Cell(text="".join(block for block, _ in run), tone=tone)
+        for tone, run in groupby(blocks, key=lambda block: block[1])
+    ]
+
+
+def _shade(value: float) -> Tone:
+    if not math.isfinite(value) or value < _LOW:
+        return Tone.FAINT
+    return Tone.DIM if value < _HIGH else Tone.ACCENT

@@ -50,8 +50,6 @@ ANSI_SERIES = tuple(
 
 TERMINAL_DEFAULT = -1
 """Textual's number for the terminal's own text and background colours."""
-MARKERS = "●■▲◆○□△◇"
-"""Signs at a curve's end and in the legend, which identify curves without colour."""
 
 
 def _series_variables(colours: tuple[str, ...]) -> dict[str, str]:

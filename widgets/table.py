@@ -24,6 +24,7 @@ from ltui.widgets.columns import (
     PlacedColumn,
     centred,
     changed_columns,
+    cut_line,
     fit_columns,
     row_line,
     scrolled_columns,
@@ -144,11 +145,6 @@ class Table(ScrollView, Generic[Row], can_focus=True):
     def keys(self) -> tuple[str, ...]:
         """The keys of all rows."""
         return self._keys
-
-    @property
-    def hidden_columns(self) -> int:
-        """Number of columns for which there is no room."""
-        return len(self.columns_of(self._rows)) - len(self._placed_columns())
 
     def set_rows(self, rows: Sequence[Row]) -> None:
         """Replace all rows. The cursor stays on its row; if that is gone, it keeps its position.
@@ -282,7 +278,11 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         )
         if y:
             row = self._rows[index]
-            cells = self.line_of(row) or row_line(self._cached_cells(row), self._placed)
+            line = self.line_of(row)
+            if line is None:
+                cells = row_line(self._cached_cells(row), self._placed)
+            else:
+                cells = cut_line(line, width - len(_CURSOR_SIGN))
         else:
             cells = title_line(self._placed)
         strip = cells_strip((sign, *cells), width, self)

@@ -93,6 +93,9 @@ class ChartViewModel:
     is_rate: bool = False
     """The values are rates: they are written as such, and the y axis begins at zero while the
     whole x axis is shown."""
+    shows_values: bool = True
+    """Write the newest values into the legend and at the ends of the curves. Not if they are
+    beside the chart; then a single series needs no legend either."""
     cut_outliers: bool = False
     """Fit the y axis to nearly all values if a few outliers would flatten the rest.
 

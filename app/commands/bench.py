@@ -30,7 +30,7 @@ def data(options: Namespace) -> int:
     spec = request.spec("bench", "bench", time.time())
     document = {
         "config": to_json(spec.config),
-        "python_path": [*spec.python_path, spec.cwd],
+        "python_path": list(spec.python_path),
         "workers": options.workers,
         "seconds": options.seconds,
         "rounds": options.rounds,

@@ -19,11 +19,12 @@ from ltui.app.compare.run_groups import Grouping, check_grouping
 from ltui.app.exit_codes import EXIT_DONE, EXIT_FAILED
 from ltui.app.open_dashboard import open_app
 from ltui.app.output_file import print_json
-from ltui.app.runs.matching_runs import matching_runs
+from ltui.app.runs.filter_runs import matching_runs
 from ltui.app.runs.run_list import RunList
 from ltui.training.lifecycle.recover_runs import current_snapshot
 from ltui.training.problem import Problem, ProblemError
-from ltui.training.store.run_directory import RunDir, list_runs, ltui_home, named_run
+from ltui.training.store.find_run import named_run
+from ltui.training.store.run_directory import RunDir, list_runs, ltui_home
 
 if TYPE_CHECKING:
     from ltui.app.textual_app import LtuiApp

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ltui.training.problem import ProblemError
-from ltui.training.store.run_directory import find_run, ltui_home
+from ltui.training.store.find_run import find_run
+from ltui.training.store.run_directory import ltui_home
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -34,14 +35,15 @@ def show_dashboard(name: str | None = None, *, readonly: bool = False) -> int:
     home = ltui_home(to_write=False)
     run = None
     if name is not None:
-        # Local: the first screen of the dashboard does not need SLURM.
-        from ltui.app.slurm.remote_dashboard import attach_words, run_on_terminal, ssh_words
+        run = None if ":" in name else find_run(home, name)
+        if run is None or run.slurm_dir.exists():
+            # Local: most runs are on this machine, and the person waits for the first screen.
+            from ltui.app.slurm.remote_dashboard import attach_words, run_on_terminal, ssh_words
 
-        if ":" in name:
-            return run_on_terminal(ssh_words(name, readonly=readonly))
-        run = find_run(home, name)
-        if (words := attach_words(run, readonly=readonly)) is not None:
-            return run_on_terminal(words)
+            if run is None:
+                return run_on_terminal(ssh_words(name, readonly=readonly))
+            if (words := attach_words(run, readonly=readonly)) is not None:
+                return run_on_terminal(words)
     # Local: importing Textual takes half a second, which the errors above need not wait for.
     from ltui.app.open_dashboard import run_dashboard
 
@@ -60,9 +62,11 @@ def show_demo(options: Namespace) -> int:
         raise ProblemError.of(where=f"ltui demo {options.what}", what="the demo needs a terminal.")
     if options.what == "nodes" and options.recording is not None:
         raise ProblemError.of(where="ltui demo nodes", what="--recording is for `ltui demo gpus`.")
-    app = _machines_demo(options) if options.what == "nodes" else _gpu_demo(options)
-    app.run()
-    return app.return_code or 0
+    # Local: as below.
+    from ltui.app.open_dashboard import open_app
+
+    make = _machines_demo if options.what == "nodes" else _gpu_demo
+    return open_app(lambda: make(options))
 
 
 def _gpu_demo(options: Namespace) -> LtuiApp:

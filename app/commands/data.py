@@ -129,7 +129,7 @@ def info(options: Namespace) -> int:
     """Run ``ltui data info FILE``."""
     path = Path(options.file).expanduser()
     # Local: only this command reads such a file; it needs neither torch nor FFCV.
-    from ltui.training.data.ffcv.beton_summary import summary
+    from ltui.training.data.ffcv.beton_file import summary
 
     facts = summary(_open_file(path))
     if options.json:

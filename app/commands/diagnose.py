@@ -12,7 +12,8 @@ from ltui.app.diagnosis.request_diagnosis import DiagnosisResult, request_diagno
 from ltui.app.diagnosis.text_report import WIDTH, report
 from ltui.app.exit_codes import EXIT_DONE
 from ltui.app.output_file import output, print_json
-from ltui.training.store.run_directory import find_run, ltui_home
+from ltui.training.store.find_run import find_run
+from ltui.training.store.run_directory import ltui_home
 from ltui.widgets.sanitise import clean_line
 
 NARROWEST, WIDEST = 60, 140

@@ -15,8 +15,12 @@ from pathlib import Path
 
 from ltui.app.exit_codes import EXIT_DONE
 from ltui.app.launch.cuda_probe import probe_cuda
-from ltui.app.launch.freeze_warnings import SHARED_MEMORY
-from ltui.app.launch.local_machine import DRIVER_TIMEOUT_S, call_with_timeout, usable_cores
+from ltui.app.launch.local_machine import (
+    DRIVER_TIMEOUT_S,
+    SHARED_MEMORY,
+    call_with_timeout,
+    usable_cores,
+)
 from ltui.app.launch.training_interpreter import (
     REQUIRED_PACKAGES,
     InterpreterReport,
@@ -32,11 +36,7 @@ from ltui.app.presentation.run_report import columns
 from ltui.training.lifecycle.agent_directories import ended_agents
 from ltui.training.problem import ProblemError
 from ltui.training.store.disk_use import disk_use
-from ltui.training.store.history_place import (
-    left_histories,
-    local_temporary_folders,
-    own_folder,
-)
+from ltui.training.store.history_place import left_histories, local_temporary_folders, own_folder
 from ltui.training.store.run_bin import deleted_runs
 from ltui.training.store.run_directory import ltui_home
 from ltui.widgets.formats import NA, size

@@ -16,8 +16,9 @@ from ltui.app.runs.export_runs import export_runs, folder_errors, metrics_to_exp
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import LIVE
 from ltui.training.store.database_schema import NoHistoryError
+from ltui.training.store.find_run import find_runs
 from ltui.training.store.history_reader import RunStore
-from ltui.training.store.run_directory import RunDir, find_runs, ltui_home
+from ltui.training.store.run_directory import RunDir, ltui_home
 
 FOLLOW_S = 5.0
 """Seconds between two looks for new values with ``--follow``."""
@@ -49,7 +50,7 @@ def _follow(options: Namespace, runs: Sequence[RunDir]) -> int:
         )
     # Imported here: an export of a run that has ended does not need them.
     from ltui.training.lifecycle.run_status import resolve_snapshot
-    from ltui.training.store.followed_events import FollowedEvents
+    from ltui.training.store.event_file import FollowedEvents
 
     def select(store: RunStore) -> list[str]:
         return metrics_to_export(store, options.metric)

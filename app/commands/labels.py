@@ -17,8 +17,9 @@ from ltui.training.state.run_labels import (
     new_labels,
     with_tags,
 )
+from ltui.training.store.find_run import find_runs
 from ltui.training.store.labels_file import change_labels, files_at_launch, read_labels
-from ltui.training.store.run_directory import find_runs, given_name, ltui_home
+from ltui.training.store.run_directory import given_name, ltui_home
 
 
 def tag(options: Namespace) -> int:

@@ -19,7 +19,8 @@ from ltui.app.exit_codes import EXIT_DONE
 from ltui.app.foreground.interrupt_signals import ReceivedSignals
 from ltui.training.config.run_spec import CheckpointPolicy, Nodes, RunSpec
 from ltui.training.problem import ProblemError
-from ltui.training.store.run_directory import RunDir, find_run, ltui_home, new_run_id
+from ltui.training.store.find_run import find_run
+from ltui.training.store.run_directory import RunDir, ltui_home, new_run_id
 
 
 def run(options: Namespace) -> int:
@@ -27,7 +28,7 @@ def run(options: Namespace) -> int:
     from ltui.app.commands.labels import label_files
     from ltui.app.launch.build_spec import prepare_launch
     from ltui.app.launch.check_and_launch import apply_start_from
-    from ltui.app.launch.freeze_warnings import freeze_warnings, print_warnings
+    from ltui.app.launch.local_machine import freeze_warnings, print_warnings
     from ltui.app.nodes.node_options import (
         agent_nodes,
         check_fewer_nodes,
@@ -293,8 +294,8 @@ def resume(options: Namespace) -> int:
 
 def _checkpoint_to_resume(run_dir: RunDir, step: int) -> Path:
     """Return the checkpoint of ``--from STEP``, and warn if its weights are not good."""
+    from ltui.training.lifecycle.resume_run import checkpoint_of_step
     from ltui.training.lifecycle.run_status import nan_step
-    from ltui.training.lifecycle.start_from import checkpoint_of_step
     from ltui.training.state.good_checkpoints import badness
 
     checkpoint = checkpoint_of_step(run_dir, step, f"--from {step}")

@@ -19,9 +19,10 @@ from ltui.app.live.log_tail import node_of_launcher_log, rank_of_log
 from ltui.app.presentation.machines import log_labels, machine_names, rank_range
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import ProblemError
-from ltui.training.process.regular_files import open_regular
+from ltui.training.shared.regular_files import open_regular
 from ltui.training.state.run_snapshot import LIVE, NodeSnapshot, RunSnapshot
-from ltui.training.store.run_directory import RunDir, find_run, ltui_home
+from ltui.training.store.find_run import find_run
+from ltui.training.store.run_directory import RunDir, ltui_home
 from ltui.widgets.sanitise import clean_line
 from ltui.widgets.view_models import LAUNCHER
 

@@ -13,28 +13,33 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from ltui.app.commands.compare_arguments import add_compare
-from ltui.app.commands.config_arguments import add_config
 from ltui.app.commands.data_arguments import (
     add_bench,
     add_command,
+    add_config,
     add_data,
     add_flag,
     add_json_option,
     positive_number,
 )
-from ltui.app.commands.export_and_import_arguments import add_export, add_import
-from ltui.app.commands.labels_arguments import add_label_commands, add_label_options
 from ltui.app.commands.runs_arguments import (
+    add_compare,
+    add_export,
+    add_import,
+    add_label_commands,
+    add_label_options,
     add_prune_command,
     add_restore_command,
     add_runs_command,
 )
 from ltui.app.exit_codes import EXIT_BAD_INPUT
-from ltui.training.config.defaults import MIRROR_PATTERN, STOP_TIMEOUT_S
 from ltui.training.config.digit_grouping import strip_digit_grouping
+from ltui.training.shared.defaults import MIRROR_PATTERN, STOP_TIMEOUT_S
 
 STOP_SIGNAL_NAMES = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP")
+SHELLS = ("bash", "zsh", "fish", "tcsh")
+NAMES = ("metrics", "keys")
+"""What the scripts of ``ltui completion`` ask for, in place of a shell."""
 RUN_HELP = "the id of a run, a unique prefix of it, its name, or `last`"
 EXIT_CODES = """\
 exit codes:
@@ -654,7 +659,10 @@ def _add_setup_commands(add: AddCommand) -> None:
         "print the completion script for a shell",
         _COMPLETION_EPILOG,
     )
-    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
+    completion.add_argument(
+        "what", metavar="SHELL", choices=(*SHELLS, *NAMES), help=f"one of {', '.join(SHELLS)}"
+    )
+    completion.add_argument("words", nargs="*", help=argparse.SUPPRESS)
 
 
 _ABOUT = """\
@@ -676,7 +684,7 @@ examples:
     + EXIT_CODES
     + """
 Runs are stored in $LTUI_HOME (default: the user's data directory).
-Shell completion: ltui completion bash|zsh|tcsh (`ltui completion --help`)."""
+Shell completion: ltui completion bash|zsh|fish|tcsh (`ltui completion --help`)."""
 )
 
 _RUN_EPILOG = (
@@ -767,8 +775,8 @@ examples:
 """
 
 _SERVE_EPILOG = """\
-Needs the extra package ltui-train[serve]. The server listens on this machine only,
-and every page needs the token in the address that is printed. The dashboard is
+Needs the package textual-serve. The server listens on this machine only, and
+every page needs the token in the address that is printed. The dashboard is
 read-only unless --control is given: then whoever has the address can run any
 program as you. docs/serve.md says what protects what.
 
@@ -851,5 +859,6 @@ _COMPLETION_EPILOG = """\
 examples:
   ltui completion bash > ~/.local/share/bash-completion/completions/ltui
   ltui completion zsh > ~/.zfunc/_ltui          (with ~/.zfunc in $fpath)
+  ltui completion fish > ~/.config/fish/completions/ltui.fish
   ltui completion tcsh > ~/.ltui.complete.tcsh  (sourced in ~/.tcshrc)
 """

@@ -8,17 +8,18 @@ from contextlib import closing
 
 from ltui.app.exit_codes import EXIT_DONE, EXIT_FAILED
 from ltui.app.presentation.run_report import columns
-from ltui.app.runs.matching_runs import matching_runs
+from ltui.app.runs.filter_runs import matching_runs
 from ltui.app.runs.run_entry import RunEntry
 from ltui.app.runs.run_list import RunList
 from ltui.training.lifecycle.delete_runs import CLEAN_S, empty_bin, remove
 from ltui.training.lifecycle.delete_runs import delete as delete_run
 from ltui.training.problem import ProblemError
 from ltui.training.store.disk_use import disk_use
+from ltui.training.store.find_run import find_run
 from ltui.training.store.labels_file import read_labels
 from ltui.training.store.run_bin import DeletedRun, deleted_runs, find_deleted
 from ltui.training.store.run_bin import restore as restore_run
-from ltui.training.store.run_directory import find_run, ltui_home
+from ltui.training.store.run_directory import ltui_home
 from ltui.widgets.formats import size
 from ltui.widgets.sanitise import clean_name
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import closing
-from typing import Any
 
 from ltui.app.exit_codes import EXIT_DONE
 from ltui.app.output_file import print_json, print_json_list
-from ltui.app.presentation.run_report import columns, show_lines, started_text, truncated
 from ltui.app.runs.filter_runs import fields_of, run_filter, unknown_names
 from ltui.app.runs.run_entry import RunEntry
 from ltui.app.runs.run_fields import FIELDS, SETTING, Kind, Value, kind_of, value_of, value_text
@@ -21,8 +20,9 @@ from ltui.app.runs.slow_values import read_settings
 from ltui.app.runs.sort_runs import sort_key, sorted_runs
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import json_number, to_json
+from ltui.training.store.find_run import find_run
 from ltui.training.store.labels_file import read_labels
-from ltui.training.store.run_directory import RunDir, find_run, ltui_home
+from ltui.training.store.run_directory import RunDir, ltui_home
 from ltui.widgets.formats import NA
 from ltui.widgets.sanitise import clean_line, clean_name
 
@@ -64,6 +64,9 @@ def list_all(options: Namespace) -> int:
 
 def runs_lines(entries: Sequence[RunEntry], now: float) -> list[str]:
     """Return a table with a line for each run."""
+    # Imported here, as below: JSON needs none of it.
+    from ltui.app.presentation.run_report import columns, started_text, truncated
+
     labelled = any(entry.labels.tags or entry.labels.star for entry in entries)
     named = any(entry.labels.name for entry in entries)
     reasons = any(_reason(entry) for entry in entries)
@@ -95,6 +98,8 @@ def _reason(entry: RunEntry) -> str:
 
 
 def _chosen_lines(entries: Sequence[RunEntry], names: Sequence[str], now: float) -> list[str]:
+    from ltui.app.presentation.run_report import columns, truncated
+
     rows = [["ID", *(clean_name(name) for name in names)]]
     rows += [
         [
@@ -111,13 +116,16 @@ def _chosen_lines(entries: Sequence[RunEntry], names: Sequence[str], now: float)
     return columns(rows, right)
 
 
-def _json(runs: RunList, entry: RunEntry, chosen: Sequence[str]) -> dict[str, Any]:
+def _json(runs: RunList, entry: RunEntry, chosen: Sequence[str]) -> str:
     """Return a run as JSON: with ``--columns`` its id and these fields, else its head."""
     if not chosen:
-        return {**runs.head(entry), **entry.labels.to_document()}
+        labels = entry.labels.to_document()
+        labels.pop("name", None)  # The head has it.
+        # Parsing thousands of heads to print them again would take most of the time.
+        return f"{runs.head(entry)[:-1]}, {json.dumps(labels)[1:]}"
     values = {name: _value_json(value_of(entry, name)) for name in chosen}
     flags = {name: bool(values[name]) for name in values.keys() & FIELDS if _is_flag(name)}
-    return {"id": entry.id, **values, **flags}
+    return json.dumps({"id": entry.id, **values, **flags}, allow_nan=False)
 
 
 def _value_json(value: Value) -> object:
@@ -138,6 +146,8 @@ def show(options: Namespace) -> int:
     if options.json:
         print_json({**run_document(snapshot), **labels.to_document(), "settings": settings})
     else:
+        from ltui.app.presentation.run_report import show_lines
+
         print("\n".join(show_lines(snapshot, time.time(), labels, settings)))
     return EXIT_DONE
 

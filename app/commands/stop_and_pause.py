@@ -20,8 +20,9 @@ from ltui.training.state.stop_conditions import (
     parse_time_condition,
     unlogged_metrics,
 )
+from ltui.training.store.find_run import find_run
 from ltui.training.store.history_reader import RunStore, StoredEvent
-from ltui.training.store.run_directory import RunDir, find_run, ltui_home
+from ltui.training.store.run_directory import RunDir, ltui_home
 from ltui.training.supervise.stop_controller import NOT_STOPPED
 from ltui.widgets.formats import duration
 from ltui.widgets.sanitise import clean_line
@@ -129,8 +130,10 @@ def _report_stop(snapshot: RunSnapshot, ended: bool, *, killed: bool) -> int:
     if snapshot.state is not RunState.FINISHED:
         if newest_checkpoint(snapshot.checkpoints) is None:
             print("  No checkpoint was saved, so it cannot be resumed.")
-        for _, text in checkpoint_rows(snapshot):
-            print(f"  Newest checkpoint: {text}")
+        else:
+            for label, text in checkpoint_rows(snapshot):
+                line = f"{label}: {text}" if label else f"{text}."
+                print(f"  {line[0].upper()}{line[1:]}")
         if is_resumable(snapshot):
             print(f"  To resume: ltui resume {snapshot.id}")
     as_asked = killed or snapshot.state in (RunState.STOPPED, RunState.FINISHED)

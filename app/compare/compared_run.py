@@ -1,19 +1,117 @@
-"""One run as it is compared with others: its facts, settings, curves and metrics."""
+"""One run as it is compared with others: its facts, settings, curves and metrics.
+
+Final and best value of a metric, and the steps at which they were logged. Pure: a curve is read
+again around a point that merges several values, by the function that the caller gives.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 
+import numpy as np
+
 from ltui.app.compare.alignment import Clock, Line, line_of, positions_of
-from ltui.app.compare.metric_summary import MetricSummary
 from ltui.app.live.curve_arithmetic import smooth
 from ltui.app.live.run_marks import RunMark
 from ltui.app.presentation.chart_axis import chart_marks
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot
 from ltui.training.store.curve_reader import Curve, FloatArray
 from ltui.widgets.view_models import ChartMark
+
+ReadSteps = Callable[["int | None", "int | None"], Curve]
+"""Returns the curve between two steps in more detail; None is an open end."""
+
+MAX_READS = 4
+"""Times that a curve is read in more detail: once for each size of windows, and once more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """A logged value and its step."""
+
+    value: float
+    """NaN if NaN was logged."""
+    step: int
+    exact: bool = True
+    """False if the step is that of a window of the history that contains the value."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MetricSummary:
+    """What one metric of a run came to."""
+
+    final: Logged
+    lowest: Logged | None
+    """None if no finite value was logged."""
+    highest: Logged | None
+    direction: str | None
+    """``min`` or ``max`` if that value is the best one; None if the name does not tell."""
+
+    @property
+    def best(self) -> Logged | None:
+        """The best value; None if there is none, or if it is not known which one is best."""
+        return {"min": self.lowest, "max": self.highest}.get(self.direction or "")
+
+
+def summarise(curve: Curve, read: ReadSteps, direction: str | None) -> MetricSummary | None:
+    """Return the summary of a curve; None if it has no points."""
+    if not len(curve):
+        return None
+    return MetricSummary(
+        final=_final(curve, read),
+        lowest=_extreme(curve, read, highest=False),
+        highest=_extreme(curve, read, highest=True),
+        direction=direction,
+    )
+
+
+def _final(curve: Curve, read: ReadSteps) -> Logged:
+    for _ in range(MAX_READS):
+        if curve.count[-1] <= 1:
+            break
+        finer = read(int(curve.steps[-1]), None)
+        if not len(finer) or finer.count[-1] >= curve.count[-1]:
+            break
+        curve = finer
+    return Logged(float(curve.mean[-1]), round(float(curve.steps[-1])), bool(curve.count[-1] <= 1))
+
+
+def _extreme(curve: Curve, read: ReadSteps, *, highest: bool) -> Logged | None:
+    """Return the first place of the smallest or largest finite value."""
+    place = _extreme_place(curve, highest)
+    if place is None:
+        return None
+    value = _bound(curve, highest)[place]
+    for _ in range(MAX_READS):
+        if curve.count[place] <= 1:
+            break
+        first = int(curve.steps[place - 1]) if place else None
+        last = int(np.ceil(curve.steps[place + 1])) if place + 1 < len(curve) else None
+        finer = read(first, last)
+        found = _extreme_place(finer, highest)
+        # Old steps exist only as windows, and a window at the edge of the range is not read.
+        if found is None or _bound(finer, highest)[found] != value:
+            break
+        if finer.count[found] >= curve.count[place]:
+            break
+        curve, place = finer, found
+    return Logged(float(value), round(float(curve.steps[place])), bool(curve.count[place] <= 1))
+
+
+def _bound(curve: Curve, highest: bool) -> FloatArray:
+    return curve.high if highest else curve.low
+
+
+def _extreme_place(curve: Curve, highest: bool) -> int | None:
+    bound = _bound(curve, highest)
+    finite = np.flatnonzero(np.isfinite(bound))
+    if not finite.size:
+        return None
+    values = bound[finite]
+    return int(finite[int(values.argmax() if highest else values.argmin())])
+
 
 LEAST_SMOOTHED = 3
 """A curve with fewer points than this is not smoothed."""

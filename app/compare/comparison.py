@@ -9,10 +9,8 @@ from functools import cached_property
 
 import numpy as np
 
-from ltui.app.compare.alignment import Line, align, common_positions
-from ltui.app.compare.bands import Band, band_of
-from ltui.app.compare.compared_run import ComparedRun
-from ltui.app.compare.metric_summary import Logged
+from ltui.app.compare.alignment import Band, Line, align, band_of, common_positions
+from ltui.app.compare.compared_run import ComparedRun, Logged
 from ltui.app.compare.run_groups import Grouping, RunGroup, check_grouping, groups_of
 from ltui.app.compare.run_signs import run_colours
 from ltui.app.runs.run_settings import differing, is_seed, number_of

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ltui.app.compare.bands import BAND_NAMES
+from ltui.app.compare.alignment import BAND_NAMES
 from ltui.app.compare.comparison import Comparison
 from ltui.app.compare.view_settings import (
     ViewSettings,

@@ -6,9 +6,8 @@ import math
 from typing import Any
 
 from ltui.app.compare.alignment import align, common_positions
-from ltui.app.compare.compared_run import ComparedRun
+from ltui.app.compare.compared_run import ComparedRun, Logged, MetricSummary
 from ltui.app.compare.comparison import Comparison, Spread
-from ltui.app.compare.metric_summary import Logged, MetricSummary
 from ltui.app.compare.run_groups import RunGroup
 from ltui.app.presentation.snapshot_text import shown_epoch
 from ltui.app.runs.run_settings import number_of

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from rich.cells import cell_len
 
-from ltui.app.compare.bands import BAND_NAMES
+from ltui.app.compare.alignment import BAND_NAMES
+from ltui.app.compare.compared_run import Logged, MetricSummary
 from ltui.app.compare.comparison import Comparison, Spread
-from ltui.app.compare.metric_summary import Logged, MetricSummary
 from ltui.app.presentation.run_report import columns, truncated
 from ltui.app.state_words import state_word
 from ltui.widgets import formats

@@ -12,8 +12,7 @@ from functools import partial
 import numpy as np
 
 from ltui.app.compare.alignment import Clock
-from ltui.app.compare.compared_run import ComparedRun
-from ltui.app.compare.metric_summary import summarise
+from ltui.app.compare.compared_run import ComparedRun, summarise
 from ltui.app.live.default_metrics import default_choice
 from ltui.app.live.run_marks import checkpoint_marks, stored_marks
 from ltui.app.presentation.code_lines import COMMIT_DIGITS

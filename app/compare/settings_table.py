@@ -31,9 +31,8 @@ def settings_table(comparison: Comparison, settings: ViewSettings) -> TableView:
                 key=key,
                 title=f"{sign_of(comparison.colours[run_ids[0]])} {shortened(title, MAX_VALUE)}",
                 width=6,
-                importance=1 if reference in run_ids else 2 + number,
             )
-            for number, (key, title, run_ids) in enumerate(members)
+            for key, title, run_ids in members
         ),
     ]
     rows = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ltui.app.compare.bands import BANDS
+from ltui.app.compare.alignment import BANDS
 from ltui.app.compare.compared_run import ComparedRun
 from ltui.app.compare.comparison import Comparison
 from ltui.app.compare.run_groups import RunGroup

@@ -21,6 +21,7 @@ from ltui.app.live.gpu_history import GpuHistory
 from ltui.app.panels.gpu_panel import GpuOverview
 from ltui.app.panels.panel import Panel
 from ltui.app.presentation.gpu_view import gpus_title
+from ltui.app.screens.dialog import ClosableScreen
 from ltui.app.screens.gpu_details import GpuScreen
 from ltui.app.textual_app import LtuiApp
 from ltui.training.gpu.findings import verdicts
@@ -89,7 +90,7 @@ class DemoBoard(GpuOverview):
     MORE: ClassVar[str] = ": ⏎ one GPU"
 
 
-class DemoScreen(Screen[None]):
+class DemoScreen(ClosableScreen[None]):
     """Heat strip, rows and findings on the whole screen."""
 
     SCOPE = "demo"

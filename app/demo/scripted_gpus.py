@@ -12,9 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ltui.training.gpu import throttle_reasons
-from ltui.training.gpu.reading import GpuProcess, GpuReading, Xid
-from ltui.training.gpu.sampler import GpuView
+from ltui.training.gpu.reading import THERMAL, GpuProcess, GpuReading, GpuView, Xid
 
 GPUS = 8
 OTHER_PROCESS = GpuProcess(
@@ -87,7 +85,7 @@ def reading_at(index: int, seconds: float) -> GpuReading:
         reading = replace(
             reading,
             temperature_c=round(_line(((0, 64), (20, 88), (60, 88), (75, 66)), seconds)),
-            throttle_reasons=(throttle_reasons.THERMAL,) if slow else (),
+            throttle_reasons=(THERMAL,) if slow else (),
             sm_clock_mhz=1395 if slow else 1980,
         )
     elif index == 4:

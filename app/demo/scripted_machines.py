@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from ltui.training.gpu import throttle_reasons
+from ltui.training.gpu.reading import THERMAL
 from ltui.training.state.run_snapshot import (
     GpuSnapshot,
     MetricValue,
@@ -219,7 +219,7 @@ def _gpus(cluster: Cluster, seconds: float, started_at: float) -> Iterator[GpuSn
             temperature_c=88 if hot else round(62 + 4 * math.sin(second / 20 + rank)),
             slowdown_temperature_c=89.0,
             sm_clock_mhz=870 if hot else 1980,
-            throttle_reasons=(throttle_reasons.THERMAL,) if hot else (),
+            throttle_reasons=(THERMAL,) if hot else (),
             sampled_at=started_at + second,
         )
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ltui.app.diagnosis.stack_lines import frame_location
+from ltui.app.diagnosis.process_rows import frame_location
 from ltui.training.diagnosis.evidence import Collective, CollectivePosition, Diagnosis, RankEvidence
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_name

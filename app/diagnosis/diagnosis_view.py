@@ -10,8 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ltui.app.diagnosis import collective_tables
-from ltui.app.diagnosis.process_rows import MAX_SINGLE_ROWS, machine_lines, process_rows
-from ltui.app.diagnosis.stack_lines import stack_lines, stack_title
+from ltui.app.diagnosis.process_rows import (
+    MAX_SINGLE_ROWS,
+    machine_lines,
+    process_rows,
+    stack_lines,
+    stack_title,
+)
 from ltui.app.presentation.snapshot_text import program_text
 from ltui.app.presentation.verdict_text import DURATION, level_word
 from ltui.app.state_words import state_word
@@ -203,10 +208,12 @@ def certainty(confidence: float) -> str:
 
 
 def _kill_and_resume(run: RunSnapshot) -> str:
+    # The command line prints it, too.
+    kill = "Press k to kill (ltui stop --kill)"
     last = last_good_checkpoint(run.checkpoints, nan_since(run.verdicts))
     if last is None:
-        return "Press k to kill; there is no checkpoint to resume from"
-    text = f"Press k to kill, then r to resume from step {formats.step(last.global_step)}"
+        return f"{kill}; there is no checkpoint to resume from"
+    text = f"{kill}, then r to resume (ltui resume) from step {formats.step(last.global_step)}"
     lost = (run.global_step or last.global_step) - last.global_step
     return f"{text} (repeats {formats.count(lost)} steps)" if lost > 0 else text
 
@@ -275,6 +282,8 @@ def _scalar_text(name: str, value: Any) -> str:
             return formats.size(value)
         if name.endswith("_share"):
             return formats.percent(float(value))
+        if name == "epoch":
+            return str(int(value) + 1)  # Epochs count from 1 wherever they are shown.
         # No thin spaces: the number may be a pid that is copied into a command.
         return str(value) if isinstance(value, int) else formats.significant(value)
     return clean_line(str(value), MAX_SENTENCE_CHARS)

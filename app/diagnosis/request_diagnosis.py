@@ -15,7 +15,7 @@ from ltui.app.state_words import state_sentence
 from ltui.training.diagnosis.evidence import Diagnosis
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import ProblemError
-from ltui.training.process.regular_files import read_regular
+from ltui.training.shared.regular_files import read_regular
 from ltui.training.state.json_decoder import parse_json
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, Verdict
 from ltui.training.state.verdict_tracker import most_severe_first

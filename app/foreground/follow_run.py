@@ -17,15 +17,14 @@ from ltui.app.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
 from ltui.app.foreground.interrupt_signals import ReceivedSignals
 from ltui.app.foreground.progress_display import Display, display_for
 from ltui.app.live.run_requests import send_request
-from ltui.app.presentation.notifications import started_line
+from ltui.app.presentation.notifications import started_line, stop_effect, stop_progress
 from ltui.app.presentation.run_report import end_report
-from ltui.app.presentation.stop_effect import stop_effect, stop_progress
 from ltui.app.presentation.verdict_text import warning_line
 from ltui.app.state_words import FAILED
 from ltui.training.diagnosis.observations.stack_frames import is_library_file
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import ProblemError
-from ltui.training.process.regular_files import read_end
+from ltui.training.shared.regular_files import read_end
 from ltui.training.state.good_checkpoints import is_resumable
 from ltui.training.state.run_snapshot import (
     LIVE,

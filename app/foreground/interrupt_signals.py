@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from ltui.training.config.defaults import STOP_TIMEOUT_S
+from ltui.training.shared.defaults import STOP_TIMEOUT_S
 
 
 class ReceivedSignals:

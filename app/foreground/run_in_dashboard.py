@@ -82,7 +82,7 @@ class ForegroundApp(LtuiApp):
             self.action_interrupt()
         self._close_after_the_end()
 
-    @work(thread=True, exit_on_error=False)
+    @work(thread=True)
     def _send(self, request: dict[str, Any]) -> None:
         message = "stopping the run, as the launcher asks"
         try:

@@ -16,6 +16,7 @@ from textual.command import DiscoveryHit, Hit, Hits, Provider
 from textual.markup import escape
 from textual.screen import ModalScreen, Screen
 
+from ltui.app.closing_screens import is_closing
 from ltui.app.keys.listed_keys import ListedKey, listed_keys, refusal_of
 from ltui.app.runs.run_entry import RunEntry
 from ltui.app.runs.run_list import RunList
@@ -99,8 +100,11 @@ def read_places(app: Places, shown: RunDir | None) -> tuple[list[Place], list[Pl
     for run_dir in list_runs(app.home):
         if run_dir == shown:
             continue
-        name = clean_name(run_dir.id)
         entry = entries.get(run_dir.id)
+        name = clean_name(run_dir.id)
+        if entry is not None and entry.labels.name:
+            # Such a name may have any characters, and the palette reads the text as markup.
+            name = f"{escape(entry.name)} ({name})"
         about = "Go to this run" if entry is None else _about(entry)
         runs.append(Place(f"Open run {name}", about, partial(app.open_run, run_dir)))
         if shown is not None:
@@ -137,17 +141,26 @@ def commands(screen: Screen[Any]) -> Iterator[SystemCommand]:
         reachable = key.node in chain or action.startswith("screen.")
         name = action.removeprefix("screen.")
         listed = key.title.lower() in titles or name in actions or name == "command_palette"
-        if not reachable or key.moves or listed or refusal_of(screen, action) is not None:
+        # Esc closes the palette, and again what is below it.
+        unfit = key.moves or key.keys == "esc"
+        if not reachable or unfit or listed or refusal_of(screen, action) is not None:
             continue
         titles.add(key.title.lower())
         actions.add(name)
-        yield SystemCommand(key.title, key.about, _command_action(screen, key))
+        about = escape(f"{key.about} · key {key.keys}")
+        yield SystemCommand(key.title, about, _command_action(screen, key))
     palette_entries = getattr(screen, "palette_entries", None)
     if palette_entries is not None:
         for title, about, jump in palette_entries():
-            yield SystemCommand(title, about, jump)
+            yield SystemCommand(title, about, partial(_jump, screen, jump))
 
 
 def _command_action(screen: Screen[Any], key: ListedKey) -> Callable[[], object]:
     app = screen.app
     return lambda: app.call_later(app.run_action, key.binding.action, default_namespace=key.node)
+
+
+def _jump(screen: Screen[Any], jump: Callable[[], object]) -> None:
+    """Go to an entry of a screen, unless the screen was closed since the palette was opened."""
+    if not is_closing(screen):
+        jump()

@@ -31,6 +31,10 @@ class KeyHint:
         return len(self.key) + 1 + len(self.words)
 
 
+FIELD_HELP_HINT = KeyHint("f1", "help", "app.help")
+"""The help while a text field has the focus, which takes a question mark as input."""
+
+
 def fitting(hints: Sequence[KeyHint], width: int, gap: int = 2) -> list[KeyHint]:
     """Return the hints that fit into ``width`` cells, in order. Hints to keep are placed first."""
     free_width = width - 2

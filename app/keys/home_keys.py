@@ -5,7 +5,7 @@ from __future__ import annotations
 from textual.widget import Widget
 from textual.widgets import Input, Select
 
-from ltui.app.keys.footer import KeyHint
+from ltui.app.keys.footer import FIELD_HELP_HINT, KeyHint
 
 KEYS = """
 N      | new_run       | new run    | Choose a preset for a new run
@@ -51,7 +51,13 @@ _RUN_LIST_HINTS = (
     *_LAST_HINTS,
 )
 # A text field takes letters as input, so no letter is offered as a key there.
-_FIELD_HINTS = (_LAUNCH_HINT, _NEXT_HINT, _BACK_HINT, KeyHint("ctrl+q", "quit", "app.leave"))
+_FIELD_HINTS = (
+    _LAUNCH_HINT,
+    _NEXT_HINT,
+    _BACK_HINT,
+    FIELD_HELP_HINT,
+    KeyHint("ctrl+q", "quit", "app.leave"),
+)
 _CHOICE_HINTS = (
     KeyHint("⏎", "choose", "app.focus_next", keep=True),
     _NEXT_HINT,
@@ -61,6 +67,7 @@ _CHOICE_HINTS = (
 _FILTER_HINTS = (
     KeyHint("⏎", "keep the filter", "screen.keep_filter", keep=True),
     KeyHint("esc", "clear the filter", "screen.back", keep=True),
+    FIELD_HELP_HINT,
     KeyHint("ctrl+q", "quit", "app.leave"),
 )
 

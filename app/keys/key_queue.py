@@ -16,11 +16,10 @@ from collections import deque
 from collections.abc import Callable, Collection
 
 from textual import events
-from textual.app import App
-from textual.errors import NoWidget
 from textual.message_pump import MessagePump
-from textual.screen import Screen
 from textual.timer import Timer
+
+from ltui.app.closing_screens import ClosingScreensApp
 
 ROUNDS = 2
 """Passes through the message queues: one for the key itself, one for the messages that it
@@ -58,7 +57,7 @@ class HeldKey:
         return repeats
 
 
-class OrderedKeysApp(App[None]):
+class OrderedKeysApp(ClosingScreensApp):
     """An app that handles one key at a time."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -97,13 +96,11 @@ class OrderedKeysApp(App[None]):
         self.release_keys()
 
     async def on_event(self, event: events.Event) -> None:
-        if isinstance(event, events.InputEvent) and not self.screen_stack:
-            return  # The app is closing.
-        if not isinstance(event, events.Key) or event.is_forwarded:
+        closing = not self.screen_stack
+        if closing or not isinstance(event, events.Key) or event.is_forwarded:
             if isinstance(event, (events.MouseDown, events.MouseUp)) and not event.is_forwarded:
                 self._note_input(event)
-            if not self._is_on_removed_widget(event):
-                await super().on_event(event)
+            await super().on_event(event)
         elif self._allowed_keys is not None and event.key in self._allowed_keys:
             await super().on_event(event)
         elif self._current_key is None and not self._waiting_keys and self._allowed_keys is None:
@@ -112,19 +109,6 @@ class OrderedKeysApp(App[None]):
             self._waiting_keys.append(event)
             if len(self._waiting_keys) == 1 and self._current_key is not None:
                 self._limit_wait(self._current_key)
-
-    def _is_on_removed_widget(self, event: events.Event) -> bool:
-        """Return whether the mouse is on a widget that was removed after the last painting.
-
-        Textual begins to select text there, which needs the widget's parent.
-        """
-        if not isinstance(event, events.MouseEvent) or event.is_forwarded:
-            return False
-        try:
-            widget, _ = self.get_widget_at(event.x, event.y)
-        except NoWidget:
-            return False
-        return not isinstance(widget, Screen) and not widget.is_attached
 
     def _note_input(self, event: events.Event) -> None:
         """Take the time of an input; it may have waited while the app was busy."""

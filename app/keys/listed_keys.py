@@ -93,6 +93,12 @@ def listed_keys(screen: Screen[Any]) -> list[ListedKey]:
             widget = node not in (screen, screen.app)
             if widget and (binding.key in screen_keys - SHARED or _is_common_motion(binding)):
                 continue
+            if (
+                node is screen.app
+                and screen.is_modal
+                and not (binding.priority or binding.action == "help")
+            ):
+                continue
             earlier = listed.get(binding.id or "")
             if earlier is None:
                 listed[binding.id or ""] = ListedKey(node, (binding,))

@@ -6,7 +6,7 @@ from textual.widget import Widget
 from textual.widgets import Input
 
 from ltui.app.keys.chart_keys import CHART_HINTS, CHART_KEYS, SCALE_HINTS
-from ltui.app.keys.footer import KeyHint
+from ltui.app.keys.footer import FIELD_HELP_HINT, KeyHint
 from ltui.app.presentation.notifications import CONTROLS, refusal
 from ltui.training.config.verdict_severity import BLOCKING_LEVELS
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
@@ -74,11 +74,13 @@ GPU_HINTS = (KeyHint("⏎", "all readings", "focused.select"),)
 FILTER_HINTS = (
     KeyHint("⏎", "to the list", "screen.search", keep=True),
     KeyHint("esc", "clear the filter", "screen.cancel", keep=True),
+    FIELD_HELP_HINT,
 )
 """Hints while the filter of ranks has the focus."""
 TYPING_HINTS = (
     KeyHint("⏎", "find", "screen.search", keep=True),
     KeyHint("esc", "close search", "screen.search", keep=True),
+    FIELD_HELP_HINT,
 )
 """Hints while a text field has the focus: it takes every letter, so no letter is a key then."""
 

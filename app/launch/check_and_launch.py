@@ -12,7 +12,7 @@ from ltui.training.config.preset_form import START_FROM
 from ltui.training.config.presets import Preset
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.launch_run import launch
-from ltui.training.lifecycle.start_from import find_start_checkpoint
+from ltui.training.lifecycle.resume_run import find_start_checkpoint
 from ltui.training.nodes.link_key import KEY_FILE_NAME, LinkKey
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_labels import RunLabels

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ltui.app.config_file import LAUNCH_KEYS
-from ltui.app.user_config import read_user_config
+from ltui.app.settings import read_user_config
 from ltui.training.config.ltui_section import LtuiSection, read_section
 from ltui.training.config.presets import Preset
 from ltui.training.problem import ProblemError

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -10,7 +12,11 @@ from typing import TypeVar
 
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.node_environment import read_node_environment
+from ltui.training.config.run_spec import RunSpec
 from ltui.training.nodes.node_address import reachable_address
+from ltui.training.problem import Problem
+from ltui.training.state.freeze_checks import precheck
+from ltui.widgets.sanitise import clean_line
 
 DRIVER_TIMEOUT_S = 5.0
 """Seconds to wait for the GPU driver. A driver hangs, for example, after a GPU fell off the bus."""
@@ -78,3 +84,33 @@ def visible_gpus(count: int | None, environment: Mapping[str, str]) -> int | Non
             break
         visible += 1
     return min(visible, count) if not chosen.startswith("MIG-") else visible
+
+
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - only its size is read
+
+
+def freeze_warnings(spec: RunSpec) -> list[Problem]:
+    """Return the warnings with their place in the configuration; none for a user's command."""
+    if spec.config is None:
+        return []
+    warnings = precheck(
+        spec.config,
+        ranks=spec.nproc,
+        cores=usable_cores(),
+        shared_memory_bytes=_shared_memory_bytes(),
+    )
+    return [Problem(where=path, what=c.what, remedy=c.remedy) for path, c in warnings]
+
+
+def _shared_memory_bytes() -> int | None:
+    """Return the size of the file system through which loader workers pass batches, if any."""
+    try:
+        return shutil.disk_usage(SHARED_MEMORY).total
+    except OSError:
+        return None
+
+
+def print_warnings(warnings: list[Problem]) -> None:
+    """Print the warnings on standard error, one per line."""
+    for warning in warnings:
+        sys.stderr.write(f"warning: {clean_line(str(warning), 1000)}\n")

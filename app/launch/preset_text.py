@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from difflib import SequenceMatcher
 from typing import Any
 
 from ltui.training.config.device_selection import Machine
@@ -25,6 +26,15 @@ def editor_text(preset: Preset, document: Mapping[str, Any]) -> str:
     }
     other_keys = {key: value for key, value in preset.section.items() if key not in policies}
     return write_document({**resolve(document)[0], "ltui": {**policies, **other_keys}})
+
+
+def changed_lines(before: str, after: str) -> frozenset[int]:
+    """Return the numbers (from 0) of the lines of ``after`` that ``before`` does not have."""
+    blocks = SequenceMatcher(None, before.splitlines(), after.splitlines(), autojunk=False)
+    same = {
+        n for _, start, size in blocks.get_matching_blocks() for n in range(start, start + size)
+    }
+    return frozenset(range(len(after.splitlines()))) - same
 
 
 def _as_document(policy: CheckpointPolicy | StallPolicy) -> Document:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -175,8 +176,11 @@ def versions(packages: list[str], distributions: dict[str, str]) -> dict[str, st
 def main() -> None:
     """Read the question from standard input, and print the answer."""
     question = json.load(sys.stdin)
-    # Ranks search the folders that the run adds first, not the folder of this file.
-    sys.path[0:1] = question.get("folders", [])
+    # As in a rank: the folders that the run adds first, the current folder last, and not the
+    # folder of this file.
+    *first, current = question.get("folders") or [os.getcwd()]
+    sys.path[0:1] = first
+    sys.path.append(current)
     provided = question.get("provided", {})
     answer = {
         "python": ".".join(str(n) for n in sys.version_info[:3]),

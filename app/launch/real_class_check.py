@@ -15,6 +15,7 @@ from ltui.training.config.run_spec import RunSpec
 from ltui.training.config.structure_check import locate_fault
 from ltui.training.config.yaml_document import Fault
 from ltui.training.problem import Problem, ProblemError
+from ltui.training.process.python_command import module_command
 from ltui.training.state.run_snapshot import to_json
 from ltui.widgets.sanitise import clean_line
 
@@ -59,7 +60,9 @@ def _rank_config(spec: RunSpec, folder: str) -> object:
 def _run_check(spec: RunSpec, config: Path) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
-            [spec.python, "-m", "ltui.training.rank.train_preset", "--check", str(config)],
+            module_command(
+                "ltui.training.rank.train_preset", "--check", str(config), python=spec.python
+            ),
             cwd=spec.cwd,
             env=rank_environment(),
             stdin=subprocess.DEVNULL,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 
-from ltui.app.live.metric_history import STEP_CURVES
+from ltui.app.live.curve_arithmetic import STEP_CURVES
 from ltui.training.state.metric_name_patterns import GOALS, TRAIN_LOSS, is_evaluation
 
 MAX_DEFAULT_METRICS = 5

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ltui.app.live.gpu_history import GpuSeries
-from ltui.app.live.run_marks import RunMark
-from ltui.training.config.run_spec import RunSpec
-from ltui.training.state.run_snapshot import RunSnapshot, Verdict
-from ltui.training.store.code_record import CodeRecord
-from ltui.training.store.curve_reader import Curve
-from ltui.widgets.view_models import LogLine
+if TYPE_CHECKING:
+    from ltui.app.live.gpu_history import GpuSeries
+    from ltui.app.live.run_marks import RunMark
+    from ltui.training.config.run_spec import RunSpec
+    from ltui.training.state.run_snapshot import RunSnapshot, Verdict
+    from ltui.training.store.code_record import CodeRecord
+    from ltui.training.store.curve_reader import Curve
+    from ltui.widgets.view_models import LogLine
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,10 +7,9 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from ltui.app.live.curve_arithmetic import empty_curve
-from ltui.app.live.metric_history import CurveHistory
+from ltui.app.live.curve_arithmetic import concatenate, empty_curve
 from ltui.training.state.run_snapshot import GpuSnapshot
-from ltui.training.store.curve_reader import Curve, FloatArray, merge_points
+from ltui.training.store.curve_reader import Curve, FloatArray, merge_points, to_curve
 from ltui.training.store.history_reader import RunStore
 
 GIB = float(1 << 30)
@@ -39,12 +38,18 @@ def is_gpu_curve(name: str) -> bool:
     return match is not None and match[2] in _READINGS
 
 
-class GpuCurves(CurveHistory[str]):
+class GpuCurves:
     """The requested curves of GPUs: stored readings, then those of each new snapshot."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self.version = 0
+        """Changes when a curve changes."""
+        self._curves: dict[str, Curve] = {}
         self._last_at: dict[int, float] = {}
+
+    def curves(self) -> dict[str, Curve]:
+        """Return the loaded curves by name."""
+        return dict(self._curves)
 
     def add(self, gpus: Sequence[GpuSnapshot], step: float, epoch: float) -> None:
         """Add the newest readings, taken at this step. Readings that were added are skipped."""
@@ -55,12 +60,18 @@ class GpuCurves(CurveHistory[str]):
             self._last_at[gpu.number] = at
             for reading, (field, factor) in _READINGS.items():
                 name, value = f"gpu/{gpu.number}/{reading}", getattr(gpu, field)
-                if value is not None and name in self._stored:
-                    self._live_curve(name).append(step, epoch, at, factor * value)
+                if value is None or name not in self._curves:
+                    continue
+                value *= factor
+                point = to_curve([(step, epoch, at, value, value, value, 1)])
+                curve = concatenate([self._curves[name], point])
+                if len(curve) > 2 * MAX_POINTS:
+                    curve = merge_points(curve, MAX_POINTS)
+                self._curves[name] = curve
+                self.version += 1
 
     def read(self, store: RunStore, names: Collection[str], training: Curve) -> None:
         """Load stored readings. ``training`` gives the step and the epoch of each time."""
-        curves: dict[str, Curve] = {}
         for name in names:
             match = _NAME.fullmatch(name)
             if match is None:
@@ -68,15 +79,13 @@ class GpuCurves(CurveHistory[str]):
             readings = store.gpu_history(int(match[1]), STORED_S)
             field, factor = _READINGS[match[2]]
             values: FloatArray = factor * getattr(readings, field)
-            curves[name] = _over_steps(readings.times, values, training)
-        self.load(curves)
+            self._curves[name] = _over_steps(readings.times, values, training)
+            self.version += 1
 
     def forget(self, names: Collection[str]) -> None:
-        """Drop these curves with their live points."""
+        """Drop these curves."""
         for name in names:
-            self._stored.pop(name, None)
-            self._live.pop(name, None)
-        self._invalidate(names)
+            self._curves.pop(name, None)
 
 
 def _over_steps(times: FloatArray, values: FloatArray, training: Curve) -> Curve:

@@ -8,7 +8,7 @@ import re
 from collections import deque
 from pathlib import Path
 
-from ltui.training.process.regular_files import open_regular
+from ltui.training.shared.regular_files import open_regular
 from ltui.widgets.sanitise import clean_line
 from ltui.widgets.view_models import LogLine, Tone
 

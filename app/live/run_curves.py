@@ -1,38 +1,102 @@
 """The curves of one run that its screens request: metrics, throughput and readings of GPUs.
 
-They are read from the store when a screen requests them, and continued with what the ranks send.
-There is no thread and no clock here.
+They are read from the store when a screen requests them, and continued with the rows that the
+supervisor has written since. There is no thread and no clock here.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
-from ltui.app.live.default_metrics import default_choice
-from ltui.app.live.gpu_curves import GpuCurves, gpu_curve_names, is_gpu_curve
-from ltui.app.live.metric_history import (
+import numpy as np
+
+from ltui.app.live.curve_arithmetic import (
     STEP_CURVES,
     STEP_SECONDS,
-    THROUGHPUT,
     LatestCurveRequest,
-    MetricHistory,
-    ThroughputHistory,
+    concatenate,
+    splice,
 )
-from ltui.app.live.stored_curves import stored_curve, stored_rates, stored_segment
-from ltui.training.state.metric_name_patterns import TRAIN_LOSS
-from ltui.training.state.record_fold import logged_row, step_rows
-from ltui.training.state.run_snapshot import GpuSnapshot
+from ltui.app.live.default_metrics import default_choice
+from ltui.app.live.gpu_curves import GpuCurves, gpu_curve_names, is_gpu_curve
+from ltui.app.live.gpu_history import HISTORY_S, GpuSample
+from ltui.training.state.metric_name_patterns import THROUGHPUT, TRAIN_LOSS
+from ltui.training.state.run_snapshot import RunSnapshot
+from ltui.training.state.throughput import MAX_RANK_RATES, TOTAL_RANK
 from ltui.training.store.curve_reader import Curve
-from ltui.training.store.history_reader import RunStore
-from ltui.training.tensor_queue.record_types import RecordKind
+from ltui.training.store.history_reader import CurveEnd, RunStore
+
+TAIL_STEPS = 2048
+"""Number of steps at the end of a curve that are read one by one. The end of the smoothed curve
+is then the same as if all steps were read."""
+
+
+def stored_curve(store: RunStore, name: str, rank: int = 0) -> Curve:
+    """Return a whole curve of one rank, with its end at full resolution."""
+    curve = store.curve(name, rank=rank)
+    if not len(curve) or float(curve.count.max()) <= 1:
+        return curve
+    first = int(curve.steps[-1]) - TAIL_STEPS
+    return splice(curve, store.curve(name, rank=rank, first_step=first, max_points=4 * TAIL_STEPS))
+
+
+def stored_segment(store: RunStore, name: str, steps: tuple[int, int], rank: int = 0) -> Curve:
+    """Return the part of a curve between two steps, in as much detail as the store has."""
+    return store.curve(name, rank=rank, first_step=steps[0], last_step=steps[1])
+
+
+def stored_gpu_samples(store: RunStore, number: int) -> list[GpuSample]:
+    """Return the readings of a GPU in the last minutes, oldest first."""
+    history = store.gpu_history(number, HISTORY_S)
+    columns = (
+        history.times,
+        history.utilisation_percent / 100,
+        history.memory_used_bytes,
+        history.power_w,
+        history.temperature_c,
+    )
+    return [GpuSample(*row) for row in np.transpose(columns).tolist()]
+
+
+def stored_attempt_ranks(store: RunStore) -> tuple[tuple[int, int], ...]:
+    """Return first step and number of ranks of each attempt whose steps count."""
+    first_steps = {attempt.number: attempt.resumed_step or 0 for attempt in store.attempts()}
+    return tuple(
+        (first_steps.get(attempt, 0), len(ranks))
+        for attempt, ranks in store.attempt_ranks().items()
+        if ranks
+    )
+
 
 ALWAYS_SHOWN = ("step/lr",)
 """Curves that every frame holds although no chart shows them: the details show their newest
 value."""
 MAX_KEPT = 64
 """Maximum number of curves that stay in memory, those that were requested last."""
+MAX_POINTS = 16_384
+"""Number of points from which on a curve is read again, so that its older points are merged."""
+REREAD_S = 5.0
+"""Seconds between two complete reads of a curve whose steps go back."""
+
+Key = tuple[str, int]
+"""Name and rank of a curve."""
+
+
+@dataclass(slots=True)
+class _LoadedCurve:
+    """A curve until ``end``, the newest row that was read."""
+
+    curve: Curve
+    end: CurveEnd
+    read_at: float
+    """Unix seconds when the curve was read completely."""
+    position: tuple[int, int] | None
+    """What ``RunStore.queue_position`` returned at the last look-up."""
+    detail: Curve | None = None
+    """The visible part, if only a part is visible."""
+
+    def shown(self) -> Curve:
+        return self.curve if self.detail is None else splice(self.curve, self.detail)
 
 
 class RunCurves:
@@ -40,130 +104,195 @@ class RunCurves:
 
     def __init__(self, requests: LatestCurveRequest) -> None:
         self._requests = requests
-        self._metrics = MetricHistory()
         self._gpus = GpuCurves()
-        self.throughput = ThroughputHistory()
-        self.hides_step_loss = False
+        self._loaded: dict[Key, _LoadedCurve] = {}
+        """The curve that was requested last comes last."""
+        self._version = 0
+        self._returned: frozenset[str] = frozenset()
+        self._attempt = 1
+        self._metric_steps: dict[str, int | None] = {}
+        """The metrics of the newest snapshot, and the step of each value."""
+        self._hides_step_loss = False
         """The program logs the loss of each step itself, so ``train/loss`` is not shown."""
         self._gpu_names: frozenset[str] = frozenset()
         self._stored_names: set[str] = set()
-        self._loaded: set[str] = set()
-        self._kept: dict[str, None] = {}
-        """Names that were requested, the latest last."""
-        self._detailed: tuple[frozenset[str], tuple[int, int] | None] = (frozenset(), None)
+        self._rate_ranks: frozenset[int] = frozenset()
+        self._detail_steps: tuple[int, int] | None = None
+        self._named: set[str] = set()
+        self._default: tuple[str, ...] = ()
+        """The default choice among the names ``_named``."""
 
     @property
     def version(self) -> int:
         """Changes when a requested curve changes."""
-        return self._metrics.version + self.throughput.version + self._gpus.version
+        return self._version + self._gpus.version
 
     def available_names(self) -> set[str]:
         """Return the name of every curve that can be requested."""
-        named = self._metrics.keys() | self._stored_names
+        named = self._metric_steps.keys() | self._stored_names
         if not named:
             return set()
-        total = {THROUGHPUT} if self.throughput.keys() else set()
-        if self.hides_step_loss:
+        measured = self._loaded.get((THROUGHPUT, TOTAL_RANK))
+        total = {THROUGHPUT} if measured is not None and len(measured.curve) else set()
+        if self._hides_step_loss:
             named = named - {TRAIN_LOSS}
-        return named | (STEP_CURVES.keys() - {TRAIN_LOSS}) | total | self._gpu_names
+        return named | (STEP_CURVES - {TRAIN_LOSS}) | total | self._gpu_names
 
     def requested(self) -> dict[str, Curve]:
         """Return the curves that the screen requested."""
-        names = self._requested_names()
-        curves = self._metrics.curves({name for name in names if not is_gpu_curve(name)})
-        curves |= self._gpus.curves({name for name in names if is_gpu_curve(name)})
-        if THROUGHPUT in names:
-            curves |= {THROUGHPUT: self.throughput.curves()[None]}
+        names = frozenset(self._requested_names())
+        if names != self._returned:
+            self._returned = names
+            self._version += 1
+        curves = {name: curve for name, curve in self._gpus.curves().items() if name in names}
+        for name in names:
+            loaded = self._loaded.get((name, TOTAL_RANK if name == THROUGHPUT else 0))
+            if loaded is not None:
+                curves[name] = loaded.shown()
         return curves
+
+    def rates(self) -> dict[int | None, Curve]:
+        """Return the throughput of each rank, and of all ranks under the key None."""
+        return {
+            None if rank == TOTAL_RANK else rank: loaded.shown()
+            for (name, rank), loaded in self._loaded.items()
+            if name == THROUGHPUT and len(loaded.curve)
+        }
 
     def _requested_names(self) -> set[str]:
         chosen, names = self._requests.request.names, self.available_names()
-        # The default choice is made among the metrics: throughput has a panel of its own.
-        metrics = {name for name in names if name != THROUGHPUT and not is_gpu_curve(name)}
-        requested = {*(default_choice(metrics) if chosen is None else chosen), *ALWAYS_SHOWN}
-        if not self.throughput.keys():  # the panel of the throughput shows steps instead
+        if chosen is None and names != self._named:
+            # Only among the metrics, because throughput has a panel of its own.
+            metrics = {name for name in names if name != THROUGHPUT and not is_gpu_curve(name)}
+            self._named, self._default = names, default_choice(metrics)
+        requested = {*(self._default if chosen is None else chosen), *ALWAYS_SHOWN}
+        if THROUGHPUT not in names:  # the panel of the throughput shows steps instead
             requested.add(STEP_SECONDS)
         return requested & names
 
+    def _requested_keys(self) -> list[Key]:
+        """Return what to read from the store: the throughput always, GPUs apart."""
+        ranks = sorted(self._rate_ranks) if 1 < len(self._rate_ranks) <= MAX_RANK_RATES else []
+        names = (n for n in self._requested_names() if n != THROUGHPUT and not is_gpu_curve(n))
+        return [(THROUGHPUT, rank) for rank in (TOTAL_RANK, *ranks)] + [(n, 0) for n in names]
+
     # -- the store -------------------------------------------------------------------------------
 
-    def load(self, store: RunStore) -> None:
-        """Load the whole stored history again."""
-        self._stored_names = set(store.metric_names())
-        self.throughput.load(stored_rates(store))
-        if not self._stored_names and len(stored_curve(store, STEP_SECONDS)):
-            self._stored_names.add(STEP_SECONDS)  # a program that logs nothing still has steps
-        self._loaded = set()
-        self._read(store, self._requested_names())
-        self._detailed = (frozenset(), None)
+    def forget(self) -> None:
+        """Drop everything that was read, because a new attempt began or the run has ended."""
+        self._loaded.clear()
+        self._gpus.forget(self._gpus.curves())
+        self._stored_names = set()
+        self._version += 1
 
     def is_complete(self) -> bool:
-        """Return whether everything that the screen requests is loaded."""
-        names = frozenset(self._requested_names())
-        self._keep(names)
-        detail = (names, self._requests.request.steps)
-        return names <= self._loaded and (
-            detail == self._detailed or detail[1] == self._detailed[1] is None
+        """Return whether everything that the screen requests was read once."""
+        gpus = {name for name in self._requested_names() if is_gpu_curve(name)}
+        return (
+            self._loaded.keys() >= set(self._requested_keys())
+            and gpus <= self._gpus.curves().keys()
+            and self._detail_steps == self._requests.request.steps
+            and (self._detail_steps is None or not self._without_detail())
         )
 
-    def load_requested(self, store: RunStore) -> None:
-        """Load what the screen requests beyond what is loaded: other curves, a part in detail."""
-        names, steps = frozenset(self._requested_names()), self._requests.request.steps
-        self._detailed = (names, steps)
-        self._read(store, names - self._loaded)
-        parts = {}
+    def read(self, store: RunStore, now: float) -> None:
+        """Read what the screen requests: whole curves if they are new, else their new points."""
+        with store.one_state():
+            position = store.queue_position(self._attempt)
+            if any(_restarted(loaded.position, position) for loaded in self._loaded.values()):
+                self.forget()
+            if not self._stored_names:
+                self._read_names(store)
+            for key in self._requested_keys():
+                self._continue(store, key, position, now)
+            self._read_gpus(store)
+            self._read_detail(store)
+        self._drop_old()
+
+    def _read_names(self, store: RunStore) -> None:
+        self._stored_names = set(store.metric_names())
+        self._rate_ranks |= {
+            rank for ranks in store.attempt_ranks().values() for rank in ranks[: MAX_RANK_RATES + 1]
+        }
+        if not self._stored_names and store.curve_end(STEP_SECONDS, 0, self._attempt).step >= 0:
+            self._stored_names.add(STEP_SECONDS)  # a program that logs nothing still has steps
+
+    def _continue(
+        self, store: RunStore, key: Key, position: tuple[int, int] | None, now: float
+    ) -> None:
+        """Append the new points of a curve, or read it completely."""
+        loaded = self._loaded.pop(key, None)
+        if loaded is not None:
+            self._loaded[key] = loaded
+            if loaded.position == position or self._append(store, key, loaded, now):
+                loaded.position = position
+                return
+        self._loaded[key] = _LoadedCurve(
+            stored_curve(store, *key), store.curve_end(*key, self._attempt), now, position
+        )
+        self._version += 1
+
+    def _append(self, store: RunStore, key: Key, loaded: _LoadedCurve, now: float) -> bool:
+        """Append new points. Return False if the curve has to be read completely instead."""
+        new = store.new_points(*key, loaded.end)
+        if new is None:
+            return False
+        points, end = new
+        if not len(points):
+            newest = self._metric_steps.get(key[0])
+            went_back = newest is not None and newest < end.step
+            return not went_back or 0 <= now - loaded.read_at < REREAD_S
+        if len(loaded.curve):
+            # A new attempt begins before the last steps of the previous one.
+            overlap = loaded.curve.steps[-1] - points.steps[0]
+            if overlap > 0 or (overlap == 0 and loaded.end.step < 0):
+                return False
+        loaded.curve, loaded.end = concatenate([loaded.curve, points]), end
+        self._version += 1
+        return len(loaded.curve) <= MAX_POINTS
+
+    def _read_gpus(self, store: RunStore) -> None:
+        names = {name for name in self._requested_names() if is_gpu_curve(name)}
+        if missing := names - self._gpus.curves().keys():
+            self._gpus.read(store, missing, stored_curve(store, STEP_SECONDS))
+
+    def _without_detail(self) -> list[Key]:
+        return [key for key in self._requested_keys() if self._loaded[key].detail is None]
+
+    def _read_detail(self, store: RunStore) -> None:
+        """Read the visible part in as much detail as the store has."""
+        steps = self._requests.request.steps
+        if steps != self._detail_steps:
+            self._detail_steps = steps
+            for loaded in self._loaded.values():
+                loaded.detail = None
+            self._version += 1
         if steps is not None:
-            stored = (name for name in names if name != THROUGHPUT and not is_gpu_curve(name))
-            parts = {name: stored_segment(store, name, steps) for name in stored}
-        self._metrics.load_detail(parts)
-        self.throughput.load_detail(stored_rates(store, steps) if steps else {})
+            for name, rank in self._without_detail():
+                self._loaded[name, rank].detail = stored_segment(store, name, steps, rank)
+                self._version += 1
 
-    def _read(self, store: RunStore, names: set[str] | frozenset[str]) -> None:
-        gpus = {name for name in names if is_gpu_curve(name)}
-        metrics = names - gpus - {THROUGHPUT}
-        self._metrics.load({name: stored_curve(store, name) for name in metrics})
-        if gpus:
-            self._gpus.read(store, gpus, stored_curve(store, "step/seconds"))
-        self._loaded |= names
-
-    def _keep(self, names: frozenset[str]) -> None:
+    def _drop_old(self) -> None:
         """Drop the curves that were requested least recently, if there are too many."""
-        for name in names:
-            self._kept.pop(name, None)
-            self._kept[name] = None
-        most = max(MAX_KEPT, len(names))
-        dropped = list(self._kept)[: max(0, len(self._kept) - most)]
-        for name in dropped:
-            del self._kept[name]
-        self._loaded.difference_update(dropped)
-        self._gpus.forget([name for name in dropped if is_gpu_curve(name)])
-        self._metrics.keep_whole(frozenset(self._kept))
+        most = max(MAX_KEPT, len(self._requested_keys()))
+        for key in list(self._loaded)[: max(0, len(self._loaded) - most)]:
+            del self._loaded[key]
+        self._gpus.forget(list(self._gpus.curves())[: max(0, len(self._gpus.curves()) - most)])
 
-    # -- what ranks and the supervisor send --------------------------------------------------------
+    # -- the supervisor --------------------------------------------------------------------------
 
-    def forget_live(self, *, throughput: bool = True) -> None:
-        """Drop the live points, because a new attempt began or records were missed."""
-        self._metrics.forget_live()
-        if throughput:
-            self.throughput.forget_live()
+    def use_snapshot(self, snapshot: RunSnapshot) -> None:
+        """Take over the names of the metrics, and the readings of the GPUs."""
+        self._attempt = snapshot.attempt
+        self._metric_steps = {name: value.step for name, value in snapshot.metrics.items()}
+        self._hides_step_loss = bool(snapshot.metrics) and TRAIN_LOSS not in snapshot.metrics
+        self._rate_ranks |= {rank.rank for rank in snapshot.ranks[: MAX_RANK_RATES + 1]}
+        self._gpu_names = frozenset(gpu_curve_names(snapshot.gpus))
+        # Before the first step readings belong to no curve.
+        if snapshot.global_step is not None:
+            self._gpus.add(snapshot.gpus, float(snapshot.global_step), float(snapshot.epoch or 0))
 
-    def add_gpus(self, gpus: Sequence[GpuSnapshot], step: int | None, epoch: int | None) -> None:
-        """Add readings of GPUs at a step; before the first step they belong to no curve."""
-        self._gpu_names = frozenset(gpu_curve_names(gpus))
-        if step is not None:
-            self._gpus.add(gpus, float(step), float(epoch or 0))
 
-    def add_records(self, records: Any) -> None:
-        """Add what rank 0 sent."""
-        _, rows = step_rows(records)
-        if len(rows):
-            self._metrics.add_steps(rows)
-        for record in records:
-            if record.kind != RecordKind.METRICS:
-                continue
-            row = logged_row(record)
-            if row is None or row.step is None or row.t is None:
-                continue
-            epoch = math.nan if row.epoch is None else float(row.epoch)
-            for name, value in zip(row.names, row.mean, strict=False):
-                self._metrics.add(name, float(row.step), epoch, row.t, value)
+def _restarted(before: tuple[int, int] | None, now: tuple[int, int] | None) -> bool:
+    """Return whether rank 0 has another queue than before, so that its steps begin again."""
+    return before is not None and now is not None and before[1] != now[1]

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from ltui.training.config.verdict_severity import BLOCKING_LEVELS
-from ltui.training.state.run_snapshot import CheckpointInfo
-from ltui.training.store.history_reader import RunStore
+
+if TYPE_CHECKING:
+    from ltui.training.state.run_snapshot import CheckpointInfo
+    from ltui.training.store.history_reader import RunStore
 
 
 class MarkKind(Enum):

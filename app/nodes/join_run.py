@@ -31,10 +31,14 @@ from ltui.training.lifecycle.start_supervisor import (
     start_supervisor,
 )
 from ltui.training.nodes.join_client import JoinClient
-from ltui.training.nodes.join_messages import JoinOffer
-from ltui.training.nodes.join_offer import missing_files, training_versions, version_difference
+from ltui.training.nodes.join_offer import (
+    JoinOffer,
+    missing_files,
+    training_versions,
+    version_difference,
+)
 from ltui.training.nodes.link_key import KEY_FILE_NAME, LinkKey
-from ltui.training.nodes.link_place import LinkPlace, write_link_place
+from ltui.training.nodes.node_address import LinkPlace, write_link_place
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.identity import lock_holder
 from ltui.training.store.history_place import remove_history

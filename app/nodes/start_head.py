@@ -16,8 +16,7 @@ from ltui.training.config.run_spec import Nodes, RunSpec
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.nodes.link_key import KEY_FILE_NAME, KEY_VARIABLE, LinkKey
-from ltui.training.nodes.link_place import link_place_path, read_link_place
-from ltui.training.nodes.node_address import format_host_and_port
+from ltui.training.nodes.node_address import format_host_and_port, link_place_path, read_link_place
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import lock_holder
 from ltui.training.state.run_snapshot import LIVE

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from textual.binding import BindingType
+
 from ltui.app.compare.table_view import TableRow, TableView
 from ltui.widgets.columns import Cells, Column
+from ltui.widgets.make_bindings import bindings
 from ltui.widgets.table import Table
 
 
@@ -42,3 +45,16 @@ class ComparisonTable(Table[TableRow]):
 
     def cells_of(self, row: TableRow) -> Mapping[str, Cells]:
         return row.cells
+
+
+class SettingsTable(ComparisonTable):
+    """The settings, with a column for each run, which can be scrolled to."""
+
+    SCROLLS_SIDEWAYS: ClassVar[bool] = True
+    BINDINGS: ClassVar[list[BindingType]] = bindings(
+        "settings",
+        """
+        left  | sideways(-1) | runs left  | Scroll to runs on the left
+        right | sideways(1)  | runs right | Scroll to those on the right; shift+wheel
+        """,
+    )

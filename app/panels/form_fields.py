@@ -62,6 +62,8 @@ class FormField(Horizontal):
         self.key, self.label = key, label or key
         self.meaning = meaning
         self.help = help
+        self.problem_text = ""
+        """The problems of the last check; a narrow note cuts them."""
         self._default, self._last = default, text
         self._control: Input | Select[str]
         if options:
@@ -99,12 +101,12 @@ class FormField(Horizontal):
     def show_problems(self, problems: Sequence[Problem]) -> None:
         """Show the problems in the note; without problems, the meaning of the field."""
         self.set_class(bool(problems), "-wrong")
-        self.query_one(".field-note", Static).update(self._note(problems))
+        self.problem_text = " ".join(_sentence(p) for p in problems)
+        self.query_one(".field-note", Static).update(self._note())
 
-    def _note(self, problems: Sequence[Problem] = ()) -> Text:
-        if problems:
-            sentences = " ".join(_sentence(p) for p in problems)
-            return Text(f"✗ {clean_line(sentences)}", "bold")
+    def _note(self) -> Text:
+        if self.problem_text:
+            return Text(f"✗ {clean_line(self.problem_text)}", "bold")
         parts = (f"was {self._default or 'empty'}" if self.changed else "", self.meaning)
         return Text(clean_line(" · ".join(part for part in parts if part)))
 
@@ -124,15 +126,18 @@ class FormField(Horizontal):
 
 
 class FieldHint(Static):
-    """The line below a form with the help of the field that has the focus."""
+    """The line below a form with the problems or the help of the field that has the focus."""
 
     def on_mount(self) -> None:
-        self.watch(self.screen, "focused", self._show)
+        self.watch(self.screen, "focused", self.show)
 
-    def _show(self, focused: Widget | None) -> None:
+    def show(self, focused: Widget | None) -> None:
         above = [] if focused is None else focused.ancestors
         field = next((node for node in above if isinstance(node, FormField)), None)
-        self.update(Text("" if field is None else clean_line(field.help)))
+        if field is not None and field.problem_text:
+            self.update(Text(f"✗ {clean_line(field.problem_text)}", "bold"))
+        else:
+            self.update(Text("" if field is None else clean_line(field.help)))
 
 
 class KnobField(FormField):
@@ -195,6 +200,8 @@ class Form(VerticalScroll):
             by_key.setdefault(problem.where, []).append(problem)
         for field in self.query(FormField):
             field.show_problems(by_key.pop(field.key, ()))
+        for hint in self.screen.query(FieldHint):
+            hint.show(self.screen.focused)
         lines = [str(problem) for unassigned in by_key.values() for problem in unassigned]
         text = Text("\n".join(f"✗ {clean_line(line)}" for line in lines), "bold")
         for widget in self.query("#form-problems").results(Static):

@@ -6,16 +6,18 @@ from collections.abc import Sequence
 from functools import partial
 from typing import ClassVar
 
+from textual import on
 from textual.app import ComposeResult
-from textual.containers import Vertical
+from textual.containers import Grid, Vertical
 
 from ltui.app.live.frame import Frame
-from ltui.app.live.gpu_history import HEAT_S
-from ltui.app.panels.live_text import LiveText
-from ltui.app.panels.panel import Panel
+from ltui.app.live.gpu_history import HEAT_S, GpuSeries
+from ltui.app.panels.panel import LiveText, Panel
 from ltui.app.presentation import run_view
+from ltui.app.presentation.gpu_charts import CHART_NAMES, gpu_charts
 from ltui.app.presentation.gpu_view import (
     HEAT_STRIP_MIN_GPUS,
+    find_gpu,
     findings_text,
     gpu_blocks,
     gpu_rows,
@@ -23,10 +25,10 @@ from ltui.app.presentation.gpu_view import (
     note_text,
 )
 from ltui.app.presentation.rank_grid import gpu_grid, has_gpu_grid
-from ltui.training.state.run_snapshot import RunSnapshot
+from ltui.training.state.run_snapshot import GpuSnapshot, RunSnapshot
 from ltui.widgets.cell_grid import grid_lines
-from ltui.widgets.gpu_heat import heat_lines
-from ltui.widgets.gpu_table import GpuTable
+from ltui.widgets.charts.chart import Chart
+from ltui.widgets.gpu_table import BELOW, GpuTable, heat_lines
 from ltui.widgets.line_sheet import LiveLines
 from ltui.widgets.view_models import GpuRow
 
@@ -43,6 +45,8 @@ MAX_GRID_LINES = 5
 """Maximum lines of a grid of GPUs with its legend if other panels are visible."""
 MAX_FINDINGS = 3
 """Maximum lines of findings if other panels are visible."""
+CHART_LINES, CHART_COLUMNS = 7, 38
+"""Minimum size of the chart of one GPU, with its border."""
 MAX_LINES = 17
 """Maximum lines of the panel if other panels are visible: heat strips, rows and findings."""
 MAX_NOTE_LINES = 9
@@ -88,15 +92,53 @@ class GpuPanel(Panel):
         return min(text.plain.count("\n") + 1, MAX_NOTE_LINES)
 
 
+class GpuCharts(Grid):
+    """The readings of one GPU over the last minutes: activity, power, temperature and memory."""
+
+    DEFAULT_CSS = """
+    GpuCharts { height: 1fr; }
+    """
+
+    def compose(self) -> ComposeResult:
+        for name in CHART_NAMES:
+            with Panel(None, name, id=f"gpu-{name}"):
+                yield Chart(id=f"gpu-{name}-chart")
+
+    def on_mount(self) -> None:
+        for chart in self.query(Chart):
+            chart.can_focus = False
+
+    def show(self, frame: Frame, gpu: GpuSnapshot, *, prefix: str = "") -> None:
+        """Draw the readings. ``prefix`` is the beginning of every title."""
+        series = frame.gpu_series.get(gpu.number, GpuSeries())
+        for name, view_model in gpu_charts(series).items():
+            panel = self.query_one(f"#gpu-{name}", Panel)
+            if panel.display:
+                panel.query_one(Chart).view_model = view_model
+                panel.set_titles(f"{prefix}{view_model.title}")
+
+    def fit(self, width: int, height: int) -> bool:
+        """Show as many charts as these cells have room for; return whether there is one."""
+        columns = min(len(CHART_NAMES), 2, width // CHART_COLUMNS)
+        lines = min(len(CHART_NAMES) // 2, height // CHART_LINES)
+        for number, panel in enumerate(self.query(Panel)):
+            panel.display = number < columns * lines
+        self.styles.grid_size_columns = max(1, columns)
+        return columns * lines > 0
+
+
 class GpuOverview(Vertical):
-    """Heat strips, table and findings, drawn from frames."""
+    """Heat strips, table, findings and charts of the selected GPU, drawn from frames."""
 
     DEFAULT_CSS = """
     GpuOverview { height: 1fr; }
+    GpuOverview GpuCharts { display: none; }
     GpuOverview #gpu-findings { height: auto; text-wrap: nowrap; text-overflow: ellipsis; }
     """
     MORE: ClassVar[str] = ": d diagnose"
     """The key that shows the findings that do not fit."""
+
+    _frame: Frame | None = None
 
     def compose(self) -> ComposeResult:
         yield LiveLines(id="gpu-heat")
@@ -106,6 +148,7 @@ class GpuOverview(Vertical):
         # without children.
         findings.display = False
         yield findings
+        yield GpuCharts(id="gpu-history")
 
     def show(self, frame: Frame, *, alone: bool) -> int:
         """Draw ``frame``; return the lines that it takes if other panels are visible.
@@ -126,7 +169,26 @@ class GpuOverview(Vertical):
         below.styles.max_height = max_findings
         below.show(findings)
         finding_lines = findings.plain.count("\n") + 1 if findings else 0
+        room = self.size.height - heat_lines - finding_lines - len(rows) - 1
+        self._show_charts(frame, room if alone else 0)
         return heat_lines + min(len(rows) + 1, max_table_lines(frame.snapshot)) + finding_lines
+
+    def _show_charts(self, frame: Frame, available: int) -> None:
+        """Draw the charts of the selected GPU in the lines that the rows leave."""
+        charts, table = self.query_one(GpuCharts), self.query_one(GpuTable)
+        name = (table.cursor_key or "").partition(BELOW)[0]
+        gpu = find_gpu(frame, name)
+        self._frame = frame
+        charts.display = charts.fit(self.size.width, available) and gpu is not None
+        table.styles.height = len(table.rows) + 1 if charts.display else "1fr"
+        if charts.display and gpu is not None:
+            charts.show(frame, gpu, prefix=f"GPU {name} ")
+
+    @on(GpuTable.RowHighlighted)
+    def _select(self) -> None:
+        charts = self.query_one(GpuCharts)
+        if charts.display and self._frame is not None:
+            self._show_charts(self._frame, charts.size.height)
 
     def _max_findings(self, *, alone: bool) -> int:
         """Return the maximum lines of findings, which leaves enough lines for the rows."""

@@ -19,7 +19,7 @@ from textual.message import Message
 from ltui.app.panels.launch_line import LaunchLine
 from ltui.app.panels.panel import Panel
 from ltui.app.panels.worker_results import call_screen, error_lines
-from ltui.app.screens.confirm import ProblemScreen
+from ltui.app.screens.dialog import ProblemScreen
 
 if TYPE_CHECKING:
     from textual.timer import Timer
@@ -48,11 +48,13 @@ class FormPanel(Panel):
             self.run_dir = run_dir
 
     class Checked(Message):
-        """The form was checked; ``text`` is the configuration that Lightning would get."""
+        """The form was checked; ``text`` is the configuration that Lightning would get.
 
-        def __init__(self, text: str) -> None:
+        ``changed``: the lines, from 0, that differ from the preset."""
+
+        def __init__(self, text: str, changed: frozenset[int]) -> None:
             super().__init__()
-            self.text = text
+            self.text, self.changed = text, changed
 
     def __init__(self, home: Path, *, readonly: bool, id: str) -> None:  # noqa: A002
         super().__init__(2, "reading presets …", id=id)
@@ -64,6 +66,8 @@ class FormPanel(Panel):
         self.form: LaunchForm | None = None
         """The form; None before it is mounted."""
         self._has_machine = False
+        self._presets: dict[str, Preset] = {}
+        """The presets that were shown, as their files have them."""
         self._edited: dict[str, Preset] = {}
         self._check_timer: Timer | None = None
         self._launching = False
@@ -103,6 +107,7 @@ class FormPanel(Panel):
         form = self.form
         if form is None:
             return
+        self._presets.setdefault(preset.name, preset)
         shown = self._edited.get(preset.name, preset)
         self.preset, self.result = shown, None
         title = shown.title if shown is preset else f"{shown.title} (edited)"
@@ -158,14 +163,17 @@ class FormPanel(Panel):
         if form.preset is not None and form.preset is self.preset:
             self._check(form.preset, form.texts())
 
-    @work(thread=True, exclusive=True, group="check", exit_on_error=False)
+    @work(thread=True, exclusive=True, group="check")
     def _check(self, preset: Preset, texts: FormTexts) -> None:
         # Imported here, in the worker's thread: the first frame checks nothing.
+        from ltui.app.launch.preset_text import changed_lines
         from ltui.app.presentation.launch_summary import launch_summary
         from ltui.training.config.yaml_document import resolve, write_document
 
         result, start = self._checked(preset, texts)
         text = write_document(resolve(result.document)[0])
+        before = write_document(resolve(self._presets[preset.name].document)[0])
+        changed = changed_lines(before, text)
         summary = launch_summary(result.document, self.machine, preset.cpu_ranks)
         if start:
             summary += f", from {start}"
@@ -177,7 +185,7 @@ class FormPanel(Panel):
             if form.texts() == texts:
                 form.show_start(start)
                 self._show_result(form, result, summary)
-                self.post_message(self.Checked(text))
+                self.post_message(self.Checked(text, changed))
 
         call_screen(self, checked)
 
@@ -227,7 +235,7 @@ class FormPanel(Panel):
         self.notify("checking (a few seconds) …", timeout=4)
         self._deep_check(self.preset, self.form.texts().settings)
 
-    @work(thread=True, exclusive=True, group="deep check", exit_on_error=False)
+    @work(thread=True, exclusive=True, group="deep check")
     def _deep_check(self, preset: Preset, texts: dict[str, str]) -> None:
         # Imported here, in the worker's thread: the first frame checks nothing.
         from ltui.app.launch.build_spec import prepare_preset_launch
@@ -294,7 +302,7 @@ class FormPanel(Panel):
             self._launching = True
             self._launch(self.preset, self.form.texts())
 
-    @work(thread=True, group="launch", exit_on_error=False)
+    @work(thread=True, group="launch")
     def _launch(self, preset: Preset, texts: FormTexts) -> None:
         # Imported here, in the worker's thread: the first frame launches nothing.
         from ltui.app.launch.check_and_launch import start_run

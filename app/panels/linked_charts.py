@@ -15,8 +15,8 @@ from typing import Any
 from textual import on
 from textual.containers import Container
 
+from ltui.app.live.curve_arithmetic import CurveRequest, LatestCurveRequest
 from ltui.app.live.frame import Frame
-from ltui.app.live.metric_history import CurveRequest, LatestCurveRequest
 from ltui.app.preferences import read_script_preferences, write_script_preferences
 from ltui.app.presentation.chart_axis import Axis
 from ltui.app.presentation.metric_charts import ChartSettings
@@ -171,14 +171,14 @@ def show_whole_axis(charts: Iterable[Chart]) -> None:
 
 def toggle_log(charts: Sequence[Chart]) -> None:
     """Switch all charts to the scale that the first one does not have."""
-    log_y = not charts[0].is_log
+    log_y = not any(chart.is_log for chart in charts[:1])
     for chart in charts:
         chart.log_y = log_y
 
 
 def toggle_outliers(charts: Sequence[Chart]) -> None:
     """Show all values in all charts, or cut outliers, whichever the first one does not do."""
-    outliers = not charts[0].outliers
+    outliers = not any(chart.outliers for chart in charts[:1])
     for chart in charts:
         chart.outliers = outliers
 

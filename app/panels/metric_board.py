@@ -12,11 +12,11 @@ from textual import events
 from textual.app import ComposeResult
 from textual.reactive import var
 
+from ltui.app.live.curve_arithmetic import LatestCurveRequest
 from ltui.app.live.frame import Frame
-from ltui.app.live.metric_history import LatestCurveRequest
 from ltui.app.panels.linked_charts import LinkedCharts
-from ltui.app.panels.live_text import LiveText
 from ltui.app.panels.metric_grid import GridShape, MetricGrid
+from ltui.app.panels.panel import LiveText
 from ltui.app.presentation import metric_charts
 from ltui.app.presentation.metric_pages import (
     FAVOURITE_SIGN,

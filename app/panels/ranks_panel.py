@@ -16,7 +16,7 @@ from textual.message import Message
 from textual.widgets import Input
 
 from ltui.app.live.frame import Frame
-from ltui.app.panels.filtered_list_panel import FilterPanel
+from ltui.app.panels.panel import FilterPanel
 from ltui.app.presentation import run_view
 from ltui.app.presentation.machine_rows import MACHINE_KEY, UNFOLDED, MachineRows, RowSelection
 from ltui.app.presentation.machines import missing_machines, rank_summary

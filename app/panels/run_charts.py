@@ -11,12 +11,11 @@ from rich.cells import cell_len
 from rich.text import Text
 from textual.app import ComposeResult
 
+from ltui.app.live.curve_arithmetic import LatestCurveRequest
 from ltui.app.live.frame import Frame
-from ltui.app.live.metric_history import THROUGHPUT, LatestCurveRequest
 from ltui.app.panels.linked_charts import LinkedCharts
-from ltui.app.panels.live_text import LiveText
 from ltui.app.panels.metric_grid import GridShape, MetricGrid
-from ltui.app.panels.panel import Panel
+from ltui.app.panels.panel import LiveText, Panel
 from ltui.app.presentation import chart_axis, metric_charts, metric_pages, run_view
 from ltui.app.presentation.metric_list import MetricChoice
 from ltui.app.presentation.metric_pages import (
@@ -25,6 +24,7 @@ from ltui.app.presentation.metric_pages import (
     pages_from_json,
     shape_of_small_charts,
 )
+from ltui.training.state.metric_name_patterns import THROUGHPUT
 from ltui.widgets.charts.chart import Chart
 from ltui.widgets.view_models import ChartMark
 

@@ -12,36 +12,65 @@ from pathlib import Path
 
 from textual import events, on
 from textual.app import ComposeResult
-from textual.containers import Horizontal, Vertical
+from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.message import Message
 from textual.widget import Widget
 from textual.widgets import Static
 
+from ltui.app.live.curve_arithmetic import LatestCurveRequest
 from ltui.app.live.frame import Frame
-from ltui.app.live.metric_history import LatestCurveRequest
 from ltui.app.panels import gpu_panel, ranks_panel
-from ltui.app.panels.details_panel import DetailsView
 from ltui.app.panels.gpu_panel import GpuPanel
 from ltui.app.panels.log_panel import LogPanel
-from ltui.app.panels.panel import Panel
-from ltui.app.panels.panel_borders import MovableBorders
-from ltui.app.panels.ranks_panel import RanksPanel
-from ltui.app.panels.run_charts import RunCharts
-from ltui.app.panels.setting_chosen import SettingChosen
-from ltui.app.panels.tab_bar import TabBar
-from ltui.app.presentation.panel_layout import (
+from ltui.app.panels.movable_borders import (
     DETAILS,
     FRAME_LINES,
     PANELS,
     UPPER,
     LayoutMode,
+    MovableBorders,
     PanelLayout,
     TableLines,
 )
+from ltui.app.panels.panel import LiveText, Panel, SettingChosen
+from ltui.app.panels.ranks_panel import RanksPanel
+from ltui.app.panels.run_charts import RunCharts
+from ltui.app.panels.tab_bar import TabBar
+from ltui.app.presentation import run_details
 from ltui.app.presentation.rank_grid import MIN_RANKS
-from ltui.app.user_config import settings_of
+from ltui.app.settings import settings_of
 from ltui.training.state.run_snapshot import RunSnapshot
 from ltui.widgets.rank_table import RankTable
+
+TWO_COLUMNS_FROM = 100
+"""Minimum cells of width for the two parts to be placed side by side."""
+
+
+class DetailsView(VerticalScroll):
+    """Metrics and configuration, then checkpoints, events and other facts."""
+
+    DEFAULT_CSS = """
+    DetailsView { height: 1fr; width: 1fr; scrollbar-size: 0 1; }
+    DetailsView Static { width: 1fr; height: auto; }
+    DetailsView #detail-facts { margin-top: 1; }
+    DetailsView.-wide #detail-facts { margin-top: 0; }
+    DetailsView.-wide { layout: horizontal; }
+    DetailsView.-wide #detail-figures { margin-right: 3; }
+    """
+
+    def compose(self) -> ComposeResult:
+        yield LiveText(id="detail-figures", wraps=True)
+        yield LiveText(id="detail-facts", wraps=True)
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.set_class(event.size.width >= TWO_COLUMNS_FROM, "-wide")
+
+    def show(self, frame: Frame) -> None:
+        """Draw the details of ``frame``; unchanged parts are not repainted."""
+        figures, facts = self.query(LiveText)
+        figures.show(run_details.metrics_and_configuration(frame))
+        facts.show(run_details.checkpoints_and_events(frame))
+
 
 TITLES = {
     "loss": "metrics",
@@ -133,11 +162,13 @@ class RunPanels(MovableBorders):
         self.query_one("#columns").display = bool(visible)
         self.query_one("#body").display = bool(visible - {DETAILS})
         self.query_one("#tiny").display = not visible
-        self.set_class(DETAILS in visible and not layout.shows_side_details(), "-details-below")
-        self.set_class(layout.fits_rows(), "-stacked")
-        self.set_class(layout.zoomed, "-zoomed")
+        below = DETAILS in visible and not layout.shows_side_details()
+        self.set_class(below, "-details-below", update=False)
+        self.set_class(layout.fits_rows(), "-stacked", update=False)
+        self.set_class(layout.zoomed, "-zoomed", update=False)
         for mode in LayoutMode:
-            self.set_class(mode is layout.mode, f"-{mode.value}")
+            self.set_class(mode is layout.mode, f"-{mode.value}", update=False)
+        self.app.update_styles(self)
         self._show_tabs(layout)
         # A panel that was hidden has missed frames. The log panel counts its lines itself.
         self._set_heights.clear()

@@ -13,10 +13,9 @@ from textual.app import ComposeResult
 from textual.message import Message
 from textual.widgets import Input, Static
 
-from ltui.app.panels.filtered_list_panel import FilterPanel
-from ltui.app.panels.setting_chosen import SettingChosen
+from ltui.app.panels.panel import FilterPanel, SettingChosen
 from ltui.app.panels.worker_results import call_screen, error_lines
-from ltui.app.user_config import settings_of
+from ltui.app.settings import settings_of
 from ltui.widgets.sanitise import clean_line
 
 if TYPE_CHECKING:
@@ -114,9 +113,14 @@ class RunsPanel(FilterPanel):
         return cast("RunsTable", self.query_one("#runs-table"))
 
     @property
+    def is_started(self) -> bool:
+        """Whether the table is shown."""
+        return bool(self.query("#runs-table"))
+
+    @property
     def selected(self) -> RunEntry | None:
         """The run under the cursor; None before the table is shown."""
-        return self.lines.get(self.table.cursor_key or "") if self.query("#runs-table") else None
+        return self.lines.get(self.table.cursor_key or "") if self.is_started else None
 
     def refresh_runs(self, *, now: bool = True) -> None:
         """Read the runs, unless that is being done. ``now``: do not wait for the next reading."""
@@ -138,7 +142,7 @@ class RunsPanel(FilterPanel):
             names.add(SETTING)
         return frozenset(names | fields_of(self._valid_filter))
 
-    @work(thread=True, exclusive=False, group="runs", exit_on_error=False)
+    @work(thread=True, exclusive=False, group="runs")
     def _read_runs(self, names: frozenset[str]) -> None:
         """Read the runs in a worker's thread."""
         # Imported here, in the worker's thread: the first frame shows no run.
@@ -189,6 +193,8 @@ class RunsPanel(FilterPanel):
         }
 
     def fill_list(self) -> None:
+        if not self.is_started:
+            return
         # Imported here: the first frame shows no run.
         from ltui.app.runs.filter_runs import run_filter
         from ltui.app.runs.filter_syntax import FilterError
@@ -290,8 +296,9 @@ class RunsPanel(FilterPanel):
     def focus_run(self, run_id: str) -> None:
         """Move the focus to the table, and the cursor to a run as soon as it is listed."""
         self._run_to_select = run_id
-        self._select_run()
-        self.table.focus()
+        if self.is_started:
+            self._select_run()
+            self.table.focus()
 
     def _select_run(self) -> None:
         if self._run_to_select is None or self._run_to_select not in self.lines:
@@ -339,7 +346,7 @@ class RunsPanel(FilterPanel):
 
     def shown_marks(self) -> list[str]:
         """Return the marked runs that the filter does not hide, in the order of their marks."""
-        if not self.marked or not self.query("#runs-table"):
+        if not self.marked or not self.is_started:
             return []
         listed = set(self.table.keys)
         return [key for key in self.marked if key in listed]

@@ -21,6 +21,8 @@ TEXT_COLUMN = "text "
 """Prefix of the keys of chosen columns, as a metric could have the name of another column."""
 MAX_COLUMN = 24
 """Maximum width of a chosen column."""
+LEAST_TEXT = 12
+"""Minimum width of a text that is cut because the table has no room for it."""
 MAX_TITLE = 30
 """Maximum characters of a title: it is the name that filters and sorting use."""
 WIDTHS = {
@@ -91,7 +93,15 @@ class RunsTable(Table[RunRow]):
         least, most = WIDTHS.get(name, (0, MAX_COLUMN))
         width = max(cell_len(title), min(most, max(least, full)))
         right = kind_of(name) not in (Kind.TEXT, Kind.SETTING, Kind.FLAG) and name != "progress"
-        return Column(key=key, title=title, width=width, full=max(width, full), right=right)
+        return Column(
+            key=key,
+            title=title,
+            width=width,
+            # A number is never cut.
+            least=0 if right else max(least, cell_len(title), min(LEAST_TEXT, width)),
+            full=max(width, full),
+            right=right,
+        )
 
     @staticmethod
     def field_of(column: str) -> str:

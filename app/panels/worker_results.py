@@ -8,13 +8,20 @@ from typing import Any
 from textual.dom import DOMNode
 from textual.worker import get_current_worker
 
-from ltui.app.screens.confirm import ProblemScreen
+from ltui.app.closing_screens import is_closing
+from ltui.app.screens.dialog import ProblemScreen
 
 
 def call_screen(node: DOMNode, function: Callable[..., Any], *values: object) -> None:
-    """Call ``function`` on the event loop, unless the worker was cancelled or the app has ended."""
-    if not get_current_worker().is_cancelled and node.app.is_running:
-        node.app.call_from_thread(function, *values)
+    """Call ``function`` on the event loop, unless the worker was cancelled or the screen of
+    ``node`` is being closed."""
+    worker = get_current_worker()
+
+    def call() -> Any:
+        return None if worker.is_cancelled or is_closing(node) else function(*values)
+
+    if not worker.is_cancelled and node.app.is_running:
+        node.app.call_from_thread(call)
 
 
 def error_lines(error: Exception) -> list[str]:

@@ -6,8 +6,7 @@ from rich.text import Text
 
 from ltui.app.presentation.snapshot_text import gpu_name
 from ltui.training.gpu.free_gpus import busy_reason, usable_gpus
-from ltui.training.gpu.reading import GpuReading
-from ltui.training.gpu.sampler import GpuView
+from ltui.training.gpu.reading import GpuReading, GpuView
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line
 

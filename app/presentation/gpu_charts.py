@@ -5,9 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from ltui.app.live.gpu_history import GpuSeries
-from ltui.app.presentation.snapshot_text import percent_of_time
-from ltui.training.state.run_snapshot import GpuSnapshot
-from ltui.widgets import formats
 from ltui.widgets.view_models import ChartSeries, ChartViewModel
 
 GIB = float(1 << 30)
@@ -35,16 +32,13 @@ CHART_NAMES = tuple(_LINES)
 _NO_DATA = "not available on this GPU, or not sampled yet"
 
 
-def gpu_charts(gpu: GpuSnapshot, history: GpuSeries) -> dict[str, ChartViewModel]:
-    """Return the charts by name: activity, power, temperature and memory."""
+def gpu_charts(history: GpuSeries) -> dict[str, ChartViewModel]:
+    """Return the charts by name: activity, power, temperature and memory.
+
+    They show the past; the present readings are in the table or the list beside them.
+    """
     times = np.array([sample.at for sample in history.samples], dtype=np.float64)
     x = times - times[0] if len(times) else times
-    now = {
-        "activity": percent_of_time(gpu.utilisation_percent),
-        "power": formats.power(gpu.power_w, gpu.power_limit_w),
-        "temperature": formats.temperature(gpu.temperature_c),
-        "memory": formats.size_of(gpu.memory_used_bytes, gpu.memory_total_bytes),
-    }
     charts = {}
     for name, lines in _LINES.items():
         unit, factor = _UNITS[name]
@@ -56,10 +50,11 @@ def gpu_charts(gpu: GpuSnapshot, history: GpuSeries) -> dict[str, ChartViewModel
                 series.append(ChartSeries(name=line, x=x, y=y, colour=colour))
         charts[name] = ChartViewModel(
             title=f"{name}, {unit}",
-            subtitle=now[name],
             series=tuple(series),
             x_label="time",
             x_time=True,
             note=None if series else _NO_DATA,
+            is_rate=name != "temperature",
+            shows_values=False,
         )
     return charts

@@ -8,20 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from ltui.app.live.curve_arithmetic import smooth
+from ltui.app.live.curve_arithmetic import STEP_SECONDS, smooth
 from ltui.app.live.default_metrics import default_choice
 from ltui.app.live.frame import Frame
-from ltui.app.live.metric_history import MAX_RANK_CURVES, STEP_SECONDS, THROUGHPUT
 from ltui.app.presentation.chart_axis import AXES, SAMPLES, Axis
 from ltui.app.presentation.metric_list import chart_groups, metric_quantity
 from ltui.app.presentation.printed_metrics import pattern_hint
 from ltui.app.presentation.run_view import silence_text
 from ltui.app.presentation.snapshot_text import rate
 from ltui.app.state_words import is_blocked
-from ltui.training.state.metric_name_patterns import LEARNING_RATE, is_evaluation
+from ltui.training.shared.record_types import StepField
+from ltui.training.state.metric_name_patterns import LEARNING_RATE, THROUGHPUT, is_evaluation
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
+from ltui.training.state.throughput import MAX_RANK_RATES
 from ltui.training.store.curve_reader import Curve, FloatArray
-from ltui.training.tensor_queue.record_types import StepField
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_name
 from ltui.widgets.view_models import ChartSeries, ChartViewModel
@@ -142,7 +142,8 @@ def falls_over_decades(curves: Sequence[Curve]) -> bool:
         return False
     for values in filled:
         tenth = max(1, len(values) // 10)
-        first, last = np.median(values[:tenth]), np.median(values[-tenth:])
+        # Not np.median, whose first call imports the masked arrays of NumPy.
+        first, last = np.sort(values[:tenth])[tenth // 2], np.sort(values[-tenth:])[tenth // 2]
         if first >= FALL_FOR_LOG * last:
             return True
     return False
@@ -255,7 +256,7 @@ def throughput_chart(frame: Frame, settings: ChartSettings) -> ChartViewModel:
     if total is not None and len(total):
         series += _rank_series(frame.rates, axis)
         series.append(_series("total", axis.positions(total), total, colour=2))
-    elif steps is not None and len(steps) and not _samples_are_known(frame):
+    elif steps is not None and len(steps) and not _rate_is_expected(frame):
         per_s = 1 / np.maximum(smooth(steps, STEP_SMOOTHING), 1e-9)
         positions = axis.positions(steps)
         series.append(ChartSeries(name="steps/s", x=positions, y=per_s, colour=2))
@@ -268,7 +269,7 @@ def throughput_chart(frame: Frame, settings: ChartSettings) -> ChartViewModel:
 
 def _rank_series(rates: Mapping[int | None, Curve], axis: Axis) -> list[ChartSeries]:
     by_rank = {rank: curve for rank, curve in rates.items() if rank is not None and len(curve)}
-    if not 1 < len(by_rank) <= MAX_RANK_CURVES or not _rates_differ(list(by_rank.values())):
+    if not 1 < len(by_rank) <= MAX_RANK_RATES or not _rates_differ(list(by_rank.values())):
         return []
     return [
         _series(f"r{rank}", axis.positions(curve), curve, colour=3 + rank, dim=True)
@@ -295,8 +296,10 @@ def throughput_subtitle(frame: Frame) -> str:
     return " · ".join(parts)
 
 
-def _samples_are_known(frame: Frame) -> bool:
-    return any(row[StepField.SAMPLES] > 0 for row in frame.last_steps.values() if len(row))
+def _rate_is_expected(frame: Frame) -> bool:
+    """Return whether the first point of the throughput is still to come."""
+    known = any(row[StepField.SAMPLES] > 0 for row in frame.last_steps.values())
+    return known and frame.snapshot.state in LIVE
 
 
 def _steps_subtitle(run: RunSnapshot) -> str:
@@ -353,7 +356,7 @@ def step_phases_text(frame: Frame) -> str:
     parts = [f"{name} {number}" for (name, _), number in zip(known, rounded, strict=True)]
     other = 100 - sum(rounded)
     # A program of which only the wait for data is known has no other parts to compare with.
-    if len(known) > 1 and other > 0:
+    if [name for name, _ in known] != ["data"] and other > 0:
         parts.append(f"other {other}")
     return f"step time: {' · '.join(parts)} %"
 

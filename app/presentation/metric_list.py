@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from ltui.app.live.metric_history import THROUGHPUT
-from ltui.training.state.metric_name_patterns import DATA_SPLIT, TRAIN_LOSS
+from ltui.training.state.metric_name_patterns import DATA_SPLIT, THROUGHPUT, TRAIN_LOSS
 
 DESCRIPTIONS = {
     TRAIN_LOSS: "loss of each step, by ltui",

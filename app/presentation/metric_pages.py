@@ -7,9 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ltui.app.live.gpu_curves import is_gpu_curve
-from ltui.app.live.metric_history import THROUGHPUT
 from ltui.app.presentation.metric_list import matching
-from ltui.training.state.metric_name_patterns import INCIDENTAL, LEARNING_RATE, is_evaluation
+from ltui.training.state.metric_name_patterns import (
+    INCIDENTAL,
+    LEARNING_RATE,
+    THROUGHPUT,
+    is_evaluation,
+)
 from ltui.training.state.run_snapshot import MetricValue
 
 PREFERENCE = "all_metrics"

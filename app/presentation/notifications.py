@@ -1,26 +1,44 @@
-"""Notifications about the changes between two snapshots of a run, in the past tense. Pure."""
+"""Notifications about the changes between two snapshots of a run, in the past tense. Pure.
+
+What a stop does to a run: every text that promises a checkpoint asks here. A run saves a checkpoint
+when it is stopped if Lightning trains it, or if its program has said how
+(``ltui_rank.on_checkpoint``, Hugging Face's Trainer). Any other program is ended by a signal.
+"""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from ltui.app.presentation.snapshot_text import checkpoint_text
-from ltui.app.state_words import (
-    FAILED,
-    bad_loss_sentence,
-    ended_detail,
-    ended_sentence,
-    state_word,
-)
-from ltui.training.state.good_checkpoints import (
-    badness,
-    is_resumable,
-    nan_since,
-    newest_checkpoint,
-)
+from ltui.app.state_words import FAILED, bad_loss_sentence, ended_detail, ended_sentence, state_word
+from ltui.training.state.good_checkpoints import badness, is_resumable, nan_since, newest_checkpoint
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line, clean_name
+
+_NOT_KNOWN_YET = "whether with a checkpoint is known once it trains"
+
+
+def stop_effect(snapshot: RunSnapshot | None) -> str:
+    """Return what a stop does, to follow ``Ctrl-C``: ``stops it with a checkpoint``.
+
+    ``snapshot`` is None before the run is known.
+    """
+    if snapshot is None or snapshot.saves_checkpoints is None:
+        return f"stops it ({_NOT_KNOWN_YET})"
+    if snapshot.saves_checkpoints:
+        return "stops it with a checkpoint"
+    return f"ends it by {snapshot.stop_signal}, without a checkpoint"
+
+
+def stop_progress(snapshot: RunSnapshot | None) -> str:
+    """Return what happens while the run stops: ``stopping with a checkpoint``."""
+    if snapshot is None or snapshot.saves_checkpoints is None:
+        return "stopping"
+    if snapshot.saves_checkpoints:
+        return "stopping with a checkpoint"
+    return f"ending it by {snapshot.stop_signal}, without a checkpoint"
+
 
 Severity = Literal["information", "warning", "error"]
 """Textual's severities of a notification."""
@@ -69,11 +87,17 @@ def started_line(run_id: str) -> str:
     return f"{run_id} started. To watch it: ltui attach {run_id}"
 
 
+def still_live(snapshot: RunSnapshot) -> str:
+    """Return the words for a live run whose screen closes: ``calm-fox keeps running``."""
+    verb = "is still stopping" if snapshot.state is RunState.STOPPING else "keeps running"
+    return f"{clean_name(snapshot.name)} {verb}"
+
+
 def farewell(snapshot: RunSnapshot) -> str:
     """Return the message that is printed when the dashboard closes."""
     name = clean_name(snapshot.name)
     if snapshot.state in LIVE:
-        return f"{name} keeps running. To watch it: ltui attach {clean_name(snapshot.id)}"
+        return f"{still_live(snapshot)}. To watch it: ltui attach {clean_name(snapshot.id)}"
     return f"{name}: {ended_sentence(snapshot)}"
 
 

@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ltui.training.shared.record_types import StepField
 from ltui.training.state.run_snapshot import RankSnapshot
-from ltui.training.tensor_queue.record_types import StepField
 from ltui.widgets import formats
 from ltui.widgets.columns import Column
 from ltui.widgets.view_models import Cell, RankMetric, Tone

@@ -45,5 +45,5 @@ def value_text(value: Any) -> str:
     """Return a value as in YAML."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    text = str(value)
+    text = "''" if value == "" else str(value)
     return text if len(text) <= MAX_VALUE else f"{text[: MAX_VALUE - 1]}…"

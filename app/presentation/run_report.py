@@ -33,14 +33,11 @@ from ltui.app.presentation.snapshot_text import (
 )
 from ltui.app.presentation.verdict_text import verdict_line, warning_line
 from ltui.app.state_words import (
-    FAILED,
     bad_loss_sentence,
-    ended_detail,
     ended_sentence,
     needs_help,
     open_verdicts,
     state_word,
-    waiting_reason,
 )
 from ltui.training.state.good_checkpoints import (
     advice_before_nan,
@@ -58,7 +55,6 @@ from ltui.training.state.run_snapshot import (
     RunSnapshot,
     RunState,
 )
-from ltui.training.state.verdict_tracker import most_severe_first
 from ltui.widgets.formats import (
     NA,
     ago,
@@ -386,14 +382,3 @@ def started_text(first: float | None, started: float | None, attempt: int, now: 
     if attempt == 1 or started is None:
         return ago(now - first)
     return f"{ago(now - first)} (attempt {attempt}: {ago(now - started)})"
-
-
-def reason_text(snapshot: RunSnapshot) -> str:
-    """Return why a run needs help, or how it ended, if the state's word does not give it."""
-    if snapshot.state in LIVE:
-        grave = most_severe_first(open_verdicts(snapshot)) if needs_help(snapshot) else []
-        return clean_line(grave[0].cause) if grave else waiting_reason(snapshot)
-    sentence = ended_detail(snapshot) if snapshot.state in FAILED else ""
-    if not sentence and (snapshot.detail or "").startswith("killed"):
-        sentence = ended_detail(snapshot)
-    return "; ".join(part for part in (sentence, bad_loss_sentence(snapshot)) if part)

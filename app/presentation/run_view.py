@@ -141,7 +141,8 @@ def verdict_banner(frame: Frame) -> tuple[str | None, Tone]:
         worst, *others = most_severe_first(active)
         return verdict_banner_text(worst, frame.now, more=len(others)), _verdict_tone(worst)
     recent = [c for c in frame.resolved_verdicts if frame.now - c.at < RECOVERY_SHOWN_S]
-    if recent and frame.snapshot.state in LIVE:
+    # A rank that was slow until the run stopped has not recovered.
+    if recent and frame.snapshot.state in LIVE and frame.snapshot.state is not RunState.STOPPING:
         return recovery_text(recent[-1]), Tone.GOOD
     return None, Tone.BAD
 

@@ -19,11 +19,7 @@ from ltui.training.state.good_checkpoints import (
     nan_since,
     newest_checkpoint,
 )
-from ltui.training.state.metric_name_patterns import (
-    LEARNING_RATE,
-    is_evaluation,
-    is_training_loss,
-)
+from ltui.training.state.metric_name_patterns import LEARNING_RATE, is_evaluation, is_training_loss
 from ltui.training.state.run_snapshot import (
     LIVE,
     CheckpointInfo,

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO, cast
 
-from ltui.app.live.metric_history import THROUGHPUT
-from ltui.app.live.stored_curves import stored_rates
-from ltui.app.output_file import output, replaced_file
-from ltui.app.plain_text import PlainText
+from ltui.app.output_file import PlainText, output, replaced_file
 from ltui.app.runs.export_formats import FOLDER_FORMAT
 from ltui.training.problem import Problem, ProblemError
+from ltui.training.state.metric_name_patterns import THROUGHPUT
+from ltui.training.state.throughput import TOTAL_RANK
 from ltui.training.store.event_file import export_events
 from ltui.training.store.export_file import WindowedPart, write_csv, write_json, write_parquet
 from ltui.training.store.export_rows import ExportRow
@@ -80,26 +79,8 @@ def _rows(run_dir: RunDir, metrics: Sequence[str]) -> Iterator[ExportRow]:
     with RunStore(run_dir) as store:
         yield from store.export([name for name in metrics if name != THROUGHPUT])
         if THROUGHPUT in metrics:
-            yield from _throughput_rows(store)
-
-
-def _throughput_rows(store: RunStore) -> Iterator[ExportRow]:
-    """Yield the points of the throughput of all ranks, which charts compute from the steps."""
-    total = stored_rates(store).get(None)
-    for step, epoch, at, value in (
-        ()
-        if total is None
-        else zip(
-            total.steps.tolist(),
-            total.epochs.tolist(),
-            total.times.tolist(),
-            total.mean.tolist(),
-            strict=True,
-        )
-    ):
-        shown_epoch = int(epoch) + 1 if math.isfinite(epoch) else None
-        time = at if math.isfinite(at) else None
-        yield ExportRow(THROUGHPUT, int(step), shown_epoch, time, None, value)
+            for row in store.export([THROUGHPUT], only_ranks=[TOTAL_RANK]):
+                yield replace(row, rank=None)
 
 
 def select_metrics(runs: Mapping[str, RunDir], globs: Sequence[str]) -> dict[str, list[str]]:
@@ -123,7 +104,7 @@ def select_metrics(runs: Mapping[str, RunDir], globs: Sequence[str]) -> dict[str
 def metrics_to_export(store: RunStore, globs: Sequence[str]) -> list[str]:
     """Return the metrics of a run that match one of ``globs``, or all that are exported."""
     names = _metrics(store, selected=bool(globs))
-    # A followed history has rows of what is stored; the throughput is computed.
+    # A followed history has the rows of ranks, and the throughput is a figure of the run.
     return _matching([name for name in names if name != THROUGHPUT], globs)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import operator
 import re
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from fnmatch import translate
@@ -35,6 +36,8 @@ from ltui.app.runs.run_fields import (
     setting_texts,
     value_of,
 )
+from ltui.app.runs.run_list import RunList
+from ltui.training.problem import Problem, ProblemError
 from ltui.widgets.sanitise import clean_name
 
 Predicate = Callable[[RunEntry], bool]
@@ -174,3 +177,16 @@ def unknown_names(names: Iterable[str], entries: Sequence[RunEntry]) -> list[str
         hint = f" Did you mean `{clean_name(near[0])}`?" if near else ""
         sentences.append(f"no run has {kind} `{clean_name(name)}`.{hint}")
     return sentences
+
+
+def matching_runs(runs: RunList, text: str) -> list[RunEntry]:
+    """Return the runs that match the filter ``text``.
+
+    Raise ``ProblemError`` if the filter is wrong, or names a field or metric that no run has.
+    """
+    matches, used = run_filter(text, time.time()), fields_of(text)
+    every_run = runs.complete(runs.poll(), used)
+    # A misspelt metric behind `not` would match every run.
+    if every_run and (sentences := unknown_names(used, every_run)):
+        raise ProblemError(*(Problem(where="--filter", what=text) for text in sentences))
+    return [entry for entry in every_run if matches(entry)]

@@ -18,6 +18,7 @@ from typing import Any
 
 from ltui.app.runs.run_entry import RunEntry
 from ltui.app.runs.run_summary import MetricValues, summary_from_row
+from ltui.training.state.json_decoder import WRONG_CONTENT
 from ltui.training.state.run_labels import NO_LABELS, labels_from_document
 from ltui.training.store.run_directory import RunDir
 
@@ -31,6 +32,8 @@ CREATE TABLE slow_values (
     kind TEXT, id TEXT, stamp TEXT, value TEXT, PRIMARY KEY (kind, id)
 ) WITHOUT ROWID;
 """
+_DAMAGE = (sqlite3.Error, UnicodeDecodeError)
+"""Errors of a damaged file. SQLite's messages quote what it holds, which may be no text."""
 _WAIT_S = 1.0
 """Seconds to wait while another ltui writes the index."""
 
@@ -70,7 +73,7 @@ class RunIndex:
         query = "SELECT id, stamp, row, metrics FROM runs"
         try:
             rows = self._connection.execute(query).fetchall()
-        except sqlite3.Error:
+        except _DAMAGE:
             self._begin_anew()
             return {}
         try:
@@ -78,17 +81,18 @@ class RunIndex:
             documents = json.loads(f"[{','.join(row[2] for row in rows)}]")
             if len(documents) != len(rows):
                 raise ValueError("a row holds several documents")
-        except (ValueError, TypeError):
+        except WRONG_CONTENT:
             documents = [_document(row[2]) for row in rows]
         names: dict[tuple[str, ...], tuple[str, ...]] = {}
         indexed: dict[str, IndexedRun] = {}
+        folder = self._home / "runs"
         for (run_id, stamp, _, packed), document in zip(rows, documents, strict=True):
-            with suppress(ValueError, TypeError, KeyError, AttributeError):
+            with suppress(*WRONG_CONTENT):
                 run_names = tuple(document["names"])
                 metrics = MetricValues(names.setdefault(run_names, run_names), packed)
                 summary, problem = document["summary"], document["problem"]
                 entry = RunEntry(
-                    run_dir=RunDir(self._home / "runs" / run_id),
+                    run_dir=RunDir(folder / run_id),
                     summary=None if summary is None else summary_from_row(summary),
                     labels=NO_LABELS
                     if (labels := document["labels"]) is None
@@ -99,12 +103,11 @@ class RunIndex:
                 indexed[run_id] = IndexedRun(stamp, entry)
         return indexed
 
-    def heads(self) -> dict[str, dict[str, Any]]:
-        """Return the parts of ``ltui runs --json`` by the id of the run."""
-        with suppress(sqlite3.Error):
-            rows = self._connection.execute("SELECT id, head FROM heads").fetchall()
-            documents = {run_id: _document(head) for run_id, head in rows}
-            return {run_id: head for run_id, head in documents.items() if isinstance(head, dict)}
+    def heads(self) -> dict[str, str]:
+        """Return the parts of ``ltui runs --json`` by the id of the run, as JSON."""
+        query = "SELECT id, head FROM heads WHERE json_valid(head) AND head LIKE '{%}'"
+        with suppress(*_DAMAGE):
+            return dict(self._connection.execute(query).fetchall())
         return {}
 
     def write(self, changed: Iterable[IndexedRun], removed: Iterable[str]) -> None:
@@ -116,7 +119,7 @@ class RunIndex:
             heads.append((run.entry.id, json.dumps(run.head)))
         if not rows and not gone:
             return
-        with suppress(sqlite3.Error), self._connection as connection:
+        with suppress(*_DAMAGE), self._connection as connection:
             connection.execute("BEGIN IMMEDIATE")
             connection.executemany("INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?)", rows)
             connection.executemany("INSERT OR REPLACE INTO heads VALUES (?, ?)", heads)
@@ -127,7 +130,7 @@ class RunIndex:
     def read_values(self, kind: str) -> dict[str, Stamped]:
         """Return the values of a kind by the id of the run; none if they are damaged."""
         query = "SELECT id, stamp, value FROM slow_values WHERE kind = ?"
-        with suppress(sqlite3.Error, ValueError, TypeError):
+        with suppress(*_DAMAGE, *WRONG_CONTENT):
             rows = self._connection.execute(query, (kind,)).fetchall()
             # One document, so that equal keys are stored once.
             values = json.loads(f"[{','.join(row[2] for row in rows)}]")
@@ -141,7 +144,7 @@ class RunIndex:
         """Replace values of a kind. Nothing happens if the index cannot be written."""
         rows = [(kind, id_, v.stamp, json.dumps(v.value)) for id_, v in values.items()]
         if rows:
-            with suppress(sqlite3.Error), self._connection as connection:
+            with suppress(*_DAMAGE), self._connection as connection:
                 connection.execute("BEGIN IMMEDIATE")
                 connection.executemany(
                     "INSERT OR REPLACE INTO slow_values VALUES (?, ?, ?, ?)", rows
@@ -162,7 +165,7 @@ def _open(path: Path) -> sqlite3.Connection:
             return _connect(path)
         except sqlite3.OperationalError:
             break  # Not readable, on a full disk, or locked for long: the file may be fine.
-        except sqlite3.DatabaseError:
+        except _DAMAGE:
             try:
                 path.unlink()
             except OSError:
@@ -181,10 +184,10 @@ def _connect(path: Path) -> sqlite3.Connection:
     try:
         with closing(connection.execute("PRAGMA user_version")) as rows:
             (version,) = rows.fetchone()
-        if version == VERSION:
-            connection.execute("SELECT 1 FROM runs LIMIT 1")
+        tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
+        if version == VERSION and {"runs", "heads", "slow_values"} <= tables:
             return connection
-        if version or connection.execute("SELECT 1 FROM sqlite_master").fetchone():
+        if version or tables:
             raise sqlite3.DatabaseError(f"version {version}")
         return _create(connection)
     except BaseException:
@@ -211,6 +214,6 @@ def _row(entry: RunEntry) -> str:
 def _document(text: Any) -> Mapping[str, Any] | None:
     try:
         document = json.loads(text)
-    except (ValueError, TypeError):
+    except WRONG_CONTENT:
         return None
     return document if isinstance(document, dict) else None

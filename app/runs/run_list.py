@@ -6,12 +6,12 @@ ltui. There is no thread here: the home screen calls ``poll`` from its own threa
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from ltui.app.runs.run_entry import DAMAGED, RunEntry
 from ltui.app.runs.run_index import IndexedRun, RunIndex
@@ -53,7 +53,7 @@ class RunList:
         self._home, self._snapshot_of = home, snapshot_of
         self._index = RunIndex(home)
         self._ended = self._index.read()
-        self._heads: dict[str, dict[str, Any]] | None = None
+        self._heads: dict[str, str] | None = None
         self._stamps: dict[str, str] = {}
         self._slow_values = SlowValues(self._index)
         self.unread = 0
@@ -109,12 +109,12 @@ class RunList:
         )
         return completed
 
-    def head(self, entry: RunEntry) -> dict[str, Any]:
-        """Return the run's part of ``ltui runs --json``."""
+    def head(self, entry: RunEntry) -> str:
+        """Return the run's part of ``ltui runs --json`` without its labels, as JSON."""
         if entry.snapshot is not None:
-            return head_document(entry.snapshot)
+            return json.dumps(head_document(entry.snapshot))
         if entry.problem is not None:
-            return {
+            problem = {
                 **dict.fromkeys((*HEAD_FIELDS, "state_word")),
                 "id": entry.id,
                 "name": entry.name,
@@ -123,11 +123,11 @@ class RunList:
                 "state_word": DAMAGED,
                 "detail": entry.problem,
             }
+            return json.dumps(problem)
         if self._heads is None:
             self._heads = self._index.heads()
-        if (head := self._heads.get(entry.id)) is not None:
-            return head
-        return head_document(self._snapshot_of(entry.run_dir))
+        head = self._heads.get(entry.id)
+        return head or json.dumps(head_document(self._snapshot_of(entry.run_dir)))
 
     def _read(self, run_id: str, stamp: str) -> IndexedRun:
         run_dir = RunDir(self._home / "runs" / run_id)

@@ -10,14 +10,8 @@ from functools import lru_cache
 from typing import Any
 
 from ltui.app.presentation.headline_metric import headline_metric
-from ltui.app.presentation.run_report import reason_text
-from ltui.app.presentation.snapshot_text import (
-    done_fraction,
-    position,
-    program_text,
-    shown_epoch,
-)
-from ltui.app.state_words import detail_words, state_sign, state_word
+from ltui.app.presentation.snapshot_text import done_fraction, position, program_text, shown_epoch
+from ltui.app.state_words import detail_words, reason_text, state_sign, state_word
 from ltui.training.state.good_checkpoints import is_resumable
 from ltui.training.state.run_snapshot import MetricValue, RunSnapshot
 from ltui.widgets.sanitise import clean_line, clean_name
@@ -69,13 +63,21 @@ class RunSummary:
         return astuple(self)
 
 
-_FIELD_COUNT = len(fields(RunSummary))
+_TYPES: dict[str, tuple[type, ...]] = {
+    "str": (str,), "int": (int,), "float": (float, int), "bool": (bool,), "None": (type(None),)
+}  # fmt: skip
+_FIELD_TYPES = [
+    {kind for name in str(field.type).split(" | ") for kind in _TYPES[name]}
+    for field in fields(RunSummary)
+]
 
 
 def summary_from_row(row: Sequence[Any]) -> RunSummary:
     """Return the summary of ``to_row``. Raises ``ValueError`` if the row is not of that form."""
-    if len(row) != _FIELD_COUNT:
-        raise ValueError(f"{len(row)} values instead of {_FIELD_COUNT}")
+    if len(row) != len(_FIELD_TYPES):
+        raise ValueError(f"{len(row)} values instead of {len(_FIELD_TYPES)}")
+    if not all(type(value) in kinds for value, kinds in zip(row, _FIELD_TYPES, strict=True)):
+        raise ValueError("a value of another type")
     return RunSummary(**dict(zip(RunSummary.__slots__, row, strict=True)))
 
 

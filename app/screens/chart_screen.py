@@ -7,7 +7,7 @@ from typing import Any
 from ltui.app.live.frame import Frame
 from ltui.app.panels.linked_charts import LinkedCharts
 from ltui.app.presentation.chart_axis import AXES
-from ltui.app.screens.full_screen import FullScreen
+from ltui.app.screens.dialog import FullScreen
 
 _BELOW_DIALOG_S = 2.0
 """Seconds between two frames that are drawn below a dialog. A frame a second took 6 % of a core."""

@@ -26,7 +26,7 @@ from ltui.app.compare.run_signs import keep_colours
 from ltui.app.compare.settings_table import EQUAL, settings_table
 from ltui.app.compare.view_settings import ViewSettings, chosen_metric, group_key
 from ltui.app.keys.footer import KeyFooter, KeyHint
-from ltui.app.panels.comparison_table import ComparisonTable
+from ltui.app.panels.comparison_table import ComparisonTable, SettingsTable
 from ltui.app.panels.linked_charts import (
     link_crosshair,
     link_view,
@@ -162,7 +162,7 @@ class CompareScreen(PanelScreen):
                 with Panel(2, "runs", id="runs"):
                     yield ComparisonTable(id="runs-table")
                 with Panel(3, "settings that differ", id="settings"):
-                    yield ComparisonTable(id="settings-table")
+                    yield SettingsTable(id="settings-table")
         yield KeyFooter(HINTS, id="keys")
 
     def on_mount(self) -> None:
@@ -181,6 +181,8 @@ class CompareScreen(PanelScreen):
         if name == "runs" and self.comparison is not None:
             metric = chosen_metric(self.comparison, self.settings)
             return "runs" if metric is None else f"runs by {clean_name(metric, MAX_TAB_METRIC)}"
+        if name == "settings" and (hidden := self._table("settings").hidden[1]):
+            return f"settings +{hidden} →"
         return super().tab_title(name)
 
     # -- reading -----------------------------------------------------------------------------------
@@ -198,7 +200,7 @@ class CompareScreen(PanelScreen):
             self._reading = True
             self._read_runs(self._read)
 
-    @work(thread=True, exclusive=True, group="compare", exit_on_error=False)
+    @work(thread=True, exclusive=True, group="compare")
     def _read_runs(self, before: RunsRead | None) -> None:
         try:
             if before is None:
@@ -256,12 +258,20 @@ class CompareScreen(PanelScreen):
         self._draw_row()
         self._table("settings").note = "no setting is known"
         self._table("settings").show(settings_table(comparison, self.settings))
-        differ, same = len(comparison.differing_settings), len(comparison.equal_settings)
-        hidden = self._table("settings").hidden_columns
+        self._count_settings()
+
+    @on(Table.ColumnsHidden)
+    def _count_settings(self) -> None:
+        """Count in the border which settings differ, and the runs that are to be scrolled to."""
+        if self.comparison is None:
+            return
+        differ, same = len(self.comparison.differing_settings), len(self.comparison.equal_settings)
+        left, right = self._table("settings").hidden
         parts = [f"{differ} differ, {same} same"]
-        if hidden:
-            parts.append(f"+{hidden} run{'s' * (hidden > 1)} → z")
+        parts += [f"← +{left}"] if left else []
+        parts += [f"+{right} run{'s' * (right > 1)} →"] if right else []
         self.query_one("#settings", Panel).set_titles("settings", " · ".join(parts))
+        self.show_tabs()
 
     def _draw_row(self) -> None:
         """Draw what depends on the row under the cursor: marks of its run, and its lines."""

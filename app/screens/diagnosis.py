@@ -17,7 +17,6 @@ from textual import work
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
-from textual.worker import get_current_worker
 
 from ltui.app.diagnosis.diagnosis_view import DiagnosisContext, diagnosis_view_model
 from ltui.app.diagnosis.request_diagnosis import DiagnosisResult, from_snapshot, request_diagnosis
@@ -26,6 +25,7 @@ from ltui.app.keys.footer import KeyFooter, KeyHint
 from ltui.app.live.frame import Frame
 from ltui.app.panels.panel import Panel
 from ltui.app.panels.tab_bar import TabBar
+from ltui.app.panels.worker_results import call_screen
 from ltui.app.presentation.run_view import note_lines
 from ltui.app.screens.panel_screen import PanelScreen
 from ltui.training.problem import ProblemError
@@ -34,7 +34,7 @@ from ltui.training.store.run_directory import RunDir
 from ltui.widgets import diagnosis_lines as parts
 from ltui.widgets.line_sheet import LineSheet
 from ltui.widgets.make_bindings import bindings
-from ltui.widgets.view_models import DiagnosisViewModel
+from ltui.widgets.view_models import Cell, DiagnosisViewModel, Tone
 
 REFRESH_S = 1.0
 """Seconds between two updates of the screen."""
@@ -59,6 +59,8 @@ HINTS = (
 )
 
 Find = Callable[[RunDir], DiagnosisResult]
+NOTHING = [(Cell(text="Nothing was recorded", tone=Tone.DIM),)]
+"""What an empty panel shows."""
 
 
 class DiagnoseScreen(PanelScreen):
@@ -149,7 +151,7 @@ class DiagnoseScreen(PanelScreen):
             ("processes", parts.processes_lines),
         ):
             self.query_one(f"#{name}-sheet", LineSheet).show(
-                lambda width, draw=draw: draw(view_model, width)  # type: ignore[misc]
+                lambda width, draw=draw: draw(view_model, width) or NOTHING  # type: ignore[misc]
             )
 
     def view_model(self, *, full_paths: bool = False) -> DiagnosisViewModel | None:
@@ -192,9 +194,8 @@ class DiagnoseScreen(PanelScreen):
         if time.monotonic() - self._requested_at >= MIN_REQUEST_INTERVAL_S or run.state not in LIVE:
             self.action_again()
 
-    @work(thread=True, exclusive=True, group="diagnose", exit_on_error=False)
+    @work(thread=True, exclusive=True, group="diagnose")
     def _request(self) -> None:
-        worker = get_current_worker()
         result, problem = None, None
         try:
             result = self._find(self.run_dir)
@@ -202,8 +203,7 @@ class DiagnoseScreen(PanelScreen):
             problem = "; ".join(str(p) for p in error.problems)
         except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
             problem = f"the diagnosis failed: {type(error).__name__}: {error}"
-        if not worker.is_cancelled:
-            self.app.call_from_thread(self._use_result, result, problem)
+        call_screen(self, self._use_result, result, problem)
 
     def _use_result(self, result: DiagnosisResult | None, problem: str | None) -> None:
         self._requesting, self._problem = False, problem

@@ -1,15 +1,22 @@
-"""The base of all dialogs, and how a screen closes itself alone.
-
-Textual removes the top screen, whichever it is: of two keys that close a dialog, the second one
-would close the screen below, and the last screen cannot be closed at all.
-"""
+"""The base of all dialogs, and how a screen closes itself alone."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, ClassVar, cast
 
+from rich.text import Text
+from textual import events
+from textual.app import ComposeResult
 from textual.await_complete import AwaitComplete
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
 from textual.screen import ModalScreen, Screen, ScreenResultType
+from textual.widgets import Static
+
+from ltui.app.closing_screens import is_closing
+from ltui.app.keys.key_queue import OrderedKeysApp
+from ltui.widgets.make_bindings import bindings
 
 
 def uncover(screen: Screen[Any]) -> bool:
@@ -22,8 +29,122 @@ def uncover(screen: Screen[Any]) -> bool:
     return True
 
 
-class Dialog(ModalScreen[ScreenResultType]):
-    """A dialog above a screen."""
+class ClosableScreen(Screen[ScreenResultType]):
+    """A screen that may be closed twice, and before it was drawn.
+
+    Textual removes the top screen, whichever it is: of two keys that close a screen, the second one
+    would close the screen below, and the last screen cannot be closed at all.
+    """
+
+    # As on most terminals. Textual applies all styles again when it adds the class later.
+    DEFAULT_CLASSES = "-high"
+
+    async def on_event(self, event: events.Event) -> None:
+        # A screen that was closed before it was mounted has no widgets to set up.
+        if not (isinstance(event, events.Mount) and is_closing(self)):
+            await super().on_event(event)
 
     def dismiss(self, result: ScreenResultType | None = None) -> AwaitComplete:
         return super().dismiss(result) if uncover(self) else AwaitComplete()
+
+
+class Dialog(ModalScreen[ScreenResultType], ClosableScreen[ScreenResultType]):
+    """A dialog above a screen. The keys of the app do not reach it, except those for help."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("question_mark,f1", "app.help", show=False),
+    ]
+
+
+class FullScreen(ClosableScreen[ScreenResultType]):
+    """A screen that is not painted while another one hides it."""
+
+    @property
+    def is_current(self) -> bool:
+        """Return whether the user sees this screen, perhaps through the ones above it.
+
+        Textual takes every screen right below the top one as visible. It would then paint the whole
+        terminal again whenever something changes on the hidden screen.
+        """
+        if not super().is_current:
+            return False
+        stack = self.app.screen_stack
+        above = stack[stack.index(self) + 1 :]
+        return all(screen.styles.background.a < 1 for screen in above)
+
+
+DEAF_S = 0.5
+"""Seconds after a question was painted in which no answer but a refusal is accepted."""
+
+
+class ConfirmScreen(Dialog[bool]):
+    """Return True for ``y`` only, and False for ``n`` or Escape; Enter answers nothing.
+
+    A key or a click soon after the question appeared was meant for the screen below, so it is
+    ignored, and the question stays. ``n`` and Escape change nothing and work at once.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = bindings(
+        "confirm",
+        """
+        y          | answer(True)  | yes | Do it
+        n,escape,q | answer(False) | no  | Cancel
+        """,
+    )
+
+    def __init__(self, question: str, *, yes: str, no: str = "cancel") -> None:
+        super().__init__()
+        self.question = question
+        self._opened_at = math.inf
+        """Time of the app's clock at which the question was first painted."""
+        self.answers = [("y", yes, "answer(True)"), ("n or Esc", no, "answer(False)")]
+        """Keys with their meaning, and what a click on them does."""
+
+    def compose(self) -> ComposeResult:
+        keys = Text()
+        for key, meaning, action in self.answers:
+            start = len(keys)
+            keys.append(key, "bold")
+            keys.append(f" {meaning}")
+            keys.apply_meta({"@click": f"screen.{action}"}, start, len(keys))
+            keys.append("     ")
+        with Vertical(classes="dialog"):
+            yield Static(Text(self.question), id="question")
+            yield Static(keys, id="answers")
+
+    def on_mount(self) -> None:
+        self.call_after_refresh(self._painted)
+
+    def _painted(self) -> None:
+        self._opened_at = cast(OrderedKeysApp, self.app).clock()
+
+    def action_answer(self, yes: bool) -> None:
+        if not yes or not self.is_deaf:
+            self.dismiss(yes)
+
+    @property
+    def is_deaf(self) -> bool:
+        """Whether the key or click that is handled now came too soon to be an answer."""
+        return cast(OrderedKeysApp, self.app).input_at - self._opened_at < DEAF_S
+
+
+class ProblemScreen(Dialog[None]):
+    """A list of problems, each with its remedy, after an action has failed."""
+
+    BINDINGS: ClassVar[list[BindingType]] = bindings(
+        "problem",
+        """
+        escape,enter,q,space | dismiss | close | Back
+        """,
+    )
+
+    def __init__(self, title: str, lines: list[str]) -> None:
+        super().__init__()
+        self._title, self._lines = title, lines
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog -bad"):
+            yield Static(Text(self._title, "bold"), id="question")
+            for line in self._lines:
+                yield Static(Text(f"✗ {line}"), classes="problem")
+            yield Static(Text("Enter or Esc: close"), id="answers")

@@ -15,8 +15,7 @@ from textual.widgets import Static
 
 from ltui.app.panels.form_fields import Form, FormField
 from ltui.app.runs.export_formats import EXPORT_FORMATS, FOLDER_FORMAT
-from ltui.app.screens.confirm import ConfirmScreen
-from ltui.app.screens.dialog import Dialog
+from ltui.app.screens.dialog import ConfirmScreen, Dialog
 from ltui.training.problem import Problem
 from ltui.widgets.make_bindings import bindings
 from ltui.widgets.sanitise import clean_line
@@ -56,7 +55,7 @@ class ExportQuestion(Dialog[ExportChoice | None]):
             with Form(id="fields"):
                 yield FormField(FORMAT, options=options)
                 yield FormField(TARGET, text=self._proposed, meaning="relative to this folder")
-            yield Static("Enter: export   Tab: next field   Esc: cancel", id="answers")
+            yield Static("⏎ export   tab next   f1 help   esc cancel", id="answers")
 
     def on_mount(self) -> None:
         self._field(TARGET).query_one("Input").focus()

@@ -13,13 +13,10 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.widgets import Static
 
 from ltui.app.live.frame import Frame
-from ltui.app.live.gpu_history import GpuSeries
-from ltui.app.panels.live_text import LiveText
-from ltui.app.panels.panel import Panel
-from ltui.app.presentation.gpu_charts import CHART_NAMES, gpu_charts
+from ltui.app.panels.gpu_panel import GpuCharts
+from ltui.app.panels.panel import LiveText
 from ltui.app.presentation.gpu_view import find_gpu, gpu_rows, readings_text
 from ltui.app.screens.dialog import Dialog
-from ltui.widgets.charts.chart import Chart
 from ltui.widgets.make_bindings import bindings
 
 REFRESH_S = 1.0
@@ -52,16 +49,11 @@ class GpuScreen(Dialog[None]):
             with Horizontal(id="one-gpu"):
                 with VerticalScroll(id="readings-scroll"):
                     yield LiveText(id="readings", wraps=True)
-                with Vertical(id="gpu-charts"):
-                    for name in CHART_NAMES:
-                        with Panel(None, name, id=f"gpu-{name}"):
-                            yield Chart(id=f"gpu-{name}-chart")
+                yield GpuCharts(id="gpu-charts")
             yield Static(Text("Esc: close   [ ]: previous, next GPU   ↑↓: scroll"), id="answers")
 
     def on_mount(self) -> None:
         self.query_one("#readings-scroll").focus()
-        for chart in self.query(Chart):
-            chart.can_focus = False
         self._fit_width(self.app.size.width)
         self._update()
         self.set_interval(REFRESH_S, self._update)
@@ -81,11 +73,7 @@ class GpuScreen(Dialog[None]):
             readings.show(Text("no readings of this GPU at present"))
             return
         readings.show(readings_text(gpu, frame))
-        for name, view_model in gpu_charts(
-            gpu, frame.gpu_series.get(gpu.number, GpuSeries())
-        ).items():
-            self.query_one(f"#gpu-{name}-chart", Chart).view_model = view_model
-            self.query_one(f"#gpu-{name}", Panel).set_titles(view_model.title, view_model.subtitle)
+        self.query_one(GpuCharts).show(frame, gpu)
 
     def action_other(self, by: int) -> None:
         frame = self._frame_of()

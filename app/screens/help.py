@@ -12,7 +12,7 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.screen import Screen
-from textual.widgets import Static
+from textual.widgets import Input, Static, TextArea
 
 from ltui.app.keys.listed_keys import EVERYWHERE, SCREEN, groups_of, listed_keys, refusal_of
 from ltui.app.screens.dialog import Dialog
@@ -28,6 +28,8 @@ KEYS_WIDTH = 11
 GAP = 3
 """Cells between two columns."""
 
+TYPING = "A letter or a sign is typed into the field that has the focus. Esc leaves it."
+
 Group = tuple[str, list[tuple[str, str, bool]]]
 """A heading, and for each line the keys, their meaning, and True if they can be used now."""
 
@@ -38,7 +40,7 @@ class HelpScreen(Dialog[None]):
     BINDINGS: ClassVar[list[BindingType]] = bindings(
         "help",
         """
-        escape,q,question_mark,enter | dismiss | close | Close the help
+        escape,q,question_mark,f1,enter | dismiss | close | Close the help
         """,
     )
 
@@ -55,7 +57,8 @@ class HelpScreen(Dialog[None]):
             if heading == SCREEN:
                 lines += [(keys, meaning, True) for keys, meaning in EVERYWHERE]
             groups.append((heading, lines))
-        return cls(groups, str(getattr(screen, "ABOUT", "")))
+        about = str(getattr(screen, "ABOUT", ""))
+        return cls(groups, TYPING if isinstance(screen.focused, (Input, TextArea)) else about)
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog -help"):
@@ -64,8 +67,6 @@ class HelpScreen(Dialog[None]):
             yield Static(Text("esc close   ↑↓ scroll   Dim keys can't be used now."), id="answers")
 
     def on_mount(self) -> None:
-        if not self.query("#help-sheet"):
-            return  # It was closed before it was drawn.
         self.query_one(".dialog").border_title = "keys"
         self.query_one("#help-scroll").focus()
         groups, about = self._groups, self._about

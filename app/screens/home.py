@@ -21,22 +21,13 @@ from ltui.app.keys.footer import KeyFooter
 from ltui.app.keys.home_keys import KEYS, home_hints
 from ltui.app.keys.key_queue import OrderedKeysApp
 from ltui.app.panels.launch_panel import FormPanel
-from ltui.app.panels.panel import Panel
-from ltui.app.panels.preset_catalog import PresetCatalog
-from ltui.app.panels.presets_panel import OWN_SCRIPT, PresetEntry, PresetsPanel
+from ltui.app.panels.panel import Panel, SettingChosen
+from ltui.app.panels.presets_panel import OWN_SCRIPT, PresetCatalog, PresetEntry, PresetsPanel
 from ltui.app.panels.runs_panel import RunsPanel
-from ltui.app.panels.setting_chosen import SettingChosen
 from ltui.app.panels.worker_results import call_screen
-from ltui.app.presentation.home_layout import (
-    FORM,
-    PANELS,
-    PRESETS,
-    RUNS,
-    SIDE_WIDTH,
-    HomeLayout,
-)
+from ltui.app.presentation.home_layout import FORM, PANELS, PRESETS, RUNS, SIDE_WIDTH, HomeLayout
 from ltui.app.screens.marked_runs import MarkedRunsScreen
-from ltui.app.user_config import settings_of
+from ltui.app.settings import settings_of
 from ltui.training.config.preset_discovery import shipped_names
 from ltui.training.store.run_directory import has_runs
 from ltui.widgets.make_bindings import bindings
@@ -57,6 +48,8 @@ FIRST_PAINT_TIMEOUT_S = 1.0
 """Maximum seconds to wait until the runs or the form are painted, before more is read."""
 SIDE_PRESETS = "layout.presets"
 """The setting whether presets stand beside the runs."""
+CHANGED = "▌"
+"""Sign of a line of the configuration that differs from the preset."""
 NOT_HELD = ("ctrl+q", "ctrl+c")
 """Keys that are not held back while the list of runs is being read."""
 
@@ -161,7 +154,7 @@ class HomeScreen(MarkedRunsScreen):
 
     # -- loading -----------------------------------------------------------------------------------
 
-    @work(thread=True, group="presets", exit_on_error=False)
+    @work(thread=True, group="presets")
     def _load(self, first_name: str | None) -> None:
         """Load what the screen shows first: the runs, or the form of one preset. Then load all
         presets, the machine, and the other of them."""
@@ -298,10 +291,17 @@ class HomeScreen(MarkedRunsScreen):
     @on(FormPanel.Checked)
     def _form_checked(self, event: FormPanel.Checked) -> None:
         event.stop()
-        self._show_yaml(event.text)
+        self._show_yaml(event.text, event.changed)
 
-    def _show_yaml(self, text: str) -> None:
-        self.query_one("#yaml-text", Static).update(Text(text))
+    def _show_yaml(self, text: str, changed: frozenset[int] = frozenset()) -> None:
+        """Show the configuration, with a sign at the lines that differ from the preset."""
+        lines = Text()
+        for number, line in enumerate(text.splitlines(keepends=True)):
+            is_changed = number in changed
+            lines.append(f"{CHANGED if is_changed else ' '} {line}", "bold" if is_changed else "")
+        self.query_one("#yaml-text", Static).update(lines)
+        summary = f"{CHANGED} changed" if changed else ""
+        self.query_one("#yaml", Panel).set_titles("configuration", summary)
 
     def action_launch(self) -> None:
         """Start the run of the form if it has the focus; from elsewhere, go to the form."""

@@ -11,13 +11,16 @@ from textual import on
 from ltui.app.keys.footer import KeyFooter
 from ltui.app.panels.launch_panel import READONLY, FormPanel
 from ltui.app.panels.runs_panel import RunsPanel
-from ltui.app.screens.full_screen import FullScreen
+from ltui.app.screens.dialog import FullScreen
 from ltui.widgets.sanitise import clean_name
 
 if TYPE_CHECKING:
     from ltui.app.runs.list_layout import ListLayout
     from ltui.app.runs.run_entry import RunEntry
     from ltui.training.store.run_directory import RunDir
+
+TABLE_ACTIONS = frozenset({"sort", "reverse", "columns", "mark", "mark_all"})
+"""Actions on the table of runs."""
 
 
 class RunListScreen(FullScreen[None]):
@@ -32,6 +35,10 @@ class RunListScreen(FullScreen[None]):
     @property
     def runs_panel(self) -> RunsPanel:
         return self.query_one(RunsPanel)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
+        """Refuse what needs the table of runs until it is shown."""
+        return action not in TABLE_ACTIONS or any(p.is_started for p in self.query(RunsPanel))
 
     # -- opening -----------------------------------------------------------------------------------
 

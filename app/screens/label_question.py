@@ -15,8 +15,7 @@ from textual.containers import Vertical
 from textual.suggester import SuggestFromList
 from textual.widgets import Input, Static
 
-from ltui.app.screens.confirm import ConfirmScreen
-from ltui.app.screens.dialog import Dialog
+from ltui.app.screens.dialog import ConfirmScreen, Dialog
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_labels import (
     RunLabels,
@@ -76,7 +75,7 @@ class LabelQuestion(Dialog[Change | None]):
                 compact=True,
             )
             yield Static(id="problem", markup=False)
-            yield Static("Enter: change   Esc: cancel", id="answers")
+            yield Static("⏎ change   f1 help   esc cancel", id="answers")
 
     def on_mount(self) -> None:
         self.query_one("#problem").display = False
@@ -148,7 +147,7 @@ def label_change(kind: str, text: str) -> Change | None:
         return lambda labels: replace(labels, note=note)
     words = re.split(r"[,\s]+", text.strip())
     removed = checked_tags((word[1:] for word in words if word.startswith("-")), kind)
-    added = checked_tags((word for word in words if not word.startswith("-")), kind)
+    added = checked_tags((w.removeprefix("+") for w in words if not w.startswith("-")), kind)
     if not added and not removed:
         return None
     return lambda labels: replace(labels, tags=with_tags(labels, added, removed, kind))

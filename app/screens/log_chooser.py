@@ -38,7 +38,7 @@ class LogChooser(Dialog[int | None]):
         with Vertical(classes="dialog"):
             yield Input(placeholder="filter: gpu-b, gpu-b:12, launcher", compact=True)
             yield ChangingList(id="log-list", markup=False)
-            yield Static("type to filter   ↑↓ select   ⏎ show   esc cancel", id="answers")
+            yield Static("type to filter   ↑↓ select   ⏎ show   f1 help   esc cancel", id="answers")
 
     def on_mount(self) -> None:
         self.query_one(".dialog").border_title = "log"

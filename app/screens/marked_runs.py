@@ -11,7 +11,7 @@ from textual import work
 from ltui.app.keys.footer import KeyFooter
 from ltui.app.panels.launch_panel import READONLY
 from ltui.app.panels.worker_results import call_screen, show_error
-from ltui.app.screens.confirm import ConfirmScreen
+from ltui.app.screens.dialog import ConfirmScreen
 from ltui.app.screens.home_runs import RunListScreen
 
 if TYPE_CHECKING:
@@ -91,11 +91,10 @@ class MarkedRunsScreen(RunListScreen):
 
     def action_compare(self) -> None:
         if entries := self._targets_of("compare"):
-            # Imported here: this module is loaded before the app is.
-            from ltui.app.textual_app import LtuiApp
+            # Imported here: the first frame compares nothing.
+            from ltui.app.screens.compare import CompareScreen
 
-            assert isinstance(self.app, LtuiApp)
-            self.app.compare_runs([entry.run_dir for entry in entries])
+            self.app.push_screen(CompareScreen([entry.run_dir for entry in entries]))
 
     # -- questions ---------------------------------------------------------------------------------
 
@@ -199,7 +198,7 @@ class MarkedRunsScreen(RunListScreen):
         used = groups if kind == "group" else set()
         self.app.push_screen(LabelQuestion(kind, self._named(entries), labels, used), answered)
 
-    @work(thread=True, group="marked runs", exit_on_error=False)
+    @work(thread=True, group="marked runs")
     def _change_labels(
         self, run_dirs: Sequence[RunDir], change: Callable[[RunLabels], RunLabels]
     ) -> None:
@@ -225,7 +224,7 @@ class MarkedRunsScreen(RunListScreen):
         changes, self._last_change = self._last_change, []
         self._undo(changes)
 
-    @work(thread=True, group="marked runs", exit_on_error=False)
+    @work(thread=True, group="marked runs")
     def _undo(self, changes: list[LabelChange]) -> None:
         # Imported here: the first frame changes no run.
         from ltui.app.runs.label_changes import undo, what_changed
@@ -269,7 +268,7 @@ class MarkedRunsScreen(RunListScreen):
         question.question += self._hidden_marks()
         self.app.push_screen(question, answered)
 
-    @work(thread=True, group="marked runs", exit_on_error=False)
+    @work(thread=True, group="marked runs")
     def _do(
         self,
         text: str,
@@ -282,17 +281,17 @@ class MarkedRunsScreen(RunListScreen):
         ``text`` has ``{}`` in place of the runs.
         """
         # Imported here: the first frame does nothing to a run.
-        from ltui.app.runs.several_runs import for_each
+        from ltui.app.runs.label_changes import for_each
 
         outcome = for_each(run_dirs, action)
         sentence = f"{outcome.sentence(text)} {hint if outcome.done else ''}".rstrip()
         call_screen(self, self._report, sentence, not outcome.failed)
 
-    @work(thread=True, group="marked runs", exit_on_error=False)
+    @work(thread=True, group="marked runs")
     def _export(self, run_dirs: Sequence[RunDir], choice: ExportChoice) -> None:
         # Imported here: the first frame exports nothing.
         from ltui.app.runs.export_runs import export_runs, select_metrics
-        from ltui.app.runs.several_runs import for_each
+        from ltui.app.runs.label_changes import for_each
 
         # A run that cannot be read must not keep the others from being exported.
         outcome = for_each(run_dirs, lambda run_dir: select_metrics({run_dir.id: run_dir}, ()))

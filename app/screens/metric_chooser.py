@@ -13,7 +13,7 @@ from textual.containers import Vertical
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from ltui.app.panels.live_text import LiveText
+from ltui.app.panels.panel import LiveText
 from ltui.app.presentation.metric_list import DESCRIPTIONS, MetricChoice, matching
 from ltui.app.screens.dialog import Dialog
 from ltui.widgets.changing_list import ChangingList

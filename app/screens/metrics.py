@@ -12,7 +12,7 @@ from textual.binding import BindingType
 from textual.widgets import Input
 
 from ltui.app.keys.chart_keys import CHART_HINTS, CHART_KEYS, SCALE_HINTS
-from ltui.app.keys.footer import KeyFooter, KeyHint
+from ltui.app.keys.footer import FIELD_HELP_HINT, KeyFooter, KeyHint
 from ltui.app.panels.metric_board import MetricBoard
 from ltui.app.presentation.metric_pages import ORDERS
 from ltui.app.screens.chart_screen import ChartKeysScreen
@@ -23,8 +23,8 @@ from ltui.widgets.sanitise import clean_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from ltui.app.live.curve_arithmetic import LatestCurveRequest
     from ltui.app.live.frame import Frame
-    from ltui.app.live.metric_history import LatestCurveRequest
     from ltui.app.screens.run import RunScreen
 
 PAGE_HINTS = (
@@ -49,6 +49,7 @@ LAST_HINTS = (
 FILTER_HINTS = (
     KeyHint("⏎", "to the charts", "screen.to_charts", keep=True),
     KeyHint("esc", "clear the filter", "screen.cancel", keep=True),
+    FIELD_HELP_HINT,
 )
 
 
@@ -57,6 +58,7 @@ class MetricsScreen(ChartKeysScreen):
 
     SCOPE = "metrics"
     ABOUT = "Only the visible charts are read and drawn. The choice is remembered for each script."
+    AUTO_FOCUS = "Chart"
     BINDINGS: ClassVar[list[BindingType]] = bindings(
         "all_metrics",
         f"""
@@ -106,11 +108,7 @@ class MetricsScreen(ChartKeysScreen):
         self.charts.adopt(self._run.charts)
         self.watch(self._run, "frame", self._draw, init=False)
         self.watch(self.charts, "zoomed", self._show_keys, init=False)
-        self.call_after_refresh(self._begin)
-
-    def _begin(self) -> None:
-        self._draw(self._run.frame)
-        self.action_to_charts()
+        self.call_after_refresh(lambda: self._draw(self._run.frame))
 
     def on_screen_resume(self) -> None:
         self._draw(self._run.frame)

@@ -29,17 +29,11 @@ from ltui.app.launch.past_run import (
     read_past_run,
     start_choice,
 )
-from ltui.app.panels.form_fields import (
-    FieldHint,
-    Form,
-    FormField,
-    KnobField,
-)
+from ltui.app.panels.form_fields import FieldHint, Form, FormField, KnobField
 from ltui.app.panels.launch_line import LaunchLine
 from ltui.app.panels.worker_results import call_screen
 from ltui.app.presentation.snapshot_text import saved_when, weights_text
-from ltui.app.screens.confirm import ProblemScreen
-from ltui.app.screens.dialog import Dialog
+from ltui.app.screens.dialog import Dialog, ProblemScreen
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.preset_form import field_text
 from ltui.training.problem import Problem
@@ -88,7 +82,7 @@ class RerunScreen(Dialog[RunDir]):
             yield Form(Static("reading the run …"), id="fields")
             yield FieldHint()
             yield LaunchLine(id="launch-line", markup=False)
-            yield Static("Enter: start   Tab: next field   Esc: cancel", id="answers")
+            yield Static("⏎ start   tab next   f1 help   esc cancel", id="answers")
 
     def on_mount(self) -> None:
         self._timer = self.set_timer(CHECK_AFTER_S, self._check)
@@ -97,7 +91,7 @@ class RerunScreen(Dialog[RunDir]):
 
     # -- the form ----------------------------------------------------------------------------------
 
-    @work(thread=True, exit_on_error=False)
+    @work(thread=True)
     def _read(self) -> None:
         try:
             past = read_past_run(self.run_dir)
@@ -152,8 +146,8 @@ class RerunScreen(Dialog[RunDir]):
         )
 
     def _check(self) -> None:
-        if self.past is None or not self.query(FormField):
-            return  # The form is not shown yet, or not any more.
+        if self.past is None or self._starting or not self.query(FormField):
+            return  # The form is not shown yet, or not any more, or it has been submitted.
         choice, form = self._choice(), self.query_one(Form)
         for field in form.query(FormField):
             if field.key == CHECKPOINT:
@@ -197,7 +191,7 @@ class RerunScreen(Dialog[RunDir]):
         self.query_one(LaunchLine).show("starting …", ready=False)
         self._start(self.past, self._choice(), self.checked.overrides)
 
-    @work(thread=True, group="launch", exit_on_error=False)
+    @work(thread=True, group="launch")
     def _start(self, past: PastRun, choice: Choice, overrides: tuple[str, ...]) -> None:
         try:
             run_dir = start_choice(self.run_dir.home, past, choice, overrides)

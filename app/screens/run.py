@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import ClassVar
 
+from rich.cells import cell_len
 from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import BindingType
@@ -17,12 +18,12 @@ from textual.reactive import var
 
 from ltui.app.keys.footer import KeyFooter
 from ltui.app.keys.run_keys import KEYS, run_hints
+from ltui.app.live.curve_arithmetic import LatestCurveRequest
 from ltui.app.live.frame import Frame
-from ltui.app.live.metric_history import LatestCurveRequest
 from ltui.app.live.poller_thread import Poller, PollerThread
 from ltui.app.live.run_poller import RunPoller
-from ltui.app.panels.live_text import LiveText
 from ltui.app.panels.log_panel import log_sources
+from ltui.app.panels.panel import LiveText
 from ltui.app.panels.run_charts import RunCharts
 from ltui.app.panels.run_panels import RunPanels
 from ltui.app.presentation import run_view
@@ -30,12 +31,13 @@ from ltui.app.presentation.notifications import (
     Severity,
     farewell,
     resume_hint,
+    still_live,
     toasts_for,
 )
 from ltui.app.screens.chart_screen import ChartKeysScreen
 from ltui.app.screens.gpu_details import GpuScreen
+from ltui.app.screens.panel_screen import TabbedScreen
 from ltui.app.screens.run_commands import RunCommandScreen
-from ltui.app.screens.tabbed_screen import TabbedScreen
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets.gpu_table import GpuTable
@@ -178,8 +180,11 @@ class RunScreen(RunCommandScreen, ChartKeysScreen, TabbedScreen):
         ending.display = bool(lines) and self._hidden_ending != frame.snapshot.attempt
         if lines:
             hint = resume_hint(frame.snapshot, readonly=self.readonly)
-            hint = f"{hint}   esc hide" if hint else "esc hide"
-            ending.show(run_view.cells_text(lines, hint))
+            text = run_view.cells_text(lines, f"{hint}   esc hide".strip())
+            # The key is in the help too: it takes no line of its own.
+            if cell_len(text.plain.rpartition("\n")[2]) > self.size.width - 2:
+                text = run_view.cells_text(lines, hint)
+            ending.show(text)
 
     def _draw_keys(self) -> None:
         if self.snapshot is not None:
@@ -331,6 +336,5 @@ class RunScreen(RunCommandScreen, ChartKeysScreen, TabbedScreen):
             self.app.exit(message=self.farewell())
         else:
             if self.snapshot is not None and self.snapshot.state in LIVE:
-                name = clean_name(self.snapshot.name)
-                self.app.notify(f"{name} keeps running", markup=False)
+                self.app.notify(still_live(self.snapshot), markup=False)
             self.dismiss()

@@ -7,21 +7,20 @@ A request is sent to the run's supervisor in a worker thread.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from textual import work
 
 from ltui.app.panels.worker_results import call_screen, show_error
-from ltui.app.presentation.notifications import refusal
-from ltui.app.presentation.stop_effect import stop_progress
-from ltui.app.screens.confirm import ConfirmScreen
-from ltui.app.screens.full_screen import FullScreen
-from ltui.app.screens.schedule_stop import StopWhenScreen
+from ltui.app.presentation.notifications import refusal, stop_progress
+from ltui.app.screens.dialog import ConfirmScreen, FullScreen
 from ltui.app.screens.stop_question import interrupt_question, kill_question, stop_question
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
-from ltui.training.state.stop_conditions import StopCondition, unlogged_metrics
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets.sanitise import clean_line, clean_name
+
+if TYPE_CHECKING:
+    from ltui.training.state.stop_conditions import StopCondition
 
 
 class RunCommandScreen(FullScreen[None]):
@@ -69,6 +68,9 @@ class RunCommandScreen(FullScreen[None]):
     def action_stop_when(self) -> None:
         if self.is_refused("stop") or self.snapshot is None:
             return
+        # Imported here: conditions are not needed for the first frame.
+        from ltui.app.screens.stop_question import StopWhenScreen
+        from ltui.training.state.stop_conditions import unlogged_metrics
 
         snapshot = self.snapshot
 
@@ -108,7 +110,7 @@ class RunCommandScreen(FullScreen[None]):
 
         self.app.push_screen(question, answered)
 
-    @work(thread=True, exclusive=True, group="command", exit_on_error=False)
+    @work(thread=True, exclusive=True, group="command")
     def _send_request(self, request: dict[str, Any], confirmation: str | None) -> None:
         """Send a request to the supervisor; show ``confirmation``, or why it failed."""
         # Imported here: what starts supervisors is not needed for the first frame.

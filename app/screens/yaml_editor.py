@@ -12,8 +12,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.widgets import Static, TextArea
 
-from ltui.app.screens.confirm import ConfirmScreen
-from ltui.app.screens.dialog import Dialog
+from ltui.app.screens.dialog import ConfirmScreen, Dialog
 from ltui.training.problem import Problem
 from ltui.widgets.make_bindings import bindings
 from ltui.widgets.sanitise import clean_line
@@ -22,7 +21,7 @@ CHECK_AFTER_S = 0.3
 """Seconds after the last change until the text is checked."""
 MAX_PROBLEMS = 6
 """Maximum number of problems to show."""
-HINT = "ctrl+s: use this   ctrl+z: undo   ctrl+y: redo   Esc: cancel"
+HINT = "ctrl+s: use this   ctrl+z: undo   ctrl+y: redo   f1: help   Esc: cancel"
 
 
 class YamlEditor(TextArea):

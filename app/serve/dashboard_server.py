@@ -9,23 +9,33 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import functools
+import logging
 import os
 import signal
 import socket
+import time
+import weakref
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from textual_serve.app_service import AppService
 from textual_serve.download_manager import DownloadManager
 from textual_serve.server import Server
 
 from ltui.app.serve.access import HEADERS, TOKEN_PARAMETER, cookie_name, has_token, refusal
+from ltui.training.state.json_decoder import WRONG_CONTENT
 from ltui.widgets.sanitise import clean_lines
 
 MAX_PAGES = 16
 """Number of pages that may be open at once; each has a process of its own."""
+MAX_STRANGERS = 128
+"""Connections without the token that may be open at once. One more closes the oldest of them, so
+that other users of the machine keep nobody out."""
+_REPEAT_S = 60.0
+"""Seconds in which one message of the libraries is logged once."""
 END_S = 5.0
 """Seconds that the process of a page has to end; then it is killed."""
 _MAX_CELLS = 500
@@ -44,6 +54,7 @@ class DashboardServer(Server):  # type: ignore[misc, unused-ignore]
         self._command = tuple(command)
         self._token = token
         self._pages: set[web.WebSocketResponse] = set()
+        self._with_token = weakref.WeakSet[asyncio.BaseTransport]()
 
     async def run(self, listener: socket.socket, on_start: Callable[[], None]) -> None:
         """Serve until SIGINT, SIGTERM or SIGHUP; then end every page and its process."""
@@ -53,13 +64,25 @@ class DashboardServer(Server):  # type: ignore[misc, unused-ignore]
             loop.add_signal_handler(number, ended.set)
         app = await self._make_app()
         app.middlewares.append(self._checked)
+        for name in ("aiohttp.server", "asyncio"):
+            logging.getLogger(name).addFilter(_OfThisServer())
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=2 * END_S)
         await runner.setup()
+
+        def accept() -> web.RequestHandler:
+            assert runner.server is not None
+            open_ = (handler.transport for handler in runner.server.connections)
+            strangers = [t for t in open_ if t is not None and t not in self._with_token]
+            for transport in strangers[: max(0, len(strangers) - MAX_STRANGERS)]:
+                transport.abort()
+            return runner.server()
+
+        listening = await loop.create_server(accept, sock=listener)
         try:
-            await web.SockSite(runner, listener).start()
             on_start()
             await ended.wait()
         finally:
+            listening.close()
             await runner.cleanup()
 
     async def on_startup(self, app: web.Application) -> None:
@@ -81,21 +104,30 @@ class DashboardServer(Server):  # type: ignore[misc, unused-ignore]
         elif not has_token(self._token, request.query, request.cookies):
             text = "The token is missing or wrong. Open the address that `ltui serve` printed.\n"
             response = web.Response(status=401, text=text)
-        elif TOKEN_PARAMETER in request.query and not is_websocket:
+        else:
+            if request.transport is not None:
+                self._with_token.add(request.transport)
+            response = await self._answered(request, handler, is_websocket=is_websocket)
+        if not response.prepared:
+            for name, value in HEADERS.items():
+                response.headers[name] = value.replace("{host}", host)
+        return response
+
+    async def _answered(
+        self, request: web.Request, handler: _Handler, *, is_websocket: bool
+    ) -> web.StreamResponse:
+        """Return the answer to a request with the token."""
+        if TOKEN_PARAMETER in request.query and not is_websocket:
             # The token leaves the address, so that it is in no history and no bookmark.
             response = web.Response(status=303, headers={"Location": "/"})
             response.set_cookie(
                 cookie_name(self._token), self._token, httponly=True, samesite="Strict"
             )
-        else:
-            try:
-                response = await handler(request)
-            except web.HTTPException as error:
-                response = error
-        if not response.prepared:
-            for name, value in HEADERS.items():
-                response.headers[name] = value.replace("{host}", host)
-        return response
+            return response
+        try:
+            return await handler(request)
+        except web.HTTPException as error:
+            return error
 
     async def handle_index(self, request: web.Request) -> Any:
         """Serve the page. Its addresses begin with the host that the browser knows."""
@@ -113,13 +145,31 @@ class DashboardServer(Server):  # type: ignore[misc, unused-ignore]
         try:
             await page.start(*(_cells(request, name) for name in ("width", "height")))
             await self._process_messages(websocket, page)
-        except (ValueError, TypeError, LookupError, AttributeError, AssertionError):
+        except (*WRONG_CONTENT, AssertionError):
             pass  # The message is not one of the page. It is closed.
         finally:
             await page.stop()
             await websocket.close()
             self._pages.discard(websocket)
         return websocket
+
+
+class _OfThisServer(logging.Filter):
+    """Drops what other users of the machine could fill a terminal or a log with: requests that are
+    not HTTP, and repeated messages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._next_s: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.exc_info and isinstance(record.exc_info[1], HttpProcessingError):
+            return False
+        text, now_s = str(record.msg).partition("\n")[0], time.monotonic()
+        if now_s < self._next_s.get(text, 0.0):
+            return False
+        self._next_s[text] = now_s + _REPEAT_S
+        return True
 
 
 def _cells(request: web.Request, name: str) -> int:

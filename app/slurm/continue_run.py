@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -10,12 +11,13 @@ from dataclasses import replace
 from ltui.app.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
 from ltui.training.slurm.job_record import (
     JobRecord,
+    Life,
     read_record,
+    refusal,
     script_path,
     with_unfinished_closed,
     write_lives,
 )
-from ltui.training.slurm.lives import Life, refusal
 from ltui.training.slurm.slurm_client import SlurmError, job_properties, requeue, submit
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.run_checkpoints import furthest_checkpoint
@@ -33,6 +35,11 @@ def continue_run(run_dir: RunDir, code: int) -> int:
     if record is None or record.last_life is None:
         return code or EXIT_FAILED
     last = record.last_life
+    job_id = os.environ.get("SLURM_JOB_ID", last.job_id)
+    if record.next_job_id is not None or last.job_id != job_id:
+        # Somebody has resumed the run since this job stopped it: another job has it now.
+        outcomes = [life.outcome for life in record.lives if life.job_id == job_id]
+        return _EXIT_CODES.get(outcomes[-1] or "", EXIT_FAILED) if outcomes else EXIT_FAILED
     if last.ended_at is None:
         # The process on the first node was killed. The next ltui command records the run's end.
         checkpoint = furthest_checkpoint(run_dir.checkpoints_dir)

@@ -29,13 +29,14 @@ from ltui.training.problem import ProblemError
 from ltui.training.slurm.job_options import signal_lead_s
 from ltui.training.slurm.job_record import (
     JobRecord,
+    Life,
     read_record,
+    refusal,
     snapshot_path,
     with_unfinished_closed,
     write_head,
     write_lives,
 )
-from ltui.training.slurm.lives import Life, refusal
 from ltui.training.slurm.slurm_client import SlurmError, job_properties, unix_time
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState, to_json
 from ltui.training.store.copied_history import wait_for_last_copy

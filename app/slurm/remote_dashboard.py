@@ -8,7 +8,7 @@ import shlex
 import subprocess
 
 from ltui.app.nodes.ssh_nodes import NOT_FOUND, SSH_FAILED, own_program
-from ltui.training.lifecycle.job_snapshot import job_place
+from ltui.training.lifecycle.job_control import job_place
 from ltui.training.problem import ProblemError
 from ltui.training.process.python_command import module_command
 from ltui.training.slurm.batch_script import JOB_MODULE

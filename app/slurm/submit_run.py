@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ltui.app.exit_codes import EXIT_DONE
 from ltui.training.config.run_spec import RunSpec
-from ltui.training.lifecycle.launch_run import create_run_directory, home_not_writable
+from ltui.training.lifecycle.launch_run import create_run_directory, leaving_no_run
 from ltui.training.lifecycle.record_code import record_code
 from ltui.training.lifecycle.resume_run import check_resumable
 from ltui.training.lifecycle.run_status import nan_step
@@ -24,7 +24,6 @@ from ltui.training.slurm.job_record import (
     JobRecord,
     read_record,
     script_path,
-    slurm_dir,
     write_resubmitted,
     write_submission,
 )
@@ -64,14 +63,11 @@ def submit_run(
     require_sbatch()
     run_dir = RunDir(home / "runs" / spec.id)
     record = JobRecord(token=secrets.token_hex(8), submitted_at=time.time(), options=options)
-    try:
+    with leaving_no_run(run_dir):
         create_run_directory(run_dir, spec, private_files)
         write_submission(run_dir, record)
         script = batch_script(spec, home, options, record.token)
         write_atomically(script_path(run_dir), script.text().encode())
-    except OSError as error:
-        shutil.rmtree(run_dir.path, ignore_errors=True)
-        raise home_not_writable(home, error) from error
     try:
         job_id = submit(script_path(run_dir), spec.cwd)
     except BaseException as error:
@@ -106,9 +102,9 @@ def resubmit_run(run_dir: RunDir, spec: RunSpec | None) -> int:
             remedy="Submit it again as a new run.",
         )
     before, new = run_dir.read_spec(), spec or run_dir.read_spec()
-    script = batch_script(new, run_dir.home, record.options, record.token)
+    script = batch_script(new, run_dir.home, record.options, record.token).text()
     run_dir.write_spec(new)
-    write_atomically(script_path(run_dir), script.text().encode())
+    write_atomically(script_path(run_dir), script.encode())
     try:
         job_id = submit(script_path(run_dir), new.cwd)
     except SlurmError as error:
@@ -137,4 +133,4 @@ def _output(run_dir: RunDir, cwd: str) -> str:
         shared = os.stat(run_dir.home).st_dev == os.stat(cwd).st_dev
     except OSError:
         shared = False
-    return str(slurm_dir(run_dir) / "job-%j.log") if shared else f"{run_dir.id}-%j.log"
+    return str(run_dir.slurm_dir / "job-%j.log") if shared else f"{run_dir.id}-%j.log"

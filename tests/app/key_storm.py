@@ -12,7 +12,7 @@ import random
 import secrets
 import tempfile
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,9 +22,15 @@ from unittest.mock import patch
 from textual import events
 from textual.geometry import Size
 
+from ltui.app.demo.machines_demo import MachinesDemoApp
+from ltui.app.demo.scripted_machines import Cluster
+from ltui.app.screens.compare import CompareScreen
 from ltui.app.textual_app import LtuiApp
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import RunState
+from ltui.training.store.run_directory import list_runs
+from tests.app.frames import frame
+from tests.app.one_run import OneRun, Script
 from tests.stored_runs import stored_run
 
 KEYS = [
@@ -34,6 +40,16 @@ KEYS = [
 ]
 WORDS = ("stop", "kill", "run", "note", "tag", "edit", "compare", "theme", "metric", "del", "open")
 SIZES = ((160, 50), (120, 40), (80, 24), (60, 15), (40, 10), (200, 60))
+JOURNEYS = {
+    "HomeScreen": ("enter", "a C", "N e", "N enter", "a T", "a G", "n", "x", "D", "m", "R", "/ o"),
+    "RunScreen": ("M", "m", "d", "3 enter", "6", "S", "R", "s", "k", "v", "4 / 1", "5 / a"),
+    "CompareScreen": ("m", "2 enter", "2 space", "G", "4", "z", "n", "escape"),
+    "MetricsScreen": ("/ l", "z", "n", "escape"),
+    "YamlScreen": ("escape", "ctrl+s", "escape y"),
+}
+"""For the screens from which others open: the keys that open them."""
+LIFE_S = 20.0
+"""Maximum seconds until the dashboard is opened anew, with another first screen."""
 LEAVING = ("q", "ctrl+q", "ctrl+c")
 """Keys that may close the dashboard; they come seldom, so that a life lasts."""
 STARTS = (
@@ -79,6 +95,8 @@ class Storm:
         self.last: deque[str] = deque(maxlen=40)
         """The last inputs, for whoever reads of a crash."""
         self.inputs = self.lives = 0
+        self.screens: Counter[str] = Counter()
+        """How often an input found each screen on top."""
 
     async def blow(self, home: Path, seconds: float) -> None:
         """Blow for some seconds. Fails with the dashboard's error if it crashes."""
@@ -86,19 +104,36 @@ class Storm:
         while time.monotonic() < until:
             self.lives += 1
             a_home(home)
-            app = LtuiApp(home, readonly=self._random.random() < 0.25)
+            app = self._an_app(home)
+            end = min(until, time.monotonic() + LIFE_S)
             async with app.run_test(size=SIZES[0], notifications=True):
-                while app.is_running and app._exception is None and time.monotonic() < until:
+                while app.is_running and app._exception is None and time.monotonic() < end:
                     self._burst(app)
                     await asyncio.sleep(self._random.choice((0.0, 0.0, 0.01, 0.1)))
             assert app.return_code in (0, None)
+
+    def _an_app(self, home: Path) -> LtuiApp:
+        """A dashboard at the home screen, a live run, simulated machines, or a comparison."""
+        kind, readonly = self._random.random(), self._random.random() < 0.25
+        if kind < 0.5:
+            return LtuiApp(home, readonly=readonly)
+        if kind < 0.7:
+            return OneRun(Script(frame()), readonly=readonly)
+        if kind < 0.85:
+            return MachinesDemoApp(Cluster(nodes=self._random.choice((1, 3))))
+        return LtuiApp(home, first=lambda: CompareScreen(list_runs(home)), readonly=readonly)
 
     def _burst(self, app: LtuiApp) -> None:
         draw = self._random
         width, height = app.size
         kind = draw.random()
         self.inputs += 1
-        if kind < 0.5:
+        names = [] if not app.screen_stack else [each.__name__ for each in type(app.screen).__mro__]
+        self.screens.update(names[:1])
+        journeys = next((JOURNEYS[name] for name in names if name in JOURNEYS), ())
+        if journeys and draw.random() < 0.2:
+            self._press(app, *draw.choice(journeys).split())
+        elif kind < 0.5:
             keys = draw.choices(KEYS, k=draw.randint(1, 4))
             if draw.random() < 0.1:
                 keys.append(draw.choice(LEAVING))
@@ -144,6 +179,7 @@ def main() -> int:
         except BaseException:
             print("\n".join(storm.last), f"crashed after {storm.inputs} inputs", sep="\n")
             raise
+    print(", ".join(f"{name} {count}" for name, count in storm.screens.most_common()))
     print(f"the dashboard survived {storm.inputs} bursts of input in {storm.lives} lives")
     return 0
 

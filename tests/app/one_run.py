@@ -11,7 +11,7 @@ from typing import Any
 from textual.pilot import Pilot
 
 from ltui.app.live.frame import Frame
-from ltui.app.screens.confirm import ConfirmScreen
+from ltui.app.screens.dialog import ConfirmScreen
 from ltui.app.screens.run import RunScreen
 from ltui.app.textual_app import LtuiApp
 from ltui.training.store.run_directory import RunDir

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ltui.app.live.curve_arithmetic import STEP_SECONDS
 from ltui.app.live.default_metrics import default_choice
-from ltui.app.live.metric_history import STEP_SECONDS
 from ltui.app.live.run_marks import MarkKind, RunMark
 from ltui.app.presentation.chart_axis import AXES, EPOCH_SIGN, Axis
 from ltui.app.presentation.metric_charts import (
@@ -23,8 +23,8 @@ from ltui.app.presentation.metric_charts import (
 from ltui.app.presentation.metric_list import matching, preference_key
 from ltui.app.presentation.metric_pages import MetricPages
 from ltui.app.presentation.run_report import show_lines
+from ltui.training.shared.record_types import StepField
 from ltui.training.state.run_snapshot import RankState, RunState, Throughput, Verdict
-from ltui.training.tensor_queue.record_types import StepField
 from ltui.widgets.charts.legend import value_text
 from ltui.widgets.view_models import LogLine
 from tests.app.frames import NOW, curve, frame, rank, snapshot
@@ -205,6 +205,8 @@ def test_figures_of_throughput() -> None:
     parts = Throughput(fetch_share=0.02, forward_share=0.22, backward_share=0.55)
     text = step_phases_text(frame(snapshot=snapshot(throughput=parts)))
     assert text == "step time: data 2 · forward 22 · backward 55 · other 21 %"
+    alone = frame(snapshot=snapshot(throughput=Throughput(optimizer_share=0.003)))
+    assert step_phases_text(alone) == "step time: optimizer 0 · other 100 %"
 
 
 def test_a_run_at_rest_has_no_rate_but_says_why() -> None:

@@ -20,7 +20,7 @@ SPEC = RunSpec(
     start_from="old-pine-11aa:4500",
     config={
         "seed_everything": True,
-        "trainer": {"max_epochs": 30, "logger": None, "callbacks": []},
+        "trainer": {"max_epochs": 30, "logger": None, "callbacks": [], "run_name": ""},
         "model": {"class_path": "my.models.Digits", "init_args": {"learning_rate": 0.002}},
     },
 )
@@ -31,6 +31,7 @@ def test_settings_are_the_leaves_under_short_names() -> None:
         ("seed_everything", "true"),
         ("trainer.max_epochs", "30"),
         ("trainer.callbacks", "[]"),
+        ("trainer.run_name", "''"),
         ("model", "Digits"),
         ("model.learning_rate", "0.002"),
     ]

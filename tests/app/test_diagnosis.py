@@ -13,13 +13,13 @@ import pytest
 from textual.pilot import Pilot
 
 from ltui.app.diagnosis.diagnosis_view import DiagnosisContext, diagnosis_view_model, evidence_text
+from ltui.app.diagnosis.process_rows import frame_location, in_library, stack_lines
 from ltui.app.diagnosis.request_diagnosis import (
     DiagnosisResult,
     from_snapshot,
     post_mortem,
     stored_diagnoses,
 )
-from ltui.app.diagnosis.stack_lines import frame_location, in_library, stack_lines
 from ltui.app.diagnosis.text_report import report
 from ltui.app.screens.diagnosis import DiagnoseScreen
 from ltui.app.state_words import state_sentence
@@ -60,7 +60,8 @@ def test_a_stall_says_who_where_and_what_to_do() -> None:
     assert facts["where"].endswith("data/augment.py:88 __call__")
     assert facts["to do"].startswith("Look at data/augment.py:88")
     assert facts["or"].replace("\u2009", " ") == (
-        "Press k to kill, then r to resume from step 1000 (repeats 204 steps)"
+        "Press k to kill (ltui stop --kill), then r to resume (ltui resume) from step 1000 "
+        "(repeats 204 steps)"
     )
     assert dict(verdict.evidence)["no progress for"] == "8.2 s (ranks 0-3)"
 
@@ -124,6 +125,7 @@ def test_the_slowest_rank_is_named() -> None:
         ("moving", False, "no"),
         ("worker", 123456, "123456"),
         ("nothing", None, ""),
+        ("ranks", {"1": {"phase": "forward", "epoch": 0}}, "rank 1: phase forward, epoch 1"),
         ("reasons", {"1": "exit code 3", "0": "exit code 3"}, "ranks 0, 1: exit code 3"),
         ("still_s", {"0": 8.1, "1": 8.2, "2": 30.0}, "8.1 s to 30 s (longest rank 2)"),
         ("at", {"0": "barrier", "1": "all_reduce"}, "rank 0: barrier; rank 1: all_reduce"),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ltui.app.presentation.free_gpus import free_gpus_text
-from ltui.training.gpu.reading import GpuProcess, GpuReading
-from ltui.training.gpu.sampler import NO_DRIVER, GpuView
+from ltui.training.gpu.reading import NO_DRIVER, GpuProcess, GpuReading, GpuView
 
 GIB = 1 << 30
 

@@ -6,16 +6,15 @@ from pathlib import Path
 
 import numpy as np
 
+from ltui.app.live.curve_arithmetic import CurveRequest, LatestCurveRequest
 from ltui.app.live.gpu_curves import MAX_POINTS, GpuCurves, gpu_curve_names, is_gpu_curve
-from ltui.app.live.metric_history import CurveRequest, LatestCurveRequest
-from ltui.app.live.run_curves import RunCurves
-from ltui.app.live.stored_curves import stored_curve
+from ltui.app.live.run_curves import RunCurves, stored_curve
 from ltui.training.state.run_snapshot import NODE_GPU_STRIDE
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.history_writer import Batch, StoreWriter
 from ltui.training.store.run_directory import RunDir
 from tests.app.frames import gpu
-from tests.store.histories import StepRow, begin, run_dir, step_row
+from tests.store.histories import StepRow, begin, run_dir, snapshot, step_row
 
 POWER, MEMORY = "gpu/0/power_w", "gpu/0/memory_gib"
 
@@ -60,7 +59,6 @@ def test_many_readings_are_merged_and_none_is_lost(tmp_path: Path) -> None:
 def test_new_readings_follow_once_each_and_missing_ones_leave_no_point(tmp_path: Path) -> None:
     curves = loaded(store_readings(tmp_path), POWER, MEMORY)
     version = curves.version
-    curves.curves({POWER})
     fresh = gpu(0, sampled_at=2000.0, power_w=None)
     curves.add([gpu(0, sampled_at=1999.0, power_w=700.0), fresh], 101, 0)
     curves.add([fresh, gpu(0, sampled_at=2001.0, error="lost")], 102, 0)
@@ -72,7 +70,7 @@ def test_new_readings_follow_once_each_and_missing_ones_leave_no_point(tmp_path:
 def test_a_curve_that_nobody_requested_collects_nothing(tmp_path: Path) -> None:
     curves = loaded(store_readings(tmp_path), POWER)
     curves.add([gpu(0, sampled_at=2000.0), gpu(1, sampled_at=2000.0)], 101, 0)
-    assert curves.keys() == {POWER}
+    assert curves.curves().keys() == {POWER}
     curves.forget([POWER])
     assert curves.curves() == {}
 
@@ -84,7 +82,7 @@ def test_a_gpu_without_readings_or_a_run_without_steps_has_an_empty_curve(tmp_pa
     with RunStore(run) as store:
         curves.read(store, [POWER, "no gpu"], stored_curve(store, "never/logged"))
     assert len(curves.curves()[POWER]) == 0
-    assert "no gpu" not in curves.keys()  # noqa: SIM118 - not a mapping
+    assert "no gpu" not in curves.curves()
 
 
 def test_gpus_of_other_machines_have_names_of_their_own() -> None:
@@ -99,15 +97,17 @@ def test_gpus_of_other_machines_have_names_of_their_own() -> None:
 def test_a_screen_gets_the_curve_of_a_gpu_like_any_metric(tmp_path: Path) -> None:
     requests = LatestCurveRequest()
     curves = RunCurves(requests)
-    curves.add_gpus([gpu(0, sampled_at=5000.0, power_w=650.0)], step=100, epoch=0)
+    now = snapshot(global_step=100, gpus=(gpu(0, sampled_at=5000.0, power_w=650.0),))
+    curves.use_snapshot(now)
     with RunStore(store_readings(tmp_path)) as store:
-        curves.load(store)
+        curves.read(store, 0.0)
         assert POWER in curves.available_names()
         assert POWER not in curves.requested(), "it is no metric of the default choice"
         requests.request = CurveRequest(names=frozenset({POWER}))
         assert not curves.is_complete()
-        curves.load_requested(store)
+        curves.read(store, 1.0)
     assert curves.is_complete()
     before = curves.requested()[POWER]
-    curves.add_gpus([gpu(0, sampled_at=6000.0, power_w=651.0)], step=101, epoch=0)
+    gpus = (gpu(0, sampled_at=6000.0, power_w=651.0),)
+    curves.use_snapshot(snapshot(global_step=101, gpus=gpus))
     assert curves.requested()[POWER].mean.tolist() == [*before.mean, 651.0]

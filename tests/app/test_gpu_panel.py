@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -114,6 +115,24 @@ async def test_a_gpu_is_a_block_with_its_finding_and_its_processes() -> None:
         table.cursor = 3
         assert table.cursor_key is not None
         assert table.cursor_key.partition("\n")[0] == "1", "a row below a GPU opens it"
+
+
+@pytest.mark.parametrize("opened", [False, True])
+async def test_each_reading_stands_once(opened: bool) -> None:
+    history = GpuHistory()
+    used = GpuProcessSnapshot(pid=8, owner="rank", rank=0, memory_bytes=3 << 30, name="python")
+    readings = {"temperature_c": 57.0, "power_w": 431.0, "processes": (used,)}
+    for second in range(20):
+        history.add([gpu(0, sampled_at=NOW - 20 + second, **readings)])
+    drawn = frame(snapshot=snapshot(gpus=(gpu(0, **readings),)), gpu_series=history.series())
+    app = OneRun(Script(drawn))
+    async with app.run_test(size=(160, 50)) as pilot:
+        await shown(pilot, app)
+        await pilot.press("3", "z", *(["enter"] if opened else []))
+        await until(pilot, lambda: isinstance(app.screen, GpuScreen) is opened)
+        await until(pilot, lambda: any("memory, GiB" in line for line in board_lines(app)))
+        text = "\n".join(board_lines(app))
+        assert [len(re.findall(rf"\b{value}\b", text)) for value in (57, 431)] == [1, 1]
 
 
 def test_windows_stand_fast_and_keep_gaps() -> None:
@@ -237,3 +256,40 @@ async def test_escape_does_not_quit_the_demo() -> None:
         await pilot.press("q")
         await pilot.pause()
         assert app._exit is True
+
+
+@pytest.mark.parametrize(("size", "charts"), [((160, 50), 4), ((80, 24), 2), ((60, 15), 0)])
+async def test_the_lines_below_the_gpus_show_the_history_of_the_selected_one(
+    size: tuple[int, int], charts: int
+) -> None:
+    gpus = tuple(gpu(i) for i in range(8))
+
+    class EightGpus:
+        def poll(self) -> Frame:
+            return frame(snapshot=snapshot(gpus=gpus))
+
+        def stop(self) -> None:
+            pass
+
+    app = DemoApp(EightGpus)  # type: ignore[arg-type]
+    async with app.run_test(size=size) as pilot:
+        await until(pilot, lambda: bool(app.screen.query(GpuTable)))
+        overview = app.screen.query_one(GpuOverview)
+        await until(pilot, lambda: overview.query_one(GpuTable).rows != ())
+        await until(pilot, lambda: overview.query_one("GpuCharts").display is (charts > 0))
+        await pilot.press("down")
+        panels = [p for p in app.screen.query("GpuCharts Panel") if p.display]
+        shown_panels = panels if overview.query_one("GpuCharts").display else []
+        assert len(shown_panels) == charts
+        if charts:
+            await until(pilot, lambda: panels[0].border_title == "GPU 1 activity, % of time")
+
+
+async def test_bars_of_utilisation_and_memory_fit_into_eighty_columns() -> None:
+    app = OneRun(Script(with_findings()))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await shown(pilot, app)
+        await pilot.press("3")
+        table = app.screen.query_one(GpuTable)
+        keys = {placed.column.key for placed in table._placed_columns()}
+        assert {"bar", "memory_bar", "power", "temperature"} <= keys

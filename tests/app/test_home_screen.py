@@ -27,6 +27,7 @@ from ltui.app.panels.form_fields import (
 )
 from ltui.app.panels.launch_line import LaunchLine
 from ltui.app.panels.launch_panel import FormPanel
+from ltui.app.panels.panel import Panel
 from ltui.app.panels.preset_fields import LaunchForm
 from ltui.app.panels.runs_table import RunsTable
 from ltui.app.preferences import write_preference
@@ -36,7 +37,7 @@ from ltui.app.runs.run_entry import RunEntry
 from ltui.app.runs.run_list import RunList
 from ltui.app.runs.run_rows import DEFAULT_COLUMNS
 from ltui.app.screens.column_chooser import ColumnChooser
-from ltui.app.screens.confirm import ConfirmScreen, ProblemScreen
+from ltui.app.screens.dialog import ConfirmScreen, ProblemScreen
 from ltui.app.screens.home import HomeScreen
 from ltui.app.screens.run import RunScreen
 from ltui.app.screens.yaml_editor import YamlScreen
@@ -44,7 +45,7 @@ from ltui.app.textual_app import LtuiApp
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.presets import build_spec
 from ltui.training.config.run_spec import RunSpec
-from ltui.training.rank.checkpoint_files import checkpoint_name, partial_path, publish_checkpoint
+from ltui.training.shared.checkpoint_files import checkpoint_name, partial_path, publish_checkpoint
 from ltui.training.state.run_labels import RunLabels, labels_from_document
 from ltui.training.store.disk_use import disk_use
 from ltui.training.store.run_directory import RunDir
@@ -182,13 +183,25 @@ async def test_a_mistake_stands_beside_its_field_and_goes(home: Path, place: Pat
         epochs = field(screen, "trainer.max_epochs")
         epochs.value = "many"
         await until(pilot, lambda: "whole number" in beside(screen, "trainer.max_epochs"))
+        assert screen.query_one(".-wrong .field-note").region.height == 1
+        epochs.focus()
+        hint = screen.query_one(FieldHint)
+        await until(pilot, lambda: str(hint.content).startswith("✗ must be a whole number"))
+        launch = screen.query_one(LaunchLine).region
+        assert launch.y - hint.region.bottom < 2, "the launch line follows the form"
         epochs.value = "3"
         await until(pilot, lambda: "✗" not in beside(screen, "trainer.max_epochs"))
         assert screen.form_panel.result is not None
         assert "trainer.max_epochs=3" in screen.form_panel.result.overrides
-        await until(
-            pilot, lambda: "max_epochs: 3" in str(screen.query_one("#yaml-text", Static).content)
-        )
+
+        def marked() -> list[str]:
+            lines = str(screen.query_one("#yaml-text", Static).content).splitlines()
+            return [line.split(maxsplit=1)[1] for line in lines if line.startswith("▌")]
+
+        await until(pilot, lambda: marked() == ["max_epochs: 3"])
+        assert screen.query_one("#yaml", Panel).summary == "▌ changed"
+        await pilot.press("0")
+        await until(pilot, lambda: marked() == [])
 
 
 async def test_keys_typed_into_a_field_stay_there(home: Path, place: Path) -> None:

@@ -18,8 +18,9 @@ from ltui.app.keys.footer import READONLY_BADGE, KeyFooter
 from ltui.app.keys.listed_keys import SCREEN, listed_keys
 from ltui.app.panels.run_charts import RunCharts
 from ltui.app.presentation.metric_charts import shown_metrics
-from ltui.app.screens.help import HelpScreen
+from ltui.app.screens.help import TYPING, HelpScreen
 from ltui.app.screens.home import HomeScreen
+from ltui.app.screens.label_question import LabelQuestion
 from ltui.app.screens.run import RunScreen
 from ltui.app.textual_app import LtuiApp
 from ltui.training.state.run_labels import RunLabels
@@ -56,6 +57,31 @@ async def test_help_lists_every_key_whatever_has_the_focus(focus: str) -> None:
         keys = {key for _, lines in app.screen._groups for names, _, _ in lines
                 for key in names.split()}  # fmt: skip
         assert keys >= RUN_KEYS | WIDGET_KEYS | {"?", "t", "tab", "ctrl+p", "ctrl+q", "mouse"}
+
+
+@pytest.mark.parametrize("opening", ["S", "slash", "n"])
+async def test_f1_helps_while_a_field_takes_every_sign(opening: str) -> None:
+    app = OneRun(Script(frame()))
+    async with app.run_test(size=(160, 50)) as pilot:
+        await shown(pilot, app)
+        if opening == "n":
+            app.push_screen(LabelQuestion("note", "brave-owl", [RunLabels()], set()))
+        else:
+            await pilot.press("5", opening)
+        await until(pilot, lambda: isinstance(app.screen.focused, Input))
+        screen, field = app.screen, app.screen.focused
+        assert isinstance(field, Input)
+        await pilot.press("question_mark")
+        assert field.value.endswith("?")
+        assert "f1" in "".join(strip.text for strip in screen._compositor.render_strips())
+        await pilot.press("f1")
+        await until(pilot, lambda: isinstance(app.screen, HelpScreen))
+        assert isinstance(app.screen, HelpScreen)
+        assert app.screen._about == TYPING
+        keys = {keys for _, lines in app.screen._groups for keys, _, _ in lines}
+        assert ("t" in keys) is not screen.is_modal, "a dialog does not choose the theme"
+        await pilot.press("f1")
+        await until(pilot, lambda: app.screen is screen)
 
 
 async def test_help_marks_what_can_not_be_done_now() -> None:
@@ -159,6 +185,27 @@ async def test_the_palette_finds_a_run_by_its_labels_and_a_preset_from_anywhere(
         await choose(pilot, app, "preset cifar10-cnn", "Go to preset cifar10-cnn")
         await until(pilot, lambda: app.screen is home)
         await until(pilot, lambda: home.presets_panel.highlighted_name == "cifar10-cnn")
+
+
+async def test_the_palette_finds_a_run_by_the_name_that_it_was_given(private_home: Path) -> None:
+    stored_run(private_home, "old-pine-2222")
+    named = RunDir(private_home / "runs" / "old-pine-2222")
+    change_labels(named, lambda _: RunLabels(name="Größe [b]12"))
+    app = OneRun(Script(frame()))
+    app.home = private_home
+    async with app.run_test(size=(160, 50)) as pilot:
+        await shown(pilot, app)
+        await choose(pilot, app, "open größe", "Open run Größe [b]12 (old-pine-2222)")
+        await until(pilot, lambda: opened(app) == "old-pine-2222")
+
+
+async def test_the_palette_names_the_key_of_each_command_and_leaves_out_esc() -> None:
+    app = OneRun(Script(frame()))
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await shown(pilot, app)
+        commands = {c.title: c.help for c in app.get_system_commands(screen)}
+        assert commands["Stop"].endswith(" · key s")
+        assert not {"Cancel", "Clear"} & set(commands)
 
 
 async def test_the_palette_offers_at_most_fifty_of_thousands_of_runs(private_home: Path) -> None:

@@ -32,7 +32,7 @@ from ltui.training.state.run_snapshot import (
     snapshot_from_json,
     to_json,
 )
-from ltui.widgets.gpu_heat import heat_lines
+from ltui.widgets.gpu_table import heat_lines
 from ltui.widgets.view_models import LogLine, RankRow, Tone
 from tests.app.frames import NOW, frame, snapshot
 from tests.app.machine_frames import (

@@ -23,13 +23,7 @@ from ltui.widgets.line_sheet import LiveLines
 from ltui.widgets.log_view import LogLines
 from ltui.widgets.rank_table import RankTable
 from tests.app.frames import frame
-from tests.app.machine_frames import (
-    large_run,
-    machine_frame,
-    machine_run,
-    stalled_run,
-    unreachable,
-)
+from tests.app.machine_frames import large_run, machine_frame, machine_run, stalled_run, unreachable
 from tests.app.one_run import OneRun, Script, settled, shown, until
 
 SMALL, NORMAL = (80, 24), (160, 50)
@@ -122,7 +116,7 @@ async def test_the_filter_lists_what_matches_and_escape_clears_it() -> None:
         panel = screen.query_one(RanksPanel)
         await until(pilot, lambda: str(panel.border_subtitle) == "1 of 16 ranks match")
         hints = {hint.words for hint in screen.query_one(KeyFooter)._hints}
-        assert hints == {"to the list", "clear the filter"}
+        assert hints == {"to the list", "clear the filter", "help"}
         await pilot.press("enter")
         await until(pilot, lambda: isinstance(screen.focused, MachineTable))
         assert panel.is_filtering

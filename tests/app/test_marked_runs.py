@@ -16,10 +16,9 @@ from textual.widgets import Input, Static
 
 from ltui.app.keys.footer import KeyFooter
 from ltui.app.panels.runs_table import RunsTable
-from ltui.app.runs.label_changes import change_several, undo, what_changed
-from ltui.app.runs.several_runs import Outcome
+from ltui.app.runs.label_changes import Outcome, change_several, undo, what_changed
 from ltui.app.screens.compare import CompareScreen
-from ltui.app.screens.confirm import ConfirmScreen
+from ltui.app.screens.dialog import ConfirmScreen
 from ltui.app.screens.export_question import ExportQuestion
 from ltui.app.screens.home import HomeScreen
 from ltui.app.screens.label_question import LabelQuestion, label_change
@@ -206,7 +205,7 @@ async def test_an_export_asks_before_it_replaces_a_file(home: Path) -> None:
 async def test_marked_runs_are_tagged_grouped_and_annotated(home: Path) -> None:
     async with opened(home) as it:
         marked = it.table.keys[:2]
-        await it.press("space", "space", "T", *"base,v2", "enter")
+        await it.press("space", "space", "T", *"+base,v2", "enter")
         assert await it.notice("base") == "Added base, v2 to 2 runs."
         await it.press("T")
         await it.question(LabelQuestion)

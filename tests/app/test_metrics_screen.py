@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 from xml.etree import ElementTree
 
@@ -74,6 +75,27 @@ async def test_one_metric_is_not_many(tmp_path: Path) -> None:
     async with app.run_test(size=(160, 50)) as pilot:
         await opened(pilot, app)
         assert line(app).startswith("brave-owl · page 1/1 · 1 metric ·")
+
+
+async def test_opened_before_the_first_values_it_has_its_keys(tmp_path: Path) -> None:
+    """They went into the field of the filter, which nobody saw."""
+    values = Event()
+
+    class Slow(Script):
+        def poll(self, now: float, now_ns: int) -> Frame:
+            values.wait(60)
+            return super().poll(now, now_ns)
+
+    app = OneRunAt(home(tmp_path), Slow(many()))
+    async with app.run_test(size=(160, 50)) as pilot:
+        await pilot.press("M")
+        await until(pilot, lambda: isinstance(app.screen, MetricsScreen) and app.screen.is_mounted)
+        await pilot.pause()
+        values.set()
+        await until(pilot, lambda: len(charts(app)) == 12)
+        first = charts(app)
+        await pilot.press("n")
+        await until(pilot, lambda: charts(app) != first)
 
 
 async def test_only_the_visible_charts_are_requested_and_pages_turn(tmp_path: Path) -> None:
@@ -226,12 +248,12 @@ async def test_saving_as_png_without_pillow_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(__import__("sys").modules, "ltui.widgets.charts.png", None)
+    monkeypatch.setitem(__import__("sys").modules, "PIL", None)
     app = OneRunAt(home(tmp_path), Script(many()))
     async with app.run_test(size=(160, 50)) as pilot:
         await opened(pilot, app)
         await pilot.press("W")
-        await until(pilot, lambda: any("ltui-train[png]" in n.message for n in app._notifications))
+        await until(pilot, lambda: any("install pillow" in n.message for n in app._notifications))
     assert not list(tmp_path.glob("*.png"))
 
 

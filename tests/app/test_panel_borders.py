@@ -10,7 +10,7 @@ from textual.geometry import Region
 from textual.pilot import Pilot
 from textual.widget import Widget
 
-from ltui.app.panels.panel_borders import DETAILS_WIDTH, FIRST_CHART_WIDTH, Regions
+from ltui.app.panels.movable_borders import DETAILS_WIDTH, FIRST_CHART_WIDTH, Regions
 from ltui.app.panels.run_panels import RunPanels
 from ltui.app.preferences import read_preferences, write_preference
 from tests.app.one_run import settled, shown, until

@@ -13,7 +13,7 @@ from textual.widgets import Input, OptionList, Static
 from ltui.app.keys.key_queue import HeldKey
 from ltui.app.runs.list_layout import DEFAULT_LAYOUT
 from ltui.app.screens.column_chooser import ColumnChooser
-from ltui.app.screens.confirm import ConfirmScreen
+from ltui.app.screens.dialog import ConfirmScreen
 from ltui.app.screens.metric_chooser import MetricChooser
 from ltui.app.screens.resume_or_rerun import RerunScreen
 from ltui.app.screens.run import RunScreen

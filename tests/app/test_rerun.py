@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +34,7 @@ from ltui.training.config.presets import build_spec, load_preset
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.config.yaml_document import resolve
 from ltui.training.lifecycle import launch_run, resume_run
-from ltui.training.rank.checkpoint_files import checkpoint_name, partial_path, publish_checkpoint
+from ltui.training.shared.checkpoint_files import checkpoint_name, partial_path, publish_checkpoint
 from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import CheckpointInfo, RunState
 from ltui.training.store.history_writer import Batch, StoreWriter
@@ -139,6 +140,29 @@ async def test_r_and_enter_resume_as_the_run_was(
         await pilot.press("enter")
         await until(pilot, lambda: started.resumed)
         assert started.resumed == [(run_dir, None, None)]
+        await until(pilot, lambda: app.screen is not screen)
+
+
+async def test_a_key_does_not_hide_that_the_run_is_being_started(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir, may_start = a_run(home), threading.Event()
+
+    def start(*_: object) -> RunDir:
+        may_start.wait(60)
+        return run_dir
+
+    monkeypatch.setattr("ltui.app.screens.resume_or_rerun.start_choice", start)
+    app = LtuiApp(home)
+    async with app.run_test(size=(120, 40)) as pilot:
+        screen = await opened(pilot, app, "r")
+        await filled(pilot, screen)
+        await pilot.press("enter")
+        field(screen, EPOCHS).query_one(Input).value = "9"
+        await until(pilot, lambda: screen.checked is None)
+        screen._check()
+        assert "starting …" in str(screen.query_one(LaunchLine).content)
+        may_start.set()
         await until(pilot, lambda: app.screen is not screen)
 
 

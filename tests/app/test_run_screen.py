@@ -12,15 +12,16 @@ from textual.widgets import Static
 
 from ltui.app.keys.footer import KeyFooter
 from ltui.app.live.frame import Frame
-from ltui.app.panels.details_panel import DetailsView
+from ltui.app.panels.movable_borders import DETAILS, PANELS
 from ltui.app.panels.run_charts import RunCharts
+from ltui.app.panels.run_panels import DetailsView
 from ltui.app.panels.tab_bar import TabBar
-from ltui.app.presentation.panel_layout import DETAILS, PANELS
-from ltui.app.screens.confirm import ConfirmScreen
+from ltui.app.presentation.notifications import still_live
 from ltui.app.screens.diagnosis import DiagnoseScreen
+from ltui.app.screens.dialog import ConfirmScreen
 from ltui.app.screens.help import HelpScreen
 from ltui.app.screens.run import FrameArrived, RunScreen
-from ltui.app.screens.schedule_stop import StopWhenScreen
+from ltui.app.screens.stop_question import StopWhenScreen
 from ltui.training.state.run_snapshot import CheckpointInfo, RankState, RunState, Verdict
 from ltui.widgets.charts.chart import Chart
 from ltui.widgets.header import RunHeader
@@ -430,6 +431,7 @@ async def test_leaving_says_that_the_run_goes_on_and_ends_the_feed() -> None:
         assert screen.farewell() == (
             "brave-owl keeps running. To watch it: ltui attach brave-owl-3f2a"
         )
+        assert still_live(snapshot(state=RunState.STOPPING)) == "brave-owl is still stopping"
         await pilot.press("q")
         await pilot.pause()
     deadline = time.monotonic() + 60
@@ -453,6 +455,21 @@ async def test_the_log_opens_at_its_end() -> None:
         last = lines.render_line(lines.size.height - 1).text
         assert "batch 399" in last
         assert "live" in str(screen.query_one("#log").border_subtitle)
+
+
+async def test_the_line_about_an_ended_run_is_one_line_at_80_columns() -> None:
+    saved = CheckpointInfo(
+        path="/c/a.ckpt", global_step=18000, ok=True, size_bytes=803_840, weights="finite"
+    )
+    ended = snapshot(state=RunState.FINISHED, detail="finished at step 18000", checkpoints=(saved,))
+    app = OneRun(Script(frame(snapshot=ended)))
+    async with app.run_test(size=(80, 24)) as pilot:
+        screen = await shown(pilot, app)
+        ending = screen.query_one("#ending", Static)
+        await until(pilot, lambda: ending.display)
+        await pilot.pause()
+        assert str(ending.render()).endswith("r resume")
+        assert ending.size.height == 1
 
 
 async def test_the_log_of_a_run_that_has_ended_is_not_live() -> None:

@@ -9,7 +9,7 @@ from rich.color import Color, ColorType
 from textual.widgets import OptionList
 
 from ltui.app.preferences import read_preferences, write_preference
-from ltui.app.screens.theme_list import ThemeScreen
+from ltui.app.screens.palette import ThemeScreen
 from ltui.app.textual_app import LtuiApp
 from ltui.app.theme_choice import has_light_background
 from ltui.widgets.palette import COLOURBLIND_SERIES, DARK_SERIES, LTUI_ANSI, THEMES

@@ -12,14 +12,9 @@ from ltui.app.presentation import gpu_view, rank_metrics, run_details, run_view
 from ltui.app.presentation.rank_metrics import RankMetricColumn
 from ltui.app.presentation.run_report import show_lines
 from ltui.app.runs.run_summary import summarise
+from ltui.training.shared.record_types import StepField
 from ltui.training.state.good_checkpoints import last_good_checkpoint
-from ltui.training.state.run_snapshot import (
-    CheckpointInfo,
-    RankState,
-    RunState,
-    Verdict,
-)
-from ltui.training.tensor_queue.record_types import StepField
+from ltui.training.state.run_snapshot import CheckpointInfo, RankState, RunState, Verdict
 from ltui.widgets import formats
 from ltui.widgets.columns import Column
 from ltui.widgets.rank_table import RankTable
@@ -311,8 +306,9 @@ def test_a_slow_rank_counts_as_slow_until_the_run_ends() -> None:
     assert run_view.ranks_title(frame(snapshot=run)) == "1 SLOW, 1 ok"
     assert "1 SLOW, 1 ok" in "\n".join(show_lines(run, NOW))
     over = ResolvedVerdict(verdict=slow, lasted_s=12.0, at=NOW - 1)
-    ended = frame(snapshot=snapshot(state=RunState.FINISHED), resolved_verdicts=(over,))
-    assert run_view.header(ended).banner is None, "it was slow to the end"
+    for state in (RunState.STOPPING, RunState.FINISHED):
+        ended = frame(snapshot=snapshot(state=state), resolved_verdicts=(over,))
+        assert run_view.header(ended).banner is None, "it was slow to the end"
 
 
 def test_a_killed_run_has_its_reason_in_the_list() -> None:

@@ -11,8 +11,8 @@ from statistics import median
 
 import pytest
 
+from ltui.app.live.curve_arithmetic import CurveRequest, LatestCurveRequest
 from ltui.app.live.frame import Frame
-from ltui.app.live.metric_history import CurveRequest, LatestCurveRequest
 from ltui.app.live.run_poller import RunPoller
 from ltui.app.preferences import read_preferences
 from ltui.app.presentation.metric_charts import ChartSettings, charts_of_names

@@ -18,10 +18,10 @@ from ltui.app.preferences import (
     write_preference,
     write_script_preferences,
 )
-from ltui.app.screens.confirm import ConfirmScreen
-from ltui.app.screens.theme_list import ThemeScreen
+from ltui.app.screens.dialog import ConfirmScreen
+from ltui.app.screens.palette import ThemeScreen
+from ltui.app.settings import config_path
 from ltui.app.textual_app import LtuiApp
-from ltui.app.user_config import config_path
 from ltui.training.state.run_snapshot import RunState
 from tests.app.frames import frame, snapshot
 from tests.app.one_run import OneRun, Script, answer, shown, until

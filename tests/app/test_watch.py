@@ -6,14 +6,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ltui.app.live.curve_arithmetic import CurveRequest, LatestCurveRequest
 from ltui.app.live.frame import Frame
-from ltui.app.live.metric_history import CurveRequest, LatestCurveRequest
 from ltui.app.live.poller_thread import (
     FASTEST_S,
     MAX_CPU_FRACTION,
@@ -23,79 +23,12 @@ from ltui.app.live.poller_thread import (
 )
 from ltui.app.live.run_poller import RunPoller
 from ltui.training.config.run_spec import RunSpec
-from ltui.training.state.run_snapshot import LIVE, RunState
+from ltui.training.shared.record_types import StepField
+from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.history_writer import Batch, StoreWriter
 from ltui.training.store.run_directory import RunDir
-from ltui.training.tensor_queue.record_types import StepField
 from tests.store.histories import StepRow, begin, snapshot, step_row
 from tests.waiting import wait_for
-
-# Writes as a rank does, one command a line: "steps FIRST LAST", "metric STEP VALUE", "pulse STEP".
-RANK = """
-import json, os, sys, time
-from pathlib import Path
-from ltui.training.tensor_queue.record_types import RecordKind, Phase, StepField
-from ltui.training.tensor_queue.queue_writer import QueueWriter
-from ltui.training.rank.channel import own_start_ticks
-import torch
-from array import array
-rank = int(sys.argv[2])
-q = QueueWriter.create(Path(sys.argv[1]))
-step_row = q.row(RecordKind.STEP, len(StepField))
-row, nothing = step_row.fields, memoryview(array("d", [float("nan")] * len(StepField)))
-hello = {"rank": rank, "local_rank": rank, "world_size": 2, "pid": os.getpid(), "device": "cpu"}
-q.put(None, RecordKind.HELLO, json.dumps(hello).encode())
-q.pulse.set(
-    pid=os.getpid(), start_ticks=own_start_ticks(), rank=rank, local_rank=rank, world_size=2,
-    phase=Phase.SETUP,
-)
-print("ready", flush=True)
-for line in sys.stdin:
-    word, *values = line.split()
-    if word == "steps":
-        for step in range(int(values[0]), int(values[1]) + 1):
-            row[:] = nothing
-            row[StepField.GLOBAL_STEP], row[StepField.EPOCH], row[StepField.BATCH] = step, 0, step
-            row[StepField.SAMPLES], row[StepField.STEP_S], row[StepField.FETCH_S] = 32, 0.1, 0.02
-            row[StepField.LOSS], row[StepField.WALL_S] = 1.0 / step, time.time()
-            step_row.publish(time.monotonic_ns())
-        q.pulse.set(phase=Phase.FORWARD, epoch=0, batch=int(values[1]), global_step=int(values[1]))
-    elif word == "metric":
-        label = {"names": ["val_loss"], "step": int(values[0]), "epoch": 0, "t": time.time()}
-        value = torch.tensor([float(values[1])], dtype=torch.float64)
-        q.put(value, RecordKind.METRICS, json.dumps(label).encode())
-    print("done", flush=True)
-"""
-
-
-class Writer:
-    """One rank's queue, written by a process of its own."""
-
-    def __init__(self, path: Path, rank: int) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", RANK, str(path), str(rank)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def answer(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def say(self, line: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
-        assert self.answer() == "done"
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                pipe.close()
 
 
 @pytest.fixture
@@ -111,68 +44,12 @@ def run_dir(private_home: Path) -> RunDir:
     return found
 
 
-@pytest.fixture
-def ranks(run_dir: RunDir) -> Iterator[list[Writer]]:
-    writers = [Writer(run_dir.queue_dir(1) / f"rank-{i:05d}.queue", i) for i in range(2)]
-    try:
-        for writer in writers:
-            assert writer.answer() == "ready"
-        yield writers
-    finally:
-        for writer in writers:
-            writer.end()
-
-
 def poll(poller: RunPoller) -> Frame:
     return poller.poll(time.time(), time.monotonic_ns())
 
 
 def until(poller: RunPoller, true: Callable[[Frame], bool]) -> Frame:
     return wait_for(lambda: poll(poller), wanted=true, period_s=0.1)
-
-
-def test_live_ranks_are_seen_without_a_supervisor(run_dir: RunDir, ranks: list[Writer]) -> None:
-    poller = RunPoller(run_dir)
-    try:
-        for writer in ranks:
-            writer.say("steps 1 20")
-        ranks[0].say("metric 20 0.5")
-        frame = until(poller, lambda f: "val_loss" in f.curves)
-        assert not frame.supervisor_answers
-        assert frame.snapshot.state in LIVE
-        loss = frame.curves["train/loss"]
-        assert loss.steps.tolist() == list(range(1, 21))
-        assert loss.mean == pytest.approx(1.0 / np.arange(1, 21))
-        assert frame.curves["val_loss"].mean.tolist() == [0.5]
-        assert frame.rates[None].mean == pytest.approx([640.0])
-        assert set(frame.curve_names) >= {"train/loss", "val_loss", "step/lr", "step/seconds"}
-        assert [r.rank for r in frame.snapshot.ranks] == [0, 1]
-        assert {r.pid for r in frame.snapshot.ranks} == {w.process.pid for w in ranks}
-        assert all(r.phase == "forward" for r in frame.snapshot.ranks)
-        assert all(r.age_s is not None and 0 <= r.age_s < 60 for r in frame.snapshot.ranks)
-        assert frame.snapshot.global_step == 20
-
-        version = frame.curves_version
-        assert poll(poller).curves_version == version
-        ranks[0].say("steps 21 21")
-        frame = until(poller, lambda f: f.curves_version > version)
-        assert frame.curves["train/loss"].steps[-1] == 21
-        # Rank 1 has not done step 21: no total may be made of half of it.
-        assert frame.rates[None].steps[-1] == 20
-    finally:
-        poller.close()
-
-
-def test_an_unfinished_queue_is_no_error_and_is_found_later(run_dir: RunDir) -> None:
-    path = run_dir.queue_dir(1) / "rank-00000.queue"
-    path.write_bytes(b"")
-    poller = RunPoller(run_dir)
-    try:
-        frame = poll(poller)
-        assert frame.error is None
-        assert frame.curves == {}
-    finally:
-        poller.close()
 
 
 def test_logs_are_followed(run_dir: RunDir) -> None:
@@ -289,47 +166,12 @@ def test_curves_are_read_on_request_and_a_part_in_detail(run_dir: RunDir) -> Non
         poller.close()
 
 
-def test_restarted_ranks_are_followed_in_their_new_queue_files(
-    run_dir: RunDir, ranks: list[Writer]
-) -> None:
-    """Torch elastic restarts its workers within one attempt: each rank creates another file."""
-    poller = RunPoller(run_dir)
-    paths = [run_dir.queue_dir(1) / f"rank-{i:05d}.queue" for i in range(2)]
-    try:
-        for writer in ranks:
-            writer.say("steps 1 20")
-        until(poller, lambda f: f.snapshot.global_step == 20 and bool(f.curves))
-        inodes = [path.stat().st_ino for path in paths]
-        for number in (1, 0):
-            restarted = Writer(paths[number], number)
-            ranks[number].end()
-            ranks[number] = restarted
-            assert restarted.answer() == "ready"
-        assert all(path.stat().st_ino not in inodes for path in paths)
-        for writer in ranks:
-            writer.say("steps 11 15")
-        frame = until(
-            poller,
-            lambda f: [r.pid for r in f.snapshot.ranks] == [w.process.pid for w in ranks],
-        )
-        assert [r.global_step for r in frame.snapshot.ranks] == [15, 15]
-        frame = until(poller, lambda f: bool(f.curves))
-        assert frame.curves["train/loss"].steps.tolist() == list(range(11, 16))
-    finally:
-        poller.close()
-
-
-def test_an_ended_run_keeps_its_state(run_dir: RunDir, ranks: list[Writer]) -> None:
+def test_a_run_without_a_history_is_no_error(run_dir: RunDir) -> None:
     poller = RunPoller(run_dir)
     try:
-        for writer in ranks:
-            writer.say("steps 1 5")
-        until(poller, lambda f: f.snapshot.state in LIVE and bool(f.curves))
-        for writer in ranks:
-            writer.end()
-        frame = until(poller, lambda f: f.snapshot.state not in LIVE)
-        assert frame.snapshot.state in (RunState.LOST, RunState.CRASHED, RunState.FAILED)
-        assert frame.curves["train/loss"].steps[-1] == 5
+        frame = poll(poller)
+        assert frame.error is None
+        assert frame.curves == {}
     finally:
         poller.close()
 

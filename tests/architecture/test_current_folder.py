@@ -5,6 +5,7 @@ The page of ``ltui serve``: tests/serve/test_serve.py.
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -28,8 +29,7 @@ from ltui.training.store.run_directory import RunDir
 ROOT = Path(__file__).parents[2]
 BY_DESIGN = {
     "training/process/python_command.py": "the one place",
-    "training/supervise/engine_command.py": "training imports the user's project",
-    "app/launch/real_class_check.py": "`ltui check` loads the user's classes",
+    "training/supervise/engine_command.py": "/bin/sh -c",
     "training/data/ffcv/beton_script.py": "runs in a rank, with its sys.path",
     "training/lifecycle/record_code.py": "python -I, and git -c",
 }
@@ -93,6 +93,21 @@ def test_the_supervisor_and_the_mirror_start(imported: Path, tmp_path: Path) -> 
     ):
         assert "none" in output(command)
     assert not imported.exists()
+
+
+def test_a_preset_imports_from_the_current_folder_what_its_configuration_names(
+    imported: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "config.json"
+    command = module_command("ltui.training.rank.train_preset", "--check", str(config))
+    config.write_text(json.dumps({"config": {"model": {"class_path": "torch.None"}}}))
+    assert "torch.None" in output(command)
+    assert not imported.exists()
+    for path in Path.cwd().iterdir():
+        path.unlink()
+    Path("of_the_project.py").write_text("raise ValueError('was imported')\n")
+    config.write_text(json.dumps({"config": {"model": {"class_path": "of_the_project.Net"}}}))
+    assert "was imported" in output(command)
 
 
 def test_an_interpreter_is_asked(imported: Path) -> None:

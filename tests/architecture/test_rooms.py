@@ -17,7 +17,7 @@ WITH_TORCH = (
     "training/data/",
     "training/tensor_queue/queue_writer.py",
     "training/tensor_queue/torch_codec.py",
-    "training/tensor_queue/cuda_staging.py",
+    "training/tensor_queue/queue_writer.py",
 )
 
 
@@ -103,6 +103,25 @@ def test_the_front_ends_never_load_pyzmq() -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", program, json.dumps(modules)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    assert done.stdout.strip() == "False"
+
+
+def test_what_a_command_prints_needs_no_textual() -> None:
+    # The themes, which `ltui config` checks, are Textual's.
+    modules = {m for m in _modules() if m.startswith("ltui.app.commands.")}
+    modules.remove("ltui.app.commands.config")
+    program = (
+        "import importlib, json, sys\n"
+        "[importlib.import_module(n) for n in json.loads(sys.argv[1])]\n"
+        "print('textual' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(sorted(modules))],
         capture_output=True,
         text=True,
         timeout=100,

@@ -14,11 +14,11 @@ from ltui.training.diagnosis.evidence import HostEvidence, RankEvidence
 from ltui.training.diagnosis.judge import judge
 from ltui.training.diagnosis.judge_input import HealthHistory, JudgeInput
 from ltui.training.rank.heartbeat.flight_recorder import MAX_ENTRIES
-from ltui.training.rank.heartbeat.heartbeat_thread import BEAT_S, HeartbeatThread
+from ltui.training.rank.heartbeat.heartbeat_thread import HeartbeatThread
+from ltui.training.shared.record_types import Phase
 from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.state.run_snapshot import NodeSnapshot, NodeState
-from ltui.training.tensor_queue.heartbeat_table import TABLE_FILE_NAME, HeartbeatTable
-from ltui.training.tensor_queue.record_types import Phase
+from ltui.training.tensor_queue.heartbeat_table import BEAT_S, TABLE_FILE_NAME, HeartbeatTable
 from tests.diagnosis.recordings import load
 from tests.state.records import pulse, steps
 

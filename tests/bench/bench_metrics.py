@@ -22,12 +22,12 @@ import psutil
 import torch
 
 from ltui.app.live.poller_thread import FASTEST_S
+from ltui.training.shared.record_types import Phase, RecordKind, StepField
 from ltui.training.state.run_snapshot import MetricValue
 from ltui.training.store.history_writer import KEEP_ROWS
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.control_server import ControlServer
 from ltui.training.tensor_queue.queue_writer import QueueWriter
-from ltui.training.tensor_queue.record_types import Phase, RecordKind, StepField
 from tests.app import frames
 from tests.bench.long_history import metric_name, write_long_run
 from tests.bench.row import Row, row

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 import torch.multiprocessing
 
+from ltui.training.shared.record_types import Phase, RecordKind
 from ltui.training.tensor_queue.control_block import ControlFile
 from ltui.training.tensor_queue.queue_reader import QueueReader
 from ltui.training.tensor_queue.queue_writer import QueueWriter
-from ltui.training.tensor_queue.record_types import Phase, RecordKind
 from tests.bench.row import Row, row
 
 VALUES = [float(i) for i in range(16)]

@@ -18,7 +18,8 @@ from typing import Any
 import psutil
 
 from ltui.training.lifecycle.supervisor_client import ControlClient
-from ltui.training.store.run_directory import RunDir, find_run
+from ltui.training.store.find_run import find_run
+from ltui.training.store.run_directory import RunDir
 from tests.bench.row import row
 from tests.ltui_command import LTUI
 

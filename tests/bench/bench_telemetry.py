@@ -35,7 +35,7 @@ from lightning.pytorch.loggers import CSVLogger
 from rich.console import Console
 
 from ltui.training.rank.callback_factory import FREEZE_WARNINGS, rebuild_callback
-from ltui.training.rank.environment import RankEnvironment
+from ltui.training.shared.rank_environment import RankEnvironment
 
 BLOCK, SKIPPED, ROUNDS = 40, 8, 60
 EMPTY, NET, RAW, AGAIN, CSV, RICH = "empty", "net", "raw", "again", "csv", "rich"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from ltui.app.live.metric_history import LatestCurveRequest
+from ltui.app.live.curve_arithmetic import LatestCurveRequest
 from ltui.app.live.run_poller import RunPoller
 from ltui.app.presentation.metric_charts import ChartSettings, metric_charts, second_chart
 from ltui.training.store.run_directory import RunDir

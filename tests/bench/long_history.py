@@ -36,7 +36,8 @@ def write_long_run(home: Path, name: str, *, metrics: int, steps: int, rows: int
     with closing(open_for_writing(run.db_path)) as db:
         db.execute("PRAGMA synchronous = OFF")
         db.execute("BEGIN")
-        db.execute("INSERT INTO cursors VALUES (1, 0, ?, 0, 0)", (steps,))
+        cursor = "INSERT INTO cursors (attempt, rank, next_seq, base, inode) VALUES (1, 0, ?, 0, 0)"
+        db.execute(cursor, (steps,))
         names = [(number, metric_name(number)) for number in range(1, metrics + 1)]
         db.executemany("INSERT INTO names (id, name) VALUES (?, ?)", names)
         _write_rows(db, steps - rows, rows)
@@ -64,8 +65,8 @@ def _write_rows(db: sqlite3.Connection, after: int, count: int) -> None:
         f" 0.01, {wall_s}, 1 FROM {steps}"
     )
     db.execute(
-        f"INSERT INTO samples SELECT 1, 0, id, step, step, 0, {wall_s}, {_VALUE} "
-        f"FROM names, {steps}"
+        "INSERT INTO samples (attempt, rank, name_id, seq, step, epoch, t, value) "
+        f"SELECT 1, 0, id, step, step, 0, {wall_s}, {_VALUE} FROM names, {steps}"
     )
 
 
@@ -83,6 +84,7 @@ def _write_windows(db: sqlite3.Connection, size: int, first: int, count: int) ->
         f"wall_s, n, {columns}) SELECT 1, 0, {place}, {values} FROM {windows}"
     )
     db.execute(
-        f"INSERT INTO sample_windows SELECT 1, 0, id, {place}, {size}, {_VALUE}, "
-        f"{_VALUE}, {_VALUE} + 1 FROM names, {windows}"
+        "INSERT INTO sample_windows (attempt, rank, name_id, level, win, first_step, last_step, "
+        "epoch, wall_s, n, value_n, value_mean, value_low, value_high) "
+        f"SELECT 1, 0, id, {place}, {size}, {_VALUE}, {_VALUE}, {_VALUE} + 1 FROM names, {windows}"
     )

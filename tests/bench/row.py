@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 Row = dict[str, Any]
+
+# As for users, whose modules were compiled at their first start. Otherwise each process that is
+# measured would compile all its modules of ltui.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def row(what: str, value: float | None, unit: str, bound: float | None = None) -> Row:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -118,6 +119,25 @@ def test_a_queued_run_goes_on_waiting(
     assert given(runs, run) == uuid(0)
     runs.order(run, "kill")
     runs.ended(run)
+
+
+def test_nothing_of_a_copied_run_starts(
+    runs: Runs, ltui: Command, steer: Callable[[str], None]
+) -> None:
+    """A run directory that somebody gave away while it waited, put among one's own runs."""
+    steer(f"gpus 1 h100\nset * mem_used 0\nprocess 0 {os.getpid()} 1e9\n")
+    run = waiting_for(runs, "free:1")
+    kill_roles(run, "supervisor")
+    copy = RunDir(run.path.with_name("given-run"))
+    shutil.copytree(run.path, copy.path, ignore=shutil.ignore_patterns("*.sock"))
+    assert RunState.STOPPED.value in ltui("stop", run.id)
+    runs.ended(run)
+    steer("gpus 1 h100\nset * mem_used 0\n")
+    for words in (("runs",), ("show", copy.id), ("stop", copy.id), ("resume", copy.id)):
+        ltui(*words, code=None)
+        assert not live_processes(copy), words
+    assert resolve_snapshot(copy).state is RunState.LOST
+    assert not copy.engine_start_path(1).exists()
 
 
 @everywhere

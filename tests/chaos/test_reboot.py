@@ -36,7 +36,8 @@ def bystander() -> Iterator[subprocess.Popen[bytes]]:
 def _reuse(run: RunDir, bystander: subprocess.Popen[bytes], *, ticks_off: int, boot: str) -> None:
     """The bystander got the pid of every process that the run's files name."""
     ticks = (start_ticks(bystander.pid) or 0) + ticks_off
-    run.lock_path.write_text(f"{bystander.pid}\n{ticks}\n{boot}\n")
+    inode = run.lock_path.stat().st_ino
+    run.lock_path.write_text(f"{bystander.pid}\n{ticks}\n{boot}\n{inode}\n")
     shim: dict[str, Any] = json.loads(run.shim_path.read_text())
     shim |= {
         "pid": bystander.pid, "start_ticks": ticks, "engine_pid": bystander.pid,

@@ -39,6 +39,12 @@ class Terminal:
     def press(self, keys: str) -> None:
         os.write(self._master, keys.encode())
 
+    @property
+    def echoes(self) -> bool:
+        """Whether the terminal shows what is typed and gives it to programs by lines."""
+        modes = termios.ECHO | termios.ICANON
+        return bool(termios.tcgetattr(self._master)[3] & modes == modes)
+
     def hang_up(self) -> None:
         """Closes the terminal, as a lost connection does."""
         os.close(self._master)

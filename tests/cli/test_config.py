@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from ltui.app.preferences import write_preference
-from ltui.app.user_config import config_path
+from ltui.app.settings import config_path
 from tests.cli.conftest import Ltui
 
 MISTAKES = """\

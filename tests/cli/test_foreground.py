@@ -16,6 +16,7 @@ import pytest
 from tests.cli.conftest import Ltui
 from tests.cli.terminal import Terminal
 from tests.ltui_command import LTUI
+from tests.waiting import wait_for
 
 KEYS = [
     "id",
@@ -206,6 +207,8 @@ def test_a_training_from_start_to_resume(
     saved = ltui("checkpoint", "loop")
     assert saved.returncode == 0
     assert "saved a checkpoint at step" in saved.stdout
+    rows = ("export", "loop", "--metric", "throughput/*")
+    wait_for(lambda: len(ltui(*rows).stdout.splitlines()) > 2)  # measured twice
     shown.press("\x03")
     assert shown.wait() == 3, shown.drawn
     assert "Ctrl-C: stopping with a checkpoint" in shown.drawn
@@ -224,6 +227,8 @@ def test_a_training_from_start_to_resume(
     rates = ltui("export", "last", "--metric", "throughput/*").stdout.splitlines()
     assert len(rates) > 2
     assert rates[-1].startswith("throughput/samples_per_s,")
+    epochs = dict(line.split(",")[1:3] for line in lines[1:])
+    assert all(epochs[step] == epoch for _, step, epoch, *_ in (r.split(",") for r in rates[1:]))
     rows = json.loads(ltui("export", "last", "--format", "json").stdout)
     assert set(rows[0]) == set(lines[0].split(","))
     unknown = ltui("export", "last", "--metric", "train/los")

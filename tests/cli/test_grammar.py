@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,9 @@ import pytest
 
 from ltui.app.commands.parser import whole_number
 from ltui.training.state.stop_conditions import parse_condition
+from ltui.training.store.history_writer import Batch, StoreWriter
 from tests.cli.conftest import Ltui
+from tests.stored_runs import stored_run
 
 COMMANDS = """run exec resume submit attach runs show compare diagnose logs export import stop pause
 continue checkpoint delete prune tag group note star presets check doctor completion""".split()  # noqa: SIM905 - a list of words reads better so
@@ -101,6 +105,41 @@ echo "${COMPREPLY[@]}"
 """
 
 
+_NAMED = [
+    (["export", "brave-owl", "--metric", "val"], "val_loss"),
+    (["compare", "brave-owl", "--metric", "val"], "val_loss"),
+    (["run", "quickstart", "--set", "trainer.max_ep"], "trainer.max_epochs="),
+    (["resume", "brave-owl", "--set", "trainer.max_ep"], "trainer.max_epochs="),
+]
+
+
+@pytest.mark.parametrize(("words", "offered"), _NAMED)
+@pytest.mark.parametrize("shell", ["bash", "fish"])
+def test_metrics_and_keys_are_completed(
+    ltui: Ltui, tmp_path: Path, private_home: Path, shell: str, words: list[str], offered: str
+) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    run = stored_run(private_home, "brave-owl-3f2a")
+    writer = StoreWriter(run.db_path)
+    named = enumerate(("val_loss", "lr"))
+    writer.commit(1, Batch(samples=[(0, seq, name, 1, 0, 1.0, 0.5) for seq, name in named]))
+    writer.close()
+    script = tmp_path / "completion"
+    script.write_text(ltui("completion", shell).stdout)
+    line = f"source {script}; complete -C 'ltui {' '.join(words)}'"
+    command = {
+        "bash": ["bash", "-c", _COMPLETE, "bash", str(script), "ltui", *words],
+        "fish": ["fish", "--no-config", "-c", line],
+    }[shell]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=100, env={**os.environ, "PATH": path}
+    )
+    offers = [line.partition("\t")[0].strip() for line in done.stdout.splitlines()]
+    assert offers == [offered], done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
@@ -127,7 +166,7 @@ def test_bash_completes(
     assert set(done.stdout.split()) == offered, done.stderr
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "tcsh"])
 def test_completion_script(ltui: Ltui, shell: str) -> None:
     done = ltui("completion", shell)
     assert done.returncode == 0

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ltui.app.commands.runs import runs_lines
+from ltui.app.commands.stop_and_pause import _report_stop
 from ltui.app.foreground.follow_run import exit_code
 from ltui.app.foreground.progress_display import (
     PLAIN_EPOCH_S,
@@ -20,8 +21,8 @@ from ltui.app.foreground.progress_display import (
     panel_lines,
     plain_line,
 )
+from ltui.app.presentation.notifications import stop_effect, stop_progress
 from ltui.app.presentation.run_report import columns, end_report, show_lines
-from ltui.app.presentation.stop_effect import stop_effect, stop_progress
 from ltui.app.runs.run_entry import RunEntry
 from ltui.app.runs.run_json import run_document
 from ltui.app.runs.run_rows import run_row
@@ -404,3 +405,20 @@ def test_only_a_run_that_can_save_is_promised_a_checkpoint(
     for text in (stop_progress(snapshot), stop_question(snapshot)):
         promises = "a checkpoint" in text.replace("without a checkpoint", "")
         assert promises is saves or saves is None
+
+
+def test_a_stop_says_once_which_checkpoint_is_the_newest(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    bad = CheckpointInfo(path="/c/2", global_step=9, ok=True, weights="NaN")
+    run = replace(WELL, state=RunState.STOPPED, checkpoints=(bad,))
+    _report_stop(run, ended=True, killed=False)
+    _, newest, advice, *_ = capsys.readouterr().out.splitlines()
+    assert newest.startswith("  Newest checkpoint: step 9, NaN weights")
+    assert advice == "  There is no checkpoint before the NaN."
+
+
+def test_a_stop_says_once_that_there_is_no_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
+    stopped = RunSnapshot(id="old-pine-2222", name="old-pine", state=RunState.STOPPED)
+    _report_stop(stopped, ended=True, killed=False)
+    assert capsys.readouterr().out.lower().count("checkpoint") == 1

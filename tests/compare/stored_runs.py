@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from ltui.training.config.run_spec import RunSpec
+from ltui.training.shared.record_types import StepField
 from ltui.training.state.run_snapshot import RunSnapshot, RunState
 from ltui.training.store.history_writer import Batch, Cursor, StoreWriter
 from ltui.training.store.run_directory import RunDir
-from ltui.training.tensor_queue.record_types import StepField
 
 BEGAN = 1.7e9
 STEP_S = 0.01

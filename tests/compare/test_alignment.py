@@ -12,17 +12,18 @@ from hypothesis.extra import numpy as arrays
 from scipy import stats
 
 from ltui.app.compare.alignment import (
+    BANDS,
     Clock,
     Line,
     align,
+    band_of,
     common_positions,
     line_of,
     positions_of,
+    t_quantile,
     values_at,
 )
-from ltui.app.compare.bands import BANDS, band_of, t_quantile
-from ltui.app.live.curve_arithmetic import curve_from_rows
-from ltui.training.store.curve_reader import Curve, FloatArray
+from ltui.training.store.curve_reader import Curve, FloatArray, to_curve
 
 VALUES = st.floats(-1e6, 1e6)
 GAPPY = st.one_of(VALUES, st.just(math.nan))
@@ -119,7 +120,7 @@ def test_the_quantile_of_students_distribution(freedom: int) -> None:
 
 
 def _curve(points: list[tuple[float, float, float, float]]) -> Curve:
-    return curve_from_rows(np.array(points, dtype=float))
+    return to_curve([(*point, point[3], point[3], 1.0) for point in points])
 
 
 def test_time_leaves_out_what_passed_between_attempts() -> None:

@@ -398,6 +398,36 @@ async def test_a_small_terminal_shows_one_panel_at_a_time(opened: Opened) -> Non
         await until(pilot, lambda: isinstance(opened.app.screen, RunScreen))
 
 
+@pytest.mark.parametrize("size", [BIG, SMALL])
+async def test_runs_that_do_not_fit_beside_the_settings_are_counted_and_scrolled_to(
+    private_home: Path, size: tuple[int, int]
+) -> None:
+    for number in range(9):
+        write_run(
+            private_home,
+            f"quite-a-long-name-{number}-000{number}",
+            losses(20),
+            configuration=config(lr=0.1 * number, seed=number),
+        )
+    opened = Opened(private_home)
+    async with opened.app.run_test(size=size) as pilot:
+        await opened.ready(pilot)
+        await pilot.press("3")
+        table, panel = opened.table("settings"), opened.screen.query_one("#settings")
+
+        def said() -> str:
+            tabs = opened.screen.query_one(TabBar)
+            return f"{tabs.render() if tabs.display else ''} {panel.border_subtitle}"
+
+        hidden = table.hidden[1]
+        assert hidden > 0
+        await until(pilot, lambda: f"+{hidden}" in said())
+        await pilot.press(*["right"] * hidden)
+        await until(pilot, lambda: table.hidden[1] == 0)
+        assert table._placed[-1].column.key == "quite-a-long-name-8-0008"
+        await until(pilot, lambda: "→" not in said())
+
+
 async def test_a_damaged_run_is_named_and_the_others_are_shown(private_home: Path) -> None:
     runs = write_seeds(private_home)
     runs[0].db_path.write_bytes(b"no database" * 1000)

@@ -26,16 +26,8 @@ from ltui.training.problem import ProblemError
 from ltui.training.store.code_record import CodeRecord, write_record
 from ltui.training.store.labels_file import change_labels, read_labels
 from ltui.training.store.run_directory import RunDir
-from ltui.widgets.charts.chart_options import COLOURS, sign_of
-from ltui.widgets.palette import MARKERS
-from tests.compare.stored_runs import (
-    EPOCH,
-    accuracies,
-    config,
-    losses,
-    write_run,
-    write_seeds,
-)
+from ltui.widgets.charts.chart_options import COLOURS, MARKERS, sign_of
+from tests.compare.stored_runs import EPOCH, accuracies, config, losses, write_run, write_seeds
 
 LOSS = "train/loss"
 

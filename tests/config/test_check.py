@@ -9,15 +9,11 @@ from textwrap import dedent
 import pytest
 import yaml
 
+from ltui.app.cli import main
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.preset_discovery import preset_names
 from ltui.training.config.preset_form import apply_form, field_texts
-from ltui.training.config.presets import (
-    Preset,
-    build_spec,
-    load_preset,
-    parse_preset,
-)
+from ltui.training.config.presets import Preset, build_spec, load_preset, parse_preset
 from ltui.training.config.run_spec import RunSpec, StallPolicy
 from ltui.training.problem import ProblemError
 
@@ -33,6 +29,10 @@ model:
 data:
   class_path: my_package.MyData
 """
+BOMB = "model0: &m0 [1]\n" + "".join(
+    f"model{n}: &m{n} [{', '.join([f'*m{n - 1}'] * 10)}]\n" for n in range(1, 10)
+)
+"""A billion values in 400 bytes."""
 
 
 def preset(text: str = GOOD) -> Preset:
@@ -218,6 +218,7 @@ def test_what_is_done_about_a_stall_survives_the_file(called: tuple[str, ...] | 
         ("model: {}\nmodel: {}\n", "my.yaml:2 model: duplicate key"),
         ("model: &m\n  x: *m\n", "contains itself"),
         ("model: !!python/object:os.system {}\n", "invalid YAML"),
+        (BOMB, "its anchors stand for more than 100000 values"),
         ("model: {class_path: a.B}\nltui: {knob: []}", "Did you mean `knobs`?"),
         ("ltui: {knobs: [{label: x}]}", "the key `key` is missing"),
         ("ltui: {knobs: [{key: a.b, type: choice}]}", "needs a list of choices"),
@@ -241,6 +242,32 @@ def test_what_is_done_about_a_stall_survives_the_file(called: tuple[str, ...] | 
 )
 def test_files_that_are_refused(text: str, words: str) -> None:
     assert any(words in problem for problem in refused(text))
+
+
+ALIASES = "a0: &a0 [x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10)
+)
+
+
+@pytest.mark.parametrize("command", ["check", "run"])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (ALIASES, "its anchors stand for more than"),
+        ("a: " + "[" * 5000 + "]" * 5000, "levels deep"),
+        ("".join(f"{' ' * depth}a:\n" for depth in range(1000)), "levels deep"),
+    ],
+    ids=["aliases", "brackets", "indentation"],
+)
+def test_a_yaml_bomb_is_refused_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, text: str, words: str
+) -> None:
+    file = tmp_path / "bomb.yaml"
+    file.write_text(text)
+    assert main([command, str(file)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(str(file))
+    assert words in line
 
 
 def test_files_are_found_named_and_missed(tmp_path: Path) -> None:

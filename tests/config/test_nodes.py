@@ -10,12 +10,12 @@ import yaml
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.node_environment import (
     choose_nodes,
+    expand_hosts,
     read_node_environment,
     without_launcher,
 )
 from ltui.training.config.preflight import CheckedConfiguration, preflight
 from ltui.training.config.run_spec import Nodes, RunSpec
-from ltui.training.config.slurm_hosts import expand_hosts
 from ltui.training.store.spec_file import spec_text
 from tests.required import required
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from ltui.training.data.beton_data import BetonData
 from ltui.training.data.ffcv.beton_file import BetonError, BetonFile
-from ltui.training.data.ffcv.epoch_openers import dataloader_batches, ffcv_batches
+from ltui.training.data.ffcv.epoch_order import dataloader_batches, ffcv_batches
 from ltui.training.data.ffcv.torch_dataset import BetonSamples
 from ltui.training.data.ffcv.epoch_order import BetonLoader, EpochOrder
 from ltui.training.data.ffcv.field_pipelines import image_pipelines, value_pipeline
@@ -198,7 +198,7 @@ def what_threads_draw_is_said_on_resume():
     from ffcv.pipeline.operation import Operation
     from ffcv.transforms import Cutout, ModuleWrapper, RandomHorizontalFlip, Squeeze, ToTensor
     from ltui.training.rank.resume.loader_positions import LoaderPositions
-    from ltui.training.rank.resume.ffcv_inexact_operations import describe_inexact_operations
+    from ltui.training.rank.resume.ffcv_position import describe_inexact_operations
 
     class RandomNothing(Operation):
         def declare_state_and_memory(self, previous_state):

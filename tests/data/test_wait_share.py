@@ -27,7 +27,7 @@ from ffcv.transforms import ToTensor
 from lightning.pytorch import LightningDataModule, LightningModule
 from ltui.training.data.ffcv.in_memory_images import write_beton
 from ltui.training.data.ffcv.beton_file import BetonFile
-from ltui.training.data.ffcv.epoch_openers import ffcv_batches
+from ltui.training.data.ffcv.epoch_order import ffcv_batches
 from ltui.training.data.ffcv.epoch_order import BetonLoader, EpochOrder
 from ltui.training.data.ffcv.ffcv_reader import FfcvReader
 from pathlib import Path

@@ -8,9 +8,9 @@ from typing import Any
 from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.judge import Judgement, judge
 from ltui.training.diagnosis.judge_input import HealthHistory, JudgeInput
+from ltui.training.shared.record_types import PulseState
 from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.state.run_snapshot import NodeSnapshot, NodeState
-from ltui.training.tensor_queue.record_types import PulseState
 from tests.state.records import SECOND, steps
 
 NAMES = "abcdefgh"

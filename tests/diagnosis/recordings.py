@@ -19,10 +19,10 @@ from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence
 from ltui.training.diagnosis.judge import Judgement, judge
 from ltui.training.diagnosis.judge_input import JudgeInput
+from ltui.training.shared.record_types import Outcome, Phase, PulseState
 from ltui.training.state.json_decoder import from_json
 from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.state.run_snapshot import to_json
-from ltui.training.tensor_queue.record_types import Outcome, Phase, PulseState
 from tests.state.records import pulse, steps
 
 FOLDER = Path(__file__).with_name("recorded")

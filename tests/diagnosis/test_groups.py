@@ -16,9 +16,9 @@ from ltui.training.diagnosis.evidence import (
 from ltui.training.diagnosis.judge import judge
 from ltui.training.diagnosis.judge_input import JudgeInput
 from ltui.training.diagnosis.observations.collective_positions import collective_positions
+from ltui.training.shared.record_types import Phase
 from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.state.run_snapshot import Verdict
-from ltui.training.tensor_queue.record_types import Phase
 from tests.state.records import SECOND, pulse, steps
 
 _C10D = Frame(file="/x/torch/distributed/distributed_c10d.py", line=3000, function="all_reduce")

@@ -13,9 +13,9 @@ from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.judge import Judgement, judge
 from ltui.training.diagnosis.judge_input import Death, HealthHistory, JudgeInput
 from ltui.training.diagnosis.thresholds import budget_s
+from ltui.training.shared.record_types import Outcome, Phase, PulseState, RecordKind
 from ltui.training.state.record_fold import FoldState, fold
-from ltui.training.state.run_snapshot import RankState
-from ltui.training.tensor_queue.record_types import Outcome, Phase, PulseState, RecordKind
+from ltui.training.state.run_snapshot import CheckpointInfo, RankState
 from tests.state.records import SECOND, labelled, pulse, steps
 
 POLICY = StallPolicy()
@@ -194,17 +194,19 @@ def test_the_exception_is_the_cause() -> None:
     assert judgement.verdicts[0].cause == "rank 1 raised ValueError: bad batch"
 
 
-@pytest.mark.parametrize(("saves", "again"), [(True, "resume the run"), (False, "start it again")])
-def test_the_line_is_the_users_and_the_remedy_fits_the_run(saves: bool, again: str) -> None:
+@pytest.mark.parametrize(("saved", "again"), [(True, "resume the run"), (False, "start it again")])
+def test_the_line_is_the_users_and_the_remedy_fits_the_run(saved: bool, again: str) -> None:
     """Torch may be built in a folder of any name, and a run without checkpoints has no resume."""
     lines = ["/home/u/train.py", "/opt/torch/nn/linear.py"]
     trace = "".join(f'  File "{file}", line 4, in step\n    x()\n' for file in lines)
     event = {"kind": "exception", "type": "ValueError", "message": "bad", "traceback": trace}
     records = [
-        labelled(RecordKind.HELLO, {"program": "PyTorch", "saves": saves}),
+        labelled(RecordKind.HELLO, {"program": "PyTorch", "saves": True}),
         labelled(RecordKind.EVENT, {**event, "torch_dir": "/opt/torch/"}),
     ]
-    judgement = at(5, [pulse(0, Phase.EXCEPTION, 4.0)], fold(trained(1), 0, records))
+    state = fold(trained(1), 0, records)
+    checkpoints = (CheckpointInfo(path="step-4.ckpt", global_step=4),) * saved
+    judgement = at(5, [pulse(0, Phase.EXCEPTION, 4.0)], state, checkpoints=checkpoints)
     (verdict,) = judgement.verdicts
     assert verdict.cause == "rank 0 raised ValueError: bad at train.py:4 in step"
     assert verdict.remedy == f"Fix the error at that line, then {again}."

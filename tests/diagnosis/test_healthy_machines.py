@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.judge import judge
 from ltui.training.diagnosis.judge_input import HealthHistory, JudgeInput
+from ltui.training.shared.record_types import Phase, PulseState
 from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.state.run_snapshot import NodeSnapshot, NodeState, RankState
-from ltui.training.tensor_queue.record_types import Phase, PulseState
 from tests.diagnosis.machines import machine
 from tests.state.records import SECOND, pulse, step
 

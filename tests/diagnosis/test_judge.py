@@ -18,9 +18,9 @@ from ltui.training.diagnosis.evidence import (
     ThreadStack,
 )
 from ltui.training.diagnosis.observations.collective_positions import find_unfinished_collective
+from ltui.training.shared.record_types import Phase
 from ltui.training.state.json_decoder import from_json
 from ltui.training.state.run_snapshot import RankSnapshot, RankState, to_json
-from ltui.training.tensor_queue.record_types import Phase
 from tests.diagnosis.recordings import FOLDER, judged, load
 
 CASES = (

@@ -16,8 +16,8 @@ from ltui.training.diagnosis.evidence import (
 )
 from ltui.training.diagnosis.judge import Judgement, judge
 from ltui.training.diagnosis.judge_input import JudgeInput
+from ltui.training.shared.record_types import Outcome, Phase
 from ltui.training.state.record_fold import FoldState, fold
-from ltui.training.tensor_queue.record_types import Outcome, Phase
 from tests.diagnosis.recordings import judged, load
 from tests.state.records import SECOND, pulse, steps
 

@@ -8,17 +8,12 @@ import pytest
 
 from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.judge import judge
-from ltui.training.diagnosis.judge_input import (
-    HealthHistory,
-    JudgeInput,
-    PreparedInput,
-    prepare,
-)
+from ltui.training.diagnosis.judge_input import HealthHistory, JudgeInput, PreparedInput, prepare
 from ltui.training.diagnosis.observations.collective_positions import UnfinishedCollective
 from ltui.training.diagnosis.stalls.uneven_batches import find_uneven_ranks, finished_early_verdict
+from ltui.training.shared.record_types import Outcome, Phase, PulseState
 from ltui.training.state.record_fold import FoldedEvent, FoldState, RankFold
 from ltui.training.state.run_snapshot import Verdict
-from ltui.training.tensor_queue.record_types import Outcome, Phase, PulseState
 from tests.diagnosis.recordings import judged, load
 from tests.state.records import pulse
 

@@ -10,9 +10,9 @@ import pytest
 from ltui.training.diagnosis.evidence import Evidence
 from ltui.training.diagnosis.judge import Judgement
 from ltui.training.diagnosis.judge_input import Death, HealthHistory
+from ltui.training.shared.record_types import Outcome, Phase, PulseState, RecordKind
 from ltui.training.state.record_fold import fold
 from ltui.training.state.run_snapshot import NodeSnapshot, NodeState, RankState
-from ltui.training.tensor_queue.record_types import Outcome, Phase, PulseState, RecordKind
 from tests.diagnosis.machines import at, machine, trained, two_machines
 from tests.diagnosis.recordings import load
 from tests.state.records import SECOND, labelled, pulse

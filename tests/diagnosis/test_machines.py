@@ -13,9 +13,9 @@ from ltui.training.diagnosis.judge import Judgement
 from ltui.training.diagnosis.judge_input import HealthHistory
 from ltui.training.diagnosis.machines import machines_text, rank_machines
 from ltui.training.diagnosis.verdict_words import ranks_text, waiting_text
+from ltui.training.shared.record_types import Phase
 from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.state.run_snapshot import NodeSnapshot, Verdict
-from ltui.training.tensor_queue.record_types import Phase
 from tests.diagnosis.machines import at, machine, trained, two_machines
 from tests.state.records import SECOND, pulse, steps
 

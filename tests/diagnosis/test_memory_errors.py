@@ -7,9 +7,9 @@ import pytest
 from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.judge import judge
 from ltui.training.diagnosis.judge_input import JudgeInput
+from ltui.training.shared.record_types import Outcome, Phase, RecordKind
 from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.state.run_snapshot import Verdict
-from ltui.training.tensor_queue.record_types import Outcome, Phase, RecordKind
 from tests.state.records import SECOND, labelled, pulse
 
 TRACEBACK = '  File "/home/user/train.py", line 31, in training_step\n    hidden = self.first(x)\n'

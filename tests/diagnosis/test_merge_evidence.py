@@ -14,9 +14,9 @@ from ltui.training.diagnosis.build_diagnosis import build_diagnosis
 from ltui.training.diagnosis.evidence import Evidence, HostEvidence, RankEvidence
 from ltui.training.diagnosis.judge_input import Death
 from ltui.training.diagnosis.merge_evidence import merge_evidence, shorten_for_link
+from ltui.training.shared.record_types import Phase, PulseState
 from ltui.training.state.json_decoder import from_json
 from ltui.training.state.run_snapshot import NodeSnapshot, to_json
-from ltui.training.tensor_queue.record_types import Phase, PulseState
 from tests.diagnosis.machines import at, machine, trained
 from tests.diagnosis.recordings import FOLDER, load, pulses_of
 from tests.state.records import SECOND

@@ -14,9 +14,9 @@ from ltui.training.diagnosis.evidence import (
 )
 from ltui.training.diagnosis.judge import Judgement, judge
 from ltui.training.diagnosis.judge_input import HealthHistory, JudgeInput, verdict_key
+from ltui.training.shared.record_types import Phase
 from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.state.run_snapshot import Verdict
-from ltui.training.tensor_queue.record_types import Phase
 from tests.diagnosis.recordings import judged, load
 from tests.state.records import SECOND, pulse, steps
 

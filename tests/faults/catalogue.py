@@ -150,6 +150,13 @@ FAULTS: tuple[Fault, ...] = (
         patience_s=60,
     ),
     Fault(
+        id="worker_forkserver",
+        title="worker of a fork server stuck",
+        inject="worker_sleep+forkserver",
+        expected=one("worker", line="data_sleep"),
+        patience_s=60,
+    ),
+    Fault(
         id="shm_full",
         title="shared memory full",
         needs=("shm",),

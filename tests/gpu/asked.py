@@ -15,7 +15,7 @@ from typing import Any
 
 import pynvml as nvml
 
-from ltui.training.gpu import process_owners
+from ltui.training.gpu import nvml_device
 from ltui.training.gpu import sampler as sampling
 from ltui.training.gpu.run_gpus import RunGpus
 from ltui.training.state.run_snapshot import RankSnapshot, RankState
@@ -37,7 +37,7 @@ def refused(function: Callable[..., Any], *arguments: Any) -> str | None:
 def main() -> None:
     period_s = float(sys.argv[1])
     # The processes of the script have not opened the device files of a real driver.
-    process_owners.DRIVER = Path("/nonexistent")
+    nvml_device.DRIVER = Path("/nonexistent")
     sampling.REOPEN_DELAY_S = sampling.RESCAN_PERIOD_S = 0.2
     sampling.OPEN_TIMEOUT_S = 3.0
     known = {"nvml": nvml, "gpu": gpu, "refused": refused, "os": os, "kept": {}}

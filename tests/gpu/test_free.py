@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ltui.training.gpu.free_gpus import (
-    busy_reason,
-    free_gpus,
-    select_gpus,
-    visible_variables,
-)
+from ltui.training.gpu.free_gpus import busy_reason, free_gpus, select_gpus, visible_variables
 from ltui.training.gpu.reading import GpuProcess, GpuReading, mig_index
 from ltui.training.problem import ProblemError
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ltui.training.gpu import process_owners
-from ltui.training.gpu.process_owners import ProcessInfoCache
+from ltui.training.gpu import nvml_device
+from ltui.training.gpu.nvml_device import ProcessInfoCache
 
 
 @pytest.fixture
@@ -17,8 +17,8 @@ def device_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file that stands for a device file of the driver."""
     file = tmp_path / "nvidia0"
     file.touch()
-    monkeypatch.setattr(process_owners, "DRIVER", tmp_path)
-    monkeypatch.setattr(process_owners, "DEVICE_FILES", str(tmp_path / "nvidia"))
+    monkeypatch.setattr(nvml_device, "DRIVER", tmp_path)
+    monkeypatch.setattr(nvml_device, "DEVICE_FILES", str(tmp_path / "nvidia"))
     return file
 
 
@@ -45,12 +45,12 @@ def test_a_process_of_the_same_pid_that_uses_no_gpu_is_another(device_file: Path
 def test_a_process_whose_files_are_secret_may_be_it(
     device_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_owners, "open_files", lambda _pid: [])
+    monkeypatch.setattr(nvml_device, "open_files", lambda _pid: [])
     assert is_visible(os.getpid())
 
 
 def test_without_device_files_nothing_can_be_said(
     device_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_owners, "DRIVER", device_file.parent / "missing")
+    monkeypatch.setattr(nvml_device, "DRIVER", device_file.parent / "missing")
     assert is_visible(os.getpid())

@@ -18,7 +18,7 @@ from ltui.training.gpu.recording import (
     write_recording,
 )
 from ltui.training.gpu.run_gpus import RunGpus
-from ltui.widgets.gpu_table import GpuTable
+from ltui.widgets.gpu_table import BELOW, GpuTable
 
 RECORDINGS = sorted((Path(__file__).parent / "recordings").glob("*.jsonl"))
 """Recordings of real GPUs, if there are any: ``recording.jsonl`` of the section ``readings``."""
@@ -121,7 +121,9 @@ async def test_the_demo_shows_a_recording_and_says_what_it_is(from_the_stand_in:
         app = recorded_demo(replace(recording, simulated=simulated))
         async with app.run_test(size=(120, 30)) as pilot:
             await pilot.pause()
-            assert app.screen.query_one(GpuTable).keys == ("0", "1")
+            # On a slow machine, notes may stand below a GPU already.
+            keys = app.screen.query_one(GpuTable).keys
+            assert [key for key in keys if BELOW not in key] == ["0", "1"]
             assert word in str(app.screen.query_one("#title").render())
 
 

@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from ltui.training.gpu.sampler import NO_DRIVER, NO_GPU, GpuSampler
+from ltui.training.gpu.reading import NO_DRIVER, NO_GPU
+from ltui.training.gpu.sampler import GpuSampler
 
 NOBODY = 4_194_305
 """Above the largest process id there can be."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ltui.training.gpu import throttle_reasons, xid_codes
-from ltui.training.gpu.peak_flops import PEAK_RATES, peak_flops, peak_rates
+from ltui.training.gpu.flop_utilisation import PEAK_RATES, peak_flops, peak_rates
+from ltui.training.gpu.reading import reason_names, xid_meaning, xid_sentence
 
 
 @pytest.mark.parametrize(
@@ -17,14 +17,14 @@ from ltui.training.gpu.peak_flops import PEAK_RATES, peak_flops, peak_rates
     ],
 )  # fmt: skip
 def test_throttle_reasons(mask, words):
-    assert throttle_reasons.reason_names(mask) == words
+    assert reason_names(mask) == words
 
 
 def test_xid_codes():
-    assert xid_codes.xid_sentence(79) == "XID 79: the GPU fell off the bus"
-    assert xid_codes.xid_meaning(79).unusable
-    assert not xid_codes.xid_meaning(31).unusable
-    assert "not in ltui's table" in xid_codes.xid_sentence(12345)
+    assert xid_sentence(79) == "XID 79: the GPU fell off the bus"
+    assert xid_meaning(79).unusable
+    assert not xid_meaning(31).unusable
+    assert "not in ltui's table" in xid_sentence(12345)
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_an_old_directory_in_which_something_changed_is_kept(tmp_path: Path) -> 
 def test_a_live_agent_keeps_its_directory(tmp_path: Path) -> None:
     run_dir = _ended(tmp_path)
     with run_dir.lock_path.open("r+b") as lock:
-        write_lock_text(lock.fileno())
+        write_lock_text(lock.fileno(), run_dir.lock_path)
     _make_old(run_dir)
     remove_unneeded_agents(tmp_path)
     remove_agents_of(RunDir(tmp_path / "runs" / "brave-owl-0002"))

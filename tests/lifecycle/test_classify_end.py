@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +16,11 @@ from ltui.training.lifecycle.classify_end import (
     classify_end,
     with_verdict_cause,
 )
-from ltui.training.lifecycle.elastic_log import last_error_line, worker_failures
+from ltui.training.lifecycle.elastic_log import UNGUARDED, last_error_line, worker_failures
 from ltui.training.lifecycle.shim_files import EngineExit
+from ltui.training.shared.record_types import Outcome, Phase, PulseState
 from ltui.training.state.record_fold import FoldedEvent, FoldState, RankFold
 from ltui.training.state.run_snapshot import CheckpointInfo, RunState, Verdict
-from ltui.training.tensor_queue.record_types import Outcome, Phase, PulseState
 
 ELASTIC_LOG = """\
 W1121 torch/distributed/elastic/multiprocessing/api.py:1000] Sending process 4301 closing signal
@@ -296,6 +299,21 @@ def test_a_warning_after_the_exception_is_not_the_cause() -> None:
     assert last_error_line(chained) == "OSError: 2"
     assert last_error_line(f"gives up\n{warning}") == "gives up"
     assert last_error_line("gives up\n/l/loop.py:224: You're resuming from ...\n") == "gives up"
+
+
+def test_a_script_that_a_worker_runs_again_is_named_before_what_followed(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import multiprocessing\n"
+        "worker = multiprocessing.get_context('forkserver').Process(target=print)\n"
+        "worker.start()\n"
+        "worker.join()\n"
+        "raise RuntimeError('a worker exited unexpectedly')\n"
+    )
+    argv = (sys.executable, str(script))
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    assert done.stderr.endswith("RuntimeError: a worker exited unexpectedly\n")
+    assert last_error_line(done.stderr) == UNGUARDED
 
 
 def test_what_a_rank_said_goes_before_the_agents_own_traceback() -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from ltui.training.lifecycle.pending_stops import PendingStopStore
+from ltui.training.shared.record_types import RecordKind
 from ltui.training.state.record_fold import FoldState, fold_many
 from ltui.training.state.stop_conditions import from_document, parse_metric_condition
 from ltui.training.store.run_directory import RunDir
 from ltui.training.tensor_queue.queue_reader import Poll
-from ltui.training.tensor_queue.record_types import RecordKind
 from tests.state.records import labelled, step
 
 

@@ -27,12 +27,15 @@ from ltui.training.nodes.agent_link import AgentLink
 from ltui.training.nodes.barrier_mirror import BarrierMirror
 from ltui.training.nodes.link_key import KEY_FILE_NAME, KEY_VARIABLE, LinkKey
 from ltui.training.nodes.link_limits import readings_period_s, report_period_s
-from ltui.training.nodes.link_place import read_link_place
-from ltui.training.nodes.messages import NodeReport, OrdersMessage, ReportMessage, own_version
-from ltui.training.nodes.node_address import parse_host_and_port
-from ltui.training.nodes.observations import MachineObservations
-from ltui.training.nodes.queue_chunk import QueuePosition, pack_chunks, unpack_positions
-from ltui.training.nodes.queue_tail import QueueTails
+from ltui.training.nodes.messages import (
+    MachineObservations,
+    NodeReport,
+    OrdersMessage,
+    ReportMessage,
+    own_version,
+)
+from ltui.training.nodes.node_address import parse_host_and_port, read_link_place
+from ltui.training.nodes.queue_tail import QueuePosition, QueueTails, pack_chunks, unpack_positions
 from ltui.training.process.rank_usage import RankUsage
 from ltui.training.state.run_snapshot import LIVE, GpuSnapshot
 from ltui.training.store.run_directory import RunDir, new_run_id

@@ -21,9 +21,9 @@ from ltui.training.rank.coordination.step_consensus import (
     table_name,
     waiting_state,
 )
+from ltui.training.shared.record_types import Outcome, Phase, RecordKind, StepField
 from ltui.training.tensor_queue.control_block import Command, ControlFile
 from ltui.training.tensor_queue.pulse_block import PulseWriter
-from ltui.training.tensor_queue.record_types import Outcome, Phase, RecordKind, StepField
 from ltui.training.tensor_queue.ring_writer import RingWriter
 
 QUEUE_BYTES = 1 << 16

@@ -117,6 +117,14 @@ def test_no_value_of_a_user_becomes_code(
     )
 
 
+@pytest.mark.parametrize("field", ["cwd", "output"])
+def test_a_line_break_in_the_name_of_a_folder_is_refused(field: str) -> None:
+    """Otherwise bash runs the rest of the name."""
+    script = replace(PLAIN, **{field: "/project\ntouch code"})  # type: ignore[arg-type]
+    with pytest.raises(ProblemError, match="the value has a line break"):
+        script.text()
+
+
 @settings(max_examples=200)
 @given(value=st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), min_size=1))
 def test_a_value_is_one_option_of_the_script(value: str) -> None:

@@ -15,8 +15,12 @@ import pytest
 from ltui.app.cli import main
 from ltui.training.config.run_spec import Nodes, RunSpec
 from ltui.training.nodes.head_link import HeadLink
-from ltui.training.nodes.join_messages import JoinOffer
-from ltui.training.nodes.join_offer import make_offer, training_versions, version_difference
+from ltui.training.nodes.join_offer import (
+    JoinOffer,
+    make_offer,
+    training_versions,
+    version_difference,
+)
 from ltui.training.nodes.link_key import LinkKey
 from ltui.training.nodes.messages import Orders
 from ltui.training.nodes.node_places import NodePlaces

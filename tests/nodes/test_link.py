@@ -16,7 +16,7 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ltui.training.nodes.head_link import HeadLink
+from ltui.training.nodes.head_link import MAX_STRANGERS, HeadLink
 from ltui.training.nodes.link_key import LinkKey
 from ltui.training.nodes.link_wire import (
     MAX_FRAMES,
@@ -272,6 +272,25 @@ def test_a_probe_of_the_head_is_not_reported() -> None:
 # -- identities ------------------------------------------------------------------------------------
 
 
+def test_connections_without_the_key_do_not_take_all_file_descriptors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ltui.training.nodes.link_wire._HANDSHAKE_MS", 600_000)
+    key = LinkKey.generate()
+    with head(key) as recording, agent(key, recording.link.port) as first:
+        wait_for(lambda: first.exchange([b"1"], 1.0))
+        before, count = len(os.listdir("/proc/self/fd")), MAX_STRANGERS + 100
+        with contextlib.ExitStack() as strangers:
+            for _ in range(count):
+                stranger = socket.create_connection((LOOPBACK, recording.link.port))
+                strangers.enter_context(stranger)
+            most = before + count + MAX_STRANGERS + 10
+            wait_for(lambda: len(os.listdir("/proc/self/fd")) <= most)
+            assert first.exchange([b"2"], 60.0) == [b"2"]
+            with agent(key, recording.link.port, "2") as second:
+                assert wait_for(lambda: second.exchange([b"3"], 1.0)) == [b"3"]
+
+
 def test_a_second_agent_of_one_node_is_refused() -> None:
     with head(KEY) as recording, agent(KEY, recording.link.port) as first:
         exchange(first, b"first")
@@ -319,7 +338,7 @@ def test_a_head_with_another_key_on_the_same_port_gets_nothing() -> None:
 
 _HEAD = """
 import os, sys, time
-from ltui.training.nodes.head_link import HeadLink
+from ltui.training.nodes.head_link import MAX_STRANGERS, HeadLink
 from ltui.training.nodes.link_key import LinkKey
 key = LinkKey.find(None, os.environ)
 link = HeadLink(key, "127.0.0.1", int(sys.argv[1]), lambda _, frames: frames, print)

@@ -11,13 +11,7 @@ import pytest
 from ltui.training.diagnosis.evidence import Diagnosis
 from ltui.training.state.run_snapshot import NodeState
 from tests.faults.catalogue import BY_ID
-from tests.nodes.machine_faults import (
-    first_verdict,
-    kill_agent,
-    started,
-    stop_agent,
-    watch,
-)
+from tests.nodes.machine_faults import first_verdict, kill_agent, started, stop_agent, watch
 from tests.nodes.two_machines import ltui_on
 from tests.required import required
 

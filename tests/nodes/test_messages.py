@@ -10,15 +10,13 @@ from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.shim_files import EngineExit
 from ltui.training.nodes.messages import (
     LogPart,
+    MachineObservations,
     NodeReport,
     Orders,
     OrdersMessage,
+    RankObservations,
     ReportMessage,
     StopOrder,
-)
-from ltui.training.nodes.observations import (
-    MachineObservations,
-    RankObservations,
     merge_ranks,
 )
 from ltui.training.process.identity import ProcessIdentity
@@ -68,6 +66,7 @@ def test_orders_survive_their_encoding() -> None:
         [],
         [b"\xff"],
         [b"[]", b"", b"", b""],
+        [b"[" * 200_000, b"", b"", b""],
         [b'{"protocol": 99, "node": 1}', b"", b"", b""],
         [b'{"protocol": 1}', b"", b"", b""],
         ReportMessage(report(), logs=[]).encode()[:-1],

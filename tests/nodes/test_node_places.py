@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from ltui.training.nodes.join_messages import (
+from ltui.training.nodes.join_offer import (
     JOIN,
     JoinDecline,
     JoinMessage,
@@ -70,6 +70,7 @@ def test_a_message_survives_the_wire(message: JoinMessage) -> None:
         [JOIN],
         [JOIN, b"{"],
         [JOIN, b"[]"],
+        [JOIN, b"[" * 200_000],
         [JOIN, b"\xff"],
         [JOIN, b"{}", b"{}"],
         [b"report", encode_join(B)[1]],

@@ -43,6 +43,7 @@ def test_two_nodes_pause_save_stop_and_resume_as_one_run(two_homes: TwoHomes) ->
     assert [c["reason"] for c in stopped["checkpoints"]] == ["request", "stop"]
     assert all(checkpoint["ok"] for checkpoint in stopped["checkpoints"])
     wait_until_gone(two_homes.processes)
+    assert not [*two_homes.agent.home.rglob("*.queue")], "the head has what is in them"
 
     two_homes.resume()
     head.wait_for_step(stopped_at + 20)

@@ -14,23 +14,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ltui.training.lifecycle.rank_queue_poller import QueuePoller, is_dead, rank_alive
-from ltui.training.nodes.queue_chunk import (
+from ltui.training.lifecycle.rank_queue_poller import (
+    FILES_FOR_OTHERS,
+    QueuePoller,
+    allow_queues_of,
+    is_dead,
+    rank_alive,
+)
+from ltui.training.nodes.queue_mirror import QueueMirror, QueueMirrors
+from ltui.training.nodes.queue_tail import (
     QueueChunk,
     QueuePosition,
+    QueueTail,
+    QueueTails,
     pack_chunks,
     pack_positions,
     unpack_chunks,
     unpack_positions,
 )
-from ltui.training.nodes.queue_mirror import QueueMirror, QueueMirrors
-from ltui.training.nodes.queue_tail import QueueTail, QueueTails
-from ltui.training.process.open_files import FILES_FOR_OTHERS, allow_queues_of
+from ltui.training.shared.record_types import Outcome, Phase
 from ltui.training.tensor_queue import file_layout
 from ltui.training.tensor_queue.file_layout import QueueFileError
 from ltui.training.tensor_queue.pulse_block import PulseWriter
 from ltui.training.tensor_queue.queue_reader import QueueReader, Record
-from ltui.training.tensor_queue.record_types import Outcome, Phase
 from ltui.training.tensor_queue.ring_writer import RingWriter
 from tests.tensor_queue.rows import drain
 
@@ -408,6 +414,29 @@ def test_a_full_disk_is_an_error_of_one_write(
     mirrors.apply(1, tails.chunks(mirrors.positions(1)))
     assert mirrors.errors == {}
     assert [r.seq for r in QueueReader(folders.mirror).poll().records] == [0, 1]
+    mirrors.close()
+    tails.close()
+
+
+def test_only_files_that_the_head_has_in_full_are_removed(folders: Folders) -> None:
+    ring = RingWriter.create(folders.source, 4096)
+    mirrors, tails = QueueMirrors(folders.mirror.parent), QueueTails(folders.source.parent)
+    put(ring, 0)
+    mirrors.apply(1, tails.chunks(mirrors.positions(1)))
+    behind = mirrors.positions(1)
+    put(ring, 1)
+    mirrors.apply(1, tails.chunks(behind))
+    for missing in ({}, behind):
+        tails.remove_acknowledged(missing)
+        assert folders.source.exists()
+    # Workers that were restarted: the head has the records of the first ones.
+    again = RingWriter.create(folders.source, 4096)
+    put(again, 2)
+    tails.remove_acknowledged(mirrors.positions(1))
+    assert folders.source.exists()
+    mirrors.apply(1, tails.chunks(mirrors.positions(1)))
+    tails.remove_acknowledged(mirrors.positions(1))
+    assert not folders.source.exists()
     mirrors.close()
     tails.close()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ltui.training.nodes.refusal_log import MAX_PER_MINUTE, REPEAT_S, RefusalLog
+from ltui.training.nodes.link_wire import MAX_PER_MINUTE, REPEAT_S, RefusalLog
 
 
 def test_one_sentence_a_minute_that_counts_those_between() -> None:

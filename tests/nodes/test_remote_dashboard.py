@@ -13,16 +13,15 @@ from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.launch_run import create_run_directory
 from ltui.training.lifecycle.run_status import is_abandoned, resolve_snapshot
 from ltui.training.problem import ProblemError
-from ltui.training.slurm.allocation import job_of_environment, pause_cost
 from ltui.training.slurm.job_options import JobOptions
 from ltui.training.slurm.job_record import (
     JobRecord,
-    slurm_dir,
+    Life,
     write_head,
     write_lives,
     write_submission,
 )
-from ltui.training.slurm.lives import Life
+from ltui.training.slurm.run_place import job_of_environment, pause_cost
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.run_directory import RunDir, read_json, write_json
 
@@ -50,10 +49,10 @@ def elsewhere(private_home: Path) -> RunDir:
     )
     write_lives(run_dir, [Life(job_id="12", started_at=time.time())], counted_from=0)
     write_head(run_dir, "12", None, "n[1-2]")
-    head = read_json(slurm_dir(run_dir) / "head.json")
+    head = read_json(run_dir.slurm_dir / "head.json")
     assert head is not None
     document = {**head, "boot_id": "another boot", "host": "n1", "node": "n1"}
-    write_json(slurm_dir(run_dir) / "head.json", document)
+    write_json(run_dir.slurm_dir / "head.json", document)
     return run_dir
 
 

@@ -9,22 +9,43 @@ import pytest
 
 from ltui.training.config.run_spec import Nodes, RunSpec
 from ltui.training.nodes.barrier_mirror import BarrierMirror
-from ltui.training.nodes.join_messages import JoinOffer
-from ltui.training.nodes.join_offer import make_offer
-from ltui.training.nodes.messages import NodeReport, Orders, ReportMessage, own_version
+from ltui.training.nodes.join_offer import JoinOffer, make_offer
+from ltui.training.nodes.link_wire import MAX_PER_MINUTE
+from ltui.training.nodes.messages import (
+    MachineObservations,
+    NodeReport,
+    Orders,
+    OrdersMessage,
+    ReportMessage,
+    own_version,
+)
 from ltui.training.nodes.node_places import NodePlaces
 from ltui.training.nodes.node_watch import NodeWatch
-from ltui.training.nodes.observations import MachineObservations
 from ltui.training.state.run_snapshot import GpuSnapshot, Verdict
 from ltui.training.store.run_directory import RunDir
-from ltui.training.supervise.nodes.node_reports import NodeReports, RemoteNode
-from ltui.training.supervise.nodes.report_intake import ReportIntake
+from ltui.training.supervise.nodes.node_reports import NodeReports, RemoteNode, ReportIntake
 
 
 def offer(node: int) -> JoinOffer:
     nodes = Nodes(count=2, rank=0, address="127.0.0.1", port=1)
     spec = RunSpec(id="r", name="r", created_at=0.0, cwd="/", python="python", nodes=nodes)
     return make_offer(spec, node, {}, Orders(attempt=1))
+
+
+def test_an_agent_that_is_refused_again_and_again_does_not_fill_the_history(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    places = NodePlaces(run_id="r", count=2, version=own_version(), offer=offer)
+    intake = ReportIntake(
+        run_dir, Orders(attempt=1), {}, places, BarrierMirror(run_dir.queue_dir(1))
+    )
+    for number in range(1000):
+        other = ReportMessage(
+            NodeReport(node=1, version=f"{number // 2}", host="b", machine_id="m")
+        )
+        orders = OrdersMessage.decode(intake.report("1", other.encode())).orders
+        assert f"it runs ltui {number // 2}" in (orders.refusal or "")
+    assert len(intake.take_events()) == MAX_PER_MINUTE
+    intake.close()
 
 
 @pytest.mark.parametrize("fast_s", [90.0, -90.0, 0.0])

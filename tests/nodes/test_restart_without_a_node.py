@@ -11,8 +11,8 @@ import pytest
 from ltui.training.lifecycle.restart_rules import read_restart_history
 from ltui.training.nodes.link_limits import NODE_GONE_VARIABLE
 from ltui.training.state.run_snapshot import NodeState, RunState
+from ltui.training.store.find_run import find_run
 from ltui.training.store.history_reader import RunStore
-from ltui.training.store.run_directory import find_run
 from tests.live_processes import wait_until_gone
 from tests.nodes.run_of_machines import cut, kill, start_run
 from tests.nodes.two_homes import TwoHomes

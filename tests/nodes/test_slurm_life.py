@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from ltui.training.slurm.job_record import JobRecord, read_record
+from ltui.training.store.find_run import find_run
 from ltui.training.store.history_place import read_place
 from ltui.training.store.run_checkpoints import list_checkpoints, verify
-from ltui.training.store.run_directory import find_run
 from tests.nodes.slurm_cluster import SlurmCluster, in_cluster, slurm_cluster
 from tests.required import required
 from tests.system.conftest import Ltui

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ltui.training.process.identity import boot_id
 from ltui.training.slurm.job_options import JobOptions
-from ltui.training.slurm.job_record import Head, JobRecord, with_unfinished_closed
+from ltui.training.slurm.job_record import Head, JobRecord, Life, refusal, with_unfinished_closed
 from ltui.training.slurm.job_states import (
     SlurmJob,
     clock_words,
@@ -20,7 +20,6 @@ from ltui.training.slurm.job_states import (
     reason_words,
     state_words,
 )
-from ltui.training.slurm.lives import Life, refusal
 from ltui.training.slurm.run_place import Place, place_of
 from ltui.training.state.run_snapshot import RunState
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,18 +19,20 @@ from ltui.app.slurm.head_node import _write_nodes
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.launch_run import create_run_directory
 from ltui.training.nodes.link_key import LinkKey
-from ltui.training.nodes.link_place import LinkPlace, write_link_place
+from ltui.training.nodes.node_address import LinkPlace, write_link_place
 from ltui.training.slurm.job_options import JobOptions
 from ltui.training.slurm.job_record import (
     JobRecord,
+    Life,
     read_record,
     write_lives,
+    write_resubmitted,
     write_submission,
 )
-from ltui.training.slurm.lives import Life
 from ltui.training.slurm.queue_cache import ASK_S, QueueCache
 from ltui.training.store.run_directory import RunDir
 from tests.ltui_command import run_ltui
+from tests.required import required
 
 STAND_IN = """#!{python}
 import json, os, sys
@@ -92,6 +95,33 @@ Ltui = Callable[..., "subprocess.CompletedProcess[str]"]
 
 def runs(home: Path) -> list[str]:
     return sorted(p.name for p in (home / "runs").glob("*")) if home.exists() else []
+
+
+def test_the_copy_of_a_queued_run_does_not_cancel_its_job(
+    ltui: Ltui, slurm: Slurm, private_home: Path
+) -> None:
+    slurm.add("sbatch", output="4711\n")
+    slurm.add("squeue", output="4711|PENDING|Priority|N/A|N/A|\n")
+    slurm.add("scancel")
+    ltui("submit", "--", "true", code=0)
+    (run_id,) = runs(private_home)
+    shutil.copytree(private_home / "runs" / run_id, private_home / "runs" / "copy-0001")
+    assert "it is not running" in ltui("stop", "copy-0001", code=2).stderr
+    assert slurm.calls("scancel") == []
+    ltui("stop", run_id, code=0)
+    assert slurm.calls("scancel") == [["4711"]]
+
+
+def test_a_folder_that_no_script_can_name_leaves_no_run(
+    slurm: Slurm, tmp_path: Path, private_home: Path
+) -> None:
+    slurm.add("sbatch", output="4711\n")
+    folder = tmp_path / "a\ntouch code"
+    folder.mkdir()
+    done = run_ltui("submit", "--", "true", cwd=folder, code=2)
+    assert "the value has a line break" in done.stderr
+    assert slurm.calls("sbatch") == []
+    assert runs(private_home) == []
 
 
 def test_a_submitted_run_stands_in_the_list_as_queued(
@@ -201,6 +231,29 @@ def test_a_job_that_someone_has_cancelled_is_not_requeued(
     assert after is not None
     assert after.lives[-1].requeued == continues
     assert after.note == (None if continues else "not requeued: job 7 was cancelled")
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_job_leaves_a_run_that_somebody_has_resumed_meanwhile(
+    slurm: Slurm, private_home: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    """A resume may come between the end of the run and the end of its job."""
+    run_dir = RunDir(private_home / "runs" / "brave-owl-12ab")
+    run_dir.path.mkdir(parents=True)
+    record = JobRecord(token="t", submitted_at=1.0, options=JobOptions(), first_job_id="7")
+    write_submission(run_dir, record)
+    life = Life(job_id="7", started_at=1.0, ended_at=2.0, end_step=5, outcome="stopped")
+    write_lives(run_dir, [life], counted_from=0)
+    write_resubmitted(run_dir, required(read_record(run_dir)), "8")
+    if begun:
+        lives = (*required(read_record(run_dir)).lives, Life(job_id="8", started_at=3.0))
+        write_lives(run_dir, lives, counted_from=1)
+    before = read_record(run_dir)
+    slurm.add("scontrol", "JobId=7 JobState=RUNNING Reason=None Restarts=0\n")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert continue_run(run_dir, 0) == EXIT_STOPPED
+    assert not slurm.calls("scontrol")
+    assert read_record(run_dir) == before
 
 
 def test_all_processes_together_ask_slurm_at_most_twice_a_minute(

@@ -21,11 +21,11 @@ import pytest
 from ltui.training.config.presets import build_spec, load_preset
 from ltui.training.config.run_spec import Nodes, RunSpec
 from ltui.training.nodes.barrier_mirror import BarrierMirror
+from ltui.training.shared.record_types import StepField
 from ltui.training.store.run_checkpoints import checkpoint_to_resume
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.engine_command import engine_start, write_rank_config
 from ltui.training.tensor_queue.control_block import Command
-from ltui.training.tensor_queue.record_types import StepField
 from tests.nodes.two_machines import Machine, Machines, open_machines, run_on, start_on
 from tests.rank.runs import RunFolder
 from tests.required import required

@@ -15,13 +15,7 @@ from ltui.training.state.run_snapshot import NodeState, RunState
 from ltui.training.state.verdict_kinds import VerdictKind
 from ltui.training.store.run_checkpoints import list_checkpoints, verify
 from tests.nodes.run_of_machines import MachinesRun, observe, start_head, start_run
-from tests.nodes.two_machines import (
-    Machine,
-    Machines,
-    ltui_on,
-    open_machines,
-    start_on,
-)
+from tests.nodes.two_machines import Machine, Machines, ltui_on, open_machines, start_on
 from tests.waiting import wait_for
 
 LIMIT_S = 600

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ltui.training.nodes.link_place import read_link_place
-from ltui.training.store.run_directory import RunDir, find_run
+from ltui.training.nodes.node_address import read_link_place
+from ltui.training.store.find_run import find_run
+from ltui.training.store.run_directory import RunDir
 from tests.nodes.addresses import free_port_pair
 from tests.nodes.two_homes import TwoHomes
 from tests.required import required

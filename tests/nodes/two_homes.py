@@ -13,8 +13,9 @@ from typing import Any
 import psutil
 import pytest
 
-from ltui.training.nodes.link_place import read_link_place
-from ltui.training.store.run_directory import RunDir, find_run
+from ltui.training.nodes.node_address import read_link_place
+from ltui.training.store.find_run import find_run
+from ltui.training.store.run_directory import RunDir
 from tests.nodes.addresses import free_port_pair
 from tests.system.conftest import Ltui
 

@@ -27,7 +27,7 @@ def fit(run: RunFolder) -> Iterator[Any]:
     import lightning.pytorch as pl
 
     from ltui.training.rank.callback_factory import rebuild_callback
-    from ltui.training.rank.environment import RankEnvironment
+    from ltui.training.shared.rank_environment import RankEnvironment
 
     def train(model: Any, *data: Any, call: str = "fit", extra: Any = None, **options: Any) -> Any:
         environment = RankEnvironment.read(run.environment(**(extra or {})))

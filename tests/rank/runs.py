@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from ltui.training.shared.record_types import PulseState, RecordKind, StepField
 from ltui.training.tensor_queue.control_block import Command, ControlFile
 from ltui.training.tensor_queue.queue_reader import QueueReader
-from ltui.training.tensor_queue.record_types import PulseState, RecordKind, StepField
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "scripts" / "train.py"
@@ -104,7 +104,7 @@ class RunFolder:
 
 def rank_side(folder: Path) -> Path:
     """Create a folder for PYTHONPATH with the code that ranks import and its entry points."""
-    for package in ("tensor_queue", "rank"):
+    for package in ("shared", "tensor_queue", "rank"):
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(
             ROOT / "training" / package, folder / "ltui/training" / package, ignore=ignore

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ltui.training.rank.checkpoint_files import (
+from ltui.training.shared.checkpoint_files import (
     checkpoint_name,
     partial_path,
     prune_periodic,
@@ -24,7 +24,7 @@ from ltui.training.store.run_checkpoints import checkpoint_to_resume, list_check
 WRITER = """
 import os, sys
 from pathlib import Path
-from ltui.training.rank.checkpoint_files import (
+from ltui.training.shared.checkpoint_files import (
     checkpoint_name, partial_path, publish_checkpoint, rank_file,
 )
 path = Path(sys.argv[1]) / checkpoint_name(100, "stop")

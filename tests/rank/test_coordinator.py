@@ -18,9 +18,9 @@ import torch
 
 from ltui.training.rank.coordination.stop_exception import RunStopped
 from ltui.training.rank.coordination.stop_signals import REPEAT_S
+from ltui.training.shared.record_types import Outcome, Phase
 from ltui.training.tensor_queue.control_block import Command
 from ltui.training.tensor_queue.queue_writer import QueueWriter
-from ltui.training.tensor_queue.record_types import Outcome, Phase
 from tests.rank.models import Linear, loader
 from tests.rank.runs import RunFolder
 from tests.required import required
@@ -338,7 +338,7 @@ def test_training_continues_if_the_checkpoint_cannot_be_written(run: RunFolder, 
 
 
 def test_a_full_disk_is_detected_before_writing(run: RunFolder, fit: Any, monkeypatch: Any) -> None:
-    from ltui.training.rank import checkpoint_files
+    from ltui.training.shared import checkpoint_files
 
     monkeypatch.setattr(checkpoint_files, "_SPARE_BYTES", 1 << 60)
     fit(Linear(requests_at(run, Command.CHECKPOINT, 1)), loader(5), max_epochs=1)

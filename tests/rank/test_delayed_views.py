@@ -26,11 +26,7 @@ from ltui.training.nodes.barrier_mirror import (
     read_rows,
     unpack_copy,
 )
-from ltui.training.rank.coordination.step_consensus import (
-    Action,
-    BarrierTable,
-    boundary_position,
-)
+from ltui.training.rank.coordination.step_consensus import Action, BarrierTable, boundary_position
 from tests.rank.simulated_rank import SimulatedRank
 
 STEPS = 12

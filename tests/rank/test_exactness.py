@@ -30,7 +30,7 @@ FEW = [
     *("1/plain:0:validation:validations", "1/moody:0:mid-epoch", "1/lucky:0:mid-epoch"),
     *("2/plain:0:validation", "2/plain:2:counted steps", "2/own:0:accumulation"),
     *("2/weighted:0:mid-epoch", "2/stateful:0:epoch end", "2/plain:0:mid-epoch:sharded"),
-    *("1/persistent:2:counted steps", "2/stateful_weighted:2:first epoch"),
+    *("1/persistent:2:counted steps", "1/spawned:2:mid-epoch", "2/stateful_weighted:2:first epoch"),
     *("2/length_batches:0:mid-epoch", "2/sequences:2:mid-epoch", "2/stateful_shuffled:2:mid-epoch"),
     *("4/plain:0:first epoch", "4/plain:0:validation"),
     *(["2/ffcv_loader:0:mid-epoch"] if has_ffcv() else []),
@@ -54,7 +54,18 @@ SHARED = "Not exact from here: it was saved by"
 IN_WORKERS = "random draws of the dataset inside its workers"
 READ_AGAIN = "were read again and dropped"
 FOLLOWED = (
-    *("plain", "in_order", "persistent", "generator", "weighted", "batched", "two", "shortest"),
+    *(
+        "plain",
+        "in_order",
+        "persistent",
+        "spawned",
+        "served",
+        "generator",
+        "weighted",
+        "batched",
+        "two",
+        "shortest",
+    ),
     *("length_batches", "counting", "moody"),
 )
 WITHOUT_POSITION = ("stream", "lucky", "simple")

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ltui.training.models.gpt import GPT
 from ltui.training.rank import callback_factory
-from ltui.training.rank.environment import RankEnvironment
-from ltui.training.tensor_queue.record_types import RecordKind
+from ltui.training.shared.rank_environment import RankEnvironment
+from ltui.training.shared.record_types import RecordKind
 from tests.gpu.hardware.model_flops import gpt_flops
 
 

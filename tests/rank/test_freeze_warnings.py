@@ -14,10 +14,9 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from ltui.training.rank import callback_factory
-from ltui.training.rank.environment import RankEnvironment
-from ltui.training.rank.freeze_warnings import shared_memory_warnings
-from ltui.training.rank.log_call_check import find_log_call_warnings
-from ltui.training.tensor_queue.record_types import RecordKind
+from ltui.training.rank.freeze_warnings import find_log_call_warnings, shared_memory_warnings
+from ltui.training.shared.rank_environment import RankEnvironment
+from ltui.training.shared.record_types import RecordKind
 
 _SOURCE = """
 from lightning.pytorch import LightningModule

@@ -11,12 +11,8 @@ from typing import Any
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from ltui.training.rank.callback_factory import rebuild_callback
-from ltui.training.rank.environment import RankEnvironment
-from ltui.training.rank.hyperparameters import (
-    MAX_BYTES,
-    send_caller_settings,
-    send_hyperparameters,
-)
+from ltui.training.rank.hyperparameters import MAX_BYTES, send_caller_settings, send_hyperparameters
+from ltui.training.shared.rank_environment import RankEnvironment
 from tests.rank.models import Linear, loader
 from tests.rank.runs import RunFolder
 from tests.required import required

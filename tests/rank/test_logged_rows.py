@@ -12,16 +12,14 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
-    EventAccumulator,
-)
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 from torchmetrics import MeanMetric
 
 from ltui.training.rank import metric_records
 from ltui.training.rank.callback_factory import rebuild_callback
 from ltui.training.rank.channel import Channel
-from ltui.training.rank.environment import RankEnvironment
-from ltui.training.tensor_queue.record_types import RecordKind
+from ltui.training.shared.rank_environment import RankEnvironment
+from ltui.training.shared.record_types import RecordKind
 from tests.rank.models import Linear, TwoOptimizers, loader
 from tests.rank.runs import RunFolder
 from tests.required import required

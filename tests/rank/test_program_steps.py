@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from ltui.training.lifecycle.rank_package import install_rank_package
-from ltui.training.tensor_queue.record_types import RecordKind, StepField
+from ltui.training.shared.record_types import RecordKind, StepField
 from tests.rank.runs import ROOT, RunFolder
 from tests.rank.scripts.stepping_program import EVALUATION_S
 

@@ -25,6 +25,7 @@ def test_a_damaged_sharded_checkpoint_is_not_resumed_from(tmp_path: Path) -> Non
     assert not list(tmp_path.glob(".*.part"))
     info = checkpoint_to_resume(tmp_path)
     assert info is not None
+    assert info.weights == "finite"
     path = Path(info.path)
     shards = sorted(path.glob("*.distcp"))
     assert len(shards) == 2

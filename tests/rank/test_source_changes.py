@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.rank.runs import RunFolder
+
 PROGRAM = """
 import multiprocessing, sys, pathlib
 from ltui.training.rank.source_changes import watch_sources
@@ -47,3 +49,59 @@ def test_changed_sources_are_reported_once_if_workers_read_them(
     assert len(warnings) == (0 if method == "fork" else 1)
     assert lines.count("worker") == 3
     assert all(f"(start method {method})" in line for line in warnings)
+
+
+TRAINER_AT_IMPORT = """
+import multiprocessing, sys, pathlib
+import lightning.pytorch
+
+trainer = lightning.pytorch.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+
+if __name__ == "__main__":
+    (queue,) = pathlib.Path(sys.argv[1]).glob("*.queue")
+    before = queue.stat().st_ino
+    worker = multiprocessing.get_context("spawn").Process(target=print, args=("worker",))
+    worker.start()
+    worker.join()
+    print("same queue:", queue.stat().st_ino == before)
+"""
+
+
+def test_a_trainer_that_a_worker_makes_when_it_imports_the_script_is_no_rank(
+    tmp_path: Path, run: RunFolder, side: Path
+) -> None:
+    (tmp_path / "program.py").write_text(TRAINER_AT_IMPORT)
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "PYTHONPATH": str(side)}
+    done = subprocess.run(
+        [sys.executable, "program.py", run.queue_dir],
+        cwd=tmp_path, env={**os.environ, **run.environment(**rank)},
+        capture_output=True, text=True, timeout=200, check=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-2:] == ["worker", "same queue: True"]
+
+
+UNGUARDED = """
+import multiprocessing, sys
+from ltui.training.rank.source_changes import watch_sources
+
+watch_sources(lambda what, remedy: print(what, remedy, flush=True))
+worker = multiprocessing.get_context(sys.argv[1]).Process(target=print, args=("worker",))
+worker.start()
+worker.join()
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("guard", ["", 'if __name__ == "__main__": pass'])
+def test_a_script_that_its_workers_run_again_is_named_before_they_do(
+    tmp_path: Path, method: str, guard: str
+) -> None:
+    (tmp_path / "program.py").write_text(UNGUARDED + guard)
+    done = subprocess.run(
+        [sys.executable, "program.py", method],
+        cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    warnings = [line for line in done.stdout.splitlines() if line.startswith("program.py has no")]
+    assert len(warnings) == (method != "fork" and not guard)
+    assert all(f"(start method {method})" in line for line in warnings)
+    assert ("bootstrapping phase" in done.stderr) == (method != "fork")

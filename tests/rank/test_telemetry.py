@@ -14,7 +14,7 @@ from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
 
 from ltui.training.rank.channel import current_channel
 from ltui.training.rank.telemetry import count_samples, local_value
-from ltui.training.tensor_queue.record_types import Outcome, Phase, RecordKind, StepField
+from ltui.training.shared.record_types import Outcome, Phase, RecordKind, StepField
 from tests.rank.models import Endless, Linear, TwoOptimizers, loader
 from tests.rank.runs import RunFolder
 from tests.required import required

@@ -8,8 +8,8 @@ import pytest
 from torch.utils.data import DataLoader
 
 from ltui.training.rank.coordination.stop_exception import RunStopped
+from ltui.training.shared.record_types import StepField
 from ltui.training.tensor_queue.control_block import Command
-from ltui.training.tensor_queue.record_types import StepField
 from tests.rank.models import Linear, loader
 from tests.rank.runs import RunFolder
 
@@ -33,7 +33,7 @@ class Tuned(Linear):
 
 def _callbacks(run: RunFolder, *more: Any) -> list[Any]:
     from ltui.training.rank.callback_factory import rebuild_callback
-    from ltui.training.rank.environment import RankEnvironment
+    from ltui.training.shared.rank_environment import RankEnvironment
 
     environment = RankEnvironment.read(run.environment(**PERIODIC))
     return [*more, rebuild_callback("lightning", environment)]

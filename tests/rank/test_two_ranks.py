@@ -20,8 +20,8 @@ from typing import Any
 import psutil
 import pytest
 
+from ltui.training.shared.record_types import Outcome, Phase, RecordKind, StepField
 from ltui.training.tensor_queue.control_block import Command, ControlFile
-from ltui.training.tensor_queue.record_types import Outcome, Phase, RecordKind, StepField
 from tests.rank.runs import RunFolder, Script
 from tests.required import required
 from tests.waiting import wait_for

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from ltui.training.rank.coordination.best_checkpoints import BestCheckpoints
+from ltui.training.rank.coordination.request_leader import BestCheckpoints
 from ltui.training.rank.program.program_checkpoint import ProgramCheckpoint
 from ltui.training.rank.weights_check import WeightsCheck
 from ltui.training.store.run_checkpoints import list_checkpoints
@@ -84,6 +84,29 @@ def test_lightning_marks_its_checkpoints_and_keeps_none_with_nan_as_the_best(
 def test_files_of_a_program_are_checked_where_they_are_plain_tensors(
     tmp_path: Path, save: Callable[[Path], object], weights: str | None
 ) -> None:
+    checkpoint = ProgramCheckpoint(save, save, rank=0, world_size=1, all_ranks=False)
+    assert checkpoint.save(tmp_path, "stop", 12, bool, {"attempt": 1, "fit": 1}).error is None
+    (stored,) = list_checkpoints(tmp_path)
+    assert stored.weights == weights
+
+
+@pytest.mark.parametrize(("value", "weights"), [(1.0, "finite"), (math.nan, "NaN")])
+@pytest.mark.parametrize("folder", ["", "checkpoint-12"])
+def test_checkpoints_of_the_hugging_face_trainer_are_checked(
+    tmp_path: Path, value: float, weights: str, folder: str
+) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+
+    def save(path: Path) -> None:
+        (path / folder).mkdir(exist_ok=True)
+        fine = {"a": spoilt(1.0), "number": torch.tensor(7)}
+        safetensors.save_file(fine, path / folder / "model-00001-of-00002.safetensors")
+        second = path / folder / "model-00002-of-00002.safetensors"
+        safetensors.save_file({"b": spoilt(value, torch.bfloat16)}, second)
+        # What lies beside the weights may be anything.
+        torch.save({"state": spoilt(math.nan)}, path / folder / "optimizer.pt")
+        torch.save(BestCheckpoints, path / folder / "training_args.bin")
+
     checkpoint = ProgramCheckpoint(save, save, rank=0, world_size=1, all_ranks=False)
     assert checkpoint.save(tmp_path, "stop", 12, bool, {"attempt": 1, "fit": 1}).error is None
     (stored,) = list_checkpoints(tmp_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch._utils import ExceptionWrapper
 
-from ltui.training.rank.worker_exceptions import unwrap_worker_exception
+from ltui.training.rank.channel import unwrap_worker_exception
 
 
 class TwoArgumentsError(Exception):

@@ -14,7 +14,7 @@ import pytest
 PARENT = textwrap.dedent(
     """
     import multiprocessing, os, signal, subprocess, sys, time
-    from ltui.training.rank.coordination.worker_signals import protect_workers
+    from ltui.training.rank.coordination.stop_signals import protect_workers
     from ltui.training.tensor_queue.control_block import STOP_SIGNALS
 
     def work(pipe):
@@ -75,7 +75,7 @@ def test_a_worker_without_its_parent_can_be_terminated(tmp_path: Path) -> None:
 NESTED = textwrap.dedent(
     """
     import multiprocessing, os, signal, sys, time
-    from ltui.training.rank.coordination.worker_signals import protect_workers
+    from ltui.training.rank.coordination.stop_signals import protect_workers
 
     BLOCKED = "grep -q 'SigBlk:.*0000$' /proc/self/status"
 
@@ -142,7 +142,7 @@ def test_what_a_worker_starts_and_its_handlers_have_the_usual_signals(
 LOADER_WORKER = textwrap.dedent(
     """
     from torch.utils.data import DataLoader
-    from ltui.training.rank.coordination.worker_signals import protect_workers
+    from ltui.training.rank.coordination.stop_signals import protect_workers
 
     if __name__ == "__main__":
         protect_workers()
@@ -166,7 +166,7 @@ RANK_OF_A_RANK = textwrap.dedent(
     """
     import multiprocessing, os, signal
     from ltui.training.rank.coordination.stop_signals import StopSignals
-    from ltui.training.rank.coordination.worker_signals import protect_workers
+    from ltui.training.rank.coordination.stop_signals import protect_workers
 
     def train(pipe):
         received = set()

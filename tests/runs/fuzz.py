@@ -226,7 +226,7 @@ def fuzz(home: Path, first: int, count: int, seed: int, source: Path | None = No
     evil.path.rename(whole)
     wrong: list[str] = []
     refused = mock.Mock(side_effect=ProblemError.of(where="fuzz", what="no supervisor is started."))
-    with mock.patch("ltui.training.lifecycle.recover_runs.restart_supervisor", refused):
+    with mock.patch("ltui.training.lifecycle.start_supervisor.restart_supervisor", refused):
         for number in range(first, first + count):
             chance = random.Random(f"{seed} {number}")
             shutil.copytree(whole, evil.path, symlinks=True, copy_function=os.link)

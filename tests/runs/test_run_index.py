@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import stat
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ltui.app.runs import run_list, slow_values
+from ltui.app.runs import run_index, run_list, slow_values
 from ltui.app.runs.filter_runs import run_filter
 from ltui.app.runs.run_fields import value_of
 from ltui.app.runs.run_index import INDEX_NAME, VERSION
@@ -122,9 +123,37 @@ def _other_rows(path: Path) -> None:
         connection.execute("UPDATE runs SET metrics = x'00' WHERE id = ?", (IDS[1],))
 
 
-@pytest.mark.parametrize(
-    "harm", [Path.unlink, _cut, _overwrite, _zero_middle, _other_version, _other_rows]
+def _deep_row(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE runs SET row = ? WHERE id = ?", ("[" * 200_000, IDS[0]))
+
+
+def _other_types(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        (text,) = connection.execute("SELECT row FROM runs WHERE id = ?", (IDS[0],)).fetchone()
+        row = json.loads(text)
+        row["summary"] = [[value] for value in row["summary"]]
+        connection.execute("UPDATE runs SET row = ? WHERE id = ?", (json.dumps(row), IDS[0]))
+
+
+def _no_text(path: Path) -> None:
+    path.write_bytes(
+        path.read_bytes().replace(b"CREATE TABLE heads", b"CREATE TABLE \xac\xac \xac\xac")
+    )
+
+
+def _table_gone(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DROP TABLE runs")
+
+
+HARMS = (
+    *(Path.unlink, _cut, _overwrite, _zero_middle),
+    *(_other_version, _other_rows, _deep_row, _other_types, _no_text, _table_gone),
 )
+
+
+@pytest.mark.parametrize("harm", HARMS)
 def test_a_damaged_index_is_built_again(
     home: Path, opened: Callable[[], RunList], reads: list[str], harm: Callable[[Path], None]
 ) -> None:
@@ -136,6 +165,18 @@ def test_a_damaged_index_is_built_again(
     reads.clear()
     assert [entry.summary for entry in opened().poll()] == [entry.summary for entry in whole]
     assert not reads
+
+
+def test_two_versions_of_ltui_at_once(
+    opened: Callable[[], RunList], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newer = opened()
+    whole = newer.poll()
+    for version in (VERSION - 1, VERSION, VERSION - 1):
+        monkeypatch.setattr(run_index, "VERSION", version)
+        another = opened()
+        for runs in (another, newer):
+            assert [entry.summary for entry in runs.poll()] == [entry.summary for entry in whole]
 
 
 def test_a_damaged_run_is_listed_and_stops_nothing(

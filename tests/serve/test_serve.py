@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from ltui.app.cli import main
@@ -27,7 +29,7 @@ pytest.importorskip("textual_serve")
 READS_ONLY = "READ-ONLY"
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def page(served: Served, **headers: str | None) -> AsyncIterator[Any]:
     """Open a websocket as the page does; a header may be replaced or, with None, left out."""
     sent = {"Origin": f"http://{served.host}", "Cookie": served.cookie, **headers}
@@ -102,6 +104,32 @@ def test_other_names_of_this_machine_and_forwarded_ports_work(served: Served) ->
 def test_another_page_cannot_request_anything(served: Served) -> None:
     for origin in ("http://evil.example", "null", f"http://localhost:{served.port}"):
         assert served.get("/", Origin=origin)[0] == 403
+
+
+def test_others_without_the_token_keep_nobody_out_and_fill_no_log(
+    serve: Callable[..., Served], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any user of the machine can connect, and send anything."""
+    from ltui.app.serve.dashboard_server import MAX_STRANGERS
+
+    with (tmp_path / "log").open("w") as log:
+        monkeypatch.setattr("subprocess.Popen", partial(subprocess.Popen, stderr=log))
+        served = serve()
+    idle = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(4 * MAX_STRANGERS)]
+    assert served.get("/")[0] == 200
+    idle[0].settimeout(60)
+    with contextlib.suppress(ConnectionResetError):
+        assert idle[0].recv(1) == b""
+    wait_for(lambda: len(psutil.Process(served.process.pid).net_connections()) < 2 * MAX_STRANGERS)
+    for stranger in idle:
+        stranger.close()
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", served.port)) as stranger:
+            stranger.sendall(b"no HTTP \x1b]0;x\x07" * 1000 + b"\r\n\r\n")
+            with contextlib.suppress(ConnectionResetError):
+                assert b" 400 " in stranger.recv(100)
+    served.end()
+    assert (tmp_path / "log").read_text() == ""
 
 
 # -- websockets ------------------------------------------------------------------------------------
@@ -179,11 +207,12 @@ async def test_the_dashboard_has_control_only_if_asked(serve: Callable[..., Serv
         assert process.cmdline()[-1] == "--control"
 
 
-async def test_what_no_page_sends_closes_the_page(served: Served) -> None:
+@pytest.mark.parametrize("message", ['{"no": "list"}', "[" * 200_000], ids=["object", "deep"])
+async def test_what_no_page_sends_closes_the_page(served: Served, message: str) -> None:
     async with page(served) as websocket:
         await until_shown(websocket, READS_ONLY)
         (process,) = served.pages()
-        await websocket.send_str('{"no": "list"}')
+        await websocket.send_str(message)
         while not websocket.closed:
             await websocket.receive()
     wait_for(lambda: ends(process))
@@ -254,7 +283,7 @@ def test_a_missing_package_is_named_with_its_remedy(
     assert main(["serve"]) == 2
     error = capsys.readouterr().err
     assert "ltui serve: the package `textual_serve` cannot be imported" in error
-    assert "-m pip install 'ltui-train[serve]'" in error
+    assert "-m pip install 'textual-serve" in error
 
 
 def test_an_unknown_run_is_refused(private_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -280,17 +309,12 @@ async def test_a_chart_is_downloaded_and_not_written_on_the_server(
 
 
 async def _saved_chart(websocket: Any) -> str:
-    """Press ``w`` until a chart has the focus; return the key of the download."""
-    for number in range(10_000):
-        if number % 10 == 0:
-            await websocket.send_json(["stdin", "w"])
-        try:
-            message = await websocket.receive(timeout=5)
-        except asyncio.TimeoutError:  # no chart had the focus, and nothing is drawn
-            await websocket.send_json(["stdin", "w"])
-            continue
+    """Press ``w`` after all that is drawn, until it is a curve; return the key of the download."""
+    while True:
+        await websocket.send_json(["stdin", "w"])
+        message = await websocket.receive(timeout=100)
         if message.type is aiohttp.WSMsgType.TEXT:
             kind, key = message.json()
             assert kind == "deliver_file_start"
             return str(key)
-    raise AssertionError("there is no download")
+        assert message.type is aiohttp.WSMsgType.BINARY, message

@@ -9,14 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from ltui.training.shared.record_types import Outcome, Phase, PulseState, RecordKind, StepField
 from ltui.training.tensor_queue.queue_reader import Record
-from ltui.training.tensor_queue.record_types import (
-    Outcome,
-    Phase,
-    PulseState,
-    RecordKind,
-    StepField,
-)
 
 SECOND = 1_000_000_000
 

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ltui.training.diagnosis.rules.early_warnings import loss_warning
+from ltui.training.shared.record_types import Phase, RecordKind
 from ltui.training.state.record_fold import (
     EVENTS_KEPT,
     RECENT_STEPS,
@@ -24,7 +25,6 @@ from ltui.training.state.run_snapshot import MetricValue, RankState
 from ltui.training.state.snapshot_from_fold import metrics, progress, rank_snapshots
 from ltui.training.state.throughput import throughput
 from ltui.training.tensor_queue.queue_reader import Poll, Record
-from ltui.training.tensor_queue.record_types import Phase, RecordKind
 from tests.state.records import SECOND, labelled, pulse, step, steps
 
 values = st.floats(allow_nan=True, allow_infinity=True, width=64)

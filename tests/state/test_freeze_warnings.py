@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ltui.training.shared.record_types import RecordKind
 from ltui.training.state.freeze_checks import MAX_WARNINGS, all_warnings, precheck, uneven_batches
 from ltui.training.state.record_fold import FoldState, RankFold, fold
 from ltui.training.state.run_snapshot import (
@@ -17,7 +18,6 @@ from ltui.training.state.run_snapshot import (
     to_json,
 )
 from ltui.training.tensor_queue.queue_reader import Record
-from ltui.training.tensor_queue.record_types import RecordKind
 from tests.state.records import labelled
 
 

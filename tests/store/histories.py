@@ -9,10 +9,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from ltui.training.shared.record_types import StepField
 from ltui.training.state.run_snapshot import RunSnapshot, RunState
 from ltui.training.store.history_writer import Batch, Cursor, StoreWriter
 from ltui.training.store.run_directory import RunDir
-from ltui.training.tensor_queue.record_types import StepField
 
 StepRow = tuple[int, int, Sequence[float]]
 """(rank, number of the record, values of ``StepField``)"""

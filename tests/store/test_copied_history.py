@@ -279,6 +279,31 @@ def test_a_damaged_history_is_kept_and_the_copy_continued(tmp_path: Path, local:
     assert _losses(run) == 300
 
 
+def test_a_copied_run_directory_leaves_the_history_of_the_original(
+    tmp_path: Path, local: Path
+) -> None:
+    run = run_dir(tmp_path)
+    store = _opened(run)
+    begin(store)
+    store.commit(1, steps(1, 200), snapshot())
+    wait_for(lambda: run.db_path.exists() and _copied(run) == 200)
+    folder = required(required(read_place(run)).folder)
+    copy = RunDir(run.path.with_name("copy-0001"))
+    shutil.copytree(run.path, copy.path)
+    assert _losses(copy) == 200
+    resumed = _opened(copy)
+    begin(resumed, 2)
+    resumed.commit(2, steps(201, 250), snapshot())
+    resumed.close()
+    assert _copied(copy) == 250
+    shutil.copy(run.history_place_path, copy.history_place_path)
+    history_place.remove_history(copy)
+    assert (folder / "run.db").exists()
+    store.commit(1, steps(201, 300), snapshot())
+    store.close()
+    assert _copied(run) == 300
+
+
 def test_the_history_returns_to_a_run_directory_on_a_local_disk(
     tmp_path: Path, local: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

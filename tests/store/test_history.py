@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ltui.training.shared.record_types import StepField
 from ltui.training.state.run_event import Event
 from ltui.training.store import history_writer
+from ltui.training.store.database_schema import STEP_COLUMNS
 from ltui.training.store.export_file import WindowedPart
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.history_windows import WINDOW_SIZES
 from ltui.training.store.history_writer import Batch, StoreWriter
 from ltui.training.store.run_directory import RunDir
-from ltui.training.tensor_queue.record_types import StepField
 from tests.store.histories import begin, run_dir, step_row, steps, write
 
 
@@ -259,8 +260,13 @@ MEANS = [2 / (s + 1) for s in range(10)]
         ({"val/loss": EQUAL}, ["train/loss", "val/loss"], []),
         ({"train/loss": EQUAL}, ["train/loss"], []),
         ({"train/loss": MEANS}, ["train/loss"], ["step/loss"]),
+        ({"train/loss": EQUAL, "mean_loss": [math.nan]}, ["mean_loss", "train/loss"], []),
+        ({"mean_loss": [math.nan]}, ["mean_loss", "train/loss"], []),
     ],
-    ids=["none", "equal", "NaN", "first", "means", "both", "validation", "same name", "other"],
+    ids=[
+        *("none", "equal", "NaN", "first", "means", "both", "validation", "same name", "other"),
+        *("logged beside a NaN", "measured beside a NaN"),
+    ],
 )
 def test_the_loss_of_each_step_is_not_named_beside_a_logged_loss_of_the_same_value(
     tmp_path: Path, logged: dict[str, list[float]], names: list[str], exported: list[str]
@@ -281,3 +287,8 @@ def test_what_a_gpu_sends_is_compared_too_but_a_program_may_log_both(
         db.execute("UPDATE steps SET loss = NULL")
     with RunStore(run) as store:
         assert store.metric_names() == [*([] if hidden else ["train/loss"]), "train_loss"]
+
+
+def test_every_value_of_a_step_has_a_column() -> None:
+    """Whoever reads the newest step of a rank takes its place as a ``StepField``."""
+    assert len(STEP_COLUMNS) == len(StepField)

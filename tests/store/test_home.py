@@ -10,15 +10,9 @@ import pytest
 
 from ltui.training.config.run_spec import CheckpointPolicy, RunSpec
 from ltui.training.problem import ProblemError
+from ltui.training.store.find_run import find_run
 from ltui.training.store.labels_file import change_labels
-from ltui.training.store.run_directory import (
-    RunDir,
-    find_run,
-    given_name,
-    list_runs,
-    ltui_home,
-    new_run_id,
-)
+from ltui.training.store.run_directory import RunDir, given_name, list_runs, ltui_home, new_run_id
 
 
 def _run(home: Path, run_id: str, changed: float = 0.0) -> RunDir:

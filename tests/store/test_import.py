@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 from collections import defaultdict
@@ -173,3 +174,54 @@ def test_bad_folders_are_told_and_leave_nothing(
     assert "there is no such file or folder" in lines[4]
     assert [run.id[:-5] for run in list_runs(private_home)] == ["good"], "the good one is imported"
     assert len(list((private_home / "runs").iterdir())) == 1
+
+
+def _zeros(path: Path, size: int) -> None:
+    path.touch()
+    os.truncate(path, size)
+
+
+def _events(body: bytes) -> Callable[[Path], object]:
+    return lambda folder: (folder / "events.out.tfevents.1.host").write_bytes(body)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda folder: (folder / "metrics.csv").mkdir(),
+        lambda folder: os.mkfifo(folder / "metrics.csv"),
+        lambda folder: (folder / "metrics.csv").symlink_to("/dev/zero"),
+        lambda folder: (folder / "metrics.csv").write_text("step,loss\n1," + "9" * 200_000),
+        lambda folder: (folder / "metrics.csv").write_text("step,loss\n\x1b]0;evil\x07,\x1b[2J\n"),
+        lambda folder: (folder / "metrics.csv").write_text('{"step": [[1]], "loss": {}}\n'),
+        lambda folder: _zeros(folder / "metrics.csv", 1 << 40),
+        lambda folder: os.mkfifo(folder / "events.out.tfevents.1.host"),
+        _events(b"\xff" * 4096),
+        _events(b"\0" * 4096),
+        _events(b"\x1b]0;evil\x07" * 400),
+    ],
+    ids=["folder", "FIFO", "device", "long number", "escape sequences", "other format", "huge",
+         "FIFO of events", "ones", "zeros", "events with escape sequences"],
+)  # fmt: skip
+def test_a_hostile_file_is_refused_in_one_sentence(
+    private_home: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    write: Callable[[Path], object],
+) -> None:
+    folder = tmp_path / "hos\x1b[31mtile"
+    folder.mkdir()
+    write(folder)
+    assert main(["import", str(folder)]) == 2
+    captured = capsys.readouterr()
+    (line,) = captured.err.splitlines()
+    assert len(line) < 1000
+    assert "\x1b" not in line
+    assert captured.out == ""
+    assert list_runs(private_home) == []
+
+
+def test_a_header_that_nests_deeply_hides_no_column(private_home: Path, tmp_path: Path) -> None:
+    name = "/".join("x" * 2000)
+    (run,) = _import(private_home, str(_table(tmp_path / "deep", f"step,{name}\n1,2\n")))
+    assert [len(values) for values in _values(run).values()] == [1]

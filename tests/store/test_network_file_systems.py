@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ltui.training.store.network_file_systems import network_file_system
+from ltui.training.store.history_place import network_file_system
 
 MOUNTS = """\
 21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from ltui.training.config.run_spec import RunSpec
-from ltui.training.lifecycle.start_from import find_start_checkpoint
+from ltui.training.lifecycle.resume_run import find_start_checkpoint
 from ltui.training.problem import ProblemError
-from ltui.training.rank.checkpoint_files import (
+from ltui.training.shared.checkpoint_files import (
     checkpoint_name,
     partial_path,
     publish_checkpoint,

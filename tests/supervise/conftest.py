@@ -17,7 +17,7 @@ from ltui.training.diagnosis.evidence import Diagnosis
 from ltui.training.lifecycle.launch_run import launch
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.lifecycle.supervisor_client import ControlClient
-from ltui.training.state.run_snapshot import LIVE, RunSnapshot
+from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir, ltui_home, new_run_id
 from ltui.training.supervise.watchdog.diagnosis_writer import evidence_dir
@@ -51,11 +51,16 @@ class Runs:
         return (sys.executable, str(ENGINE), str(ranks), *options)
 
     def training(self, *options: str, ranks: int = 2, step: int = 5) -> RunDir:
-        """A run of fake ranks that all have passed ``step``."""
+        """A running run of fake ranks that all have passed ``step``."""
         run = self.fake(*options, ranks=ranks)
         self.until(
             run,
-            lambda s: len(s.ranks) == ranks and all((r.global_step or 0) >= step for r in s.ranks),
+            # Under load, the state follows the steps of the ranks a tick later.
+            lambda s: (
+                s.state is RunState.RUNNING
+                and len(s.ranks) == ranks
+                and all((r.global_step or 0) >= step for r in s.ranks)
+            ),
         )
         return run
 

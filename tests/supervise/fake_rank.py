@@ -18,7 +18,8 @@ from pathlib import Path
 
 from fake_weights import body_of, loss_of, next_weights
 
-from ltui.training.rank.checkpoint_files import (
+from ltui.training.rank.heartbeat.heartbeat_thread import start_heartbeat_thread
+from ltui.training.shared.checkpoint_files import (
     checkpoint_name,
     partial_path,
     prune_periodic,
@@ -27,10 +28,9 @@ from ltui.training.rank.checkpoint_files import (
     remove,
     require_space,
 )
-from ltui.training.rank.heartbeat.heartbeat_thread import start_heartbeat_thread
+from ltui.training.shared.record_types import Outcome, Phase, RecordKind, StepField
 from ltui.training.tensor_queue.control_block import Command, ControlFile
 from ltui.training.tensor_queue.pulse_block import PulseWriter
-from ltui.training.tensor_queue.record_types import Outcome, Phase, RecordKind, StepField
 from ltui.training.tensor_queue.ring_writer import RingWriter
 
 RUN_DIR = Path(os.environ["LTUI_RUN_DIR"])
@@ -193,6 +193,8 @@ class FakeRank:
             return
         self.pulse.set(phase=Phase.STOPPING, outcome=Outcome.STOPPED)
         self.event("stopped", "stopped", global_step=self.step)
+        while self.options.end_gate and not self.options.end_gate.exists():
+            time.sleep(0.01)
         self.pulse.set(phase=Phase.ENDED)
         self.lockstep.meet(1, Lockstep.LEFT)
         sys.exit(0)
@@ -247,6 +249,7 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.02)
     parser.add_argument("--gate", type=Path, help="a file that is waited for at a step")
     parser.add_argument("--gate-at", type=int, default=0)
+    parser.add_argument("--end-gate", type=Path, help="a file that stopped ranks wait for")
     parser.add_argument("--fail-at", type=int, default=-1)
     parser.add_argument("--fail-rank", type=int, default=0)
     parser.add_argument("--slow-rank", type=int, default=-1)

@@ -14,7 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from ltui.training.lifecycle.supervisor_client import ControlClient, NotSupervisedError
+from ltui.training.process.identity import write_lock_text
 from ltui.training.state.run_snapshot import RunSnapshot, RunState
+from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise import control_server
 from ltui.training.supervise.control_server import ControlServer
 from tests.waiting import wait_for
@@ -221,3 +224,20 @@ def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
     server.close()
     assert threading.active_count() < 20
     assert sys.getrefcount(server) < 10
+
+
+def test_a_client_waits_while_many_others_connect(tmp_path: Path) -> None:
+    """Linux refuses a connection with EAGAIN while the queue of the listener is full."""
+    run_dir = RunDir(tmp_path)
+    with run_dir.lock_path.open("w+b") as lock:
+        write_lock_text(lock.fileno(), run_dir.lock_path)
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as first:
+        listener.bind(str(run_dir.socket_path))
+        listener.listen(0)
+        first.connect(str(run_dir.socket_path))
+        with pytest.raises(NotSupervisedError, match=r"does not answer.*nothing is changed"):
+            ControlClient(run_dir).request({"cmd": "stop"}, 0.1)
+        threading.Timer(0.1, listener.accept).start()
+        with pytest.raises(NotSupervisedError, match="does not answer"):
+            ControlClient(run_dir).request({"cmd": "ping"}, 2.0)
+        assert listener.accept()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ltui.training.lifecycle.launch_run import launch
+from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.state.run_snapshot import LIVE, RunState
 from ltui.training.store.run_directory import RunDir
 from tests.required import required
@@ -93,3 +95,22 @@ def test_a_program_that_dies_of_the_full_disk_is_said_to(runs: Runs, small_disk:
     for log in run.logs_dir(1).glob("*.log"):
         log.unlink()
     runs.until_alone(run)
+
+
+def test_a_stop_on_a_disk_that_has_no_room_for_a_file(runs: Runs, tmp_path: Path) -> None:
+    """The shim learns all the same that the end is recorded, and no supervisor judges it again."""
+    disk = tmp_path / "files"
+    mount_small_disk(disk, 40, most_files=400)
+    try:
+        (disk / "runs").mkdir()
+        run = launch(runs.spec("sleep", "300"), disk)
+        runs.until(run, lambda s: s.state is RunState.RUNNING)
+        with contextlib.suppress(OSError):
+            for number in range(400):
+                (disk / str(number)).touch()
+        runs.order(run, "stop")
+        runs.ended(run)
+        assert run.engine_final_path(1).exists()
+        assert resolve_snapshot(run).state is RunState.STOPPED
+    finally:
+        unmount(disk)

@@ -13,9 +13,11 @@ import pytest
 from ltui.training.lifecycle.rank_queue_poller import QueuePoller, remove_stored_queues
 from ltui.training.rank import metric_records
 from ltui.training.rank.channel import Channel
-from ltui.training.rank.environment import RankEnvironment
 from ltui.training.rank.metric_records import MetricSender
+from ltui.training.shared.rank_environment import RankEnvironment
+from ltui.training.state.metric_name_patterns import THROUGHPUT
 from ltui.training.state.record_fold import FoldState, fold_many
+from ltui.training.state.throughput import TOTAL_RANK
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.history_writer import Batch, StoreWriter
 from ltui.training.store.run_directory import RunDir
@@ -192,4 +194,30 @@ def test_a_queue_file_of_another_rank_process_or_a_damaged_one_is_kept(recorded:
     assert path.exists()
     assert damaged.exists()
     restarted.close()
+    recorded.close()
+
+
+def test_throughput_measured_while_the_disk_is_full_is_written_later(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queues of the ranks do not hold it, unlike their records."""
+
+    def full(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    def measure(step: int) -> None:
+        point = (TOTAL_RANK, step, THROUGHPUT, step, 0, time.time(), 8.0)
+        recorded.recorder.record({}, Batch(samples=[point]), None, time.time())
+
+    with monkeypatch.context() as disk:
+        disk.setattr(recorded.store, "commit", full)
+        measure(1)
+        measure(2)
+    assert "disk full" in required(recorded.recorder.note)
+    monkeypatch.setattr(recorded.recorder, "_retry_at", 0.0)
+    measure(3)  # the store works again
+    measure(4)
+    with RunStore(recorded.run) as history:
+        assert history.curve(THROUGHPUT, rank=TOTAL_RANK).steps.tolist() == [1, 2, 3, 4]
+        assert history.metric_names() == []
     recorded.close()

@@ -15,6 +15,7 @@ from ltui.training.lifecycle.resume_run import resume
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.lifecycle.shim_files import engine_identity, shim_identity
 from ltui.training.lifecycle.start_supervisor import restart_supervisor
+from ltui.training.lifecycle.supervisor_client import NotSupervisedError
 from ltui.training.state.run_snapshot import LIVE, RankState, RunSnapshot, RunState
 from ltui.training.store.run_directory import RunDir
 from tests.required import required
@@ -87,6 +88,24 @@ def test_a_supervisor_that_saw_no_step(runs: Runs, tmp_path: Path, killed: bool)
     runs.until(run, lambda s: s.supervisor_pid is not None and s.detail is None)
     runs.order(run, "stop")
     assert runs.ended(run).state is RunState.STOPPED
+
+
+def test_a_request_that_got_no_answer_is_not_carried_out_later(runs: Runs) -> None:
+    run = runs.training()
+    pid = required(resolve_snapshot(run).supervisor_pid)
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(NotSupervisedError, match="withdrawn; nothing is changed"):
+        runs.order(run, "stop")
+    os.kill(pid, signal.SIGCONT)
+    # An order that is answered now was read after the one that was withdrawn.
+    runs.order(run, "pause")
+    paused = runs.until(run, lambda s: s.state is RunState.PAUSED)
+    runs.order(run, "continue")
+    runs.until(run, lambda s: (s.global_step or 0) > required(paused.global_step) + 10)
+    runs.order(run, "kill")
+    runs.ended(run)
+    words = [row["state"] for row in stored_rows(run, "states")]
+    assert words[: words.index("paused")].count("stopping") == 0
 
 
 def has_another_supervisor(snapshot: RunSnapshot, *, pid: int) -> bool:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 
 import pytest
 
+from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.store.history_reader import RunStore
 from ltui.training.supervise.log_limit import log_limit
 from tests.ltui_command import run_ltui
+from tests.required import required
 from tests.supervise.conftest import Runs
 
 LINES = 200_000
@@ -59,8 +63,11 @@ def test_a_long_log_is_shortened_in_the_middle(runs: Runs, monkeypatch: pytest.M
 
 def test_the_log_of_the_supervisor_is_cut(runs: Runs) -> None:
     run = runs.training()
+    pid = required(resolve_snapshot(run).supervisor_pid)
+    os.kill(pid, signal.SIGSTOP)  # it cuts what it has written itself, not what others are writing
     with run.supervisor_log_path.open("a") as log:
         log.writelines(f"error {number}\n" for number in range(500_000))
+    os.kill(pid, signal.SIGCONT)
     runs.until(run, lambda _: run.supervisor_log_path.stat().st_size < 2e6)
     assert run.supervisor_log_path.read_text().endswith("error 499999\n")
     runs.order(run, "kill")

@@ -8,9 +8,11 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from ltui.training.lifecycle.rank_package import install_rank_package
-from ltui.training.process.identity import ProcessIdentity, identify, start_ticks
-from ltui.training.process.process_table import ProcessTable
+from ltui.training.problem import ProblemError
+from ltui.training.process.identity import ProcessIdentity, ProcessTable, identify, start_ticks
 from ltui.training.process.rank_usage import UsageMeter
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.watchdog.evidence_collector import EvidenceCollector
@@ -120,6 +122,18 @@ def test_a_rank_does_not_cost_what_the_ranks_that_it_started_cost(tmp_path: Path
     finally:
         os.killpg(rank_0.pid, 9)
         rank_0.wait()
+
+
+def test_nobody_else_can_change_what_the_ranks_import(tmp_path: Path) -> None:
+    side = tmp_path / "rank-side"
+    side.mkdir()
+    side.chmod(0o777)
+    install_rank_package(tmp_path)
+    assert side.stat().st_mode & 0o777 == 0o700
+    if os.getuid() == 0:
+        os.chown(side, 65534, 65534)
+        with pytest.raises(ProblemError, match="belongs to another user"):
+            install_rank_package(tmp_path)
 
 
 def test_the_rank_package_is_copied_once_and_is_complete(tmp_path: Path) -> None:

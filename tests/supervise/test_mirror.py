@@ -169,7 +169,7 @@ def test_a_mirror_without_tensorboard_is_refused_before_the_start(
     assert main(["exec", "--mirror", "tensorboard", "--detach", "--", "true"]) == 2
     error = capsys.readouterr().err
     assert "mirror tensorboard: the package `tensorboard` cannot be imported." in error
-    assert "-m pip install 'ltui-train[tensorboard]'" in error
+    assert "-m pip install 'tensorboard>=" in error
     assert list((private_home / "runs").iterdir()) == []
 
 

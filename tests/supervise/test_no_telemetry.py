@@ -9,10 +9,9 @@ import sys
 from pathlib import Path
 
 from ltui.app.diagnosis.request_diagnosis import request_diagnosis
-from ltui.training.process.identity import identify
-from ltui.training.process.process_table import ProcessTable
+from ltui.training.process.identity import ProcessTable, identify
 from ltui.training.state.run_snapshot import RankState, RunState
-from ltui.training.supervise.untracked_program import Program, ProgramReader
+from ltui.training.supervise.machine_readings import Program, ProgramReader
 
 from .conftest import Runs
 
@@ -96,8 +95,9 @@ def test_a_program_that_has_loaded_torch_is_recognised_by_its_memory_map(tmp_pat
         assert process.stdout.readline() == b"mapped\n"
         program = reader.read(ProcessTable(), mark, {0: mark})
         (tmp_path / f"torch-{process.pid}.imported").touch()
-        (tmp_path / f"keras-{process.pid}.imported").touch()
         imported = reader.read(ProcessTable(), mark, {0: mark})
+        (tmp_path / f"keras-{process.pid}.imported").touch()
+        keras = reader.read(ProcessTable(), mark, {0: mark})
     finally:
         process.kill()
         process.communicate()
@@ -107,6 +107,7 @@ def test_a_program_that_has_loaded_torch_is_recognised_by_its_memory_map(tmp_pat
     assert not program.runs(50.0)
     assert imported.stage() == "no training step yet"
     assert not imported.runs(50.0)
+    assert keras.runs(50.0), "no step is expected"
     ended = reader.read(ProcessTable(), mark, {})
     assert (ended.torch, ended.keras) == (True, True)
     assert "Keras trains by optimizers that ltui does not see" in ended.describe()

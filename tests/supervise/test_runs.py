@@ -5,24 +5,27 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from ltui.app.cli import main
 from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.delete_runs import delete
 from ltui.training.lifecycle.launch_run import launch
-from ltui.training.lifecycle.resume_run import resume
+from ltui.training.lifecycle.resume_run import find_start_checkpoint, resume
 from ltui.training.lifecycle.run_status import resolve_snapshot
-from ltui.training.lifecycle.start_from import find_start_checkpoint
 from ltui.training.lifecycle.supervisor_client import ControlClient, NotSupervisedError
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import lock_holder
 from ltui.training.state.run_snapshot import RankState, RunState
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_bin import deleted_runs
+from ltui.training.store.run_directory import RunDir, private_runtime_dir
 from ltui.training.supervise.open_attempt import open_attempt
 from tests.required import required
 from tests.store.histories import stored_rows
@@ -115,13 +118,29 @@ def test_pause_holds_the_ranks_and_continue_frees_them(runs: Runs) -> None:
     paused = runs.until(run, lambda s: s.state is RunState.PAUSED)
     assert paused.verdicts == ()
     runs.order(run, "continue")
-    on = runs.until(run, lambda s: (s.global_step or 0) > required(paused.global_step) + 10)
-    assert on.state is RunState.RUNNING
+    runs.until(
+        run,
+        lambda s: (
+            s.state is RunState.RUNNING and (s.global_step or 0) > required(paused.global_step) + 10
+        ),
+    )
     runs.order(run, "stop")
     ended = runs.ended(run)
     states = [change["state"] for change in stored_rows(run, "states")]
     assert states[-1] == ended.state.value == "stopped"
     assert [s for s in states if s in ("paused", "running")] == ["running", "paused", "running"]
+
+
+def test_continue_names_the_step_of_the_pause(
+    runs: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = runs.training()
+    runs.order(run, "pause")
+    paused = runs.until(run, lambda s: s.state is RunState.PAUSED)
+    assert main(["continue", run.id]) == 0
+    assert capsys.readouterr().out == f"{run.id} continued at step {paused.global_step}.\n"
+    runs.order(run, "kill")
+    runs.ended(run)
 
 
 def test_a_failed_rank_is_named_with_its_exception(runs: Runs) -> None:
@@ -231,6 +250,43 @@ def test_a_home_too_deep_for_a_socket(runs: Runs) -> None:
         runs.order(run, "kill")
 
 
+def test_a_folder_for_sockets_that_cannot_be_used_leaves_no_run(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = runs.home / ("d" * 60) / ("e" * 60)
+    (deep / "runs").mkdir(parents=True)
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setenv("TMPDIR", str(runs.cwd))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    (runs.cwd / f"ltui-{os.getuid()}").symlink_to(runs.home)
+    with pytest.raises(ProblemError, match="it is a link"):
+        launch(runs.spec("sleep", "300"), deep)
+    assert not list((deep / "runs").iterdir())
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files to another user")
+def test_a_socket_or_folder_of_another_user_is_not_used(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runs.cwd))
+    assert private_runtime_dir() == runs.cwd / "ltui"
+    os.chown(runs.cwd, 65534, 65534)
+    assert private_runtime_dir() != runs.cwd / "ltui"
+    run_dir = RunDir(runs.home / "runs" / "brave-owl-0001")
+    run_dir.path.mkdir()
+    with socket.socket(socket.AF_UNIX) as listener:
+        os.seteuid(65534)
+        try:
+            listener.bind(f"\0{run_dir.id}")
+            listener.listen()
+        finally:
+            os.seteuid(0)
+        monkeypatch.setattr(ControlClient, "_address", lambda _: f"\0{run_dir.id}")
+        with pytest.raises(NotSupervisedError, match="belongs to another user"):
+            ControlClient(run_dir).request({"cmd": "stop"})
+    os.chown(runs.cwd, 0, 0)
+
+
 def test_a_deleted_run_leaves_no_socket(runs: Runs) -> None:
     """The socket of a killed supervisor is removed, also outside the run directory."""
     deep = runs.home / ("d" * 60) / ("e" * 60)
@@ -244,6 +300,82 @@ def test_a_deleted_run_leaves_no_socket(runs: Runs) -> None:
     delete(run)
     assert not far.exists()
     assert not list((deep / "runs").iterdir())
+
+
+@pytest.mark.parametrize("folder", ["", "d" * 100])
+def test_a_copy_of_a_live_run_does_not_reach_its_supervisor(runs: Runs, folder: str) -> None:
+    """The lock of a copy names the supervisor of the original, and its socket may link to it."""
+    home = runs.home / folder
+    (home / "runs").mkdir(parents=True, exist_ok=True)
+    run = launch(runs.spec(*runs.fake_command()), home)
+    runs.until(run, lambda s: (s.global_step or 0) > 5)
+    copy = RunDir(run.path.with_name("copy-0001"))
+    linked = run.socket_path.is_symlink()
+    unlinked = None if linked else shutil.ignore_patterns("*.sock")
+    shutil.copytree(run.path, copy.path, symlinks=True, ignore=unlinked)
+    if not linked:
+        copy.socket_path.symlink_to(run.socket_path)
+    assert lock_holder(copy.lock_path) is None
+    snapshot = resolve_snapshot(copy)
+    assert (snapshot.id, snapshot.state) == (copy.id, RunState.LOST)
+    with pytest.raises(NotSupervisedError, match="it has no supervisor"):
+        runs.order(copy, "stop")
+    delete(copy)
+    assert ControlClient(run).request({"cmd": "ping"})["ok"]
+    runs.order(run, "kill")
+    runs.ended(run)
+
+
+def test_a_run_of_a_copied_home_leaves_the_socket_of_the_original(runs: Runs) -> None:
+    home, copied_home = (runs.home / f"{letter * 60}" / ("e" * 60) for letter in "dc")
+    (home / "runs").mkdir(parents=True)
+    run = launch(runs.spec("sleep", "300"), home)
+    assert run.socket_path.is_symlink()
+    shutil.copytree(home, copied_home, symlinks=True)
+    delete(RunDir(copied_home / "runs" / run.id))
+    assert ControlClient(run).request({"cmd": "ping"})["ok"]
+    runs.order(run, "kill")
+    runs.ended(run)
+
+
+def test_hard_links_to_a_run_reach_and_change_nothing_of_it(runs: Runs) -> None:
+    """``cp -al`` gives a copy the very lock, socket, history and logs of the original."""
+    run = runs.training()
+    runs.order(run, "checkpoint")
+    runs.until(run, lambda s: s.checkpoints)
+    copy = _hard_links(run, "copy-0001")
+    assert lock_holder(copy.lock_path) is None
+    assert resolve_snapshot(copy).state is RunState.LOST
+    with pytest.raises(NotSupervisedError, match="it has no supervisor"):
+        runs.order(copy, "stop")
+    resume(copy)
+    runs.until(copy, lambda s: s.attempt == 2 and s.state is RunState.RUNNING)
+    runs.order(run, "stop")
+    stopped = runs.ended(run)
+    assert runs.steps(run) == list(range(1, required(stopped.global_step) + 1))
+    later = _hard_links(run, "copy-0002")
+    files = (run.db_path, run.lock_path, run.supervisor_log_path, run.shim_log_path, run.spec_path)
+    before = [(path.read_bytes(), path.stat().st_mtime_ns) for path in files]
+    resume(later)
+    runs.until(later, lambda s: s.attempt == 2 and s.state is RunState.RUNNING)
+    after = [(path.read_bytes(), path.stat().st_mtime_ns) for path in files]
+    assert after == before
+    resume(run)
+    for resumed in (copy, later, run):
+        runs.until(resumed, lambda s: s.attempt == 2 and s.state is RunState.RUNNING)
+    for resumed in (copy, later):
+        runs.order(resumed, "kill")
+        runs.ended(resumed)
+        delete(resumed, now=True)
+    runs.order(run, "stop")
+    ended = runs.ended(run)
+    assert runs.steps(run) == list(range(1, required(ended.global_step) + 1))
+
+
+def _hard_links(run: RunDir, run_id: str) -> RunDir:
+    copy = run.path.with_name(run_id)
+    subprocess.run(("cp", "-al", run.path, copy), check=True)
+    return RunDir(copy)
 
 
 def test_the_engine_gets_the_users_environment_and_ours(

@@ -11,15 +11,18 @@ from typing import Any
 
 import pytest
 
+from ltui.app.foreground.progress_display import plain_line
+from ltui.app.state_words import state_word
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.diagnosis.judge import Judgement
-from ltui.training.diagnosis.judge_input import HealthHistory
+from ltui.training.diagnosis.judge_input import HealthHistory, position_facts
 from ltui.training.diagnosis.rules.early_warnings import loss_warning
 from ltui.training.gpu.flop_utilisation import BatchFlops
 from ltui.training.gpu.run_gpus import RunGpusView
 from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.pending_stops import PendingStopStore
 from ltui.training.process.identity import identify
+from ltui.training.shared.record_types import Phase, RecordKind
 from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.state.run_snapshot import (
     CheckpointInfo,
@@ -35,14 +38,13 @@ from ltui.training.state.snapshot_from_fold import Progress
 from ltui.training.store.history_writer import StoreWriter
 from ltui.training.supervise.checkpoint_catalog import CheckpointCatalog, ScriptCheckpoints
 from ltui.training.supervise.live_attempt import LiveAttempt
+from ltui.training.supervise.machine_readings import Program
 from ltui.training.supervise.previous_attempt import (
     restore_fold,
     starting_progress,
     stored_snapshot,
 )
 from ltui.training.supervise.snapshot_builder import build_snapshot
-from ltui.training.supervise.untracked_program import Program
-from ltui.training.tensor_queue.record_types import Phase, RecordKind
 from tests.state.records import SECOND, labelled, pulse, step, steps
 from tests.store.histories import begin, run_dir, snapshot
 
@@ -81,6 +83,7 @@ def attempt(folder: Path, **changes: Any) -> Any:
         "nodes": None,
         "shown_metrics": lambda _: {},
         "logs": SimpleNamespace(warnings=()),
+        "stops": SimpleNamespace(escalation=None),
     }
     return SimpleNamespace(**{**values, **changes})
 
@@ -200,6 +203,29 @@ def test_rows_without_a_loss_are_no_loss_of_nan_after_a_resume(
     resumed = restore_fold(run, 2, stored_snapshot(run))
     resumed = fold(resumed, 0, steps(20, 0.1, first=101, loss=math.nan))
     assert (loss_warning(resumed) is not None) == warns
+
+
+@pytest.mark.parametrize(("phase", "epoch"), [(Phase.STARTING, 0), (Phase.COMPUTE, -1)])
+def test_an_unknown_epoch_is_neither_shown_nor_evidence(
+    tmp_path: Path, phase: Phase, epoch: int
+) -> None:
+    unknown = pulse(0, phase, epoch=epoch, batch=0, global_step=0)
+    shown = built(attempt(tmp_path, pulses={0: unknown}, fold=FoldState()))
+    assert "epoch" not in plain_line(shown)
+    facts = position_facts({0: unknown})["0"]
+    assert (facts["epoch"], facts["batch"]) == (None, None)
+
+
+@pytest.mark.parametrize("saves", [False, True])
+def test_a_rank_that_the_signal_of_a_stop_has_ended_is_not_dead(
+    tmp_path: Path, saves: bool
+) -> None:
+    hello = labelled(RecordKind.HELLO, {"program": "PyTorch", "saves": saves})
+    live = attempt(tmp_path, state=RunState.STOPPING, fold=fold(FoldState(), 0, [hello]))
+    dead = judgement(RankState.DEAD)
+    assert state_word(built(live, dead)) == "RANK DEAD"
+    live.stops.escalation = object()
+    assert state_word(built(live, dead)) == ("RANK DEAD" if saves else "stopping")
 
 
 @pytest.mark.parametrize(

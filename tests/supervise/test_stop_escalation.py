@@ -17,7 +17,7 @@ from ltui.training.process.identity import ProcessIdentity
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.supervise import stop_controller
 from ltui.training.supervise.stop_controller import NOT_STOPPED, StopController
-from ltui.training.supervise.watchdog.rank_judge import HealthMonitor
+from ltui.training.supervise.watchdog.evidence_collector import HealthMonitor
 from ltui.training.tensor_queue.control_block import Command
 from tests.required import required
 from tests.state.records import SECOND
@@ -35,6 +35,12 @@ def test_the_stages_follow_each_other() -> None:
     assert escalation.stage(160.0) is StopStage.INTERRUPT
     assert escalation.stage(160.0 + INTERRUPT_S) is StopStage.KILL
     assert escalation.forced_reason(170.0) == "because the ranks did not stop together within 60 s"
+    assert escalation.describe(103.0, saving=True) == (
+        "stopping: saving the checkpoint, 3 s of 60 s"
+    )
+    assert escalation.describe(160.0, stopped=True) == (
+        "stopping: the program did not end within 60 s"
+    )
     silent = StopEscalation(0.0, 10.0, telemetry=False)
     assert (silent.stage(0.0), silent.stage(10.0)) == (StopStage.TERMINATE, StopStage.KILL)
     assert StopEscalation(0.0, 60.0, telemetry=True, kill_at_once=True).stage(0.0) is StopStage.KILL
@@ -51,6 +57,20 @@ def test_a_frozen_rank_is_killed_in_the_end(runs: Runs) -> None:
     ended = runs.ended(run)
     assert ended.state is RunState.STOPPED
     assert "killed because the ranks did not stop together within 5 s" in required(ended.detail)
+
+
+def test_a_program_that_goes_on_after_its_ranks_have_stopped_is_what_is_waited_for(
+    runs: Runs, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    run = runs.training("--end-gate", str(gate))
+    runs.order(run, "stop", timeout_s=600)
+    words = "stopping: all ranks have stopped; waiting for the program to end, "
+    waiting = runs.until(run, lambda s: (s.detail or "").startswith(words))
+    assert waiting.state is RunState.STOPPING
+    assert [c.reason for c in waiting.checkpoints] == ["stop"]
+    gate.touch()
+    assert runs.ended(run).state is RunState.STOPPED
 
 
 def test_a_command_that_ignores_sigterm(runs: Runs) -> None:

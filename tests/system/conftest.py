@@ -14,7 +14,7 @@ import pytest
 
 from ltui.training.lifecycle.recover_runs import current_snapshot
 from ltui.training.state import run_snapshot
-from ltui.training.store.run_directory import find_run
+from ltui.training.store.find_run import find_run
 from tests.live_processes import processes_with, wait_until_gone
 from tests.ltui_command import LTUI, run_ltui
 from tests.waiting import wait_for

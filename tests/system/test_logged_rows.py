@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from ltui.training.store.find_run import find_run
 from ltui.training.store.history_reader import RunStore
-from ltui.training.store.run_directory import find_run
 from tests.rank.test_logged_rows import Rows, board_rows, csv_rows
 from tests.system.conftest import SCRIPTS, Ltui
 

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
+from ltui.training.store.find_run import find_run
 from ltui.training.store.history_reader import RunStore
-from ltui.training.store.run_directory import find_run
 from tests.system.conftest import SCRIPTS, Ltui
 
 NAN_FROM = 120
@@ -41,7 +41,7 @@ def test_a_nan_is_named_everywhere_and_a_resume_goes_back_before_it(ltui: Ltui) 
     (verdict,) = running["verdicts"]
     assert f"from step {good}, the last checkpoint before the NaN" in verdict["remedy"]
     stop = ltui("stop", "last").stdout
-    assert f"the last checkpoint before the NaN is step {good}" in stop
+    assert f"The last checkpoint before the NaN is step {good}." in stop
     stopped = ltui.show()
     assert stopped["state"] == "stopped"
     assert stopped["state_word"] == f"stopped, {words}"

@@ -6,14 +6,18 @@ import json
 import os
 import re
 import signal
+import statistics
 import subprocess
 import sys
 from typing import Any
 
 import pytest
 
+from ltui.training.store.find_run import find_run
+from ltui.training.store.history_reader import RunStore
 from tests.nodes.addresses import free_port_pair
 from tests.system.conftest import LIVE, SCRIPTS, Ltui
+from tests.waiting import wait_for
 
 PROGRAM = str(SCRIPTS / "plain_program.py")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
@@ -109,9 +113,9 @@ def test_the_results_and_the_rate_are_those_of_the_program(ltui: Ltui) -> None:
     printed = ltui("logs", "last").stdout
     weights = {re.search(r"weights (\S+)", text)[1] for text in (bare.stdout, printed)}  # type: ignore[index]
     assert len(weights) == 1, "ltui changed the result"
-    (rate,) = re.findall(r"rank 0: 200 steps, (\S+) steps/s", printed)
-    own = sorted(finished["ranks"][0]["recent_step_s"])
-    assert own[len(own) // 2] == pytest.approx(1 / float(rate), rel=0.25)
+    (step_s,) = re.findall(r"rank 0: 200 steps of (\S+) s", printed)
+    shown = statistics.median(finished["ranks"][0]["recent_step_s"])
+    assert shown == pytest.approx(float(step_s), rel=0.25)
     assert finished["verdicts"] == []
     (saved,) = finished["script_checkpoints"]
     assert saved["path"].endswith("weights.pt")
@@ -161,6 +165,23 @@ def test_ranks_that_may_take_different_steps_are_not_paused(ltui: Ltui) -> None:
     assert "nothing shows that all ranks take the same steps" in refused.stderr
     assert "Only a kill" not in refused.stderr
     ltui.wait_for_step(30)
+    ltui("stop", "last", check=None)
+    assert ltui.wait(lambda s: s["state"] not in LIVE)["state"] == "stopped"
+    ltui.wait_until_alone()
+
+
+@pytest.mark.slow
+def test_a_process_that_trains_beside_the_rank_is_named_and_not_left_out_of_a_pause(
+    ltui: Ltui,
+) -> None:
+    start(ltui, sys.executable, PROGRAM, "beside", *ENDLESS)
+    shown = ltui.wait_for_step(10)
+    text = "trains as well. ltui watches one process of a rank"
+    with RunStore(find_run(ltui.home, "last")) as store:
+        wait_for(store.events, wanted=lambda events: text in str(events))
+    refused = ltui("pause", "last", check=2)
+    assert "trains as well, and ltui does not watch it" in refused.stderr
+    assert f"process {shown['ranks'][0]['pid']}" not in refused.stderr
     ltui("stop", "last", check=None)
     assert ltui.wait(lambda s: s["state"] not in LIVE)["state"] == "stopped"
     ltui.wait_until_alone()

@@ -7,6 +7,7 @@ import io
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from typing import Any
 
@@ -109,6 +110,49 @@ def test_a_stall_a_stop_and_a_resume_make_one_curve(ltui: Ltui, slow_quickstart:
     validated = ltui.steps_on_record(metric="val/loss")
     assert validated
     assert not [s for s in validated if s % STEPS_AN_EPOCH], "sent again by the resumed attempt"
+    ltui.wait_until_alone()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_a_script_with_workers_of_a_fork_server_is_stopped_and_resumed_exactly(ltui: Ltui) -> None:
+    shutil.copy(SCRIPTS / "train.py", ltui.cwd)
+    command = (sys.executable, "train.py", "60", "1", "forkserver")
+    alone = subprocess.run(
+        command, cwd=ltui.cwd, env=ltui.environment, capture_output=True, text=True, check=True
+    )
+    ltui("exec", "--detach", "--", *command)
+    ltui.wait_for_step(1)
+    ltui("stop", "last", "--at-step", "1000")  # in the middle of an epoch
+    stopped = ltui.wait(lambda s: s["state"] == "stopped")
+    assert stopped["detail"] == "stopped at step 1000, checkpoint verified"
+    ltui.wait_until_alone()
+    ltui("resume", "last", "--detach")
+    finished = ltui.wait(lambda s: s["state"] == "finished")
+    assert finished["detail"] == "finished at step 1920"
+    assert (finished["cautions"], finished["verdicts"]) == ([], [])
+    (trained, *_) = (line for line in alone.stdout.splitlines() if "to the end" in line)
+    assert trained in ltui("logs", "last").stdout
+    ltui.wait_until_alone()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_script_that_its_workers_run_again_is_named(ltui: Ltui, method: str) -> None:
+    guarded = (SCRIPTS / "train.py").read_text()
+    (ltui.cwd / "train.py").write_text(guarded.replace('if __name__ == "__main__":', "if True:"))
+    ltui("exec", "--", sys.executable, "train.py", "3", "1", method, check=1)
+    failed = ltui.show()
+    reason = (
+        'train.py has no `if __name__ == "__main__":`, so each worker runs the whole script again'
+        f" (start method {method})"
+    )
+    assert f"{reason}." in [caution["what"] for caution in failed["cautions"]]
+    assert f"exited unexpectedly: {reason}" in failed["detail"]
+    verdict = next(v for v in failed["verdicts"] if v["kind"] == "worker_died")
+    assert reason in verdict["cause"]
+    assert verdict["remedy"].startswith("Put what trains below such a line")
     ltui.wait_until_alone()
 
 

@@ -12,10 +12,9 @@ from typing import ClassVar
 import pytest
 import torch
 
-from ltui.training.tensor_queue import cuda_staging, torch_codec
-from ltui.training.tensor_queue.cuda_staging import PinnedCopy, StagingQueue
+from ltui.training.tensor_queue import queue_writer, torch_codec
 from ltui.training.tensor_queue.queue_reader import QueueReader
-from ltui.training.tensor_queue.queue_writer import QueueWriter
+from ltui.training.tensor_queue.queue_writer import PinnedCopy, QueueWriter, StagingQueue
 from ltui.training.tensor_queue.torch_codec import to_tensor
 from tests.tensor_queue.rows import put_row
 
@@ -47,8 +46,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> list[ManualCopy]:
     """Every tensor counts as a CUDA tensor; the copies that were asked for."""
     monkeypatch.setattr(torch_codec.EncodedTensor, "on_cuda", lambda self: True)
     monkeypatch.setattr(ManualCopy, "made", [])
-    monkeypatch.setattr(cuda_staging, "PinnedCopy", ManualCopy)
-    monkeypatch.setattr(cuda_staging, "is_capturing", lambda: False)
+    monkeypatch.setattr(queue_writer, "PinnedCopy", ManualCopy)
+    monkeypatch.setattr(queue_writer, "is_capturing", lambda: False)
     return ManualCopy.made
 
 
@@ -194,12 +193,12 @@ def test_a_captured_graph_is_left_alone(
     reader = QueueReader(tmp_path / "q", from_seq=0)
     writer.put(torch.tensor(1.0), 2)
     monkeypatch.setattr(ManualCopy, "done", lambda _self: pytest.fail("queried"))
-    monkeypatch.setattr(cuda_staging, "is_capturing", lambda: True)
+    monkeypatch.setattr(queue_writer, "is_capturing", lambda: True)
     writer.put(torch.tensor(2.0), 2)
     writer.flush_staged()
     assert len(device) == 1, "a copy became part of the graph"
     monkeypatch.undo()
-    monkeypatch.setattr(cuda_staging, "is_capturing", lambda: False)
+    monkeypatch.setattr(queue_writer, "is_capturing", lambda: False)
     device[0].arrive()
     writer.flush_staged()
     poll = reader.poll()

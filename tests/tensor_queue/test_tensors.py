@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ltui.training.tensor_queue.file_layout import DTYPE_NAMES, Layout
-from ltui.training.tensor_queue.numpy_codec import QuantizedArray, SparseArray
-from ltui.training.tensor_queue.queue_reader import QueueReader, Record
+from ltui.training.tensor_queue.queue_reader import QuantizedArray, QueueReader, Record, SparseArray
 from ltui.training.tensor_queue.queue_writer import QueueWriter
 from ltui.training.tensor_queue.torch_codec import DTYPES, to_tensor
 from tests.tensor_queue.rows import put_row

@@ -12,9 +12,9 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.geometry import Region
 
+from ltui.widgets.charts.axis_scale import visible_range
 from ltui.widgets.charts.chart import Chart
 from ltui.widgets.charts.plot import data_range
-from ltui.widgets.charts.viewport import visible_range
 from ltui.widgets.view_models import ChartMark, ChartSeries, ChartViewModel
 
 

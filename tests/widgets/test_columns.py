@@ -80,6 +80,14 @@ def test_cells_that_are_left_go_to_columns_that_would_be_cut() -> None:
     assert widths == [8, 20, 8]
 
 
+@pytest.mark.parametrize(("room", "widths"), [(7, [8, 8, 7]), (6, [8, 8, 6]), (5, [8, 8])])
+def test_the_last_column_is_cut_before_it_is_omitted(room: int, widths: list[int]) -> None:
+    columns = (WIDE[0], WIDE[1], Column(key="c", title="c", width=20, least=6))
+    shown = scrolled_columns(columns, 8 + 2 + 8 + 2 + room, 0)
+    assert [place.width for place in shown.placed] == widths
+    assert shown.right == len(columns) - len(widths)
+
+
 @pytest.mark.parametrize("width", [60, 80, 120, 160])
 def test_state_and_step_are_always_there(width: int) -> None:
     keys = {p.column.key for p in fit_columns(RANK_COLUMNS, width)}

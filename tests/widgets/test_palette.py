@@ -12,6 +12,7 @@ from textual.app import App
 from textual.color import Color as TextualColor
 from textual.theme import Theme
 
+from ltui.widgets.charts.chart_options import MARKERS
 from ltui.widgets.palette import (
     COLOURBLIND_SERIES,
     CONTRAST_SERIES,
@@ -22,7 +23,6 @@ from ltui.widgets.palette import (
     LTUI_CONTRAST,
     LTUI_DARK,
     LTUI_LIGHT,
-    MARKERS,
     THEMES,
     TRUE_COLOUR_THEMES,
     line_styles,

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ltui.widgets.charts.axis_scale import Viewport
 from ltui.widgets.charts.canvas import Canvas, changed_spans
 from ltui.widgets.charts.chart_options import ChartOptions
 from ltui.widgets.charts.picture import Area, Label, picture
 from ltui.widgets.charts.plot import plot
-from ltui.widgets.charts.viewport import Viewport
 from ltui.widgets.view_models import ChartMark, ChartSeries, ChartViewModel
 
 
@@ -94,6 +94,38 @@ def test_a_value_that_is_not_a_number_is_shown_as_nan() -> None:
     assert "a n/a" in plot(chart_of(empty, curve("b")), ChartOptions(), 80, 12).canvas.line(0)
 
 
+def test_the_value_is_at_the_end_of_a_curve_where_it_covers_nothing() -> None:
+    x = np.arange(4000.0)
+    falling = chart_of(ChartSeries(name="loss", x=x, y=1.01 + np.exp(-x / 200)))
+    lines = plot(falling, ChartOptions(), 80, 20).canvas.text().splitlines()
+    end = next(row for row, line in enumerate(lines) if row and "●" in line)
+    assert lines[end - 1].rstrip().endswith(" 1.010")
+    noise = ChartSeries(name="noise", x=x, y=np.where(x == x[-1], 0.125, np.sin(x**2)))
+    for view_model, options, height in (
+        (falling, ChartOptions(), 6),
+        (chart_of(noise), ChartOptions(), 20),
+    ):
+        text = plot(view_model, options, 80, height).canvas.text()
+        assert text.count("1.010") + text.count("0.1250") == 1
+    at_cursor = plot(falling, ChartOptions(cursor=50.0), 80, 20).canvas.text()
+    assert "1.010" not in at_cursor
+
+
+def test_raw_values_are_thin_and_the_grid_has_gaps() -> None:
+    x = np.arange(4000.0)
+    noise = ChartSeries(name="raw", x=x, y=np.sin(x**2), dim=True)
+    thin = plot(chart_of(noise), ChartOptions(), 80, 20).canvas
+    full = plot(chart_of(replace(noise, dim=False)), ChartOptions(), 80, 20).canvas
+    drawn = [
+        sum(letter.bit_count() for letter in canvas.chars.flat if 0x2800 < letter < 0x2900)
+        for canvas in (thin, full)
+    ]
+    assert drawn[0] < drawn[1] / 2
+    grid = plot(chart_of(curve()), ChartOptions(), 80, 20).canvas.text()
+    assert "┈" in grid
+    assert "┈┈" not in grid
+
+
 def test_a_gap_under_the_crosshair_is_not_a_number() -> None:
     y = np.ones(10)
     y[5] = np.nan
@@ -128,6 +160,14 @@ def test_two_curves_keep_names_and_values_in_fifty_columns() -> None:
     assert "train" in legend
     assert "vali" in legend
     assert "+" not in legend
+
+
+def test_a_name_loses_its_suffix_before_it_is_cut() -> None:
+    both = chart_of(*(curve(f"{n}/loss smoothed", suffix=" smoothed") for n in ("train", "val")))
+    assert "train/loss smoothed 1.010" in plot(both, ChartOptions(), 70, 20).canvas.line(0)
+    legend = plot(both, ChartOptions(), 45, 20).canvas.line(0)
+    assert "train/loss 1.010" in legend
+    assert "val/loss 1.010" in legend
 
 
 def test_faint_curves_leave_the_legend_first() -> None:

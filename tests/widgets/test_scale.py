@@ -71,6 +71,12 @@ def test_ticks_lie_inside_and_differ(low: float, span: float, most: int) -> None
     assert all(low - slack <= t.at <= low + span + slack for t in ticks)
 
 
+@given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6), st.integers(2, 10))
+def test_a_scale_has_two_ticks(low: float, span: float, most: int) -> None:
+    assume(span > 1e-6 * abs(low))
+    assert len(linear_ticks(AxisRange(low, low + span), most)) >= 2
+
+
 def test_labels_of_one_axis_differ() -> None:
     for low, high in (
         (0.0, 1.0), (0.91, 0.93), (0.0, 1e7), (0.0, 3e-5), (11_000, 13_000), (1.0, 1.00001),

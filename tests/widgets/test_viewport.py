@@ -6,8 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ltui.widgets.charts.axis_scale import AxisRange
-from ltui.widgets.charts.viewport import Viewport, pan_viewport, visible_range, zoom_viewport
+from ltui.widgets.charts.axis_scale import (
+    AxisRange,
+    Viewport,
+    pan_viewport,
+    visible_range,
+    zoom_viewport,
+)
 
 DATA = AxisRange(0.0, 1000.0)
 

@@ -8,7 +8,7 @@ DISTRIBUTIONS = {
     "cv2": "opencv-python",
     "yaml": "pyyaml",
 }
-"""Module name to distribution name. ``training/rank/config_errors.py`` has a copy, because ranks
+"""Module name to distribution name. ``training/rank/train_preset.py`` has a copy, because ranks
 import nothing of this package."""
 
 MODULES = {distribution: module for module, distribution in DISTRIBUTIONS.items()}

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from ltui.training.config.defaults import CHECKPOINTS_KEPT
 from ltui.training.problem import ProblemError
+from ltui.training.shared.defaults import CHECKPOINTS_KEPT
 
 SPEC_VERSION = 1
 STALL_ACTIONS = ("nothing", "stop", "restart")

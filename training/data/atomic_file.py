@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ltui.training.rank.checkpoint_files import fsync_folder
+from ltui.training.shared.checkpoint_files import fsync_folder
 
 _SUFFIX = ".part"
 

@@ -18,13 +18,16 @@ import torch
 from ltui.training.data.cache_folder import data_folder
 from ltui.training.data.cpu_memory_limits import available_bytes, cores_per_rank
 from ltui.training.data.ffcv.beton_file import BetonError, BetonFile
-from ltui.training.data.ffcv.epoch_openers import (
+from ltui.training.data.ffcv.epoch_order import (
+    BetonLoader,
+    EpochOrder,
+    Order,
     dataloader_batches,
     ffcv_batches,
     side_at_epoch,
     uniform_side,
 )
-from ltui.training.data.ffcv.epoch_order import BetonLoader, EpochOrder, Order
+from ltui.training.data.ffcv.ffcv_reader import keep_torch_threads
 from ltui.training.data.ffcv.image_transform_config import (
     ImageTransformConfig,
     Triple,
@@ -33,9 +36,7 @@ from ltui.training.data.ffcv.image_transform_config import (
 from ltui.training.data.ffcv.in_memory_images import has_ffcv, uses_ffcv
 from ltui.training.data.ffcv.torch_dataset import NO_LABEL as NO_LABEL
 from ltui.training.data.ffcv.torch_dataset import BetonSamples
-from ltui.training.data.ffcv.torch_threads import keep_torch_threads
-from ltui.training.data.loader_variant import Variant
-from ltui.training.data.rank_data_module import RankData
+from ltui.training.data.rank_data_module import RankData, Variant
 from ltui.training.data.sample_order import OpenBatches
 
 Crop = Literal["auto", "resized", "shifted", "none"]

@@ -15,8 +15,7 @@ from torch.utils.data import TensorDataset
 
 from ltui.training.data.cache_folder import data_folder
 from ltui.training.data.ffcv.in_memory_images import beton_batches, has_ffcv, uses_ffcv, write_beton
-from ltui.training.data.loader_variant import Variant
-from ltui.training.data.rank_data_module import NO_LABEL, RankData
+from ltui.training.data.rank_data_module import NO_LABEL, RankData, Variant
 from ltui.training.data.sample_order import OpenBatches, RankLoader, RankOrder
 
 VALIDATION_FRACTION = 0.2

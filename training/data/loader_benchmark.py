@@ -25,10 +25,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ltui.training.data.ffcv.beton_file import BetonError
 from ltui.training.data.ffcv.beton_script import EXIT_BAD_INPUT, Reporter
-from ltui.training.data.loader_variant import Variant
-from ltui.training.rank.config_errors import to_config_error
+from ltui.training.data.rank_data_module import Variant
 from ltui.training.rank.telemetry import count_samples
-from ltui.training.rank.train_preset import build_cli
+from ltui.training.rank.train_preset import build_cli, extend_path, to_config_error
 
 _MEMORY_PERIOD_S = 0.5
 """Seconds between two measurements of memory."""
@@ -59,7 +58,7 @@ def main(arguments: list[str]) -> int:
     """Run the benchmark that ``arguments[0]`` describes as JSON. Return the exit code."""
     request = json.loads(arguments[0])
     reporter = Reporter()
-    sys.path[:0] = request.get("python_path") or []
+    extend_path(request.get("python_path") or [], request["config"])
     try:
         reporter.write(phase="loading the classes")
         data = open_data_module(request["config"])

@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import Dataset
 
-from ltui.training.data.loader_variant import Variant
 from ltui.training.data.sample_order import OpenBatches, RankLoader, RankOrder, torch_batches
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One variant: a loader with a number of workers."""
+
+    loader: str
+    """Name of the loader, such as ``FFCV`` or ``DataLoader``."""
+    workers: int | None
+    """Number of loading threads or processes; None if it can't be chosen."""
+    open: Callable[[], Iterable[Any]]
+    """Return a new loader for one round."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Keys and values of the configuration that select this variant."""
+
+    @property
+    def name(self) -> str:
+        """Displayed name."""
+        if self.workers is None:
+            return self.loader
+        return f"{self.loader}, {self.workers} {'worker' if self.workers == 1 else 'workers'}"
+
 
 NO_LABEL = -1
 """Label of a sample that only pads a batch. Models neither train on it nor count it."""

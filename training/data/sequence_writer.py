@@ -28,7 +28,7 @@ from ltui.training.data.sequence_format.file_format import (
     NO_LABEL,
     make_header,
 )
-from ltui.training.rank.checkpoint_files import fsync_folder
+from ltui.training.shared.checkpoint_files import fsync_folder
 
 _MAX_COLUMNS = 65535
 _MAX_SHARDS = 65535

@@ -35,9 +35,9 @@ from ltui.training.diagnosis.rules.stopped_processes import (
 from ltui.training.diagnosis.stalls.find_stalls import Stalls, find_stalls
 from ltui.training.diagnosis.stalls.lost_machines import machine_verdicts
 from ltui.training.diagnosis.thresholds import slowest_step_s
+from ltui.training.shared.record_types import STEP_PHASES, Phase
 from ltui.training.state.run_snapshot import RankState, Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
-from ltui.training.tensor_queue.record_types import STEP_PHASES, Phase
 
 _STRAGGLING_S = 2.0
 """Seconds that a rank must straggle before it is reported."""

@@ -19,10 +19,10 @@ from ltui.training.diagnosis.machines import (
     report_ages_ns,
 )
 from ltui.training.diagnosis.verdict_words import ranks_text
+from ltui.training.shared.record_types import STEP_PHASES, Outcome, Phase, PulseState
 from ltui.training.state.record_fold import FoldState
 from ltui.training.state.run_snapshot import CheckpointInfo, NodeSnapshot, RankState, Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
-from ltui.training.tensor_queue.record_types import STEP_PHASES, Outcome, Phase, PulseState
 
 BEFORE_TRAINING = frozenset({Phase.UNKNOWN, Phase.STARTING, Phase.SETUP, Phase.SANITY})
 """Phases before the first training step."""

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from statistics import median_high
 
 from ltui.training.config.run_spec import StallPolicy
+from ltui.training.shared.record_types import STEP_PHASES, Phase, PulseState
 from ltui.training.state.record_fold import FoldState, RankFold
-from ltui.training.tensor_queue.record_types import STEP_PHASES, Phase, PulseState
 
 WARM_UP_STEPS = 3
 """First steps of a rank, which compile, allocate and connect, and get the slow phases' budget."""

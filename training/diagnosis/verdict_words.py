@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from ltui.training.diagnosis.evidence import Collective, ProcessActivity
 from ltui.training.diagnosis.machines import NO_MACHINES
-from ltui.training.tensor_queue.record_types import PulseState
+from ltui.training.shared.record_types import PulseState
 
 EQUAL_BATCHES = (
     "Give every rank the same number of batches: a DistributedSampler, drop_last=True, or"

@@ -2,6 +2,13 @@
 
 ``state/gpu_values.py`` holds the measurements. ``rank_mapping.py`` determines the owners of the
 processes.
+
+Names of the reasons for which a GPU's clocks are reduced, from NVML's bit mask. The bits are those
+of NVML's ``nvmlClocksEventReasons``. The bit of an idle GPU has no name here, because idleness does
+not slow a run down.
+
+Meaning and severity of the driver's XID error codes. The codes and causes follow NVIDIA's "XID
+Errors" catalogue (docs.nvidia.com/deploy/xid-errors).
 """
 
 from __future__ import annotations
@@ -9,6 +16,96 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ltui.training.state.gpu_values import GpuValues
+
+NOT_READ_YET = "GPUs not read yet"
+NO_DRIVER = "no NVIDIA driver on this machine"
+NO_GPU = "the NVIDIA driver reports no GPU"
+
+
+@dataclass(frozen=True, slots=True)
+class XidMeaning:
+    """Description and severity of one XID code."""
+
+    text: str
+    unusable: bool = False
+    """True if the GPU can't be used until a reset, a reboot or a repair."""
+
+
+XID_MEANINGS = {
+    8: XidMeaning("a kernel ran into the driver's time limit"),
+    13: XidMeaning("a kernel did something illegal (graphics engine exception)"),
+    31: XidMeaning("a kernel accessed memory that it does not own (page fault)"),
+    32: XidMeaning("a command buffer was corrupt (bus or driver)"),
+    43: XidMeaning("the driver ended a channel after a program's fault"),
+    44: XidMeaning("the GPU's context switch failed"),
+    45: XidMeaning("the driver cleaned up after a program that ended"),
+    48: XidMeaning("an uncorrectable memory error (double bit)", unusable=True),
+    56: XidMeaning("display engine error"),
+    61: XidMeaning("the GPU's microcontroller stopped at a breakpoint", unusable=True),
+    62: XidMeaning("the GPU's microcontroller halted", unusable=True),
+    63: XidMeaning("a faulty memory row was retired; it takes effect at the next reset"),
+    64: XidMeaning("a faulty memory row could not be retired", unusable=True),
+    68: XidMeaning("video processor exception"),
+    69: XidMeaning("a kernel did something illegal (graphics class error)"),
+    74: XidMeaning("NVLink error: a link to another GPU or the switch failed", unusable=True),
+    79: XidMeaning("the GPU fell off the bus", unusable=True),
+    92: XidMeaning("a high rate of corrected single-bit memory errors"),
+    94: XidMeaning("an uncorrectable memory error, contained: only the affected program must end"),
+    95: XidMeaning("an uncorrectable memory error that could not be contained", unusable=True),
+    109: XidMeaning("a context switch timed out"),
+    110: XidMeaning("security fault", unusable=True),
+    119: XidMeaning("the GPU's system processor (GSP) does not answer", unusable=True),
+    120: XidMeaning("the GPU's system processor (GSP) failed", unusable=True),
+    121: XidMeaning("error on the chip-to-chip link"),
+    137: XidMeaning("NVLink: a program accessed a peer's memory without permission"),
+    140: XidMeaning("unrecovered memory error", unusable=True),
+    143: XidMeaning("the GPU could not be initialised", unusable=True),
+    144: XidMeaning("NVLink: an error in a link's hardware"),
+    154: XidMeaning("the driver asks for a recovery action; see its log"),
+    156: XidMeaning("a resource was retired: recorded"),
+}
+
+
+def xid_meaning(code: int) -> XidMeaning:
+    """Return the meaning of an XID code, with a generic text for an unknown code."""
+    return XID_MEANINGS.get(code, XidMeaning("not in ltui's table; see NVIDIA's XID catalogue"))
+
+
+def xid_sentence(code: int) -> str:
+    """Return a text such as ``XID 79: the GPU fell off the bus``."""
+    return f"XID {code}: {xid_meaning(code).text}"
+
+
+POWER_CAP = "power cap"
+THERMAL = "thermal slowdown"
+HARDWARE_THERMAL = "hardware thermal slowdown"
+POWER_BRAKE = "power brake"
+HARDWARE = "hardware slowdown"
+
+THERMAL_REASONS = frozenset({THERMAL, HARDWARE_THERMAL})
+
+_NAMES = (
+    (0x002, "clocks set by a user"),
+    (0x004, POWER_CAP),
+    (0x008, HARDWARE),
+    (0x010, "synchronised with slower GPUs"),
+    (0x020, THERMAL),
+    (0x040, HARDWARE_THERMAL),
+    (0x080, POWER_BRAKE),
+    (0x100, "display clock setting"),
+)
+_CAUSES_OF_HARDWARE = 0x040 | 0x080
+"""Bits of specific hardware slowdowns. If one is set, the general bit is ignored."""
+
+
+def reason_names(mask: int) -> tuple[str, ...]:
+    """Return the names of a mask's bits in NVML's order; unknown bits are given as a number."""
+    if mask & _CAUSES_OF_HARDWARE:
+        mask &= ~0x008
+    names = tuple(name for bit, name in _NAMES if mask & bit)
+    unknown = mask & ~sum(bit for bit, _ in _NAMES) & ~0x001
+    return (*names, f"reason 0x{unknown:x}") if unknown else names
+
 
 MIG_INDEX_STRIDE = 100
 """MIG device ``n`` of GPU ``g`` has the index ``(g + 1) * MIG_INDEX_STRIDE + n``."""
@@ -62,3 +159,17 @@ class GpuReading(GpuValues):
     """True if MIG is enabled. Work then runs in MIG devices, which have their own readings."""
     processes: tuple[GpuProcess, ...] | None = None
     last_xid: Xid | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuView:
+    """The latest readings of all GPUs and the state of the driver."""
+
+    readings: tuple[GpuReading, ...] = ()
+    """Sorted by index, MIG devices after GPUs. ``error`` is set while the driver hangs."""
+    note: str | None = None
+    """Reason why there are no readings, or why they are old."""
+    not_answering_s: float | None = None
+    """Age of the hanging driver call in seconds; None if no call hangs."""
+    complete: bool = True
+    """False during the first round, while GPUs that are not read yet are missing."""

@@ -15,8 +15,7 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ltui.training.gpu.reading import GpuProcess, GpuReading, Xid
-from ltui.training.gpu.sampler import GpuView
+from ltui.training.gpu.reading import GpuProcess, GpuReading, GpuView, Xid
 
 FORMAT = 1
 

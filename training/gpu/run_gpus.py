@@ -14,9 +14,7 @@ from typing import Protocol
 from ltui.training.gpu.findings import Finding, FindingsState, update_findings
 from ltui.training.gpu.free_gpus import ORDER, VISIBLE
 from ltui.training.gpu.rank_mapping import RankLocation, gpu_snapshots, map_ranks
-from ltui.training.gpu.reading import GpuReading, Xid
-from ltui.training.gpu.sampler import NOT_READ_YET, GpuSampler, GpuView
-from ltui.training.gpu.xid_codes import xid_sentence
+from ltui.training.gpu.reading import NOT_READ_YET, GpuReading, GpuView, Xid, xid_sentence
 from ltui.training.process.proc_files import environment
 from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import GpuSnapshot, RankSnapshot
@@ -57,7 +55,12 @@ class RunGpus:
     ) -> None:
         """``source``: source of the readings, by default a ``GpuSampler``."""
         self._run_id = run_id
-        self._sampler = source or GpuSampler(period_s=period_s)
+        if source is None:
+            # Imported here: a demo needs no driver.
+            from ltui.training.gpu.sampler import GpuSampler
+
+            source = GpuSampler(period_s=period_s)
+        self._sampler = source
         self._state = FindingsState()
         self._host = socket.gethostname()
         self._environments: dict[int, tuple[str | None, str | None]] = {}

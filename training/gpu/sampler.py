@@ -12,18 +12,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 import pynvml
 
-from ltui.training.gpu.mig_device import MigDevice, open_mig_devices
 from ltui.training.gpu.nvml_client import DriverGoneError, GpuLostError, NvmlClient, PendingCall
-from ltui.training.gpu.nvml_device import NvmlDevice
-from ltui.training.gpu.process_owners import ProcessInfoCache
-from ltui.training.gpu.reading import GpuReading, Xid
-from ltui.training.gpu.whole_gpu import Device
+from ltui.training.gpu.nvml_device import NvmlDevice, ProcessInfoCache
+from ltui.training.gpu.reading import NO_DRIVER, NO_GPU, NOT_READ_YET, GpuReading, GpuView, Xid
+from ltui.training.gpu.whole_gpu import Device, MigDevice, open_mig_devices
 
 CALL_TIMEOUT_S = 2.0
 """Age in seconds from which a driver call is reported as hanging."""
@@ -36,24 +34,7 @@ RESCAN_PERIOD_S = 30.0
 MAX_QUEUED_XIDS = 256
 """Maximum number of XID errors kept until ``take_xids``."""
 OPENING = "Init"
-NOT_READ_YET = "GPUs not read yet"
-NO_DRIVER = "no NVIDIA driver on this machine"
-NO_GPU = "the NVIDIA driver reports no GPU"
 _NO_EVENTS = frozenset({pynvml.NVML_ERROR_TIMEOUT, pynvml.NVML_ERROR_GPU_IS_LOST})
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GpuView:
-    """The latest readings of all GPUs and the state of the driver."""
-
-    readings: tuple[GpuReading, ...] = ()
-    """Sorted by index, MIG devices after GPUs. ``error`` is set while the driver hangs."""
-    note: str | None = None
-    """Reason why there are no readings, or why they are old."""
-    not_answering_s: float | None = None
-    """Age of the hanging driver call in seconds; None if no call hangs."""
-    complete: bool = True
-    """False during the first round, while GPUs that are not read yet are missing."""
 
 
 class GpuSampler:

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from ltui.training.gpu import throttle_reasons
 from ltui.training.gpu.rank_mapping import FOREIGN, RANK, UNSEEN
-from ltui.training.gpu.xid_codes import xid_meaning, xid_sentence
+from ltui.training.gpu.reading import POWER_BRAKE, THERMAL_REASONS, xid_meaning, xid_sentence
 from ltui.training.state.run_snapshot import (
     GpuProcessSnapshot,
     GpuSnapshot,
@@ -142,14 +141,14 @@ def _low_power_cause(gpu: GpuSnapshot, ranks: Mapping[int, RankSnapshot]) -> str
 
 def _throttled(gpu: GpuSnapshot) -> Iterator[Symptom]:
     reasons = set(gpu.throttle_reasons or ())
-    if reasons & throttle_reasons.THERMAL_REASONS:
+    if reasons & THERMAL_REASONS:
         yield Symptom(
             "thermal",
             gpu,
             f"thermal slowdown for {{age}}{_temperature_text(gpu)}",
             evidence={"temperature_c": gpu.temperature_c, "sm_clock_mhz": gpu.sm_clock_mhz},
         )
-    if throttle_reasons.POWER_BRAKE in reasons:
+    if POWER_BRAKE in reasons:
         yield Symptom(
             "power_brake",
             gpu,

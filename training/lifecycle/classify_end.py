@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ltui.training.diagnosis.machines import NO_MACHINES
-from ltui.training.diagnosis.observations.lost_peer_errors import is_consequence
+from ltui.training.diagnosis.observations.error_texts import is_consequence
 from ltui.training.diagnosis.verdict_words import consequences_text, ranks_text
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.shim_files import EngineExit
+from ltui.training.shared.record_types import Outcome, PulseState
 from ltui.training.state.good_checkpoints import FINITE
 from ltui.training.state.record_fold import FoldedEvent, FoldState
 from ltui.training.state.run_snapshot import CheckpointInfo, RunState, Verdict
-from ltui.training.tensor_queue.record_types import Outcome, PulseState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

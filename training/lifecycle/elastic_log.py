@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ltui.training.process.regular_files import read_end
+from ltui.training.shared.regular_files import read_end
 from ltui.training.store.run_directory import RunDir
 
 LOG_TAIL_BYTES = 65536
@@ -31,6 +31,14 @@ _WARNING = re.compile(
 )
 """Lightning writes warnings as ``file.py:224: You're resuming ...``."""
 _ROOT = "Root Cause (first observed failure)"
+_IMPORT_BY_WORKER = re.compile(
+    r"\.py\", line \d+, in (_fixup_main_from_\w+|import_main_path)$", re.M
+)
+"""In the traceback of a worker. Its parent only says that the worker is gone."""
+UNGUARDED = (
+    "error in a worker, which ran the script again to import it. Put what trains below"
+    ' `if __name__ == "__main__":`'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +80,14 @@ def merged_failures(
 def last_error_line(log: str) -> str | None:
     """Return the line that most likely states the error: that of an exception, else the last one.
 
+    A worker that failed because it ran the whole script again is named first.
+
     If the agent's own traceback is in the log, lines that the ranks wrote before it are preferred.
     Warnings, and exceptions that the interpreter ignores at exit, often come last. They are not
     the cause, so they are skipped.
     """
+    if _IMPORT_BY_WORKER.search(log):
+        return UNGUARDED
     log = _PREFIX.sub("", log)
     rank_output = _AGENT_FAILS.split(log, maxsplit=1)[0]
     lines = _without_agent_lines(rank_output) or _without_agent_lines(log)

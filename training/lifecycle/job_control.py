@@ -3,16 +3,124 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import replace
 from typing import Any
 
-from ltui.training.config.defaults import STOP_TIMEOUT_S
-from ltui.training.lifecycle.job_snapshot import job_place
 from ltui.training.problem import ProblemError
+from ltui.training.shared.defaults import STOP_TIMEOUT_S
 from ltui.training.slurm.batch_script import WARNING_SIGNAL
-from ltui.training.slurm.job_record import JobRecord, read_record, write_cancelled
-from ltui.training.slurm.run_place import Place
+from ltui.training.slurm.job_record import JobRecord, read_record, snapshot_path, write_cancelled
+from ltui.training.slurm.job_states import SlurmJob
+from ltui.training.slurm.run_place import Place, RunPlace, place_of
 from ltui.training.slurm.slurm_client import SlurmError, cancel, run_on_head, signal_steps
-from ltui.training.store.run_directory import RunDir
+from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState, snapshot_from_json
+from ltui.training.store.run_checkpoints import list_checkpoints
+from ltui.training.store.run_directory import RunDir, read_json
+
+
+def job_place(run_dir: RunDir) -> RunPlace | None:
+    """Return where a run that SLURM starts is, or None if SLURM does not start the run.
+
+    SLURM is asked only if the record does not say it.
+    """
+    record = read_record(run_dir)
+    return None if record is None else place_of(record, _job(run_dir, record), time.time())
+
+
+def _job(run_dir: RunDir, record: JobRecord) -> SlurmJob | None:
+    last = record.last_life
+    running_elsewhere = (
+        last is not None
+        and last.ended_at is None
+        and record.head is not None
+        and not record.head.is_here
+    )
+    if record.job_id is None or not (record.waits or running_elsewhere):
+        return None
+    # Imported here, and below, because most runs have no job that waits.
+    from ltui.training.slurm.queue_cache import QueueCache
+
+    # What SLURM said of the job before its last start ended says nothing about the next start.
+    since_s = last.ended_at if last is not None and last.ended_at is not None else 0.0
+    return QueueCache(run_dir.home).job(record.job_id, since_s)
+
+
+def snapshot_of_job(run_dir: RunDir) -> RunSnapshot | None:
+    """Return the snapshot of a run that waits in SLURM's queue or runs on another machine.
+
+    None means that the files and processes of this machine know the state of the run.
+    """
+    place = job_place(run_dir)
+    if place is None or place.place is Place.HERE:
+        return None
+    assert place.state is not None
+    base = _published(run_dir) or _from_specification(run_dir)
+    if place.place is Place.ELSEWHERE and base.state in LIVE and base.taken_at is not None:
+        # The head publishes its snapshot, which says more than SLURM does.
+        return base if base.state is not RunState.QUEUED else replace(base, detail=place.detail)
+    return replace(
+        base,
+        state=place.state,
+        detail=place.detail,
+        supervisor_pid=None,
+        ended_at=base.ended_at if place.state not in LIVE else None,
+        eta_s=None,
+        ranks=(),
+        gpus=(),
+        verdicts=(),
+    )
+
+
+def with_job(run_dir: RunDir, snapshot: RunSnapshot) -> RunSnapshot:
+    """Return the snapshot of a run on this machine with what its SLURM job adds to it.
+
+    A run that has stopped to continue in the next start of its job is queued. Of a run that is not
+    continued, the detail says why.
+    """
+    record = None if snapshot.state in LIVE else read_record(run_dir)
+    if record is None:
+        return snapshot
+    last = record.last_life
+    finished = snapshot.state is RunState.FINISHED
+    if last is not None and last.ended_at is None and last.requeued and not finished:
+        from ltui.training.slurm.queue_cache import QueueCache
+
+        job = QueueCache(run_dir.home).job(last.job_id)
+        if job is None or not job.ended:
+            detail = f"{snapshot.detail or snapshot.state.value}; its job is being requeued"
+            return replace(snapshot, state=RunState.QUEUED, detail=detail)
+    if record.note is None:
+        return snapshot
+    return replace(snapshot, detail="; ".join(t for t in (snapshot.detail, record.note) if t))
+
+
+def _published(run_dir: RunDir) -> RunSnapshot | None:
+    """Return the snapshot that the head published last."""
+    document = read_json(snapshot_path(run_dir))
+    if document is None:
+        return None
+    try:
+        return snapshot_from_json(document)
+    except ValueError:
+        return None
+
+
+def _from_specification(run_dir: RunDir) -> RunSnapshot:
+    spec = run_dir.read_spec()
+    return RunSnapshot(
+        id=run_dir.id,
+        name=spec.name,
+        state=RunState.QUEUED,
+        preset=spec.preset,
+        command=spec.command,
+        saves_checkpoints=True if spec.command is None else None,
+        stop_signal=spec.stop_signal,
+        created_at=spec.created_at,
+        checkpoints=tuple(list_checkpoints(run_dir.checkpoints_dir)),
+        run_dir=str(run_dir.path),
+    )
+
 
 REQUEST_TIMEOUT_S = 30.0
 """Seconds to wait for the answer of the run's supervisor on another machine."""

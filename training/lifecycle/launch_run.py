@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,14 +40,14 @@ def launch(
 ) -> RunDir:
     """Start a run and return when its supervisor answers.
 
-    ``start_from`` is a checkpoint of another run (training/lifecycle/start_from.py).
+    ``start_from`` is a checkpoint of another run (training/lifecycle/resume_run.py).
     ``interpreter_checked`` is passed to ``check_start``. ``private_files`` (name -> text) are
     written into the run directory before anything starts. Raises ``ProblemError`` if the run could
     not be started; then there is no run directory.
     """
     check_start(spec, interpreter_checked=interpreter_checked)
     run_dir = RunDir(home / "runs" / spec.id)
-    try:
+    with leaving_no_run(run_dir):
         install_rank_package(home)
         create_run_directory(run_dir, spec, private_files)
         arguments: list[str] = []
@@ -55,10 +56,6 @@ def launch(
 
             brought = import_checkpoint(start_from, run_dir.checkpoints_dir)
             arguments = ["--resume-from", brought.path, "--resume-step", str(brought.global_step)]
-    except (OSError, ValueError) as error:
-        shutil.rmtree(run_dir.path, ignore_errors=True)
-        failure = error if isinstance(error, OSError) else OSError(str(error))
-        raise home_not_writable(home, failure) from error
     try:
         start_supervisor(run_dir, arguments)
     except BaseException as error:
@@ -111,6 +108,20 @@ def create_run_directory(
     except BaseException:
         shutil.rmtree(temporary.path, ignore_errors=True)
         raise
+
+
+@contextmanager
+def leaving_no_run(run_dir: RunDir) -> Iterator[None]:
+    """Remove the run directory if the block raises, with a ``ProblemError`` for what the home could
+    not take."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        shutil.rmtree(run_dir.path, ignore_errors=True)
+        if isinstance(error, ProblemError):
+            raise
+        failure = error if isinstance(error, OSError) else OSError(str(error))
+        raise home_not_writable(run_dir.home, failure) from error
 
 
 def home_not_writable(home: Path, error: OSError) -> ProblemError:

@@ -13,8 +13,9 @@ import tempfile
 from pathlib import Path
 
 import ltui.training
+from ltui.training.store.private_folder import private_folder
 
-_FOLDERS = ("tensor_queue", "rank", "models", "data")
+_FOLDERS = ("shared", "tensor_queue", "rank", "models", "data")
 _FILES = ("__init__.py",)
 _SITE = '''"""Set up stack dumps, then run the sitecustomize module that this one hides."""
 import importlib.machinery
@@ -59,13 +60,15 @@ ltui = ltui.training.rank.program.attach:attach
 def install_rank_package(home: Path) -> Path:
     """Return the folder to add to ``PYTHONPATH``. Create the folder of this version if needed.
 
-    Raises ``OSError`` if it cannot be written.
+    Raises ``OSError`` if it cannot be written, and ``ProblemError`` if another user could change
+    what the ranks import.
     """
     files = _files()
     folder = home / "rank-side" / _digest(files)
+    folder.parent.mkdir(mode=0o700, exist_ok=True)
+    private_folder(folder.parent, "Remove it, or set LTUI_HOME to a directory of your own.")
     if _is_complete(folder, files):
         return folder
-    folder.parent.mkdir(mode=0o700, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".new-"))
     if folder.is_dir():
         # After a power failure a file may exist without its content.

@@ -5,18 +5,38 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
 import time
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ltui.training.process.identity import ProcessIdentity, is_alive, is_stopped
-from ltui.training.process.open_files import allow_queues_of
+from ltui.training.shared.record_types import Outcome, PulseState
 from ltui.training.store.history_writer import Cursor, StoreWriter
 from ltui.training.store.run_directory import RunDir, write_atomically
 from ltui.training.tensor_queue.queue_reader import Poll, QueueFileError, QueueReader, Record
-from ltui.training.tensor_queue.record_types import Outcome, PulseState
+
+FILES_FOR_OTHERS = 512
+"""Open files of a process besides the queues of ranks."""
+_FILES_A_RANK = 3
+"""A mirror, its reader, and a reader for records that are read again."""
+
+
+def allow_queues_of(ranks: int) -> None:
+    """Raise the soft limit of open files if the queues of so many ranks need more.
+
+    The hard limit of the system stays. Beyond it, opening a queue fails with an error.
+    """
+    needed = _FILES_A_RANK * ranks + FILES_FOR_OTHERS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+
 
 _QUEUE_NAME = re.compile(r"rank-(\d+)\.queue")
 _POLL_RECORDS = 2000

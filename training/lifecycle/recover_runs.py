@@ -13,7 +13,6 @@ import time
 from ltui.training.lifecycle.kill_processes import kill_run_processes
 from ltui.training.lifecycle.run_status import is_abandoned, resolve_snapshot
 from ltui.training.lifecycle.shim_files import shim_identity
-from ltui.training.lifecycle.start_supervisor import restart_supervisor
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import lock_holder
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
@@ -37,6 +36,9 @@ def recover_run(run: RunDir, timeout_s: float = _RECORDED_S) -> bool:
     """
     if not is_abandoned(run):
         return False
+    # Imported here: few runs are abandoned, and every command that shows a run asks.
+    from ltui.training.lifecycle.start_supervisor import restart_supervisor
+
     try:
         restart_supervisor(run)
     except (ProblemError, OSError):

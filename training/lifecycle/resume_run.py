@@ -24,14 +24,71 @@ from ltui.training.lifecycle.start_supervisor import (
 )
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.identity import lock_holder
-from ltui.training.state.run_snapshot import LIVE, RunState
+from ltui.training.state.run_snapshot import LIVE, CheckpointInfo, RunState
+from ltui.training.store.find_run import find_run
 from ltui.training.store.run_checkpoints import (
     ResumeChoice,
     choose_checkpoint,
+    furthest_checkpoint,
     list_checkpoints,
     verify,
 )
 from ltui.training.store.run_directory import RunDir
+
+
+def find_start_checkpoint(
+    home: Path, text: str, *, verified: bool = True
+) -> tuple[RunDir, CheckpointInfo]:
+    """Return the run and the checkpoint that ``text`` names. Raise ``ProblemError`` if none.
+
+    ``RUN`` means the checkpoint that a resume of the run would use. ``RUN:STEP`` means the last
+    verified checkpoint of that step. The whole checkpoint is read to verify its checksums; without
+    ``verified``, all checksums are assumed to be right.
+    """
+    run_dir, step = _parse(home, text)
+    folder = run_dir.checkpoints_dir
+    if step is None:
+        since = nan_step(run_dir)
+        choice = choose_checkpoint(folder, since) if verified else None
+        checkpoint = choice.taken if choice is not None else furthest_checkpoint(folder, since)
+        if checkpoint is None:
+            what = "this run has no complete checkpoint."
+            if choice is not None and choice.skipped:
+                what = f"{choice.why_none()}."
+            raise ProblemError.of(where=f"--from {text}", what=what)
+        return run_dir, checkpoint
+    return run_dir, checkpoint_of_step(run_dir, step, f"--from {text}", verified=verified)
+
+
+def checkpoint_of_step(
+    run_dir: RunDir, step: int, where: str, *, verified: bool = True
+) -> CheckpointInfo:
+    """Return the undamaged checkpoint of ``step`` that was saved last, whatever its weights are.
+
+    Raise ``ProblemError`` with ``where`` if there is none.
+    """
+    saved = list_checkpoints(run_dir.checkpoints_dir)
+    # The checkpoint that was saved last comes first.
+    for checkpoint in reversed(saved):
+        if checkpoint.global_step == step:
+            ok = verify(checkpoint).ok if verified else checkpoint.ok is not False
+            if ok:
+                return checkpoint
+    steps = ", ".join(str(s) for s in sorted({c.global_step for c in saved if c.ok is not False}))
+    raise ProblemError.of(
+        where=where,
+        what=f"it has no complete checkpoint of step {step}.",
+        remedy=f"There are checkpoints of steps {steps}." if steps else None,
+    )
+
+
+def _parse(home: Path, text: str) -> tuple[RunDir, int | None]:
+    """Split ``RUN`` or ``RUN:STEP`` into the run and the step."""
+    name, colon, step = text.rpartition(":")
+    if colon and step.isdecimal():
+        return find_run(home, name), int(step)
+    return find_run(home, text), None
+
 
 _EXIT_S = 3.0
 """Seconds within which a supervisor exits after it has recorded the end of its run."""
@@ -97,7 +154,7 @@ def check_resumable(run_dir: RunDir, *, allow_finished: bool) -> None:
             remedy=(
                 "To train longer: --set trainer.max_epochs=..."
                 if snapshot.command is None
-                else "To train longer, start a command with a later end with `ltui exec`."
+                else "To train longer, start its command with a later end: ltui exec -- COMMAND."
             ),
         )
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from ltui.training.lifecycle.job_snapshot import job_place, snapshot_of_job, with_job
+from ltui.training.lifecycle.job_control import job_place, snapshot_of_job, with_job
 from ltui.training.lifecycle.kill_processes import run_processes
 from ltui.training.lifecycle.shim_files import latest_attempt, shim_identity
 from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.problem import ProblemError
-from ltui.training.process.identity import lock_holder
+from ltui.training.process.identity import lock_holder, lock_left_by_us
 from ltui.training.slurm.run_place import Place
 from ltui.training.state.good_checkpoints import nan_since
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState, snapshot_from_json
@@ -44,7 +44,8 @@ def resolve_snapshot(run_dir: RunDir) -> RunSnapshot:
             snapshot = _copied_snapshot(run_dir, place)
         else:
             snapshot = with_job(run_dir, resolve_here(run_dir))
-    return with_given_name(run_dir, snapshot)
+    # The directory may be a copy, whose history has the id of the run that it was copied from.
+    return with_given_name(run_dir, replace(snapshot, id=run_dir.id))
 
 
 def resolve_here(run_dir: RunDir) -> RunSnapshot:
@@ -75,19 +76,15 @@ def nan_step(run_dir: RunDir) -> int | None:
 def is_abandoned(run_dir: RunDir) -> bool:
     """Return True if the supervisor of a live run died and there is no shim to restart it.
 
-    This reads only the lock file if the run has ended regularly.
+    This reads only the lock file if the run has ended regularly. A copy of a run directory is
+    never abandoned: nothing of what somebody else's run contains starts by itself.
     """
     if (place := job_place(run_dir)) is not None and place.place is not Place.HERE:
         return False  # Its processes are on another machine, or its job waits.
     if _place_elsewhere(run_dir) is not None:
         return False
-    try:
-        if not run_dir.lock_path.stat().st_size or not os.access(run_dir.path, os.W_OK):
-            return False  # Ended regularly or never started, or the run cannot be changed.
-    except OSError:
-        return False
-    if lock_holder(run_dir.lock_path) is not None:
-        return False
+    if not lock_left_by_us(run_dir.lock_path) or not os.access(run_dir.path, os.W_OK):
+        return False  # Ended regularly, supervised, copied, or the run cannot be changed.
     shim = shim_identity(run_dir)
     try:
         is_live = _read_stored_snapshot(run_dir).state in LIVE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ltui.training.process.identity import ProcessIdentity, boot_id
+from ltui.training.process.identity import ProcessIdentity, boot_id, lock_was_copied
 from ltui.training.state.json_decoder import from_json
 from ltui.training.store.run_directory import RunDir, read_json
 
@@ -33,7 +33,7 @@ def engine_exit(run_dir: RunDir, attempt: int) -> EngineExit | None:
 
 
 def shim_identity(run_dir: RunDir, attempt: int | None = None) -> ProcessIdentity | None:
-    """Return the process of the shim, or None if it belongs to an earlier boot.
+    """Return the process of the shim, or None if it belongs to an earlier boot or another run.
 
     With ``attempt``, return None if the shim belongs to another attempt.
     """
@@ -74,4 +74,4 @@ def _process_identity(
         return None
     if attempt is not None and document.get("attempt") != attempt:
         return None
-    return process
+    return None if lock_was_copied(run_dir.lock_path) else process

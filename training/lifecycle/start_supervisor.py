@@ -16,9 +16,9 @@ from typing import Any
 from ltui.training.lifecycle.engine_start_checks import failure_reason
 from ltui.training.lifecycle.shim_files import shim_identity
 from ltui.training.problem import Problem, ProblemError
-from ltui.training.process.identity import lock_holder
+from ltui.training.process.identity import lock_holder, lock_left_by_us
 from ltui.training.process.python_command import module_command
-from ltui.training.process.regular_files import read_end
+from ltui.training.shared.regular_files import read_end
 from ltui.training.store.run_directory import RunDir, open_private_log, read_json, write_json
 
 LOG_TAIL_BYTES = 1 << 16
@@ -28,8 +28,15 @@ START_S = 30.0
 
 
 def restart_supervisor(run_dir: RunDir) -> None:
-    """Start a supervisor for a run whose supervisor died. Does nothing if one is alive."""
+    """Start a supervisor for a run whose supervisor died. Does nothing if one is alive.
+
+    Raises ``ProblemError`` if the run directory is a copy, whose command must not start by itself.
+    """
     if lock_holder(run_dir.lock_path) is None:
+        if not lock_left_by_us(run_dir.lock_path):
+            what = "no supervisor of this user has had this directory: it is a copy."
+            remedy = "Nothing of it runs. To remove it: ltui delete"
+            raise ProblemError.of(where=run_dir.id, what=what, remedy=f"{remedy} {run_dir.id}")
         start_supervisor(run_dir, ("--adopt",), _saved_environment(run_dir))
 
 

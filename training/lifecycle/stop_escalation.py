@@ -54,21 +54,25 @@ class StopEscalation:
             return StopStage.AGREE
         return StopStage.INTERRUPT if waited_s < self.timeout_s + INTERRUPT_S else StopStage.KILL
 
-    def describe(self, now_s: float) -> str:
-        """Return a sentence that states what the stop is waiting for."""
-        waited_s = now_s - self.began_s
+    def describe(self, now_s: float, *, saving: bool = False, stopped: bool = False) -> str:
+        """Return a sentence that states what the stop is waiting for.
+
+        ``saving``: the ranks save the checkpoint. ``stopped``: all ranks have stopped training, so
+        the checkpoint is there.
+        """
+        waited = f"{now_s - self.began_s:.0f} s of {self.timeout_s:.0f} s"
         stage = self.stage(now_s)
+        if stage is StopStage.AGREE and stopped:
+            return f"stopping: all ranks have stopped; waiting for the program to end, {waited}"
+        if stage is StopStage.AGREE and saving:
+            return f"stopping: saving the checkpoint, {waited}"
         if stage is StopStage.AGREE:
-            return (
-                "stopping: waiting for the ranks to stop together, "
-                f"{waited_s:.0f} s of {self.timeout_s:.0f} s"
-            )
+            return f"stopping: waiting for the ranks to stop together, {waited}"
         if stage is StopStage.TERMINATE:
-            return (
-                "stopping: waiting for the command to end, "
-                f"{waited_s:.0f} s of {self.timeout_s:.0f} s"
-            )
+            return f"stopping: waiting for the command to end, {waited}"
         if stage is StopStage.INTERRUPT:
+            if stopped:
+                return f"stopping: the program did not end within {self.timeout_s:.0f} s"
             return (
                 f"stopping: the ranks did not stop together within {self.timeout_s:.0f} s"
                 " and were interrupted"

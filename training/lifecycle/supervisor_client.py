@@ -10,11 +10,10 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from ltui.training.problem import Problem, ProblemError
-from ltui.training.process.identity import lock_holder
+from ltui.training.process.identity import lock_holder, lock_was_copied, peer_uid
 from ltui.training.state.json_decoder import parse_json
 from ltui.training.state.run_snapshot import RunSnapshot, snapshot_from_json
 from ltui.training.store.run_directory import RunDir
@@ -87,30 +86,35 @@ class ControlClient:
                     yield answer
 
     def _connect(self, link: socket.socket, deadline: float) -> None:
-        """Connect, and retry while a supervisor that has just started is not listening yet."""
+        """Connect, and retry while the supervisor has just started or has many new clients."""
         while True:
             try:
-                link.connect(str(_resolved(self._run_dir.socket_path)))
+                link.connect(self._address())
+                if peer_uid(link) != os.getuid():
+                    raise PermissionError("its socket belongs to another user")
                 return
-            except (FileNotFoundError, ConnectionRefusedError):
-                starting = lock_holder(self._run_dir.lock_path) is not None
-                if not starting or time.monotonic() > deadline:
+            except (FileNotFoundError, ConnectionRefusedError, BlockingIOError) as error:
+                supervised = lock_holder(self._run_dir.lock_path) is not None
+                if not supervised or time.monotonic() > deadline:
+                    if isinstance(error, BlockingIOError):  # the queue of connections is full
+                        raise TimeoutError from error
                     raise
                 time.sleep(0.02)
 
+    def _address(self) -> str:
+        """Return the path of the socket, which is elsewhere if that of the run is too long for it.
+
+        The socket or link in a copied directory leads to the supervisor of the run that it was
+        copied from.
+        """
+        path, lock = self._run_dir.socket_path, self._run_dir.lock_path
+        linked = path.is_symlink()
+        if lock_was_copied(lock) or (linked and lock_holder(lock) is None):
+            raise FileNotFoundError
+        return os.readlink(path) if linked else str(path)
+
     def _problem(self, sentence: str) -> Problem:
         return Problem(where=self._run_dir.id, what=sentence)
-
-
-def _resolved(path: Path) -> Path:
-    """Return the target of the link ``control.sock``, if it is one.
-
-    If the path of the run directory is too long for a socket, the socket is elsewhere.
-    """
-    try:
-        return Path(os.readlink(path))
-    except OSError:
-        return path
 
 
 def _failure_text(error: Exception) -> str:

@@ -19,13 +19,16 @@ from ltui.training.process.identity import (
     ProcessIdentity,
     any_process_has,
     lock_from_earlier_boot,
+    lock_left_by_us,
+    lock_was_copied,
 )
+from ltui.training.shared.record_types import Outcome, PulseState
 from ltui.training.state.record_fold import FoldState
 from ltui.training.state.run_snapshot import RankSnapshot, RankState, RunSnapshot, RunState
 from ltui.training.state.snapshot_from_fold import progress, rank_snapshots, training_has_started
+from ltui.training.state.throughput import without_current_rates
 from ltui.training.store.run_checkpoints import list_checkpoints
 from ltui.training.store.run_directory import RunDir
-from ltui.training.tensor_queue.record_types import Outcome, PulseState
 
 
 def status_by_pulses(
@@ -45,6 +48,7 @@ def status_by_pulses(
             current,
             detail=f"the supervisor (pid {supervisor.pid}) does not answer",
             supervisor_pid=supervisor.pid,
+            ranks=_merged_ranks(current, pulses, None),
         )
     return _without_supervisor(run_dir, shim, current, pulses)
 
@@ -59,7 +63,11 @@ def _with_progress(stored: RunSnapshot, pulses: Mapping[int, PulseState | None])
         stored,
         # The supervisor may have died before it recorded the first step.
         state=RunState.RUNNING if begun else stored.state,
-        taken_at=time.time(),
+        taken_at=(now_s := time.time()),
+        eta_s=None,
+        # A rate that covers none of the last seconds is not the current one.
+        throughput=without_current_rates(stored.throughput),
+        elapsed_s=max(0.0, now_s - (stored.started_at or now_s)),
         epoch=stored.epoch if position.epoch is None else position.epoch,
         global_step=(stored.global_step if position.global_step is None else position.global_step),
     )
@@ -77,8 +85,10 @@ def _without_supervisor(
     snapshot with the current position of the ranks.
     """
     rebooted = shim is None and lock_from_earlier_boot(run_dir.lock_path)
-    # After a reboot another process may have the same pid and even the same start time.
-    alive = {r for r, p in pulses.items() if p is not None and not rebooted and rank_alive(p)}
+    # After a reboot another process may have the same pid and even the same start time. The
+    # processes of a copy are those of the run that it was copied from.
+    foreign = rebooted or lock_was_copied(run_dir.lock_path)
+    alive = {r for r, p in pulses.items() if p is not None and not foreign and rank_alive(p)}
     ranks = _merged_ranks(current, pulses, alive)
     attempt = max(current.attempt, latest_attempt(run_dir) or 0)
     exit_ = engine_exit(run_dir, attempt)
@@ -89,7 +99,7 @@ def _without_supervisor(
         processes = "ranks continue" if alive else "processes are left"
         detail = f"its supervisor died; {remaining} {processes} without one"
         return replace(current, supervisor_pid=None, ranks=ranks, detail=detail)
-    if _waits_to_start(run_dir, current, attempt):
+    if _waits_to_start(run_dir, current, attempt) and lock_left_by_us(run_dir.lock_path):
         detail = "its supervisor died while it waited; the next ltui command continues it"
         return replace(current, supervisor_pid=None, detail=detail)
     if any_process_has("ltui.training.supervise.main", str(run_dir.path)):
@@ -131,17 +141,18 @@ _POSITION_FIELDS = ("pid", "node", "state", "phase", "epoch", "batch", "global_s
 
 
 def _merged_ranks(
-    stored: RunSnapshot, pulses: Mapping[int, PulseState | None], alive: set[int]
+    stored: RunSnapshot, pulses: Mapping[int, PulseState | None], alive: set[int] | None
 ) -> tuple[RankSnapshot, ...]:
     """Return the stored ranks with the position and state that their pulses show.
 
-    A rank of another node keeps its stored state, because only the agent of its node reads it.
+    A rank of another node keeps its stored state, because only the agent of its node reads it. All
+    ranks keep it if ``alive`` is None.
     """
     previous = {r.rank: r for r in stored.ranks}
     states = {
-        rank: _state_by_pulse(pulse, rank in alive)
-        if pulse.node == 0 or rank not in previous
-        else previous[rank].state
+        rank: previous[rank].state
+        if rank in previous and (alive is None or pulse.node != 0)
+        else _state_by_pulse(pulse, alive is None or rank in alive)
         for rank, pulse in pulses.items()
         if pulse is not None
     }

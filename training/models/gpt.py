@@ -11,8 +11,7 @@ from torch import nn
 from torch.nn import functional
 from torchmetrics import MeanMetric
 
-from ltui.training.models.classifier import mean_loss
-from ltui.training.models.schedules import decay_groups, one_cycle
+from ltui.training.models.classifier import decay_groups, mean_loss, one_cycle
 
 BYTES = 256
 _INITIAL_STD = 0.02

@@ -11,8 +11,7 @@ import torch
 import torchvision
 from torch import nn
 
-from ltui.training.models.classifier import Classifier
-from ltui.training.models.schedules import decay_groups, one_cycle
+from ltui.training.models.classifier import Classifier, decay_groups, one_cycle
 
 
 class ImageClassifier(Classifier):

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ltui.training.models.classifier import Classifier
-from ltui.training.models.schedules import one_cycle
+from ltui.training.models.classifier import Classifier, one_cycle
 
 _MAX_WAVELENGTH = 10_000.0
 _ROWS_SEEN = 7

@@ -25,11 +25,7 @@ from ltui.training.nodes.link_wire import (
     set_common_options,
     zmq,
 )
-from ltui.training.nodes.node_address import (
-    format_host_and_port,
-    local_address_towards,
-    resolve,
-)
+from ltui.training.nodes.node_address import format_host_and_port, local_address_towards, resolve
 from ltui.training.nodes.probe import ProbeResult, probe_all
 
 _MAX_UNANSWERED = 2

@@ -34,11 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from ltui.training.rank.coordination.step_consensus import (
-    DEPARTED,
-    BarrierTable,
-    is_alive,
-)
+from ltui.training.rank.coordination.step_consensus import DEPARTED, BarrierTable, is_alive
 
 _NAME = re.compile(r"agree-\d+-(\d+)-(\d+)\.bin")
 _HEADER = struct.Struct("<IIqqqqq?xxxI")

@@ -26,6 +26,7 @@ from ltui.training.nodes.link_wire import (
     Header,
     MalformedMessageError,
     MessageKind,
+    RefusalLog,
     check_size,
     curve_key,
     decode_header,
@@ -36,7 +37,6 @@ from ltui.training.nodes.link_wire import (
     zmq,
 )
 from ltui.training.nodes.node_address import format_host_and_port, resolve
-from ltui.training.nodes.refusal_log import RefusalLog
 from ltui.training.problem import ProblemError
 
 _REPORTS_PER_TURN = 64
@@ -55,6 +55,10 @@ _PAUSE_S = 0.01
 _POLLIN = int(zmq.POLLIN)
 _NOBLOCK = int(zmq.NOBLOCK)
 _SEND_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+
+MAX_STRANGERS = 256
+"""Connections that have not reported yet and may be open at once. One more ends the oldest of them,
+so that nobody without the key takes all file descriptors of the supervisor."""
 
 _WHERE = "address of the head"
 
@@ -116,6 +120,7 @@ class HeadLink:
         self._agent_public, _ = curve_key(key.agent_secret)
         self._peers: dict[str, AgentPeer] = {}
         self._accepted: dict[int, str] = {}  # address of each connection by its file descriptor
+        self._strangers: dict[int, None] = {}  # connections that have not reported, oldest first
         self._handshake_failed = False
         self._unknown_failures = 0
         self._wakes: deque[str] = deque()
@@ -265,6 +270,9 @@ class HeadLink:
             refusal = Header(MessageKind.REFUSED, header.instance, header.number)
             self._send(route, refusal, reason.encode())
             return
+        known = self._peers.get(header.identity)
+        if known is None or known.route != route:
+            self._strangers.pop(int(parts[0].get(zmq.SRCFD)), None)
         self._answer(route, address, header, [part.bytes for part in parts[1:]])
 
     def _answer(self, route: bytes, address: str, header: Header, frames: list[bytes]) -> None:
@@ -339,8 +347,14 @@ class HeadLink:
                 event, value, _ = monitor_event(self._monitor.recv_multipart(zmq.NOBLOCK))
                 if event == zmq.EVENT_ACCEPTED:
                     self._accepted[value] = _address_of(value)
+                    self._strangers[value] = None
+                    if len(self._strangers) > MAX_STRANGERS:
+                        oldest = next(iter(self._strangers))
+                        del self._strangers[oldest]
+                        _end_connection(oldest)
                 elif event == zmq.EVENT_DISCONNECTED:
                     address = self._accepted.pop(value, _UNKNOWN)
+                    self._strangers.pop(value, None)
                     if self._handshake_failed:
                         self._refuse_handshake(address)
                     self._handshake_failed = False
@@ -358,6 +372,16 @@ class HeadLink:
         sentence = self._refusals.add(address, reason, time.monotonic())
         if sentence is not None:
             self._on_refused(sentence)
+
+
+def _end_connection(descriptor: int) -> None:
+    """Shut down a connection of ZeroMQ, which then closes it."""
+    with contextlib.suppress(OSError):
+        connection = socket.socket(fileno=descriptor)
+        try:
+            connection.shutdown(socket.SHUT_RDWR)
+        finally:
+            connection.detach()
 
 
 def _receive_message(socket: zmq.Socket[bytes]) -> list[zmq.Frame]:

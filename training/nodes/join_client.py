@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ltui.training.nodes.agent_link import AgentLink
-from ltui.training.nodes.join_messages import (
+from ltui.training.nodes.join_offer import (
     JoinDecline,
     JoinMessage,
     JoinOffer,
@@ -21,8 +21,7 @@ from ltui.training.nodes.join_messages import (
     encode_join,
 )
 from ltui.training.nodes.link_key import LinkKey
-from ltui.training.nodes.machine_id import machine_id
-from ltui.training.nodes.node_address import format_host_and_port
+from ltui.training.nodes.node_address import format_host_and_port, machine_id
 from ltui.training.problem import ProblemError
 
 _ANSWER_S = 1.0

@@ -7,22 +7,105 @@ the orders by position and is sent again until then.
 
 Both messages are a list of frames. The first holds JSON; the others hold bytes whose meaning and
 order the first one states.
+
+Observations of one machine about its ranks and itself, and their union over all machines. The
+supervisor of node 0 makes them of its own machine. An agent makes them of its machine and sends
+them to node 0. Everything that needs /proc, a signal or a driver is observed on the machine itself;
+node 0 only merges.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import Any
 
+from ltui.training.diagnosis.evidence import HostEvidence
+from ltui.training.diagnosis.judge_input import Death
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.shim_files import EngineExit
 from ltui.training.nodes.link_limits import HEAD_LOST_S
-from ltui.training.nodes.observations import MachineObservations, RankObservations
-from ltui.training.state.json_decoder import from_json
-from ltui.training.state.run_snapshot import to_json
+from ltui.training.process.identity import ProcessIdentity
+from ltui.training.process.rank_usage import RankUsage
+from ltui.training.state.json_decoder import from_json, parse_json
+from ltui.training.state.run_snapshot import GpuSnapshot, Verdict, to_json
+
+MIN_SHIFT_S = 0.5
+"""Seconds from which the clocks of two machines differ for the times of readings."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankObservations:
+    """What was observed of the processes of ranks. Sent in every report."""
+
+    dead: tuple[int, ...] = ()
+    """Ranks whose process has ended although they had not finished."""
+    deaths: Mapping[int, Death] = field(default_factory=dict)
+    """How processes of ranks ended, as far as that is known."""
+    stopped_pids: Mapping[int, int] = field(default_factory=dict)
+    """rank -> pid of a process that is stopped (SIGSTOP or a debugger)."""
+    stopped_workers: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """rank -> pids of its children that are stopped."""
+    silent_s: Mapping[int, float] = field(default_factory=dict)
+    """Ranks that have a process but no pulse -> seconds since the process was first seen."""
+    oom_kills: int | None = None
+    """Recent out-of-memory kills on the machine; None if none of its ranks is dying."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MachineObservations:
+    """What was read of the machine and its processes. Not in every report."""
+
+    processes: Mapping[int, ProcessIdentity] = field(default_factory=dict)
+    """Processes of ranks that have not sent a pulse."""
+    usage: Mapping[int, RankUsage] = field(default_factory=dict)
+    host: HostEvidence | None = None
+    gpus: tuple[GpuSnapshot, ...] = ()
+    gpu_note: str | None = None
+    gpu_verdicts: tuple[Verdict, ...] = ()
+
+    def with_times_shifted(self, seconds: float) -> MachineObservations:
+        """Return the same readings with ``seconds`` added to their unix times.
+
+        Differences that no screen shows are left, so that the readings of a thousand GPUs are
+        seldom copied.
+        """
+        if abs(seconds) < MIN_SHIFT_S:
+            return self
+        return replace(
+            self,
+            gpus=tuple(
+                replace(gpu, sampled_at=_shifted(gpu.sampled_at, seconds)) for gpu in self.gpus
+            ),
+            gpu_verdicts=tuple(
+                replace(verdict, began=_shifted(verdict.began, seconds))
+                for verdict in self.gpu_verdicts
+            ),
+        )
+
+
+def _shifted(unix_time: float | None, seconds: float) -> float | None:
+    """Return a unix time of one machine on the clock of another; None remains None."""
+    return None if unix_time is None else unix_time + seconds
+
+
+def merge_ranks(parts: Iterable[RankObservations]) -> RankObservations:
+    """Return the observations of all machines together. A rank runs on one machine only."""
+    parts = list(parts)
+    if len(parts) == 1:
+        return parts[0]
+    oom = [part.oom_kills for part in parts if part.oom_kills is not None]
+    return RankObservations(
+        dead=tuple(sorted(rank for part in parts for rank in part.dead)),
+        deaths={rank: death for part in parts for rank, death in part.deaths.items()},
+        stopped_pids={rank: pid for part in parts for rank, pid in part.stopped_pids.items()},
+        stopped_workers={r: pids for part in parts for r, pids in part.stopped_workers.items()},
+        silent_s={rank: s for part in parts for rank, s in part.silent_s.items()},
+        oom_kills=sum(oom) if oom else None,
+    )
+
 
 _PARTS = 4
 """Number of frames of a report before those of logs."""
@@ -103,7 +186,7 @@ class ReportMessage:
     evidence: bytes = b""
     """``Evidence`` as JSON."""
     queues: bytes = b""
-    """Parts of the ranks' queue files (``queue_chunk.pack_chunks``)."""
+    """Parts of the ranks' queue files (``queue_tail.pack_chunks``)."""
     logs: Sequence[tuple[LogPart, bytes]] = ()
 
     def encode(self) -> list[bytes]:
@@ -177,7 +260,7 @@ class OrdersMessage:
     orders: Orders
     barrier: bytes = b""
     queues: bytes = b""
-    """How much of each rank's queue the head has (``queue_chunk.pack_positions``)."""
+    """How much of each rank's queue the head has (``queue_tail.pack_positions``)."""
 
     def encode(self) -> list[bytes]:
         """Return the frames of the message."""
@@ -195,8 +278,8 @@ class OrdersMessage:
 
 def _head(frames: Sequence[bytes]) -> dict[str, Any]:
     try:
-        document = json.loads(frames[0])
-    except (IndexError, ValueError, UnicodeDecodeError) as error:
+        document = parse_json(frames[0])
+    except (IndexError, ValueError) as error:
         raise MessageError("its first frame is not JSON") from error
     if not isinstance(document, dict):
         raise MessageError("its first frame is not an object")

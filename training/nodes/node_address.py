@@ -1,18 +1,69 @@
 """Addresses of nodes: ``HOST:PORT`` texts, host names, and the own address that others reach.
 
 Standard library only. No function sends a packet except those that ask the name service.
+
+The file of a run directory that says where the head listens: on node 0 and on every other node.
+Node 0 binds the same port again after a restart of its supervisor, because the agents look for it
+there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import ipaddress
+import os
 import re
 import socket
 import struct
+from pathlib import Path
+from typing import NamedTuple
 
 from ltui.training.problem import ProblemError
+from ltui.training.process.identity import boot_id
+from ltui.training.store.run_directory import RunDir, read_json, write_json
+
+
+class LinkPlace(NamedTuple):
+    """Where the head of a run listens for its agents."""
+
+    address: str
+    """Host name or numeric address."""
+    port: int
+
+
+def link_place_path(run_dir: RunDir) -> Path:
+    """Return the path of the file."""
+    return run_dir.path / "engine" / "link.json"
+
+
+def write_link_place(run_dir: RunDir, place: LinkPlace) -> None:
+    """Write the file. Raises ``OSError``."""
+    write_json(link_place_path(run_dir), place._asdict())
+
+
+def read_link_place(run_dir: RunDir) -> LinkPlace | None:
+    """Return the content of the file; None if there is none."""
+    document = read_json(link_place_path(run_dir)) or {}
+    address, port = document.get("address"), document.get("port")
+    if not isinstance(address, str) or not isinstance(port, int):
+        return None
+    return LinkPlace(address, port)
+
+
+def machine_id(home: Path) -> str:
+    """Return a text that is the same for all processes of this machine that use ``home``.
+
+    Containers on one machine, and network namespaces, count as machines of their own.
+    """
+    try:
+        network = os.readlink("/proc/self/ns/net")
+    except OSError:
+        network = ""
+    facts = (boot_id() or "", network, socket.gethostname(), os.path.realpath(home))
+    return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:32]
+
 
 _HOST_AND_PORT = re.compile(r"(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^:\[\]]+)):(?P<port>\d{1,5})")
 _SIOCGIFADDR = 0x8915

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ltui.training.nodes.join_messages import (
+from ltui.training.nodes.join_offer import (
     JoinDecline,
     JoinOffer,
     JoinRefusal,
@@ -67,7 +67,7 @@ class NodePlaces:
         """Machines that returned their place since the head last emptied this list."""
 
     def answer(self, frames: Sequence[bytes], now_s: float) -> list[bytes]:
-        """Return the answer to a message of ``join_messages``. ``now_s``: monotonic time."""
+        """Return the answer to a message of ``join_offer``. ``now_s``: monotonic time."""
         try:
             message = decode_join(frames)
         except ValueError as error:

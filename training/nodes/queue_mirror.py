@@ -17,8 +17,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from ltui.training.nodes.queue_chunk import QueueChunk, QueuePosition
-from ltui.training.process.open_files import allow_queues_of
+from ltui.training.lifecycle.rank_queue_poller import allow_queues_of
+from ltui.training.nodes.queue_tail import QueueChunk, QueuePosition
 from ltui.training.tensor_queue.file_layout import (
     CLOCKS,
     CLOCKS_AT,

@@ -8,16 +8,21 @@ the mirror count the missing ones.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from struct import Struct
+from typing import NamedTuple
 
 from ltui.training.lifecycle.rank_queue_poller import queue_files
-from ltui.training.nodes.queue_chunk import QueueChunk, QueuePosition
 from ltui.training.tensor_queue.file_layout import (
+    MIN_CAPACITY_BYTES,
     PAD,
     PAD_MAGIC,
+    PAGE_BYTES,
     PULSE_AT,
     RECORD,
     RECORD_BYTES,
@@ -29,6 +34,99 @@ from ltui.training.tensor_queue.file_layout import (
 )
 from ltui.training.tensor_queue.pulse_block import PULSE_BYTES, pack_pulse
 from ltui.training.tensor_queue.queue_file import QueueFile
+
+_CHUNK = Struct("<iHxxQqQQQQI")
+"""Rank, pulse bytes, then the fields of ``QueueChunk`` up to ``next_seq``, data bytes."""
+_POSITION = Struct("<iQQ")
+
+
+class QueuePosition(NamedTuple):
+    """How far a queue file has been mirrored."""
+
+    file_id: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueChunk:
+    """Consecutive whole records of a queue file, and the rank's pulse at that time."""
+
+    file_id: int
+    created_ns: int
+    """CLOCK_MONOTONIC time in ns, on the rank's node, when the file was created."""
+    capacity: int
+    reserved: int
+    """Bytes at positions below ``reserved - capacity`` had been overwritten."""
+    start: int
+    """Position of the first byte of ``data``."""
+    next_seq: int
+    """Sequence number after the last record of ``data``."""
+    data: bytes
+    pulse: bytes
+    """Packed pulse; empty if the rank has not written one."""
+
+    @property
+    def end(self) -> int:
+        """Position after the last byte of ``data``."""
+        return self.start + len(self.data)
+
+    def check(self) -> None:
+        """Raise ``QueueFileError`` if the fields contradict each other."""
+        sizes = (self.capacity % PAGE_BYTES, self.start % 8, len(self.data) % 8, self.reserved % 8)
+        if (
+            any(sizes)
+            or self.capacity < MIN_CAPACITY_BYTES
+            or len(self.data) > self.capacity
+            or self.end > self.reserved
+        ):
+            raise QueueFileError("a part of a queue that another node sent is not valid")
+
+
+def pack_chunks(chunks: Mapping[int, QueueChunk]) -> bytes:
+    """Return one frame with the chunks of several ranks."""
+    parts = list[bytes]()
+    for rank, chunk in chunks.items():
+        head = _CHUNK.pack(
+            rank, len(chunk.pulse), chunk.file_id, chunk.created_ns, chunk.capacity,
+            chunk.reserved, chunk.start, chunk.next_seq, len(chunk.data),
+        )  # fmt: skip
+        parts += (head, chunk.pulse, chunk.data)
+    return b"".join(parts)
+
+
+def unpack_chunks(frame: bytes) -> Iterator[tuple[int, QueueChunk]]:
+    """Yield rank and chunk. Raises ``QueueFileError`` if the frame is not valid."""
+    at = 0
+    while at < len(frame):
+        if len(frame) - at < _CHUNK.size:
+            raise QueueFileError("a frame of queue parts is truncated")
+        rank, pulse_bytes, *numbers, data_bytes = _CHUNK.unpack_from(frame, at)
+        pulse_at = at + _CHUNK.size
+        data_at = pulse_at + pulse_bytes
+        at = data_at + data_bytes
+        if at > len(frame) or rank < 0:
+            raise QueueFileError("a frame of queue parts is truncated")
+        file_id, created_ns, capacity, reserved, start, next_seq = numbers
+        chunk = QueueChunk(
+            file_id, created_ns, capacity, reserved, start, next_seq, frame[data_at:at],
+            frame[pulse_at:data_at],
+        )  # fmt: skip
+        chunk.check()
+        yield rank, chunk
+
+
+def pack_positions(positions: Mapping[int, QueuePosition]) -> bytes:
+    """Return one frame with the positions of several ranks."""
+    return b"".join(_POSITION.pack(rank, *position) for rank, position in positions.items())
+
+
+def unpack_positions(frame: bytes) -> dict[int, QueuePosition]:
+    """Return the position of each rank. Raises ``QueueFileError`` if the frame is not valid."""
+    if len(frame) % _POSITION.size:
+        raise QueueFileError("a frame of queue positions is truncated")
+    rows: Iterable[tuple[int, int, int]] = _POSITION.iter_unpack(frame)
+    return {rank: QueuePosition(file_id, position) for rank, file_id, position in rows}
+
 
 DEFAULT_LIMIT_BYTES = 256 << 10
 """Bytes of records in one chunk, unless a single record is larger."""
@@ -60,11 +158,25 @@ class QueueTail:
         self._close_acknowledged(acknowledged)
         if not self._files:
             return None
-        file = self._files[0]
-        position = 0
-        if acknowledged is not None and acknowledged.file_id == file_id(file):
-            position = acknowledged.position
-        return _read_chunk(file, position, limit)
+        return _read_chunk(self._files[0], self._position(acknowledged), limit)
+
+    def remove_acknowledged(self, acknowledged: QueuePosition | None) -> None:
+        """Remove the file of a rank that has ended, if the head has all of it.
+
+        Raises ``OSError`` and ``QueueFileError``.
+        """
+        self._open_new_file()
+        self._close_acknowledged(acknowledged)
+        if len(self._files) == 1 and (
+            self._position(acknowledged) >= self._files[0].head().committed
+        ):
+            self._path.unlink()
+
+    def _position(self, acknowledged: QueuePosition | None) -> int:
+        """Return how much of the first file the head has."""
+        if acknowledged is None or acknowledged.file_id != file_id(self._files[0]):
+            return 0
+        return acknowledged.position
 
     def close(self) -> None:
         """Close every file."""
@@ -119,6 +231,12 @@ class QueueTails:
             if chunk is not None:
                 chunks[rank] = chunk
         return chunks
+
+    def remove_acknowledged(self, acknowledged: Mapping[int, QueuePosition]) -> None:
+        """Remove the queue files of an ended attempt that the head has in full."""
+        for rank, tail in self._tails.items():
+            with contextlib.suppress(OSError, QueueFileError):  # a damaged file is evidence
+                tail.remove_acknowledged(acknowledged.get(rank))
 
     def close(self) -> None:
         """Close every file."""

@@ -9,11 +9,15 @@ from __future__ import annotations
 import fcntl
 import functools
 import os
+import socket
+import stat
+import struct
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ltui.training.process.proc_files import command_line, entry_of, pids, read_text
-from ltui.training.process.regular_files import read_regular
+from ltui.training.process.proc_files import ProcessEntry, command_line, entry_of, pids, read_text
+from ltui.training.shared.regular_files import read_regular
 
 LOCK_BYTES = 4096
 """Maximum size of a lock file."""
@@ -63,10 +67,15 @@ def boot_id() -> str | None:
     return read_text("/proc/sys/kernel/random/boot_id").strip() or None
 
 
-def write_lock_text(handle: int) -> None:
-    """Write the identity of this process into a lock file: pid, start ticks, boot."""
+def write_lock_text(handle: int, path: Path) -> None:
+    """Write the identity of this process into the lock file at ``path``: pid, start ticks, boot.
+
+    Two more lines are the inodes of the file, which a copy of the file does not have, and of its
+    directory, which a hard link in another directory does not have.
+    """
     pid = os.getpid()
-    text = f"{pid}\n{start_ticks(pid) or 0}\n{boot_id() or ''}\n"
+    identity = f"{pid}\n{start_ticks(pid) or 0}\n{boot_id() or ''}\n"
+    text = f"{identity}{os.fstat(handle).st_ino}\n{path.parent.stat().st_ino}\n"
     os.ftruncate(handle, 0)
     os.pwrite(handle, text.encode(), 0)
 
@@ -79,12 +88,47 @@ def release_lock(handle: int) -> None:
 
 
 def lock_holder(path: Path) -> ProcessIdentity | None:
-    """Return the supervisor that a lock file names; None if it does not run."""
+    """Return the supervisor that a lock file names; None if it does not run.
+
+    The lock of a copied directory names a process that has another directory, so it has no holder.
+    """
     lines = _lock_lines(path)
     if not (lines[0].isdecimal() and lines[1].isdecimal()) or lines[2] not in ("", boot_id()):
         return None
     holder = ProcessIdentity(int(lines[0]), int(lines[1]))
-    return holder if holder.alive() else None
+    if lines[3]:
+        written_here = not lock_was_copied(path)
+    else:
+        # A supervisor of an earlier version wrote no inode, but has the directory as an argument.
+        written_here = str(path.parent) in command_line(holder.pid)
+    return holder if written_here and holder.alive() else None
+
+
+def lock_left_by_us(path: Path) -> bool:
+    """Return True if a process of this user wrote the lock file here and died holding it.
+
+    A lock in a directory that was copied, unpacked or given by another user does not count.
+    """
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    own = stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()
+    written_here = _lock_lines(path)[3] == str(status.st_ino) and not lock_was_copied(path)
+    return own and written_here and lock_holder(path) is None
+
+
+def lock_was_copied(path: Path) -> bool:
+    """Return True if the lock file is a copy or a hard link to that of another directory.
+
+    Then the run's files name the processes of another run.
+    """
+    try:
+        inodes = path.lstat().st_ino, path.parent.stat().st_ino
+    except OSError:
+        return False
+    written = _lock_lines(path)[3:]
+    return any(text not in ("", str(inode)) for text, inode in zip(written, inodes, strict=True))
 
 
 def lock_from_earlier_boot(path: Path) -> bool:
@@ -97,9 +141,45 @@ def _lock_lines(path: Path) -> list[str]:
         text = read_regular(path, LOCK_BYTES).decode(errors="replace")
     except OSError:
         text = ""
-    return [*text.split("\n"), "", "", ""][:3]
+    return [*text.split("\n"), "", "", "", "", ""][:5]
+
+
+def peer_uid(link: socket.socket) -> int:
+    """Return the user of the process at the other end of a Unix socket."""
+    credentials = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[1])
 
 
 def any_process_has(*arguments: str) -> bool:
     """Return True if some process has all of ``arguments`` in its command line."""
     return any(set(arguments) <= set(command_line(pid)) for pid in pids())
+
+
+class ProcessTable:
+    """All processes, zombies included."""
+
+    def __init__(self) -> None:
+        self.entries = {pid: entry for pid in pids() if (entry := entry_of(pid)) is not None}
+        self._children: dict[int, list[ProcessEntry]] = {}
+        for entry in self.entries.values():
+            self._children.setdefault(entry.parent, []).append(entry)
+
+    def descendants(self, pid: int, without: Collection[int] = ()) -> Iterator[ProcessEntry]:
+        """Yield the descendants of ``pid``, nearest first, but not the trees of ``without``."""
+        pending = [pid]
+        for parent in pending:
+            children = [e for e in self._children.get(parent, ()) if e.pid not in without]
+            pending += [entry.pid for entry in children]
+            yield from children
+
+    def tree(self, pid: int, without: Collection[int] = ()) -> list[int]:
+        """Return the pids of the living processes among ``pid`` and its descendants."""
+        root = [] if self.identity(pid) is None else [pid]
+        return root + [entry.pid for entry in self.descendants(pid, without) if entry.living]
+
+    def identity(self, pid: int) -> ProcessIdentity | None:
+        """Return the identity of a living process."""
+        entry = self.entries.get(pid)
+        if entry is None or not entry.living:
+            return None
+        return ProcessIdentity(pid, entry.start_ticks)

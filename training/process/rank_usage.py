@@ -11,9 +11,8 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ltui.training.process.identity import ProcessIdentity
+from ltui.training.process.identity import ProcessIdentity, ProcessTable
 from ltui.training.process.proc_files import environment, processor_times
-from ltui.training.process.process_table import ProcessTable
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _DELAY_S = 2.0

@@ -195,8 +195,7 @@ class PySpy:
         self.note: str | None = None
         if self._path is None:
             self.note = (
-                "py-spy is not installed: no stacks of stopped processes "
-                "(pip install 'ltui-train[stacks]')"
+                "py-spy is not installed: no stacks of stopped processes (pip install py-spy)"
             )
 
     def stacks(self, pid: int) -> tuple[ThreadStack, ...] | str:

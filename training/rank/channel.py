@@ -2,6 +2,15 @@
 
 A process has one channel, which all Trainers of a script share, because a rank has one queue for
 each attempt.
+
+Read the original exception from one that torch forwards from a DataLoader worker. torch raises it
+again in the rank, if possible with the same class. Its text contains the traceback: ``Caught
+ValueError in DataLoader worker process 0.``, then ``Original Traceback ...``, and at the end the
+original message. This module uses only the standard library.
+
+Give every rank its own log if the user's command does not use ltui itself. All processes of such a
+command inherit one ``engine.log``. Once a rank's number is known, its further output goes to
+``rank-00003.log`` in the same folder. Output that the command redirected elsewhere stays there.
 """
 
 from __future__ import annotations
@@ -11,22 +20,80 @@ import json
 import math
 import os
 import platform
+import re
 import socket
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ltui.training.rank.environment import RankEnvironment
-from ltui.training.rank.log_redirect import redirect_rank_log
-from ltui.training.rank.worker_exceptions import unwrap_worker_exception
+from ltui.training.rank.source_changes import with_missing_guard
+from ltui.training.shared.rank_environment import RankEnvironment
+from ltui.training.shared.record_types import Outcome, Phase, RecordKind
 from ltui.training.tensor_queue.queue_writer import QueueWriter
-from ltui.training.tensor_queue.record_types import Outcome, Phase, RecordKind
 
 if TYPE_CHECKING:
     from ltui.training.rank.coordination.coordinator import RankCoordinator
+
+
+def redirect_rank_log(environ: Mapping[str, str], rank: int) -> None:
+    """Redirect this process's standard output and error to its rank's log. Raises ``OSError``."""
+    folder = environ.get("LTUI_LOG_DIR")
+    if not folder:
+        return
+    try:
+        shared_log = os.stat(os.path.join(folder, "engine.log"))
+    except FileNotFoundError:
+        return
+    inherited = [fd for fd in (1, 2) if _writes_to(fd, shared_log)]
+    if not inherited:
+        return
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, ValueError):  # the stream is closed or None
+            stream.flush()
+    path = os.path.join(folder, f"rank-{rank:05d}.log")
+    rank_log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        for fd in inherited:
+            os.dup2(rank_log, fd)
+    finally:
+        os.close(rank_log)
+
+
+def _writes_to(fd: int, file: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), file)
+    except OSError:
+        return False
+
+
+_CAUGHT = re.compile(
+    r"Caught (?P<kind>\w+) (?P<where>in [^\n]+)\.\nOriginal (?P<traceback>.*)", re.S
+)
+_TRACEBACK_START = "Traceback (most recent call last):\n"
+
+
+def unwrap_worker_exception(kind: str, message: str) -> tuple[str, str]:
+    """Return class name and message of the exception that a DataLoader worker raised.
+
+    The message also says where it was raised. For any other exception return the arguments.
+    """
+    caught = _CAUGHT.search(message)
+    if caught is None:
+        return kind, message
+    # With chained exceptions, the last one was raised.
+    lines = caught["traceback"].rpartition(_TRACEBACK_START)[2].splitlines()
+    message_lines = [line for line in lines if line and not line.startswith("  ")]
+    if not message_lines:
+        return caught["kind"], f"no message ({caught['where']})"
+    first_line = message_lines[0]
+    first_line = first_line.partition(": ")[2] if ": " in first_line else ""
+    text = "\n".join([first_line, *message_lines[1:]])
+    return caught["kind"], f"{text} ({caught['where']})".strip()
+
 
 _TEXT_LIMIT = 4000
 """Characters of a message: a record must be small compared with the ring."""
@@ -56,6 +123,7 @@ class Channel:
         """True if a Trainer has resumed from ``LTUI_RESUME_FROM``."""
         self.coordinator: RankCoordinator | None = None
         if not has_pulse:
+            self.pulse.epoch = -1  # unknown
             return
         self.pulse.set(
             pid=self.pid,
@@ -112,7 +180,7 @@ class Channel:
         """Send the exception that ends this rank, with its traceback."""
         lines = traceback.format_exception(type(exception), exception, exception.__traceback__)
         name, message = unwrap_worker_exception(type(exception).__name__, str(exception))
-        message = message[:_TEXT_LIMIT]
+        message = with_missing_guard(message[:_TEXT_LIMIT])
         self.event(
             "exception",
             f"{name}: {message}",

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 import torch
 import torch.distributed as dist
 
-from ltui.training.rank.checkpoint_files import require_space
+from ltui.training.shared.checkpoint_files import require_space
 
 CHUNK_BYTES = 8 << 20
 """Most bytes of one broadcast, and of memory that a copy needs on the host and on the device."""

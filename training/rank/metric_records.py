@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ltui.training.rank.channel import Channel
-from ltui.training.tensor_queue.record_types import RecordKind
+from ltui.training.shared.record_types import RecordKind
 
 MAX_VALUES = 1000
 """Values of one step that are sent one by one."""

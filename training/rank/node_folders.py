@@ -23,9 +23,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ltui.training.rank.checkpoint_files import fit_number, remove
-from ltui.training.rank.environment import RankEnvironment
 from ltui.training.rank.file_transfer import broadcast, gather
+from ltui.training.shared.checkpoint_files import fit_number, remove
+from ltui.training.shared.rank_environment import RankEnvironment
 
 _LEFTOVER = re.compile(r"\.step-.+\.node-\d{5}\.part|received-\d{5}")
 """Names in a detached node's folder that an earlier attempt may have left."""

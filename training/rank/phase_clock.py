@@ -27,7 +27,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ltui.training.rank import lightning_internals
-from ltui.training.tensor_queue.record_types import Phase
+from ltui.training.shared.record_types import Phase
 
 clock = time.monotonic_ns
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ltui.training.rank.channel import Channel
 from ltui.training.rank.tuner_fits import is_tuner_checkpoint
-from ltui.training.tensor_queue.record_types import Phase
+from ltui.training.shared.record_types import Phase
 
 
 def report_saved_checkpoints(trainer: Any, channel: Channel) -> None:

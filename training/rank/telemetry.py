@@ -34,7 +34,7 @@ from ltui.training.rank.phase_clock import (
     PhaseClock,
     clock,
 )
-from ltui.training.tensor_queue.record_types import RecordKind, StepField
+from ltui.training.shared.record_types import RecordKind, StepField
 
 _NAN = math.nan
 _PERIODIC_NS = 100_000_000

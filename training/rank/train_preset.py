@@ -7,6 +7,9 @@ value of ``config`` is what LightningCLI itself accepts: ``seed_everything``, ``
 ``model``, ``data``, ``optimizer``, ``lr_scheduler``. With ``--check`` the classes are instantiated
 and nothing is trained; problems are printed as JSON lines ``{"where", "what", "remedy"}``. The exit
 code is 2 if the configuration has an error.
+
+Describe an error in a configuration in one sentence, from an exception of its loading. The
+exceptions are those of imports and of jsonargparse.
 """
 
 from __future__ import annotations
@@ -15,16 +18,107 @@ import atexit
 import contextlib
 import ctypes
 import gc
+import importlib.util
 import json
 import os
+import re
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ltui.training.rank.config_errors import to_config_error
 from ltui.training.rank.coordination.stop_exception import RunStopped
-from ltui.training.rank.log_call_check import find_log_call_warnings
+from ltui.training.rank.freeze_warnings import find_log_call_warnings
+
+
+class ConfigError(ValueError):
+    """An error in a run's configuration: where it is, what is wrong, and what to do."""
+
+    def __init__(self, *, where: str, what: str, remedy: str | None = None) -> None:
+        self.where, self.what, self.remedy = where, what, remedy
+        super().__init__(f"{where}: {what}" + (f" {remedy}" if remedy else ""))
+
+    def to_document(self) -> dict[str, str | None]:
+        """Return the error as a JSON object."""
+        return {"where": self.where, "what": self.what, "remedy": self.remedy}
+
+
+_PIP_NAMES = {
+    "sklearn": "scikit-learn",
+    "cv2": "opencv-python",
+    "PIL": "pillow",
+    "yaml": "pyyaml",
+}
+"""Module name to pip name, where they differ."""
+_PARSER_KEY = re.compile(r"""Parser key ['"]([\w.]+)['"]:\s*""")
+_CLASS_PATH_PROBLEM = re.compile(
+    r"- Problem with given class_path '([\w.]+)': (.*?)(?= - Expected a <class 'NoneType'>|$)"
+)
+_TYPE_REPR = re.compile(r"<class '(?:[\w.]+\.)?(\w+)'>")
+
+
+def to_config_error(error: BaseException) -> ConfigError:
+    """Return the root cause of ``error`` as a ``ConfigError``."""
+    for cause in _causes(error):
+        if isinstance(cause, ConfigError):
+            return cause
+        if isinstance(cause, ModuleNotFoundError):
+            return _missing_module(cause)
+    text = re.sub(r"\s+", " ", str(error)).strip() or type(error).__name__
+    if missing := re.search(r"No module named '([\w.]+)'", text):
+        return _missing_module(ModuleNotFoundError(name=missing.group(1)))
+    return _from_jsonargparse(text, type(error).__name__)
+
+
+def _from_jsonargparse(text: str, kind: str) -> ConfigError:
+    """Read key and reason from a message of jsonargparse.
+
+    The message begins with the key. If a class path is the cause, the reason is nested inside.
+    """
+    key = _PARSER_KEY.search(text)
+    where = key.group(1) if key else "configuration"
+    if problem := _CLASS_PATH_PROBLEM.search(text):
+        path, reason = problem.groups()
+        inner = _PARSER_KEY.match(reason)
+        if inner:
+            where = f"{where}.init_args.{inner.group(1)}"
+            reason = reason[inner.end() :]
+        else:
+            where, reason = f"{where}.class_path", f"{path}: {reason}"
+    else:
+        reason = text[key.end() :] if key else text
+    return ConfigError(where=where, what=_shorten(_TYPE_REPR.sub(r"\1", reason), kind))
+
+
+def _missing_module(error: ModuleNotFoundError) -> ConfigError:
+    name = error.name or str(error)
+    root = name.partition(".")[0]
+    return ConfigError(
+        where="configuration",
+        what=f"the module {name!r} can't be imported.",
+        remedy=(
+            "Install it in the interpreter of the run "
+            f"(pip install {_PIP_NAMES.get(root, root)}), "
+            "or put its file into the folder of the configuration file."
+        ),
+    )
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """Return ``error`` and the exceptions that caused it."""
+    chain: list[BaseException] = []
+    current: BaseException | None = error
+    while current is not None and current not in chain:
+        chain.append(current)
+        current = current.__cause__ or current.__context__
+    return chain
+
+
+def _shorten(text: str, kind: str, limit: int = 600) -> str:
+    text = text if len(text) <= limit else text[: limit - 1] + "…"
+    return text if text.endswith((".", "…")) else f"{text}." if " " in text else f"{kind}: {text}."
+
 
 _PR_SET_PDEATHSIG = 1
 _TRAINER_DEFAULTS = {
@@ -52,7 +146,7 @@ def main(arguments: list[str] | None = None) -> int:
         atexit.register(prepare_exit)
     try:
         document = json.loads(Path(paths[0]).read_text())
-        sys.path[:0] = document.get("python_path") or []
+        extend_path(document.get("python_path") or [], document["config"])
         cli = build_cli(document["config"], train=not check)
         after = document.get("after_fit") or []
     except (Exception, SystemExit) as error:  # everything before fit is configuration
@@ -69,6 +163,30 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         run(cli, after)
     return 0
+
+
+def extend_path(folders: Sequence[str], config: Any) -> None:
+    """Search ``folders`` first, and the current folder last if the configuration needs it.
+
+    That is if it names, as a class or function, a module of the current folder that is not
+    installed. Somebody else may have put files there, which must neither replace a module nor be
+    what a library imports if it is there.
+    """
+    sys.path[:0] = folders
+    for name in _dotted_names(config):
+        here = Path(name), Path(f"{name}.py")
+        if any(path.exists() for path in here) and importlib.util.find_spec(name) is None:
+            sys.path.append(str(Path.cwd()))
+            return
+
+
+def _dotted_names(value: Any) -> set[str]:
+    """Return the first part of each text in ``value`` that may be the path of a class."""
+    if isinstance(value, str):
+        words = value.split(".")
+        return {words[0]} if len(words) > 1 and all(w.isidentifier() for w in words) else set()
+    children = value.values() if isinstance(value, dict) else value
+    return set().union(*map(_dotted_names, children)) if isinstance(value, (dict, list)) else set()
 
 
 def _print_freeze_warnings(cli: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ltui.training.rank.channel import Channel
 from ltui.training.rank.lightning_version import lightning_version
-from ltui.training.tensor_queue.record_types import RecordKind
+from ltui.training.shared.record_types import RecordKind
 
 
 def send_hello(channel: Channel, trainer: Any) -> None:

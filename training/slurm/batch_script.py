@@ -8,10 +8,12 @@ which the run was submitted.
 from __future__ import annotations
 
 import hashlib
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ltui.training.problem import ProblemError
 from ltui.training.process.python_command import module_command
 from ltui.training.slurm.job_options import JobOptions
 
@@ -40,7 +42,7 @@ class BatchScript:
     options: JobOptions
 
     def text(self) -> str:
-        """Return the whole script."""
+        """Return the whole script. Raises ``ProblemError`` if an option has a line break."""
         job = f"--run {_word(self.run_id)} --token {_word(self.token)}"
         end = "LTUI_SPEC_" + hashlib.sha256(self.spec_text.encode()).hexdigest()[:16]
         spec = self.spec_text if self.spec_text.endswith("\n") else self.spec_text + "\n"
@@ -107,8 +109,18 @@ def _word(text: str) -> str:
 
 
 def _sbatch_word(option: str) -> str:
-    """Return an option as sbatch reads it in a script: quoted if it has special characters."""
+    """Return an option as sbatch reads it in a script: quoted if it has special characters.
+
+    Raises ``ProblemError`` if it has a line break.
+    """
     name, equals, value = option.partition("=")
+    if re.search("[\r\n]", value):
+        # The rest of the value would be a line of the script, which bash runs.
+        raise ProblemError.of(
+            where=f"{name}={value!r}",
+            what="the value has a line break, which an option of a batch script cannot have.",
+            remedy="Rename the folder.",
+        )
     # Unlike a shell, sbatch takes a backslash for an escape within single quotes, too.
     quoted = _word(value).replace("\\", "\\\\")
     return f"{name}{equals}{quoted}" if equals else name

@@ -5,6 +5,10 @@ The folder ``slurm`` of the run directory holds one file for each writer:
 - ``submission.json``: written by ``ltui submit``, and by the job if it cannot see that file,
 - ``lives.json``, ``head.json`` and ``snapshot.json``: written by the job on its first node,
 - ``cancelled.json``: written by whoever cancels the job while it waits.
+
+The lives of a run under SLURM: one start of its job each, and whether another may follow. A job
+that is requeued runs its script again. Each such life is one attempt of the run. A life makes
+progress if it leaves a good checkpoint of a later step than the one it began with.
 """
 
 from __future__ import annotations
@@ -12,15 +16,61 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ltui.training.process.identity import boot_id
 from ltui.training.slurm.job_options import JobOptions
-from ltui.training.slurm.lives import Life
 from ltui.training.state.json_decoder import WRONG_CONTENT, from_json
 from ltui.training.store.run_directory import RunDir, read_json, write_json
+
+LIVES_WITHOUT_PROGRESS = 3
+"""Number of lives in a row without progress after which a run is not started again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Life:
+    """One start of the job of a run."""
+
+    job_id: str
+    restart: int = 0
+    """How often SLURM had restarted this job before."""
+    host: str | None = None
+    started_at: float
+    start_step: int = 0
+    """Step of the checkpoint that it began with; 0 without one."""
+    ended_at: float | None = None
+    """None while it runs, or if it was killed before it could record its end."""
+    end_step: int | None = None
+    """Step of the last good checkpoint when it ended."""
+    outcome: str | None = None
+    """State of the run when it ended."""
+    requeued: bool = False
+    """True if the job was then requeued, or followed by another one, to continue the run."""
+
+    @property
+    def made_progress(self) -> bool:
+        return self.end_step is not None and self.end_step > self.start_step
+
+    def to_document(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Life:
+        """Return the life that ``to_document`` wrote. Raise ``ValueError``."""
+        return from_json(cls, document)
+
+
+def refusal(lives: Sequence[Life]) -> str | None:
+    """Return why the run must not be started again, or None. All ``lives`` have ended."""
+    last = lives[-LIVES_WITHOUT_PROGRESS:]
+    if len(last) < LIVES_WITHOUT_PROGRESS or any(life.made_progress for life in last):
+        return None
+    step = last[-1].end_step if last[-1].end_step is not None else last[-1].start_step
+    position = f"still at step {step}" if step else "it has no checkpoint yet"
+    return f"no progress in {LIVES_WITHOUT_PROGRESS} starts of its job ({position})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,26 +141,24 @@ class JobRecord:
         return last is None or (last.ended_at is not None and last.requeued)
 
 
-def slurm_dir(run_dir: RunDir) -> Path:
-    """Return the folder of the record. Creates nothing."""
-    return run_dir.path / "slurm"
-
-
 def script_path(run_dir: RunDir) -> Path:
     """Return the path of the batch script."""
-    return slurm_dir(run_dir) / "job.sh"
+    return run_dir.slurm_dir / "job.sh"
 
 
 def snapshot_path(run_dir: RunDir) -> Path:
     """Return the path of the snapshot that the job publishes for other machines."""
-    return slurm_dir(run_dir) / "snapshot.json"
+    return run_dir.slurm_dir / "snapshot.json"
 
 
 def read_record(run_dir: RunDir) -> JobRecord | None:
-    """Return the record of a run; None if SLURM does not start the run."""
-    folder = slurm_dir(run_dir)
+    """Return the record of a run; None if SLURM does not start the run.
+
+    A copy of the run directory has no record: the job is that of the original.
+    """
+    folder = run_dir.slurm_dir
     submission = read_json(folder / "submission.json")
-    if submission is None:
+    if submission is None or submission.get("run", run_dir.id) != run_dir.id:
         return None
     lives = read_json(folder / "lives.json") or {}
     head = read_json(folder / "head.json")
@@ -135,11 +183,12 @@ def read_record(run_dir: RunDir) -> JobRecord | None:
 
 def write_submission(run_dir: RunDir, record: JobRecord) -> None:
     """Write the part of ``record`` that is known at submission."""
-    folder = slurm_dir(run_dir)
+    folder = run_dir.slurm_dir
     folder.mkdir(mode=0o700, exist_ok=True)
     write_json(
         folder / "submission.json",
         {
+            "run": run_dir.id,
             "token": record.token,
             "submitted_at": record.submitted_at,
             "options": record.options.to_document(),
@@ -164,12 +213,12 @@ def write_lives(
         "counted_from": counted_from,
         "note": note,
     }
-    write_json(slurm_dir(run_dir) / "lives.json", document)
+    write_json(run_dir.slurm_dir / "lives.json", document)
 
 
 def write_resubmitted(run_dir: RunDir, record: JobRecord, job_id: str) -> None:
     """Record that a person has submitted another job for a run that had ended."""
-    (slurm_dir(run_dir) / "cancelled.json").unlink(missing_ok=True)
+    (run_dir.slurm_dir / "cancelled.json").unlink(missing_ok=True)
     if not record.lives:
         write_submission(run_dir, replace(record, first_job_id=job_id))
         return
@@ -187,12 +236,12 @@ def write_head(run_dir: RunDir, job_id: str, ends_at: float | None, nodes: str |
         ends_at=ends_at,
         nodes=nodes,
     )
-    write_json(slurm_dir(run_dir) / "head.json", asdict(head))
+    write_json(run_dir.slurm_dir / "head.json", asdict(head))
 
 
 def write_cancelled(run_dir: RunDir) -> None:
     """Record that the waiting job was cancelled."""
-    write_json(slurm_dir(run_dir) / "cancelled.json", {"at": time.time()})
+    write_json(run_dir.slurm_dir / "cancelled.json", {"at": time.time()})
 
 
 def with_unfinished_closed(

@@ -44,7 +44,7 @@ class GpuValues:
     sm_clock_max_mhz: float | None = None
     memory_clock_mhz: float | None = None
     throttle_reasons: tuple[str, ...] | None = None
-    """Names as in ``gpu/throttle_reasons.py``; empty if the clocks are not limited."""
+    """Names as in ``gpu/reading.py``; empty if the clocks are not limited."""
     fan_percent: float | None = None
     performance_state: int | None = None
     """0 (fastest) to 15."""

@@ -11,6 +11,9 @@ import re
 TRAIN_LOSS = "train/loss"
 """The loss that ``training_step`` returned. A metric logged by this name replaces it."""
 
+THROUGHPUT = "throughput/samples_per_s"
+"""The throughput that the supervisor measures: see ``throughput.py``."""
+
 TRAIN_LOSS_NAMES = (TRAIN_LOSS, "train_loss", "loss")
 """Usual names of the training loss, the preferred one first."""
 

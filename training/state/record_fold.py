@@ -1,7 +1,7 @@
 """Reduction (fold) of the records in the ranks' queues to one frozen value. Pure.
 
-``fold_many(state, polls)`` returns a new ``FoldState`` and does not change the old one. The
-supervisor and the dashboard both fold; other modules of this package and the judge read the result.
+``fold_many(state, polls)`` returns a new ``FoldState`` and does not change the old one. Only the
+supervisor folds; other modules of this package and the judge read the result.
 The fold reads no clock: times are those in the records (CLOCK_MONOTONIC, nanoseconds).
 
 Windows are differences of running totals: a ``RunningTotals`` is kept every quarter of a second, so
@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ltui.training.shared.record_types import RecordKind, StepField
 from ltui.training.state.freeze_checks import add_warnings
 from ltui.training.state.metric_name_patterns import TRAIN_LOSS_ALIASES, is_training_loss
 from ltui.training.state.run_snapshot import FreezeWarning, MetricValue
 from ltui.training.tensor_queue.queue_reader import Poll, Record
-from ltui.training.tensor_queue.record_types import RecordKind, StepField
 
 RECENT_STEPS = 32
 """Number of step times and losses kept for each rank."""

@@ -155,7 +155,8 @@ def _check_name(text: str, where: str, kind: str) -> None:
         raise ProblemError.of(
             where=where,
             what=f"{text!r} cannot be {kind}.",
-            remedy="Use at most 40 letters, digits and . : / = + @ - _ without spaces.",
+            remedy="Use at most 40 letters, digits and . _ : / = + @ -, the first of them a "
+            "letter, a digit or _.",
         )
 
 

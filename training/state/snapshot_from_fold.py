@@ -10,17 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ltui.training.state.metric_name_patterns import TRAIN_LOSS
-from ltui.training.state.record_fold import (
-    FoldState,
-    RankFold,
-    metric_values,
-    step_rows,
-)
-from ltui.training.state.run_snapshot import MetricValue, RankSnapshot, RankState
-from ltui.training.state.throughput import current_window, median_step_s
-from ltui.training.tensor_queue.queue_reader import Poll
-from ltui.training.tensor_queue.record_types import (
+from ltui.training.shared.record_types import (
     STEP_PHASES,
     Outcome,
     Phase,
@@ -28,6 +18,11 @@ from ltui.training.tensor_queue.record_types import (
     RecordKind,
     StepField,
 )
+from ltui.training.state.metric_name_patterns import TRAIN_LOSS
+from ltui.training.state.record_fold import FoldState, RankFold, metric_values, step_rows
+from ltui.training.state.run_snapshot import MetricValue, RankSnapshot, RankState
+from ltui.training.state.throughput import current_window, median_step_s
+from ltui.training.tensor_queue.queue_reader import Poll
 
 _PAUSES = frozenset({Phase.SANITY, Phase.VALIDATION, Phase.CHECKPOINT, Phase.EPOCH_END, Phase.TEST})
 _AT_REST = frozenset({RankState.PAUSED, RankState.STALLED, RankState.WAITING, RankState.DEAD})

@@ -5,7 +5,8 @@ lasts from the end of the previous batch to the end of its own batch, so waiting
 Validation, checkpoints and pauses are between steps and do not count. A figure covers the last
 ``WINDOW_S`` seconds of steps, or the last few batches if they are slower than that. The throughput
 of a run is the sum over its ranks. Charts, tables and the command line all show this figure; the
-best throughput is its highest value so far.
+best throughput is its highest value so far. The supervisor stores this figure as the metric
+``THROUGHPUT``, which is what charts draw.
 
 A figure is a measurement and does not decay: it does not change until the next batch ends. After
 ``WINDOW_S`` seconds (or four median steps) without a batch it is ``None``, which means unknown.
@@ -13,19 +14,20 @@ A figure is a measurement and does not decay: it does not change until the next 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 
-from ltui.training.state.record_fold import (
-    WINDOW_S,
-    FoldState,
-    RankFold,
-    Window,
-    window_before,
-)
+from ltui.training.state.record_fold import WINDOW_S, FoldState, RankFold, Window, window_before
 from ltui.training.state.run_snapshot import Throughput
 
+TOTAL_RANK = -1
+"""The rank under which the throughput of all ranks together is stored."""
+MAX_RANK_RATES = 8
+"""Maximum number of ranks whose own throughput is stored, because a chart with hundreds of lines
+cannot be read. The total is always stored."""
+POINT_INTERVAL_S = 0.5
+"""Seconds of step time between two stored points."""
 _STEPS_IN_WINDOW = 4
 """Median steps without a batch after which a window is out of date, if that is longer."""
 
@@ -76,6 +78,46 @@ def throughput(fold: FoldState, now_ns: int) -> Throughput:
         backward_share=_mean_fraction(fold, windows, "backward"),
         optimizer_share=_mean_fraction(fold, windows, "optimizer"),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ThroughputPoint:
+    """The throughput at the end of a step."""
+
+    timed_s: float
+    """Step time of the lowest rank until then, in seconds."""
+    t_ns: int
+    step: int
+    epoch: int | None
+    wall_s: float
+    rates: Mapping[int, float]
+    """Samples per second of the run (``TOTAL_RANK``) and of each rank, if there are few."""
+
+
+def next_point(
+    fold: FoldState, ranks: Collection[int], previous: ThroughputPoint | None
+) -> ThroughputPoint | None:
+    """Return the point after ``previous`` if it is due and every rank has a rate.
+
+    So the total is never that of some of the ranks.
+    """
+    lead = fold.lowest_active_rank
+    if lead is None or lead.totals is None or lead.wall_s is None:
+        return None
+    timed_s = lead.totals.timed_s
+    if previous is not None and 0 <= timed_s - previous.timed_s < POINT_INTERVAL_S:
+        return None
+    rates = {
+        rank: folded.samples_per_s
+        for rank in ranks
+        if (folded := fold.ranks.get(rank)) and folded.samples_per_s is not None
+    }
+    if not rates or len(rates) < len(ranks):
+        return None
+    total = {TOTAL_RANK: sum(rates.values())}
+    shown = {**total, **rates} if 1 < len(rates) <= MAX_RANK_RATES else total
+    step, t_ns = lead.global_step or 0, lead.totals.t_ns
+    return ThroughputPoint(timed_s, t_ns, step, lead.epoch, lead.wall_s, shown)
 
 
 def without_current_rates(current: Throughput) -> Throughput:

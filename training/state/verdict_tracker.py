@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from ltui.training.config.run_spec import StallPolicy
 from ltui.training.config.verdict_severity import BLOCKING_LEVELS, severity
 from ltui.training.state.run_snapshot import Verdict
+
+if TYPE_CHECKING:
+    from ltui.training.config.run_spec import StallPolicy
 
 
 def most_severe_first(verdicts: Sequence[Verdict]) -> list[Verdict]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from ltui.training.process.regular_files import read_regular
+from ltui.training.shared.regular_files import read_regular
 from ltui.training.state.json_decoder import from_json
 from ltui.training.store.run_directory import (
     RunDir,

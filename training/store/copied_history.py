@@ -195,5 +195,5 @@ def _open_source(source: Path) -> sqlite3.Connection:
     """Open a database to read it. A copy, which nobody writes, is opened without locks."""
     uri = source.absolute().as_uri()
     written = source.with_name(f"{source.name}-wal").exists()
-    mode = "mode=rw" if written else "immutable=1"
+    mode = "mode=ro" if written else "immutable=1"
     return sqlite3.connect(f"{uri}?{mode}", uri=True, isolation_level=None, timeout=5.0)

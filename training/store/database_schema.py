@@ -23,13 +23,19 @@ STEP_COLUMNS = (
     "backward_s", "optimizer_s", "memory_bytes", "memory_peak_bytes", "wall_s", "stepped",
     "transfer_s",
 )  # fmt: skip
-"""Columns of the table ``steps`` in the order of ``StepField``."""
+"""Columns of the table ``steps``: the first fields of ``StepField``, in their order. The rest of
+its fields is not stored."""
+GPU_READINGS = (
+    "utilisation_percent", "memory_utilisation_percent", "memory_used_bytes", "power_w",
+    "temperature_c", "sm_clock_mhz",
+)  # fmt: skip
+"""Columns of the table ``gpu_samples``: fields of ``GpuSnapshot``."""
 
 # The ordering key of `steps` is (step, seq): rows arrive in that order, so inserts append, and the
 # same record written twice is one row. A row of `samples` is one logged value, or `n` values that
 # the rank has combined: then `value` is their mean, and `first_step` the step of the first one.
 # `combined` counts the values that a rank has combined.
-TABLES = """
+TABLES = f"""
 CREATE TABLE attempts (
     attempt INTEGER PRIMARY KEY,
     started_at REAL, ended_at REAL, state TEXT, detail TEXT, exit_code INTEGER,
@@ -81,8 +87,7 @@ CREATE TABLE verdicts (
     cause TEXT, document TEXT, UNIQUE (attempt, kind, began)
 );
 CREATE TABLE gpu_samples (
-    gpu INTEGER, t REAL, utilisation_percent REAL, memory_utilisation_percent REAL,
-    memory_used_bytes REAL, power_w REAL, temperature_c REAL, sm_clock_mhz REAL,
+    gpu INTEGER, t REAL, {", ".join(f"{name} REAL" for name in GPU_READINGS)},
     PRIMARY KEY (gpu, t)
 ) WITHOUT ROWID;
 CREATE TABLE process_samples (

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import csv
+import errno
 import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import yaml
 
 from ltui.training.config.yaml_document import check_size
 from ltui.training.problem import ProblemError
-from ltui.training.process.regular_files import read_regular
+from ltui.training.shared.regular_files import is_regular_or_absent, read_regular
 from ltui.training.store.optional_library import load_library
 
 CSV_NAME = "metrics.csv"
 """Name of the file that Lightning's CSVLogger writes."""
 _EPOCH = "epoch"
 """Name under which Lightning logs the epoch of a step, which is no metric."""
+_MOST_CHARACTERS = 1 << 20
+"""Characters of a line of a table from which it is not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +116,7 @@ def _read_csv(folder: Path) -> ForeignRun:
     path = folder / CSV_NAME
     run.began_at = run.ended_at = path.stat().st_mtime
     with path.open(encoding="utf-8", newline="") as file:
-        for number, row in enumerate(csv.DictReader(file)):
+        for number, row in enumerate(csv.DictReader(_lines(file))):
             step = _number(row.get("step"))
             epoch = _number(row.get(_EPOCH))
             place = (
@@ -132,6 +135,14 @@ def _read_csv(folder: Path) -> ForeignRun:
     return run
 
 
+def _lines(file: TextIO) -> Iterator[str]:
+    """Yield the lines. Raise ``csv.Error`` for one that could fill the memory."""
+    while line := file.readline(_MOST_CHARACTERS):
+        if len(line) == _MOST_CHARACTERS:
+            raise csv.Error(f"a line has more than {_MOST_CHARACTERS:,} characters")
+        yield line
+
+
 def _number(text: str | None) -> float | None:
     if text in ("True", "False"):
         return float(text == "True")
@@ -142,6 +153,9 @@ def _number(text: str | None) -> float | None:
 
 
 def _read_events(folder: Path) -> ForeignRun:
+    for path in filter(lambda path: _is_event_file(path.name), folder.iterdir()):
+        if not is_regular_or_absent(path):  # TensorBoard would wait for a pipe for ever
+            raise OSError(errno.EINVAL, f"{path.name!r} is not a regular file")
     run = ForeignRun(folder, "TensorBoard", has_times=True)
     scalars = dict(_scalars(folder))
     epochs = {step: int(value) for step, _, value in scalars.pop(_EPOCH, []) if value >= 0}

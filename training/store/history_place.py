@@ -4,12 +4,17 @@ If the run directory is on a network file system, the supervisor writes ``run.db
 disk of its machine, and ``run.db`` in the run directory is a copy (``copied_history.py``).
 ``history.json`` in the run directory names that folder. Its name has random digits, so whoever
 finds it on his machine reads the history itself, and everybody else reads the copy.
+
+Which folders are on a network file system, by the kernel's list of mounts. SQLite needs locks and
+shared memory between its processes. Network file systems provide them unreliably or not at all, and
+what one machine writes may be visible to another one much later.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import socket
 import stat
@@ -21,11 +26,55 @@ from pathlib import Path
 
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import lock_holder
-from ltui.training.process.regular_files import read_regular
-from ltui.training.store.network_file_systems import network_file_system
+from ltui.training.shared.regular_files import read_regular
 from ltui.training.store.private_folder import private_folder
 from ltui.training.store.run_bin import is_in_bin
 from ltui.training.store.run_directory import RunDir, read_json, write_json
+
+_NETWORK = frozenset(
+    """
+    9p afs auristorfs beegfs beegfs_nodev ceph cifs coda fhgfs gfs2 glusterfs gpfs lustre mmfs ncpfs
+    nfs nfs4 ocfs2 orangefs panfs prl_fs pvfs2 smb3 smbfs vboxsf virtiofs wekafs
+    """.split()  # noqa: SIM905 - easier to read than a list of strings
+)
+_LOCAL_FUSE = frozenset({"fuse-overlayfs", "overlayfs", "lxcfs", "mergerfs", "ntfs-3g", "ntfs"})
+"""Subtypes of FUSE that are backed by a disk of this machine. All others may be on a network."""
+
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+
+
+def network_file_system(folder: Path, mounts: str | None = None) -> str | None:
+    """Return the type of the network file system that ``folder`` is on; None if it is on none.
+
+    ``mounts`` is the text of ``/proc/self/mountinfo``.
+    """
+    if mounts is None:
+        try:
+            mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return None
+    kind = _type_at(folder.resolve(), mounts)
+    if kind in _NETWORK:
+        return kind
+    if kind == "fuse" or kind.startswith("fuse."):
+        return None if kind.removeprefix("fuse.") in _LOCAL_FUSE else kind
+    return None
+
+
+def _type_at(folder: Path, mounts: str) -> str:
+    """Return the type of the file system that is mounted at ``folder`` or nearest above it."""
+    found, depth = "", -1
+    for line in mounts.splitlines():
+        mount, _, source = line.partition(" - ")
+        fields = mount.split()
+        if len(fields) < 5 or not source:
+            continue
+        point = Path(_ESCAPED.sub(lambda match: chr(int(match[1], 8)), fields[4]))
+        # Of several mounts at one point, the last one hides the others.
+        if len(point.parts) >= depth and folder.is_relative_to(point):
+            found, depth = source.split()[0], len(point.parts)
+    return found
+
 
 FOLDER_VARIABLE = "LTUI_HISTORY_DIR"
 """Environment variable with the folder for histories; ``none`` for the run directory itself."""
@@ -67,6 +116,8 @@ def read_place(run_dir: RunDir) -> HistoryPlace | None:
     folder = document.get("folder")
     if folder and not (isinstance(folder, str) and folder.isprintable()):
         return None
+    if folder and _is_of_another_run(Path(folder), run_dir):
+        folder = None  # A copy of that run has what was copied until then.
     with contextlib.suppress(OSError):
         return HistoryPlace(
             host=str(document.get("host")),
@@ -74,6 +125,17 @@ def read_place(run_dir: RunDir) -> HistoryPlace | None:
             alive_at=run_dir.history_place_path.stat().st_mtime,
         )
     return None
+
+
+def _is_of_another_run(folder: Path, run_dir: RunDir) -> bool:
+    """Return True if a history is that of the run that ``run_dir`` was copied from."""
+    with contextlib.suppress(OSError, ValueError):
+        owner = RunDir(Path(read_regular(folder / "run_dir").decode()))
+        at = owner if owner.path.is_dir() else is_in_bin(owner)
+        if at is None or os.path.samefile(at.path, run_dir.path):
+            return False
+        return (read_json(at.history_place_path) or {}).get("folder") == str(folder)
+    return False
 
 
 def write_place(run_dir: RunDir, folder: Path | None) -> None:

@@ -11,16 +11,16 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ltui.training.state.json_decoder import WRONG_CONTENT, from_json, parse_json
-from ltui.training.state.metric_name_patterns import TRAIN_LOSS, is_training_loss
+from ltui.training.state.metric_name_patterns import THROUGHPUT, TRAIN_LOSS, is_training_loss
 from ltui.training.state.run_snapshot import RunSnapshot, Verdict, snapshot_from_json
-from ltui.training.store.attempt_spans import Span, spans
 from ltui.training.store.database_schema import (
+    STEP_COLUMNS,
     StoreError,
     check_layout,
     damaged_error,
@@ -28,7 +28,14 @@ from ltui.training.store.database_schema import (
     show_combined_columns,
     store_error,
 )
-from ltui.training.store.export_rows import ExportRow, export_rows, new_rows, stored_ranks
+from ltui.training.store.export_rows import (
+    ExportRow,
+    Span,
+    export_rows,
+    new_rows,
+    spans,
+    stored_ranks,
+)
 from ltui.training.store.history_place import HistoryFile, history_file
 from ltui.training.store.history_windows import SAMPLES, STEPS
 from ltui.training.store.run_directory import RunDir
@@ -91,6 +98,17 @@ class StoredAttempt:
     resumed_step: int | None
     changes: tuple[str, ...]
     """Settings that were changed since the previous attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class CurveEnd:
+    """The newest row of a curve in an attempt; the points that follow are new."""
+
+    attempt: int
+    series: Series | None
+    """None while no such metric is stored."""
+    step: int = -1
+    seq: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +210,7 @@ class RunStore:
         return sorted(self._logged_names())
 
     def _logged_names(self) -> list[str]:
-        rows = self._connection.execute("SELECT name FROM names")
+        rows = self._connection.execute("SELECT name FROM names WHERE name != ?", (THROUGHPUT,))
         return [name for (name,) in typed(rows, str)]
 
     def exported_names(self) -> list[str]:
@@ -252,6 +270,86 @@ class RunStore:
                 points += read_points(part, first_step or 0, last, max_rows or MAX_POINTS_READ)
         points.sort(key=lambda point: point[0])
         return merge_points(to_curve(points), max_points)
+
+    @contextmanager
+    def one_state(self) -> Iterator[None]:
+        """Let every look-up of the block see the history at one moment."""
+        with self.limited(LIMIT_S):
+            self._connection.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._connection.rollback()
+
+    @_raises_store_error
+    def queue_position(self, attempt: int) -> tuple[int, int] | None:
+        """Return the number of records of rank 0 that are stored, and that of its earlier queues.
+
+        The first one changes whenever a curve may have new points. The second one changes when the
+        rank was restarted. None before the first record.
+        """
+        row = self._connection.execute(
+            "SELECT next_seq, base FROM cursors WHERE attempt = ? AND rank = 0", (attempt,)
+        ).fetchone()
+        return None if row is None else (int(row[0]), int(row[1] or 0))
+
+    @_raises_store_error
+    def curve_end(self, metric: str, rank: int, attempt: int) -> CurveEnd:
+        """Return the newest row of a metric of one rank in an attempt."""
+        series = self._series(metric)
+        if series is None:
+            return CurveEnd(attempt, None)
+        newest = SeriesPart(self._connection, series, attempt, rank).rows(
+            "step, seq", "ORDER BY step DESC, seq DESC LIMIT 1"
+        )
+        return next(
+            (CurveEnd(attempt, series, *row) for row in typed(newest, WHOLE, WHOLE)),
+            CurveEnd(attempt, series),
+        )
+
+    @_raises_store_error
+    def new_points(self, metric: str, rank: int, end: CurveEnd) -> tuple[Curve, CurveEnd] | None:
+        """Return the points after ``end`` and the new end; None if other rows are the metric now.
+
+        A loss that is logged replaces that of the steps, for example.
+        """
+        from ltui.training.store.curve_reader import to_curve
+
+        series = self._series(metric)
+        if series != end.series:
+            return None
+        if series is None:
+            return to_curve([]), end
+        column, tables = series.column, series.tables
+        rows = (
+            SeriesPart(self._connection, series, end.attempt, rank)
+            .rows(
+                f"step, epoch, {tables.time}, {tables.single(column)}, seq",
+                "AND (step, seq) > (?, ?) ORDER BY step, seq",
+                end.step,
+                end.seq,
+            )
+            .fetchall()
+        )
+        if rows:
+            end = replace(end, step=rows[-1][0], seq=rows[-1][-1])
+        return to_curve([row[:-1] for row in rows]), end
+
+    @_raises_store_error
+    def last_steps(self, attempt: int) -> dict[int, tuple[float, ...]]:
+        """Return the values of ``StepField`` for the newest batch of each rank of an attempt."""
+        steps = {}
+        for (rank,) in self._connection.execute(
+            "SELECT rank FROM cursors WHERE attempt = ?", (attempt,)
+        ).fetchall():
+            row = self._connection.execute(
+                f"SELECT {', '.join(STEP_COLUMNS)} FROM steps WHERE attempt = ? AND rank = ? "  # noqa: S608
+                "ORDER BY step DESC, seq DESC LIMIT 1",
+                (attempt, rank),
+            ).fetchone()
+            if row is not None:
+                steps[int(rank)] = tuple(math.nan if v is None else float(v) for v in row)
+        return steps
 
     def _series(self, metric: str) -> Series | None:
         row = self._connection.execute("SELECT id FROM names WHERE name = ?", (metric,)).fetchone()
@@ -382,7 +480,9 @@ class RunStore:
 
     # -- export --------------------------------------------------------------------------------
 
-    def export(self, metrics: Sequence[str]) -> Iterator[ExportRow]:
+    def export(
+        self, metrics: Sequence[str], only_ranks: Sequence[int] | None = None
+    ) -> Iterator[ExportRow]:
         """Yield one row per metric, step and rank, without superseded steps.
 
         Old steps that are stored only as windows give one row per window. Raise ``StoreError`` if
@@ -394,7 +494,8 @@ class RunStore:
                 key = series.tables.rows, span.attempt
                 if key not in ranks:
                     ranks[key] = stored_ranks(self._connection, series.tables, span.attempt)
-                yield from export_rows(self._connection, metric, series, span, ranks[key])
+                chosen = ranks[key] if only_ranks is None else only_ranks
+                yield from export_rows(self._connection, metric, series, span, chosen)
 
     def _series_and_spans(self, metrics: Sequence[str]) -> Iterator[tuple[str, Series, Span]]:
         """Yield each stored metric with each attempt that has steps that count."""

@@ -21,7 +21,7 @@ from ltui.training.state.metric_name_patterns import TRAIN_LOSS, is_training_los
 from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import GpuSnapshot, RunSnapshot, RunState, Verdict, to_json
 from ltui.training.store import history_windows
-from ltui.training.store.database_schema import STEP_COLUMNS, open_for_writing
+from ltui.training.store.database_schema import GPU_READINGS, STEP_COLUMNS, open_for_writing
 from ltui.training.store.same_loss import logs_step_loss
 
 KEEP_ROWS = 200_000
@@ -46,6 +46,10 @@ _INSERT_COMBINED = (
 _INSERT_EVENT = (
     "INSERT OR IGNORE INTO events (attempt, rank, seq, t, kind, text, data) "
     "VALUES (?, ?, ?, ?, ?, ?, ?)"
+)
+_INSERT_GPU = (
+    f"INSERT OR IGNORE INTO gpu_samples (gpu, t, {', '.join(GPU_READINGS)}) "  # noqa: S608
+    f"VALUES ({', '.join('?' * (2 + len(GPU_READINGS)))})"
 )
 
 
@@ -82,16 +86,17 @@ class CombinedSample:
     last: float
 
 
+Sample = tuple[int, int, str, int | None, int | None, float, float]
+"""(rank, seq, name, step, epoch, unix time, value)"""
+
+
 @dataclass
 class Batch:
     """New rows of one tick."""
 
     steps: list[tuple[int, int, Sequence[float]]] = field(default_factory=list)
     """(rank, seq, the values of ``StepField``)"""
-    samples: list[tuple[int, int, str, int | None, int | None, float, float]] = field(
-        default_factory=list
-    )
-    """(rank, seq, name, step, epoch, unix time, value)"""
+    samples: list[Sample] = field(default_factory=list)
     combined: list[CombinedSample] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     gaps: list[tuple[int, int, int, float, str]] = field(default_factory=list)
@@ -355,11 +360,16 @@ class StoreWriter:
             [(attempt, *gap) for gap in batch.gaps],
         )
         db.executemany(
-            "INSERT OR IGNORE INTO gpu_samples VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            [_gpu_row(gpu) for gpu in batch.gpus if gpu.sampled_at is not None],
+            _INSERT_GPU,
+            [
+                (gpu.number, gpu.sampled_at, *(getattr(gpu, name) for name in GPU_READINGS))
+                for gpu in batch.gpus
+                if gpu.sampled_at is not None
+            ],
         )
         db.executemany(
-            "INSERT OR IGNORE INTO process_samples VALUES (?, ?, ?, ?, ?)",
+            "INSERT OR IGNORE INTO process_samples (attempt, rank, t, cpu_percent, rss_bytes) "
+            "VALUES (?, ?, ?, ?, ?)",
             [(attempt, *row) for row in batch.processes],
         )
 
@@ -484,10 +494,3 @@ def _step_row(attempt: int, rank: int, seq: int, values: Sequence[float]) -> tup
     except (ValueError, OverflowError):  # A program without Lightning has no epochs and batches.
         position = (_int_or_zero(values[0]), _int_or_none(values[1]), _int_or_none(values[2]))
     return (attempt, rank, seq, *position, *values[3 : len(STEP_COLUMNS)])
-
-
-def _gpu_row(gpu: GpuSnapshot) -> tuple[Any, ...]:
-    return (
-        gpu.number, gpu.sampled_at, gpu.utilisation_percent, gpu.memory_utilisation_percent,
-        gpu.memory_used_bytes, gpu.power_w, gpu.temperature_c, gpu.sm_clock_mhz,
-    )  # fmt: skip

@@ -5,6 +5,7 @@ Used by supervisors only, which hold the run lock.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sqlite3
 from pathlib import Path
@@ -27,7 +28,7 @@ from ltui.training.store.history_place import (
     remove_unneeded_histories,
 )
 from ltui.training.store.history_writer import StoreWriter
-from ltui.training.store.run_directory import RunDir
+from ltui.training.store.run_directory import RunDir, is_hard_linked
 
 
 def open_history(run_dir: RunDir) -> tuple[StoreWriter, str | None]:
@@ -35,6 +36,10 @@ def open_history(run_dir: RunDir) -> tuple[StoreWriter, str | None]:
 
     Raise ``StoreError`` if the history cannot be opened.
     """
+    if is_hard_linked(run_dir.db_path):
+        # The other directory, of which this one is a copy, keeps its history as it is.
+        with contextlib.suppress(sqlite3.Error):  # damaged, which is found below
+            copy_database(run_dir.db_path, run_dir.db_path)
     place = read_place(run_dir)
     parent = folder_for_histories(run_dir)
     if place is None and parent is None:

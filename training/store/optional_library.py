@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import shlex
 import sys
+from importlib import metadata
 from typing import Any
 
 from ltui.training.problem import Problem, ProblemError
@@ -28,5 +29,17 @@ def missing_library(package: str, extra: str, where: str, reason: str = "") -> P
         where=where,
         what=f"the package `{package}` cannot be imported{reason}.",
         remedy="Install it in the environment of ltui: "
-        f"{shlex.quote(sys.executable)} -m pip install 'ltui-train[{extra}]'",
+        f"{shlex.quote(sys.executable)} -m pip install {shlex.quote(requirement(extra))}",
     )
+
+
+def requirement(extra: str) -> str:
+    """Return the library that the extra ``extra`` of ltui needs, with its versions, for pip.
+
+    The name of the library works however ltui itself was installed.
+    """
+    for line in metadata.requires("ltui-train") or ():
+        library, _, marker = line.partition(";")
+        if marker.split() == ["extra", "==", f'"{extra}"']:
+            return library.strip()
+    return extra

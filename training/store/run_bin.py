@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ltui.training.problem import ProblemError
-from ltui.training.store.run_directory import RunDir, named_run
+from ltui.training.store.find_run import named_run
+from ltui.training.store.run_directory import RunDir
 
 KEEP_S = 7 * 86400.0
 """Seconds for which a deleted run stays in the bin."""

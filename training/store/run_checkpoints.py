@@ -7,34 +7,24 @@ was never completed. Checksums of large files take seconds; sizes cost nothing.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ltui.training.process.regular_files import open_regular, read_regular
+from ltui.training.shared.checkpoint_files import UNFINISHED_FILE, checkpoint_name, describe_file
+from ltui.training.shared.regular_files import read_regular
 from ltui.training.state.good_checkpoints import badness
 from ltui.training.state.json_decoder import WRONG_CONTENT, from_json, parse_json
 from ltui.training.state.run_snapshot import CheckpointInfo
 
-_CHUNK_BYTES = 4 << 20
 _SKIPPED_NAMED = 3
 """Maximum number of skipped checkpoints that a sentence names."""
 _WEIGHTS = frozenset({"finite", "NaN", "inf"})
 """Values of ``weights`` in a manifest (``rank/weights_check.py``)."""
-_RANK_FILE = re.compile(
-    r"(?P<name>step-\d{8,}-[a-z]+(-\d+)?\.ckpt)(\.rank-\d{5})?"
-    r"|(?P<dot>\.)(step-\d{8,}-[a-z]+(-\d+)?\.ckpt(\.json|\.rank-\d{5}|\.node-\d{5})?\.part"
-    r"|seen-by-ranks-[0-9a-f]{32})"
-)
-"""Names of the files that a rank writes before the manifest (``rank/checkpoint_files.py``)."""
-
-
 _UNREADABLE = (OSError, *WRONG_CONTENT)
 """Errors of a manifest that is missing, is not JSON or lacks a key."""
 
@@ -123,7 +113,7 @@ def import_checkpoint(info: CheckpointInfo, folder: Path) -> CheckpointInfo:
     """
     source = Path(info.path)
     manifest = _load_manifest(source)
-    target = folder / f"step-{info.global_step:08d}-from.ckpt"
+    target = folder / checkpoint_name(info.global_step, "from")
     other_files = {}
     for name, facts in (manifest.get("beside") or {}).items():
         own_name = name.replace(source.name, target.name, 1)
@@ -171,7 +161,7 @@ def _damage_of_part(part: _Part) -> str | None:
         size = part.path.stat().st_size
         if size != part.size_bytes:
             return f"is truncated: {size} of {part.size_bytes} bytes"
-        if _sha256(part.path) != part.sha256:
+        if describe_file(part.path)["sha256"] != part.sha256:
             return "has a different checksum than its manifest"
     except FileNotFoundError:
         return "is gone"
@@ -202,7 +192,7 @@ def remove_unfinished(folder: Path) -> list[str]:
     except OSError:
         return []
     for path in paths:
-        match = _RANK_FILE.fullmatch(path.name)
+        match = UNFINISHED_FILE.fullmatch(path.name)
         if match is None or (not match["dot"] and (folder / f"{match['name']}.json").exists()):
             continue
         with contextlib.suppress(OSError):
@@ -304,11 +294,3 @@ def _sizes_match(path: Path, manifest: dict[str, Any]) -> bool:
     return bool(parts) and all(
         part.path.is_file() and part.path.stat().st_size == part.size_bytes for part in parts
     )
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open_regular(path) as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()

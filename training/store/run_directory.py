@@ -1,4 +1,4 @@
-"""Location of runs: ltui's home directory, the paths of one run, and how users name a run.
+"""Location of runs: ltui's home directory, the paths of one run, and the ids of new runs.
 
 This module does not know about processes or databases.
 """
@@ -6,19 +6,19 @@ This module does not know about processes or databases.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 import os
 import re
+import shutil
 import stat
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
-from ltui.training.problem import Problem, ProblemError
-from ltui.training.process.regular_files import read_regular
+from ltui.training.problem import ProblemError
+from ltui.training.shared.regular_files import read_regular
 from ltui.training.state.json_decoder import parse_json
 from ltui.training.store.private_folder import make_private_folders, private_folder
 
@@ -32,9 +32,6 @@ MOST_JSON_BYTES = 8 << 20
 """Maximum size of a JSON file of a run. The largest one, a published snapshot, has 2 MB."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,39}")
-
-MOST_LISTED = 12
-"""Number of runs that an ambiguous name lists; the others are counted."""
 
 _ADJECTIVES = """
 amber bold brave bright calm clear clever cosmic crisp daring deep eager early fair fast fine fond
@@ -163,8 +160,17 @@ class RunDir:
         return self.path / "checkpoints"
 
     @property
+    def slurm_dir(self) -> Path:
+        """The folder of the record of SLURM jobs; it exists only if SLURM starts the run."""
+        return self.path / "slurm"
+
+    @property
     def supervisor_log_path(self) -> Path:
         return self.path / "logs" / "supervisor.log"
+
+    @property
+    def shim_log_path(self) -> Path:
+        return self.path / "logs" / "keeper.log"
 
     def queue_dir(self, attempt: int) -> Path:
         return self.path / "queue" / str(attempt)
@@ -197,15 +203,23 @@ class RunDir:
         """Return the path that the supervisor binds: ``socket_path``, or a short path if needed."""
         if len(os.fsencode(self.socket_path)) <= _SOCKET_PATH_BYTES:
             return self.socket_path
-        return private_runtime_dir() / f"{self.id[-40:]}.sock"
+        return private_runtime_dir() / self._linked_name
 
     def remove_stale_socket(self) -> None:
-        """Remove the socket of a killed supervisor to which ``socket_path`` links."""
+        """Remove the socket of a killed supervisor to which ``socket_path`` links.
+
+        The link in a copied directory leads to the socket of another run, which stays.
+        """
         # An error means that there is no link or socket, or that the folder is another user's.
         with contextlib.suppress(OSError):
             target = self.path / os.readlink(self.socket_path)
-            if stat.S_ISSOCK(target.lstat().st_mode):
+            if target.name == self._linked_name and stat.S_ISSOCK(target.lstat().st_mode):
                 target.unlink()
+
+    @property
+    def _linked_name(self) -> str:
+        # A copy of the directory may have the same id, in another home.
+        return f"{self.id[-40:]}-{self.path.stat().st_ino:x}.sock"
 
     def read_spec(self) -> RunSpec:
         """Read ``spec.yaml``. Raise ``ProblemError`` if that is not possible."""
@@ -250,8 +264,33 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def open_private_log(path: Path) -> BinaryIO:
-    """Open a log for appending, with mode 0600 independent of the umask."""
+    """Open a log for appending, with mode 0600 independent of the umask.
+
+    A log that is also that of another directory, by a hard link, is copied first.
+    """
+    separate(path)
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
+
+
+def is_own(path: str) -> bool:
+    """Return True if the file belongs to this user."""
+    return os.stat(path).st_uid == os.getuid()
+
+
+def is_hard_linked(path: Path) -> bool:
+    """Return True if another directory has the file, too, as after ``cp -al``."""
+    try:
+        return path.stat().st_nlink > 1
+    except OSError:
+        return False
+
+
+def separate(path: Path) -> None:
+    """Replace a file that is hard-linked in another directory by a copy of it."""
+    if is_hard_linked(path):
+        part = path.with_name(f".{path.name}.part")
+        shutil.copy2(path, part)
+        os.replace(part, path)
 
 
 def private_runtime_dir() -> Path:
@@ -260,7 +299,8 @@ def private_runtime_dir() -> Path:
     Raise ``ProblemError`` if somebody else has it.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime and os.access(runtime, os.W_OK | os.X_OK):
+    # After `su` the variable may still name the folder of another user.
+    if runtime and os.access(runtime, os.W_OK | os.X_OK) and is_own(runtime):
         directory = Path(runtime) / "ltui"
     else:
         directory = Path(tempfile.gettempdir()) / f"ltui-{os.getuid()}"
@@ -296,73 +336,6 @@ def has_runs(home: Path) -> bool:
             )
     except OSError:
         return False
-
-
-def find_run(home: Path, text: str) -> RunDir:
-    """Return the run that ``text`` names: an id, a name, a unique prefix of an id, or ``last``.
-    A name that was given later counts if no id begins with it.
-
-    Raise ``ProblemError`` with the most similar id if there is none, or with the ids if several
-    runs match.
-    """
-    return named_run(list_runs(home), text)
-
-
-def find_runs(home: Path, texts: Iterable[str]) -> list[RunDir]:
-    """Return the run that each text names. Raise ``ProblemError`` with every text that is wrong."""
-    runs = list_runs(home)
-    chosen: list[RunDir] = []
-    problems: list[Problem] = []
-    for text in texts:
-        try:
-            chosen.append(named_run(runs, text))
-        except ProblemError as error:
-            problems += error.problems
-    if problems:
-        raise ProblemError(*problems)
-    return chosen
-
-
-def named_run(runs: Sequence[RunDir], text: str) -> RunDir:
-    """Return the run of ``list_runs`` that ``text`` names, as ``find_run`` does."""
-    if text == "last":
-        if runs:
-            return runs[0]
-        raise ProblemError.of(
-            where="RUN", what="there is no run yet.", remedy="Start one: ltui run quickstart"
-        )
-    for matches in (
-        [run for run in runs if run.id == text],
-        [run for run in runs if run.id[:-5] == text],
-        [run for run in runs if text and run.id.startswith(text)],
-    ):
-        if len(matches) == 1:
-            return matches[0]
-        if matches:
-            raise _ambiguous(text, matches)
-    # Imported here: most runs are named by their id.
-    from ltui.training.store.labels_file import read_labels
-
-    named = [run for run in runs if text and read_labels(run).name.lower() == text.lower()]
-    if len(named) == 1:
-        return named[0]
-    if named:
-        raise _ambiguous(text, named)
-    raise ProblemError.of(where=text, what="there is no such run.", remedy=_nearest_run(runs, text))
-
-
-def _ambiguous(text: str, matches: Sequence[RunDir]) -> ProblemError:
-    ids = ", ".join(run.id for run in matches[:MOST_LISTED])
-    more = f" and {len(matches) - MOST_LISTED} more" if len(matches) > MOST_LISTED else ""
-    return ProblemError.of(
-        where=text, what=f"several runs match: {ids}{more}.", remedy="Give the full id."
-    )
-
-
-def _nearest_run(runs: Sequence[RunDir], text: str) -> str:
-    near = difflib.get_close_matches(text, [run.id for run in runs], n=1, cutoff=0.5)
-    near = near or difflib.get_close_matches(text, [run.id[:-5] for run in runs], n=1, cutoff=0.5)
-    return f"Did you mean {near[0]}?" if near else "ltui runs lists them."
 
 
 def new_run_id(home: Path, name: str | None, where: str = "--name") -> tuple[str, str]:

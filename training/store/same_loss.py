@@ -68,4 +68,8 @@ def _equals(db: sqlite3.Connection, name_id: int, measured_id: int | None) -> bo
         ).fetchone()
         if compared:
             break
+    else:
+        # The mean of an epoch may be logged first at its end, or be NaN: it hides no known loss.
+        known = f"SELECT 1 FROM {table} l WHERE l.{value} IS NOT NULL {key}LIMIT 1"  # noqa: S608
+        return db.execute(known).fetchone() is None
     return int(equal) * 100 >= int(compared) * _SHARE_PERCENT

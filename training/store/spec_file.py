@@ -10,7 +10,7 @@ import yaml
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.config.yaml_document import check_size
 from ltui.training.problem import ProblemError
-from ltui.training.process.regular_files import read_regular
+from ltui.training.shared.regular_files import read_regular
 from ltui.training.state.json_decoder import from_json
 
 MOST_BYTES = 4 << 20

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ltui.training.process.regular_files import is_regular_or_absent
+from ltui.training.shared.regular_files import is_regular_or_absent
 
 LIMIT_S = 10.0
 """Seconds for one look-up in the history, which takes milliseconds."""

@@ -11,7 +11,6 @@ import json
 import os
 import select
 import socket
-import struct
 import sys
 import threading
 import time
@@ -19,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ltui.training.process.identity import peer_uid
 from ltui.training.state.run_snapshot import RunSnapshot, to_json
 
 _REQUEST_BYTES = 1 << 16
@@ -79,7 +79,7 @@ class ControlServer:
                 if not self._closing:
                     time.sleep(0.1)  # too many files are open
                 continue
-            if _peer_uid(client) != os.getuid() or len(self._clients) >= _MAX_CONNECTIONS:
+            if peer_uid(client) != os.getuid() or len(self._clients) >= _MAX_CONNECTIONS:
                 client.close()
                 continue
             client.settimeout(_IDLE_S)
@@ -150,11 +150,6 @@ def _has_left(client: socket.socket) -> bool:
     return any(event & select.POLLHUP for _, event in poll.poll(0))
 
 
-def _peer_uid(client: socket.socket) -> int:
-    credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", credentials)[1])
-
-
 def _listen(path: Path) -> socket.socket:
     """Return a listening socket that is created with mode 0600.
 
@@ -167,5 +162,5 @@ def _listen(path: Path) -> socket.socket:
         listener.bind(str(path))
     finally:
         os.umask(mask)
-    listener.listen(16)
+    listener.listen(_MAX_CONNECTIONS)
     return listener

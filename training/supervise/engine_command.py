@@ -5,19 +5,40 @@ For presets the engine is torch elastic. For ``ltui exec`` it is the user's comm
 
 from __future__ import annotations
 
-import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 from ltui.training.config.run_spec import Nodes, RunSpec
 from ltui.training.lifecycle.rank_package import install_rank_package
+from ltui.training.lifecycle.shim_files import shim_identity
+from ltui.training.process.identity import ProcessIdentity
+from ltui.training.process.python_command import module_command
+from ltui.training.shared.defaults import QUEUE_BYTES
+from ltui.training.shared.rank_environment import RankEnvironment
 from ltui.training.state.run_snapshot import to_json
 from ltui.training.store.run_directory import RunDir, write_json
 from ltui.training.tensor_queue.control_block import STOP_SIGNALS
 
-DEFAULT_QUEUE_BYTES = 4 << 20
-"""Size of each rank's queue file."""
+
+class ShimWatch:
+    """The shim of one attempt, which this process or an earlier one has started."""
+
+    def __init__(self, run_dir: RunDir, attempt: int) -> None:
+        self._run_dir, self._attempt = run_dir, attempt
+        self._identity: ProcessIdentity | None = None
+        self.child: subprocess.Popen[bytes] | None = None
+        """The shim if this process has started it, so that its exit status is collected."""
+
+    def is_alive(self) -> bool:
+        """Return True if the shim runs."""
+        if self.child is not None:
+            self.child.poll()
+        if self._identity is None:
+            self._identity = shim_identity(self._run_dir, self._attempt)
+        return self._identity is not None and self._identity.alive()
+
 
 # Torch elastic forwards these signals to its ranks, which then stop together, and waits this many
 # seconds for them. Without the first variable, SIGUSR1 and SIGUSR2 would end the agent at once.
@@ -45,10 +66,7 @@ def engine_start(
     """
     return {
         "argv": _preset_argv(run_dir, spec, attempt) if spec.command is None else spec.command,
-        "env": {
-            **_environment(run_dir, spec, attempt, resume_from),
-            "LTUI_CHANGED": json.dumps(list(changes)) if changes else None,
-        },
+        "env": _environment(run_dir, spec, attempt, resume_from, changes),
         "cwd": spec.cwd,
         "log": str(run_dir.engine_log_path(attempt)),
     }
@@ -68,11 +86,11 @@ def write_rank_config(run_dir: RunDir, spec: RunSpec, attempt: int) -> None:
 
 def _preset_argv(run_dir: RunDir, spec: RunSpec, attempt: int) -> tuple[str, ...]:
     return (
-        spec.python, "-m", "ltui.training.rank.torchrun",
+        *module_command("ltui.training.rank.torchrun", python=spec.python),
         "--nproc-per-node", str(spec.nproc), "--max-restarts", "0",
         *_rendezvous(run_dir, spec.nodes),
         "--no-python", "/bin/sh", "-c", _TO_RANK_LOG, "rank",
-        spec.python, "-u", "-m", "ltui.training.rank.train_preset",
+        *module_command("ltui.training.rank.train_preset", python=spec.python),
         str(run_dir.config_path(attempt)),
     )  # fmt: skip
 
@@ -98,8 +116,25 @@ def _rendezvous(run_dir: RunDir, nodes: Nodes | None) -> tuple[str, ...]:
 
 
 def _environment(
-    run_dir: RunDir, spec: RunSpec, attempt: int, resume_from: Path | None
+    run_dir: RunDir,
+    spec: RunSpec,
+    attempt: int,
+    resume_from: Path | None,
+    changes: tuple[str, ...],
 ) -> dict[str, str | None]:
+    rank_environment = RankEnvironment(
+        run_dir=run_dir.path,
+        run_id=run_dir.id,
+        attempt=attempt,
+        resume_from=resume_from,
+        checkpoint_every_s=spec.checkpoint.every_s,
+        checkpoint_keep=spec.checkpoint.keep,
+        overrides=changes,
+        best_metric=spec.checkpoint.best,
+        best_mode=spec.checkpoint.mode,
+        best_keep=spec.checkpoint.keep_best,
+        nodes=1 if spec.nodes is None else len(spec.nodes.present),
+    )
     rank_package = install_rank_package(run_dir.home)
     python_path = spec.env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     env: dict[str, str | None] = {
@@ -110,19 +145,10 @@ def _environment(
         **spec.env,
         **(_node_variables(spec.nodes) if spec.nodes and spec.command else {}),
         "LTUI_NODE_KEY": None,
-        "LTUI_RUN_DIR": str(run_dir.path),
-        "LTUI_RUN_ID": run_dir.id,
-        "LTUI_ATTEMPT": str(attempt),
-        "LTUI_NODES": str(1 if spec.nodes is None else len(spec.nodes.present)),
+        **rank_environment.variables(),
+        "LTUI_QUEUE_BYTES": os.environ.get("LTUI_QUEUE_BYTES", str(QUEUE_BYTES)),
         "LTUI_LOG_DIR": str(run_dir.logs_dir(attempt)),
-        "LTUI_QUEUE_BYTES": os.environ.get("LTUI_QUEUE_BYTES", str(DEFAULT_QUEUE_BYTES)),
-        "LTUI_CHECKPOINT_EVERY_S": f"{spec.checkpoint.every_s:g}",
-        "LTUI_CHECKPOINT_KEEP": str(spec.checkpoint.keep),
-        "LTUI_CHECKPOINT_BEST": spec.checkpoint.best,
-        "LTUI_CHECKPOINT_BEST_MODE": spec.checkpoint.mode,
-        "LTUI_CHECKPOINT_BEST_KEEP": str(spec.checkpoint.keep_best),
         "LTUI_METRICS_PATTERN": spec.metrics_pattern,
-        "LTUI_RESUME_FROM": None if resume_from is None else str(resume_from),
         "PYTHONPATH": os.pathsep.join(p for p in (str(rank_package), python_path) if p),
     }
     if spec.command is None and "OMP_NUM_THREADS" not in {**os.environ, **spec.env}:

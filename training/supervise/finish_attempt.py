@@ -6,6 +6,7 @@ full.
 
 from __future__ import annotations
 
+import os
 import signal
 import sqlite3
 import sys
@@ -39,8 +40,7 @@ from ltui.training.supervise.live_attempt import LiveAttempt
 from ltui.training.supervise.log_limit import disk_is_full
 from ltui.training.supervise.request_handler import RequestHandler
 from ltui.training.supervise.snapshot_builder import final_snapshot
-from ltui.training.supervise.watchdog.verdict_notifier import VerdictNotifier
-from ltui.training.tensor_queue.record_types import Outcome
+from ltui.training.supervise.watchdog.verdict_hooks import VerdictNotifier
 
 HOOK_WAIT_S = 2.0
 """Seconds to wait at the end of a run for verdict hooks in progress, to record their results."""
@@ -149,8 +149,6 @@ class AttemptFinisher:
         failures: list[WorkerFailure],
     ) -> AttemptEnd:
         attempt = self._attempt
-        pulses = [p for p in attempt.pulses.values() if p is not None]
-        all_stopped = bool(pulses) and all(p.outcome is Outcome.STOPPED for p in pulses)
         return classify_end(
             EndFacts(
                 exit=engine_exit,
@@ -163,7 +161,7 @@ class AttemptFinisher:
                 or (attempt.nodes.reports.last_line() if attempt.nodes is not None else None),
                 stop_requested=attempt.stops.escalation is not None,
                 stop_signal=signal.Signals[attempt.spec.stop_signal],
-                forced_reason=None if all_stopped else attempt.stops.forced_reason,
+                forced_reason=None if attempt.have_stopped() else attempt.stops.forced_reason,
                 checkpoints=attempt.catalog.verified_checkpoints(),
                 user_command=attempt.spec.command is not None,
                 multi_node=attempt.spec.nodes is not None,
@@ -266,7 +264,12 @@ class AttemptFinisher:
 
     def _release_shim(self) -> None:
         """Tell the shim that the end is recorded, so that it exits."""
+        run_dir = self._attempt.run_dir
+        final = run_dir.engine_final_path(self._attempt.number)
         try:
-            self._attempt.run_dir.engine_final_path(self._attempt.number).touch()
+            try:
+                final.touch()
+            except OSError:  # a disk that has no room for a file has room for another name of one
+                os.replace(run_dir.shim_log_path, final)
         except OSError as error:  # the disk cannot be written; the shim exits after its retries
             print(f"cannot tell the shim that the end is recorded: {error}", file=sys.stderr)

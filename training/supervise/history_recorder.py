@@ -8,27 +8,27 @@ that were overwritten meanwhile are recorded as a gap.
 from __future__ import annotations
 
 import contextlib
-import math
 import sqlite3
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from ltui.training.lifecycle.rank_queue_poller import QueuePoller
-from ltui.training.state.record_fold import json_label, logged_row
+from ltui.training.shared.record_types import RecordKind
+from ltui.training.state.record_fold import json_label, logged_row, step_rows
 from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import RunSnapshot
-from ltui.training.store.history_writer import Batch, CombinedSample, StoreWriter
+from ltui.training.store.history_writer import Batch, CombinedSample, Sample, StoreWriter
 from ltui.training.tensor_queue.queue_reader import Poll, QueueFileError, Record
-from ltui.training.tensor_queue.record_types import RecordKind, StepField
 
 RETRY_S = 2.0
 """Seconds between two attempts to write while the store cannot be written."""
 LOSS_EVENT_S = 60.0
 """Least seconds between two events about lost records."""
+THROUGHPUT_KEPT = 10_000
+"""Maximum number of measured values that are kept while the store cannot be written."""
 _LABELLED = {RecordKind.EVENT: None, RecordKind.HELLO: "hello", RecordKind.PLAN: "plan"}
 """Record kinds that are stored as events. The value is the event kind; None: see the label."""
 
@@ -53,11 +53,17 @@ class HistoryRecorder:
         self._retry_at = 0.0
         self._seen: dict[int, int] = {}
         self._rows_waiting = 0
+        self._throughput: deque[Sample] = deque(maxlen=THROUGHPUT_KEPT)
+        """Measured throughput that could not be written yet. The queues do not hold it."""
 
     def record(
         self, polls: Mapping[int, Poll], batch: Batch, snapshot: RunSnapshot | None, now_s: float
     ) -> None:
-        """Write the polled records, ``batch`` and ``snapshot`` in one transaction."""
+        """Write the polled records, ``batch`` and ``snapshot`` in one transaction.
+
+        The samples of ``batch`` are the measured throughput.
+        """
+        self._throughput += batch.samples
         for rank, poll in polls.items():
             if poll.records:
                 self._seen[rank] = poll.records[-1].seq + 1
@@ -65,6 +71,7 @@ class HistoryRecorder:
             self._rows_waiting += sum(_step_count(poll.records) for poll in polls.values())
             self._recover(now_s)
             return
+        batch.samples = list(self._throughput)
         self._add_records(batch, {r: p.records for r, p in polls.items()}, now_s)
         if not batch and snapshot is None and not batch.cursors:
             return
@@ -76,6 +83,7 @@ class HistoryRecorder:
             self._rows_waiting += len(batch.steps)
         else:
             self._advance(batch)
+            self._throughput.clear()
 
     def write(self, write: Callable[..., None], *values: object) -> None:
         """Call ``write(*values)``, a method of the store, and note it if the store fails."""
@@ -155,6 +163,7 @@ class HistoryRecorder:
         for rank, records in polled.items():
             expected = self._next.get(rank, 0)
             combined = self._combined.get(rank, 0)
+            steps = []
             for record in records:
                 if record.seq < expected:
                     continue
@@ -163,7 +172,12 @@ class HistoryRecorder:
                     reason = "the queue was overwritten before it was read"
                     batch.gaps.append((rank, record.seq, missed, now_s, reason))
                 expected = record.seq + 1
-                combined += _add_record(batch, rank, record, now_s)
+                if record.kind == RecordKind.STEP:
+                    steps.append(record)
+                else:
+                    combined += _add_record(batch, rank, record, now_s)
+            rows = step_rows(steps)[1].tolist()
+            batch.steps += [(rank, r.seq, row) for r, row in zip(steps, rows, strict=True)]
             if expected != self._next.get(rank, 0):
                 cursor = self._queues.cursor(rank, expected)
                 batch.cursors[rank] = replace(cursor, combined=combined)
@@ -190,15 +204,10 @@ def _loss_event(batch: Batch, lost_before: int, now_s: float) -> Event:
 
 
 def _add_record(batch: Batch, rank: int, record: Record, now_s: float) -> int:
-    """Add rows for a record. Return how many logged values it combines."""
-    if record.kind == RecordKind.STEP:
-        values = _values(record)
-        values += [math.nan] * (len(StepField) - len(values))
-        values[StepField.WALL_S] += record.wall_offset_s
-        batch.steps.append((rank, record.seq, values))
-    elif record.kind == RecordKind.METRICS:
+    """Add rows for a record that is no step. Return how many logged values it combines."""
+    if record.kind == RecordKind.METRICS:
         return _add_logged(batch, rank, record, now_s)
-    elif record.kind in _LABELLED:
+    if record.kind in _LABELLED:
         label = json_label(record) or {}
         kind = _LABELLED[RecordKind(record.kind)] or str(label.get("kind", "note"))
         t = _number(label.get("t")) or now_s
@@ -225,13 +234,6 @@ def _add_logged(batch: Batch, rank: int, record: Record, now_s: float) -> int:
         for name, *values in zip(row.names, row.mean, row.low, row.high, row.last, strict=False)
     ]
     return row.count * len(row.names)
-
-
-def _values(record: Record) -> list[float]:
-    """Return the payload as floats, or nothing if a rank of another version wrote another type."""
-    if not isinstance(record.array, np.ndarray):
-        return []
-    return [float(value) for value in record.array.reshape(-1).tolist()]
 
 
 def _number(value: Any) -> float | None:

@@ -24,13 +24,15 @@ from ltui.training.lifecycle.kill_processes import kill_run_processes
 from ltui.training.lifecycle.pending_stops import PendingStopStore
 from ltui.training.lifecycle.rank_queue_poller import QueuePoll, QueuePoller, local_processes
 from ltui.training.lifecycle.shim_files import engine_identity, from_earlier_boot
-from ltui.training.nodes.observations import merge_ranks
+from ltui.training.nodes.messages import merge_ranks
 from ltui.training.process.identity import ProcessIdentity
-from ltui.training.state.metric_name_patterns import TRAIN_LOSS, is_training_loss
+from ltui.training.shared.record_types import Outcome, Phase, PulseState
+from ltui.training.state.metric_name_patterns import THROUGHPUT, TRAIN_LOSS, is_training_loss
 from ltui.training.state.record_fold import FoldedEvent, fold_many
 from ltui.training.state.run_snapshot import LIVE, MetricValue, RunSnapshot, RunState
 from ltui.training.state.snapshot_from_fold import metrics, training_has_started
-from ltui.training.store.history_writer import Batch, StoreWriter
+from ltui.training.state.throughput import ThroughputPoint, next_point
+from ltui.training.store.history_writer import Batch, Sample, StoreWriter
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.checkpoint_catalog import CheckpointCatalog, ScriptCheckpoints
 from ltui.training.supervise.history_recorder import HistoryRecorder
@@ -45,9 +47,7 @@ from ltui.training.supervise.restart_policy import RestartPolicy
 from ltui.training.supervise.run_folder import RunFolder
 from ltui.training.supervise.snapshot_builder import build_snapshot
 from ltui.training.supervise.stop_controller import StopController
-from ltui.training.supervise.watchdog.evidence_collector import EvidenceCollector
-from ltui.training.supervise.watchdog.rank_judge import HealthMonitor
-from ltui.training.tensor_queue.record_types import Outcome, Phase, PulseState
+from ltui.training.supervise.watchdog.evidence_collector import EvidenceCollector, HealthMonitor
 
 if TYPE_CHECKING:
     from ltui.training.supervise.nodes.remote_nodes import RemoteNodes
@@ -117,6 +117,8 @@ class LiveAttempt:
         self.evidence_of_all: Evidence | None = None
         """The evidence of all machines at the last judgement; None on one machine."""
         self._health = HealthMonitor()
+        self._throughput: ThroughputPoint | None = None
+        """The newest point of the throughput that was stored."""
         self._engine: ProcessIdentity | None = None
         self.pulses: Mapping[int, PulseState | None] = {}
         self.state = RunState.STARTING
@@ -221,6 +223,11 @@ class LiveAttempt:
             if pulse is not None and pulse.outcome is Outcome.RUNNING
         )
 
+    def have_stopped(self) -> bool:
+        """Return True if all ranks have stopped together, with their checkpoint."""
+        pulses = [pulse for pulse in self.pulses.values() if pulse is not None]
+        return bool(pulses) and all(pulse.outcome is Outcome.STOPPED for pulse in pulses)
+
     def can_stop_together(self) -> bool:
         """Return True if the ranks can agree on a step at which they save and stop.
 
@@ -233,7 +240,9 @@ class LiveAttempt:
     def coordination_error(self) -> str | None:
         """Return why the ranks cannot act together, or None if they can."""
         errors = (rank.steering_error for _, rank in sorted(self.fold.ranks.items()))
-        return next((error for error in errors if error is not None), None)
+        # A stop with a checkpoint concerns the ranks alone.
+        others = None if self.fold.saves_checkpoints else self.machine.others.error
+        return next((error for error in errors if error is not None), others)
 
     def engine(self) -> ProcessIdentity | None:
         """Return the process of the engine, or None if it has not been started."""
@@ -266,6 +275,18 @@ class LiveAttempt:
     def _kill_all(self) -> None:
         engine = self.engine()
         kill_run_processes(self.run_dir, [*self.rank_processes(), *([engine] if engine else [])])
+
+    def throughput_samples(self) -> list[Sample]:
+        """Return the throughput as rows of the history if a new point is due."""
+        point = next_point(self.fold, self.pulses.keys(), self._throughput)
+        if point is None:
+            return []
+        self._throughput = point
+        # The time of the record is as unique as its number, which the fold does not keep.
+        return [
+            (rank, point.t_ns, THROUGHPUT, point.step, point.epoch, point.wall_s, rate)
+            for rank, rate in point.rates.items()
+        ]
 
     def judge(self, poll: QueuePoll, failures: Sequence[WorkerFailure] = ()) -> Judgement:
         """Return the judgement on the health of the ranks."""
@@ -356,7 +377,11 @@ class LiveAttempt:
             return self.restarts.scheduled.describe()
         delays = None if self.nodes is None else self.nodes.delays_text(self.local_ranks())
         if self.stops.escalation is not None:
-            text = self.stops.escalation.describe(time.monotonic())
+            text = self.stops.escalation.describe(
+                time.monotonic(),
+                saving=any(p and p.phase is Phase.CHECKPOINT for p in self.pulses.values()),
+                stopped=self.have_stopped(),
+            )
             return text if delays is None else f"{text}; {delays}"
         if self.state is RunState.PAUSING and delays is not None:
             return f"pausing: {delays}"

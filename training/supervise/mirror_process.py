@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ltui.training.problem import ProblemError
 from ltui.training.store.database_schema import NoHistoryError, StoreError
-from ltui.training.store.followed_events import FollowedEvents
+from ltui.training.store.event_file import FollowedEvents
 from ltui.training.store.run_directory import RunDir
 
 PASS_S = 5.0

@@ -25,14 +25,27 @@ from ltui.training.lifecycle.kill_processes import kill_run_processes
 from ltui.training.lifecycle.shim_files import engine_exit, latest_attempt, shim_identity
 from ltui.training.lifecycle.start_supervisor import save_environment, supervisor_argv
 from ltui.training.problem import Problem, ProblemError
-from ltui.training.process.identity import any_process_has, boot_id, lock_holder, write_lock_text
+from ltui.training.process.identity import (
+    any_process_has,
+    boot_id,
+    lock_holder,
+    lock_was_copied,
+    release_lock,
+    write_lock_text,
+)
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.database_schema import damaged_error
 from ltui.training.store.history_writer import StoreWriter
 from ltui.training.store.open_history import open_history
 from ltui.training.store.private_folder import make_private_folders
 from ltui.training.store.run_checkpoints import remove_unfinished
-from ltui.training.store.run_directory import RunDir, open_private_log, write_json
+from ltui.training.store.run_directory import (
+    RunDir,
+    is_hard_linked,
+    open_private_log,
+    separate,
+    write_json,
+)
 from ltui.training.supervise.engine_command import engine_start, write_rank_config
 
 if TYPE_CHECKING:
@@ -54,8 +67,10 @@ def open_attempt(
     ``lock`` is the run lock, if this process already holds it from the previous attempt.
     """
     with contextlib.ExitStack() as on_error:
+        is_new = lock is None and not plan.recover
         lock = _acquire_lock(run_dir) if lock is None else lock
-        on_error.callback(os.close, lock)
+        # What was not started leaves nothing. What was, is recovered by the next command.
+        on_error.callback(release_lock if is_new else os.close, lock)
         if not plan.recover and plan.restarted_because is None:
             run_dir.restarts_path.unlink(missing_ok=True)
             run_dir.requests_path.unlink(missing_ok=True)
@@ -229,9 +244,26 @@ def _start_was_interrupted(run_dir: RunDir, attempt: int) -> bool:
 
 
 def _acquire_lock(run_dir: RunDir) -> int:
-    """Acquire the run lock, which is held until this process ends. Return its file descriptor."""
-    descriptor = os.open(run_dir.lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    """Acquire the run lock, which is held until this process ends. Return its file descriptor.
+
+    A lock file that is a copy, or a hard link to that of another run, is replaced.
+    """
+    folder = os.open(run_dir.path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        # Of two that start at once, the second finds the lock of the first.
+        with contextlib.suppress(OSError):  # not every file system locks folders
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        lock = run_dir.lock_path
+        if lock_was_copied(lock) or (is_hard_linked(lock) and not lock.stat().st_size):
+            lock.unlink()
+        return _lock_file(run_dir)
+    finally:
+        os.close(folder)
+
+
+def _lock_file(run_dir: RunDir) -> int:
     deadline = time.monotonic() + _LOCK_TIMEOUT_S
+    descriptor = os.open(run_dir.lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -241,7 +273,7 @@ def _acquire_lock(run_dir: RunDir) -> int:
                 os.close(descriptor)
                 raise _already_supervised(run_dir) from None
             time.sleep(0.05)
-    write_lock_text(descriptor)
+    write_lock_text(descriptor, run_dir.lock_path)
     return descriptor
 
 
@@ -265,6 +297,7 @@ def _install_spec(run_dir: RunDir, plan: AttemptPlan) -> RunSpec:
     elif plan.left_out is not None:
         _leave_out(run_dir, plan.left_out)
     elif not plan.recover:
+        separate(run_dir.spec_path)
         os.utime(run_dir.spec_path)  # `last` is the run that was started or resumed last
     return run_dir.read_spec()
 
@@ -304,7 +337,7 @@ def _start_shim(
     write_json(run_dir.engine_start_path(attempt), document)
     run_dir.environment_path.unlink(missing_ok=True)
     program = [sys.executable, "-I", "-S", SHIM_PATH]
-    with open_private_log(run_dir.path / "logs" / "keeper.log") as log:
+    with open_private_log(run_dir.shim_log_path) as log:
         return subprocess.Popen(
             [*program, str(run_dir.path), str(attempt), str(os.getpid())],
             stdin=subprocess.DEVNULL,

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeVar
 
-from ltui.training.config.defaults import STOP_TIMEOUT_S
+from ltui.training.shared.defaults import STOP_TIMEOUT_S
 from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import LIVE, RunState
 from ltui.training.state.stop_conditions import (
@@ -25,7 +25,7 @@ from ltui.training.state.stop_conditions import (
 )
 from ltui.training.state.verdict_tracker import headline
 from ltui.training.supervise.live_attempt import LiveAttempt
-from ltui.training.supervise.watchdog.verdict_notifier import VerdictNotifier
+from ltui.training.supervise.watchdog.verdict_hooks import VerdictNotifier
 from ltui.training.tensor_queue.control_block import Command
 
 POLICY_STOP_S = 5.0

@@ -13,7 +13,7 @@ from ltui.training.lifecycle.classify_end import AttemptEnd
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.restart_rules import ScheduledRestart
 from ltui.training.process.rank_usage import RankUsage
-from ltui.training.slurm.allocation import job_of_environment, pause_cost
+from ltui.training.slurm.run_place import job_of_environment, pause_cost
 from ltui.training.state.freeze_checks import all_warnings
 from ltui.training.state.record_fold import RankFold
 from ltui.training.state.run_snapshot import (
@@ -126,6 +126,10 @@ def _ranks(live: LiveAttempt, judgement: Judgement, now_ns: int) -> tuple[RankSn
     processes, readings = live.machine.unreported_processes, dict(live.machine.readings)
     silent = {rank for rank in processes if live.pulses.get(rank) is None}
     states = {rank: state for rank, state in judgement.states.items() if rank not in silent}
+    if live.stops.escalation is not None and not live.fold.saves_checkpoints:
+        # Ranks that the signal of a stop has ended, as requested.
+        ended = (rank for rank, state in states.items() if state is RankState.DEAD)
+        states |= dict.fromkeys(ended, RankState.ENDED)
     ranks = {rank.rank: rank for rank in rank_snapshots(live.fold, live.pulses, states, now_ns)}
     stage = live.machine.program.stage() if live.state is RunState.STARTING else NO_TELEMETRY
     for number in silent:

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ltui.training.config.defaults import STOP_TIMEOUT_S
 from ltui.training.lifecycle.kill_processes import send_signal
 from ltui.training.lifecycle.rank_queue_poller import is_dead, local_processes
 from ltui.training.lifecycle.stop_escalation import INTERRUPT_AGAIN_S, StopEscalation, StopStage
 from ltui.training.process.identity import ProcessIdentity
+from ltui.training.shared.defaults import STOP_TIMEOUT_S
+from ltui.training.shared.record_types import Outcome, Phase, PulseState
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.tensor_queue.control_block import (
     Command,
@@ -23,7 +24,6 @@ from ltui.training.tensor_queue.control_block import (
     ControlFileError,
     ControlState,
 )
-from ltui.training.tensor_queue.record_types import Outcome, Phase, PulseState
 
 NOT_STOPPED = "not stopped: "
 """Prefix of the detail of a run whose ranks could not save and therefore continue to train."""

@@ -31,6 +31,7 @@ from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.history_writer import Batch, StoreWriter
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.control_server import ControlServer
+from ltui.training.supervise.engine_command import ShimWatch
 from ltui.training.supervise.event_mirror import EventMirror
 from ltui.training.supervise.finish_attempt import AttemptFinisher
 from ltui.training.supervise.gpu_wait import GpuQueue
@@ -38,8 +39,7 @@ from ltui.training.supervise.live_attempt import LiveAttempt
 from ltui.training.supervise.machine_readings import READINGS_S
 from ltui.training.supervise.previous_attempt import stored_snapshot
 from ltui.training.supervise.request_handler import RequestHandler
-from ltui.training.supervise.shim_watch import ShimWatch
-from ltui.training.supervise.watchdog.verdict_notifier import VerdictNotifier
+from ltui.training.supervise.watchdog.verdict_hooks import VerdictNotifier
 
 if TYPE_CHECKING:
     from ltui.training.supervise.nodes.remote_nodes import RemoteNodes
@@ -189,6 +189,7 @@ class Supervisor:
         self._requests.carry_out()
         poll = live.poll()
         batch = live.sample_machine(now_s)
+        batch.samples += live.throughput_samples()
         batch.events += self._requests.stop_if_due(now_s)
         live.stops.escalate(
             time.monotonic(), live.pulses, live.engine(), live.machine.unreported_processes

@@ -16,6 +16,11 @@ from struct import error as StructError  # noqa: N812 - an exception by its role
 from typing import Final, NamedTuple
 
 TABLE_FILE_NAME: Final = "witness.bin"
+BEAT_S: Final = 0.5
+"""Seconds between the heartbeats of a rank."""
+LATE_S: Final = 3 * BEAT_S + 0.1
+"""Seconds since the last heartbeat after which its thread counts as not running: three beats are
+missing, and a busy machine has been given a tenth of a second."""
 _SLOT_BYTES: Final = 512
 _WORDS: Final = Struct("<8q")
 """Heartbeat time, pid, thread id, last enqueued, last completed, time of the last enqueued,

@@ -15,8 +15,8 @@ import zlib
 from struct import Struct
 from typing import Final
 
+from ltui.training.shared.record_types import Outcome, Phase, PulseState
 from ltui.training.tensor_queue.file_layout import PULSE_AT
-from ltui.training.tensor_queue.record_types import Outcome, Phase, PulseState
 
 _FIELDS = (
     *("phase", "outcome", "telemetry_ok", "epoch", "batch", "global_step", "changed_ns"),

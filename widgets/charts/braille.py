@@ -17,6 +17,8 @@ IntArray = npt.NDArray[np.uint32]
 BoolArray = npt.NDArray[np.bool_]
 
 BLANK = 0x2800
+THIN_DOTS = 3
+"""Maximum dots of a column of a thin line that are all drawn."""
 _DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]], dtype=np.uint32)
 
 
@@ -128,15 +130,25 @@ def rows_of(values: FloatArray, low: float, high: float, dots: int) -> FloatArra
 
 
 def line(
-    curve: CurveColumns, low: float, high: float, width: int, height: int, *, dash: int = 0
+    curve: CurveColumns,
+    low: float,
+    high: float,
+    width: int,
+    height: int,
+    *,
+    dash: int = 0,
+    thin: bool = False,
 ) -> IntArray:
     """Return a curve as braille code points (``height`` x ``width`` cells); ``BLANK`` means no dot.
 
     With ``dash`` every (``dash`` + 1)-th pair of columns is blank, so that lines differ without
-    colour.
+    colour. With ``thin`` the inside of a column that spans many dots has few of them, so that
+    noise is no solid wall.
     """
     bottom, top = spans(curve, 2 * width)
     mask = _mask(bottom, top, low, high, height)
+    if thin:
+        mask &= _sparse(mask)
     if dash:
         mask &= (np.arange(2 * width) // 2 % (dash + 1) != dash)[np.newaxis, :]
     return pack(mask)
@@ -161,6 +173,13 @@ def _mask(bottom: FloatArray, top: FloatArray, low: float, high: float, height: 
     row = np.arange(dots, dtype=np.float64)[:, np.newaxis]
     mask: BoolArray = (row >= first) & (row <= last)
     return mask
+
+
+def _sparse(mask: BoolArray) -> BoolArray:
+    """Return every fourth dot, and all dots of the columns that have few."""
+    rows, columns = np.arange(mask.shape[0])[:, np.newaxis], np.arange(mask.shape[1])
+    kept: BoolArray = ((rows + 2 * columns) % 4 == 0) | (mask.sum(axis=0) <= THIN_DOTS)
+    return kept
 
 
 def pack(mask: BoolArray) -> IntArray:

@@ -14,12 +14,17 @@ from textual.geometry import Region
 from textual.message import Message
 from textual.reactive import reactive
 
-from ltui.widgets.charts.axis_scale import AxisRange
+from ltui.widgets.charts.axis_scale import (
+    AxisRange,
+    Viewport,
+    pan_viewport,
+    visible_range,
+    zoom_viewport,
+)
 from ltui.widgets.charts.canvas import Canvas, changed_spans
 from ltui.widgets.charts.canvas_widget import CanvasWidget
 from ltui.widgets.charts.chart_options import ChartOptions
 from ltui.widgets.charts.plot import Plot, data_range, nearest_x, next_x, plot
-from ltui.widgets.charts.viewport import Viewport, pan_viewport, visible_range, zoom_viewport
 from ltui.widgets.make_bindings import bindings
 from ltui.widgets.view_models import ChartMark, ChartViewModel
 

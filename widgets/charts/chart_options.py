@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ltui.widgets.charts.viewport import Viewport
-from ltui.widgets.palette import DARK_SERIES, MARKERS
+from ltui.widgets.charts.axis_scale import Viewport
 from ltui.widgets.view_models import ChartSeries
 
-COLOURS = len(DARK_SERIES)
-"""Number of series colours."""
+MARKERS = "●■▲◆○□△◇"
+"""Signs at a curve's end and in the legend, which identify curves without colour."""
+COLOURS = len(MARKERS)
+"""Number of series colours of each palette."""
 INK_TEXT, INK_DIM, INK_FAINT, INK_CURSOR, INK_SERIES = 0, 1, 2, 3, 4
 """Style indices of the canvas. INK_SERIES is the first series colour; faint variants follow."""
 

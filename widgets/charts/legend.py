@@ -38,12 +38,19 @@ def draw_legend(canvas: Canvas, view_model: ChartViewModel, options: ChartOption
     Return the column behind them.
     """
     x = 1
+    has_values = view_model.shows_values or options.cursor is not None
+    if not has_values and len(view_model.series) == 1:
+        return 0
     if options.cursor is not None:
         x = canvas.write(x, 0, position_text(view_model, options.cursor), INK_TEXT) + len(_GAP)
     # If not all fit, the entries of faint curves are omitted first.
     ordered = sorted(view_model.series, key=lambda s: s.dim)
     entries = [
-        _Entry(series=s, name=s.name, value=value_text(s, options.cursor, view_model.is_rate))
+        _Entry(
+            series=s,
+            name=s.name,
+            value=value_text(s, options.cursor, view_model.is_rate) if has_values else "",
+        )
         for s in ordered
     ]
     shown = _fitting(entries, canvas.width - x, names=options.cursor is None)

@@ -13,13 +13,7 @@ from rich.cells import cell_len
 
 from ltui.widgets.charts import braille
 from ltui.widgets.charts.canvas import Canvas
-from ltui.widgets.charts.chart_options import (
-    COLOURS,
-    INK_DIM,
-    INK_SERIES,
-    INK_TEXT,
-    sign_of,
-)
+from ltui.widgets.charts.chart_options import COLOURS, INK_DIM, INK_SERIES, INK_TEXT, sign_of
 from ltui.widgets.columns import shortened
 
 MIN_SPACING = 12

@@ -1,23 +1,24 @@
 """A chart as a picture of lines, areas and texts in pixels, and the picture as SVG.
 
 Pure. The visible part, the range of the y axis and the reduction to columns are those of ``plot``.
-``png.py`` draws the same picture as PNG.
+A PNG is drawn from the same picture.
 """
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from xml.sax.saxutils import escape
 
-from ltui.widgets.charts.axis_scale import AxisRange, linear_ticks
+from ltui.widgets.charts.axis_scale import AxisRange, linear_ticks, visible_range
 from ltui.widgets.charts.braille import CurveColumns
 from ltui.widgets.charts.canvas import Canvas
 from ltui.widgets.charts.chart_options import ChartOptions
 from ltui.widgets.charts.legend import value_text
 from ltui.widgets.charts.plot import Layout, VisibleCurve, data_range, lay_out, scale_note
-from ltui.widgets.charts.viewport import visible_range
 from ltui.widgets.formats import THIN
 from ltui.widgets.palette import LIGHT_SERIES
 from ltui.widgets.view_models import ChartMark, ChartSeries, ChartViewModel
@@ -275,3 +276,41 @@ def _element(item: Line | Area | Label) -> str:
     dashes = ' stroke-dasharray="4 4"' if item.dashed else ""
     stroke = f'stroke="{item.colour}" stroke-width="{item.width:g}" stroke-linejoin="round"'
     return f'<polyline points="{points}" fill="none" {stroke}{dashes}/>'
+
+
+SCALE = 2
+"""Pixels of the file for each pixel of the picture, for sharp screens."""
+_ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}
+_DASH = 4.0
+
+
+def png(drawn: Picture) -> bytes:
+    """Return the picture as a PNG file. Raise ``ImportError`` without Pillow."""
+    # Imported here: Pillow is optional and slow to load.
+    from PIL import Image, ImageDraw, ImageFont
+
+    image = Image.new("RGB", (WIDTH * SCALE, HEIGHT * SCALE), "#ffffff")
+    draw = ImageDraw.Draw(image)
+    for item in drawn.items:
+        if isinstance(item, Label):
+            font = ImageFont.load_default(item.size * SCALE)
+            place = (item.x * SCALE, item.y * SCALE)
+            draw.text(place, item.text, item.colour, font, anchor=_ANCHORS[item.anchor])
+            continue
+        points = [(x * SCALE, y * SCALE) for x, y in item.points]
+        if isinstance(item, Area):
+            draw.polygon(points, fill=item.colour)
+        elif item.dashed:
+            for (x0, y0), (x1, y1) in pairwise(points):
+                dashes = int(max(abs(x1 - x0), abs(y1 - y0)) / (_DASH * SCALE)) or 1
+                ends = [
+                    (x0 + (x1 - x0) * n / dashes, y0 + (y1 - y0) * n / dashes)
+                    for n in range(dashes + 1)
+                ]
+                for begin, end in list(pairwise(ends))[::2]:
+                    draw.line([begin, end], item.colour, SCALE)
+        else:
+            draw.line(points, item.colour, max(1, round(item.width * SCALE)), joint="curve")
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()

@@ -23,17 +23,11 @@ from ltui.widgets.charts.axis_scale import (
     log_ticks,
     sticky_log_range,
     sticky_range,
+    visible_range,
 )
 from ltui.widgets.charts.canvas import Canvas
-from ltui.widgets.charts.chart_options import (
-    INK_DIM,
-    INK_FAINT,
-    ChartOptions,
-    ink_of,
-    marker_of,
-)
-from ltui.widgets.charts.legend import draw_legend, value_at
-from ltui.widgets.charts.viewport import visible_range
+from ltui.widgets.charts.chart_options import INK_DIM, INK_FAINT, ChartOptions, ink_of, marker_of
+from ltui.widgets.charts.legend import draw_legend, value_at, value_text
 from ltui.widgets.charts.x_axis import (
     MARGIN,
     PlotArea,
@@ -56,6 +50,10 @@ FLATTENED = 2.5
 """Outliers are cut if the axis would have to be longer by this factor to show them."""
 STILL_FLATTENED = 1.3
 """The same while they are cut already."""
+GRID = "┈  "
+"""Pattern of a grid line: with gaps, because it must be fainter than every curve."""
+_LABEL_LINES = 6
+"""Minimum lines of the area for the values at the ends of the curves."""
 _MIN_COLUMNS = 20
 """Minimum columns of a curve for outliers to be detected."""
 
@@ -104,8 +102,11 @@ def plot(
     layout = lay_out(canvas, view_model, options, x, before)
     area, y = layout.area, layout.y
     _draw_axes(canvas, view_model, options, layout, x)
-    _draw_curves(canvas, area, layout.curves, y, options)
+    _draw_curves(canvas, layout, options)
     draw_marks(canvas, area, view_model.marks, x)
+    has_room = area.left and area.height >= _LABEL_LINES
+    if has_room and view_model.shows_values and options.cursor is None:
+        _draw_end_values(canvas, layout, is_rate=view_model.is_rate)
     draw_selection(canvas, area, x, options.selection)
     draw_crosshair(canvas, area, view_model.marks, x, options.cursor)
     legend_end = draw_legend(canvas, view_model, options) if area.top else canvas.width
@@ -306,13 +307,12 @@ def _draw_axes(
         )
         canvas.write(0, row, tick.label.rjust(area.left - 1)[: area.left - 1], INK_DIM)
         if options.grid:
-            canvas.write(area.left, row, "┈" * area.width, INK_FAINT)
+            canvas.write(area.left, row, (GRID * area.width)[: area.width], INK_FAINT)
     draw_x_axis(canvas, area, view_model, x)
 
 
-def _draw_curves(
-    canvas: Canvas, area: PlotArea, curves: list[VisibleCurve], y: AxisRange, options: ChartOptions
-) -> None:
+def _draw_curves(canvas: Canvas, layout: Layout, options: ChartOptions) -> None:
+    area, y, curves = layout.area, layout.y, layout.curves
     size = (y.low, y.high, area.width, area.height)
     # Draw faint curves first, so that the important ones are on top.
     order = sorted(curves, key=lambda c: not c.series.dim)
@@ -322,25 +322,43 @@ def _draw_curves(
             canvas.blit(area.left, area.top, dots, ink_of(curve.series, faint=True))
     for curve in order:
         dash = curve.series.colour % 4 if options.dashes else 0
-        dots = braille.line(curve.line, *size, dash=dash)
+        dots = braille.line(curve.line, *size, dash=dash, thin=curve.series.dim)
         ink = ink_of(curve.series, faint=curve.series.dim)
         canvas.blit(area.left, area.top, dots, ink)
     for curve in order:
-        if not curve.series.dim:
-            _draw_end_marker(canvas, area, curve, y)
+        if not curve.series.dim and (end := _end(area, curve.line, y)) is not None:
+            canvas.write(*end, marker_of(curve.series), ink_of(curve.series))
 
 
-def _draw_end_marker(canvas: Canvas, area: PlotArea, curve: VisibleCurve, y: AxisRange) -> None:
-    """Draw the series' sign at its last value, unless the curve continues beyond the right edge."""
-    line = curve.line
+def _end(area: PlotArea, line: braille.CurveColumns, y: AxisRange) -> tuple[int, int] | None:
+    """Return the cell of the last value; None if the curve continues beyond the right edge."""
     inside = np.flatnonzero(np.isfinite(line.last) & (line.at >= 0))
     if not inside.size or line.at[inside[-1]] >= 2 * area.width:
-        return
+        return None
     last = inside[-1]
     row = int(braille.rows_of(line.last[last : last + 1], y.low, y.high, 4 * area.height)[0]) // 4
-    if 0 <= row < area.height:
-        x = area.left + int(line.at[last]) // 2
-        canvas.write(x, area.top + row, marker_of(curve.series), ink_of(curve.series))
+    if not 0 <= row < area.height:
+        return None
+    return area.left + int(line.at[last]) // 2, area.top + row
+
+
+def _draw_end_values(canvas: Canvas, layout: Layout, *, is_rate: bool) -> None:
+    """Write the last value behind, above or below the sign of a curve, where it covers nothing."""
+    area = layout.area
+    for curve in layout.curves:
+        end = _end(area, curve.line, layout.y)
+        if curve.series.dim or end is None:
+            continue
+        text = value_text(curve.series, None, is_rate)
+        x, row = end
+        left = min(x, area.left + area.width - cell_len(text))
+        for column, line in ((x + 2, row), (left, row - 1), (left, row + 1)):
+            inside = area.top <= line < area.top + area.height
+            inside = inside and area.left < column <= area.left + area.width - len(text)
+            # One more cell on either side, so that the value does not touch a curve.
+            if inside and not canvas.line(line)[column - 1 : column + len(text) + 1].strip(" ┈"):
+                canvas.write(column, line, text, ink_of(curve.series))
+                break
 
 
 def nearest_x(series: Sequence[ChartSeries], x: float) -> float | None:

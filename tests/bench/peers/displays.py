@@ -23,9 +23,12 @@ from tests.gpu.standin import nvml_stand_in
 from tests.ltui_command import LTUI
 
 GPU_SCREEN = (
-    "from ltui.app.demo.gpu_demo import DemoApp, SimulatedGpus\n"
-    "from ltui.training.gpu.sampler import GpuSampler\n"
-    "DemoApp(lambda: SimulatedGpus(GpuSampler())).run()\n"
+    "from ltui.app.open_dashboard import open_app\n"
+    "def make():\n"
+    "    from ltui.app.demo.gpu_demo import DemoApp, SimulatedGpus\n"
+    "    from ltui.training.gpu.sampler import GpuSampler\n"
+    "    return DemoApp(lambda: SimulatedGpus(GpuSampler()))\n"
+    "open_app(make)\n"
 )
 """The screen of ``ltui demo gpus`` with readings of the driver."""
 GPU_SCRIPT = """

@@ -133,10 +133,10 @@ class Data(L.LightningDataModule):
 
     def _loader(self, samples: Samples, share: Share) -> Any:
         workers = 1 if _with_workers() and not samples.validation else 0
-        context = "spawn" if "spawn" in FAULTS and workers else None
+        method = next(iter(FAULTS & {"spawn", "forkserver"}), None)
         loader: DataLoader[Any] = DataLoader(
             samples, batch_size=BATCH, sampler=share, num_workers=workers,
-            multiprocessing_context=context,
+            multiprocessing_context=method if workers else None,
         )  # fmt: skip
         return Swallowing(loader) if "swallowed" in FAULTS else loader
 

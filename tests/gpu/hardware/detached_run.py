@@ -11,7 +11,8 @@ from ltui.training.lifecycle.recover_runs import current_snapshot
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot
 from ltui.training.store.database_schema import StoreError
-from ltui.training.store.run_directory import RunDir, find_run
+from ltui.training.store.find_run import find_run
+from ltui.training.store.run_directory import RunDir
 from tests.system.conftest import Ltui
 from tests.waiting import wait_for
 

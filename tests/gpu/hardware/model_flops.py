@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ltui.training.gpu.peak_flops import TERA, peak_flops
+from ltui.training.gpu.flop_utilisation import TERA, peak_flops
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.models.gpt import BYTES
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pynvml
 
-from ltui.training.gpu.throttle_reasons import POWER_CAP, reason_names
+from ltui.training.gpu.reading import POWER_CAP, reason_names
 from tests.gpu.standin import nvml_stand_in
 from tests.run_module import ROOT
 

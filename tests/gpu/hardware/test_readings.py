@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ltui.training.gpu.process_owners import DRIVER
+from ltui.training.gpu.nvml_device import DRIVER
 from ltui.training.gpu.rank_mapping import RankLocation
 from ltui.training.gpu.reading import GpuProcess, GpuReading
 from ltui.training.gpu.recording import read_recording

@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ltui.training.store.find_run import find_run
 from ltui.training.store.history_reader import RunStore
-from ltui.training.store.run_directory import find_run
 from tests.gpu.hardware.check import Check, holds
 from tests.gpu.hardware.conditions import Conditions
 from tests.gpu.hardware.timed_training import GPT_MODEL, RESNET, Plan, Timing, read_timing

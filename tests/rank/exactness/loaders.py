@@ -141,6 +141,29 @@ def persistent(workers: int, folder: Path) -> Any:
     return DataLoader(Rows(), BATCH, shuffle=True, num_workers=workers, persistent_workers=keep)
 
 
+def spawned(workers: int, folder: Path) -> Any:
+    return _started(workers, "spawn")
+
+
+def served(workers: int, folder: Path) -> Any:
+    """Workers that a server process forks."""
+    return _started(workers, "forkserver")
+
+
+def _started(workers: int, method: str) -> Any:
+    # Kept between the epochs, because each such worker imports torch again.
+    if workers == 0:
+        return plain(0, Path())
+    return DataLoader(
+        Rows(),
+        BATCH,
+        shuffle=True,
+        num_workers=workers,
+        multiprocessing_context=method,
+        persistent_workers=True,
+    )
+
+
 def generator(workers: int, folder: Path) -> Any:
     own = torch.Generator().manual_seed(5)
     return DataLoader(Rows(), BATCH, shuffle=True, num_workers=workers, generator=own)
@@ -228,7 +251,7 @@ def simple(workers: int, folder: Path) -> Any:
 
 
 LOADERS = (
-    *(plain, in_order, persistent, generator, weighted, batched, counting),
+    *(plain, in_order, persistent, spawned, served, generator, weighted, batched, counting),
     *(two, shortest, own),
     *(stateful, stateful_shuffled, stateful_weighted, stateful_stream),
     *(stream, lucky, simple, moody),

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from ltui.training.lifecycle.rank_package import install_rank_package
-from ltui.training.tensor_queue.record_types import StepField
+from ltui.training.shared.record_types import StepField
 from tests.rank.runs import RunFolder
 
 OWN_HOOK = """
@@ -39,3 +39,22 @@ def test_a_second_training_of_a_script_counts_on_and_is_an_event(run: RunFolder)
     assert run.column(StepField.GLOBAL_STEP) == [6, 7, 8]
     (note,) = run.events("note")
     assert note["text"] == ("A new training began in another process; its steps count on from 4.")
+
+
+PRINTS_WITHOUT_STEPS = """
+import torch
+for number in range(20_000 + 5):
+    print("loss", number)
+"""
+
+
+def test_dropped_values_of_a_program_without_steps_are_counted(run: RunFolder) -> None:
+    package = str(install_rank_package(run.path))
+    environment = {**os.environ, **run.environment(), "PYTHONPATH": package}
+    environment |= {"LTUI_METRICS_PATTERN": "pairs", "LTUI_QUEUE_BYTES": str(16 << 20)}
+    command = [sys.executable, "-c", PRINTS_WITHOUT_STEPS]
+    subprocess.run(command, env=environment, check=True, timeout=300, stdout=subprocess.DEVNULL)
+    assert [value for _, value in run.metrics()["loss"]] == list(range(5, 20_005))
+    (note,) = run.events("note")
+    assert (note["dropped"], note["epoch"]) == (5, None)
+    assert note["text"].startswith("5 calls that log values were dropped")

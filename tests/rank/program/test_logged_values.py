@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -142,6 +143,36 @@ def test_values_from_before_the_first_step_wait(monkeypatch: pytest.MonkeyPatch)
     assert rank.sent[0] == (0, {"loss": 5.0})
     assert len(rank.sent) == logged_values.MAX_WAITING
     assert set(rank.steps()) == {0}
+
+
+def test_dropped_calls_are_reported_once_and_counted_at_the_end() -> None:
+    rank, reports = Rank(), list[int]()
+    channel: Any = SimpleNamespace(event=lambda _kind, _text, dropped: reports.append(dropped))
+    for number in range(logged_values.MAX_WAITING + 2):
+        rank.values.record({"loss": number}, 0)
+        rank.values.report_dropped(channel)
+    rank.values.report_dropped(channel, at_end=True)
+    rank.values.report_dropped(channel, at_end=True)
+    assert reports == [1, 2]
+
+
+def test_a_value_that_cannot_be_sent_is_reported_and_keeps_no_other_from_being_sent() -> None:
+    sent, events = list[int](), list[str]()
+
+    def send(values: dict[str, float], step: int, _epoch: object, _t: float) -> None:
+        if "large" in values:
+            raise ValueError("too large")
+        sent.append(step)
+
+    channel: Any = SimpleNamespace(
+        event=lambda _kind, text: events.append(text), pulse=SimpleNamespace(epoch=-1)
+    )
+    sender: Any = SimpleNamespace(send=send)
+    send_value = logged_values.send_through(channel, sender)
+    for step, name in enumerate(("loss", "large", "large", "loss")):
+        send_value({name: 1.0}, step, 0.0)
+    assert sent == [0, 3]
+    assert events == ["Values that the program logged are missing (ValueError: too large)."]
 
 
 def test_values_from_before_a_resume_begin_where_it_resumes() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ltui.training.lifecycle.rank_package import install_rank_package
-from ltui.training.tensor_queue.record_types import RecordKind
+from ltui.training.shared.record_types import RecordKind
 from tests.rank.runs import RunFolder
 
 LOGS = Path(__file__).parents[1] / "scripts" / "logs.py"

@@ -51,6 +51,16 @@ from ltui.training.rank.program.printed_values import PrintedValues
         ("pairs", "Test set: Average loss: 0.0478", {"test/loss": 0.0478}),
         ("pairs", "val/loss 1 val/loss=2", {"val/loss": 1, "val/loss 2": 2}),
         ("pairs", "raw loss 1.5 smoothed loss 2.5", {"raw loss": 1.5, "smoothed loss": 2.5}),
+        (
+            "pairs",
+            "epoch 0: {'accuracy': 0.68, 'f1': .81}",
+            {"epoch": 0, "accuracy": 0.68, "f1": 0.81},
+        ),
+        (
+            "pairs",
+            "{'loss': '2.302', 'learning_rate': '5e-05', 'epoch': '0.5'}",
+            {"loss": 2.302, "learning_rate": 5e-05, "epoch": 0.5},
+        ),
         ("json", ' {"loss": 0.5, "ok": true, "name": "a", "step": 7}', {"loss": 0.5, "step": 7}),
         ("json", '{"loss": 0.5', {}),
         ("json", "[0.5]", {}),

@@ -14,12 +14,12 @@ import torch
 from ltui.training.rank import channel as channel_module
 from ltui.training.rank.channel import Channel, open_channel
 from ltui.training.rank.coordination.coordinator import RankCoordinator
-from ltui.training.rank.environment import RankEnvironment
 from ltui.training.rank.program import step_telemetry
 from ltui.training.rank.program.step_telemetry import StepTelemetry, batch_samples
 from ltui.training.rank.resume.loop_counters import BoundaryKind
+from ltui.training.shared.rank_environment import RankEnvironment
+from ltui.training.shared.record_types import StepField
 from ltui.training.tensor_queue.control_block import Command
-from ltui.training.tensor_queue.record_types import StepField
 from tests.rank.runs import RunFolder
 from tests.required import required
 

@@ -6,7 +6,8 @@ ddp: under torchrun. early: rank 1 ends after half of the steps. raises: rank 1 
 middle. fork, spawn: starts two ranks itself. alone: one process without a process group, which
 afterwards runs another one that trains, and then trains on with a new optimizer. skips: a gradient
 scaler skips every fifth step. several: two optimizers step together. compiled: the step is
-compiled. unknown: two ranks that do not combine their gradients. usr1: SIGUSR1 makes it save and
+compiled. unknown: two ranks that do not combine their gradients. beside:
+two processes that know nothing of each other. usr1: SIGUSR1 makes it save and
 exit, other signals that stop do nothing.
 """
 
@@ -14,10 +15,12 @@ from __future__ import annotations
 
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -42,7 +45,7 @@ def train(kind: str, steps: int, seconds: float, rank: int = 0) -> None:
     second = torch.optim.Adam(model.parameters(), lr=0.001)
     scaler = torch.amp.GradScaler("cpu", enabled=kind == "skips")
     step = torch.compile(optimizer.step, backend="eager") if kind == "compiled" else None
-    began = time.perf_counter()
+    ends = [time.perf_counter()]
     for number, batch in enumerate(batches(steps)):
         if rank == 1 and number == steps // 2:
             if kind == "early":
@@ -62,9 +65,11 @@ def train(kind: str, steps: int, seconds: float, rank: int = 0) -> None:
         if kind == "several":
             second.step()
         time.sleep(seconds)
-    rate = steps / (time.perf_counter() - began)
+        ends.append(time.perf_counter())
+    # Of the steps of which ltui keeps the times.
+    step_s = statistics.median(end - begin for begin, end in pairwise(ends[-33:]))
     total = sum(p.double().sum().item() for p in model.parameters())
-    print(f"rank {rank}: {steps} steps, {rate:.2f} steps/s, weights {total!r}", flush=True)
+    print(f"rank {rank}: {steps} steps of {step_s:.4f} s, weights {total!r}", flush=True)
     if rank == 0:
         torch.save(model.state_dict(), "weights.pt")
 
@@ -74,6 +79,10 @@ def start_rank(rank: int, kind: str, steps: int, seconds: float) -> None:
     dist.init_process_group("gloo", rank=rank, world_size=2)
     train(kind, steps, seconds, rank)
     dist.destroy_process_group()
+
+
+def train_beside(_number: int, steps: int, seconds: float) -> None:
+    train("alone", steps, seconds)
 
 
 def exit_by_usr1() -> None:
@@ -91,6 +100,8 @@ def main(kind: str, steps: int, seconds: float) -> None:
     if kind in ("fork", "spawn"):
         arguments = (kind, steps, seconds)
         start_processes(start_rank, arguments, nprocs=2, start_method=kind)
+    elif kind == "beside":
+        start_processes(train_beside, (steps, seconds), nprocs=2, start_method="spawn")
     elif "RANK" in os.environ:
         dist.init_process_group("gloo")
         train(kind, steps, seconds, dist.get_rank())

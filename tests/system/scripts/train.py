@@ -1,4 +1,7 @@
-"""An ordinary two-rank Lightning script that has never heard of ltui."""
+"""An ordinary two-rank Lightning script that has never heard of ltui.
+
+train.py [EPOCHS [WORKERS [START_METHOD]]]
+"""
 
 import os
 import sys
@@ -33,6 +36,7 @@ if __name__ == "__main__":
         shuffle=True,
         num_workers=int(sys.argv[2]) if len(sys.argv) > 2 else 0,
         persistent_workers=len(sys.argv) > 2,
+        multiprocessing_context=sys.argv[3] if len(sys.argv) > 3 else None,
     )
     trainer = L.Trainer(
         accelerator="cpu",
@@ -44,5 +48,6 @@ if __name__ == "__main__":
         enable_progress_bar=False,
         default_root_dir=os.getcwd(),
     )
-    trainer.fit(Net(), loader)
-    print("trained to the end")
+    net = Net()
+    trainer.fit(net, loader)
+    print(f"trained to the end: {sum(p.double().sum().item() for p in net.parameters())!r}")

@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> int:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     request = json.loads(arguments[0])
     reporter = Reporter()
-    sys.path[:0] = [str(Path.cwd())]
+    sys.path.append(str(Path.cwd()))
     try:
         return {"build": _build, "verify": _verify}[request["do"]](request, reporter)
     except SourceError as error:

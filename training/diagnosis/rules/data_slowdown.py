@@ -5,10 +5,10 @@ from __future__ import annotations
 from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis.judge_input import PreparedInput, position_facts
 from ltui.training.diagnosis.thresholds import FAULT_SETTLE_S, last_step_was_slow
+from ltui.training.shared.record_types import Phase
 from ltui.training.state.record_fold import RankFold
 from ltui.training.state.run_snapshot import Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
-from ltui.training.tensor_queue.record_types import Phase
 
 _DATA_SHARE = 0.6
 """Minimum fraction of a slow step that every rank waits for data."""

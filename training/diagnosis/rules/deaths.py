@@ -21,8 +21,8 @@ from ltui.training.diagnosis.judge_input import (
     first_change_s,
     position_facts,
 )
-from ltui.training.diagnosis.observations.lost_peer_errors import is_consequence
-from ltui.training.diagnosis.observations.memory_errors import (
+from ltui.training.diagnosis.observations.error_texts import (
+    is_consequence,
     is_out_of_memory,
     memory_remedy,
     memory_text,
@@ -33,7 +33,7 @@ from ltui.training.diagnosis.observations.stack_frames import (
     frame_text,
     is_library_file,
 )
-from ltui.training.diagnosis.stalls import skipped_rest_of_epoch
+from ltui.training.diagnosis.stalls import uneven_batches
 from ltui.training.diagnosis.stalls.lost_machines import machine_verdicts
 from ltui.training.diagnosis.verdict_words import (
     EQUAL_BATCHES,
@@ -42,16 +42,17 @@ from ltui.training.diagnosis.verdict_words import (
     place_text,
     verb,
 )
-from ltui.training.state.run_snapshot import RankState, Verdict
+from ltui.training.shared.record_types import Outcome
+from ltui.training.state.good_checkpoints import last_good_checkpoint
+from ltui.training.state.run_snapshot import CheckpointInfo, RankState, Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
-from ltui.training.tensor_queue.record_types import Outcome
 
 _SIZE_MISMATCH = re.compile(
     r"preamble\.length|size doesn't match|EnforceNotMet|Mismatch between|mismatch", re.IGNORECASE
 )
 _WORKER_ENDED = re.compile(
     r"DataLoader worker \(pid\(?s?\)?[ (]*(?P<pids>[\d, ]+)\)?.*?"
-    r"(killed by signal: (?P<signal>\w+)|exited unexpectedly)",
+    r"(killed by signal: (?P<signal>\w+)|exited unexpectedly(: (?P<reason>[^\n]+))?)",
     re.DOTALL,
 )
 _SHARED_MEMORY = re.compile(
@@ -224,9 +225,9 @@ def _left_training_early(inputs: PreparedInput, died: Sequence[int]) -> _RankEnd
             if pulse.outcome is Outcome.FINISHED
         }
     ends = {}
-    departures = skipped_rest_of_epoch.find_departures(inputs, inputs.ended)
+    departures = uneven_batches.find_departures(inputs, inputs.ended)
     for rank, departure in departures.items():
-        reason = skipped_rest_of_epoch.departure_reason(inputs, departure, died, None)
+        reason = uneven_batches.departure_reason(inputs, departure, died, None)
         ends[rank] = _RankEnd(
             kind=reason.kind,
             predicate=reason.text,
@@ -252,7 +253,7 @@ def _verdict(
         place=place_text(next(iter(pulses.values()), None), frame_text(first.frame)),
         cause=f"{inputs.ranks_text(ranks)} {first.text(ranks)}"
         f"{consequences_text(sorted(errors), inputs.machines)}",
-        remedy=_remedy(first.remedy, resumable=inputs.fold.saves_checkpoints),
+        remedy=_remedy(first.remedy, inputs.checkpoints),
         confidence=first.confidence,
         began=first_change_s(pulses),
         evidence={
@@ -266,9 +267,9 @@ def _verdict(
     )
 
 
-def _remedy(remedy: str | None, *, resumable: bool) -> str | None:
+def _remedy(remedy: str | None, checkpoints: Sequence[CheckpointInfo]) -> str | None:
     """Return the remedy for a run that may have no checkpoint to resume from."""
-    if remedy is None or resumable:
+    if remedy is None or last_good_checkpoint(checkpoints) is not None:
         return remedy
     return remedy.replace("resume the run", "start it again")
 
@@ -345,9 +346,11 @@ def _end_by_worker(error: re.Match[str], message: str, oom_kills: int | None) ->
         text = "exited unexpectedly: out of shared memory (/dev/shm)"
         remedy = "Give the container more shared memory (--shm-size), or use fewer workers."
     else:
-        how = f"killed by signal {signal_name}" if signal_name else "no reason known"
-        text = f"exited unexpectedly ({how})"
+        how = f"killed by signal {signal_name}" if signal_name else error["reason"]
+        text = f"exited unexpectedly ({how or 'no reason known'})"
         remedy = "Check the log of the rank; with num_workers=0 the error is raised there."
+        if error["reason"]:
+            remedy = "Put what trains below such a line, or use the start method fork."
     return _RankEnd(
         kind=VerdictKind.WORKER_DIED,
         predicate=f"lost a worker: {worker} {text}",

@@ -10,13 +10,13 @@ from ltui.training.diagnosis.judge_input import PreparedInput, position_facts
 from ltui.training.diagnosis.machines import NO_MACHINES
 from ltui.training.diagnosis.observations.collective_positions import Divergence, find_divergence
 from ltui.training.diagnosis.observations.stack_frames import frame_text
-from ltui.training.diagnosis.stalls import skipped_rest_of_epoch
+from ltui.training.diagnosis.stalls import uneven_batches
 from ltui.training.diagnosis.verdict_words import ranks_text
+from ltui.training.shared.record_types import STEP_PHASES
 from ltui.training.state.good_checkpoints import last_good_checkpoint
 from ltui.training.state.record_fold import FoldState
 from ltui.training.state.run_snapshot import CheckpointInfo, Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
-from ltui.training.tensor_queue.record_types import STEP_PHASES
 
 BAD_LOSSES = 3
 """Batches in a row without a finite loss before it is reported (one may be a skipped batch)."""
@@ -103,14 +103,14 @@ def find_drifting_ranks(inputs: PreparedInput) -> tuple[int, ...] | None:
 def drift_warning(inputs: PreparedInput, ranks: tuple[int, ...]) -> Verdict:
     """Return the warning about ``ranks``, which drift from the lowest rank."""
     alive, rank_folds = inputs.alive, inputs.fold.ranks
-    departures = skipped_rest_of_epoch.find_departures(inputs, tuple(alive))
+    departures = uneven_batches.find_departures(inputs, tuple(alive))
     departed = tuple(departures)
     departure = None
     if 0 < len(departed) < len(alive) and len({*departures.values()}) == 1:
         departure = departures[departed[0]]
     reason, remedy = "batch counts differ (uneven)", _UNEVEN_REMEDY
     if departure is not None:
-        ranks, remedy = departed, skipped_rest_of_epoch.REMEDY
+        ranks, remedy = departed, uneven_batches.REMEDY
         reason = (
             f"it left epoch {departure.epoch} early,"
             f" after {departure.done} of {departure.planned} batches"

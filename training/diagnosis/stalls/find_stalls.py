@@ -16,13 +16,10 @@ from dataclasses import dataclass
 
 from ltui.training.diagnosis.judge_input import PreparedInput
 from ltui.training.diagnosis.stalls import (
-    furthest_behind,
+    collective_mismatch,
     lost_machines,
     missing_ranks,
     no_rank_waits,
-    not_exiting,
-    rendezvous,
-    rules_for_all_ranks,
 )
 from ltui.training.diagnosis.stalls.stall_case import StallCase, build_case, find_suspects
 from ltui.training.state.run_snapshot import Verdict
@@ -31,15 +28,15 @@ Rule = Callable[[StallCase], list[Verdict] | None]
 """Returns None if it does not apply. An empty list means that nothing is to be reported yet."""
 
 RULES: tuple[Rule, ...] = (
-    rendezvous.incomplete_rendezvous,
-    rules_for_all_ranks.mismatched_collective,
+    missing_ranks.incomplete_rendezvous,
+    collective_mismatch.mismatched_collective,
     missing_ranks.missing_ranks,
-    rules_for_all_ranks.finished_early,
-    rules_for_all_ranks.rank_died,
+    collective_mismatch.finished_early,
+    collective_mismatch.rank_died,
     lost_machines.unobserved_ranks,
-    rules_for_all_ranks.all_ranks_wait,
+    collective_mismatch.all_ranks_wait,
     no_rank_waits.no_rank_waits,
-    furthest_behind.furthest_behind,
+    missing_ranks.furthest_behind,
 )
 """The stall rules in the order in which they are tried. The first one that applies decides."""
 
@@ -58,8 +55,8 @@ class Stalls:
 def find_stalls(inputs: PreparedInput, slowest_step_s: float | None) -> Stalls:
     """Apply the stall rules to the ranks; ``slowest_step_s`` is the slowest recent step."""
     if inputs.ended and not inputs.alive and not inputs.silent_s:
-        lingering = not_exiting.lingering_ranks(inputs)
-        verdicts = not_exiting.not_exiting(inputs, lingering)
+        lingering = no_rank_waits.lingering_ranks(inputs)
+        verdicts = no_rank_waits.not_exiting(inputs, lingering)
         return Stalls(verdicts=tuple(verdicts), suspects=lingering)
     suspects = find_suspects(inputs, slowest_step_s)
     if not suspects:
@@ -68,7 +65,7 @@ def find_stalls(inputs: PreparedInput, slowest_step_s: float | None) -> Stalls:
     verdicts = _first_answer(case)
     waiting = {r for v in verdicts for r in v.waiting}
     if not verdicts and case.overdue:
-        waiting = {*case.overdue} - furthest_behind.ranks_furthest_behind(inputs)
+        waiting = {*case.overdue} - missing_ranks.ranks_furthest_behind(inputs)
     return Stalls(verdicts=tuple(verdicts), suspects=suspects, waiting=frozenset(waiting))
 
 

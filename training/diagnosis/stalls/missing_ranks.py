@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis import thresholds
 from ltui.training.diagnosis.evidence import Frame
+from ltui.training.diagnosis.judge_input import PreparedInput, progress_key
 from ltui.training.diagnosis.observations.collective_positions import collective_on_stack
-from ltui.training.diagnosis.observations.stack_frames import has_frame
+from ltui.training.diagnosis.observations.stack_frames import has_frame, in_rendezvous
 from ltui.training.diagnosis.stalls.collective_mismatch import crossed_groups_verdict
 from ltui.training.diagnosis.stalls.stall_case import (
     STOPPED_WORKER_SETTLE_S,
@@ -19,9 +21,137 @@ from ltui.training.diagnosis.stalls.stall_case import (
 from ltui.training.diagnosis.stalls.stall_causes import explain_rank
 from ltui.training.diagnosis.stalls.stall_verdict import Activity, StallReason, stall_verdict
 from ltui.training.diagnosis.stalls.uneven_batches import find_uneven_ranks, uneven_verdict
-from ltui.training.state.run_snapshot import Verdict
+from ltui.training.diagnosis.verdict_words import activity_text, verb, waiting_text
+from ltui.training.shared.record_types import STEP_PHASES, Phase
+from ltui.training.state.run_snapshot import RankState, Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
-from ltui.training.tensor_queue.record_types import STEP_PHASES, Phase
+
+
+def furthest_behind(case: StallCase) -> list[Verdict] | None:
+    """Blame the rank that is furthest behind.
+
+    Report nothing if the ranks that are behind are within their own budget: they write a checkpoint
+    or are merely slow.
+    """
+    if not case.overdue or case.evidence_may_come:
+        return None
+    inputs, alive = case.inputs, case.inputs.alive
+    left_epoch = _ranks_past_the_epoch(case)
+    behind = left_epoch or ranks_furthest_behind(inputs)
+    culprits = tuple(sorted(left_epoch or behind & case.overdue))
+    if not culprits:
+        return []
+    if left_epoch:
+        uneven = find_uneven_ranks(inputs, set(alive))
+        if uneven is not None:
+            return [uneven_verdict(inputs, uneven, None)]
+    culprits_known = len(behind) < len(alive) or len(alive) == 1
+    phase = alive[culprits[0]].phase.label
+    seconds = max(inputs.still_s[r] for r in culprits)
+    if culprits_known:
+        have = verb(culprits, "has", "have")
+        text = f"{have} made no progress in {phase} for {seconds:.0f} s"
+        evidence = inputs.settled.get(culprits[0])
+        text += activity_text(evidence.process if evidence is not None else None)
+    else:
+        text = (
+            f"all {len(alive)} ranks have made no progress in {phase} for"
+            f" {seconds:.0f} s; none is behind the others"
+        )
+    ended = inputs.ended
+    ended_text = f"; {inputs.ranks_text(ended)} already ended" if ended else ""
+    reason = StallReason(
+        kind=VerdictKind.UNKNOWN,
+        text=text,
+        activity=Activity.FROZEN,
+        place=phase,
+        confidence=0.7 if culprits_known else 0.3,
+    )
+    longest_still = min(culprits, key=lambda r: alive[r].changed_ns)
+    waiting = tuple(sorted(case.overdue - behind))
+    verdict = stall_verdict(
+        inputs, culprits, reason, waiting, budget_s=case.budget_s(longest_still)
+    )
+    if culprits_known:
+        return [replace(verdict, cause=verdict.cause + ended_text)]
+    return [replace(verdict, culprits=(), waiting=culprits, cause=text + ended_text)]
+
+
+def _ranks_past_the_epoch(case: StallCase) -> set[int]:
+    """Return ranks that ended an epoch in which others still wait in a batch's backward pass.
+
+    With equal batch counts that cannot happen, so the budget of these ranks need not pass.
+    """
+    alive = case.inputs.alive
+    in_backward = [alive[r] for r in case.overdue if alive[r].phase is Phase.BACKWARD]
+    in_step = sum(p.phase in STEP_PHASES for p in alive.values())
+    if not in_backward or len(in_backward) < in_step:
+        return set()
+    epoch = min(p.epoch for p in in_backward)
+    after_epoch = (Phase.EPOCH_END, Phase.TEARDOWN)
+    return {r for r, p in alive.items() if p.phase in after_epoch and p.epoch == epoch}
+
+
+def ranks_furthest_behind(inputs: PreparedInput) -> set[int]:
+    """Return the ranks that have made the least progress, by their pulses."""
+    progress = {r: progress_key(p) for r, p in inputs.alive.items()}
+    least = min(progress.values())
+    return {r for r, key in progress.items() if key == least}
+
+
+_WORKING_BUDGET_S = 60.0
+"""Budget in seconds of a rank that works while others wait for it to join."""
+
+
+def incomplete_rendezvous(case: StallCase) -> list[Verdict] | None:
+    """Blame the ranks that have not joined the process group while others wait for them."""
+    inputs, alive = case.inputs, case.inputs.alive
+    inside = tuple(sorted(r for r, e in inputs.settled.items() if in_rendezvous(e.main_stack)))
+    outside = [
+        r
+        for r, e in inputs.settled.items()
+        if r not in inside and e.joined is not True and (r in alive or r in inputs.silent_s)
+    ]
+    if not inside or not outside or RankState.DEAD in inputs.states.values():
+        return None
+    waited_s = min(_age_s(inputs, r) for r in inside)
+    verdicts = []
+    for ranks in _outside_alike(inputs, outside):
+        rank = ranks[0]
+        reason = explain_rank(inputs, rank)
+        stuck = reason.activity in (Activity.FROZEN, Activity.FAULT)
+        budget_s = thresholds.FROZEN_BUDGET_S if stuck else _WORKING_BUDGET_S
+        if waited_s <= budget_s or min(_age_s(inputs, r) for r in ranks) <= budget_s:
+            continue
+        has, each = verb(ranks, "has", "have"), verb(ranks, "it", "each")
+        text = f"{has} not joined init_process_group: {each} {reason.text}"
+        verdict = stall_verdict(
+            inputs,
+            ranks,
+            replace(reason, kind=VerdictKind.RENDEZVOUS, text=text),
+            level=VerdictLevel.STALLED if stuck else VerdictLevel.SLOW,
+        )
+        cause = verdict.cause + waiting_text(inside, "the rendezvous", inputs.machines)
+        verdicts.append(replace(verdict, waiting=inside, cause=cause))
+    return verdicts
+
+
+def _outside_alike(inputs: PreparedInput, outside: list[int]) -> list[tuple[int, ...]]:
+    """Group the ranks of each machine that have not joined for the same reason.
+
+    On one machine, every rank is reported by itself.
+    """
+    groups: dict[Any, list[int]] = {}
+    for rank in outside:
+        reason = explain_rank(inputs, rank)
+        alike = (inputs.machines.get(rank, rank), reason.kind, reason.place)
+        groups.setdefault(alike, []).append(rank)
+    return [tuple(ranks) for ranks in groups.values()]
+
+
+def _age_s(inputs: PreparedInput, rank: int) -> float:
+    """Return the seconds without progress, or since the process of a silent rank started."""
+    return inputs.still_s.get(rank, inputs.silent_s.get(rank, 0.0))
 
 
 def missing_ranks(case: StallCase) -> list[Verdict] | None:

@@ -13,8 +13,8 @@ from ltui.training.diagnosis.observations.collective_positions import (
     find_unfinished_collective,
 )
 from ltui.training.diagnosis.stalls.stall_verdict import Activity, StallReason
+from ltui.training.shared.record_types import STEP_PHASES
 from ltui.training.state.verdict_kinds import VerdictKind
-from ltui.training.tensor_queue.record_types import STEP_PHASES
 
 STOPPED_WORKER_SETTLE_S = 1.0
 """Seconds without progress after which a stopped DataLoader worker is reported."""

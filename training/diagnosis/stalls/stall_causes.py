@@ -17,9 +17,10 @@ from ltui.training.diagnosis.evidence import (
     WorkerEvidence,
 )
 from ltui.training.diagnosis.judge_input import PreparedInput
-from ltui.training.diagnosis.observations.compiler_frames import active_compiler, compiler_on_stack
 from ltui.training.diagnosis.observations.stack_frames import (
+    active_compiler,
     at_frame,
+    compiler_on_stack,
     frame_text,
     has_frame,
     in_gpu_synchronization,
@@ -32,11 +33,10 @@ from ltui.training.diagnosis.observations.stack_frames import (
 )
 from ltui.training.diagnosis.stalls.stall_verdict import Activity, StallReason
 from ltui.training.diagnosis.verdict_words import activity_text, place_text
+from ltui.training.shared.record_types import Phase, PulseState
 from ltui.training.state.verdict_kinds import VerdictKind
-from ltui.training.tensor_queue.record_types import Phase, PulseState
+from ltui.training.tensor_queue.heartbeat_table import LATE_S
 
-_HEARTBEAT_LATE_S = 1.5
-"""Seconds without a heartbeat after which another thread is assumed to hold the GIL."""
 _BUSY_CPU_SHARE = 0.4
 """Fraction of a core that a busy process uses at least."""
 _GPU_DRIVER = re.compile(r"nvidia|nv_|_nv\d+rm|uvm_|rm_|os_acquire_")
@@ -194,7 +194,7 @@ def _compiling(rank_evidence: RankEvidence, _pulse: PulseState | None) -> StallR
 
 def _gil_held(rank_evidence: RankEvidence, _pulse: PulseState | None) -> StallReason | None:
     age_s, process = rank_evidence.beat_age_s, rank_evidence.process
-    if age_s is None or age_s < _HEARTBEAT_LATE_S or process is None:
+    if age_s is None or age_s < LATE_S or process is None:
         return None
     if process.state in ("T", "t", "D", "Z"):
         return None

@@ -20,11 +20,7 @@ from ltui.training.diagnosis.observations.collective_positions import (
 )
 from ltui.training.diagnosis.observations.gpu_causes import breaking_cause
 from ltui.training.diagnosis.observations.stack_frames import frame_facts
-from ltui.training.diagnosis.verdict_words import (
-    collective_text,
-    sizes_text,
-    waiting_text,
-)
+from ltui.training.diagnosis.verdict_words import collective_text, sizes_text, waiting_text
 from ltui.training.state.run_snapshot import Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
 

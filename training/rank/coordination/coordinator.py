@@ -31,9 +31,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ltui.training.rank.channel import Channel
-from ltui.training.rank.checkpoint_files import prune_periodic
-from ltui.training.rank.coordination.best_checkpoints import BestCheckpoints
-from ltui.training.rank.coordination.request_leader import RequestLeader
+from ltui.training.rank.coordination.request_leader import BestCheckpoints, RequestLeader
 from ltui.training.rank.coordination.save_checkpoint import save_checkpoint
 from ltui.training.rank.coordination.step_consensus import (
     DEPARTED,
@@ -52,8 +50,9 @@ from ltui.training.rank.coordination.stop_exception import RunStopped
 from ltui.training.rank.node_folders import NodeFolders
 from ltui.training.rank.resume.exact_state import ExactState
 from ltui.training.rank.resume.loop_counters import BoundaryKind, can_act_at, checkpoint_amendment
+from ltui.training.shared.checkpoint_files import prune_periodic
+from ltui.training.shared.record_types import Outcome, Phase
 from ltui.training.tensor_queue.control_block import ControlFile
-from ltui.training.tensor_queue.record_types import Outcome, Phase
 
 if TYPE_CHECKING:
     from ltui.training.rank.program.program_checkpoint import ProgramCheckpoint

@@ -4,11 +4,17 @@
 with another size or checksum, is never resumed from. A sharded checkpoint is a directory; its
 manifest lists the checksum of every file. Each rank also writes a small file with its own state
 (``resume/exact_state.py``); the manifest lists these files too. Parts of nodes that do not see rank
-0's folder are brought there before the manifest is written (``collect_parts.py``).
+0's folder are brought there before the manifest is written (``collect_parts``).
 
 Every rank calls ``save_checkpoint`` at the same place and takes part in the same collectives,
 whatever fails. Lightning's own ``save_checkpoint`` leaves the other ranks in a barrier if rank 0's
 disk is full. Therefore its parts are called here one by one.
+
+Bring the parts of a checkpoint from detached nodes to the folder of rank 0. A detached node does
+not see rank 0's folder (``node_folders.py``). Its ranks write their parts into a staging folder of
+that node: ``checkpoint`` for the strategy's own files, and the state file of each rank. Then one
+rank of the node sends them to rank 0, which writes them to the places where they would be on a
+shared file system.
 """
 
 from __future__ import annotations
@@ -17,13 +23,19 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
 
-from ltui.training.rank.checkpoint_files import (
+from ltui.training.rank.file_transfer import FileEntry, copy_files, gather
+from ltui.training.rank.lightning_internals import checkpoint_connector
+from ltui.training.rank.lightning_version import lightning_version
+from ltui.training.rank.node_folders import NodeFolders, own_path_in_broadcasts
+from ltui.training.rank.resume.nested_tensors import tensor_bytes
+from ltui.training.rank.weights_check import INFINITE, NAN, WeightsCheck
+from ltui.training.shared.checkpoint_files import (
     ReceivedPart,
     checkpoint_name,
     partial_path,
@@ -33,12 +45,88 @@ from ltui.training.rank.checkpoint_files import (
     remove_unfinished,
     require_space,
 )
-from ltui.training.rank.coordination.collect_parts import STAGED_CHECKPOINT, collect_parts
-from ltui.training.rank.lightning_internals import checkpoint_connector
-from ltui.training.rank.lightning_version import lightning_version
-from ltui.training.rank.node_folders import NodeFolders, own_path_in_broadcasts
-from ltui.training.rank.resume.nested_tensors import tensor_bytes
-from ltui.training.rank.weights_check import INFINITE, NAN, WeightsCheck
+
+STAGED_CHECKPOINT = "checkpoint"
+"""Name of the strategy's file or folder in a staging folder."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CollectedParts:
+    """What rank 0 received. ``error`` is None if nothing failed on any rank."""
+
+    error: str | None = None
+    received: Mapping[Path, ReceivedPart] = field(default_factory=dict)
+
+
+def collect_parts(
+    nodes: NodeFolders, checkpoint: Path, temporary: Path, error: str | None
+) -> CollectedParts:
+    """Send or receive the parts of ``checkpoint``. All ranks call this together.
+
+    ``error`` is that of this rank; nothing is sent if any rank has one. ``temporary`` is where rank
+    0 has the strategy's files. The staging folder of a detached node is removed.
+    """
+    sends = nodes.detached.get(nodes.node) == nodes.rank
+    staging = nodes.staging(checkpoint)
+    entries: list[FileEntry] = []
+    try:
+        if sends and error is None:
+            entries = _entries(staging)
+    except OSError as failure:
+        error = f"{type(failure).__name__}: {failure}"
+    try:
+        return _receive(nodes, checkpoint, temporary, gather((error, entries)))
+    finally:
+        if sends:
+            remove(staging)
+
+
+def _receive(
+    nodes: NodeFolders,
+    checkpoint: Path,
+    temporary: Path,
+    reports: list[tuple[str | None, list[FileEntry]]],
+) -> CollectedParts:
+    errors = {rank: error for rank, (error, _) in enumerate(reports) if error is not None}
+    received: dict[Path, ReceivedPart] = {}
+    for node, source in sorted(nodes.detached.items()):
+        if errors:
+            break
+        entries = reports[source][1]
+        paths = None
+        if nodes.rank == 0:
+            paths = [_target(checkpoint, temporary, entry.name) for entry in entries]
+        elif nodes.rank == source:
+            paths = [nodes.staging(checkpoint) / entry.name for entry in entries]
+        report = copy_files(source, entries, paths, nodes.root_device)
+        errors = report.errors
+        if nodes.rank == 0 and not errors:
+            assert paths is not None
+            for path, checksum in zip(paths, report.checksums, strict=True):
+                received[path] = ReceivedPart(node=node, sha256=checksum)
+    if not errors:
+        return CollectedParts(received=received)
+    if nodes.rank in errors:
+        return CollectedParts(error=errors[nodes.rank])
+    texts = [f"{nodes.describe_rank(rank)}: {text}" for rank, text in sorted(errors.items())]
+    # Only rank 0 reports what failed elsewhere.
+    return CollectedParts(error="; ".join(texts[:3]) if nodes.rank == 0 else None)
+
+
+def _entries(staging: Path) -> list[FileEntry]:
+    files = sorted(path for path in staging.rglob("*") if path.is_file())
+    return [
+        FileEntry(name=path.relative_to(staging).as_posix(), size_bytes=path.stat().st_size)
+        for path in files
+    ]
+
+
+def _target(checkpoint: Path, temporary: Path, name: str) -> Path:
+    """Return where rank 0 writes a staged file."""
+    first, *rest = PurePosixPath(name).parts
+    if first == STAGED_CHECKPOINT:
+        return temporary.joinpath(*rest)
+    return partial_path(checkpoint.with_name(first))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +192,7 @@ def save_checkpoint(
     except Exception as failure:  # noqa: BLE001  (every rank must reach the barrier below)
         error = f"{type(failure).__name__}: {failure}"
         remove(own_part)
-    weights = _wait_for_all_ranks(trainer.strategy, check, sharded)
+    weights = wait_for_all_ranks(trainer.strategy, check, sharded)
     received: Mapping[Path, ReceivedPart] = {}
     if nodes is not None:
         collected = collect_parts(nodes, path, temporary, error)
@@ -142,7 +230,7 @@ def _weights_check(trainer: Any, checkpoint: Mapping[str, Any]) -> WeightsCheck:
     return WeightsCheck(checkpoint.get("state_dict") or {}, buffers)
 
 
-def _wait_for_all_ranks(strategy: Any, check: WeightsCheck, sharded: bool) -> str | None:
+def wait_for_all_ranks(strategy: Any, check: WeightsCheck, sharded: bool) -> str | None:
     """Wait until every rank has saved its part. Return the result for the weights of all."""
     weights = check.result()
     if not sharded:

@@ -25,14 +25,13 @@ from typing import Any
 from ltui.training.rank.heartbeat import stack_dump_setup
 from ltui.training.rank.heartbeat.flight_recorder import UNKNOWN, Counts, FlightRecorder
 from ltui.training.tensor_queue.heartbeat_table import (
+    BEAT_S,
     JOINED,
     RECORDED,
     SIGNAL_HANDLER_OURS,
     HeartbeatSlot,
 )
 
-BEAT_S = 0.5
-"""Seconds between heartbeats."""
 _JOIN_CHECK_S = 2.0
 """Seconds between checks for a process group while the process has joined none."""
 _MAX_THREADS, _MAX_FRAMES = 64, 80

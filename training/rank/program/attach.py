@@ -14,16 +14,16 @@ import contextlib
 import multiprocessing.util
 import os
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-KERAS = "keras.src.backend.torch"
-"""The module that Keras 3 imports if torch is its backend."""
+from ltui.training.rank.program.optimizer_hook import (
+    KERAS,
+    call_after_steps,
+    ignore_step,
+    uncompiled,
+)
 
-_handle: Any = None
 _libraries: Any = None
-_after_step: Callable[[Any, Any, Any], None]
 
 
 def attach() -> None:
@@ -61,6 +61,13 @@ def attach() -> None:
             record_printed_values(metric_pattern(pattern), logged_values.record)
 
 
+def _mark(library: str) -> None:
+    # Imported here, because most processes do not belong to a run.
+    from ltui.training.rank.program.import_watch import mark_process
+
+    mark_process(library)
+
+
 def _open_stepless() -> Any:
     # Imported here, because most processes that import torch log nothing.
     from ltui.training.rank.program.stepless_program import open_stepless
@@ -88,39 +95,10 @@ def _call_at_exit() -> None:
         multiprocessing.util.Finalize(None, at_exit, exitpriority=0)
 
 
-def _mark(library: str) -> None:
-    """Tell the supervisor that this process has imported a library, by an empty file."""
-    folder = Path(os.environ["LTUI_RUN_DIR"], "queue", os.environ["LTUI_ATTEMPT"])
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    (folder / f"{library}-{os.getpid()}.imported").touch(mode=0o600)
-
-
 def _adapt_trainer(module: Any) -> None:
     from ltui.training.rank.program.hugging_face import adapt_trainer
 
     adapt_trainer(module)
-
-
-def call_after_steps(function: Callable[[Any, Any, Any], None]) -> None:
-    """Call ``function`` after each step of an optimizer, and no other that was passed before.
-
-    The hook itself stays in its place: torch calls the hooks while it iterates over them, and a
-    change of their number then would be an error of the user's script.
-    """
-    global _handle, _after_step
-    _after_step = function
-    if _handle is None:
-        from torch.optim.optimizer import register_optimizer_step_post_hook
-
-        _handle = register_optimizer_step_post_hook(_hook)
-
-
-def _hook(optimizer: Any, args: Any, kwargs: Any) -> None:
-    _after_step(optimizer, args, kwargs)
-
-
-def ignore_step(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
-    """Do nothing after a step."""
 
 
 def _after_first_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
@@ -129,14 +107,6 @@ def _after_first_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
         uncompiled(_start)(optimizer)
     except Exception as error:  # noqa: BLE001  (ltui must not make a user's script fail)
         print(f"ltui: no telemetry: {type(error).__name__}: {error}", file=sys.stderr)
-
-
-def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that compiled code may call without compiling it, which takes seconds."""
-    import torch  # torch itself imports this module
-
-    excluded: Callable[..., Any] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
-    return excluded
 
 
 def _start(optimizer: Any) -> None:

@@ -6,9 +6,11 @@ An error of its own never reaches the program's import.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 
 Function = tuple[str, Callable[[ModuleType], None]]
@@ -84,3 +86,13 @@ def _call(function: Function, module: ModuleType) -> bool:
     except Exception:  # noqa: BLE001  (an error must not reach the program's import)
         return False
     return True
+
+
+def mark_process(library: str) -> None:
+    """Tell the supervisor that this process has imported a library, by an empty file.
+
+    ``training`` in its place says that it trains without being a rank.
+    """
+    folder = Path(os.environ["LTUI_RUN_DIR"], "queue", os.environ["LTUI_ATTEMPT"])
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (folder / f"{library}-{os.getpid()}.imported").touch(mode=0o600)

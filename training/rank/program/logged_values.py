@@ -15,9 +15,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from ltui.training.rank.channel import Channel
+    from ltui.training.rank.metric_records import MetricSender
 
 STEPLESS_S = 20.0
 """Seconds after its first value in which a program makes no step, after which it may have none."""
@@ -46,8 +50,8 @@ class LoggedValues:
 
     def _reset(self) -> None:
         self._waiting.clear()
-        self.dropped = 0
-        """Number of calls whose values were dropped."""
+        self.dropped = self._reported = 0
+        """Number of calls whose values were dropped, and how many of them were reported."""
         self._newest: dict[str, tuple[int, float | None]] = {}
         """Step of the newest value of each metric, and the value if it is not on a GPU."""
         self._send: Send | None = None
@@ -122,6 +126,16 @@ class LoggedValues:
             if threading.get_ident() == self._thread:
                 self.send_waiting()
 
+    def report_dropped(self, channel: Channel, *, at_end: bool = False) -> None:
+        """Send once that calls were dropped, and at the end how many, if there were more."""
+        if self.dropped > self._reported and (at_end or not self._reported):
+            self._reported = self.dropped
+            text = (
+                f"{self.dropped:,} calls that log values were dropped: more than "
+                f"{MAX_WAITING:,} waited to be sent."
+            )
+            channel.event("note", text, dropped=self.dropped)
+
     @property
     def has_waiting(self) -> bool:
         """True if values wait to be sent."""
@@ -132,6 +146,24 @@ class LoggedValues:
         while self._waiting and self._send is not None:
             values, place, t, own = self._waiting.popleft()
             self._send(values, own if self._is_stepless else place, t)
+
+
+def send_through(channel: Channel, sender: MetricSender) -> Send:
+    """Return a function that sends values, and once the reason if some cannot be sent."""
+    is_failing = False
+
+    def send(values: Values, step: int, t: float) -> None:
+        nonlocal is_failing
+        try:
+            epoch = channel.pulse.epoch
+            sender.send(values, step, epoch if epoch >= 0 else None, t)
+        except Exception as error:  # noqa: BLE001  (such as a record that is too large)
+            if not is_failing:
+                is_failing = True
+                reason = f"{type(error).__name__}: {error}"
+                channel.event("note", f"Values that the program logged are missing ({reason}).")
+
+    return send
 
 
 def _place(step: Any, own_step: int) -> int:

@@ -12,7 +12,10 @@ from collections.abc import Callable
 MAX_LINE = 1000
 """Characters of a line that is read; a longer one is no line of metrics, and costs time."""
 _NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf)"
-_PAIR = re.compile(rf"([A-Za-z_][\w./-]*)(?:\s*[=:]\s*|\s+)({_NUMBER})(?![\w.])", re.IGNORECASE)
+_PAIR = re.compile(
+    rf"([A-Za-z_][\w./-]*)(?:['\"]?\s*[=:]\s*['\"]?|\s+)({_NUMBER})(?![\w.])", re.IGNORECASE
+)
+"""Names and numbers may be in quotes, as in a printed dictionary."""
 
 _SPLITS = {
     "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val",

@@ -16,7 +16,11 @@ from typing import Any
 
 import torch
 
-from ltui.training.rank.checkpoint_files import (
+from ltui.training.rank.coordination.save_checkpoint import SaveResult, write_state
+from ltui.training.rank.program.tracked_loop import stack
+from ltui.training.rank.resume.random_states import read_random_states
+from ltui.training.rank.weights_check import weights_in_files
+from ltui.training.shared.checkpoint_files import (
     checkpoint_name,
     partial_path,
     publish_checkpoint,
@@ -24,10 +28,6 @@ from ltui.training.rank.checkpoint_files import (
     remove,
     remove_unfinished,
 )
-from ltui.training.rank.coordination.save_checkpoint import SaveResult, write_state
-from ltui.training.rank.program.tracked_loop import stack
-from ltui.training.rank.resume.random_states import read_random_states
-from ltui.training.rank.weights_check import weights_in_files
 
 _VERSION = 1
 """Version of a rank's own file."""

@@ -24,15 +24,14 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ltui.training.rank import torch_internals
 from ltui.training.rank.channel import Channel
 from ltui.training.rank.coordination.coordinator import RankCoordinator
-from ltui.training.rank.coordination.stop_signals import StopSignals
-from ltui.training.rank.coordination.worker_signals import protect_workers
-from ltui.training.rank.environment import RankEnvironment
+from ltui.training.rank.coordination.stop_signals import StopSignals, protect_workers
 from ltui.training.rank.heartbeat.heartbeat_thread import start_heartbeat_thread
 from ltui.training.rank.hyperparameters import send_caller_settings
 from ltui.training.rank.metric_records import MetricSender
 from ltui.training.rank.program import printed_values
-from ltui.training.rank.program.attach import call_after_steps, ignore_step, uncompiled
-from ltui.training.rank.program.logged_values import MAX_WAITING, Values, logged_values
+from ltui.training.rank.program.import_watch import mark_process
+from ltui.training.rank.program.logged_values import logged_values, send_through
+from ltui.training.rank.program.optimizer_hook import call_after_steps, ignore_step, uncompiled
 from ltui.training.rank.program.program_checkpoint import PathFunction, ProgramCheckpoint
 from ltui.training.rank.program.program_kind import (
     ProgramKind,
@@ -45,7 +44,8 @@ from ltui.training.rank.program.step_telemetry import StepTelemetry
 from ltui.training.rank.program.tracked_loop import stack
 from ltui.training.rank.resume.loop_counters import BoundaryKind
 from ltui.training.rank.source_changes import watch_sources
-from ltui.training.tensor_queue.record_types import Outcome, Phase, RecordKind
+from ltui.training.shared.rank_environment import RankEnvironment
+from ltui.training.shared.record_types import Outcome, Phase, RecordKind
 
 PATIENCE_S = 60.0
 """Seconds that a rank waits for the others at the end of a step, before it goes on alone."""
@@ -64,6 +64,8 @@ def start(optimizer: torch.optim.Optimizer) -> None:
     channel = open_own_channel()
     if channel is None or channel.hello_sent:  # Lightning's Trainer trains
         logged_values.end()
+        if channel is None:
+            mark_process("training")
     else:
         _current = ProgramRank(channel, optimizer)
 
@@ -178,8 +180,7 @@ class ProgramRank:
         watch_sources(
             lambda what, remedy: channel.event_from_rank_0("warning", what, remedy=remedy)
         )
-        self._values_are_missing = False
-        logged_values.begin(self._send_values, lambda: self.global_step)
+        logged_values.begin(send_through(channel, self._metrics), lambda: self.global_step)
 
     def _report_resume(self, *, saves: bool) -> None:
         """Send where the program has resumed, and what of that is not exact."""
@@ -238,31 +239,11 @@ class ProgramRank:
 
     # The values that the program logs.
 
-    def _send_values(self, values: Values, step: int, t: float) -> None:
-        try:
-            epoch = self._channel.pulse.epoch
-            self._metrics.send(values, step, epoch if epoch >= 0 else None, t)
-        except Exception as error:  # noqa: BLE001  (such as a record that is too large)
-            if not self._values_are_missing:
-                self._values_are_missing = True
-                reason = f"{type(error).__name__}: {error}"
-                text = f"Values that the program logged are missing ({reason})."
-                self._channel.event("note", text)
-
     def _send_waiting(self) -> None:
         """Send what other threads logged, and what was on a GPU."""
         logged_values.send_waiting()
         self._channel.queue.flush_staged()
-        if logged_values.dropped and not self._values_are_missing:
-            self._values_are_missing = True
-            self._report_dropped()
-
-    def _report_dropped(self) -> None:
-        text = (
-            f"{logged_values.dropped:,} calls that log values were dropped: more than "
-            f"{MAX_WAITING:,} waited for the thread that trains."
-        )
-        self._channel.event("note", text, dropped=logged_values.dropped)
+        logged_values.report_dropped(self._channel)
 
     # What all ranks do together.
 
@@ -354,8 +335,7 @@ class ProgramRank:
                 channel.pulse.set(outcome=Outcome.FINISHED)
             logged_values.send_waiting()
             self._metrics.flush()
-            if logged_values.dropped:
-                self._report_dropped()
+            logged_values.report_dropped(channel, at_end=True)
             if (text := printed_values.complaint()) is not None:
                 channel.event_from_rank_0("warning", text, remedy="Try it on a line of the log.")
             channel.ended()

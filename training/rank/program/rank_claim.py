@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 
 from ltui.training.rank.channel import Channel, current_channel, open_channel
-from ltui.training.rank.environment import RankEnvironment, rank_from_environment
+from ltui.training.shared.rank_environment import RankEnvironment, rank_from_environment
+from ltui.training.shared.record_types import Outcome
 from ltui.training.tensor_queue.file_layout import PULSE_AT
 from ltui.training.tensor_queue.pulse_block import PULSE_BYTES, parse_pulse
-from ltui.training.tensor_queue.record_types import Outcome
 
 _claims: dict[Path, int] = {}
 """Claimed file -> its descriptor, which stays open: closing it would give the lock up."""

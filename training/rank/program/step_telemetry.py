@@ -25,7 +25,7 @@ import torch
 from ltui.training.rank import torch_internals
 from ltui.training.rank.channel import Channel
 from ltui.training.rank.telemetry import count_samples, host_float
-from ltui.training.tensor_queue.record_types import Phase, RecordKind, StepField
+from ltui.training.shared.record_types import Phase, RecordKind, StepField
 
 _OTHER_STEPS = 16
 """Steps of another optimizer without one of the first, after which that one counts."""

@@ -8,7 +8,7 @@ that. Counters that samplers keep in plain attributes are restored too.
 
 If the checksum of the dropped indices differs, the sampler drew another order and the position is
 not exact. For another number of ranks or another batch size, the remaining samples are resharded
-(``sample_resharding.py``).
+(``samplers_and_generators.py``).
 
 Only the iterator sees the substitute. The loader's own attributes stay as the user set them.
 """
@@ -29,16 +29,14 @@ from ltui.training.rank.resume.random_states import (
     read_random_states,
     restore_random_states,
 )
-from ltui.training.rank.resume.sample_resharding import (
-    describe_order,
-    remaining_indices,
-    sampler_sharding,
-    shards_batches,
-)
 from ltui.training.rank.resume.samplers_and_generators import (
+    describe_order,
     read_generators,
+    remaining_indices,
     restore_generators,
+    sampler_sharding,
     samplers_of,
+    shards_batches,
 )
 from ltui.training.rank.torch_internals import (
     create_iterator,

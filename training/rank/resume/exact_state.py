@@ -27,7 +27,6 @@ import torch
 
 from ltui.training.rank import lightning_internals, torch_internals
 from ltui.training.rank.channel import Channel
-from ltui.training.rank.checkpoint_files import rank_file
 from ltui.training.rank.lightning_version import lightning_version
 from ltui.training.rank.resume.ddp_buckets import DdpBuckets
 from ltui.training.rank.resume.epoch_metric_state import (
@@ -43,6 +42,7 @@ from ltui.training.rank.resume.random_states import (
     read_random_states,
     restore_random_states,
 )
+from ltui.training.shared.checkpoint_files import rank_file
 
 VERSION = 2
 """Version of a rank's state file. A file of another version is not used."""

@@ -19,8 +19,11 @@ from ltui.training.rank.resume.dataloader_position import (
     is_stateful_loader,
     shut_down,
 )
-from ltui.training.rank.resume.ffcv_inexact_operations import describe_inexact_loader
-from ltui.training.rank.resume.ffcv_position import FfcvLoaderPosition, is_ffcv_loader
+from ltui.training.rank.resume.ffcv_position import (
+    FfcvLoaderPosition,
+    describe_inexact_loader,
+    is_ffcv_loader,
+)
 from ltui.training.rank.resume.nested_tensors import is_plain_data
 from ltui.training.rank.resume.random_states import (
     States,

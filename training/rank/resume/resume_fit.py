@@ -6,22 +6,162 @@ itself keeps its own.
 
 Weights-only loading is tried first. A checkpoint that contains other objects (for example a user's
 hyperparameters) is loaded in full, but only from the run's own folder, where only this run writes.
+
+Give every node the checkpoint to resume from, before Lightning restores it. A node that does not
+see rank 0's folder receives all files of the checkpoint and its manifest, because a rank may need
+the parts of others: ranks may be on other nodes than when they saved, and a sharded model may be
+divided among another number of them. The files are removed when all ranks have read them.
 """
 
 from __future__ import annotations
 
 import inspect
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ltui.training.rank.checkpoint_files import read_manifest
+import torch.distributed as dist
+
+from ltui.training.rank.file_transfer import FileEntry, broadcast, copy_files, gather
 from ltui.training.rank.lightning_internals import checkpoint_connector, loaded_checkpoint
-from ltui.training.rank.node_folders import own_path_in_broadcasts
+from ltui.training.rank.node_folders import NodeFolders, ResumeSource, own_path_in_broadcasts
 from ltui.training.rank.resume.exact_state import ExactState
-from ltui.training.rank.resume.receive_checkpoint import ReceivedCheckpoint
+from ltui.training.shared.checkpoint_files import describe_file, read_manifest, remove
+
+
+class CheckpointNotReceivedError(RuntimeError):
+    """The checkpoint is damaged, or could not be copied to a node. No rank may train then."""
+
+
+class ReceivedCheckpoint:
+    """The checkpoint that a run of several nodes resumes from, as this rank sees it.
+
+    All ranks call each method together.
+    """
+
+    def __init__(self, nodes: NodeFolders, source: ResumeSource) -> None:
+        self._nodes, self._source = nodes, source
+        self._copied = False
+        """True if any node received a copy."""
+
+    def receive(self) -> Path:
+        """Return the checkpoint's path on this node; copy the files if the node does not see them.
+
+        Raises ``CheckpointNotReceivedError`` on every rank if a file is missing or a copy failed.
+        """
+        nodes, source = self._nodes, self._source
+        if source.in_folder and not nodes.detached:
+            return nodes.folder / source.path.name
+        entries, error = broadcast(self._entries() if nodes.rank == 0 else None)
+        if error is not None:
+            raise CheckpointNotReceivedError(error)
+        if not entries:
+            return source.path  # no local file: every node opens it by itself
+        sees = gather(self._sees(entries))
+        writers = {node: rank for node, rank in nodes.writers.items() if not sees[rank]}
+        if writers:
+            self._copy(entries, writers)
+        if nodes.node in writers:
+            return nodes.received / source.path.name
+        return nodes.folder / source.path.name if source.in_folder else source.path
+
+    def _sees(self, entries: list[FileEntry]) -> bool:
+        """Return True if this rank's node sees the checkpoint, or another rank of it decides."""
+        nodes = self._nodes
+        if nodes.writers.get(nodes.node) != nodes.rank:
+            return True
+        if self._source.in_folder:
+            return not nodes.is_detached
+        return _is_whole(self._source.path.parent, entries)
+
+    def _copy(self, entries: list[FileEntry], writers: Mapping[int, int]) -> None:
+        """Copy the files to the nodes in ``writers``, where one rank writes for all."""
+        nodes, source = self._nodes, self._source
+        self._copied = True
+        paths = None
+        if nodes.rank in writers.values():
+            remove(nodes.received)
+            paths = [nodes.received / entry.name for entry in entries]
+        elif nodes.rank == 0:
+            paths = [source.path.parent / entry.name for entry in entries]
+        report = copy_files(0, entries, paths, nodes.root_device)
+        if report.errors:
+            if nodes.rank in writers.values():
+                remove(nodes.received)
+            rank, text = min(report.errors.items())
+            raise CheckpointNotReceivedError(
+                f"{source.path.name} could not be copied to every node of the run: "
+                f"{nodes.describe_rank(rank)} reported {text}."
+            )
+
+    def release(self) -> None:
+        """Remove the copies when all ranks have read them."""
+        if self._copied:
+            dist.barrier()
+            if self._nodes.rank in self._nodes.writers.values():
+                remove(self._nodes.received)
+
+    def _entries(self) -> tuple[list[FileEntry], str | None]:
+        """Return the files of the checkpoint, and the error if one is missing."""
+        path = self._source.path
+        if not path.exists():
+            if self._source.in_folder:
+                return [], f"{path.name} is gone from {path.parent}."
+            return [], None
+        try:
+            return _entries_of(path), None
+        except _MissingPartError as missing:
+            return [], str(missing)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            return [], f"{path.name} cannot be read: {type(error).__name__}: {error}."
+
+
+class _MissingPartError(Exception):
+    pass
+
+
+def _entries_of(path: Path) -> list[FileEntry]:
+    """Return the files of a checkpoint, from its manifest if it has one, and the manifest."""
+    manifest_path = Path(f"{path}.json")
+    manifest = read_manifest(manifest_path)
+    if not manifest:
+        files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+        return [_entry(path.parent, file) for file in files]
+    parts = {f"{path.name}/{name}": facts for name, facts in manifest.get("files", {}).items()}
+    parts = parts or {path.name: manifest}
+    parts |= manifest.get("beside") or {}
+    entries = []
+    for name, facts in parts.items():
+        file, size = path.parent / name, int(facts["size_bytes"])
+        if not file.is_file() or file.stat().st_size != size:
+            found = "is truncated" if file.is_file() else "is missing"
+            raise _MissingPartError(
+                f"{path.name} is not complete: {name}, written by node {facts.get('node', 0)}, "
+                f"{found} in {path.parent}."
+            )
+        entries.append(FileEntry(name=name, size_bytes=size, sha256=facts["sha256"]))
+    return [*entries, _entry(path.parent, manifest_path)]
+
+
+def _entry(folder: Path, file: Path) -> FileEntry:
+    facts = describe_file(file)
+    return FileEntry(name=file.relative_to(folder).as_posix(), **facts)
+
+
+def _is_whole(folder: Path, entries: list[FileEntry]) -> bool:
+    """Return True if all files are in ``folder`` with the same checksums."""
+    try:
+        return all(
+            (folder / entry.name).stat().st_size == entry.size_bytes
+            and replace(entry, **describe_file(folder / entry.name)) == entry
+            for entry in entries
+        )
+    except OSError:
+        return False
+
 
 Report = Callable[..., None]
 """Sends an event: ``report(kind, text, **fields)``."""

@@ -32,33 +32,32 @@ from ltui.training.nodes.agent_link import AgentLink
 from ltui.training.nodes.barrier_mirror import BarrierMirror
 from ltui.training.nodes.link_key import KEY_FILE_NAME, LinkKey
 from ltui.training.nodes.link_limits import head_lost_s, readings_period_s, report_period_s
-from ltui.training.nodes.link_place import LinkPlace, read_link_place
 from ltui.training.nodes.log_tails import LogTails
-from ltui.training.nodes.machine_id import machine_id
 from ltui.training.nodes.messages import (
+    MachineObservations,
     NodeReport,
     Orders,
     OrdersMessage,
     ReportMessage,
     own_version,
 )
+from ltui.training.nodes.node_address import LinkPlace, machine_id, read_link_place
 from ltui.training.nodes.node_watch import SILENT_AFTER_S
-from ltui.training.nodes.observations import MachineObservations
 from ltui.training.nodes.probe import ProbeSocket
-from ltui.training.nodes.queue_chunk import (
+from ltui.training.nodes.queue_tail import (
     QueueChunk,
     QueuePosition,
+    QueueTails,
     pack_chunks,
     unpack_positions,
 )
-from ltui.training.nodes.queue_tail import QueueTails
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import release_lock
 from ltui.training.state.run_snapshot import to_json
 from ltui.training.store.history_writer import StoreWriter
 from ltui.training.store.run_directory import RunDir
+from ltui.training.supervise.engine_command import ShimWatch
 from ltui.training.supervise.live_attempt import LiveAttempt
-from ltui.training.supervise.shim_watch import ShimWatch
 
 ANSWER_S = 1.0
 """Seconds to wait for the orders that answer a report."""
@@ -331,6 +330,7 @@ class NodeAgent:
         self._live.close()
         self._link.close()
         self._barrier.close()
+        self._tails.remove_acknowledged(self._acknowledged)
         self._tails.close()
         if self._probe is not None:
             self._probe.close()

@@ -1,6 +1,6 @@
 """The other machines of a run, as node 0 sees them through the reports of their agents.
 
-Reports are taken in a thread of the link (``report_intake.py``). The supervisor's loop reads what
+Reports are taken in a thread of the link (``node_reports.py``). The supervisor's loop reads what
 they brought (``node_reports.py``) and says here what it wants of the agents.
 """
 
@@ -24,20 +24,26 @@ from ltui.training.nodes.head_link import HeadLink
 from ltui.training.nodes.join_offer import make_offer, training_versions
 from ltui.training.nodes.link_key import KEY_FILE_NAME, LinkKey
 from ltui.training.nodes.link_limits import head_lost_s, node_gone_s
-from ltui.training.nodes.link_place import LinkPlace, read_link_place, write_link_place
-from ltui.training.nodes.messages import (
-    Orders,
-    own_version,
+from ltui.training.nodes.messages import Orders, own_version
+from ltui.training.nodes.node_address import (
+    LinkPlace,
+    format_host_and_port,
+    read_link_place,
+    write_link_place,
 )
-from ltui.training.nodes.node_address import format_host_and_port
 from ltui.training.nodes.node_places import NodePlaces
 from ltui.training.nodes.node_watch import RECONNECT_S, SILENT_AFTER_S, NodeWatch
 from ltui.training.nodes.probe import probe_all
 from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import NodeSnapshot, NodeState
 from ltui.training.store.run_directory import RunDir
-from ltui.training.supervise.nodes.node_reports import NodeReports, RemoteNode, end_text
-from ltui.training.supervise.nodes.report_intake import ReportIntake, Wanted
+from ltui.training.supervise.nodes.node_reports import (
+    NodeReports,
+    RemoteNode,
+    ReportIntake,
+    Wanted,
+    end_text,
+)
 
 _WATCH_S = 0.02
 """Seconds between two looks at the table of the step consensus."""

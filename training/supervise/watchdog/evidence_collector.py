@@ -6,41 +6,104 @@ own.
 
 from __future__ import annotations
 
+import sys
 import time
+import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis.build_diagnosis import build_diagnosis
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence, HostEvidence
-from ltui.training.diagnosis.judge import Judgement
+from ltui.training.diagnosis.judge import Judgement, judge
 from ltui.training.diagnosis.judge_input import (
     BEFORE_TRAINING,
     Death,
+    HealthHistory,
+    JudgeInput,
     verdict_key,
 )
 from ltui.training.diagnosis.rules.stopped_processes import STOPPED_AFTER_S
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.rank_queue_poller import QueuePoll, local_processes
-from ltui.training.nodes.observations import RankObservations
+from ltui.training.nodes.messages import RankObservations
 from ltui.training.process.exit_watch import ExitWatch
 from ltui.training.process.host_evidence import oom_kills, read_host
-from ltui.training.process.identity import ProcessIdentity, is_alive, is_stopped
+from ltui.training.process.identity import ProcessIdentity, ProcessTable, is_alive, is_stopped
 from ltui.training.process.process_activity import LOADER_NAME
-from ltui.training.process.process_table import ProcessTable
+from ltui.training.shared.record_types import Outcome, PulseState
 from ltui.training.state.record_fold import FoldState
 from ltui.training.state.run_snapshot import RunSnapshot, Verdict, to_json
 from ltui.training.store.run_directory import RunDir
-from ltui.training.supervise.watchdog.death_evidence import describe_death
-from ltui.training.supervise.watchdog.diagnosis_writer import DiagnosisWriter, shortened
+from ltui.training.supervise.watchdog.diagnosis_writer import (
+    DiagnosisWriter,
+    describe_death,
+    shortened,
+)
 from ltui.training.supervise.watchdog.evidence_thread import EvidenceThread
 from ltui.training.supervise.watchdog.gather_evidence import (
     CollectorCache,
     EvidenceRequest,
     RankTarget,
 )
-from ltui.training.tensor_queue.record_types import Outcome, PulseState
+
+
+class HealthMonitor:
+    """Judges one attempt, and keeps the history that the next judgement needs."""
+
+    def __init__(self) -> None:
+        self.history = HealthHistory()
+        """The history of the last judgement, which is part of the next input."""
+        self._last_error: str | None = None
+        """The last exception of the judge, so that each is logged once."""
+        self._dead_before_end: set[int] = set()
+        """Ranks that were dead before the run was asked to end."""
+
+    def judge(self, inputs: JudgeInput, *, end_requested: bool) -> Judgement:
+        """Judge the ranks.
+
+        ``end_requested`` means that the run was asked to end: ranks that die now are not reported.
+        """
+        judgement = self._judge_safely(inputs)
+        self.history = judgement.history
+        return self._without_requested_deaths(judgement, end_requested)
+
+    def _judge_safely(self, inputs: JudgeInput) -> Judgement:
+        """Judge again without evidence if the judge fails.
+
+        Evidence takes very many forms. An error while judging it must not end the supervisor, and
+        pulses alone still show which ranks make no progress.
+        """
+        try:
+            return judge(inputs)
+        except Exception:
+            if inputs.evidence is None:
+                raise
+            text = traceback.format_exc()
+            if text != self._last_error:
+                self._last_error = text
+                print(text, file=sys.stderr, flush=True)
+            return judge(replace(inputs, evidence=None, evidence_expected=False))
+
+    def _without_requested_deaths(self, judgement: Judgement, end_requested: bool) -> Judgement:
+        """Remove verdicts on ranks that died because the run was asked to end."""
+        if not end_requested:
+            verdicts = judgement.verdicts
+            dead = {r for v in verdicts if v.level == VerdictLevel.DEAD for r in v.culprits}
+            self._dead_before_end = dead
+            return judgement
+        active, ended = map(self._not_requested, (judgement.verdicts, judgement.ended))
+        return replace(judgement, verdicts=active, ended=ended)
+
+    def _not_requested(self, verdicts: tuple[Verdict, ...]) -> tuple[Verdict, ...]:
+        return tuple(
+            v
+            for v in verdicts
+            if v.level != VerdictLevel.DEAD or self._dead_before_end >= {*v.culprits}
+        )
+
 
 _STILL_NS = 800_000_000
 """Nanoseconds without progress after which it is checked whether a rank's workers are stopped."""

@@ -23,6 +23,7 @@ from ltui.training.diagnosis.evidence import (
 )
 from ltui.training.lifecycle.elastic_log import log_tail
 from ltui.training.process.host_evidence import read_host, unacknowledged_tcp
+from ltui.training.process.identity import ProcessTable
 from ltui.training.process.proc_files import ProcessEntry
 from ltui.training.process.process_activity import (
     LOADER_NAME,
@@ -30,13 +31,12 @@ from ltui.training.process.process_activity import (
     activity_between,
     read_counters,
 )
-from ltui.training.process.process_table import ProcessTable
 from ltui.training.process.stack_dumps import PySpy, dump_by_signal
+from ltui.training.shared.record_types import PulseState
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.watchdog import heartbeat_answers
 from ltui.training.supervise.watchdog.diagnosis_writer import evidence_dir
 from ltui.training.tensor_queue.heartbeat_table import HeartbeatState, HeartbeatTable
-from ltui.training.tensor_queue.record_types import PulseState
 
 INTERVAL_S = 0.9
 """Seconds between the two samples of what processes do."""

@@ -14,10 +14,8 @@ from typing import Any
 from ltui.training.diagnosis.evidence import Collective, Frame, ThreadStack
 from ltui.training.diagnosis.observations.stack_frames import call_site
 from ltui.training.store.run_directory import read_json
-from ltui.training.tensor_queue.heartbeat_table import HeartbeatState
+from ltui.training.tensor_queue.heartbeat_table import LATE_S, HeartbeatState
 
-_HEARTBEAT_LATE_S = 1.6
-"""Seconds since the last heartbeat after which the thread counts as not running."""
 _CALLER_FRAMES = 4
 """Number of frames that are kept of a collective besides its call site."""
 
@@ -35,7 +33,7 @@ def read_answer(folder: Path, rank: int, number: int, heartbeat: HeartbeatState 
 
 def is_running(heartbeat: HeartbeatState | None) -> bool:
     """Return True if the heartbeat thread of a rank runs."""
-    return heartbeat is not None and heartbeat_age_s(heartbeat) < _HEARTBEAT_LATE_S
+    return heartbeat is not None and heartbeat_age_s(heartbeat) < LATE_S
 
 
 def heartbeat_age_s(heartbeat: HeartbeatState) -> float:
