@@ -176,7 +176,7 @@ class MarkedRunsScreen(RunListScreen):
         # Imported here: the first frame changes no run.
         from dataclasses import replace
 
-        star = not all(entry.labels.star for entry in entries)
+        star = not all(labels.star for labels in _labels(entries))
         self._change_labels(_directories(entries), lambda labels: replace(labels, star=star))
 
     def action_label(self, kind: str) -> None:
@@ -193,10 +193,11 @@ class MarkedRunsScreen(RunListScreen):
             if change is not None:
                 self._change_labels(_directories(entries), change)
 
-        labels = [entry.labels for entry in entries]
         groups = {entry.labels.group for entry in self.runs_panel.lines.values()} - {""}
         used = groups if kind == "group" else set()
-        self.app.push_screen(LabelQuestion(kind, self._named(entries), labels, used), answered)
+        self.app.push_screen(
+            LabelQuestion(kind, self._named(entries), _labels(entries), used), answered
+        )
 
     @work(thread=True, group="marked runs")
     def _change_labels(
@@ -317,6 +318,15 @@ class MarkedRunsScreen(RunListScreen):
 
 def _directories(entries: Sequence[RunEntry]) -> list[RunDir]:
     return [entry.run_dir for entry in entries]
+
+
+def _labels(entries: Sequence[RunEntry]) -> list[RunLabels]:
+    """Return the labels as they are now. The list knows those of a moment ago, and a tag that was
+    added since would be removed without a question."""
+    # Imported here: the first frame changes no run.
+    from ltui.training.store.labels_file import read_labels
+
+    return [read_labels(entry.run_dir) for entry in entries]
 
 
 def _delete_question(ended: Sequence[RunEntry]) -> str:

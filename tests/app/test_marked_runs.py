@@ -228,6 +228,16 @@ async def test_marked_runs_are_tagged_grouped_and_annotated(home: Path) -> None:
     assert read_labels(RunDir(home / "runs" / other)) == RunLabels()
 
 
+async def test_a_tag_that_the_list_does_not_know_yet_is_not_removed_without_a_question(
+    home: Path,
+) -> None:
+    async with opened(home) as it:
+        for run_id in IDS:
+            change_labels(RunDir(home / "runs" / run_id), lambda now: replace(now, tags=("new",)))
+        await it.press("a", "T", *"-new", "enter")
+        assert await it.question() == "Remove these tags of 3 runs?"
+
+
 @pytest.mark.parametrize(("key", "label"), [("n", "note"), ("G", "group")])
 async def test_different_notes_and_groups_are_kept_unless_their_removal_is_confirmed(
     home: Path, key: str, label: str

@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -28,8 +29,10 @@ import yaml
 from ltui.training.problem import ProblemError
 from ltui.training.state.json_decoder import WRONG_CONTENT
 from ltui.training.store.run_directory import RunDir
-from tests.runs.hostile_runs import COMMANDS, check_commands, make_home, output_of
+from tests.runs.hostile_runs import COMMANDS, HANG_S, check_commands, make_home, output_of
 
+LIMIT_S = 2.0
+"""Maximum seconds of a command on a machine that does nothing else."""
 ESCAPES = "\x1b]52;c;aGFja2Vk\x07\x1b[2J\x9b31m\u202eevil\r\nINJECTED\x00\x7f"
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 10**9, 10**30, -(10**18), 1e308, -1e300, float("nan"), 0.5),
@@ -213,12 +216,22 @@ def _edit_database(path: Path, chance: random.Random) -> str:
         return f"{kind} {table}"
 
 
-def fuzz(home: Path, first: int, count: int, seed: int, source: Path | None = None) -> list[str]:
-    """Damage a run ``count`` times, and return what was wrong."""
+def fuzz(
+    home: Path,
+    first: int,
+    count: int,
+    seed: int,
+    source: Path | None = None,
+    seconds: float = HANG_S,
+) -> list[str]:
+    """Damage a run ``count`` times, and return what was wrong.
+
+    A command may take so many ``seconds``.
+    """
     evil = make_home(home)
     for words in COMMANDS:
         # The first one also imports modules.
-        output_of(words, seconds=60.0)
+        output_of(words)
     if source is not None:
         shutil.rmtree(evil.path)
         shutil.copytree(source, evil.path, symlinks=True)
@@ -232,7 +245,7 @@ def fuzz(home: Path, first: int, count: int, seed: int, source: Path | None = No
             shutil.copytree(whole, evil.path, symlinks=True, copy_function=os.link)
             text = f"{number}: {damage(evil, chance)}"
             commands = (*chance.sample(COMMANDS[1:], 2), COMMANDS[0])
-            wrong += check_commands(text, commands)
+            wrong += check_commands(text, commands, partial(output_of, seconds=seconds))
             shutil.rmtree(evil.path)
     return wrong
 
@@ -252,7 +265,8 @@ def main() -> int:
         for first in range(options.first, last, 100):
             home = Path(folder, str(first))
             os.environ["LTUI_HOME"] = str(home)
-            found = fuzz(home, first, min(100, last - first), options.seed, options.run)
+            count = min(100, last - first)
+            found = fuzz(home, first, count, options.seed, options.run, LIMIT_S)
             print("\n".join(found), end="\n" if found else "")
             wrong += found
             shutil.rmtree(home)

@@ -41,7 +41,7 @@ def train(kind: str, steps: int, seconds: float, rank: int = 0) -> None:
     model: torch.nn.Module = torch.nn.Linear(8, 2)
     if dist.is_initialized() and kind != "unknown":
         model = DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     second = torch.optim.Adam(model.parameters(), lr=0.001)
     scaler = torch.amp.GradScaler("cpu", enabled=kind == "skips")
     step = torch.compile(optimizer.step, backend="eager") if kind == "compiled" else None
@@ -69,7 +69,9 @@ def train(kind: str, steps: int, seconds: float, rank: int = 0) -> None:
     # Of the steps of which ltui keeps the times.
     step_s = statistics.median(end - begin for begin, end in pairwise(ends[-33:]))
     total = sum(p.double().sum().item() for p in model.parameters())
-    print(f"rank {rank}: {steps} steps of {step_s:.4f} s, weights {total!r}", flush=True)
+    # One write: the ranks share the pipe, and print writes the end of the line on its own.
+    sys.stdout.write(f"rank {rank}: {steps} steps of {step_s:.4f} s, weights {total!r}\n")
+    sys.stdout.flush()
     if rank == 0:
         torch.save(model.state_dict(), "weights.pt")
 
