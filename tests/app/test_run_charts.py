@@ -138,8 +138,8 @@ async def test_charts_zoom_together_and_say_what_is_in_view(tmp_path: Path) -> N
         await pilot.press("home")
         await until(pilot, lambda: loss.view is None)
         assert screen._requests.request.steps is None
-        panel = screen.query_one("#loss", Panel)
-        await until(pilot, lambda: "zoomed" not in (panel.border_subtitle or ""))
+        loss_panel = screen.query_one("#loss", Panel)
+        await until(pilot, lambda: "zoomed" not in (loss_panel.border_subtitle or ""))
 
 
 async def test_the_footer_names_the_keys_of_the_chart_that_has_the_focus(tmp_path: Path) -> None:
