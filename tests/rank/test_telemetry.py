@@ -162,16 +162,16 @@ def test_logged_metrics_have_their_steps(run: RunFolder, fit: Any) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_wait_for_data_is_separated_from_work(run: RunFolder, fit: Any, workers: int) -> None:
-    """A loader that takes 70 % of the step, and with a worker one that is hidden but for 20 %."""
-    fetch_s, step_s = (0.014, 0.006) if workers == 0 else (0.0125, 0.04)
-    data = loader(30, sleep_s=fetch_s / 4 if workers == 0 else fetch_s, num_workers=workers)
+    """A sleep takes at least its time, and what is counted twice would exceed the whole step."""
+    fetch_s, step_s = 0.016, 0.006
+    data = loader(30, sleep_s=fetch_s / 4, num_workers=workers)
     fit(Linear(step_s=step_s), data, max_epochs=1)
     rows = run.steps()[5:]
-    total, fetched = rows[:, StepField.STEP_S].sum(), rows[:, StepField.FETCH_S].sum()
-    worked = rows[:, StepField.FORWARD_S].sum()
-    # Compared with the clock of this run, because on a busy machine a sleep takes longer.
-    assert fetched / total == pytest.approx(1 - worked / total, abs=0.1)
-    assert rows[:, StepField.FETCH_S].min() > (0.012 if workers == 0 else 0.0)
+    fetched, worked = rows[:, StepField.FETCH_S], rows[:, StepField.FORWARD_S]
+    # A sleep is measured by another clock.
+    assert fetched.min() > (fetch_s * 0.99 if workers == 0 else 0.0)
+    assert worked.min() > step_s * 0.99
+    assert (fetched + worked <= rows[:, StepField.STEP_S] + 1e-6).all()
 
 
 def test_manual_optimization_with_two_optimizers(run: RunFolder, fit: Any) -> None:
