@@ -18,7 +18,7 @@ from ltui.training.config.preset_form import START_FROM, field_text
 from ltui.training.problem import Problem
 from ltui.widgets.sanitise import clean_line, clean_name
 
-DEVICES_HINT = "auto, 2, 0,1, free:2"
+DEVICES_HINT = "2, 0,1 or free:2"
 MOST_WORDS = 4
 """Maximum number of words beside a field."""
 
