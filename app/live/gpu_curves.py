@@ -78,8 +78,7 @@ class GpuCurves:
                 continue
             readings = store.gpu_history(int(match[1]), STORED_S)
             field, factor = _READINGS[match[2]]
-            values: FloatArray = factor * getattr(readings, field)
-            self._curves[name] = _over_steps(readings.times, values, training)
+            self._curves[name] = _over_steps(readings["t"], factor * readings[field], training)
             self.version += 1
 
     def forget(self, names: Collection[str]) -> None:

@@ -5,10 +5,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
+from ltui.training.state.gpu_values import GPU_READINGS
 from ltui.training.state.run_snapshot import GpuSnapshot
+
+if TYPE_CHECKING:
+    from ltui.training.store.curve_reader import FloatArray
 
 HISTORY_S = 300.0
 """Seconds of readings that are kept."""
@@ -21,47 +26,41 @@ HEAT_S, HEAT_POINTS = 3.0, 100
 MAX_STRIPS = 64
 """Maximum number of GPUs with strips: each costs about 0.3 ms per second."""
 NAN = math.nan
-
-
-@dataclass(frozen=True, slots=True)
-class GpuSample:
-    """One reading of one GPU; NaN if the driver gave no value. Fractions are 0 to 1."""
-
-    at: float
-    """Unix seconds."""
-    utilisation: float = NAN
-    memory_bytes: float = NAN
-    power_w: float = NAN
-    temperature_c: float = NAN
-    sm: float = NAN
-    tensor: float = NAN
-    dram: float = NAN
+_COLUMNS = ("t", *GPU_READINGS)
+Row = tuple[float, ...]
+"""The unix time of a reading and its ``GPU_READINGS``; NaN if the driver gave no value."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuSeries:
     """Readings of the last minutes of one GPU, oldest first."""
 
-    samples: tuple[GpuSample, ...] = ()
+    rows: tuple[Row, ...] = ()
     strip: tuple[float, ...] = ()
     """Mean utilisation in windows of ``STRIP_S`` seconds."""
     heat: tuple[float, ...] = ()
     """Mean utilisation in windows of ``HEAT_S`` seconds."""
+
+    def values(self, name: str) -> list[float]:
+        """Return the values of one of ``GPU_READINGS``, or the times in unix seconds (``t``)."""
+        column = _COLUMNS.index(name)
+        return [row[column] for row in self.rows]
 
 
 class GpuHistory:
     """The latest readings of every GPU, bounded in number."""
 
     def __init__(self) -> None:
-        self._samples: dict[int, deque[GpuSample]] = {}
+        self._rows: dict[int, deque[Row]] = {}
         self._series: dict[int, GpuSeries] = {}
 
-    def load(self, number: int, samples: Sequence[GpuSample]) -> None:
-        """Add stored readings that are older than all readings kept so far."""
-        live = self._samples.get(number, deque())
-        first = live[0].at if live else math.inf
-        older = [s for s in samples if s.at < first]
-        self._samples[number] = deque([*older, *live], maxlen=MAX_SAMPLES)
+    def load(self, number: int, readings: Mapping[str, FloatArray]) -> None:
+        """Add stored readings (``RunStore.gpu_history``) that are older than all that are kept."""
+        live = self._rows.get(number, deque())
+        first = live[0][0] if live else math.inf
+        stored = zip(*(readings[name].tolist() for name in _COLUMNS), strict=True)
+        older = [row for row in stored if row[0] < first]
+        self._rows[number] = deque([*older, *live], maxlen=MAX_SAMPLES)
         self._series.pop(number, None)
 
     def add(self, gpus: Sequence[GpuSnapshot]) -> None:
@@ -69,12 +68,13 @@ class GpuHistory:
         for gpu in gpus:
             if gpu.sampled_at is None or gpu.error is not None:
                 continue
-            samples = self._samples.setdefault(gpu.number, deque(maxlen=MAX_SAMPLES))
-            if samples and samples[-1].at >= gpu.sampled_at:
+            rows = self._rows.setdefault(gpu.number, deque(maxlen=MAX_SAMPLES))
+            if rows and rows[-1][0] >= gpu.sampled_at:
                 continue
-            samples.append(_sample(gpu, gpu.sampled_at))
-            while samples[-1].at - samples[0].at > HISTORY_S:
-                samples.popleft()
+            values = (getattr(gpu, name) for name in GPU_READINGS)
+            rows.append((gpu.sampled_at, *(NAN if v is None else float(v) for v in values)))
+            while rows[-1][0] - rows[0][0] > HISTORY_S:
+                rows.popleft()
             self._series.pop(gpu.number, None)
 
     def series(self) -> dict[int, GpuSeries]:
@@ -82,47 +82,34 @@ class GpuHistory:
 
         With more than ``MAX_STRIPS`` GPUs there are no strips.
         """
-        has_strips = len(self._samples) <= MAX_STRIPS
-        for number, samples in self._samples.items():
+        has_strips = len(self._rows) <= MAX_STRIPS
+        for number, rows in self._rows.items():
             if number not in self._series:
-                readings = tuple(samples)
-                self._series[number] = GpuSeries(
-                    readings,
-                    window_means(readings, STRIP_S, STRIP_POINTS) if has_strips else (),
-                    window_means(readings, HEAT_S, HEAT_POINTS) if has_strips else (),
-                )
+                series = GpuSeries(tuple(rows))
+                if has_strips:
+                    strip = window_means(series, STRIP_S, STRIP_POINTS)
+                    heat = window_means(series, HEAT_S, HEAT_POINTS)
+                    series = replace(series, strip=strip, heat=heat)
+                self._series[number] = series
         return dict(self._series)
 
 
-def _sample(gpu: GpuSnapshot, at: float) -> GpuSample:
-    percent = gpu.utilisation_percent
-    values = (
-        None if percent is None else percent / 100,
-        gpu.memory_used_bytes,
-        gpu.power_w,
-        gpu.temperature_c,
-        gpu.sm_activity,
-        gpu.tensor_activity,
-        gpu.dram_activity,
-    )
-    return GpuSample(at, *(NAN if value is None else float(value) for value in values))
-
-
-def window_means(samples: Sequence[GpuSample], width_s: float, points: int) -> tuple[float, ...]:
-    """Return the mean utilisation in each of the last ``points`` windows.
+def window_means(series: GpuSeries, width_s: float, points: int) -> tuple[float, ...]:
+    """Return the mean utilisation, 0 to 1, in each of the last ``points`` windows.
 
     The windows have fixed boundaries, so that a value does not change from frame to frame. A window
     without a reading is NaN. Windows before the first reading are left out.
     """
-    if not samples:
+    if not series.rows:
         return ()
-    last = math.floor(samples[-1].at / width_s)
+    times = series.values("t")
+    last = math.floor(times[-1] / width_s)
     sums: dict[int, tuple[float, int]] = {}
-    for sample in samples:
-        window = math.floor(sample.at / width_s)
-        if window > last - points and math.isfinite(sample.utilisation):
+    for at, percent in zip(times, series.values("utilisation_percent"), strict=True):
+        window = math.floor(at / width_s)
+        if window > last - points and math.isfinite(percent):
             total, count = sums.get(window, (0.0, 0))
-            sums[window] = total + sample.utilisation, count + 1
+            sums[window] = total + percent / 100, count + 1
     if not sums:
         return ()
     means = (sums.get(window) for window in range(min(sums), last + 1))

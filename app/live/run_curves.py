@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from ltui.app.live.curve_arithmetic import (
     STEP_CURVES,
     STEP_SECONDS,
@@ -19,7 +17,6 @@ from ltui.app.live.curve_arithmetic import (
 )
 from ltui.app.live.default_metrics import default_choice
 from ltui.app.live.gpu_curves import GpuCurves, gpu_curve_names, is_gpu_curve
-from ltui.app.live.gpu_history import HISTORY_S, GpuSample
 from ltui.training.state.metric_name_patterns import THROUGHPUT, TRAIN_LOSS
 from ltui.training.state.run_snapshot import RunSnapshot
 from ltui.training.state.throughput import MAX_RANK_RATES, TOTAL_RANK
@@ -43,19 +40,6 @@ def stored_curve(store: RunStore, name: str, rank: int = 0) -> Curve:
 def stored_segment(store: RunStore, name: str, steps: tuple[int, int], rank: int = 0) -> Curve:
     """Return the part of a curve between two steps, in as much detail as the store has."""
     return store.curve(name, rank=rank, first_step=steps[0], last_step=steps[1])
-
-
-def stored_gpu_samples(store: RunStore, number: int) -> list[GpuSample]:
-    """Return the readings of a GPU in the last minutes, oldest first."""
-    history = store.gpu_history(number, HISTORY_S)
-    columns = (
-        history.times,
-        history.utilisation_percent / 100,
-        history.memory_used_bytes,
-        history.power_w,
-        history.temperature_c,
-    )
-    return [GpuSample(*row) for row in np.transpose(columns).tolist()]
 
 
 def stored_attempt_ranks(store: RunStore) -> tuple[tuple[int, int], ...]:

@@ -17,9 +17,9 @@ from typing import Any
 
 from ltui.app.live.curve_arithmetic import LatestCurveRequest
 from ltui.app.live.frame import Frame, RankException, ResolvedVerdict
-from ltui.app.live.gpu_history import GpuHistory
+from ltui.app.live.gpu_history import HISTORY_S, GpuHistory
 from ltui.app.live.log_tail import LogTail
-from ltui.app.live.run_curves import RunCurves, stored_attempt_ranks, stored_gpu_samples
+from ltui.app.live.run_curves import RunCurves, stored_attempt_ranks
 from ltui.app.live.run_marks import RunMark, checkpoint_marks, stored_marks
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.recover_runs import current_snapshot
@@ -183,7 +183,7 @@ class RunPoller:
         """Load the GPU readings recorded before this poller began, once for each GPU."""
         assert self._snapshot is not None
         for number in {gpu.number for gpu in self._snapshot.gpus} - self._gpus_loaded:
-            self._gpu_history.load(number, stored_gpu_samples(store, number))
+            self._gpu_history.load(number, store.gpu_history(number, HISTORY_S))
             self._gpus_loaded.add(number)
 
     def _begin_attempt(self, attempt: int) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ltui.app.live.frame import Frame
-from ltui.app.live.gpu_history import GpuSample, GpuSeries
+from ltui.app.live.gpu_history import GpuSeries
+from ltui.training.state.gpu_values import GPU_READINGS
 from ltui.training.state.run_snapshot import (
     CheckpointInfo,
     GpuSnapshot,
@@ -139,11 +141,16 @@ def snapshot(**changes: Any) -> RunSnapshot:
 
 
 def gpu_past(values: Any = (0.9, 0.95, 0.98, 0.97)) -> GpuSeries:
-    samples = tuple(
-        GpuSample(at=NOW - len(values) + i, utilisation=v, power_w=600 * v, temperature_c=60.0)
-        for i, v in enumerate(values)
-    )
-    return GpuSeries(samples, tuple(values)[-12:], tuple(values)[-60:])
+    readings = [
+        {"utilisation_percent": 100 * v, "power_w": 600 * v, "temperature_c": 60.0} for v in values
+    ]
+    rows = tuple(gpu_row(NOW - len(values) + i, **reading) for i, reading in enumerate(readings))
+    return GpuSeries(rows, tuple(values)[-12:], tuple(values)[-60:])
+
+
+def gpu_row(at: float, **readings: float) -> tuple[float, ...]:
+    """A row of ``GpuSeries``."""
+    return at, *(readings.get(name, math.nan) for name in GPU_READINGS)
 
 
 def frame(**changes: Any) -> Frame:

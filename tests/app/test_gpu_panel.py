@@ -6,20 +6,22 @@ import math
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from textual.app import App, ComposeResult
 
 from ltui.app.demo.gpu_demo import DemoApp
 from ltui.app.live.frame import Frame
-from ltui.app.live.gpu_history import GpuHistory, GpuSample, window_means
+from ltui.app.live.gpu_history import GpuHistory, GpuSeries, window_means
 from ltui.app.panels.gpu_panel import GpuOverview
 from ltui.app.presentation import gpu_view
 from ltui.app.screens.gpu_details import GpuScreen
 from ltui.training.gpu.findings import Finding, verdicts
+from ltui.training.state.gpu_values import GPU_READINGS
 from ltui.training.state.run_snapshot import GpuProcessSnapshot, RunState
 from ltui.widgets.gpu_table import GpuTable
 from ltui.widgets.view_models import Tone
-from tests.app.frames import NOW, frame, gpu, snapshot
+from tests.app.frames import NOW, frame, gpu, gpu_row, snapshot
 from tests.app.one_run import OneRun, Script, shown, until
 
 
@@ -136,25 +138,26 @@ async def test_each_reading_stands_once(opened: bool) -> None:
 
 
 def test_windows_stand_fast_and_keep_gaps() -> None:
-    samples = [GpuSample(at=t, utilisation=v) for t, v in ((0, 0.2), (1, 0.4), (21, 1.0))]
-    first, gap, last = window_means(samples, 10, 12)
+    rows = [gpu_row(t, utilisation_percent=v) for t, v in ((0, 20), (1, 40), (21, 100), (22, 0))]
+    first, gap, last = window_means(GpuSeries(tuple(rows[:3])), 10, 12)
     assert first == pytest.approx(0.3)
     assert last == 1.0
     assert math.isnan(gap)
-    later = window_means([*samples, GpuSample(at=22, utilisation=0.0)], 10, 12)
+    later = window_means(GpuSeries(tuple(rows)), 10, 12)
     assert later[0] == first
 
 
 def test_the_book_is_bounded_and_takes_a_reading_once() -> None:
     book = GpuHistory()
-    book.load(0, [GpuSample(at=NOW - 900 + i, utilisation=0.1) for i in range(100)])
+    stored = {name: np.full(100, 10.0) for name in GPU_READINGS}
+    book.load(0, {"t": NOW - 900.0 + np.arange(100.0), **stored})
     for second in range(400):
         for _ in range(2):
             book.add([gpu(0, sampled_at=NOW + second)])
-    samples = book.series()[0].samples
-    assert len(samples) <= 302
-    assert samples[-1].at == NOW + 399
-    assert len({s.at for s in samples}) == len(samples)
+    times = book.series()[0].values("t")
+    assert len(times) <= 302
+    assert times[-1] == NOW + 399
+    assert len(set(times)) == len(times)
 
 
 @pytest.mark.parametrize(("count", "heat"), [(4, False), (9, True)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import os
 import sqlite3
 from dataclasses import replace
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from ltui.training.shared.record_types import StepField
 from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import GpuSnapshot, Verdict
 from ltui.training.store.database_schema import LAYOUT, StoreError
@@ -40,6 +42,33 @@ def test_a_newer_layout_is_refused_by_name(tmp_path: Path) -> None:
         RunStore(run_dir(tmp_path))
     with pytest.raises(StoreError, match="Upgrade ltui"):
         StoreWriter(path)
+
+
+def test_a_history_without_later_columns_is_read_and_continued(tmp_path: Path) -> None:
+    path = _written(tmp_path, 3)
+    gpus = [GpuSnapshot(index=0, sampled_at=1.0, power_w=70.0, sm_activity=0.5)]
+    store = StoreWriter(path)
+    store.commit(1, Batch(gpus=gpus))
+    store.close()
+    connection = sqlite3.connect(path)
+    for table, column in (
+        ("gpu_samples", "sm_activity"),
+        ("steps", "transfer_s"),
+        ("samples", "n"),
+    ):
+        connection.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
+    connection.commit()
+    connection.close()
+    with RunStore(run_dir(tmp_path)) as history:
+        readings = history.gpu_history(0, last_s=9.0)
+        assert (readings["power_w"].tolist(), str(readings["sm_activity"][0])) == ([70.0], "nan")
+        assert len(history.curve("step/loss").steps) == 3
+        assert math.isnan(history.last_steps(1)[0][StepField.TRANSFER_S])
+    store = StoreWriter(path)
+    store.commit(1, Batch(gpus=[replace(gpus[0], sampled_at=2.0)]))
+    store.close()
+    with RunStore(run_dir(tmp_path)) as history:
+        assert str(history.gpu_history(0, last_s=9.0)["sm_activity"].tolist()) == "[nan, 0.5]"
 
 
 def _read_everything(folder: Path) -> None:
@@ -125,8 +154,8 @@ def test_everything_else_comes_back(tmp_path: Path) -> None:
         assert [gap["missed"] for gap in stored_rows(run, "gaps")] == [4]
         assert [(v.culprits, v.ended) for v in history.verdicts()] == [((1,), 9.0)]
         readings = history.gpu_history(0, last_s=2.0)
-        assert list(readings.times) == [1.0, 2.0, 3.0]
-        assert str(readings.utilisation_percent[1]) == "nan"
+        assert list(readings["t"]) == [1.0, 2.0, 3.0]
+        assert str(readings["utilisation_percent"][1]) == "nan"
         assert history.snapshot().global_step == 7
 
 

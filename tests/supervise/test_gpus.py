@@ -71,8 +71,8 @@ def test_gpus_findings_and_xids(runs: Runs, steer: Callable[[str], None]) -> Non
         assert "XID 79: the GPU fell off the bus" in event.text
         assert all(v.ended is not None for v in store.verdicts() if v.kind == "gpu_repair")
         history = store.gpu_history(0, 60.0)
-        assert len(history.times) > 1
-        assert set(history.power_w) == {540.0}
+        assert len(history["t"]) > 1
+        assert set(history["power_w"]) == {540.0}
 
 
 @pytest.mark.slow

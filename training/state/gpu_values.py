@@ -9,6 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+GPU_READINGS = (
+    "utilisation_percent", "memory_utilisation_percent", "memory_used_bytes", "power_w",
+    "temperature_c", "sm_clock_mhz", "sm_activity", "tensor_activity", "dram_activity",
+)  # fmt: skip
+"""Fields of ``GpuValues`` that the history keeps: columns of its table and of the charts. A history
+that was begun without one of them has no values of it."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuValues:

@@ -11,6 +11,7 @@ import sqlite3
 from pathlib import Path
 
 from ltui.training.problem import ProblemError
+from ltui.training.state.gpu_values import GPU_READINGS
 
 LAYOUT = 1
 """Version of the layout that this ltui writes and the highest one that it reads."""
@@ -25,11 +26,6 @@ STEP_COLUMNS = (
 )  # fmt: skip
 """Columns of the table ``steps``: the first fields of ``StepField``, in their order. The rest of
 its fields is not stored."""
-GPU_READINGS = (
-    "utilisation_percent", "memory_utilisation_percent", "memory_used_bytes", "power_w",
-    "temperature_c", "sm_clock_mhz",
-)  # fmt: skip
-"""Columns of the table ``gpu_samples``: fields of ``GpuSnapshot``."""
 
 # The ordering key of `steps` is (step, seq): rows arrive in that order, so inserts append, and the
 # same record written twice is one row. A row of `samples` is one logged value, or `n` values that
@@ -48,10 +44,8 @@ CREATE TABLE cursors (
     PRIMARY KEY (attempt, rank)
 ) WITHOUT ROWID;
 CREATE TABLE steps (
-    attempt INTEGER, rank INTEGER, seq INTEGER,
-    step INTEGER, epoch INTEGER, batch INTEGER, samples REAL, loss REAL, lr REAL,
-    step_s REAL, fetch_s REAL, forward_s REAL, backward_s REAL, optimizer_s REAL,
-    memory_bytes REAL, memory_peak_bytes REAL, wall_s REAL, stepped REAL, transfer_s REAL,
+    attempt INTEGER, rank INTEGER, seq INTEGER, step INTEGER, epoch INTEGER, batch INTEGER,
+    {", ".join(f"{name} REAL" for name in STEP_COLUMNS[3:])},
     PRIMARY KEY (attempt, rank, step, seq)
 ) WITHOUT ROWID;
 CREATE TABLE step_windows (
@@ -101,16 +95,16 @@ CREATE TABLE gaps (
 """
 
 
-_COMBINED_COLUMNS = (
-    ("n", "INTEGER"), ("low", "REAL"), ("high", "REAL"), ("last", "REAL"), ("first_step", "INTEGER")
-)  # fmt: skip
-ADDED_COLUMNS = (
-    ("attempts", "changes", "TEXT"),
-    ("attempts", "reason", "TEXT"),
-    ("cursors", "combined", "INTEGER"),
-    *(("samples", column, kind) for column, kind in _COMBINED_COLUMNS),
-)
-"""(table, column, type) of columns added after layout 1.
+ADDED_COLUMNS = {
+    "attempts": {"changes": "TEXT", "reason": "TEXT"},
+    "cursors": {"combined": "INTEGER"},
+    "samples": {
+        "n": "INTEGER", "low": "REAL", "high": "REAL", "last": "REAL", "first_step": "INTEGER"
+    },
+    "steps": dict.fromkeys(STEP_COLUMNS[3:], "REAL"),
+    "gpu_samples": dict.fromkeys(GPU_READINGS, "REAL"),
+}  # fmt: skip
+"""Table -> column -> type of columns that a history of layout 1 may lack.
 
 The layout has the same number, because older versions leave these columns empty.
 """
@@ -184,26 +178,28 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
 
 
 def _add_columns(connection: sqlite3.Connection) -> None:
-    for table, column, kind in ADDED_COLUMNS:
-        if column not in _columns(connection, table):
-            connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
+    for table, columns in ADDED_COLUMNS.items():
+        for column in _missing(connection, table):
+            connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} {columns[column]}")
 
 
-def _columns(connection: sqlite3.Connection, table: str) -> set[str]:
-    return {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+def _missing(connection: sqlite3.Connection, table: str) -> list[str]:
+    present = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+    return [column for column in ADDED_COLUMNS[table] if column not in present]
 
 
-def show_combined_columns(connection: sqlite3.Connection) -> None:
-    """Give a read-only database of an older version the columns of combined values.
+def show_added_columns(connection: sqlite3.Connection) -> None:
+    """Give a read-only database of an older version the columns that it lacks, without values.
 
     A temporary view stands before the table of its name and leaves the file as it is.
     """
-    if "n" not in _columns(connection, "samples"):
-        missing = ", ".join(f"NULL AS {column}" for column, _ in _COMBINED_COLUMNS)
-        connection.execute("PRAGMA query_only = OFF")  # it forbids temporary views too
-        columns = f"SELECT *, {missing} FROM main.samples"  # noqa: S608
-        connection.execute(f"CREATE TEMP VIEW samples AS {columns}")
-        connection.execute("PRAGMA query_only = ON")
+    for table in ADDED_COLUMNS:
+        if missing := _missing(connection, table):
+            connection.execute("PRAGMA query_only = OFF")  # it forbids temporary views too
+            columns = ", ".join(f"NULL AS {column}" for column in missing)
+            view = f"SELECT *, {columns} FROM main.{table}"  # noqa: S608
+            connection.execute(f"CREATE TEMP VIEW {table} AS {view}")
+            connection.execute("PRAGMA query_only = ON")
 
 
 CHECKED_BYTES = 256 << 20

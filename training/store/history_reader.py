@@ -16,6 +16,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ltui.training.state.gpu_values import GPU_READINGS
 from ltui.training.state.json_decoder import WRONG_CONTENT, from_json, parse_json
 from ltui.training.state.metric_name_patterns import THROUGHPUT, TRAIN_LOSS, is_training_loss
 from ltui.training.state.run_snapshot import RunSnapshot, Verdict, snapshot_from_json
@@ -25,7 +26,7 @@ from ltui.training.store.database_schema import (
     check_layout,
     damaged_error,
     no_history_error,
-    show_combined_columns,
+    show_added_columns,
     store_error,
 )
 from ltui.training.store.export_rows import (
@@ -109,17 +110,6 @@ class CurveEnd:
     """None while no such metric is stored."""
     step: int = -1
     seq: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class StoredGpuReadings:
-    """Stored readings of one GPU, oldest first; missing values are NaN."""
-
-    times: FloatArray
-    utilisation_percent: FloatArray
-    memory_used_bytes: FloatArray
-    power_w: FloatArray
-    temperature_c: FloatArray
 
 
 _Result = TypeVar("_Result")
@@ -461,22 +451,23 @@ class RunStore:
         return [from_json(Verdict, parse_json(row[0]), tolerant=True) for row in rows]
 
     @_raises_store_error
-    def gpu_history(self, number: int, last_s: float) -> StoredGpuReadings:
-        """Return the readings of a GPU in the ``last_s`` seconds before its newest reading.
+    def gpu_history(self, number: int, last_s: float) -> dict[str, FloatArray]:
+        """Return the readings of a GPU in the ``last_s`` seconds before its newest one.
 
+        ``GPU_READINGS``, and ``t`` in unix seconds -> values, oldest first; missing ones are NaN.
         ``number`` is ``GpuSnapshot.number``.
         """
+        columns = ("t", *GPU_READINGS)
         rows = self._connection.execute(
-            "SELECT t, utilisation_percent, memory_used_bytes, power_w, temperature_c "
-            "FROM gpu_samples WHERE gpu = :gpu AND t >= "
+            f"SELECT {', '.join(columns)} FROM gpu_samples WHERE gpu = :gpu AND t >= "  # noqa: S608
             "(SELECT max(t) FROM gpu_samples WHERE gpu = :gpu) - :last_s ORDER BY t",
             {"gpu": number, "last_s": last_s},
         ).fetchall()
         # Imported here, as in ``curve``.
         import numpy as np
 
-        columns = np.array(rows, dtype=np.float64).reshape(-1, 5).T
-        return StoredGpuReadings(*columns)
+        values = np.array(rows, dtype=np.float64).reshape(-1, len(columns)).T
+        return dict(zip(columns, values, strict=True))
 
     # -- export --------------------------------------------------------------------------------
 
@@ -558,7 +549,7 @@ def _connect(path: Path, uri: str) -> UntrustedDatabase:
         if check_layout(path, connection) == 0:
             raise no_history_error(path, "the run has no history yet.")
         connection.check_tables()
-        show_combined_columns(connection)
+        show_added_columns(connection)
     except BaseException:
         connection.close()
         raise

@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ltui.training.state.gpu_values import GPU_READINGS
 from ltui.training.state.metric_name_patterns import TRAIN_LOSS, is_training_loss
 from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import GpuSnapshot, RunSnapshot, RunState, Verdict, to_json
 from ltui.training.store import history_windows
-from ltui.training.store.database_schema import GPU_READINGS, STEP_COLUMNS, open_for_writing
+from ltui.training.store.database_schema import STEP_COLUMNS, open_for_writing
 from ltui.training.store.same_loss import logs_step_loss
 
 KEEP_ROWS = 200_000
