@@ -323,6 +323,22 @@ def _add_launch_commands(add: AddCommand) -> None:
     )
     _add_join(add)
     _add_submit(add)
+    _add_resume(add)
+    attach = add(
+        "attach", "dashboard:open_dashboard", "open the dashboard at a run", _ATTACH_EPILOG
+    )
+    attach.add_argument(
+        "run",
+        metavar="RUN",
+        nargs="?",
+        default="last",
+        help=f"{RUN_HELP}; HOST:RUN for a run of another machine, by ssh",
+    )
+    _add_readonly_option(attach)
+    _add_serve(add)
+
+
+def _add_resume(add: AddCommand) -> None:
     resume = add(
         "resume", "launch:resume", "continue an ended run from its checkpoint", _RESUME_EPILOG
     )
@@ -340,18 +356,6 @@ def _add_launch_commands(add: AddCommand) -> None:
     _add_detach_options(resume)
     _add_node_options(resume)
     resume.set_defaults(python=None)
-    attach = add(
-        "attach", "dashboard:open_dashboard", "open the dashboard at a run", _ATTACH_EPILOG
-    )
-    attach.add_argument(
-        "run",
-        metavar="RUN",
-        nargs="?",
-        default="last",
-        help=f"{RUN_HELP}; HOST:RUN for a run of another machine, by ssh",
-    )
-    _add_readonly_option(attach)
-    _add_serve(add)
 
 
 def _add_serve(add: AddCommand) -> None:

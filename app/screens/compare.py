@@ -70,19 +70,10 @@ HINTS = (
     KeyHint("?", "help", "app.help", keep=True),
 )
 
-
-class CompareScreen(PanelScreen):
-    """Several runs compared. The first one is the reference until another one is pinned."""
-
-    PANELS: ClassVar[Mapping[str, str]] = {
-        name: name for name in ("curves", "runs", "settings", "parameters")
-    }
-    SCOPE = "compare"
-    ABOUT = "Each run keeps its colour and its sign on every screen."
-    BINDINGS: ClassVar[list[BindingType]] = [
-        *bindings(
-            "compare",
-            """
+KEYS = [
+    *bindings(
+        "compare",
+        """
         [Runs]
         space  | hide          | hide or show  | Hide or show the curve of the row under the cursor
         p      | pin           | pin           | Pin the run under the cursor as the reference
@@ -113,18 +104,29 @@ class CompareScreen(PanelScreen):
         escape | cancel        | cancel        | Restore a maximised panel, or go back
         q      | leave_comparison | close      | Go back, or quit if this is the only screen
         """,
-        ),
-        # With priority, because a chart in focus has keys for its own scale.
-        *bindings(
-            "compare",
-            """
-            [Curves]
-            y | log_scale | y scale  | Linear or logarithmic y axis of all charts
-            o | outliers  | outliers | Show all values, or cut outliers off, in all charts
-            """,
-            priority=True,
-        ),
-    ]
+    ),
+    # With priority, because a chart in focus has keys for its own scale.
+    *bindings(
+        "compare",
+        """
+        [Curves]
+        y | log_scale | y scale  | Linear or logarithmic y axis of all charts
+        o | outliers  | outliers | Show all values, or cut outliers off, in all charts
+        """,
+        priority=True,
+    ),
+]
+
+
+class CompareScreen(PanelScreen):
+    """Several runs compared. The first one is the reference until another one is pinned."""
+
+    PANELS: ClassVar[Mapping[str, str]] = {
+        name: name for name in ("curves", "runs", "settings", "parameters")
+    }
+    SCOPE = "compare"
+    ABOUT = "Each run keeps its colour and its sign on every screen."
+    BINDINGS: ClassVar[list[BindingType]] = list(KEYS)
 
     def __init__(
         self,

@@ -67,7 +67,9 @@ def attempt(folder: Path, **changes: Any) -> Any:
         "spec": RunSpec(id="a", name="a", created_at=1.0, cwd="/", python="python3", nproc=1),
         "number": 2,
         "state": RunState.RUNNING,
-        "detail": lambda: None,
+        "restarts": SimpleNamespace(scheduled=None),
+        "queued_because": None,
+        "queues": SimpleNamespace(errors={}),
         "started_at": 0.0,
         "fold": fold(FoldState(), 0, [plan, *steps(100, 0.1)]),
         "pulses": {0: pulse(0, Phase.FORWARD, 10.0, global_step=100)},
@@ -83,7 +85,7 @@ def attempt(folder: Path, **changes: Any) -> Any:
         "nodes": None,
         "shown_metrics": lambda _: {},
         "logs": SimpleNamespace(warnings=()),
-        "stops": SimpleNamespace(escalation=None),
+        "stops": SimpleNamespace(escalation=None, error=None),
     }
     return SimpleNamespace(**{**values, **changes})
 

@@ -103,8 +103,7 @@ class BetonData(RankData):
         _check(batch_size=batch_size, val_batch_size=val_batch_size, batches_ahead=batches_ahead)
         self.paths = {"train": train, "val": val, "test": test}
         self.sources = sources or {}
-        self.folder = folder
-        self.fields = fields
+        self.folder, self.fields = folder, fields
         self.batch_size = batch_size
         self.val_batch_size = val_batch_size or batch_size
         self.order: Order = order
@@ -117,8 +116,7 @@ class BetonData(RankData):
         self.shift, self.flip, self.cutout = shift, flip, cutout
         self.mean, self.std, self.channels_last = mean, std, channels_last
         self.with_ffcv = uses_ffcv(loader)
-        self.num_workers = num_workers
-        self.batches_ahead = batches_ahead
+        self.num_workers, self.batches_ahead = num_workers, batches_ahead
         self.os_cache = os_cache
         self._readers: dict[object, Any] = {}
 

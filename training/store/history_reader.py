@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ltui.training.state.gpu_values import GPU_READINGS
 from ltui.training.state.json_decoder import WRONG_CONTENT, from_json, parse_json
-from ltui.training.state.metric_name_patterns import THROUGHPUT, TRAIN_LOSS, is_training_loss
+from ltui.training.state.metric_name_patterns import THROUGHPUT, TRAIN_LOSS
 from ltui.training.state.run_snapshot import RunSnapshot, Verdict, snapshot_from_json
 from ltui.training.store.database_schema import (
     STEP_COLUMNS,
@@ -40,7 +40,12 @@ from ltui.training.store.export_rows import (
 from ltui.training.store.history_place import HistoryFile, history_file
 from ltui.training.store.history_windows import SAMPLES, STEPS
 from ltui.training.store.run_directory import RunDir
-from ltui.training.store.same_loss import is_step_loss, logs_step_loss
+from ltui.training.store.same_loss import (
+    has_step_loss,
+    has_two_losses,
+    is_step_loss,
+    logs_step_loss,
+)
 from ltui.training.store.series_query import Series, SeriesPart
 from ltui.training.store.untrusted_database import (
     LIMIT_S,
@@ -170,17 +175,13 @@ class RunStore:
         if row is None:
             raise no_history_error(self.path, "it holds no state of the run yet.")
         try:
-            return self._without_same_loss(snapshot_from_json(parse_json(row[0])))
+            snapshot = snapshot_from_json(parse_json(row[0]))
         except ValueError as error:
             raise store_error(
                 self.path, f"the run's stored state is damaged ({error}).", "Delete the run."
             ) from error
-
-    def _without_same_loss(self, snapshot: RunSnapshot) -> RunSnapshot:
-        """Return the snapshot as newer supervisors write it: see ``same_loss.py``."""
-        others = (name for name in snapshot.metrics if name != TRAIN_LOSS)
-        both = TRAIN_LOSS in snapshot.metrics and any(map(is_training_loss, others))
-        if both and logs_step_loss(self._connection):
+        # Newer supervisors write it so.
+        if has_two_losses(snapshot.metrics) and logs_step_loss(self._connection):
             del snapshot.metrics[TRAIN_LOSS]
         return snapshot
 
@@ -190,7 +191,7 @@ class RunStore:
         names = set(self._logged_names())
         if logs_step_loss(self._connection):
             names.discard(TRAIN_LOSS)
-        elif self._has_step_loss():
+        elif has_step_loss(self._connection):
             names.add(TRAIN_LOSS)
         return sorted(names)
 
@@ -214,13 +215,6 @@ class RunStore:
     @_raises_store_error
     def _is_step_loss(self, name: str) -> bool:
         return name not in self._logged_names() or is_step_loss(self._connection, name)
-
-    def _has_step_loss(self) -> bool:
-        for table, column in (("step_windows", "loss_mean"), ("steps", "loss")):
-            query = f"SELECT 1 FROM {table} WHERE {column} IS NOT NULL LIMIT 1"  # noqa: S608
-            if self._connection.execute(query).fetchone():
-                return True
-        return False
 
     # -- curves --------------------------------------------------------------------------------
 
@@ -364,19 +358,11 @@ class RunStore:
     def peak_memory_bytes(self) -> float | None:
         """Return the most GPU memory that tensors of one rank used at once; None if unknown."""
         # The column is a maximum since the start of the attempt, so the last row has it.
-        peaks = [
-            row[0]
-            for attempt, rank in self._connection.execute("SELECT attempt, rank FROM cursors")
-            for row in typed(
-                self._connection.execute(
-                    "SELECT memory_peak_bytes FROM steps WHERE attempt = ? AND rank = ? "
-                    "ORDER BY step DESC, seq DESC LIMIT 1",
-                    (attempt, rank),
-                ),
-                REAL,
-            )
-        ]
-        return max((peak for peak in peaks if peak is not None), default=None)
+        rows = self._connection.execute(
+            "SELECT max((SELECT memory_peak_bytes FROM steps s WHERE s.attempt = c.attempt "
+            "AND s.rank = c.rank ORDER BY step DESC, seq DESC LIMIT 1)) FROM cursors c"
+        )
+        return next(typed(rows, REAL))[0]  # type: ignore[no-any-return]
 
     @_raises_store_error
     def attempt_ranks(self) -> dict[int, tuple[int, ...]]:

@@ -7,6 +7,7 @@ name for it, and that one is shown. Lists, charts, comparisons and exports all a
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Collection
 
 from ltui.training.state.json_decoder import parse_json
 from ltui.training.state.metric_name_patterns import TRAIN_LOSS, is_training_loss
@@ -15,6 +16,20 @@ _VALUES = 64
 """Maximum number of logged values that are compared, the newest ones."""
 _SHARE_PERCENT = 90
 """Percentage of the values that must be equal: a loss may be logged beside a step's end."""
+
+
+def has_two_losses(names: Collection[str]) -> bool:
+    """Return True if the metrics are ``train/loss`` and another loss of the training."""
+    return TRAIN_LOSS in names and any(n != TRAIN_LOSS and is_training_loss(n) for n in names)
+
+
+def has_step_loss(db: sqlite3.Connection) -> bool:
+    """Return True if ltui has measured the loss of a step."""
+    for table, column in (("step_windows", "loss_mean"), ("steps", "loss")):
+        query = f"SELECT 1 FROM {table} WHERE {column} IS NOT NULL LIMIT 1"  # noqa: S608
+        if db.execute(query).fetchone():
+            return True
+    return False
 
 
 def logs_step_loss(db: sqlite3.Connection) -> bool:

@@ -27,13 +27,14 @@ from ltui.training.lifecycle.shim_files import engine_identity, from_earlier_boo
 from ltui.training.nodes.messages import merge_ranks
 from ltui.training.process.identity import ProcessIdentity
 from ltui.training.shared.record_types import Outcome, Phase, PulseState
-from ltui.training.state.metric_name_patterns import THROUGHPUT, TRAIN_LOSS, is_training_loss
+from ltui.training.state.metric_name_patterns import THROUGHPUT, TRAIN_LOSS
 from ltui.training.state.record_fold import FoldedEvent, fold_many
 from ltui.training.state.run_snapshot import LIVE, MetricValue, RunSnapshot, RunState
 from ltui.training.state.snapshot_from_fold import metrics, training_has_started
 from ltui.training.state.throughput import ThroughputPoint, next_point
 from ltui.training.store.history_writer import Batch, Sample, StoreWriter
 from ltui.training.store.run_directory import RunDir
+from ltui.training.store.same_loss import has_two_losses
 from ltui.training.supervise.checkpoint_catalog import CheckpointCatalog, ScriptCheckpoints
 from ltui.training.supervise.history_recorder import HistoryRecorder
 from ltui.training.supervise.log_limit import LogLimit
@@ -366,44 +367,11 @@ class LiveAttempt:
             return begun or training_has_started(pulses)
         if self.spec.command is None:
             return False
-        return self._logs() or self.machine.program.runs(now_s - self.started_at)
+        return self.logs_values() or self.machine.program.runs(now_s - self.started_at)
 
-    def _logs(self) -> bool:
+    def logs_values(self) -> bool:
+        """Return True if a rank has sent a value that the program logs."""
         return any(rank.metrics for rank in self.fold.ranks.values())
-
-    def detail(self) -> str | None:
-        """Return a sentence that explains the state of the run, or None."""
-        if self.restarts.scheduled is not None:
-            return self.restarts.scheduled.describe()
-        delays = None if self.nodes is None else self.nodes.delays_text(self.local_ranks())
-        if self.stops.escalation is not None:
-            text = self.stops.escalation.describe(
-                time.monotonic(),
-                saving=any(p and p.phase is Phase.CHECKPOINT for p in self.pulses.values()),
-                stopped=self.have_stopped(),
-            )
-            return text if delays is None else f"{text}; {delays}"
-        if self.state is RunState.PAUSING and delays is not None:
-            return f"pausing: {delays}"
-        if self.queued_because is not None:
-            return self.queued_because
-        if self.nodes is not None and (waiting := self.nodes.waiting_text()) is not None:
-            return waiting
-        if self.nodes is not None and (awaited := self.nodes.awaited_text(self.local_ranks())):
-            return f"saving a checkpoint: {awaited}"
-        if self.stops.error is not None:
-            return self.stops.error
-        if self.state is RunState.PAUSED:
-            return f"paused at step {self.furthest_step()}"
-        if not any(self.pulses.values()):
-            if self.state is RunState.STARTING:
-                return self.machine.program.stage()
-            if self.state is RunState.RUNNING:
-                return self.machine.program.describe(logs=self._logs())
-        if self.queues.errors:
-            rank, reason = next(iter(sorted(self.queues.errors.items())))
-            return f"the queue of rank {rank} cannot be read: {reason}"
-        return None
 
     def build_snapshot(self, judgement: Judgement, now_s: float) -> RunSnapshot:
         """Build a snapshot, store it in ``snapshot``, and return it."""
@@ -416,8 +384,8 @@ class LiveAttempt:
         if now_s >= self._compare_losses_at or now_s < self._compare_losses_at - COMPARE_LOSSES_S:
             self._compare_losses_at = now_s + COMPARE_LOSSES_S
             self._logs_loss = self.store.logs_step_loss(default=self._logs_loss)
-        if self._logs_loss and any(n != TRAIN_LOSS and is_training_loss(n) for n in found):
-            found.pop(TRAIN_LOSS, None)
+        if self._logs_loss and has_two_losses(found):
+            del found[TRAIN_LOSS]
         return found
 
     def close(self) -> None:

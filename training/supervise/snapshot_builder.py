@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from ltui.training.lifecycle.classify_end import AttemptEnd
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.restart_rules import ScheduledRestart
 from ltui.training.process.rank_usage import RankUsage
+from ltui.training.shared.record_types import Phase
 from ltui.training.slurm.run_place import job_of_environment, pause_cost
 from ltui.training.state.freeze_checks import all_warnings
 from ltui.training.state.record_fold import RankFold
@@ -115,8 +117,43 @@ def _saves_checkpoints(live: LiveAttempt) -> bool | None:
     return fold.saves_checkpoints and together
 
 
+def _state_detail(live: LiveAttempt) -> str | None:
+    """Return a sentence that explains the state of the run, or None."""
+    if live.restarts.scheduled is not None:
+        return live.restarts.scheduled.describe()
+    delays = None if live.nodes is None else live.nodes.delays_text(live.local_ranks())
+    if live.stops.escalation is not None:
+        text = live.stops.escalation.describe(
+            time.monotonic(),
+            saving=any(p and p.phase is Phase.CHECKPOINT for p in live.pulses.values()),
+            stopped=live.have_stopped(),
+        )
+        return text if delays is None else f"{text}; {delays}"
+    if live.state is RunState.PAUSING and delays is not None:
+        return f"pausing: {delays}"
+    if live.queued_because is not None:
+        return live.queued_because
+    if live.nodes is not None and (waiting := live.nodes.waiting_text()) is not None:
+        return waiting
+    if live.nodes is not None and (awaited := live.nodes.awaited_text(live.local_ranks())):
+        return f"saving a checkpoint: {awaited}"
+    if live.stops.error is not None:
+        return live.stops.error
+    if live.state is RunState.PAUSED:
+        return f"paused at step {live.furthest_step()}"
+    if not any(live.pulses.values()):
+        if live.state is RunState.STARTING:
+            return live.machine.program.stage()
+        if live.state is RunState.RUNNING:
+            return live.machine.program.describe(logs=live.logs_values())
+    if live.queues.errors:
+        rank, reason = next(iter(sorted(live.queues.errors.items())))
+        return f"the queue of rank {rank} cannot be read: {reason}"
+    return None
+
+
 def _detail(live: LiveAttempt, job: JobSnapshot | None, now_s: float) -> str | None:
-    detail = live.detail()
+    detail = _state_detail(live)
     if job is None or live.state is not RunState.PAUSED:
         return detail
     return "; ".join(t for t in (detail, pause_cost(job, live.run_dir.id, now_s)) if t)

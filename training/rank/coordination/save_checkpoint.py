@@ -200,21 +200,12 @@ def save_checkpoint(
         manifest_fields = {**manifest_fields, "node_of_rank": nodes.node_of_rank}
     size: int | None = None
     if trainer.is_global_zero:
+        fields = {"global_step": step, "epoch": epoch, "reason": reason, **manifest_fields}
+        fields |= {"torch": torch.__version__, "lightning": lightning_version(trainer)}
+        fields |= {} if weights is None else {"weights": weights}
         try:
             if error is None:
-                facts = {"torch": torch.__version__, "lightning": lightning_version(trainer)}
-                facts |= {} if weights is None else {"weights": weights}
-                path, size = publish_checkpoint(
-                    temporary,
-                    path,
-                    ranks,
-                    received,
-                    global_step=step,
-                    epoch=epoch,
-                    reason=reason,
-                    **facts,
-                    **manifest_fields,
-                )
+                path, size = publish_checkpoint(temporary, path, ranks, received, **fields)
         except OSError as failure:
             error = f"{type(failure).__name__}: {failure}"
         if error is not None:
