@@ -21,6 +21,7 @@ from ltui.training.gpu.flop_utilisation import BatchFlops
 from ltui.training.gpu.run_gpus import RunGpusView
 from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.pending_stops import PendingStopStore
+from ltui.training.lifecycle.stop_escalation import StopEscalation
 from ltui.training.process.identity import identify
 from ltui.training.shared.record_types import Phase, RecordKind
 from ltui.training.state.record_fold import FoldState, fold
@@ -69,6 +70,9 @@ def attempt(folder: Path, **changes: Any) -> Any:
         "state": RunState.RUNNING,
         "restarts": SimpleNamespace(scheduled=None),
         "queued_because": None,
+        "furthest_step": lambda: None,
+        "have_stopped": lambda: False,
+        "logs_values": lambda: False,
         "queues": SimpleNamespace(errors={}),
         "started_at": 0.0,
         "fold": fold(FoldState(), 0, [plan, *steps(100, 0.1)]),
@@ -226,7 +230,7 @@ def test_a_rank_that_the_signal_of_a_stop_has_ended_is_not_dead(
     live = attempt(tmp_path, state=RunState.STOPPING, fold=fold(FoldState(), 0, [hello]))
     dead = judgement(RankState.DEAD)
     assert state_word(built(live, dead)) == "RANK DEAD"
-    live.stops.escalation = object()
+    live.stops.escalation = StopEscalation(0.0, 60.0, telemetry=False)
     assert state_word(built(live, dead)) == ("RANK DEAD" if saves else "stopping")
 
 
