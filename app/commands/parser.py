@@ -266,9 +266,8 @@ def _add_preset_argument(parser: Parser) -> None:
 
 
 def _add_launch_commands(add: AddCommand) -> None:
-    run = add(
-        "run", "launch:run", "train a preset or a LightningCLI configuration file", _RUN_EPILOG
-    )
+    about = "train a preset or a LightningCLI configuration file"
+    run = add("run", "launch:run", about, _RUN_EPILOG)
     _add_preset_argument(run)
     _add_set_option(run)
     _add_launch_options(run)
@@ -324,9 +323,8 @@ def _add_launch_commands(add: AddCommand) -> None:
     _add_join(add)
     _add_submit(add)
     _add_resume(add)
-    attach = add(
-        "attach", "dashboard:open_dashboard", "open the dashboard at a run", _ATTACH_EPILOG
-    )
+    about = "open the dashboard at a run"
+    attach = add("attach", "dashboard:open_dashboard", about, _ATTACH_EPILOG)
     attach.add_argument(
         "run",
         metavar="RUN",

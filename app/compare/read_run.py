@@ -120,7 +120,11 @@ def read_run(run_dir: RunDir, metrics: Collection[str], snapshot_of: ReadSnapsho
             name: summarise(curve, partial(_part, store, name), directions[name])
             for name, curve in curves.items()
         }
-        attempts = tuple(store.attempt_times())
+        attempts = tuple(
+            (attempt.started_at, attempt.ended_at)
+            for attempt in store.attempts()
+            if attempt.started_at is not None
+        )
         labels = read_labels(run_dir)
         return ComparedRun(
             snapshot=snapshot,

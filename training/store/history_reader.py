@@ -96,11 +96,13 @@ class StoredEvent:
 
 @dataclass(frozen=True, slots=True)
 class StoredAttempt:
-    """The start of one attempt."""
+    """Start and end of one attempt."""
 
     number: int
     started_at: float | None
     """Unix seconds."""
+    ended_at: float | None
+    """None if its end is not recorded."""
     resumed_step: int | None
     changes: tuple[str, ...]
     """Settings that were changed since the previous attempt."""
@@ -194,11 +196,6 @@ class RunStore:
         elif has_step_loss(self._connection):
             names.add(TRAIN_LOSS)
         return sorted(names)
-
-    @_raises_store_error
-    def logged_names(self) -> list[str]:
-        """Return the names of metrics that the user logged."""
-        return sorted(self._logged_names())
 
     def _logged_names(self) -> list[str]:
         rows = self._connection.execute("SELECT name FROM names WHERE name != ?", (THROUGHPUT,))
@@ -304,17 +301,10 @@ class RunStore:
             return None
         if series is None:
             return to_curve([]), end
-        column, tables = series.column, series.tables
-        rows = (
-            SeriesPart(self._connection, series, end.attempt, rank)
-            .rows(
-                f"step, epoch, {tables.time}, {tables.single(column)}, seq",
-                "AND (step, seq) > (?, ?) ORDER BY step, seq",
-                end.step,
-                end.seq,
-            )
-            .fetchall()
-        )
+        part, tables = SeriesPart(self._connection, series, end.attempt, rank), series.tables
+        columns = f"step, epoch, {tables.time}, {tables.single(series.column)}, seq"
+        after = "AND (step, seq) > (?, ?) ORDER BY step, seq"
+        rows = part.rows(columns, after, end.step, end.seq).fetchall()
         if rows:
             end = replace(end, step=rows[-1][0], seq=rows[-1][-1])
         return to_curve([row[:-1] for row in rows]), end
@@ -341,18 +331,6 @@ class RunStore:
             return Series(SAMPLES, "value", (int(row[0]),))
         column = STEP_SERIES.get(metric) or ROW_SERIES.get(metric)
         return Series(STEPS, column) if column else None
-
-    @_raises_store_error
-    def attempt_times(self) -> list[tuple[float, float | None]]:
-        """Return the start and the end of each attempt in unix seconds, first to last.
-
-        The end is None for an attempt whose end is not recorded.
-        """
-        rows = self._connection.execute(
-            "SELECT started_at, ended_at FROM attempts WHERE started_at IS NOT NULL "
-            "ORDER BY attempt"
-        )
-        return [(start, end) for start, end in typed(rows, REAL, REAL)]
 
     @_raises_store_error
     def peak_memory_bytes(self) -> float | None:
@@ -382,11 +360,12 @@ class RunStore:
     def attempts(self) -> list[StoredAttempt]:
         """Return every attempt, the first one first."""
         rows = self._connection.execute(
-            "SELECT attempt, started_at, resumed_step, changes FROM attempts ORDER BY attempt"
+            "SELECT attempt, started_at, ended_at, resumed_step, changes FROM attempts "
+            "ORDER BY attempt"
         )
         return [
-            StoredAttempt(number, started_at, step, tuple(map(str, parse_json(changes or "[]"))))
-            for number, started_at, step, changes in typed(rows, WHOLE, REAL, REAL, TEXT)
+            StoredAttempt(number, start, end, step, tuple(map(str, parse_json(changes or "[]"))))
+            for number, start, end, step, changes in typed(rows, WHOLE, REAL, REAL, REAL, TEXT)
         ]
 
     # -- events and readings --------------------------------------------------------------------

@@ -129,7 +129,7 @@ def _target(checkpoint: Path, temporary: Path, name: str) -> Path:
     return partial_path(checkpoint.with_name(first))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class SaveResult:
     """How saving ended on this rank. ``error`` is None if it succeeded."""
 
@@ -159,8 +159,7 @@ def save_checkpoint(
     step, epoch = trainer.global_step, trainer.current_epoch
     path = folder / checkpoint_name(step, reason)
     temporary, own_part = _own_places(nodes, path, trainer.global_rank)
-    state: dict[str, Any] | None = None
-    error: str | None = None
+    state, error = None, None
     ranks = trainer.world_size if rank_state is not None else 0
     check = WeightsCheck({})
     sharded = saves_with_all_ranks(trainer.strategy)
@@ -200,9 +199,8 @@ def save_checkpoint(
         manifest_fields = {**manifest_fields, "node_of_rank": nodes.node_of_rank}
     size: int | None = None
     if trainer.is_global_zero:
-        fields = {"global_step": step, "epoch": epoch, "reason": reason, **manifest_fields}
-        fields |= {"torch": torch.__version__, "lightning": lightning_version(trainer)}
-        fields |= {} if weights is None else {"weights": weights}
+        position = {"global_step": step, "epoch": epoch, "reason": reason}
+        fields = {**_facts(trainer, weights), **position, **manifest_fields}
         try:
             if error is None:
                 path, size = publish_checkpoint(temporary, path, ranks, received, **fields)
@@ -210,8 +208,13 @@ def save_checkpoint(
             error = f"{type(failure).__name__}: {failure}"
         if error is not None:
             remove_unfinished(path, temporary)
-    seconds = time.perf_counter() - began
-    return SaveResult(path=path, size_bytes=size, seconds=seconds, error=error)
+    return SaveResult(path, size, seconds=time.perf_counter() - began, error=error)
+
+
+def _facts(trainer: Any, weights: str | None) -> dict[str, str]:
+    """Return the versions, and whether the weights are finite, for the manifest."""
+    facts = {"torch": torch.__version__, "lightning": lightning_version(trainer)}
+    return facts if weights is None else {**facts, "weights": weights}
 
 
 def _weights_check(trainer: Any, checkpoint: Mapping[str, Any]) -> WeightsCheck:
