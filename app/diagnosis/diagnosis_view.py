@@ -168,13 +168,24 @@ def _headline(diagnosis: Diagnosis, active: Sequence[Verdict], context: Diagnosi
 def _about_line(diagnosis: Diagnosis, context: DiagnosisContext) -> str:
     run = context.snapshot
     program = shortened(clean_name(program_text(run)), MAX_PROGRAM_CHARS)
-    old_s = context.now - diagnosis.taken_at
-    checked = "checking ..." if context.asking else f"checked {formats.ago(max(0.0, old_s))}"
     parts = [
         clean_name(run.name), program, state_word(run), f"attempt {diagnosis.attempt}",
-        f"step {formats.step(run.global_step, run.max_steps)}", checked,
+        f"step {formats.step(run.global_step, run.max_steps)}", _checked_text(diagnosis, context),
     ]  # fmt: skip
     return " · ".join(w for w in parts if w) + "".join(f" · {clean_line(n)}" for n in context.notes)
+
+
+def _checked_text(diagnosis: Diagnosis, context: DiagnosisContext) -> str:
+    """Return ``checked 12 s ago``; of a run that has ended, how long before its end."""
+    run = context.snapshot
+    if context.asking:
+        return "checking ..."
+    if run.state in LIVE or run.ended_at is None:
+        return f"checked {formats.ago(max(0.0, context.now - diagnosis.taken_at))}"
+    before_s = run.ended_at - diagnosis.taken_at
+    if before_s <= AT_THE_END_S:
+        return "checked when it ended"
+    return f"checked {formats.age(before_s)} before it ended"
 
 
 def _verdict_view_model(verdict: Verdict, context: DiagnosisContext) -> VerdictViewModel:

@@ -64,7 +64,7 @@ class HelpScreen(Dialog[None]):
         with Vertical(classes="dialog -help"):
             with VerticalScroll(id="help-scroll"):
                 yield LineSheet(id="help-sheet")
-            yield Static(Text("esc close   ↑↓ scroll   Dim keys can't be used now."), id="answers")
+            yield Static(Text("esc close   ↑↓ scroll"), id="answers")
 
     def on_mount(self) -> None:
         self.query_one(".dialog").border_title = "keys"
@@ -109,6 +109,8 @@ def _column(groups: list[Group], width: int) -> list[Cells]:
 
 def _key_lines(keys: str, meaning: str, usable: bool, width: int) -> list[Cells]:
     key_tone, text_tone = (Tone.ACCENT, Tone.PLAIN) if usable else (Tone.DIM, Tone.DIM)
+    # Without colours, a dim line is hardly told from another one.
+    meaning = meaning if usable else f"{meaning} (not now)"
     rows = textwrap.wrap(meaning, max(10, width - KEYS_WIDTH - 2)) or [""]
     indent = " " * (KEYS_WIDTH + 2)
     cells: list[Cells] = []

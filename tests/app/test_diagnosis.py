@@ -72,6 +72,25 @@ def test_without_a_checkpoint_a_kill_is_not_called_harmless() -> None:
     assert "no checkpoint" in facts["or"]
 
 
+def test_a_duration_that_the_cause_gives_is_not_said_twice() -> None:
+    cause = "the process of rank 2 is stopped (SIGSTOP) in backward for 14 s"
+    stopped = replace(stalled(), verdicts=(replace(stalled().verdicts[0], cause=cause),))
+    assert view_model_of(stopped).headline.text == f"! STALLED: {cause}"
+    assert [v.title.text for v in view_model_of(stopped).verdicts] == ["STALLED"]
+
+
+def test_evidence_of_an_ended_run_has_its_distance_from_the_end() -> None:
+    def about(taken_at: float, **changes: Any) -> str:
+        run = snapshot(taken_at=NOW, **changes)
+        made = replace(healthy(), taken_at=taken_at)
+        return view_model_of(made, snapshot=run, now=NOW + 660).about
+
+    ended = {"state": RunState.STOPPED, "ended_at": NOW}
+    assert about(NOW, **ended).endswith("checked when it ended")
+    assert about(NOW - 40, **ended).endswith("checked 40 s before it ended")
+    assert about(NOW).endswith("checked 11 m ago")
+
+
 def test_several_verdicts_stand_with_the_gravest_first() -> None:
     dead = Verdict(kind="killed", level="dead", culprits=(0,), cause="rank 0 was killed", began=NOW)
     nan = Verdict(kind="nan_loss", level="warning", cause="the loss is not finite", began=NOW - 99)

@@ -18,7 +18,7 @@ from ltui.app.keys.footer import READONLY_BADGE, KeyFooter
 from ltui.app.keys.listed_keys import SCREEN, listed_keys
 from ltui.app.panels.run_charts import RunCharts
 from ltui.app.presentation.metric_charts import shown_metrics
-from ltui.app.screens.help import TYPING, HelpScreen
+from ltui.app.screens.help import TYPING, HelpScreen, help_lines
 from ltui.app.screens.home import HomeScreen
 from ltui.app.screens.label_question import LabelQuestion
 from ltui.app.screens.run import RunScreen
@@ -96,6 +96,10 @@ async def test_help_marks_what_can_not_be_done_now() -> None:
         assert not usable["k"]
         assert not usable["S"]
         assert usable["d"]
+        lines = help_lines(app.screen._groups, "", 76)
+        texts = {"".join(cell.text for cell in line).strip() for line in lines}
+        assert "k  Kill every process of the run, after a question (not now)" in texts
+        assert "d  Show what is wrong and what each rank does" in texts
 
 
 async def test_the_palette_offers_each_thing_once_and_nothing_that_is_refused() -> None:

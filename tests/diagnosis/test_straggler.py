@@ -150,6 +150,7 @@ def test_a_straggler_is_reported_with_what_uses_its_processor() -> None:
     (verdict,) = _at(state, 0.3, history=since, evidence=_seen(state, 0.2)).verdicts
     assert "its data is slow" in verdict.cause
     assert "data.py:7" in str(verdict.place)
+    assert str(verdict.remedy).startswith("See why that line takes longer on this rank only.")
 
 
 def test_evidence_from_before_it_straggled_is_ignored() -> None:

@@ -316,6 +316,8 @@ def straggler_verdict(
             reason, remedy = gpu_cause.text, gpu_cause.remedy
     line = _observed_line(inputs, straggler, rank_evidence)
     at_line = f" at {frame_text(line)}" if line is not None else ""
+    if line is not None and (reason, remedy) == REASONS[part]:
+        remedy = f"See why that line takes longer on this rank only. Otherwise: {remedy}"
     return Verdict(
         kind=VerdictKind.STRAGGLER,
         level=VerdictLevel.SLOW,
