@@ -31,6 +31,9 @@ def import_all(options: Namespace) -> int:
                 problems += error.problems
     if problems:
         raise ProblemError(*problems)
+    sys.stderr.write(
+        "The steps are the logger's. Lightning's loggers count them from 0, ltui from 1.\n"
+    )
     return EXIT_DONE
 
 

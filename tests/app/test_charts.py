@@ -10,7 +10,7 @@ import pytest
 from ltui.app.live.curve_arithmetic import STEP_SECONDS
 from ltui.app.live.default_metrics import default_choice
 from ltui.app.live.run_marks import MarkKind, RunMark
-from ltui.app.presentation.chart_axis import AXES, EPOCH_SIGN, Axis
+from ltui.app.presentation.chart_axis import AXES, EPOCH_SIGN, Axis, marks_legend
 from ltui.app.presentation.metric_charts import (
     ChartSettings,
     data_wait_text,
@@ -258,6 +258,8 @@ def test_marks_are_placed_on_every_axis_by_step_or_by_time() -> None:
     assert by_step == {"◆": 50.0, "!": pytest.approx(120.0), "»": 200.0}
     # Checkpoints are many, so only the others have a line over the whole height.
     assert {mark.sign for mark in Axis("step", run).marks if mark.line} == {"!", "»"}
+    legend = marks_legend([mark for mark in Axis("step", run).marks if mark.sign != EPOCH_SIGN])
+    assert sorted(legend.split("  ")) == ["! stall", "» attempt", "◆ checkpoint"]
     by_time = {mark.sign: mark.at for mark in Axis("time", run).marks if mark.sign != EPOCH_SIGN}
     assert by_time == {"◆": pytest.approx(5.0), "!": pytest.approx(12.0), "»": 560.0}
     epochs = [mark for mark in Axis("step", run).marks if mark.sign == EPOCH_SIGN]

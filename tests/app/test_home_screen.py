@@ -338,6 +338,8 @@ async def test_readonly_launches_and_deletes_nothing(home: Path, place: Path) ->
         assert app.screen is screen
         assert run_dir.path.exists()
         assert any("only watches" in n.message for n in app._notifications)
+        line = screen.query_one(LaunchLine)
+        assert "watching only (--readonly)" in str(line.content)
 
 
 async def test_what_a_run_would_start_from_is_said_beside_the_field(

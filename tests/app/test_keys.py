@@ -135,6 +135,7 @@ async def choose(pilot: Pilot[Any], app: LtuiApp, words: str, title: str) -> Non
     await pilot.press("ctrl+p")
     await until(pilot, lambda: isinstance(app.screen, CommandPalette))
     palette = app.screen
+    assert palette.query_one(Input).placeholder == "Search keys, metrics, runs and presets…"
     palette.query_one(Input).value = words
     found = palette.query_one(CommandList)
 

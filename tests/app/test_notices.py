@@ -70,6 +70,7 @@ def test_without_a_good_checkpoint_there_is_nothing_to_resume() -> None:
 def test_a_kill_names_what_is_lost() -> None:
     assert "204 steps will be lost" in kill_question(snapshot())
     assert "All its progress will be lost" in kill_question(snapshot(checkpoints=()))
+    assert kill_question(snapshot()).endswith("with a checkpoint instead, press Esc, then s.")
 
 
 def test_leaving_a_live_run_names_the_way_back() -> None:

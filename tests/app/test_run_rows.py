@@ -11,7 +11,8 @@ from ltui.app.panels.runs_table import RunsTable
 from ltui.app.presentation.headline_metric import headline_metric
 from ltui.app.runs.list_layout import with_column
 from ltui.app.runs.run_entry import RunEntry
-from ltui.app.runs.run_rows import RunRow, distinct_programs, is_empty, run_row
+from ltui.app.runs.run_fields import FIELD_NAMES
+from ltui.app.runs.run_rows import DEFAULT_COLUMNS, RunRow, distinct_programs, is_empty, run_row
 from ltui.app.runs.run_summary import summarise
 from ltui.app.runs.sort_runs import sorted_runs
 from ltui.training.config.preset_discovery import shipped_names
@@ -64,6 +65,13 @@ def test_the_title_names_the_metric_once_and_a_cell_only_another_one() -> None:
     cells = ["".join(cell.text for cell in table.cells_of(row)["metric"]) for row in rows]
     assert not any("loss" in cell for cell in cells)
     assert cells[2].startswith("reward ")
+
+
+def test_every_column_has_a_title_by_which_filters_and_sorting_name_it() -> None:
+    rows = [run_row(line("a", train__loss=0.5), NOW)]
+    titles = {column.key: column.title for column in RunsTable().columns_of(rows)}
+    assert titles == {name: name for name in ("name", *DEFAULT_COLUMNS)} | {"metric": "loss"}
+    assert set(DEFAULT_COLUMNS) < set(FIELD_NAMES)
 
 
 def test_runs_are_sorted_by_the_best_metric_and_those_without_come_last() -> None:

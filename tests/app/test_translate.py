@@ -11,6 +11,7 @@ from ltui.app.live.frame import RankException, ResolvedVerdict
 from ltui.app.presentation import gpu_view, rank_metrics, run_details, run_view
 from ltui.app.presentation.rank_metrics import RankMetricColumn
 from ltui.app.presentation.run_report import show_lines
+from ltui.app.presentation.snapshot_text import rank_line
 from ltui.app.runs.run_summary import summarise
 from ltui.training.shared.record_types import StepField
 from ltui.training.state.good_checkpoints import last_good_checkpoint
@@ -189,6 +190,18 @@ def test_readings_of_processes_that_ended_are_not_shown_as_if_they_stood() -> No
     assert set(metrics) == {"n/a"}
     assert row.age == ""
     assert row.pid == "4000"
+
+
+def test_an_ended_rank_has_no_phase_and_says_that_its_loss_is_nan() -> None:
+    nan = Verdict(
+        kind="nan_loss", level="warning", culprits=(0,), cause="NaN", place="loss",
+        evidence={"step": 41},
+    )  # fmt: skip
+    ended = rank(0, state=RankState.ENDED, phase="ended")
+    run = snapshot(state=RunState.FINISHED, ranks=(ended,), world_size=1, verdicts=(nan,))
+    (row,) = run_view.rank_rows(frame(snapshot=run))
+    assert (row.phase, row.state.text, row.note) == ("", "ended", "loss NaN since step 41")
+    assert "ended" not in rank_line(run, ended).split("ended", 1)[1]
 
 
 def test_a_declared_metric_is_a_column_of_the_rank_table(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ltui.app.commands import doctor
 from ltui.app.launch.local_machine import call_with_timeout, visible_gpus
 from tests.cli.conftest import Ltui
 from tests.gpu.standin import nvml_stand_in
@@ -38,6 +39,17 @@ def test_the_doctor_lists_gpus(ltui: Ltui, simulate: Simulate) -> None:
     assert driver["value"] == "575.1"
     assert [gpu["what"] for gpu in gpus] == ["GPU 0", "GPU 1"]
     assert "GiB free" in gpus[0]["value"]
+
+
+def test_the_doctor_lists_the_optional_parts_with_what_installs_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(doctor, "find_spec", lambda _: None)
+    findings = {finding.what: finding for finding in doctor._check_extras()}
+    assert set(findings) == {f"ltui[{name}]" for name in ("serve", "png", "parquet", "tensorboard")}
+    serve = findings["ltui[serve]"]
+    assert (serve.value, serve.ok) == ("not installed (used by ltui serve)", False)
+    assert "textual-serve" in str(serve.remedy)
 
 
 def test_the_doctor_says_whether_torch_can_use_the_gpus(

@@ -318,6 +318,15 @@ def test_an_ending_says_what_to_do_next() -> None:
     assert "ltui resume" not in "\n".join(end_report(damaged))
 
 
+def test_show_counts_ranks_once_and_says_when_a_checkpoint_was_saved() -> None:
+    ranks = tuple(replace(rank, state=RankState.ENDED) for rank in BUSY.ranks)
+    saved = replace(SOUND, reason="request", size_bytes=785 * 1024)
+    run = replace(BUSY, state=RunState.STOPPED, ranks=ranks, checkpoints=(saved,))
+    text = "\n".join(show_lines(run, 0.0))
+    assert "ranks     2, both ended" in text
+    assert "step 1204, weights not checked, checksum ok, saved on request, 785 KiB" in text
+
+
 def test_plain_lines_come_with_epochs_and_once_a_minute() -> None:
     stream = io.StringIO()
     lines = PlainLines(stream)

@@ -135,6 +135,8 @@ async def test_groups_are_one_curve_and_members_come_on_demand(opened: Opened) -
         await opened.ready(pilot)
         await pilot.press("G")
         assert [series.name for series in opened.series()] == ["lr=0.1 (3)", "lr=0.3 (2)"]
+        caption = str(opened.screen.query_one("#curves").border_subtitle)
+        assert "mean, min to max; faint: fewer runs" in caption
         first = opened.series()[0]
         assert first.low is not None
         assert first.high is not None

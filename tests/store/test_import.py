@@ -101,7 +101,9 @@ def test_an_imported_run_is_an_ended_run_like_any_other(
 ) -> None:
     folder = _table(tmp_path / "logs" / "version_7", "epoch,loss,step\n0,2.5,0\n,1.5,1\n1,nan,2\n")
     (run,) = _import(private_home, str(folder))
-    assert "values of 1 metric, imported from" in capsys.readouterr().out
+    printed, note = capsys.readouterr()
+    assert "values of 1 metric, imported from" in printed
+    assert "Lightning's loggers count them from 0, ltui from 1." in note
     snapshot = resolve_snapshot(run)
     assert (snapshot.state, snapshot.detail) == (
         RunState.FINISHED,
