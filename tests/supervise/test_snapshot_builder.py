@@ -20,6 +20,7 @@ from ltui.training.diagnosis.rules.early_warnings import loss_warning
 from ltui.training.gpu.flop_utilisation import BatchFlops
 from ltui.training.gpu.run_gpus import RunGpusView
 from ltui.training.lifecycle.attempt_plan import AttemptPlan
+from ltui.training.lifecycle.classify_end import AttemptEnd
 from ltui.training.lifecycle.pending_stops import PendingStopStore
 from ltui.training.lifecycle.stop_escalation import StopEscalation
 from ltui.training.process.identity import identify
@@ -45,7 +46,7 @@ from ltui.training.supervise.previous_attempt import (
     starting_progress,
     stored_snapshot,
 )
-from ltui.training.supervise.snapshot_builder import build_snapshot
+from ltui.training.supervise.snapshot_builder import build_snapshot, final_snapshot
 from tests.state.records import SECOND, labelled, pulse, step, steps
 from tests.store.histories import begin, run_dir, snapshot
 
@@ -232,6 +233,17 @@ def test_a_rank_that_the_signal_of_a_stop_has_ended_is_not_dead(
     assert state_word(built(live, dead)) == "RANK DEAD"
     live.stops.escalation = StopEscalation(0.0, 60.0, telemetry=False)
     assert state_word(built(live, dead)) == ("RANK DEAD" if saves else "stopping")
+
+
+@pytest.mark.parametrize("state", [RunState.FINISHED, RunState.FAILED])
+def test_no_rank_of_an_ended_run_is_starting(tmp_path: Path, state: RunState) -> None:
+    """A program without an optimizer of torch has sent values, but no pulse."""
+    hello = labelled(RecordKind.HELLO, {"program": "Keras", "saves": False})
+    live = attempt(tmp_path, fold=fold(FoldState(), 0, [hello]), pulses={0: None})
+    now = built(live, judgement(RankState.STARTING))
+    end = AttemptEnd(state=state, detail="x", exit_code=0)
+    (rank,) = final_snapshot(now, end, [], ended_at=13.0, waiting=None).ranks
+    assert rank.state is RankState.ENDED
 
 
 @pytest.mark.parametrize(

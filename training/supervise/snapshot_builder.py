@@ -228,6 +228,9 @@ def final_snapshot(
     if end.state is RunState.STOPPED and not now.saves_checkpoints:
         # Ranks that the signal of a stop has ended, as requested.
         ranks = {number: replace(rank, state=RankState.ENDED) for number, rank in ranks.items()}
+    # Processes that sent no pulse, such as those that only log values, have ended as well.
+    begun = [rank for rank in ranks.values() if rank.state is RankState.STARTING]
+    ranks |= {rank.rank: replace(rank, state=RankState.ENDED) for rank in begun}
     return replace(
         now,
         state=end.state if waiting is None else RunState.QUEUED,
