@@ -22,7 +22,7 @@ from ltui.app.presentation.machine_rows import MACHINE_KEY, UNFOLDED, MachineRow
 from ltui.app.presentation.machines import missing_machines, rank_summary
 from ltui.app.presentation.rank_grid import MIN_RANKS, has_grid, rank_grid
 from ltui.app.state_words import waiting_reason
-from ltui.training.state.run_snapshot import RunSnapshot
+from ltui.training.state.run_snapshot import LIVE, RunSnapshot
 from ltui.widgets.cell_grid import grid_lines
 from ltui.widgets.line_sheet import LiveLines
 from ltui.widgets.make_bindings import bindings
@@ -104,7 +104,9 @@ class RanksPanel(FilterPanel):
         self._frame, self._alone = frame, alone
         if not frame.snapshot.nodes:
             rows = run_view.rank_rows(frame)
-            self.query_one(RankTable).set_rows(rows)
+            table = self.query_one(RankTable)
+            table.note = None if frame.snapshot.state in LIVE else "no rank reported"
+            table.set_rows(rows)
             self.set_titles(TITLE, run_view.ranks_title(frame))
             return min(len(rows) + 1, MAX_LINES)
         self._mount_machines()

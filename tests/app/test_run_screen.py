@@ -502,6 +502,19 @@ async def test_how_a_run_ended_is_one_line_that_escape_hides() -> None:
         assert app.screen is screen
 
 
+async def test_an_ended_run_without_values_says_of_nothing_that_it_will_come() -> None:
+    ended = snapshot(state=RunState.FAILED, ranks=(), gpus=(), metrics={}, checkpoints=())
+    empty = frame(snapshot=ended, curves={}, curve_names=(), rates={}, log=(), log_count=0)
+    app = OneRun(Script(empty))
+    async with app.run_test(size=(160, 50)) as pilot:
+        await shown(pilot, app)
+        await pilot.pause()
+        text = "\n".join(line.text for line in app.screen._compositor.render_strips())
+        assert "no rank reported" in text
+        assert "nothing was written" in text
+        assert not re.search(r"\byet\b|\blive\b", text)
+
+
 async def test_nothing_claims_to_be_empty_before_the_first_frame() -> None:
     class Slow(Script):
         def poll(self, now: float, now_ns: int) -> Frame:
