@@ -141,8 +141,8 @@ def commands(screen: Screen[Any]) -> Iterator[SystemCommand]:
         reachable = key.node in chain or action.startswith("screen.")
         name = action.removeprefix("screen.")
         listed = key.title.lower() in titles or name in actions or name == "command_palette"
-        # Esc closes the palette, and again what is below it.
-        unfit = key.moves or key.keys == "esc"
+        # Esc closes the palette, and again what is below it; a border moves by one cell.
+        unfit = key.moves or key.keys == "esc" or name.startswith("border(")
         if not reachable or unfit or listed or refusal_of(screen, action) is not None:
             continue
         titles.add(key.title.lower())

@@ -211,6 +211,23 @@ async def test_the_palette_names_the_key_of_each_command_and_leaves_out_esc() ->
         commands = {c.title: c.help for c in app.get_system_commands(screen)}
         assert commands["Stop"].endswith(" · key s")
         assert not {"Cancel", "Clear"} & set(commands)
+        assert not [title for title in commands if "order left" in title or "charts" in title]
+
+
+async def test_the_palette_looks_like_the_other_dialogs() -> None:
+    app = OneRun(Script(frame()))
+    async with app.run_test(size=(160, 50)) as pilot:
+        await shown(pilot, app)
+        await pilot.press("ctrl+p")
+        await until(pilot, lambda: isinstance(app.screen, CommandPalette))
+        palette = app.screen
+        await until(pilot, lambda: bool(palette.query_one(CommandList).option_count))
+        await pilot.pause()
+        for part in (palette.query_one("#--input"), palette.query_one(CommandList)):
+            assert part.styles.border_top[0] == part.styles.border_left[0] == "round"
+            assert part.size.width <= 100
+        text = "\n".join(line.text for line in palette._compositor.render_strips())
+        assert "🔎" not in text, "a picture has another width on some terminals"
 
 
 async def test_the_palette_offers_at_most_fifty_of_thousands_of_runs(private_home: Path) -> None:
