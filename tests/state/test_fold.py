@@ -117,6 +117,15 @@ def test_slow_steps_have_a_rate_too() -> None:
     assert throughput(state, (4 * 30 + 20) * SECOND).samples_per_s == pytest.approx(10)
 
 
+def test_short_steps_after_a_long_one_have_a_rate() -> None:
+    """As with a loader that takes longer than a window to begin an epoch of a second."""
+    records = [*steps(40, 0.02), step(41, 24.0, step_s=23.0)]
+    state = fold(FoldState(), 0, [*records, *steps(30, 0.02, first=42, start_s=24.02)])
+    found = throughput(state, 25 * SECOND)
+    assert found.samples_per_s == pytest.approx(32 * 31 / (23 + 30 * 0.02))
+    assert found.best_samples_per_s == pytest.approx(found.samples_per_s)
+
+
 def test_a_rate_does_not_decay_and_is_unknown_after_a_window_without_a_batch() -> None:
     state = fold(FoldState(), 0, steps(101, 0.1))
     rates = [throughput(state, (10 + s) * SECOND).samples_per_s for s in (0, 2, 4, 8)]

@@ -346,6 +346,10 @@ def window_before(recent_totals: Sequence[RunningTotals], end: RunningTotals) ->
     begin = next((t for t in recent_totals if end.timed_s - t.timed_s <= WINDOW_S), None)
     if begin is None or begin.batches == end.batches:
         begin = recent_totals[-4] if len(recent_totals) >= 4 else recent_totals[0]
+    if end.timed_s - begin.timed_s < MIN_WINDOW_S:
+        # Short steps have followed one that is longer than a window; then it counts as well.
+        long_ago = (t for t in reversed(recent_totals) if end.timed_s - t.timed_s >= MIN_WINDOW_S)
+        begin = next(long_ago, begin)
     seconds = end.timed_s - begin.timed_s
     return Window(begin, end, seconds) if seconds >= MIN_WINDOW_S else None
 
