@@ -92,7 +92,7 @@ def header(frame: Frame) -> HeaderViewModel:
         state=word,
         state_sign=sign,
         tone=tone,
-        epoch=f"epoch {_epoch_text(run)}",
+        epoch=_epoch_text(run),
         step=f"step {formats.step(run.global_step, run.max_steps)}",
         share=done_fraction(run),
         eta=f"{formats.duration(run.eta_s)} left" if moving and run.eta_s is not None else "",
@@ -127,11 +127,12 @@ def _job_left(run: RunSnapshot, now: float) -> str:
 
 
 def _epoch_text(run: RunSnapshot) -> str:
-    shown = shown_epoch(run)
+    """Return ``epoch 3/30``; empty for a program that counts steps and no epochs."""
+    shown, total = shown_epoch(run), total_epochs(run)
     if shown is None:
-        return formats.NA
-    total = total_epochs(run)
-    return formats.count(shown) if total is None else formats.count_of(shown, total)
+        return "" if run.global_step else f"epoch {formats.NA}"
+    text = formats.count(shown) if total is None else formats.count_of(shown, total)
+    return f"epoch {text}"
 
 
 def verdict_banner(frame: Frame) -> tuple[str | None, Tone]:

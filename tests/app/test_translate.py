@@ -59,6 +59,8 @@ def test_unknown_is_not_zero() -> None:
     assert view_model.step == "step n/a"
     assert view_model.share is None
     assert view_model.eta == ""
+    without_epochs = snapshot(epoch=None, max_epochs=None)
+    assert run_view.header(frame(snapshot=without_epochs)).epoch == ""
 
 
 def test_a_paused_run_has_no_time_left() -> None:
