@@ -66,7 +66,9 @@ def _state_change(before: RunSnapshot, now: RunSnapshot) -> list[tuple[str, Seve
     if now.state is RunState.PAUSED:
         return [(f"paused at {step}", "information")]
     if now.state is RunState.RUNNING and before.state in (RunState.PAUSED, RunState.PAUSING):
-        return [(f"continued at {step}", "information")]
+        # Since it continued, some steps may have passed.
+        at = before.global_step if before.state is RunState.PAUSED else now.global_step
+        return [(f"continued at step {formats.step(at)}", "information")]
     if now.state in LIVE:
         return []
     sentence = ended_detail(now) or f"{state_word(now)} at {step}"

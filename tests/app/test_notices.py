@@ -26,7 +26,7 @@ def test_changes_are_said_with_their_step() -> None:
     run = snapshot()
     paused = replace(run, state=RunState.PAUSED)
     assert sentences(run, paused) == ["paused at step 1204"]
-    assert sentences(paused, run) == ["continued at step 1204"]
+    assert sentences(paused, replace(run, global_step=1220)) == ["continued at step 1204"]
     stopped = replace(run, state=RunState.STOPPED, detail=None)
     assert sentences(run, stopped) == ["stopped at step 1204"]
     assert sentences(run, replace(stopped, detail="stopped at step 7, checkpoint verified")) == [
