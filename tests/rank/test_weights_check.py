@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from ltui.training.rank.coordination.request_leader import BestCheckpoints
 from ltui.training.rank.program.program_checkpoint import ProgramCheckpoint
@@ -95,14 +96,12 @@ def test_files_of_a_program_are_checked_where_they_are_plain_tensors(
 def test_checkpoints_of_the_hugging_face_trainer_are_checked(
     tmp_path: Path, value: float, weights: str, folder: str
 ) -> None:
-    safetensors = pytest.importorskip("safetensors.torch")
-
     def save(path: Path) -> None:
         (path / folder).mkdir(exist_ok=True)
         fine = {"a": spoilt(1.0), "number": torch.tensor(7)}
-        safetensors.save_file(fine, path / folder / "model-00001-of-00002.safetensors")
+        save_file(fine, path / folder / "model-00001-of-00002.safetensors")
         second = path / folder / "model-00002-of-00002.safetensors"
-        safetensors.save_file({"b": spoilt(value, torch.bfloat16)}, second)
+        save_file({"b": spoilt(value, torch.bfloat16)}, second)
         # What lies beside the weights may be anything.
         torch.save({"state": spoilt(math.nan)}, path / folder / "optimizer.pt")
         torch.save(BestCheckpoints, path / folder / "training_args.bin")

@@ -83,7 +83,7 @@ def weights_in_files(folder: Path) -> str | None:
 def _tensors_in(path: Path) -> Iterator[torch.Tensor]:
     if path.suffix == ".safetensors":
         # Imported here: only programs that have the library write such files.
-        from safetensors import safe_open  # type: ignore[import-not-found]
+        from safetensors import safe_open
 
         with safe_open(path, framework="pt") as file:
             yield from (file.get_tensor(name) for name in file.keys())  # noqa: SIM118
