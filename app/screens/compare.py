@@ -432,12 +432,23 @@ class CompareScreen(PanelScreen):
         elif key is not None:
             self._change(replace(self.settings, opened=self.settings.opened ^ {key}))
 
+    @property
+    def _sort_keys(self) -> list[str]:
+        return self._table("parameters" if self.chosen == "parameters" else "runs").sort_keys
+
     def action_sort(self) -> None:
         """Sort by the next column of the table in the chosen panel."""
-        table = self._table("parameters" if self.chosen == "parameters" else "runs")
-        keys = [None, *table.sort_keys]
+        keys = [None, *self._sort_keys]
         now = keys.index(self.settings.order) if self.settings.order in keys else 0
         self._change(replace(self.settings, order=keys[(now + 1) % len(keys)], reversed=False))
+
+    def on_table_title_clicked(self, event: Table.TitleClicked) -> None:
+        """Sort by the column; if the rows are sorted by it, in the opposite order."""
+        event.stop()
+        if event.column == self.settings.order:
+            self.action_reverse()
+        elif event.column in self._sort_keys:
+            self._change(replace(self.settings, order=event.column, reversed=False))
 
     def action_reverse(self) -> None:
         self._change(replace(self.settings, reversed=not self.settings.reversed))

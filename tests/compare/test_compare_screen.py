@@ -189,6 +189,12 @@ async def test_groups_and_members_are_sorted_best_first(opened: Opened) -> None:
         assert [float(text) for text in opened.column("best")][1:4] == best[:1:-1]
         titles = [column.title for column in opened.table().columns_of(())]
         assert "best ▴" in titles
+        (title,) = [one for one in opened.table()._placed if one.column.key == "final"]
+        await pilot.click(opened.table(), offset=(title.x + 4, 0))
+        await until(pilot, lambda: opened.screen.settings.order == "final")
+        assert not opened.screen.settings.reversed
+        await pilot.click(opened.table(), offset=(title.x + 4, 0))
+        await until(pilot, lambda: opened.screen.settings.reversed)
 
 
 async def test_parameters_show_the_run_under_the_cursor_of_either_table(opened: Opened) -> None:
