@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 from ltui.training.lifecycle.rank_package import install_rank_package
-from ltui.training.shared.record_types import StepField
+from ltui.training.shared.record_types import RecordKind, StepField
 from tests.rank.runs import RunFolder
 
 OWN_HOOK = """
@@ -58,3 +59,19 @@ def test_dropped_values_of_a_program_without_steps_are_counted(run: RunFolder) -
     (note,) = run.events("note")
     assert (note["dropped"], note["epoch"]) == (5, None)
     assert note["text"].startswith("5 calls that log values were dropped")
+
+
+def test_keras_with_torch_as_its_backend_is_named(run: RunFolder, tmp_path: Path) -> None:
+    """A stand-in for Keras 3.15.1, which imports this module by ``import keras``."""
+    backend = tmp_path / "keras" / "src" / "backend" / "torch"
+    backend.mkdir(parents=True)
+    for folder in (backend, *backend.parents[:3]):
+        (folder / "__init__.py").touch()
+    environment = {**os.environ, **run.environment(), "LTUI_METRICS_PATTERN": "pairs"}
+    environment["PYTHONPATH"] = f"{install_rank_package(run.path)}{os.pathsep}{tmp_path}"
+    program = "import torch, keras.src.backend.torch; print('loss: 0.5')"
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=300)
+    (hello,) = run.labels(RecordKind.HELLO)
+    assert (hello["program"], hello["saves"]) == ("Keras", False)
+    assert run.metrics() == {"loss": [(1, 0.5)]}
+    assert len([*run.queue_dir.glob("keras-*.imported")]) == 1
