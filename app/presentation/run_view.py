@@ -319,7 +319,8 @@ def end_cells(frame: Frame) -> tuple[Cell, ...]:
     # The line above already has the state and the step.
     if bad or not detail.startswith((f"{run.state.value} at step ", run.state.value + ",")):
         lines.append(_cell(detail, Tone.BAD if bad else Tone.PLAIN))
-    if loss := bad_loss_sentence(run):
+    # The header has the step of a bad loss; the first rank is news only among several.
+    if (run.world_size or 1) > 1 and (loss := bad_loss_sentence(run)):
         lines.append(_cell(loss, Tone.WARN))
     # Leave the exception out if the first line repeats it.
     exceptions = [_exception_text(e) for e in frame.rank_exceptions[:1]]

@@ -267,6 +267,8 @@ def test_an_ending_names_the_first_rank_that_failed() -> None:
     last = run_view.end_cells(frame(snapshot=run))[-1].text
     assert last.startswith("newest checkpoint: step 1000, NaN weights, checksum ok")
     assert last.endswith("; the last checkpoint before the NaN is step 800")
+    alone = replace(run, state=RunState.STOPPED, detail="stopped at step 1204", world_size=1)
+    assert len(run_view.end_cells(frame(snapshot=alone))) == 1, "the header has the loss"
     run = replace(run, checkpoints=(bad,))
     assert run_view.end_cells(frame(snapshot=run))[-1].text.endswith(
         "; there is no checkpoint before the NaN"
