@@ -15,7 +15,7 @@ from ltui.app.presentation.chart_axis import AXES, SAMPLES, Axis
 from ltui.app.presentation.metric_list import chart_groups, metric_quantity
 from ltui.app.presentation.printed_metrics import pattern_hint
 from ltui.app.presentation.run_view import silence_text
-from ltui.app.presentation.snapshot_text import rate
+from ltui.app.presentation.snapshot_text import STEPS_PER_S, rate
 from ltui.app.state_words import is_blocked
 from ltui.training.shared.record_types import StepField
 from ltui.training.state.metric_name_patterns import LEARNING_RATE, THROUGHPUT, is_evaluation
@@ -259,8 +259,8 @@ def throughput_chart(frame: Frame, settings: ChartSettings) -> ChartViewModel:
     elif steps is not None and len(steps) and not _rate_is_expected(frame):
         per_s = 1 / np.maximum(smooth(steps, STEP_SMOOTHING), 1e-9)
         positions = axis.positions(steps)
-        series.append(ChartSeries(name="steps/s", x=positions, y=per_s, colour=2))
-        chart = axis.chart("steps/s", series, None)
+        series.append(ChartSeries(name=STEPS_PER_S, x=positions, y=per_s, colour=2))
+        chart = axis.chart(STEPS_PER_S, series, None)
         return replace(chart, subtitle=_steps_subtitle(frame.snapshot), is_rate=True)
     note = None if series else _empty_chart_note(frame, "no throughput yet")
     chart = axis.chart("throughput, samples/s", series, note)
@@ -306,7 +306,7 @@ def _steps_subtitle(run: RunSnapshot) -> str:
     """Return ``12.3 steps/s``, for a run of which only the steps are known."""
     if run.state not in LIVE or run.throughput.steps_per_s is None:
         return ""
-    return formats.rate(run.throughput.steps_per_s, "steps/s")
+    return formats.rate(run.throughput.steps_per_s, STEPS_PER_S)
 
 
 def _no_metrics_note(frame: Frame) -> str:

@@ -16,6 +16,7 @@ from ltui.app.presentation.machine_lines import (
 from ltui.app.presentation.machines import machine_count, machine_names
 from ltui.app.presentation.snapshot_text import (
     checkpoint_text,
+    current_rate,
     data_wait_text,
     gpu_label,
     gpu_name,
@@ -300,9 +301,7 @@ def _ranks_fact(snapshot: RunSnapshot) -> str:
 def _throughput_fact(snapshot: RunSnapshot) -> str:
     """Return ``1 104 samples/s, best 1 131``; of an ended run only the best."""
     speed, live = snapshot.throughput, snapshot.state in LIVE
-    parts = []
-    if speed.samples_per_s is not None and live:
-        parts.append(rate(speed.samples_per_s))
+    parts = [current_rate(snapshot)] if live and current_rate(snapshot) else []
     if speed.best_samples_per_s is not None:
         parts.append(f"best {rate(speed.best_samples_per_s)}")
     if speed.data_wait_share is not None and live:

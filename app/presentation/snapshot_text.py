@@ -35,7 +35,7 @@ from ltui.widgets import formats
 from ltui.widgets.formats import NA, age, metric, percent
 from ltui.widgets.sanitise import clean_line, clean_name
 
-SAMPLES_PER_S = "samples/s"
+SAMPLES_PER_S, STEPS_PER_S = "samples/s", "steps/s"
 _SAVED_WHEN = {
     "request": "saved on request",
     "stop": "saved at the stop",
@@ -135,9 +135,7 @@ def metrics_text(snapshot: RunSnapshot, limit: int = METRICS_SHOWN) -> str:
 def speed_text(snapshot: RunSnapshot) -> str:
     """Return ``2.1 k samples/s 4 % waiting for data``."""
     speed = snapshot.throughput
-    parts = []
-    if speed.samples_per_s is not None:
-        parts.append(rate(speed.samples_per_s))
+    parts = [current_rate(snapshot)] if current_rate(snapshot) else []
     if speed.data_wait_share is not None:
         parts.append(data_wait_text(speed.data_wait_share))
     return "  ".join(parts)
@@ -146,6 +144,14 @@ def speed_text(snapshot: RunSnapshot) -> str:
 def rate(samples_per_s: float | None) -> str:
     """Return ``1 107 samples/s`` or ``31.4 k samples/s``: every throughput is written like this."""
     return formats.rate(samples_per_s, SAMPLES_PER_S)
+
+
+def current_rate(snapshot: RunSnapshot) -> str:
+    """Return ``1 107 samples/s``, or ``17.6 steps/s`` of a program whose samples are not known."""
+    speed = snapshot.throughput
+    if speed.samples_per_s is not None:
+        return rate(speed.samples_per_s)
+    return "" if speed.steps_per_s is None else formats.rate(speed.steps_per_s, STEPS_PER_S)
 
 
 def data_wait_text(share: float) -> str:

@@ -318,6 +318,14 @@ def test_an_ending_says_what_to_do_next() -> None:
     assert "ltui resume" not in "\n".join(end_report(damaged))
 
 
+def test_a_program_whose_samples_are_not_known_has_steps_per_second() -> None:
+    run = replace(WELL, throughput=Throughput(steps_per_s=17.62))
+    assert "17.6 steps/s" in plain_line(run)
+    assert "throughput  17.6 steps/s\n" in "\n".join(show_lines(run, 0.0))
+    stopped = replace(run, state=RunState.STOPPED)
+    assert "steps/s" not in "\n".join(show_lines(stopped, 0.0))
+
+
 def test_show_counts_ranks_once_and_says_when_a_checkpoint_was_saved() -> None:
     ranks = tuple(replace(rank, state=RankState.ENDED) for rank in BUSY.ranks)
     saved = replace(SOUND, reason="request", size_bytes=785 * 1024)
