@@ -129,7 +129,9 @@ def _report_stop(snapshot: RunSnapshot, ended: bool, *, killed: bool) -> int:
     print(f"{snapshot.id}: {state_line(snapshot)}")
     if snapshot.state is not RunState.FINISHED:
         if newest_checkpoint(snapshot.checkpoints) is None:
-            print("  No checkpoint was saved, so it cannot be resumed.")
+            says_why = "checkpoint" in (snapshot.detail or "")
+            reason = "It" if says_why else "No checkpoint was saved, so it"
+            print(f"  {reason} cannot be resumed.")
         else:
             for label, text in checkpoint_rows(snapshot):
                 line = f"{label}: {text}" if label else f"{text}."

@@ -435,7 +435,12 @@ def test_a_stop_says_once_which_checkpoint_is_the_newest(
     assert advice == "  There is no checkpoint before the NaN."
 
 
-def test_a_stop_says_once_that_there_is_no_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
-    stopped = RunSnapshot(id="old-pine-2222", name="old-pine", state=RunState.STOPPED)
+@pytest.mark.parametrize("detail", [None, "stopped by SIGTERM; no checkpoint was saved"])
+def test_a_stop_says_once_that_there_is_no_checkpoint(
+    detail: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopped = replace(EMPTY, state=RunState.STOPPED, detail=detail)
     _report_stop(stopped, ended=True, killed=False)
-    assert capsys.readouterr().out.lower().count("checkpoint") == 1
+    printed = capsys.readouterr().out
+    assert printed.lower().count("checkpoint") == 1
+    assert printed.endswith("t cannot be resumed.\n")
