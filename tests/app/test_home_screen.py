@@ -342,6 +342,17 @@ async def test_readonly_launches_and_deletes_nothing(home: Path, place: Path) ->
         assert "watching only (--readonly)" in str(line.content)
 
 
+async def test_a_page_that_only_watches_names_the_option_of_its_server(
+    home: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LtuiApp, "is_web", True)
+    app = LtuiApp(home, readonly=True)
+    async with app.run_test(size=(160, 50)) as pilot:
+        screen = await ready(pilot, app)
+        line = screen.query_one(LaunchLine)
+        await until(pilot, lambda: "watching only (ltui serve --control)" in str(line.content))
+
+
 async def test_what_a_run_would_start_from_is_said_beside_the_field(
     home: Path, place: Path
 ) -> None:
