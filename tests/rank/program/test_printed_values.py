@@ -11,6 +11,8 @@ import pytest
 from ltui.training.rank.program.metric_pattern import MAX_LINE, metric_pattern
 from ltui.training.rank.program.printed_values import PrintedValues
 
+TRAIN_AND_VAL = {"train/loss": 1, "train/acc": 2, "val/loss": 3, "val/acc": 4}
+
 
 @pytest.mark.parametrize(
     ("pattern", "line", "values"),
@@ -47,8 +49,40 @@ from ltui.training.rank.program.printed_values import PrintedValues
             "Train: loss 2.0 acc .5 | Val: loss 3.0 acc .4",
             {"train/loss": 2, "train/acc": 0.5, "val/loss": 3, "val/acc": 0.4},
         ),
-        ("pairs", "Train Epoch: 1 [0/60000 (0%)]\tLoss: 2.300039", {"Epoch": 1, "Loss": 2.300039}),
-        ("pairs", "Test set: Average loss: 0.0478", {"test/loss": 0.0478}),
+        (
+            "pairs",
+            "Train Epoch: 1 [0/60000 (0%)]\tLoss: 2.300039",
+            {"Epoch": 1, "train/loss": 2.300039},
+        ),
+        (
+            "pairs",
+            "Test set: Average loss: 0.0478, Accuracy: 9000/10000 (90%)",
+            {"test/average_loss": 0.0478, "test/accuracy": 0.9},
+        ),
+        ("pairs", "train loss 1 acc 2 val loss 3 acc 4", TRAIN_AND_VAL),
+        ("pairs", "train Loss: 1 Acc: 2 | (val) Loss: 3 Acc: 4", TRAIN_AND_VAL),
+        ("pairs", "loss (train): 1, loss (val): 2", {"train/loss": 1, "val/loss": 2}),
+        ("pairs", "LOSS train 1 valid 2", {"train/loss": 1, "val/loss": 2}),
+        (
+            "pairs",
+            "Epoch(val) [1][10/10]  loss: 1 accuracy/top1: 2 lr: 0.1 eta: 0:01:00",
+            {"val/loss": 1, "val/accuracy/top1": 2, "lr": 0.1},
+        ),
+        (
+            "pairs",
+            "Validation Results - Epoch: 1 Avg accuracy: 0.33 Avg loss: 1.10",
+            {"Epoch": 1, "val/avg_accuracy": 0.33, "val/avg_loss": 1.1},
+        ),
+        ("pairs", "VALID epoch 1 loss 2", {"epoch": 1, "val/loss": 2}),
+        ("pairs", "train_loss=1, val_loss=2", {"train_loss": 1, "val_loss": 2}),
+        ("pairs", "Train Epoch: 1 time 00:01:23 eta 0:00:30", {"Epoch": 1}),
+        ("pairs", "best val loss so far: 1.5; train 3, valid 4; set 5; 0G 2.1", {}),
+        ("pairs", "val_loss improved from 2.5 to 2.1", {}),
+        (
+            "pairs",
+            "loss = tensor(7.5, device='cuda:0') f1: np.float64(0.5) Acc@1 0.39",
+            {"loss": 7.5, "f1": 0.5, "Acc@1": 0.39},
+        ),
         ("pairs", "val/loss 1 val/loss=2", {"val/loss": 1, "val/loss 2": 2}),
         ("pairs", "raw loss 1.5 smoothed loss 2.5", {"raw loss": 1.5, "smoothed loss": 2.5}),
         (
@@ -76,6 +110,28 @@ from ltui.training.rank.program.printed_values import PrintedValues
 def test_values_of_a_line(pattern: str, line: str, values: dict[str, float]) -> None:
     found = metric_pattern(pattern)(line)
     assert found == values
+
+
+@pytest.mark.parametrize(
+    ("lines", "names"),
+    [
+        (
+            "Test Error: \n Accuracy: 95%, Avg loss: 2\n\nloss: 3",
+            "test/accuracy test/avg_loss loss",
+        ),
+        ("***** Eval results *****\n  loss = 1\n  acc = 2\nloss: 3", "eval/loss eval/acc loss"),
+        ("Validating...\nloss: 1\nacc: 2\nloss: 3", "val/loss val/acc loss"),
+        ("Running validation\nstep 3 loss: 1", "step loss"),
+        ("Validation:\nloss: 1\nTraining:\n  loss: 2\nloss: 3", "val/loss train/loss loss"),
+        ("Test: [1/2] Loss 1\n *   Acc 2\n  100 Loss 3", "test/loss test/acc Loss"),
+        ("Loading the test data\nloss 1", "loss"),
+        ("Testing...\nThe weights were saved.\nloss 1", "loss"),
+        ("val loss 1\nloss 2", "val/loss loss"),
+    ],
+)
+def test_a_heading_holds_for_the_lines_below_it(lines: str, names: str) -> None:
+    read = metric_pattern("pairs")
+    assert [name for line in lines.split("\n") for name in read(line)] == names.split()
 
 
 def test_a_loss_of_nan_is_a_value() -> None:
@@ -124,6 +180,23 @@ def test_whole_lines_are_read_and_everything_is_written() -> None:
     assert prints.output.getvalue().count("\n") == 5
     assert prints.stream.complaint() is None
     assert prints.stream.isatty() is False
+
+
+def test_a_progress_bar_is_read_in_its_last_state_without_colours() -> None:
+    prints = Prints("pairs")
+    for loss in range(200):
+        prints(f"\r\x1b[1m{loss}/200\x1b[0m \x1b[32m━━\x1b[0m - loss: {loss}", end="\b" * 40)
+    prints("\r\x1b[36mloss:\x1b[0m \x1b[32m0.5\x1b[0m - val_loss: 0.25\r")
+    assert prints.recorded == [({"loss": 0.5, "val_loss": 0.25}, None)]
+    prints("x" * (MAX_LINE + 1))
+    assert prints.stream.lines_skipped == 1
+
+
+@pytest.mark.parametrize("line", ["STEP: 5, loss 0.5", "Step 5 | loss 0.5"])
+def test_the_step_of_the_program_may_have_capitals(line: str) -> None:
+    prints = Prints("pairs")
+    prints(line)
+    assert prints.recorded == [({"loss": 0.5}, 5.0)]
 
 
 def test_a_pattern_that_finds_nothing_says_so() -> None:

@@ -244,6 +244,7 @@ class ProgramRank:
         logged_values.send_waiting()
         self._channel.queue.flush_staged()
         logged_values.report_dropped(self._channel)
+        printed_values.report_skipped(self._channel)
 
     # What all ranks do together.
 
@@ -336,6 +337,7 @@ class ProgramRank:
             logged_values.send_waiting()
             self._metrics.flush()
             logged_values.report_dropped(channel, at_end=True)
+            printed_values.report_skipped(channel)
             if (text := printed_values.complaint()) is not None:
                 channel.event_from_rank_0("warning", text, remedy="Try it on a line of the log.")
             channel.ended()

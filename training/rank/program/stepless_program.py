@@ -36,6 +36,7 @@ def open_stepless() -> Send | None:
         send_unflushed(values, step, t)
         sender.flush()
         logged_values.report_dropped(channel)
+        printed_values.report_skipped(channel)
 
     return send
 
@@ -52,6 +53,7 @@ def send_at_exit() -> None:
     text = printed_values.complaint() if printed_values.has_printed() else None
     if (text or logged_values.dropped) and (channel := _open()) is not None:
         logged_values.report_dropped(channel, at_end=True)
+        printed_values.report_skipped(channel)
         if text is not None:
             channel.event_from_rank_0("warning", text, remedy="Try it on a line of the log.")
 
