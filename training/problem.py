@@ -25,7 +25,9 @@ class Problem:
     """Lines of the input that mark the place; the CLI prints them below the error."""
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.what}" + (f" {self.remedy}" if self.remedy else "")
+        line = f"{self.where}: {self.what}" + (f" {self.remedy}" if self.remedy else "")
+        # A message can contain text of a file or of a library that has lines.
+        return " ".join(line.splitlines())
 
 
 class ProblemError(ValueError):

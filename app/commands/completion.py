@@ -25,16 +25,25 @@ _RUNS = (
     'cd "${LTUI_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/ltui}/runs" 2>/dev/null '
     "&& ls | sed 'p;s/-[^-]*$//' | sort -u"
 )
+# Names come from directories and histories that others may have made, and a shell runs what some of
+# them contain. So bash offers only names of harmless characters, without `compgen -W`, which
+# expands its words. zsh and fish quote what they insert.
 _PREAMBLE = {
     "bash": """
-_ltui_runs() { compgen -W "last $(%(runs)s)" -- "$1"; }
-_ltui_presets() { compgen -W "%(presets)s" -- "$1"; compgen -f -- "$1"; }
-_ltui_names() { compgen -W "$(ltui completion "$1" -- "${COMP_WORDS[@]:2}" 2>/dev/null)" -- "$2"; }
+_ltui_words() {
+  local word
+  while IFS= read -r word; do
+    [[ $word == "$1"* && $word != *[!A-Za-z0-9_./:@%%+=,-]* ]] && printf '%%s\\n' "$word"
+  done
+}
+_ltui_runs() { { echo last; %(runs)s; } | _ltui_words "$1"; }
+_ltui_presets() { printf '%%s\\n' %(presets)s | _ltui_words "$1"; compgen -f -- "$1"; }
+_ltui_names() { ltui completion "$1" -- "${COMP_WORDS[@]:2}" 2>/dev/null | _ltui_words "$2"; }
 _ltui_metrics() { _ltui_names metrics "$1"; }
 _ltui_keys() { compopt -o nospace 2>/dev/null; _ltui_names keys "$1"; }
 """,
     "zsh": """
-_ltui_runs() { compadd last ${(f)"$(%(runs)s)"}; }
+_ltui_runs() { compadd -- last ${(f)"$(%(runs)s)"}; }
 _ltui_presets() { compadd %(presets)s; _files; }
 _ltui_metrics() { compadd -- ${(f)"$(ltui completion metrics -- $words 2>/dev/null)"}; }
 _ltui_keys() { compadd -S '' -- ${(f)"$(ltui completion keys -- $words 2>/dev/null)"}; }

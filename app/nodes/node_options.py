@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 from argparse import Namespace
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from ltui.training.config.node_environment import (
     DEFAULT_PORT,
     NUM_NODES,
     NodeEnvironment,
+    is_host,
     launcher_count,
     place_among_nodes,
     without_launcher,
@@ -24,7 +24,6 @@ from ltui.training.config.run_spec import Nodes, RunSpec
 from ltui.training.nodes.node_address import reachable_address, resolve
 from ltui.training.problem import ProblemError
 
-_HOST = re.compile(r"(?!-)[\w.@:%\[\]-]{1,253}")
 _LIST_REMEDY = "Give the names that ssh knows, with commas between them: a,b,c"
 _PORT_PAIRS = 50
 """Maximum number of pairs of ports that are tried."""
@@ -41,7 +40,7 @@ def listed_hosts(text: str | None) -> tuple[str, ...] | None:
     if not names:
         raise ProblemError.of(where="--nodes", what="no machine is named.", remedy=_LIST_REMEDY)
     for name in names:
-        if _HOST.fullmatch(name) is None:
+        if not is_host(name):
             raise ProblemError.of(
                 where=f"--nodes {text}",
                 what=f"{name!r} is not the name of a host.",

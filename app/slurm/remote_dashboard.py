@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import subprocess
 
 from ltui.app.nodes.ssh_nodes import NOT_FOUND, SSH_FAILED, own_program
+from ltui.training.config.node_environment import is_host
 from ltui.training.lifecycle.job_control import job_place
 from ltui.training.problem import ProblemError
 from ltui.training.process.python_command import module_command
@@ -16,8 +16,6 @@ from ltui.training.slurm.job_record import read_record
 from ltui.training.slurm.run_place import Place
 from ltui.training.slurm.slurm_client import installed, on_head_words, outside_job
 from ltui.training.store.run_directory import RunDir
-
-_HOST = re.compile(r"(?!-)[\w.@%\[\]:-]{1,253}")
 
 
 def attach_words(run_dir: RunDir, *, readonly: bool = False) -> list[str] | None:
@@ -37,7 +35,7 @@ def attach_words(run_dir: RunDir, *, readonly: bool = False) -> list[str] | None
         return [srun, "--pty", *rest]
     if record.head is not None and installed("ssh"):
         remote = shlex.join(module_command(JOB_MODULE, *words))
-        return ["ssh", "-t", record.head.host, remote]
+        return ["ssh", "-t", "--", record.head.host, remote]
     raise ProblemError.of(
         where=run_dir.id,
         what=f"{place.detail or 'it runs on another machine'}, and there is no srun or ssh here.",
@@ -51,7 +49,7 @@ def ssh_words(name: str, *, readonly: bool) -> list[str]:
     ltui is looked for at the path that it has on this machine.
     """
     host, _, run = name.rpartition(":")
-    if _HOST.fullmatch(host) is None or not run:
+    if not is_host(host) or not run:
         raise ProblemError.of(
             where=f"ltui attach {name}",
             what="this does not name a host and a run.",
@@ -64,7 +62,7 @@ def ssh_words(name: str, *, readonly: bool) -> list[str]:
             remedy="Install it, or log in on that machine and run `ltui attach` there.",
         )
     words = [*own_program(), "attach", run, *(["--readonly"] if readonly else [])]
-    return ["ssh", "-t", host, shlex.join(words)]
+    return ["ssh", "-t", "--", host, shlex.join(words)]
 
 
 def run_on_terminal(words: list[str]) -> int:

@@ -166,6 +166,34 @@ def test_bash_completes(
     assert set(done.stdout.split()) == offered, done.stderr
 
 
+@pytest.mark.parametrize("words", [["show", ""], ["export", "brave-owl", "--metric", ""]])
+@pytest.mark.parametrize(
+    "trap", ["$(touch trap)", "`touch trap`", "a;touch trap", "$(touch${IFS}trap)"]
+)
+def test_bash_neither_runs_nor_offers_what_a_name_contains(
+    ltui: Ltui, tmp_path: Path, private_home: Path, words: list[str], trap: str
+) -> None:
+    run = stored_run(private_home, "brave-owl-3f2a")
+    writer = StoreWriter(run.db_path)
+    writer.commit(1, Batch(samples=[(0, 0, trap, 1, 0, 1.0, 0.5), (0, 1, "lr", 1, 0, 1.0, 0.5)]))
+    writer.close()
+    (private_home / "runs" / f"{trap}-1234").mkdir()
+    script = tmp_path / "completion"
+    script.write_text(ltui("completion", "bash").stdout)
+    done = subprocess.run(
+        ["bash", "-c", _COMPLETE, "bash", str(script), "ltui", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+    )
+    assert "touch" not in done.stdout
+    assert ("lr" if "--metric" in words else "brave-owl") in done.stdout.split(), done.stderr
+    assert not list(tmp_path.rglob("trap"))
+    assert not list(private_home.rglob("trap"))
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "tcsh"])
 def test_completion_script(ltui: Ltui, shell: str) -> None:
     done = ltui("completion", shell)

@@ -108,6 +108,21 @@ def test_the_bin_is_emptied_after_a_week_as_far_as_the_time_is_enough(
     assert listed(private_home) == [OWL]
 
 
+def test_what_is_no_run_in_the_bin_keeps_nothing_waiting(run: RunDir, private_home: Path) -> None:
+    delete(run)
+    folder = private_home / "bin"
+    for name in ("1795620001-fifo-0001", ".removing-1795620001-fifo-0002"):
+        os.mkfifo(folder / name)
+    (folder / f"{'9' * 22}-late-0001").mkdir()
+    assert [each.id for each in deleted_runs(private_home)] == [FOX]
+    grow_old(private_home)
+    empty_bin(private_home)
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "1795620001-fifo-0001",
+        f"{'9' * 22}-late-0001",
+    ]
+
+
 @pytest.mark.parametrize("relative", [True, False])
 def test_a_linked_run_directory_loses_nothing(
     run: RunDir, private_home: Path, tmp_path: Path, relative: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ from ltui.training.slurm.job_options import JobOptions
 from ltui.training.slurm.job_record import (
     JobRecord,
     Life,
+    read_record,
     write_head,
     write_lives,
     write_submission,
@@ -67,11 +69,30 @@ def test_a_step_of_the_job_or_ssh(
     monkeypatch.setenv("PATH", programs(tmp_path / "only-ssh", "ssh"))
     words = attach_words(elsewhere)
     assert words is not None
-    assert words[:3] == ["ssh", "-t", "n1"]
-    assert shlex.split(words[3])[-5:] == ["attach", "--run", elsewhere.id, "--token", "t0"]
+    assert words[:4] == ["ssh", "-t", "--", "n1"]
+    assert shlex.split(words[4])[-5:] == ["attach", "--run", elsewhere.id, "--token", "t0"]
     monkeypatch.setenv("PATH", programs(tmp_path / "nothing"))
     with pytest.raises(ProblemError, match="there is no srun or ssh here"):
         attach_words(elsewhere)
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value"),
+    [
+        ("head", "host", "-oProxyCommand=touch trap"),
+        ("head", "job_id", "--user=root"),
+        ("lives", "next_job_id", "--user=root"),
+        ("submission", "job_id", "--user=root"),
+        ("submission", "job_id", ["12"]),
+    ],
+)
+def test_a_given_run_names_no_options_for_slurm_or_ssh(
+    elsewhere: RunDir, file: str, key: str, value: object
+) -> None:
+    assert read_record(elsewhere) is not None
+    path = elsewhere.slurm_dir / f"{file}.json"
+    write_json(path, {**json.loads(path.read_text()), key: value})
+    assert read_record(elsewhere) is None
 
 
 def test_a_run_elsewhere_is_not_recovered_here(
@@ -88,8 +109,8 @@ def test_a_run_elsewhere_is_not_recovered_here(
 def test_a_run_of_another_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", programs(tmp_path / "only-ssh", "ssh"))
     words = ssh_words("me@gpu-02:brave owl", readonly=True)
-    assert words[:3] == ["ssh", "-t", "me@gpu-02"]
-    assert shlex.split(words[3])[-3:] == ["attach", "brave owl", "--readonly"]
+    assert words[:4] == ["ssh", "-t", "--", "me@gpu-02"]
+    assert shlex.split(words[4])[-3:] == ["attach", "brave owl", "--readonly"]
     for name in ("-oProxyCommand=x:run", "host:", ":run", "a b:run"):
         with pytest.raises(ProblemError, match="does not name a host and a run"):
             ssh_words(name, readonly=False)

@@ -270,6 +270,7 @@ def test_a_damaged_history_is_kept_and_the_copy_continued(tmp_path: Path, local:
     store.close()
     folder = required(place.folder)
     folder.mkdir(mode=0o700)
+    (folder / "run_dir").write_text(str(run.path))
     (folder / "run.db").write_bytes(b"this is no database at all" * 100)
     history_place.write_place(run, folder)
     again, missing = open_history(run)
@@ -302,6 +303,25 @@ def test_a_copied_run_directory_leaves_the_history_of_the_original(
     store.commit(1, steps(201, 300), snapshot())
     store.close()
     assert _copied(run) == 300
+
+
+@pytest.mark.parametrize("through_link", [False, True])
+def test_a_run_that_names_another_run_as_its_history_harms_it_not(
+    tmp_path: Path, local: Path, through_link: bool
+) -> None:
+    victim, given = run_dir(tmp_path), RunDir(tmp_path / "given-0001")
+    StoreWriter(victim.db_path).close()
+    victim.path.chmod(0o700)
+    given.path.mkdir()
+    named = victim.path
+    if through_link:
+        named = tmp_path / f"ltui-{os.getuid()}" / "history" / victim.id
+        named.parent.parent.mkdir()
+        named.parent.symlink_to(victim.path.parent)
+    history_place.write_place(given, named)
+    assert history_file(given).path == given.db_path
+    history_place.remove_history(given)
+    assert victim.db_path.exists()
 
 
 def test_the_history_returns_to_a_run_directory_on_a_local_disk(

@@ -138,6 +138,14 @@ def test_a_long_table_keeps_every_value(private_home: Path, tmp_path: Path) -> N
     assert [row.value for row in exported] == [step / 7 for step in range(250_000)]
 
 
+def test_a_step_that_no_history_can_hold_is_the_number_of_its_row(
+    private_home: Path, tmp_path: Path
+) -> None:
+    text = f"step,epoch,x\n{2**63},1e300,0.5\n1,1,0.25\n"
+    (run,) = _import(private_home, str(_table(tmp_path / "large", text)))
+    assert _values(run) == {"x": [(0, "0.5"), (1, "0.25")]}
+
+
 def test_what_is_no_number_is_left_out_and_told(
     private_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

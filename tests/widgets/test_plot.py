@@ -51,6 +51,16 @@ def test_an_empty_chart_says_why() -> None:
     assert "no values yet" in plot(chart_of(gaps), ChartOptions(), 60, 10).canvas.text()
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("log_y", [True, False])
+def test_the_largest_values_of_a_float_are_drawn(sign: float, log_y: bool) -> None:
+    largest = np.finfo(np.float64).max
+    y = np.where(np.arange(300) % 2, largest, sign * largest)
+    series = ChartSeries(name="a", x=np.arange(300.0), y=y, low=y, high=y)
+    canvas = plot(chart_of(series), ChartOptions(log_y=log_y), 80, 20).canvas
+    assert any(0x2800 < ord(letter) < 0x2900 for letter in canvas.text())
+
+
 def test_the_log_scale_leaves_out_what_is_not_positive() -> None:
     y = np.array([100.0, 0.0, 1.0, -5.0, 0.01])
     drawn = plot(

@@ -22,6 +22,12 @@ from ltui.training.config.yaml_document import Fault
 MAX_HOSTS = 65_536
 """Greatest number of hosts that a list may stand for; SLURM has the same limit."""
 _NUMBERS = re.compile(r"(\d+)(?:-(\d+))?")
+_HOST = re.compile(r"(?!-)[\w.@:%\[\]-]{1,253}")
+
+
+def is_host(name: str) -> bool:
+    """Return True if ssh takes ``name`` (with a user or not) as a machine, and not as an option."""
+    return _HOST.fullmatch(name) is not None
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:

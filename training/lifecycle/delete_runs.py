@@ -123,8 +123,12 @@ def _remove_hidden(hidden: Path, linked: Path | None, deadline: float) -> bool:
 
 
 def _remove_tree(folder: Path, deadline: float) -> bool:
-    """Remove a folder, following no link. Return False if the time was not enough."""
+    """Remove a folder or file, following no link. Return False if the time was not enough."""
     if folder.is_symlink():
+        return True
+    if not folder.is_dir():
+        # fwalk would open it, and wait for ever for the writer of a pipe.
+        folder.unlink()
         return True
     for _, folders, files, handle in os.fwalk(folder, topdown=False, onerror=_raise):
         for name in files:

@@ -68,9 +68,10 @@ def _process_identity(
     if document is None:
         return None
     process = ProcessIdentity(document.get(pid) or 0, document.get(ticks) or 0)
-    if type(process.pid) is not int or type(process.start_ticks) is not int or process.pid <= 0:
+    if type(process.pid) is not int or type(process.start_ticks) is not int:
         return None
-    if document.get("boot_id") not in (None, boot_id()):
+    # Without a start time, every process with this pid would count.
+    if process.pid <= 0 or process.start_ticks <= 0 or document.get("boot_id") != boot_id():
         return None
     if attempt is not None and document.get("attempt") != attempt:
         return None

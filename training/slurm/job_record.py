@@ -14,6 +14,7 @@ progress if it leaves a good checkpoint of a later step than the one it began wi
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -21,11 +22,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ltui.training.config.node_environment import is_host
 from ltui.training.process.identity import boot_id
 from ltui.training.slurm.job_options import JobOptions
 from ltui.training.state.json_decoder import WRONG_CONTENT, from_json
 from ltui.training.store.run_directory import RunDir, read_json, write_json
 
+_JOB_ID = re.compile(r"\d+([_+.]\d+)*")
 LIVES_WITHOUT_PROGRESS = 3
 """Number of lives in a row without progress after which a run is not started again."""
 
@@ -164,7 +167,7 @@ def read_record(run_dir: RunDir) -> JobRecord | None:
     head = read_json(folder / "head.json")
     cancelled = read_json(folder / "cancelled.json") or {}
     try:
-        return JobRecord(
+        record = JobRecord(
             token=str(submission["token"]),
             submitted_at=float(submission["submitted_at"]),
             options=JobOptions.from_document(submission["options"]),
@@ -179,6 +182,20 @@ def read_record(run_dir: RunDir) -> JobRecord | None:
         )
     except WRONG_CONTENT:
         return None
+    return record if _is_safe(record) else None
+
+
+def _is_safe(record: JobRecord) -> bool:
+    """Return True if no number of a job and no host could be an option for SLURM or ssh.
+
+    Whoever gives a run to somebody chooses what its files contain.
+    """
+    head = record.head
+    ids = (record.first_job_id, record.next_job_id, *(life.job_id for life in record.lives))
+    named = [str(job_id) for job_id in ids if job_id is not None]
+    if head is not None and not (is_host(head.host) and _JOB_ID.fullmatch(head.job_id)):
+        return False
+    return all(_JOB_ID.fullmatch(job_id) for job_id in named)
 
 
 def write_submission(run_dir: RunDir, record: JobRecord) -> None:

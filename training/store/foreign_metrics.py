@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import errno
-import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +19,8 @@ from ltui.training.store.optional_library import load_library
 
 CSV_NAME = "metrics.csv"
 """Name of the file that Lightning's CSVLogger writes."""
+_LARGEST = 2.0**63
+"""Least number that is too large for a whole number of a history."""
 _EPOCH = "epoch"
 """Name under which Lightning logs the epoch of a step, which is no metric."""
 _MOST_CHARACTERS = 1 << 20
@@ -117,12 +118,8 @@ def _read_csv(folder: Path) -> ForeignRun:
     run.began_at = run.ended_at = path.stat().st_mtime
     with path.open(encoding="utf-8", newline="") as file:
         for number, row in enumerate(csv.DictReader(_lines(file))):
-            step = _number(row.get("step"))
-            epoch = _number(row.get(_EPOCH))
-            place = (
-                number if step is None or not math.isfinite(step) else int(step),
-                None if epoch is None or not math.isfinite(epoch) else int(epoch),
-            )
+            step = _whole(row.get("step"))
+            place = (number if step is None else step, _whole(row.get(_EPOCH)))
             for name, text in row.items():
                 # A row that is longer than the header has a part without a name.
                 if name in (None, "step", _EPOCH) or not text:
@@ -141,6 +138,12 @@ def _lines(file: TextIO) -> Iterator[str]:
         if len(line) == _MOST_CHARACTERS:
             raise csv.Error(f"a line has more than {_MOST_CHARACTERS:,} characters")
         yield line
+
+
+def _whole(text: str | None) -> int | None:
+    """Return a step or an epoch; None if it is not a number that a history can hold."""
+    number = _number(text)
+    return None if number is None or not abs(number) < _LARGEST else int(number)
 
 
 def _number(text: str | None) -> float | None:

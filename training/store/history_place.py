@@ -248,14 +248,19 @@ def remove_folder(folder: Path) -> None:
 
 
 def _is_history_folder(folder: Path) -> bool:
-    """Return True if ``folder`` is a private folder of this user that holds a history."""
+    """Return True if ``folder`` is a private folder of this user that ``new_folder`` has created.
+
+    Whoever gives a run to somebody chooses what its ``history.json`` names: perhaps another run.
+    """
     try:
         status = folder.lstat()
-        with_history = (folder / "run.db").lstat()
+        files = [(folder / name).lstat() for name in ("run.db", "run_dir")]
     except OSError:
         return False
     private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
-    return private and status.st_uid == with_history.st_uid and os.getuid() in (0, status.st_uid)
+    own = all(f.st_uid == status.st_uid for f in files) and os.getuid() in (0, status.st_uid)
+    created = folder.parts[-3:-1] == (f"ltui-{status.st_uid}", "history")
+    return private and own and created and folder.is_absolute() and ".." not in folder.parts
 
 
 @dataclass(frozen=True, slots=True)

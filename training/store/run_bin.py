@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from ltui.training.problem import ProblemError
 from ltui.training.store.find_run import named_run
 from ltui.training.store.run_directory import RunDir
 
+_SECOND = re.compile("[0-9]{1,11}")
 KEEP_S = 7 * 86400.0
 """Seconds for which a deleted run stays in the bin."""
 
@@ -84,8 +86,9 @@ def deleted_runs(home: Path) -> list[DeletedRun]:
             continue
         for name in names:
             second, _, run_id = name.partition("-")
-            if second.isascii() and second.isdigit() and run_id:
-                found.append(DeletedRun(folder / name, home, run_id, float(second)))
+            path = folder / name
+            if _SECOND.fullmatch(second) and run_id and (path.is_symlink() or path.is_dir()):
+                found.append(DeletedRun(path, home, run_id, float(second)))
     return sorted(found, key=lambda run: -run.deleted_at)
 
 

@@ -17,6 +17,8 @@ IntArray = npt.NDArray[np.uint32]
 BoolArray = npt.NDArray[np.bool_]
 
 BLANK = 0x2800
+LARGEST = 1e280
+"""Larger values are drawn as this one, so that sums and ranges of values do not overflow."""
 THIN_DOTS = 3
 """Maximum dots of a column of a thin line that are all drawn."""
 _DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]], dtype=np.uint32)
@@ -71,9 +73,9 @@ def decimate(
         return CurveColumns(at=none, first=none, last=none, low=none, high=none)
     low, high, values = _extremes(y[starts[0] : ends[-1]], starts - starts[0], positive)
     begin = starts[0]
-    return CurveColumns(
-        at=at, first=values[starts - begin], last=values[ends - begin - 1], low=low, high=high
-    )
+    parts = (values[starts - begin], values[ends - begin - 1], low, high)
+    first, last, low, high = (np.clip(part, -LARGEST, LARGEST) for part in parts)
+    return CurveColumns(at=at, first=first, last=last, low=low, high=high)
 
 
 def _extremes(
