@@ -59,6 +59,8 @@ class PastRun:
     is a good one."""
     nan_since: int | None = None
     """Step since which the loss is NaN."""
+    last_step: int = 0
+    """Last step of the run's curves; 0 if there is none."""
     state: RunState
     attempt: int
     changed: tuple[str, ...] = ()
@@ -106,6 +108,7 @@ def read_past_run(run_dir: RunDir) -> PastRun:
     """Read a run's specification and checkpoints. Raises ``ProblemError``. Call it in a thread."""
     # Imported here: the screens import this module when ltui starts.
     from ltui.training.lifecycle.engine_start_checks import check_not_imported
+    from ltui.training.lifecycle.resume_run import last_step
 
     spec = run_dir.read_spec()
     check_not_imported(spec)
@@ -120,6 +123,7 @@ def read_past_run(run_dir: RunDir) -> PastRun:
         preset=_as_preset(spec),
         checkpoints=tuple(ordered),
         nan_since=since,
+        last_step=last_step(run_dir),
         state=snapshot.state,
         attempt=snapshot.attempt,
         changed=_changed_settings(run_dir) if snapshot.attempt > 1 else (),
@@ -238,9 +242,15 @@ def _summary(past: PastRun, choice: Choice, document: Document, machine: Machine
         FROM_CHECKPOINT: f"a new run {step} of {past.spec.name}",
         FROM_START: "a new run from the beginning",
     }[choice.mode]
-    if past.spec.config is None:
-        return start
-    return f"{start}: {launch_summary(document, machine, past.spec.nproc)}"
+    if past.spec.config is not None:
+        start = f"{start}: {launch_summary(document, machine, past.spec.nproc)}"
+    if choice.mode == RESUME and choice.checkpoint != NEWEST and checkpoint is not None:
+        # Imported here, as in ``read_past_run``.
+        from ltui.training.lifecycle.resume_run import replaced_steps
+
+        if (sentence := replaced_steps(past.last_step, checkpoint.global_step)) is not None:
+            return f"{start}. {sentence}"
+    return start
 
 
 def start_choice(home: Path, past: PastRun, choice: Choice, overrides: tuple[str, ...]) -> RunDir:

@@ -43,6 +43,8 @@ _SAVED_WHEN = {
     "best": "saved as the best",
 }
 """Words for the reasons that a rank gives for a checkpoint."""
+SUPERSEDED = "no longer part of the run"
+"""Words for a checkpoint of steps that a resume from an earlier step has left."""
 METRICS_SHOWN = 5
 """Maximum number of metrics in one line."""
 PROGRAM_CHARACTERS = 60
@@ -228,6 +230,8 @@ def checkpoint_text(checkpoint: CheckpointInfo, *, with_path: bool = False) -> s
     """
     checksum = {True: "checksum ok", False: "DAMAGED", None: "checksum not checked"}[checkpoint.ok]
     parts = [f"step {checkpoint.global_step}", weights_text(checkpoint), checksum]
+    if checkpoint.superseded:
+        parts.append(SUPERSEDED)
     if with_path and checkpoint.reason:
         parts.append(saved_when(checkpoint.reason))
     if checkpoint.size_bytes is not None:

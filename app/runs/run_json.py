@@ -20,9 +20,9 @@ def head_document(run: RunSnapshot) -> dict[str, Any]:
 def run_document(run: RunSnapshot) -> dict[str, Any]:
     """Return everything that a snapshot holds."""
     document = {**to_json(run), **_words(run)}
-    for saved in (*document["checkpoints"], *document["script_checkpoints"]):
-        if saved.get("epoch") is not None:
-            saved["epoch"] += 1
+    for part in (*document["ranks"], *document["checkpoints"], *document["script_checkpoints"]):
+        if part.get("epoch") is not None:
+            part["epoch"] += 1
     return document
 
 

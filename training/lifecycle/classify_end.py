@@ -13,7 +13,7 @@ from ltui.training.diagnosis.verdict_words import consequences_text, ranks_text
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.shim_files import EngineExit
 from ltui.training.shared.record_types import Outcome, PulseState
-from ltui.training.state.good_checkpoints import FINITE
+from ltui.training.state.good_checkpoints import FINITE, newest_checkpoint
 from ltui.training.state.record_fold import FoldedEvent, FoldState
 from ltui.training.state.run_snapshot import CheckpointInfo, RunState, Verdict
 
@@ -209,12 +209,11 @@ def _at(facts: EndFacts) -> str:
 
 def _saved(facts: EndFacts) -> str:
     """Return a phrase that names the checkpoint from which the run can be resumed."""
-    complete = [c for c in facts.checkpoints if c.ok is not False]
-    if not complete and not facts.fold.saves_checkpoints:
+    last = newest_checkpoint(facts.checkpoints)
+    if last is None and not facts.fold.saves_checkpoints:
         return "the program has not told ltui how to save a checkpoint"
-    if not complete:
+    if last is None:
         return "no checkpoint was saved"
-    last = max(complete, key=lambda c: (c.saved_at or 0.0, c.global_step))
     checked = "verified" if last.ok else "saved"
     at_the_end = last.global_step == facts.global_step
     if last.weights not in (None, FINITE):

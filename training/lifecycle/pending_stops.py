@@ -92,6 +92,14 @@ class PendingStopStore:
         """Return the stop that a previous supervisor of this attempt began, or None."""
         return self.pending.escalation if self.pending.attempt == self._attempt else None
 
+    def continue_from(self, step: int | None) -> None:
+        """Let the values after ``step`` count, at which a restart continues; None: all values."""
+        passed = [c for c in self.pending.conditions if (c.after_step or 0) > (step or 0)]
+        if passed:
+            self._write_conditions(
+                replace(c, after_step=step) if c in passed else c for c in self.pending.conditions
+            )
+
     def add(self, conditions: Sequence[StopCondition]) -> None:
         merged = self.pending.conditions
         for condition in conditions:

@@ -26,6 +26,7 @@ from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.identity import lock_holder
 from ltui.training.state.run_snapshot import LIVE, CheckpointInfo, RunState
 from ltui.training.store.find_run import find_run
+from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_checkpoints import (
     ResumeChoice,
     choose_checkpoint,
@@ -80,6 +81,27 @@ def checkpoint_of_step(
         what=f"it has no complete checkpoint of step {step}.",
         remedy=f"There are checkpoints of steps {steps}." if steps else None,
     )
+
+
+def last_step(run_dir: RunDir) -> int:
+    """Return the last step of the run's curves; 0 if there is none."""
+    try:
+        with RunStore(run_dir) as store:
+            return store.last_step()
+    except ProblemError:
+        return 0
+
+
+def replaced_steps(last_step: int, step: int) -> str | None:
+    """Return a sentence about the steps that a resume from ``step`` takes from the curves.
+
+    ``last_step`` is the last step of the curves. None if there are no such steps.
+    """
+    if last_step <= step:
+        return None
+    first = step + 1
+    steps = f"Steps {first} to {last_step} are" if first < last_step else f"Step {first} is"
+    return f"{steps} then no longer part of the run's curves."
 
 
 def _parse(home: Path, text: str) -> tuple[RunDir, int | None]:

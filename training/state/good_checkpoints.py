@@ -46,13 +46,27 @@ def undamaged_checkpoints(checkpoints: Iterable[CheckpointInfo]) -> list[Checkpo
     return [checkpoint for checkpoint in checkpoints if checkpoint.ok is not False]
 
 
-def newest_checkpoint(checkpoints: Iterable[CheckpointInfo]) -> CheckpointInfo | None:
-    """Return the undamaged checkpoint with the highest step, the newest one of that step."""
-    return max(
-        undamaged_checkpoints(checkpoints),
-        key=lambda checkpoint: (checkpoint.global_step, checkpoint.saved_at or 0.0),
-        default=None,
+def progress_key(checkpoint: CheckpointInfo) -> tuple[bool, int, int, int, float, int]:
+    """Return a sort key by which the checkpoint that a resume takes first is the last one.
+
+    Checkpoints that the run has left by a resume from an earlier step come first. The others are
+    ordered by attempt, ``fit`` call and step. The time counts only for manifests without an
+    attempt, because clocks may be set back.
+    """
+    attempt, step = checkpoint.attempt or 0, checkpoint.global_step
+    return (
+        not checkpoint.superseded,
+        attempt,
+        checkpoint.fit or 0,
+        step if attempt else 0,
+        checkpoint.saved_at or 0.0,
+        step,
     )
+
+
+def newest_checkpoint(checkpoints: Iterable[CheckpointInfo]) -> CheckpointInfo | None:
+    """Return the undamaged checkpoint with the most progress: the one that a resume takes."""
+    return max(undamaged_checkpoints(checkpoints), key=progress_key, default=None)
 
 
 def last_good_checkpoint(

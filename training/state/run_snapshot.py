@@ -273,6 +273,12 @@ class CheckpointInfo:
     size_bytes: int | None = None
     weights: str | None = None
     """``finite``, ``NaN`` or ``inf``; None if the weights were not checked when it was saved."""
+    attempt: int | None = None
+    """The attempt that saved it; 0 if it was imported from another run."""
+    fit: int | None = None
+    """Number of the script's ``fit`` call that saved it."""
+    superseded: bool = False
+    """True if its step is no longer part of the run, which was resumed from an earlier step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

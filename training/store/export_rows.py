@@ -29,11 +29,12 @@ class Span:
     last_step: int
 
 
-def spans(connection: sqlite3.Connection) -> list[Span]:
+def spans(connection: sqlite3.Connection, begun: int | None = None) -> list[Span]:
     """Return the attempts with steps that count, first to last.
 
     An attempt replaces the earlier steps after its checkpoint only once it has trained a step
-    itself.
+    itself. ``begun`` is an attempt that counts as if it had: it is live, and about to train as an
+    earlier one.
     """
     rows = connection.execute(
         "SELECT a.attempt, a.resumed_step, "
@@ -41,13 +42,19 @@ def spans(connection: sqlite3.Connection) -> list[Span]:
         "OR EXISTS (SELECT 1 FROM step_windows w WHERE w.attempt = a.attempt) "
         "FROM attempts a ORDER BY a.attempt DESC"
     ).fetchall()
+    trains = any(trained for _, _, trained in rows)
     spans_newest_first: list[Span] = []
     last_step_that_counts = _UNBOUNDED
     for attempt, resumed_step, trained in rows:
         spans_newest_first.append(Span(attempt, last_step_that_counts))
-        if trained and attempt > 1:
+        if (trained or (trains and attempt == begun)) and attempt > 1:
             last_step_that_counts = min(last_step_that_counts, resumed_step or 0)
     return [span for span in reversed(spans_newest_first) if span.last_step > 0]
+
+
+def counts(spans: Sequence[Span], attempt: int, step: int) -> bool:
+    """Return whether a step of an attempt is still part of the run."""
+    return any(span.attempt == attempt and step <= span.last_step for span in spans)
 
 
 def newest_trained(spans: Sequence[Span]) -> int:

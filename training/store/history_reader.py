@@ -467,6 +467,19 @@ class RunStore:
         """Return the attempts with steps that count, first to last."""
         return spans(self._connection)
 
+    @_raises_store_error
+    def last_step(self) -> int:
+        """Return the last step that counts; 0 if no step is stored."""
+        query = (
+            "SELECT coalesce(max((SELECT max(step) FROM steps s WHERE s.attempt = c.attempt "
+            "AND s.rank = c.rank AND step <= ?)), 0) FROM cursors c WHERE c.attempt = ?"
+        )
+        last_steps = (
+            self._connection.execute(query, (span.last_step, span.attempt)).fetchone()[0]
+            for span in spans(self._connection)
+        )
+        return max(last_steps, default=0)
+
     def export_new(
         self, metrics: Sequence[str], newest: Mapping[tuple[str, int], int]
     ) -> Iterator[ExportRow]:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ltui.training.state.gpu_values import GPU_READINGS
 from ltui.training.state.metric_name_patterns import TRAIN_LOSS, is_training_loss
@@ -23,7 +23,11 @@ from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import GpuSnapshot, RunSnapshot, RunState, Verdict, to_json
 from ltui.training.store import history_windows
 from ltui.training.store.database_schema import STEP_COLUMNS, open_for_writing
+from ltui.training.store.export_rows import Span, spans
 from ltui.training.store.same_loss import logs_step_loss
+
+if TYPE_CHECKING:
+    from ltui.training.store.stored_values import StoredValues
 
 KEEP_ROWS = 200_000
 """Number of newest rows kept at full resolution for each rank, and for each metric of a rank."""
@@ -262,6 +266,26 @@ class StoreWriter:
                 "(SELECT coalesce(max(last_step), 0) FROM step_windows))"
             )
         )
+
+    def spans(self, begun: int | None) -> list[Span]:
+        """Return the attempts with steps that count; ``begun`` counts as if it had trained."""
+        return spans(self._connection, begun)
+
+    def stored_values(self, spans: Sequence[Span]) -> StoredValues:
+        """Return the last and best values of each metric over these steps."""
+        # Imported here because it loads NumPy, which would delay the start of the engine.
+        from ltui.training.store.stored_values import stored_values
+
+        return stored_values(self._connection, spans)
+
+    def has_trained(self, attempt: int | None = None) -> bool:
+        """Return whether an attempt, or any attempt, has stored steps."""
+        query = "SELECT EXISTS (SELECT 1 FROM steps WHERE attempt = coalesce(?, attempt))"
+        return bool(self._connection.execute(query, (attempt,)).fetchone()[0])
+
+    def has_logged(self, attempt: int) -> bool:
+        """Return whether an attempt has stored values that the program logs."""
+        return bool(self._value("SELECT EXISTS (SELECT 1 FROM samples WHERE attempt = ?)", attempt))
 
     def logs_step_loss(self, *, default: bool) -> bool:
         """Return whether the program logs the loss of each step; ``default`` on an error.

@@ -10,16 +10,20 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ltui.training.problem import ProblemError
 from ltui.training.shared.checkpoint_files import UNFINISHED_FILE, checkpoint_name, describe_file
 from ltui.training.shared.regular_files import read_regular
-from ltui.training.state.good_checkpoints import badness
+from ltui.training.state.good_checkpoints import badness, last_good_checkpoint, progress_key
 from ltui.training.state.json_decoder import WRONG_CONTENT, from_json, parse_json
 from ltui.training.state.run_snapshot import CheckpointInfo
+from ltui.training.store.export_rows import Span, counts
+from ltui.training.store.history_reader import RunStore
+from ltui.training.store.run_directory import RunDir
 
 _SKIPPED_NAMED = 3
 """Maximum number of skipped checkpoints that a sentence names."""
@@ -29,14 +33,31 @@ _UNREADABLE = (OSError, *WRONG_CONTENT)
 """Errors of a manifest that is missing, is not JSON or lacks a key."""
 
 
-def list_checkpoints(folder: Path) -> list[CheckpointInfo]:
+def list_checkpoints(folder: Path, spans: Sequence[Span] | None = None) -> list[CheckpointInfo]:
     """Return every checkpoint that has a manifest, the one with the fewest steps first.
 
     ``ok`` is False if a file is missing or has another size. Otherwise it is None, because only
-    ``verify`` reads checksums.
+    ``verify`` reads checksums. ``spans`` are the steps that count, by default those of the history.
     """
     infos = [info for path in _manifest_paths(folder) if (info := _read_manifest(path)) is not None]
+    if spans is None and infos:
+        spans = _stored_spans(folder)
+    if spans:
+        infos = [replace(info, superseded=_is_superseded(info, spans)) for info in infos]
     return sorted(infos, key=lambda info: (info.global_step, info.saved_at or 0.0))
+
+
+def _is_superseded(info: CheckpointInfo, spans: Sequence[Span]) -> bool:
+    return bool(info.attempt) and not counts(spans, info.attempt or 0, info.global_step)
+
+
+def _stored_spans(folder: Path) -> Sequence[Span]:
+    """Return the steps that count by the history of the run; empty if it cannot be read."""
+    try:
+        with RunStore(RunDir(folder.parent)) as store:
+            return store.spans()
+    except ProblemError:
+        return ()
 
 
 def verify(info: CheckpointInfo) -> CheckpointInfo:
@@ -80,7 +101,7 @@ def choose_checkpoint(folder: Path, since: int | None = None) -> ResumeChoice:
     skipped: list[str] = []
     taken: CheckpointInfo | None = None
     undamaged = False
-    for info in sorted(infos, key=_progress_key, reverse=True):
+    for info in sorted(infos, key=progress_key, reverse=True):
         reason = None if info.ok is False else badness(info, since)
         undamaged = undamaged or reason is not None
         reason = reason or damage_of(info)
@@ -101,8 +122,7 @@ def checkpoint_to_resume(folder: Path, since: int | None = None) -> CheckpointIn
 
 def furthest_checkpoint(folder: Path, since: int | None = None) -> CheckpointInfo | None:
     """Return the good checkpoint with the most progress, without verifying its checksums."""
-    infos = [info for info in list_checkpoints(folder) if info.ok is not False]
-    return max((i for i in infos if badness(i, since) is None), key=_progress_key, default=None)
+    return last_good_checkpoint(list_checkpoints(folder), since)
 
 
 def import_checkpoint(info: CheckpointInfo, folder: Path) -> CheckpointInfo:
@@ -211,19 +231,6 @@ def _modified_at(path: Path) -> float:
         return 0.0
 
 
-def _progress_key(info: CheckpointInfo) -> tuple[int, int, int, float]:
-    """Return a sort key: attempt, number of the script's ``fit`` call, step, time.
-
-    The time counts only for manifests without an attempt.
-    """
-    try:
-        manifest = _load_manifest(info.path)
-        attempt, fit = int(manifest.get("attempt") or 0), int(manifest.get("fit") or 0)
-    except _UNREADABLE:
-        return (0, 0, 0, 0.0)
-    return (attempt, fit, info.global_step if attempt else 0, info.saved_at or 0.0)
-
-
 def _manifest_paths(folder: Path) -> list[Path]:
     try:
         return [path for path in folder.glob("*.ckpt.json") if not path.name.startswith(".")]
@@ -231,7 +238,7 @@ def _manifest_paths(folder: Path) -> list[Path]:
         return []
 
 
-_SHOWN = ("global_step", "epoch", "reason", "saved_at", "size_bytes")
+_SHOWN = ("global_step", "epoch", "reason", "saved_at", "size_bytes", "attempt", "fit")
 """Keys of a manifest that are fields of ``CheckpointInfo``."""
 
 

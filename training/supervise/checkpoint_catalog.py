@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ltui.training.state.good_checkpoints import newest_checkpoint
 from ltui.training.state.run_snapshot import CheckpointInfo, RunSnapshot
+from ltui.training.store.export_rows import Span
 from ltui.training.store.run_checkpoints import list_checkpoints, verify
 
 MAX_KEPT = 100
@@ -31,6 +33,7 @@ class CheckpointCatalog:
         self._folder = folder
         self.seconds = () if before is None else before.checkpoint_seconds
         """How long the last checkpoints took, oldest first."""
+        self._spans: Sequence[Span] | None = None
         self._known: tuple[CheckpointInfo, ...] = ()
         self._checked: dict[tuple[str, float | None], bool] = {}
         self._stale = True
@@ -42,20 +45,24 @@ class CheckpointCatalog:
         if isinstance(seconds, (int, float)):
             self.seconds = (*self.seconds, float(seconds))[-SECONDS_KEPT:]
 
+    def set_spans(self, spans: Sequence[Span]) -> None:
+        """Set the steps that count; checkpoints of other steps are marked as superseded."""
+        self._spans, self._stale = spans, True
+
     def checkpoints(self) -> tuple[CheckpointInfo, ...]:
         """Return the checkpoints with the verification results so far, the least trained first."""
         if self._stale:
             self._stale = False
-            self._known = tuple(list_checkpoints(self._folder))
+            self._known = tuple(list_checkpoints(self._folder, self._spans))
         self._start_next_check()
         return tuple(self._with_check(info) for info in self._known)
 
     def verified_checkpoints(self) -> tuple[CheckpointInfo, ...]:
-        """List the folder and wait until the checkpoint that was saved last is verified."""
+        """List the folder and wait until the newest checkpoint is verified."""
         if self._checking is not None:
             self._checking.join()
-        self._known = tuple(list_checkpoints(self._folder))
-        newest = max(self._known, key=lambda c: c.saved_at or 0.0, default=None)
+        self._known = tuple(list_checkpoints(self._folder, self._spans))
+        newest = newest_checkpoint(self._known)
         if newest is not None and newest.ok is None:
             self._check(newest)
         return tuple(self._with_check(info) for info in self._known)

@@ -205,6 +205,7 @@ class AttemptFinisher:
         waiting = attempt.restarts.scheduled
         if attempt.nodes is not None:
             attempt.nodes.end(leave=False)
+        attempt.end()
         throughput = attempt.snapshot.throughput
         now = replace(attempt.build_snapshot(judgement, time.time()), throughput=throughput)
         attempt.snapshot = final_snapshot(now, end, failures, ended_at=ended_at, waiting=waiting)

@@ -7,7 +7,9 @@ the run: requests are carried out in ``request_handler.py``, the end is handled 
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import sqlite3
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -26,7 +28,7 @@ from ltui.training.lifecycle.rank_queue_poller import QueuePoll, QueuePoller, lo
 from ltui.training.lifecycle.shim_files import engine_identity, from_earlier_boot
 from ltui.training.nodes.messages import merge_ranks
 from ltui.training.process.identity import ProcessIdentity
-from ltui.training.shared.record_types import Outcome, Phase, PulseState
+from ltui.training.shared.record_types import Outcome, Phase, PulseState, RecordKind
 from ltui.training.state.metric_name_patterns import THROUGHPUT, TRAIN_LOSS
 from ltui.training.state.record_fold import FoldedEvent, fold_many
 from ltui.training.state.run_snapshot import LIVE, MetricValue, RunSnapshot, RunState
@@ -43,6 +45,7 @@ from ltui.training.supervise.previous_attempt import (
     restore_fold,
     starting_progress,
     stored_snapshot,
+    with_values,
 )
 from ltui.training.supervise.restart_policy import RestartPolicy
 from ltui.training.supervise.run_folder import RunFolder
@@ -96,6 +99,9 @@ class LiveAttempt:
         self.queues = QueuePoller(run_dir.queue_dir(number), store.cursors(number))
         self.recorder = HistoryRecorder(store, number, self.queues)
         self.fold = restore_fold(run_dir, number, previous)
+        self._has_logged = store.has_logged(number)
+        self._sends_telemetry = store.has_trained()
+        """The program has trained before, so it will send telemetry."""
         self.stops = StopController(
             run_dir.queue_dir(number) / "control.bin", signal.Signals[spec.stop_signal]
         )
@@ -129,8 +135,11 @@ class LiveAttempt:
         """True if the machine was rebooted since the attempt was started."""
         self.last_seen_at: float | None = None
         """Unix time of the last snapshot of a previous supervisor of this attempt."""
+        self._continue_from_history(ended=False)
         if plan.recover:
             self._restore(previous)
+        else:
+            self.pending_stops.continue_from(plan.resume_step)
 
     def _restore(self, previous: RunSnapshot | None) -> None:
         """Continue where the previous supervisor of this attempt stopped."""
@@ -142,6 +151,22 @@ class LiveAttempt:
         self.rebooted = from_earlier_boot(self.run_dir)
         if self.restarts.requested is not None:
             self.stops.kill(time.monotonic())
+
+    def _continue_from_history(self, *, ended: bool) -> None:
+        """Take the values of metrics, and the marks of checkpoints, from the steps that count.
+
+        A live attempt replaces the steps after its checkpoint before it has trained its first one.
+        An attempt that has ended without a step has replaced none.
+        """
+        spans = self.store.spans(None if ended else self.number)
+        self.catalog.set_spans(spans)
+        self.fold = with_values(self.fold, self.store.stored_values(spans))
+
+    def end(self) -> None:
+        """Count the steps after the checkpoint again if the attempt has not trained any."""
+        with contextlib.suppress(sqlite3.Error):
+            if self.number > 1 and not self.store.has_trained(self.number):
+                self._continue_from_history(ended=True)
 
     def begin(self, now_s: float) -> QueuePoll:
         """Poll the queues for the first time and build the first snapshot."""
@@ -161,6 +186,11 @@ class LiveAttempt:
         self.pulses = poll.pulses
         seen = self.fold.events_seen
         self.fold = fold_many(self.fold, poll.polls)
+        self._has_logged = self._has_logged or any(
+            record.kind == RecordKind.METRICS
+            for rank_poll in poll.polls.values()
+            for record in rank_poll.records
+        )
         self.pending_stops.check_metrics(self.fold, poll.polls)
         new_events = self.fold.events_seen - seen
         for event in self.fold.events[len(self.fold.events) - new_events :]:
@@ -191,6 +221,9 @@ class LiveAttempt:
         """Record the step at which the ranks actually resumed."""
         if isinstance(step, int):
             self.recorder.write(self.store.set_resumed_step, self.number, step)
+            if self.start is not None and step != self.start.global_step:
+                with contextlib.suppress(sqlite3.Error):
+                    self._continue_from_history(ended=False)
 
     def set_planned_stop(self) -> None:
         """Pass the step or epoch of the pending stop conditions on to the ranks."""
@@ -365,13 +398,14 @@ class LiveAttempt:
             began = self.state not in (RunState.STARTING, RunState.QUEUED)
             begun = began and any(p.phase is not Phase.STARTING for p in pulses)
             return begun or training_has_started(pulses)
-        if self.spec.command is None:
+        # A program that has trained before is starting until it sends telemetry again.
+        if self.spec.command is None or self._sends_telemetry:
             return False
         return self.logs_values() or self.machine.program.runs(now_s - self.started_at)
 
     def logs_values(self) -> bool:
-        """Return True if a rank has sent a value that the program logs."""
-        return any(rank.metrics for rank in self.fold.ranks.values())
+        """Return True if a rank of this attempt has sent a value that the program logs."""
+        return self._has_logged
 
     def build_snapshot(self, judgement: Judgement, now_s: float) -> RunSnapshot:
         """Build a snapshot, store it in ``snapshot``, and return it."""

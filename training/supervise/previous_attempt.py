@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.problem import ProblemError
-from ltui.training.state.metric_name_patterns import TRAIN_LOSS
 from ltui.training.state.record_fold import FoldState, RankFold
-from ltui.training.state.run_snapshot import MetricValue, RunSnapshot
+from ltui.training.state.run_snapshot import RunSnapshot
 from ltui.training.state.snapshot_from_fold import Progress
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir
+from ltui.training.store.stored_values import StoredValues
 
 
 def stored_snapshot(run_dir: RunDir) -> RunSnapshot | None:
@@ -62,21 +62,19 @@ def restore_fold(run_dir: RunDir, attempt: int, before: RunSnapshot | None) -> F
         rank: RankFold(rank=rank, hello=kinds.get("hello"), plan=kinds.get("plan"))
         for rank, kinds in records.items()
     }
-    logged: dict[str, MetricValue] = dict(before.metrics)
-    loss = logged.pop(TRAIN_LOSS, None) if _loss_is_of_steps(before) else None
-    if logged or loss is not None:
-        first = ranks.get(0) or RankFold(rank=0)
-        ranks[0] = replace(first, metrics=logged, loss=loss)
     # The best throughput is that of the whole run, so it survives a resume.
     best = before.throughput.best_samples_per_s
     earlier_warnings = before.cautions if before.attempt == attempt else ()
     return FoldState(ranks=ranks, best_samples_per_s=best, warnings=earlier_warnings)
 
 
-def _loss_is_of_steps(before: RunSnapshot) -> bool:
-    """Return False if the rows of steps have no loss: on a GPU, or without a Trainer.
-
-    The loss is then logged as a metric, and a row without it must not be taken for a loss of NaN.
-    """
-    devices = [rank.device or "cpu" for rank in before.ranks]
-    return before.program is None and all(device.startswith("cpu") for device in devices)
+def with_values(fold: FoldState, values: StoredValues) -> FoldState:
+    """Return the fold state with the stored values of all metrics instead of its own."""
+    ranks = {
+        number: replace(fold.ranks.get(number) or RankFold(rank=number), metrics={}, loss=None)
+        for number in sorted({*fold.ranks, *values})
+    }
+    for number, logged in values.items():
+        metrics = {name: value for name, value in logged.items() if name is not None}
+        ranks[number] = replace(ranks[number], metrics=metrics, loss=logged.get(None))
+    return replace(fold, ranks=ranks)

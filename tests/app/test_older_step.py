@@ -1,0 +1,72 @@
+"""What the form of a resume, lists of checkpoints and JSON say about an older step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ltui.app.launch.past_run import NEWEST, RESUME, Choice, PastRun, _as_preset, check_choice
+from ltui.app.presentation.run_report import checkpoint_rows, show_lines
+from ltui.app.presentation.snapshot_text import newest_checkpoint_text
+from ltui.app.runs.run_json import run_document
+from ltui.training.config.device_selection import Machine
+from ltui.training.config.run_spec import RunSpec
+from ltui.training.lifecycle.resume_run import replaced_steps
+from ltui.training.state.run_snapshot import CheckpointInfo, RunState
+from ltui.training.store.run_directory import RunDir
+from tests.app.frames import NOW, rank, snapshot
+
+CHECKPOINTS = (
+    CheckpointInfo(path="/c/step-50.ckpt", global_step=50, attempt=1, fit=1),
+    CheckpointInfo(path="/c/step-92.ckpt", global_step=92, attempt=2, fit=1),
+    CheckpointInfo(
+        path="/c/step-242.ckpt", global_step=242, attempt=1, fit=1, superseded=True, saved_at=9e9
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "sentence"),
+    [
+        (NEWEST, False),
+        ("step-50.ckpt", True),
+    ],
+)
+def test_the_form_names_the_steps_that_a_resume_replaces(
+    tmp_path: Path, checkpoint: str, sentence: bool
+) -> None:
+    spec = RunSpec(
+        id="a", name="a", created_at=1.0, cwd="/", python="python3", nproc=1, command=("train",)
+    )
+    past = PastRun(
+        run_dir=RunDir(tmp_path),
+        spec=spec,
+        preset=_as_preset(spec),
+        checkpoints=tuple(reversed(CHECKPOINTS)),
+        last_step=92,
+        state=RunState.STOPPED,
+        attempt=2,
+    )
+    choice = Choice(mode=RESUME, checkpoint=checkpoint, texts={})
+    words = check_choice(past, choice, Machine()).words
+    assert ("Steps 51 to 92 are then no longer part of the run's curves." in words) == sentence
+
+
+def test_steps_are_replaced_only_after_the_step_of_the_checkpoint() -> None:
+    assert replaced_steps(50, 50) is None
+    assert replaced_steps(51, 50) == "Step 51 is then no longer part of the run's curves."
+
+
+def test_every_text_names_the_checkpoint_that_a_resume_takes() -> None:
+    stopped = snapshot(state=RunState.STOPPED, checkpoints=CHECKPOINTS)
+    assert newest_checkpoint_text(stopped).startswith("newest checkpoint: step 92,")
+    assert checkpoint_rows(stopped)[0][1].startswith("step 92,")
+    (left,) = (line for line in show_lines(stopped, NOW) if "step 242," in line)
+    assert "no longer part of the run" in left
+
+
+def test_epochs_of_ranks_count_from_1_in_json() -> None:
+    document = run_document(snapshot(epoch=2, ranks=(rank(0, epoch=2), rank(1, epoch=None))))
+    assert document["epoch"] == 3
+    assert [r["epoch"] for r in document["ranks"]] == [3, None]
