@@ -28,7 +28,10 @@ def run_program(run: RunFolder, kind: str, *, watched: bool = True) -> str:
     ).stdout
 
 
-@pytest.mark.parametrize("kind", ["no_grad", "eval_mode", "late", "groups", "backward", "sharded"])
+KINDS = "no_grad eval_mode late first forward groups backward sharded"
+
+
+@pytest.mark.parametrize("kind", KINDS.split())
 def test_an_evaluation_is_no_part_of_a_step(run: RunFolder, kind: str) -> None:
     run_program(run, kind)
     assert run.column(StepField.GLOBAL_STEP) == list(range(2, 13))
@@ -40,9 +43,7 @@ def test_an_evaluation_is_no_part_of_a_step(run: RunFolder, kind: str) -> None:
 
 def test_a_program_that_trains_in_evaluation_mode(run: RunFolder) -> None:
     run_program(run, "frozen")
-    samples = run.column(StepField.SAMPLES)
-    # Its evaluation looks like the rest: the batches of both belong to the step that follows.
-    assert samples == [4, 4, 4, 19, 4, 4, 4, 19, 4, 4, 4]
+    assert set(run.column(StepField.SAMPLES)) == {4}
 
 
 def test_a_compiled_step_does_not_compile_the_watch(run: RunFolder) -> None:

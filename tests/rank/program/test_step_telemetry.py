@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ from ltui.training.shared.record_types import StepField
 from ltui.training.tensor_queue.control_block import Command
 from tests.rank.runs import RunFolder
 from tests.required import required
+
+IMAGES = (torch.zeros(3, 9, 9),) * 4
 
 
 def optimizer() -> torch.optim.Optimizer:
@@ -55,6 +58,7 @@ class Program:
             self.errors.append,
         )
         self.fetch = self.telemetry.timed_fetch(next)
+        self.backward = self.telemetry.marked_backward(lambda: None)
 
     def step(self, stepping: torch.optim.Optimizer) -> None:
         self.telemetry.before_step(stepping, (), {})
@@ -120,6 +124,81 @@ def test_a_step_around_a_validation_keeps_its_time_and_samples(
     assert run.column(StepField.FETCH_S) == [40]
 
 
+def batches(*lengths: int) -> Any:
+    return iter([torch.zeros(length) for length in lengths])
+
+
+def evaluate(program: Program, loader: Any) -> None:
+    """Fetch all batches as the training fetches its own."""
+    with contextlib.suppress(StopIteration):
+        while True:
+            program.fetch(loader)
+
+
+def test_batches_without_a_backward_pass_are_a_validation(
+    run: RunFolder, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradients are accumulated over two batches, around a validation."""
+    seconds = iter(range(0, 10_000, 10))
+    monkeypatch.setattr(step_telemetry, "clock", lambda: next(seconds) * 10**9)
+    program.telemetry.restart()  # at 0 s
+    training = batches(4, 4, 4, 4)
+    for _ in range(2):
+        program.fetch(training)
+        program.backward()
+        evaluate(program, batches(100, 100))  # from 30 s; the last question takes two readings
+        program.fetch(training)
+        program.backward()
+        program.step(FIRST)
+    assert run.column(StepField.SAMPLES) == [8, 8]
+    assert run.column(StepField.STEP_S) == pytest.approx([130 - (100 - 30)] * 2)
+
+
+def test_the_first_batch_of_a_validation_may_be_fetched_in_training_mode(
+    run: RunFolder, program: Program
+) -> None:
+    """ignite does so, and does not ask for a batch after the last."""
+    validation = batches(100, 100)
+    program.fetch(validation)
+    with torch.no_grad():
+        program.fetch(validation)
+    program.fetch(batches(4))
+    program.backward()
+    program.step(FIRST)
+    assert run.column(StepField.SAMPLES) == [4]
+
+
+def test_batches_may_be_fetched_ahead_of_their_backward_passes(
+    run: RunFolder, program: Program
+) -> None:
+    """Some Trainers fetch all batches of a step, and one ahead, before they train with them."""
+    training = batches(4, 4, 4, 4)
+    for count in (3, 2):
+        with contextlib.suppress(StopIteration):
+            for _ in range(count):
+                program.fetch(training)
+        program.backward()
+        program.backward()
+        program.step(FIRST)
+    assert run.column(StepField.SAMPLES) == [12, 4]
+
+
+def test_two_loaders_of_a_step_both_count(run: RunFolder, program: Program) -> None:
+    for loaders in ((batches(4), batches(5)), (batches(4), batches(5))):
+        for loader in loaders:
+            program.fetch(loader)
+        program.backward()
+        program.step(FIRST)
+    assert run.column(StepField.SAMPLES) == [9, 9]
+
+
+def test_a_program_whose_backward_passes_are_not_seen(run: RunFolder, program: Program) -> None:
+    evaluate(program, batches(4, 4))
+    program.fetch(batches(4))
+    program.step(FIRST)
+    assert run.column(StepField.SAMPLES) == [12]
+
+
 @pytest.mark.parametrize(
     ("batch", "size", "samples"),
     [
@@ -130,6 +209,16 @@ def test_a_step_around_a_validation_keeps_its_time_and_samples(
         ({"ids": torch.zeros(8, 16), "mask": torch.zeros(8, 16)}, None, 8),
         ({"ids": torch.zeros(64, 16)}, 1, 64),  # a data set of whole batches
         ((torch.zeros(8, 3), torch.zeros(8)), 8, 8),
+        ((torch.zeros(2, 3, 9, 9), torch.zeros(2)), 4, 2),
+        ((torch.zeros(4, 3, 9), torch.zeros(4, 3, 9)), 4, 4),
+        ((IMAGES[:4], ({},) * 4), 4, 4),  # tuple(zip(*samples))
+        ((IMAGES[:2], ({},) * 2), 3, 2),
+        ((IMAGES[:4], IMAGES[:4]), 4, 4),
+        ([{"image": image} for image in IMAGES[:4]], 4, 4),
+        ([(image, 0) for image in IMAGES[:4]], 4, 4),
+        (IMAGES[:4], 4, 4),
+        (IMAGES[:2], 4, math.nan),
+        (IMAGES[:4], None, math.nan),
         ((torch.zeros(30, 3), torch.zeros(8)), 8, 8),  # a batch of graphs
         (torch.zeros(8, 3), 4, 8),
     ],

@@ -4,10 +4,11 @@ Prints how many graphs were compiled, and whether the memory of the model was fr
 
 no_grad: fetches its evaluation's batches without gradients. eval_mode: only the model is in
 evaluation mode, which it leaves before the next batch. late: which it leaves after it has fetched
-the next batch, as the Hugging Face Trainer does. frozen: it trains in evaluation mode. groups: the
-first group of its optimizer is empty. backward: each of 20 tensors has an optimizer of its own,
-which steps in the backward pass. compiled: the step is compiled. sharded:
-``fully_shard`` in a group of one rank.
+the next batch, as the Hugging Face Trainer does. first: which it enters after it has fetched the
+first batch, as ignite does. forward: which it has only in its forward passes, as MONAI does.
+frozen: it trains in evaluation mode. groups: the first group of its optimizer is empty. backward:
+each of 20 tensors has an optimizer of its own, which steps in the backward pass. compiled: the step
+is compiled. sharded: ``fully_shard`` in a group of one rank.
 """
 
 from __future__ import annotations
@@ -26,11 +27,15 @@ EVALUATION_S = 0.3
 
 
 def evaluate(model: torch.nn.Module, loader: Any, kind: str) -> None:
-    model.eval()
+    if kind not in ("first", "forward"):
+        model.eval()
     with torch.set_grad_enabled(kind != "no_grad"):
         for (batch,) in loader:
+            model.eval()
             with torch.no_grad():
                 model(batch)
+            if kind == "forward":
+                model.train()
             time.sleep(EVALUATION_S / 3)
 
 
@@ -76,7 +81,15 @@ def train(kind: str) -> tuple[int, weakref.ref[torch.nn.Module]]:
             step()
         if number % 4 == 3:
             evaluate(model, other, kind)
-            if kind in ("no_grad", "eval_mode", "groups", "backward", "compiled", "sharded"):
+            if kind in (
+                "no_grad",
+                "eval_mode",
+                "first",
+                "groups",
+                "backward",
+                "compiled",
+                "sharded",
+            ):
                 model.train()
     if kind == "sharded":
         torch.distributed.destroy_process_group()

@@ -219,6 +219,8 @@ class ProgramRank:
         torch_internals.wrap_loader_fetch(lambda fetch: uncompiled(telemetry.timed_fetch(fetch)))
         self._save = torch.save
         torch.save = uncompiled(telemetry.marked_save(torch.save))
+        self._backward = torch.autograd.backward
+        torch.autograd.backward = uncompiled(telemetry.marked_backward(torch.autograd.backward))
         self._excepthook = sys.excepthook
         sys.excepthook = self._on_exception
         if multiprocessing.parent_process() is None:
@@ -235,6 +237,7 @@ class ProgramRank:
         call_after_steps(ignore_step)
         torch_internals.unwrap_loader_fetch()
         torch.save = self._save
+        torch.autograd.backward = self._backward
         sys.excepthook = self._excepthook
 
     # The values that the program logs.

@@ -18,6 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,6 +30,8 @@ from ltui.training.shared.record_types import Phase, RecordKind, StepField
 
 _OTHER_STEPS = 16
 """Steps of another optimizer without one of the first, after which that one counts."""
+_MAX_FETCHES = 64
+"""Alternations of loaders between two backward passes that are told apart."""
 _PERIODIC_NS = 500_000_000
 """Nanoseconds between reads of the wall clock and of the allocated memory."""
 
@@ -47,24 +50,86 @@ _ROW_WALL_S, _ROW_STEPPED = int(StepField.WALL_S), int(StepField.STEPPED)
 def batch_samples(batch: Any, iterator: Any) -> float:
     """Return how many samples are in a batch that ``iterator`` of a DataLoader returned.
 
-    The tensors of a dictionary may count other things, such as the boxes in its images. Then the
-    batch size of the loader tells which; NaN if nothing does.
+    The tensors of a dictionary may count other things, such as the boxes in its images, and a list
+    may hold the samples themselves. Where that is not clear from the types, the batch size of the
+    loader tells; NaN if nothing does.
     """
     if type(batch) is torch.Tensor:
         return float(batch.shape[0]) if batch.ndim else 1.0
-    if not isinstance(batch, (Mapping, list, tuple)):
-        return count_samples(batch)
-    values = batch.values() if isinstance(batch, Mapping) else batch
-    lengths = {int(v.shape[0]) for v in values if isinstance(v, torch.Tensor) and v.ndim}
-    if len(lengths) < 2 and not isinstance(batch, Mapping):
+    if not isinstance(batch, (Mapping, list, tuple)) or not batch:
         return count_samples(batch)
     size = torch_internals.loader_batch_size(iterator)
+    values = list(batch.values()) if isinstance(batch, Mapping) else batch
+    lengths = {int(v.shape[0]) for v in values if isinstance(v, torch.Tensor) and v.ndim}
+    if not isinstance(batch, Mapping):
+        listed, is_sure = _listed_samples(batch)
+        collated = count_samples(batch)
+        if listed is not None and (is_sure or listed == size != collated):
+            return float(listed)
+        if listed is not None and size != collated != listed:
+            return math.nan
+        if len(lengths) < 2:
+            return collated
     if len(lengths) == 1 and size in (None, 1):  # a loader of size 1 may return whole batches
         return float(lengths.pop())
     if size is None:
         return math.nan
     # Only the last batch of a pass may be smaller.
     return float(max((n for n in lengths if n <= size), default=size))
+
+
+def _listed_samples(batch: list[Any] | tuple[Any, ...]) -> tuple[int | None, bool]:
+    """Return the number of samples if ``batch`` may be a list of samples, and whether it is one.
+
+    Else its values are batches themselves. It may also be turned: ``tuple(zip(*samples))``.
+    """
+    if all(isinstance(each, Mapping) for each in batch):
+        return len(batch), True
+    count, inner = len(batch), list(batch)
+    lists = [each for each in batch if isinstance(each, (list, tuple))]
+    if len(lists) == len(batch) and len({len(each) for each in lists}) == 1 and lists[0]:
+        if len({(type(each), getattr(each, "ndim", None)) for each in lists[0]}) == 1:
+            count = len(lists[0])  # it is turned
+        inner = [each for values in lists for each in values]
+    elif lists:
+        return None, False
+    lengths = {e.shape[0] if isinstance(e, torch.Tensor) and e.ndim else None for e in inner}
+    are_images = all(isinstance(each, torch.Tensor) and each.ndim == 3 for each in inner)
+    is_sure = bool(lists or are_images) and (len(lengths) > 1 or None in lengths)
+    return (count, is_sure) if are_images or is_sure else (None, False)
+
+
+@dataclass(slots=True)
+class _Fetches:
+    """Batches that the program fetched one after another, and has not trained with so far."""
+
+    iterator: int
+    """The id of the iterator of the DataLoader."""
+    is_evaluated: bool
+    """True if gradients are disabled, or the model is in evaluation mode."""
+    began: int
+    """When the first of them was asked for (ns)."""
+    ended: int = 0
+    fetch_ns: int = 0
+    samples: float = 0.0
+    count: int = 0
+    is_over: bool = False
+    """True if the iterator has no further batch."""
+    has_backward: bool = False
+    """True if a backward pass followed."""
+
+    def is_training(self, last: _Fetches, *, all_train: bool) -> bool:
+        """Return True if the step is made with these batches, and ``last`` are those before it.
+
+        ``all_train``: no backward pass tells which batches are trained with.
+        """
+        if self is last:
+            return not (self.is_evaluated and self.is_over)
+        if self.is_over:
+            return all_train and not self.is_evaluated
+        if self.iterator == last.iterator:
+            return not self.is_evaluated or self.has_backward
+        return not self.is_evaluated and (all_train or self.count <= last.count)
 
 
 class StepTelemetry:
@@ -78,11 +143,11 @@ class StepTelemetry:
     """
 
     __slots__ = (
-        *("_channel", "_device", "_failed", "_fetch_ns", "_fetched", "_first", "_loads", "_mark"),
-        *("_module", "_optimizer_began", "_optimizer_ns", "_other_steps", "_periodic_due"),
-        *("_publish", "_pulse", "_row", "_samples", "_send_waiting", "_step_began"),
-        *("_step_ended", "_thread", "_validated_ns", "_validating", "_validation_began"),
-        *("_validation_samples", "_wall_offset_s", "global_step"),
+        *("_channel", "_device", "_failed", "_fetch_ns", "_fetched", "_fetches", "_first"),
+        *("_has_backward", "_loads", "_mark", "_module", "_optimizer_began", "_optimizer_ns"),
+        *("_other_steps", "_periodic_due", "_publish", "_pulse", "_row", "_samples"),
+        *("_send_waiting", "_step_began", "_step_ended", "_thread", "_wall_offset_s"),
+        "global_step",
     )
 
     def __init__(
@@ -111,11 +176,10 @@ class StepTelemetry:
         """True if the training has fetched a batch from a DataLoader."""
         self._fetched = False
         """True if the step that goes on has."""
-        self._validating = False
-        self._validation_began = self._validated_ns = 0
-        """When the last validation began, and when its newest batch was there."""
-        self._validation_samples = 0.0
-        """Samples of the newest batch of a validation."""
+        self._fetches: list[_Fetches] = []
+        """Batches of which it is not decided yet if they belong to the step or to a validation."""
+        self._has_backward = False
+        """True if the step that goes on has made a backward pass."""
         self._module: weakref.ref[torch.nn.Module] | None = None
         """Held weakly, so that the program can free its memory."""
         if module is not None and module.training:  # else the program trains in evaluation mode
@@ -151,8 +215,9 @@ class StepTelemetry:
                 return
             if self._other_steps:
                 self._other_steps.clear()
-            if self._validating:
-                self._end_validation()
+            if self._fetches:
+                self._assign_fetches(all_train=not self._has_backward)
+            self._has_backward = False
             step = self.global_step = self.global_step + 1
             if now >= self._periodic_due:
                 self._do_periodic(now)
@@ -198,26 +263,80 @@ class StepTelemetry:
         self._fetched = False
         self._samples = 0.0 if self._loads else math.nan
 
-    def _end_validation(self) -> None:
-        """Note that the program has stepped with a batch that seemed to belong to a validation.
+    def _newest_fetches(self, iterator: Any, began: int, *, is_evaluated: bool) -> _Fetches:
+        """Return what a batch belongs to that was asked for at ``began``."""
+        if self._fetches:
+            last = self._fetches[-1]
+            is_same = (last.iterator, last.is_evaluated) == (id(iterator), is_evaluated)
+            if is_same and not last.is_over:
+                return last
+            if len(self._fetches) >= _MAX_FETCHES:
+                del self._fetches[1]
+        self._fetches.append(_Fetches(id(iterator), is_evaluated, began))
+        return self._fetches[-1]
+
+    def _end_pass(self, iterator: Any, fetch_ns: int) -> None:
+        """Note that ``iterator`` has no further batch."""
+        self._fetch_ns += fetch_ns
+        for each in self._fetches:
+            if each.iterator == id(iterator):
+                each.is_over = True
+
+    def marked_backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``torch.autograd.backward``, which tells the batches that are trained with."""
+
+        @functools.wraps(backward)
+        def marked(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == self._thread:
+                self._note_backward()
+            return backward(*args, **kwargs)
+
+        return marked
+
+    def _note_backward(self) -> None:
+        self._has_backward = True
+        if self._fetches:
+            last = self._fetches[-1]
+            last.has_backward = True
+            if not last.is_evaluated:  # else the step decides
+                self._assign_fetches(all_train=False)
+
+    def _assign_fetches(self, *, all_train: bool) -> None:
+        """Add the fetched batches to the step, or exclude the time of their validation from it.
 
         Some programs leave the evaluation mode after they have fetched the next batch.
         """
-        self._validating = False
-        self._exclude_validation(self._validated_ns)
-        if self._loads:
-            self._samples += self._validation_samples
-        if not self._is_in_training_mode():
+        fetches, self._fetches = self._fetches, []
+        last = fetches[-1]
+        validation_began: int | None = None
+        evaluated = {each.iterator for each in fetches if each.is_evaluated} - {last.iterator}
+        for each in fetches:
+            each.is_evaluated |= each.iterator in evaluated
+            if each.is_training(last, all_train=all_train):
+                if validation_began is not None:
+                    self._exclude_validation(validation_began, each.began)
+                    validation_began = None
+                if not self._loads:
+                    self._loads, self._samples = True, 0.0
+                self._fetched = True
+                self._fetch_ns += each.fetch_ns
+                self._samples += each.samples
+            elif validation_began is None:
+                validation_began = each.began
+        if validation_began is not None:
+            self._exclude_validation(validation_began, last.ended)
+        if last.is_evaluated and not self._is_in_training_mode():
             self._module = None  # it trains in evaluation mode, so that the mode says nothing
 
-    def _exclude_validation(self, ended_ns: int) -> None:
+    def _exclude_validation(self, began: int, ended: int) -> None:
         """Exclude the time of a validation from the step in which it runs.
 
         A step of accumulated gradients keeps what it has done before. If it had not begun, what
         prepares the validation, such as the start of its workers, is excluded too.
         """
-        began = self._validation_began if self._fetched else self._step_began
-        self._step_began += ended_ns - began
+        if not self._fetched:
+            began, self._fetch_ns = self._step_began, 0
+        self._step_began += ended - began
 
     def _is_in_training_mode(self) -> bool:
         module = None if self._module is None else self._module()
@@ -240,8 +359,8 @@ class StepTelemetry:
     def timed_fetch(self, fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Return ``__next__`` of DataLoader's iterators, with the wait for data measured.
 
-        A batch belongs to a validation if it is fetched where gradients are disabled, or while the
-        model is in evaluation mode.
+        A batch belongs to a validation if it is fetched where gradients are disabled, while the
+        model is in evaluation mode, or if no backward pass follows it.
         """
 
         @functools.wraps(fetch)
@@ -250,32 +369,22 @@ class StepTelemetry:
                 return fetch(iterator)
             began, mark = clock(), self._mark
             training = torch.is_grad_enabled() and self._is_in_training_mode()
-            if training:
-                if self._validating:
-                    self._exclude_validation(began)
-            elif not self._validating:
-                self._validation_began = began
-            self._validating = not training
             mark[1] = began
             mark[0] = _FETCH if training else _VALIDATION
             try:
                 batch = fetch(iterator)
+            except StopIteration:
+                self._end_pass(iterator, clock() - began if training else 0)
+                raise
             finally:
                 now = clock()
                 mark[1] = now
                 mark[0] = _COMPUTE if training else _VALIDATION
-                if training:
-                    self._fetch_ns += now - began
-                else:
-                    self._validated_ns = now
-            samples = batch_samples(batch, iterator)
-            if not training:
-                self._validation_samples = samples
-                return batch
-            if not self._loads:
-                self._loads, self._samples = True, 0.0
-            self._fetched = True
-            self._samples += samples
+            last = self._newest_fetches(iterator, began, is_evaluated=not training)
+            last.ended = now
+            last.fetch_ns += now - began
+            last.samples += batch_samples(batch, iterator)
+            last.count += 1
             return batch
 
         return timed
