@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from ltui.training.lifecycle.rank_package import install_rank_package
 from ltui.training.shared.record_types import RecordKind, StepField
 from tests.rank.runs import RunFolder
@@ -40,6 +42,43 @@ def test_a_second_training_of_a_script_counts_on_and_is_an_event(run: RunFolder)
     assert run.column(StepField.GLOBAL_STEP) == [6, 7, 8]
     (note,) = run.events("note")
     assert note["text"] == ("A new training began in another process; its steps count on from 4.")
+
+
+RAISES_IN_A_CHILD = """
+import multiprocessing, sys, torch
+from torch.multiprocessing.spawn import start_processes
+
+def train(rank):
+    weight = torch.nn.Parameter(torch.zeros(1))
+    weight.grad = torch.ones(1)
+    optimizer = torch.optim.SGD([weight], lr=0.01)
+    for _ in range(3):
+        optimizer.step()
+    if sys.argv[1] == "ends":
+        sys.exit(0)
+    raise IndexError("Target 9 is out of bounds.")
+
+if sys.argv[1] == "torch":
+    start_processes(train, nprocs=1, start_method="fork")
+child = multiprocessing.get_context("fork").Process(target=train, args=(0,))
+child.start()
+child.join()
+"""
+
+
+@pytest.mark.parametrize(("how", "raised"), [("torch", 1), ("own", 1), ("ends", 0)])
+def test_an_error_in_a_child_of_multiprocessing_is_recorded(
+    run: RunFolder, how: str, raised: int
+) -> None:
+    environment = {**os.environ, **run.environment()}
+    environment["PYTHONPATH"] = str(install_rank_package(run.path))
+    command = [sys.executable, "-c", RAISES_IN_A_CHILD, how]
+    subprocess.run(command, env=environment, check=False, timeout=300)
+    events = run.events("exception")
+    assert [(e["type"], e["message"]) for e in events] == [
+        ("IndexError", "Target 9 is out of bounds.")
+    ] * raised
+    assert all("in train" in event["traceback"] for event in events)
 
 
 PRINTS_WITHOUT_STEPS = """

@@ -323,16 +323,21 @@ class ProgramRank:
     ) -> None:
         if self._channel.pid == os.getpid():
             with contextlib.suppress(Exception):  # a second error must not hide the first
-                if self._coordinator is not None:
-                    self._coordinator.leave()
-                self._channel.send_exception(error)
+                self._send_exception(error)
         self._excepthook(kind, error, trace)
+
+    def _send_exception(self, error: BaseException) -> None:
+        if self._coordinator is not None:
+            self._coordinator.leave()
+        self._channel.send_exception(error)
 
     def _on_exit(self) -> None:
         channel = self._channel
         if channel.pid != os.getpid() or _current is not self:
             return
         with contextlib.suppress(Exception):  # a second error must not hide the first
+            if channel.pulse.outcome == Outcome.RUNNING and (error := _ending_error()) is not None:
+                self._send_exception(error)
             if channel.pulse.outcome == Outcome.RUNNING:
                 if self._coordinator is not None:
                     self._coordinator.fit_ended(_FIT)
@@ -344,6 +349,17 @@ class ProgramRank:
             if (text := printed_values.complaint()) is not None:
                 channel.event_from_rank_0("warning", text, remedy="Try it on a line of the log.")
             channel.ended()
+
+
+def _ending_error() -> BaseException | None:
+    """Return the error that ends this child of ``multiprocessing``, which calls no excepthook.
+
+    ``torch.multiprocessing.spawn`` writes the error to a file and exits with 1.
+    """
+    error = sys.exc_info()[1]
+    if isinstance(error, SystemExit):
+        return error.__context__ if error.code else None
+    return error
 
 
 def _why_no_agreement(
