@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,22 @@ def test_values_before_the_condition_do_not_count_after_a_recovery(tmp_path: Pat
     polls = {0: logged("val/loss", [0.1, 0.1, 0.19, 0.5], first_step=7)}
     recovered.check_metrics(fold_many(FoldState(), polls), polls)
     assert recovered.pop_due(0.0, 0.0) == "because val/loss is 0.19 (< 0.2) at step 9"
+
+
+@pytest.mark.parametrize("step", [3, None])
+def test_values_after_the_step_of_a_restart_count(tmp_path: Path, step: int | None) -> None:
+    """The run goes back, so the position at which the condition was accepted comes again."""
+    run = RunDir(tmp_path)
+    store = PendingStopStore(run, 1)
+    condition = replace(parse_metric_condition("val/loss<0.2"), after_step=40)
+    store.add([condition, parse_metric_condition("reward>=3")])
+    store.continue_from(60)
+    assert store.pending.conditions[0].after_step == 40
+    store.continue_from(step)
+    restarted = PendingStopStore(run, 2)
+    polls = {0: logged("val/loss", [0.5, 0.1, 0.5], first_step=7)}
+    restarted.check_metrics(fold_many(FoldState(), polls), polls)
+    assert restarted.pop_due(0.0, 0.0) == "because val/loss is 0.1 (< 0.2) at step 8"
 
 
 @pytest.mark.parametrize("name", ["val/loss", ["val/loss"]])

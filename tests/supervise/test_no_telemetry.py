@@ -121,5 +121,8 @@ def test_the_words_say_only_what_was_seen() -> None:
     assert Program().runs(10.0)
     assert not Program(python=True).runs(10.0)
     assert Program(python=True).runs(30.0)
+    # A launcher has imported torch, and its ranks do: the import does not begin again.
+    again = Program(torch=True, importing_s=2.0, imported_s=6.0).stage()
+    assert again == "importing torch in another process (2 s)"
     assert not Program(torch=True, imported_s=30.0).runs(100.0)
     assert Program(torch=True, imported_s=70.0).runs(100.0)

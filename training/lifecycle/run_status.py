@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from ltui.training.lifecycle.job_control import job_place, snapshot_of_job, with_job
 from ltui.training.lifecycle.kill_processes import run_processes
 from ltui.training.lifecycle.shim_files import latest_attempt, shim_identity
 from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.problem import ProblemError
-from ltui.training.process.identity import lock_holder, lock_left_by_us
-from ltui.training.slurm.run_place import Place
+from ltui.training.process.identity import has_just_started, lock_holder, lock_left_by_us
 from ltui.training.state.good_checkpoints import nan_since
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState, snapshot_from_json
 from ltui.training.store.database_schema import NoHistoryError, StoreError
@@ -30,7 +29,11 @@ from ltui.training.store.labels_file import with_given_name
 from ltui.training.store.run_checkpoints import list_checkpoints
 from ltui.training.store.run_directory import RunDir, read_json
 
+if TYPE_CHECKING:
+    from ltui.training.slurm.run_place import RunPlace
+
 HISTORY_GONE = "the run's history is gone."
+STILL_STARTING = "its supervisor is still starting"
 
 
 def resolve_snapshot(run_dir: RunDir) -> RunSnapshot:
@@ -38,14 +41,20 @@ def resolve_snapshot(run_dir: RunDir) -> RunSnapshot:
 
     Raises ``StoreError`` or ``ProblemError`` if the files of the run cannot be read.
     """
-    if (snapshot := snapshot_of_job(run_dir)) is None:
-        place = _place_elsewhere(run_dir)
-        if place is not None:
-            snapshot = _copied_snapshot(run_dir, place)
-        else:
-            snapshot = with_job(run_dir, resolve_here(run_dir))
+    if run_dir.slurm_dir.is_dir():
+        # Imported here, and below, because few runs have a job.
+        from ltui.training.lifecycle.job_control import snapshot_of_job, with_job
+
+        snapshot = snapshot_of_job(run_dir) or with_job(run_dir, _resolve_without_job(run_dir))
+    else:
+        snapshot = _resolve_without_job(run_dir)
     # The directory may be a copy, whose history has the id of the run that it was copied from.
     return with_given_name(run_dir, replace(snapshot, id=run_dir.id))
+
+
+def _resolve_without_job(run_dir: RunDir) -> RunSnapshot:
+    place = _place_elsewhere(run_dir)
+    return resolve_here(run_dir) if place is None else _copied_snapshot(run_dir, place)
 
 
 def resolve_here(run_dir: RunDir) -> RunSnapshot:
@@ -79,7 +88,7 @@ def is_abandoned(run_dir: RunDir) -> bool:
     This reads only the lock file if the run has ended regularly. A copy of a run directory is
     never abandoned: nothing of what somebody else's run contains starts by itself.
     """
-    if (place := job_place(run_dir)) is not None and place.place is not Place.HERE:
+    if (place := _place_of_job(run_dir)) is not None and not place.is_here:
         return False  # Its processes are on another machine, or its job waits.
     if _place_elsewhere(run_dir) is not None:
         return False
@@ -93,13 +102,22 @@ def is_abandoned(run_dir: RunDir) -> bool:
     return is_live and not (shim is not None and shim.alive())
 
 
+def _place_of_job(run_dir: RunDir) -> RunPlace | None:
+    """Return where a run that SLURM starts is; None if SLURM does not start the run."""
+    if not run_dir.slurm_dir.is_dir():
+        return None
+    from ltui.training.lifecycle.job_control import job_place
+
+    return job_place(run_dir)
+
+
 def _place_elsewhere(run_dir: RunDir) -> HistoryPlace | None:
     """Return where a run is live on another machine that shares its directory; None if it is not.
 
     The record of a SLURM job, if there is one, says more about where the run is.
     """
     place = read_place(run_dir)
-    if place is None or not place.is_live_elsewhere or job_place(run_dir) is not None:
+    if place is None or not place.is_live_elsewhere or _place_of_job(run_dir) is not None:
         return None
     return place
 
@@ -165,7 +183,7 @@ def _of_latest_attempt(run_dir: RunDir, stored: RunSnapshot) -> RunSnapshot:
     return replace(
         stored,
         state=RunState.STARTING,
-        detail="its supervisor is still starting",
+        detail=STILL_STARTING,
         attempt=latest,
         started_at=None,
         ended_at=None,
@@ -180,6 +198,11 @@ def _snapshot_from_files(run_dir: RunDir, note: str | None) -> RunSnapshot:
     """Return the snapshot of a run without history. Its state is still to be determined."""
     spec = run_dir.read_spec()
     attempt = latest_attempt(run_dir)
+    supervisor = lock_holder(run_dir.lock_path)
+    if attempt == 1 and note is None and supervisor is not None and has_just_started(supervisor):
+        gone = None  # It has not written any yet.
+    else:
+        gone = HISTORY_GONE if attempt else None
     return RunSnapshot(
         id=run_dir.id,
         name=spec.name,
@@ -192,7 +215,7 @@ def _snapshot_from_files(run_dir: RunDir, note: str | None) -> RunSnapshot:
         created_at=spec.created_at,
         world_size=spec.nproc or None,
         checkpoints=tuple(list_checkpoints(run_dir.checkpoints_dir)),
-        history_note=note or (HISTORY_GONE if attempt else None),
+        history_note=note or gone,
         log_dir=str(run_dir.logs_dir(attempt or 1)),
         run_dir=str(run_dir.path),
     )

@@ -14,10 +14,12 @@ from ltui.training.lifecycle.classify_end import EndFacts, classify_end
 from ltui.training.lifecycle.kill_processes import run_processes
 from ltui.training.lifecycle.rank_queue_poller import rank_alive, read_pulses
 from ltui.training.lifecycle.restart_rules import read_restart_history
+from ltui.training.lifecycle.run_status import STILL_STARTING
 from ltui.training.lifecycle.shim_files import engine_exit, latest_attempt
 from ltui.training.process.identity import (
     ProcessIdentity,
     any_process_has,
+    has_just_started,
     lock_from_earlier_boot,
     lock_left_by_us,
     lock_was_copied,
@@ -44,9 +46,10 @@ def status_by_pulses(
     pulses = read_pulses(run_dir.queue_dir(stored.attempt))
     current = _with_progress(stored, pulses)
     if supervisor is not None and supervisor.alive():
+        silent = f"the supervisor (pid {supervisor.pid}) does not answer"
         return replace(
             current,
-            detail=f"the supervisor (pid {supervisor.pid}) does not answer",
+            detail=STILL_STARTING if has_just_started(supervisor) else silent,
             supervisor_pid=supervisor.pid,
             ranks=_merged_ranks(current, pulses, None),
         )
@@ -92,6 +95,9 @@ def _without_supervisor(
     ranks = _merged_ranks(current, pulses, alive)
     attempt = max(current.attempt, latest_attempt(run_dir) or 0)
     exit_ = engine_exit(run_dir, attempt)
+    if any_process_has("ltui.training.supervise.main", str(run_dir.path)):
+        # It has no lock yet, or it has taken the lock since that was read.
+        return replace(current, supervisor_pid=None, ranks=ranks, detail=STILL_STARTING)
     if shim is not None and shim.alive():
         detail = "its supervisor died; its shim process starts another"
         return replace(current, supervisor_pid=None, ranks=ranks, detail=detail)
@@ -102,8 +108,6 @@ def _without_supervisor(
     if _waits_to_start(run_dir, current, attempt) and lock_left_by_us(run_dir.lock_path):
         detail = "its supervisor died while it waited; the next ltui command continues it"
         return replace(current, supervisor_pid=None, detail=detail)
-    if any_process_has("ltui.training.supervise.main", str(run_dir.path)):
-        return replace(current, supervisor_pid=None, detail="its supervisor is still starting")
     end = classify_end(
         EndFacts(
             exit=exit_,

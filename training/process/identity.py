@@ -12,6 +12,7 @@ import os
 import socket
 import stat
 import struct
+import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,16 @@ class ProcessIdentity:
 
     def alive(self) -> bool:
         return is_alive(self.pid, self.start_ticks)
+
+
+STARTING_S = 15.0
+"""Seconds in which a supervisor that does not answer yet counts as starting."""
+
+
+def has_just_started(process: ProcessIdentity) -> bool:
+    """Return True if a process runs, is not stopped and began less than ``STARTING_S`` ago."""
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - process.start_ticks / os.sysconf("SC_CLK_TCK")
+    return age_s < STARTING_S and process.alive() and not is_stopped(process.pid)
 
 
 def start_ticks(pid: int) -> int | None:

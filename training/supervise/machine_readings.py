@@ -71,7 +71,9 @@ class Program:
     def stage(self) -> str | None:
         """Return what the program does before it trains: ``importing torch (12 s)``."""
         if self.importing_s is not None:
-            return f"importing torch ({self.importing_s:.0f} s)"
+            # A launcher has imported it, and the ranks begin to.
+            another = "" if self.imported_s is None else " in another process"
+            return f"importing torch{another} ({self.importing_s:.0f} s)"
         return "no training step yet" if self.imported_s is not None else None
 
     def describe(self, *, logs: bool = False) -> str:

@@ -1,0 +1,63 @@
+"""The first seconds of a supervisor, in which nothing answers yet."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ltui.training.config.run_spec import RunSpec
+from ltui.training.lifecycle.run_status import STILL_STARTING, resolve_here
+from ltui.training.process import identity
+from ltui.training.process.identity import boot_id, start_ticks
+from ltui.training.store.run_directory import RunDir, write_json
+from tests.waiting import wait_for
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """A run whose engine has been started, and which has no history yet."""
+    run = RunDir(tmp_path / "runs" / "brave-owl-0001")
+    (run.path / "engine").mkdir(parents=True)
+    run.write_spec(
+        RunSpec(id=run.id, name="owl", created_at=1.0, cwd="/", python="python3", nproc=1)
+    )
+    write_json(run.engine_start_path(1), {})
+    return run
+
+
+@pytest.fixture
+def process(run: RunDir) -> Iterator[subprocess.Popen[bytes]]:
+    arguments = ["ltui.training.supervise.main", str(run.path)]
+    process = subprocess.Popen([sys.executable, "-c", "input()", *arguments], stdin=subprocess.PIPE)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_a_supervisor_is_starting_until_it_answers(
+    run: RunDir, process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before_its_lock = wait_for(lambda: resolve_here(run), wanted=lambda s: s.detail is not None)
+    assert before_its_lock.detail == STILL_STARTING
+
+    run.lock_path.touch()
+    inodes = f"{run.lock_path.stat().st_ino}\n{run.path.stat().st_ino}"
+    run.lock_path.write_text(f"{process.pid}\n{start_ticks(process.pid)}\n{boot_id()}\n{inodes}\n")
+    starting = resolve_here(run)
+    assert (starting.detail, starting.history_note) == (STILL_STARTING, None)
+
+    os.kill(process.pid, signal.SIGSTOP)
+    time.sleep(0.1)
+    assert "does not answer" in str(resolve_here(run).detail)
+    os.kill(process.pid, signal.SIGCONT)
+    monkeypatch.setattr(identity, "STARTING_S", 0.0)
+    late = resolve_here(run)
+    assert "does not answer" in str(late.detail)
+    assert late.history_note is not None
