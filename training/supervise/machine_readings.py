@@ -51,7 +51,7 @@ class Program:
     torch: bool = False
     """True if one of the processes has loaded the PyTorch library, also if it has ended."""
     keras: bool = False
-    """True if one of the processes has imported Keras with PyTorch as its backend."""
+    """True if ``fit`` of Keras, with PyTorch as its backend, has begun in one of the processes."""
     importing_s: float | None = None
     """Seconds for which a process has been importing PyTorch; None if none is."""
     imported_s: float | None = None

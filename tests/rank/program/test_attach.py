@@ -100,17 +100,22 @@ def test_dropped_values_of_a_program_without_steps_are_counted(run: RunFolder) -
     assert note["text"].startswith("5 calls that log values were dropped")
 
 
-def test_keras_with_torch_as_its_backend_is_named(run: RunFolder, tmp_path: Path) -> None:
-    """A stand-in for Keras 3.15.1, which imports this module by ``import keras``."""
+@pytest.mark.parametrize("trains", [True, False])
+def test_keras_with_torch_as_its_backend_is_named(
+    run: RunFolder, tmp_path: Path, trains: bool
+) -> None:
+    """A stand-in for Keras 3.15.1, which imports these modules by ``import keras``."""
     backend = tmp_path / "keras" / "src" / "backend" / "torch"
     backend.mkdir(parents=True)
     for folder in (backend, *backend.parents[:3]):
         (folder / "__init__.py").touch()
+    (backend / "trainer.py").write_text("class TorchTrainer:\n    def fit(self): return 3\n")
     environment = {**os.environ, **run.environment(), "LTUI_METRICS_PATTERN": "pairs"}
     environment["PYTHONPATH"] = f"{install_rank_package(run.path)}{os.pathsep}{tmp_path}"
-    program = "import torch, keras.src.backend.torch; print('loss: 0.5')"
+    program = "import torch, keras.src.backend.torch.trainer as t; print('loss: 0.5')"
+    program += "; assert t.TorchTrainer().fit() == 3" * trains
     subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=300)
     (hello,) = run.labels(RecordKind.HELLO)
     assert (hello["program"], hello["saves"]) == ("Keras", False)
     assert run.metrics() == {"loss": [(1, 0.5)]}
-    assert len([*run.queue_dir.glob("keras-*.imported")]) == 1
+    assert len([*run.queue_dir.glob("keras-*.imported")]) == trains

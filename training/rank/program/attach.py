@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import multiprocessing.util
 import os
 import sys
@@ -44,7 +45,7 @@ def attach() -> None:
             [
                 *record_logs,
                 ("transformers.trainer", _adapt_trainer),
-                (KERAS, lambda _: _mark("keras")),
+                (f"{KERAS}.trainer", _mark_keras_fits),
             ]
         )
         _libraries.install()
@@ -66,6 +67,19 @@ def _mark(library: str) -> None:
     from ltui.training.rank.program.import_watch import mark_process
 
     mark_process(library)
+
+
+def _mark_keras_fits(module: Any) -> None:
+    """Tell when Keras trains by its own optimizers; its models may be trained by those of torch."""
+    fit = module.TorchTrainer.fit
+
+    @functools.wraps(fit)
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        with contextlib.suppress(Exception):  # ltui must not make a user's script fail
+            _mark("keras")
+        return fit(*args, **kwargs)
+
+    module.TorchTrainer.fit = marked
 
 
 def _open_stepless() -> Any:
