@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ltui.training.diagnosis.rules.early_warnings import loss_warning
-from ltui.training.shared.record_types import Phase, RecordKind
+from ltui.training.shared.record_types import Outcome, Phase, RecordKind
 from ltui.training.state.record_fold import (
     EVENTS_KEPT,
     RECENT_STEPS,
@@ -277,6 +277,13 @@ def test_the_end_is_estimated_from_steps_and_pauses_between_epochs() -> None:
     assert still.eta_s is None
     validating = pulse(0, Phase.VALIDATION, last_s, epoch=1, global_step=16)
     assert progress(state, {0: validating}, round((last_s + 60) * SECOND)).eta_s is not None
+
+
+def test_the_position_is_that_of_the_furthest_rank_when_the_lowest_has_ended() -> None:
+    ahead = pulse(1, Phase.COMPUTE, 0.0, global_step=80)
+    for outcome, step_ in ((Outcome.RUNNING, 20), (Outcome.FINISHED, 80)):
+        lowest = replace(pulse(0, Phase.COMPUTE, 0.0, global_step=20), outcome=outcome)
+        assert progress(FoldState(), {0: lowest, 1: ahead}, 0).global_step == step_
 
 
 def test_a_pause_by_the_user_does_not_delay_the_estimated_end() -> None:

@@ -91,7 +91,7 @@ def logged_values(fold: FoldState, polls: Mapping[int, Poll], name: str) -> list
 
 def progress(fold: FoldState, pulses: Mapping[int, PulseState | None], now_ns: int) -> Progress:
     """Return the progress of the lowest active rank and the time to the end at its recent pace."""
-    lowest_rank, pulse = fold.lowest_active_rank, _lowest_pulse(pulses)
+    lowest_rank, pulse = fold.lowest_active_rank, _leading_pulse(pulses)
     size = _world_size(fold, pulse)
     if pulse is not None and pulse.phase is Phase.STARTING:  # it has no position yet
         pulse = None
@@ -184,9 +184,13 @@ def _note(rank: RankFold) -> str | None:
     return None
 
 
-def _lowest_pulse(pulses: Mapping[int, PulseState | None]) -> PulseState | None:
+def _leading_pulse(pulses: Mapping[int, PulseState | None]) -> PulseState | None:
+    """Return the pulse of the lowest rank, or of the furthest one if the lowest has ended."""
     valid = {r: p for r, p in pulses.items() if p is not None and p.phase is not Phase.UNKNOWN}
-    return valid[min(valid)] if valid else None
+    lowest = valid[min(valid)] if valid else None
+    if lowest is None or lowest.outcome is Outcome.RUNNING:
+        return lowest
+    return max(valid.values(), key=lambda each: each.global_step)  # such as under DDP's Join
 
 
 def _world_size(fold: FoldState, pulse: PulseState | None) -> int | None:
