@@ -97,7 +97,7 @@ def _parse_arguments(argv: list[str]) -> Namespace:
         # Split here, because argparse treats `--` before a remainder differently by version.
         at = argv.index("--")
         argv, command = argv[:at], argv[at + 1 :]
-    options = build_parser().parse_args(argv)
+    options = build_parser(argv[0]).parse_args(argv)
     if command is not None:
         options.command = [*options.command, *command]
     return options

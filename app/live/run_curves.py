@@ -17,9 +17,13 @@ from ltui.app.live.curve_arithmetic import (
 )
 from ltui.app.live.default_metrics import default_choice
 from ltui.app.live.gpu_curves import GpuCurves, gpu_curve_names, is_gpu_curve
-from ltui.training.state.metric_name_patterns import THROUGHPUT, TRAIN_LOSS
+from ltui.training.state.metric_name_patterns import (
+    MAX_RANK_RATES,
+    THROUGHPUT,
+    TOTAL_RANK,
+    TRAIN_LOSS,
+)
 from ltui.training.state.run_snapshot import RunSnapshot
-from ltui.training.state.throughput import MAX_RANK_RATES, TOTAL_RANK
 from ltui.training.store.curve_reader import Curve
 from ltui.training.store.history_reader import CurveEnd, RunStore
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 from ltui.app.state_words import ended_sentence
-from ltui.training.lifecycle.job_control import request_from_job
 from ltui.training.lifecycle.recover_runs import current_snapshot
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.lifecycle.start_supervisor import restart_supervisor
@@ -34,8 +33,12 @@ def send_request(
 
     Raises ``ProblemError`` if the supervisor refuses the request or the run is not alive.
     """
-    if (answer := request_from_job(run_dir, request)) is not None:
-        return answer
+    if run_dir.slurm_dir.is_dir():
+        # Imported here: few runs have a job of SLURM.
+        from ltui.training.lifecycle.job_control import request_from_job
+
+        if (answer := request_from_job(run_dir, request)) is not None:
+            return answer
     client = ControlClient(run_dir)
     try:
         return client.request(request, timeout_s)

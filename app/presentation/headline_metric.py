@@ -78,3 +78,8 @@ def _informative(name: str) -> int:
     if LOWER_IS_BETTER.search(name):
         return 1
     return 3 if INCIDENTAL.search(name) else 2
+
+
+def measured_by(value: MetricValue) -> str:
+    """Return who has measured a value if that was not the program."""
+    return f"  ({MEASURED_LOSS})" if value.measured else ""

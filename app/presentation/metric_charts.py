@@ -18,9 +18,13 @@ from ltui.app.presentation.run_view import silence_text
 from ltui.app.presentation.snapshot_text import STEPS_PER_S, rate
 from ltui.app.state_words import is_blocked
 from ltui.training.shared.record_types import StepField
-from ltui.training.state.metric_name_patterns import LEARNING_RATE, THROUGHPUT, is_evaluation
+from ltui.training.state.metric_name_patterns import (
+    LEARNING_RATE,
+    MAX_RANK_RATES,
+    THROUGHPUT,
+    is_evaluation,
+)
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
-from ltui.training.state.throughput import MAX_RANK_RATES
 from ltui.training.store.curve_reader import Curve, FloatArray
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_name

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ltui.training.rank.program.metric_pattern import metric_pattern
 from ltui.training.state.metric_name_patterns import GOALS
 from ltui.widgets.sanitise import clean_name
 from ltui.widgets.view_models import LogLine
@@ -16,6 +15,9 @@ _LINES = 2
 
 def pattern_hint(lines: Iterable[LogLine]) -> str:
     """Return how the metrics of a program can be seen, by the first pattern that fits its lines."""
+    # Imported here: most programs log their metrics.
+    from ltui.training.rank.program.metric_pattern import metric_pattern
+
     texts = [line.text for line in lines]
     for form in _FORMS:
         find = metric_pattern(form)

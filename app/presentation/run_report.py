@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from ltui.app.presentation.headline_metric import MEASURED_LOSS, ordered_metrics
+from ltui.app.presentation.headline_metric import measured_by, ordered_metrics
 from ltui.app.presentation.machine_lines import (
     all_ranks_text,
     listed_ranks,
@@ -48,14 +48,7 @@ from ltui.training.state.good_checkpoints import (
     newest_checkpoint,
 )
 from ltui.training.state.run_labels import NO_LABELS, RunLabels
-from ltui.training.state.run_snapshot import (
-    LIVE,
-    GpuSnapshot,
-    MetricValue,
-    RankState,
-    RunSnapshot,
-    RunState,
-)
+from ltui.training.state.run_snapshot import LIVE, GpuSnapshot, RankState, RunSnapshot, RunState
 from ltui.widgets.formats import (
     NA,
     ago,
@@ -140,11 +133,6 @@ def metric_rows(snapshot: RunSnapshot, most: int | None = None) -> list[tuple[st
     if more := len(metrics) - len(rows):
         rows.append(("", f"+{more} more: ltui show {clean_name(snapshot.id)}"))
     return rows
-
-
-def measured_by(value: MetricValue) -> str:
-    """Return who has measured a value if that was not the program."""
-    return f"  ({MEASURED_LOSS})" if value.measured else ""
 
 
 def checkpoint_rows(snapshot: RunSnapshot) -> list[tuple[str, str]]:

@@ -13,8 +13,7 @@ from typing import TextIO, cast
 from ltui.app.output_file import PlainText, output, replaced_file
 from ltui.app.runs.export_formats import FOLDER_FORMAT
 from ltui.training.problem import Problem, ProblemError
-from ltui.training.state.metric_name_patterns import THROUGHPUT
-from ltui.training.state.throughput import TOTAL_RANK
+from ltui.training.state.metric_name_patterns import THROUGHPUT, TOTAL_RANK
 from ltui.training.store.event_file import export_events
 from ltui.training.store.export_file import WindowedPart, write_csv, write_json, write_parquet
 from ltui.training.store.export_rows import ExportRow

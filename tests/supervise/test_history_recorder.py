@@ -15,9 +15,8 @@ from ltui.training.rank import metric_records
 from ltui.training.rank.channel import Channel
 from ltui.training.rank.metric_records import MetricSender
 from ltui.training.shared.rank_environment import RankEnvironment
-from ltui.training.state.metric_name_patterns import THROUGHPUT
+from ltui.training.state.metric_name_patterns import THROUGHPUT, TOTAL_RANK
 from ltui.training.state.record_fold import FoldState, fold_many
-from ltui.training.state.throughput import TOTAL_RANK
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.history_writer import Batch, StoreWriter
 from ltui.training.store.run_directory import RunDir

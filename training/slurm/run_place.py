@@ -75,6 +75,11 @@ class RunPlace:
     state: RunState | None = None
     detail: str | None = None
 
+    @property
+    def is_here(self) -> bool:
+        """True if the files and processes of this machine know the state of the run."""
+        return self.place is Place.HERE
+
 
 FIRST_RECORD_S = 120.0
 """Seconds after the start of a job in which its first record is awaited. After that, the run has a

@@ -13,6 +13,11 @@ TRAIN_LOSS = "train/loss"
 
 THROUGHPUT = "throughput/samples_per_s"
 """The throughput that the supervisor measures: see ``throughput.py``."""
+TOTAL_RANK = -1
+"""The rank under which the throughput of all ranks together is stored."""
+MAX_RANK_RATES = 8
+"""Maximum number of ranks whose own throughput is stored, because a chart with hundreds of lines
+cannot be read. The total is always stored."""
 
 TRAIN_LOSS_NAMES = (TRAIN_LOSS, "train_loss", "loss")
 """Usual names of the training loss, the preferred one first."""

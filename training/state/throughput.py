@@ -18,14 +18,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
+from ltui.training.state.metric_name_patterns import MAX_RANK_RATES, TOTAL_RANK
 from ltui.training.state.record_fold import WINDOW_S, FoldState, RankFold, Window, window_before
 from ltui.training.state.run_snapshot import Throughput
 
-TOTAL_RANK = -1
-"""The rank under which the throughput of all ranks together is stored."""
-MAX_RANK_RATES = 8
-"""Maximum number of ranks whose own throughput is stored, because a chart with hundreds of lines
-cannot be read. The total is always stored."""
 POINT_INTERVAL_S = 0.5
 """Seconds of step time between two stored points."""
 _STEPS_IN_WINDOW = 4
