@@ -22,6 +22,7 @@ from ltui.app.live.log_tail import LogTail
 from ltui.app.live.run_curves import RunCurves, stored_attempt_ranks
 from ltui.app.live.run_marks import RunMark, checkpoint_marks, stored_marks
 from ltui.training.config.run_spec import RunSpec
+from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.lifecycle.recover_runs import current_snapshot
 from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.problem import ProblemError
@@ -51,6 +52,8 @@ RELOAD_S = 5.0
 """Seconds between two looks at the events, and until an unreadable history is tried again."""
 _UNREADABLE = (StoreError, OSError, sqlite3.Error)
 """Errors of a history that is missing, damaged or locked."""
+_VerdictKey = tuple[str, str, tuple[int, ...], tuple[int, ...]]
+"""Kind, place, culprits and nodes."""
 
 
 class RunPoller:
@@ -71,7 +74,8 @@ class RunPoller:
         self._log: LogTail | None = None
         self._gpu_history = GpuHistory()
         self._gpus_loaded: set[int] = set()
-        self._active_verdicts: dict[tuple[str, str, tuple[int, ...], tuple[int, ...]], Verdict] = {}
+        self._active_verdicts: dict[_VerdictKey, tuple[Verdict, int]] = {}
+        """The active verdicts, with the last step at which they were seen."""
         self._resolved_verdicts: deque[ResolvedVerdict] = deque(maxlen=8)
         self._exceptions: list[StoredEvent] = []
         self._spec: RunSpec | None = None
@@ -130,15 +134,20 @@ class RunPoller:
             for v in snapshot.verdicts
             if v.ended is None
         }
+        step = snapshot.global_step or 0
+        waiting: dict[_VerdictKey, tuple[Verdict, int]] = {}
         if snapshot.state in LIVE:
-            for key, verdict in self._active_verdicts.items():
-                if key not in active and not any(k[0] == key[0] for k in active):
-                    began = verdict.began if verdict.began is not None else now
-                    lasted = ResolvedVerdict(
-                        verdict=verdict, lasted_s=max(0.0, now - began), at=now
-                    )
-                    self._resolved_verdicts.append(lasted)
-        self._active_verdicts = active
+            for key, (verdict, last_step) in self._active_verdicts.items():
+                if key in active or any(k[0] == key[0] for k in active):
+                    continue
+                if verdict.level == VerdictLevel.SLOW and step <= last_step:
+                    # After its last step no rank is slow any more, but it has not recovered.
+                    waiting[key] = verdict, last_step
+                    continue
+                began = verdict.began if verdict.began is not None else now
+                lasted = ResolvedVerdict(verdict=verdict, lasted_s=max(0.0, now - began), at=now)
+                self._resolved_verdicts.append(lasted)
+        self._active_verdicts = {key: (v, step) for key, v in active.items()} | waiting
 
     def _read_history(self, now: float, live: bool) -> None:
         """Read what is new in the store, if anything can be."""

@@ -123,6 +123,8 @@ def refusal(snapshot: RunSnapshot | None, action: str, *, readonly: bool) -> str
     if action == "rerun":
         return None
     if action == "resume":
+        if snapshot.state is RunState.STOPPING:
+            return f"{name} is still stopping. Resume it when it has stopped."
         if live:
             return f"{name} is {state_word(snapshot)}: there is nothing to resume"
         return None if is_resumable(snapshot) else no_checkpoint(name, snapshot)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from ltui.app.live.frame import RankException, ResolvedVerdict
+from ltui.app.live.run_poller import RunPoller
 from ltui.app.presentation import gpu_view, rank_metrics, run_details, run_view
+from ltui.app.presentation.notifications import refusal
 from ltui.app.presentation.rank_metrics import RankMetricColumn
 from ltui.app.presentation.run_report import show_lines
 from ltui.app.presentation.snapshot_text import rank_line
@@ -16,6 +19,7 @@ from ltui.app.runs.run_summary import summarise
 from ltui.training.shared.record_types import StepField
 from ltui.training.state.good_checkpoints import last_good_checkpoint
 from ltui.training.state.run_snapshot import CheckpointInfo, RankState, RunState, Verdict
+from ltui.training.store.run_directory import RunDir
 from ltui.widgets import formats
 from ltui.widgets.columns import Column
 from ltui.widgets.rank_table import RankTable
@@ -326,6 +330,23 @@ def test_a_slow_rank_counts_as_slow_until_the_run_ends() -> None:
     for state in (RunState.STOPPING, RunState.FINISHED):
         ended = frame(snapshot=snapshot(state=state), resolved_verdicts=(over,))
         assert run_view.header(ended).banner is None, "it was slow to the end"
+
+
+def test_a_rank_recovers_from_being_slow_only_if_the_run_steps_on(tmp_path: Path) -> None:
+    slow = Verdict(kind="straggler", level="slow", culprits=(1,), cause="rank 1 is slow", began=NOW)
+    poller = RunPoller(RunDir(tmp_path))
+    for step, verdicts in ((70, (slow,)), (70, ()), (70, ())):
+        poller._track_verdicts(snapshot(global_step=step, verdicts=verdicts), NOW + 30)
+    assert not poller._resolved_verdicts, "it was slow to the last step"
+    poller._track_verdicts(snapshot(global_step=71), NOW + 31)
+    assert [one.verdict for one in poller._resolved_verdicts] == [slow]
+
+
+def test_a_stopping_run_is_resumed_when_it_has_stopped() -> None:
+    nan = Verdict(kind="nan_loss", level="warning", cause="loss NaN since step 101")
+    stopping = snapshot(state=RunState.STOPPING, verdicts=(nan,))
+    why = refusal(stopping, "resume", readonly=False)
+    assert why == "brave-owl is still stopping. Resume it when it has stopped."
 
 
 def test_a_killed_run_has_its_reason_in_the_list() -> None:

@@ -114,15 +114,20 @@ def test_the_policy_restarts_from_the_last_good_checkpoint_and_then_stops(
     assert [e.data["then"] for e in events(run, "stall_policy")] == ["restart", "stop"]
 
 
-@pytest.mark.parametrize(("last_s", "word"), [(4.0, "Active"), (9.0, "Recovered")])
+@pytest.mark.parametrize(
+    ("last_s", "last_step", "word"),
+    [(4.0, 90, "Active"), (9.0, 90, "Recovered"), (30.0, 70, "Active"), (30.0, 71, "Active")],
+)
 def test_a_rank_that_was_slow_until_the_run_ended_has_not_recovered(
-    runs: Runs, last_s: float, word: str
+    runs: Runs, last_s: float, last_step: int, word: str
 ) -> None:
+    """Also if the program takes long to exit after its last step."""
     slow = Verdict(kind="straggler", level="slow", culprits=(1,), cause="rank 1 is slow", began=0.0)
     notifier = VerdictNotifier(runs.spec(sys.executable, str(ENGINE), "2"), 1, "/nowhere")
     events = []
     for at, verdicts in ((0.0, [slow]), (2.0, [slow]), (3.0, []), (last_s, [])):
-        events += notifier.update(verdicts, at, at, ending=False)
+        step = 70 if at <= 3.0 else last_step
+        events += notifier.update(verdicts, at, at, ending=False, step=step)
     events += notifier.end(last_s)
     notifier.wait_for_hooks(1.0)
     assert [event.text.split()[0] for event in events] == ["SLOW:", word]

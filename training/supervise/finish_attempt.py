@@ -231,7 +231,11 @@ class AttemptFinisher:
         attempt = self._attempt
         failed = attempt.state in (RunState.FAILED, RunState.CRASHED, RunState.LOST)
         events = self._notifier.update(
-            judgement.verdicts, ended_at, time.monotonic(), ending=not failed
+            judgement.verdicts,
+            ended_at,
+            time.monotonic(),
+            ending=not failed,
+            step=attempt.furthest_step(),
         )
         events += self._notifier.end(ended_at)
         events += self._notifier.wait_for_hooks(HOOK_WAIT_S)

@@ -205,6 +205,7 @@ class Supervisor:
             now_s,
             time.monotonic(),
             ending=live.stops.escalation is not None,
+            step=live.furthest_step(),
         )
         batch.events += self._requests.apply_stall_policy(now_s)
         batch.events += self._mirror.update(time.monotonic())

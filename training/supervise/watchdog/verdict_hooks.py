@@ -25,7 +25,7 @@ import urllib.error
 import urllib.request
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import IO, Any
 
 from ltui.training.config.run_spec import RunSpec
@@ -259,6 +259,21 @@ SETTLE_S = 1.5
 
 RECOVERY_SETTLE_S = 5.0
 """Seconds that a slow rank must be as fast as the others before its recovery is reported."""
+RECOVERY_STEPS = 2
+"""Steps that the run must make in that time. After its last step no rank is slow any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class _EndedVerdict:
+    """A verdict that has ended at the monotonic time ``at_s`` and at a step of the run."""
+
+    verdict: Verdict
+    at_s: float
+    step: int | None
+
+    def has_stepped(self, step: int | None) -> bool:
+        """Return whether the run has made steps since then; True if no steps are known."""
+        return self.step is None or step is None or step >= self.step + RECOVERY_STEPS
 
 
 class VerdictNotifier:
@@ -269,34 +284,43 @@ class VerdictNotifier:
         self._tracker = VerdictTracker()
         self._hooks = VerdictHooks(spec, attempt, run_dir)
         self._policy_has_acted = False
-        self._over: list[tuple[float, Verdict]] = []
-        """Verdicts that have ended and are not reported yet, with the monotonic time."""
+        self._over: list[_EndedVerdict] = []
+        """Verdicts that have ended and are not reported yet."""
 
     def restore(self, verdicts: Sequence[Verdict], now_s: float, monotonic_s: float) -> None:
         """Take over the verdicts that an earlier supervisor of the attempt has already reported."""
         self._tracker, _, _ = self._tracker.update(verdicts, now_s, monotonic_s)
 
     def update(
-        self, verdicts: Sequence[Verdict], now_s: float, monotonic_s: float, *, ending: bool
+        self,
+        verdicts: Sequence[Verdict],
+        now_s: float,
+        monotonic_s: float,
+        *,
+        ending: bool,
+        step: int | None = None,
     ) -> list[Event]:
         """Return the events that follow from the current verdicts, and start hooks.
 
-        ``ending`` means that the run was asked to end: ranks that die are not reported.
+        ``ending`` means that the run was asked to end: ranks that die are not reported. ``step`` is
+        the furthest step of the ranks; None if it is not known.
         """
         reportable = [v for v in verdicts if not (ending and v.level == VerdictLevel.DEAD)]
         self._tracker, begun, ended = self._tracker.update(
             reportable, now_s, monotonic_s, settle_s=SETTLE_S
         )
         events = [self._report(verdict, now_s) for verdict in begun]
-        self._over += [(monotonic_s, verdict) for verdict in ended]
+        self._over += [_EndedVerdict(verdict, monotonic_s, step) for verdict in ended]
         # Ranks that have ended are not slow any more, but they have not recovered either.
         due = [
-            (at, v)
-            for at, v in self._over
-            if begun or v.level != VerdictLevel.SLOW or monotonic_s - at >= RECOVERY_SETTLE_S
+            one
+            for one in self._over
+            if one.verdict.level != VerdictLevel.SLOW
+            or ((begun or monotonic_s - one.at_s >= RECOVERY_SETTLE_S) and one.has_stepped(step))
         ]
         self._over = [one for one in self._over if one not in due]
-        events += [_event(now_s, "verdict_over", _recovered_text(v), v) for _, v in due]
+        recovered = (one.verdict for one in due)
+        events += [_event(now_s, "verdict_over", _recovered_text(v), v) for v in recovered]
         return events + self._hooks.take_events()
 
     def verdict_to_act_on(self, monotonic_s: float) -> Verdict | None:
@@ -311,8 +335,8 @@ class VerdictNotifier:
         """End all verdicts with the attempt. Report first those that have not been reported."""
         active, self._tracker = self._tracker.active, VerdictTracker()
         events = [self._report(entry.verdict, now_s) for entry in active if not entry.reported]
-        for _, verdict in self._over:
-            events.append(_event(now_s, "verdict_over", _until_the_end(verdict), verdict))
+        for one in self._over:
+            events.append(_event(now_s, "verdict_over", _until_the_end(one.verdict), one.verdict))
         self._over = []
         for entry in active:
             verdict = replace(entry.verdict, ended=max(now_s, entry.verdict.began or now_s))
