@@ -22,6 +22,8 @@ MAX_QUIET_BANNER_LINES = 2
 MAX_NAME_WIDTH = 32
 """Maximum cells of a name or command, so that the parts behind it still fit."""
 _GAP = "   "
+_PROGRAM = 10
+"""Importance of what the run trains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,9 @@ def status_line(view_model: HeaderViewModel, width: int) -> Cells:
     parts = _parts(view_model)
     while len(parts) > 1 and _total_width(parts) > width:
         parts.remove(max(parts, key=lambda p: p.importance))
+    # What the run trains may take a part of the room that is left.
+    room = min(width // 3, MAX_NAME_WIDTH + width - _total_width(parts) - len(_GAP))
+    parts = [_program(view_model, room) if p.importance == _PROGRAM else p for p in parts]
     left = [p for p in parts if p.left]
     right = [p for p in parts if not p.left]
     cells = [*_joined(left)]
@@ -58,11 +63,10 @@ def status_line(view_model: HeaderViewModel, width: int) -> Cells:
 def _parts(view_model: HeaderViewModel) -> list[_Part]:
     state = Cell(text=f"{view_model.state_sign} {view_model.state}", tone=view_model.tone)
     name = shortened(view_model.name, MAX_NAME_WIDTH)
-    preset = shortened(view_model.preset, MAX_NAME_WIDTH)
     parts = [
         _Part((state,), 0, left=True),
         _Part((Cell(text=name, tone=Tone.ACCENT),), 1, left=True),
-        _Part((Cell(text=preset, tone=Tone.DIM),), 10, left=True),
+        _program(view_model, MAX_NAME_WIDTH),
         _Part((Cell(text=view_model.machines),), 3, left=True),
         _Part((Cell(text=view_model.epoch),), 6),
         _Part((Cell(text=view_model.step),), 2),
@@ -75,6 +79,11 @@ def _parts(view_model: HeaderViewModel) -> list[_Part]:
     parts.append(_Part((Cell(text=view_model.attempt, tone=Tone.DIM),), 9))
     parts.append(_Part((Cell(text=view_model.elapsed, tone=Tone.DIM),), 11))
     return [p for p in parts if p.width and p.cells[0].text != NA]
+
+
+def _program(view_model: HeaderViewModel, room: int) -> _Part:
+    text = shortened(view_model.preset, max(MAX_NAME_WIDTH, room))
+    return _Part((Cell(text=text, tone=Tone.DIM),), _PROGRAM, left=True)
 
 
 def _bar_tone(tone: Tone) -> Tone:

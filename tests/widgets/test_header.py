@@ -51,6 +51,15 @@ def test_parts_are_whole_or_absent(width: int) -> None:
     assert set(left) <= set(" ━╸┈")
 
 
+def test_a_long_command_takes_the_room_that_is_left() -> None:
+    command = "torchrun --nproc-per-node 2 train.py --lr 0.02 --epochs 60"
+    shape = replace(SHAPE, preset=command)
+    assert "train.py" in text(shape, 160)
+    assert all(part in text(shape, 160) for part in PARTS if part != SHAPE.preset)
+    assert "torchrun --nproc" in text(shape, 150)
+    assert all(cell_len(text(shape, width)) == width for width in range(24, 200))
+
+
 def test_at_eighty_columns_what_matters_is_there() -> None:
     line = text(SHAPE, 80)
     for part in ("● running", "brave-owl", "step 1 204/2 930", "41 %", "12 m 08 s left"):
