@@ -36,6 +36,8 @@ class RankEnvironment:
     """``min`` or ``max``."""
     best_keep: int = 1
     """Number of best checkpoints to keep."""
+    earlier_steps: Mapping[int, int] | None = None
+    """Earlier attempt -> last of its steps that are still part of the run; None if not known."""
     nodes: int = 1
     """Number of nodes of the run whose ranks ltui connects; 1 if it runs on one machine."""
     restarts: int = 0
@@ -68,6 +70,7 @@ class RankEnvironment:
             best_metric=environ.get("LTUI_CHECKPOINT_BEST") or None,
             best_mode=environ.get("LTUI_CHECKPOINT_BEST_MODE") or "min",
             best_keep=max(1, int(environ.get("LTUI_CHECKPOINT_BEST_KEEP") or 1)),
+            earlier_steps=_earlier_steps(environ.get("LTUI_EARLIER_STEPS")),
             nodes=max(1, int(environ.get("LTUI_NODES") or 1)),
             restarts=int(environ.get("TORCHELASTIC_RESTART_COUNT") or 0),
             worker_group=_worker_group(environ),
@@ -90,6 +93,9 @@ class RankEnvironment:
             "LTUI_CHECKPOINT_BEST": self.best_metric,
             "LTUI_CHECKPOINT_BEST_MODE": self.best_mode,
             "LTUI_CHECKPOINT_BEST_KEEP": str(self.best_keep),
+            "LTUI_EARLIER_STEPS": (
+                None if self.earlier_steps is None else json.dumps(self.earlier_steps)
+            ),
             "LTUI_NODES": str(self.nodes),
         }
 
@@ -102,6 +108,12 @@ class RankEnvironment:
     def checkpoints_dir(self) -> Path:
         """The folder of the run's checkpoints."""
         return self.run_dir / "checkpoints"
+
+
+def _earlier_steps(text: str | None) -> dict[int, int] | None:
+    if not text:
+        return None
+    return {int(attempt): int(step) for attempt, step in json.loads(text).items()}
 
 
 def _worker_group(environ: Mapping[str, str]) -> int:

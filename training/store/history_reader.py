@@ -463,9 +463,12 @@ class RunStore:
                     yield metric, series, span
 
     @_raises_store_error
-    def spans(self) -> list[Span]:
-        """Return the attempts with steps that count, first to last."""
-        return spans(self._connection)
+    def spans(self, begun: int | None = None) -> list[Span]:
+        """Return the attempts with steps that count, first to last.
+
+        ``begun`` is an attempt that counts as if it had trained.
+        """
+        return spans(self._connection, begun)
 
     @_raises_store_error
     def last_step(self) -> int:

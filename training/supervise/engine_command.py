@@ -13,11 +13,13 @@ from typing import Any
 from ltui.training.config.run_spec import Nodes, RunSpec
 from ltui.training.lifecycle.rank_package import install_rank_package
 from ltui.training.lifecycle.shim_files import shim_identity
+from ltui.training.problem import ProblemError
 from ltui.training.process.identity import ProcessIdentity
 from ltui.training.process.python_command import module_command
 from ltui.training.shared.defaults import QUEUE_BYTES
 from ltui.training.shared.rank_environment import RankEnvironment
 from ltui.training.state.run_snapshot import to_json
+from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir, write_json
 from ltui.training.tensor_queue.control_block import STOP_SIGNALS
 
@@ -133,6 +135,7 @@ def _environment(
         best_metric=spec.checkpoint.best,
         best_mode=spec.checkpoint.mode,
         best_keep=spec.checkpoint.keep_best,
+        earlier_steps=None if spec.checkpoint.best is None else _earlier_steps(run_dir, attempt),
         nodes=1 if spec.nodes is None else len(spec.nodes.present),
     )
     rank_package = install_rank_package(run_dir.home)
@@ -155,6 +158,15 @@ def _environment(
         # Torch elastic would always set 1. Divide the processors among the ranks instead.
         env["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // max(1, spec.nproc)))
     return env
+
+
+def _earlier_steps(run_dir: RunDir, attempt: int) -> dict[int, int] | None:
+    """Return the last step that counts of each earlier attempt; None if it cannot be read."""
+    try:
+        with RunStore(run_dir) as store:
+            return {s.attempt: s.last_step for s in store.spans(attempt) if s.attempt != attempt}
+    except ProblemError:
+        return None
 
 
 def _node_variables(nodes: Nodes) -> dict[str, str]:

@@ -22,6 +22,7 @@ class BestCheckpoints:
         self.metric = environment.best_metric
         self._mode, self._keep = environment.best_mode, environment.best_keep
         self._folder = environment.checkpoints_dir
+        self._attempt, self._earlier_steps = environment.attempt, environment.earlier_steps
         self._last_value: float | None = None
         self.pending_value: float | None = None
         """The value for which a checkpoint is due; None if none is due."""
@@ -53,7 +54,9 @@ class BestCheckpoints:
     def _saved(self, *, finite: bool = True) -> list[tuple[float, Path]]:
         """Return value and manifest path of each checkpoint that was saved for the metric.
 
-        Without ``finite``, also of those whose weights or value are NaN or infinite.
+        Those of steps that the run has left by a resume from an earlier one are not among them:
+        they are neither better than others nor removed. Without ``finite``, also of those whose
+        weights or value are NaN or infinite.
         """
         saved = []
         for path in self._folder.glob("step-*-best*.ckpt.json"):
@@ -63,10 +66,21 @@ class BestCheckpoints:
                 value, is_ours = float(best["value"]), best["metric"] == self.metric
             except (ValueError, KeyError, TypeError):
                 continue
+            if not self._counts(manifest):
+                continue
             bad = manifest.get("weights") in (NAN, INFINITE) or not math.isfinite(value)
             if is_ours and not (finite and bad):
                 saved.append((value, path))
         return saved
+
+    def _counts(self, manifest: Mapping[str, Any]) -> bool:
+        """Return whether the step of a checkpoint is still part of the run."""
+        attempt, step = manifest.get("attempt"), manifest.get("global_step")
+        if self._earlier_steps is None or attempt == self._attempt:
+            return True
+        if not (isinstance(attempt, int) and isinstance(step, int)):
+            return True
+        return step <= self._earlier_steps.get(attempt, -1)
 
 
 _ACTIONS = {
