@@ -6,11 +6,13 @@ arrows, Tab, a command) first travels up to the app, so characters typed soon af
 each key waits here until the previous one has been handled.
 
 A key that is held down sends itself again and again. Its repeats move cursors and type text, but
-they give no command.
+they give no command. A text that was meant for another window gives no grave one either: what ends,
+removes or starts something asks here whether there was a pause before the key.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection
@@ -33,11 +35,15 @@ FIRST_REPEAT_S = 0.7
 """Maximum seconds until a terminal repeats a held key for the first time."""
 NEXT_REPEAT_S = 0.15
 """Maximum seconds between two further repeats."""
+PAUSE_S = 0.5
+"""Minimum seconds without a key that tell a chosen key from the next one of a typed text."""
 COMMANDS = frozenset(
     """answer back checkpoint delete interrupt kill label launch leave pause press rerun resume star
     stop stop_when submit undo""".split()  # noqa: SIM905 - easier to read than a list of strings
 )
 """Actions that the repeats of a held key do not carry out."""
+REFUSAL = "answer(False)"
+"""The action that answers no: it changes nothing, and no key for it is ever ignored."""
 LONGEST_HOLD_S = 10.0
 """Seconds after which held keys are discarded: nobody waits that long for what they were for."""
 
@@ -66,6 +72,12 @@ class OrderedKeysApp(ClosingScreensApp):
         """Seconds, for what depends on when a key was pressed."""
         self.input_at = clock()
         """Time of the clock at which the key or the click was pressed that is handled now."""
+        self.is_repeat = False
+        """Whether the key that is handled now repeats a held one."""
+        self._last_key_at = self._key_before_at = -math.inf
+        """Times of the newest key, and of the last one before the input that is handled now."""
+        self._pause = (-math.inf, -math.inf)
+        """Begin and end of the last pause of at least ``PAUSE_S``."""
         self._held_key = HeldKey()
         self._waiting_keys: deque[events.Key] = deque()
         self._current_key: events.Key | None = None
@@ -113,6 +125,22 @@ class OrderedKeysApp(ClosingScreensApp):
     def _note_input(self, event: events.Event) -> None:
         """Take the time of an input; it may have waited while the app was busy."""
         self.input_at = self.clock() - max(0.0, time.monotonic() - event.time)
+        self._key_before_at = self._last_key_at
+        if self.input_at - self._key_before_at >= PAUSE_S:
+            self._pause = (self._key_before_at, self.input_at)
+        if isinstance(event, events.Key):
+            self._last_key_at = self.input_at
+
+    def follows_pause(self, since: float) -> bool:
+        """Return whether no key came in the last half second before the input that is handled now,
+        nor that input within half a second after ``since``."""
+        return self.input_at - max(self._key_before_at, since) >= PAUSE_S
+
+    def had_pause(self, since: float) -> bool:
+        """Return whether there was half a second without keys after ``since``, up to the input that
+        is handled now, or no key at all."""
+        begin, end = self._pause
+        return self._last_key_at <= since or end - max(begin, since) >= PAUSE_S
 
     async def _dispatch(self, key: events.Key) -> None:
         if not self.screen.is_mounted:
@@ -122,7 +150,8 @@ class OrderedKeysApp(ClosingScreensApp):
             self.set_timer(UNMOUNTED_S, lambda: self.call_later(self._finish_key, key))
             return
         self._note_input(key)
-        if self._held_key.is_repeat(key.key, self.input_at) and self._gives_command(key):
+        self.is_repeat = self._held_key.is_repeat(key.key, self.input_at)
+        if self.is_repeat and self._gives_command(key):
             return
         self._current_key = key
         target = self.focused or self.screen
@@ -140,9 +169,12 @@ class OrderedKeysApp(ClosingScreensApp):
         # Imported here: few keys are repeats.
         from textual.widgets import OptionList
 
-        action = active.binding.action.rpartition(".")[2].partition("(")[0]
-        # Enter in a list may start what is selected.
-        return action in COMMANDS or (action == "select" and isinstance(active.node, OptionList))
+        call = active.binding.action.rpartition(".")[2]
+        action = call.partition("(")[0]
+        if action == "select":
+            # Enter in a list may start what is selected.
+            return isinstance(active.node, OptionList)
+        return action in COMMANDS and call != REFUSAL
 
     def _follow_key(
         self, target: MessagePump, node: MessagePump, key: events.Key, rounds: int

@@ -29,7 +29,7 @@ class LaunchLine(Static, can_focus=True):
         """The line was clicked, or Enter was pressed on it."""
 
     def show(self, description: str, *, ready: bool, name: str = "Launch") -> None:
-        """Show the button ``name`` and the description after it."""
+        """Show the button ``name``, bright if it is ``ready``, and the description after it."""
         style = "bold reverse" if ready else "dim"
         self.update(Text.assemble((f" ⏎ {name} ", style), "  ", description))
 

@@ -5,21 +5,23 @@ The form is checked while the user types. It can be edited as YAML, and launched
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from rich.text import Text
 from textual import on, work
 from textual.app import ComposeResult
 from textual.message import Message
 
+from ltui.app.keys.key_queue import OrderedKeysApp
 from ltui.app.panels.launch_line import LaunchLine
 from ltui.app.panels.panel import Panel
 from ltui.app.panels.worker_results import call_screen, error_lines
-from ltui.app.screens.dialog import ProblemScreen
+from ltui.app.screens.dialog import TYPED_AT_ONCE, ProblemScreen
 
 if TYPE_CHECKING:
     from textual.timer import Timer
@@ -71,6 +73,8 @@ class FormPanel(Panel):
         self._edited: dict[str, Preset] = {}
         self._check_timer: Timer | None = None
         self._launching = False
+        self._focused_at = -math.inf
+        """Time of the app's clock at which the key or the click came that led to the form."""
         self._wants_focus = False
         """The launch line takes the focus as soon as there is a form."""
 
@@ -119,6 +123,10 @@ class FormPanel(Panel):
         if self._wants_focus:
             self.focus_launch_line()
         self._check_form()
+
+    def focus_entered(self) -> None:
+        """Take the time at which the focus came to the form from elsewhere."""
+        self._focused_at = cast(OrderedKeysApp, self.app).input_at
 
     def focus_launch_line(self) -> None:
         """Move the focus to the launch line, at the latest when the form is shown."""
@@ -294,10 +302,13 @@ class FormPanel(Panel):
 
     def launch(self) -> None:
         """Launch the run that the launch line describes."""
+        keys = cast(OrderedKeysApp, self.app)
         if self.readonly:
             self.refuse(READONLY)
         elif self.preset is None or self.form is None:
             self.refuse(NOTHING_SELECTED)
+        elif not keys.had_pause(self._focused_at):
+            self.refuse(TYPED_AT_ONCE)
         elif not self._launching:
             self._launching = True
             self._launch(self.preset, self.form.texts())

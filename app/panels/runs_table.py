@@ -63,9 +63,9 @@ class RunsTable(Table[RunRow]):
         T        | screen.label('tags')  | tags    | Add and remove tags
         G        | screen.label('group') | group   | Set the group
         n        | screen.label('note')  | note    | Write a note
-        u        | screen.undo           | undo    | Undo the last change of labels
+        u        | screen.undo           | undo    | Undo the last change of labels or deletion
         x        | screen.export         | export  | Export the metrics to a file
-        delete,D | screen.delete         | delete  | Delete; asks first
+        delete,D | screen.delete         | delete  | Delete; asks first, u restores
         """,
     )
     columns: tuple[str, ...] = DEFAULT_COLUMNS

@@ -54,6 +54,21 @@ class Dialog(ModalScreen[ScreenResultType], ClosableScreen[ScreenResultType]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("question_mark,f1", "app.help", show=False),
     ]
+    _key_at = math.inf
+    """Time of the app's clock at which the key or the click came that opened the dialog."""
+
+    def on_mount(self) -> None:
+        self._key_at = self._keys.input_at
+
+    @property
+    def _keys(self) -> OrderedKeysApp:
+        return cast(OrderedKeysApp, self.app)
+
+    @property
+    def is_typed_at_once(self) -> bool:
+        """Whether all keys since the one that opened the dialog came without a pause, as those of a
+        text that was meant for another window do."""
+        return not self._keys.had_pause(self._key_at)
 
 
 class FullScreen(ClosableScreen[ScreenResultType]):
@@ -73,16 +88,20 @@ class FullScreen(ClosableScreen[ScreenResultType]):
         return all(screen.styles.background.a < 1 for screen in above)
 
 
-DEAF_S = 0.5
-"""Seconds after a question was painted in which no answer but a refusal is accepted."""
+TYPED_AT_ONCE = "Nothing was done: the keys came in one go. Wait a moment, then press Enter."
+"""Notice if Enter in a form is ignored because of ``is_typed_at_once``."""
 
 
 class ConfirmScreen(Dialog[bool]):
-    """Return True for ``y`` only, and False for ``n`` or Escape; Enter answers nothing.
+    """Return True for ``y`` only, and False for every other key.
 
-    A key or a click soon after the question appeared was meant for the screen below, so it is
-    ignored, and the question stays. ``n`` and Escape change nothing and work at once.
+    So a sentence that was meant for another window answers no. A ``y`` is ignored, and the question
+    stays, unless it comes half a second after the question was painted and after the last key. A
+    click on an answer is treated in the same way. ``n`` and Escape work at once.
     """
+
+    ANSWERS: ClassVar[frozenset[str]] = frozenset({"answer", "app.help"})
+    """Actions of keys that do not close the question."""
 
     BINDINGS: ClassVar[list[BindingType]] = bindings(
         "confirm",
@@ -116,16 +135,58 @@ class ConfirmScreen(Dialog[bool]):
         self.call_after_refresh(self._painted)
 
     def _painted(self) -> None:
-        self._opened_at = cast(OrderedKeysApp, self.app).clock()
+        self._opened_at = self._keys.clock()
+
+    def on_key(self, event: events.Key) -> None:
+        active = self.active_bindings.get(event.key)
+        if active is not None and active.binding.action.partition("(")[0] in self.ANSWERS:
+            return
+        event.stop()
+        if not self._keys.is_repeat:
+            self.dismiss(False)
 
     def action_answer(self, yes: bool) -> None:
-        if not yes or not self.is_deaf:
+        if not yes or self._keys.follows_pause(self._opened_at):
             self.dismiss(yes)
 
-    @property
-    def is_deaf(self) -> bool:
-        """Whether the key or click that is handled now came too soon to be an answer."""
-        return cast(OrderedKeysApp, self.app).input_at - self._opened_at < DEAF_S
+
+class CountQuestion(ConfirmScreen):
+    """A question about several things, which takes their number and Enter in place of ``y``."""
+
+    BINDINGS: ClassVar[list[BindingType]] = bindings(
+        "count_question",
+        """
+        enter | answer(True) | number | Do it, after the number was typed
+        """,
+    )
+
+    def __init__(self, question: str, count: int, *, yes: str, no: str = "cancel") -> None:
+        super().__init__(question, yes=yes, no=no)
+        self._count, self._typed = str(count), ""
+        self.answers[0] = (f"{count} and Enter", yes, "answer(True)")
+
+    def on_mount(self) -> None:
+        self._show_typed()
+
+    def _show_typed(self) -> None:
+        text = f"{self.question}\nType the number of runs, {self._count}, and Enter: {self._typed}▏"
+        self.query_one("#question", Static).update(Text(text))
+
+    def on_key(self, event: events.Key) -> None:
+        if event.key == "backspace":
+            self._typed = self._typed[:-1]
+        elif event.is_printable and (event.character or "").isdecimal():
+            self._typed += event.character or ""
+        else:
+            return
+        event.prevent_default()
+        event.stop()
+        self._show_typed()
+
+    def action_answer(self, yes: bool) -> None:
+        if yes and self._typed == self._count and not self._keys.had_pause(self._opened_at):
+            return
+        self.dismiss(yes and self._typed == self._count)
 
 
 class ProblemScreen(Dialog[None]):

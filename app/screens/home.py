@@ -20,7 +20,7 @@ from textual.widgets import Static
 from ltui.app.keys.footer import KeyFooter
 from ltui.app.keys.home_keys import KEYS, home_hints
 from ltui.app.keys.key_queue import OrderedKeysApp
-from ltui.app.panels.launch_panel import FormPanel
+from ltui.app.panels.launch_panel import READONLY, FormPanel
 from ltui.app.panels.panel import Panel, SettingChosen
 from ltui.app.panels.presets_panel import OWN_SCRIPT, PresetCatalog, PresetEntry, PresetsPanel
 from ltui.app.panels.runs_panel import RunsPanel
@@ -72,6 +72,8 @@ class HomeScreen(MarkedRunsScreen):
         """Set when the list of runs is on the screen."""
         self._catalog = PresetCatalog()
         self._gpus: GpuSampler | None = None
+        self._focused_panel: str | None = None
+        """Name of the panel that had the focus last."""
 
     # -- building ----------------------------------------------------------------------------------
 
@@ -141,6 +143,10 @@ class HomeScreen(MarkedRunsScreen):
         self.set_focus(None)
 
     def _focus_moved(self, focused: Widget | None) -> None:
+        panel = self._panel_in_focus()
+        if panel == FORM != self._focused_panel:
+            self.form_panel.focus_entered()
+        self._focused_panel = panel
         hints = home_hints(focused, in_runs=self._in_runs(), has_runs=self.home_layout.has_runs)
         self.query_one(KeyFooter).show(hints)
 
@@ -367,6 +373,9 @@ class HomeScreen(MarkedRunsScreen):
 
     def action_new_run(self) -> None:
         """Show the presets with the form, to choose one."""
+        if self.readonly:
+            self.form_panel.refuse(READONLY)
+            return
         self._use_layout(replace(self.home_layout, new_run=True, zoomed=""))
         self._focus_in(PRESETS)
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 TABLE_ACTIONS = frozenset({"sort", "reverse", "columns", "mark", "mark_all"})
 """Actions on the table of runs."""
+CHANGING = frozenset({"launch", "new_run", "edit", "check", "resume", "rerun"})
+"""Actions that start a run or read what a person who only watches must not see."""
 
 
 class RunListScreen(FullScreen[None]):
@@ -105,7 +107,7 @@ class RunListScreen(FullScreen[None]):
 
     def refusal_of(self, action: str) -> str | None:
         """Return the reason why ``action`` can't be done now; None if it can."""
-        if self.readonly and action in ("launch", "edit", "check", "resume", "rerun"):
+        if self.readonly and action in CHANGING:
             return READONLY
         if action not in ("resume", "rerun"):
             return None
@@ -143,4 +145,4 @@ class RunListScreen(FullScreen[None]):
             if run_dir is not None:
                 self._open(run_dir)
 
-        self.app.push_screen(RerunScreen(line.run_dir, new_run=new_run), started)
+        self.app.push_screen(RerunScreen(line.run_dir, line.name, new_run=new_run), started)

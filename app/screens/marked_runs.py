@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,11 +12,12 @@ from textual import work
 from ltui.app.keys.footer import KeyFooter
 from ltui.app.panels.launch_panel import READONLY
 from ltui.app.panels.worker_results import call_screen, show_error
-from ltui.app.screens.dialog import ConfirmScreen
+from ltui.app.screens.dialog import ConfirmScreen, CountQuestion
 from ltui.app.screens.home_runs import RunListScreen
+from ltui.widgets.sanitise import clean_name
 
 if TYPE_CHECKING:
-    from ltui.app.runs.label_changes import LabelChange
+    from ltui.app.runs.label_changes import LabelChange, Outcome
     from ltui.app.runs.run_entry import RunEntry
     from ltui.app.screens.export_question import ExportChoice
     from ltui.training.state.run_labels import RunLabels
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 ACTIONS = frozenset({"stop", "resume", "delete", "star", "label", "export"})
 """Actions on marked runs, or on the selected one. All but the export change runs."""
 MOST_NAMES = 5
-"""Number of runs that the question before a deletion names."""
+"""Number of runs that a question names, and the maximum number of those left out."""
 MARK_TWO = "Mark at least two runs with Space, then press C to compare them."
 
 
@@ -33,8 +35,9 @@ class MarkedRunsScreen(RunListScreen):
 
     def __init__(self, *, readonly: bool) -> None:
         super().__init__(readonly=readonly)
-        self._last_change: list[LabelChange] = []
-        """What the last action on labels has changed, for an undo."""
+        self._undo_last: Callable[[], tuple[Outcome, str]] | None = None
+        """Undoes the last change of labels or the last deletion. Returns how it went, and in words,
+        with ``{}`` in place of the runs, what was undone."""
 
     def refusal_of(self, action: str) -> str | None:
         """Return the reason why ``action`` can't be done now; None if it can."""
@@ -42,7 +45,8 @@ class MarkedRunsScreen(RunListScreen):
         if name == "undo":
             if self.readonly:
                 return READONLY
-            return None if self._last_change else "There is no change of labels to undo."
+            nothing = "There is no change of labels and no deletion to undo."
+            return None if self._undo_last is not None else nothing
         if name == "compare":
             return MARK_TWO if len(self.runs_panel.shown_marks()) < 2 else None
         if name not in ACTIONS or (name == "resume" and not self._several()):
@@ -135,11 +139,15 @@ class MarkedRunsScreen(RunListScreen):
         from ltui.training.lifecycle.resume_run import resume
 
         resumable = [entry for entry in entries if _is_resumable(entry)]
-        question = ConfirmScreen(
-            f"Resume {self._named(resumable)}, each from its last checkpoint?\nThey all start now.",
-            yes="resume them",
-            no="start nothing",
-        )
+        each, them = ("each ", "them") if len(resumable) > 1 else ("", "it")
+        text = f"Resume {self._named(resumable)}, {each}from its last checkpoint?"
+        text += _names_below(resumable)
+        text += f"\n{'They all start' if each else 'It starts'} now."
+        others = [entry for entry in entries if not _is_resumable(entry)]
+        if others:
+            reasons = [f"{entry.name} ({_not_resumable(entry)})" for entry in others[:MOST_NAMES]]
+            text += f"\nNot resumed: {_with_more(reasons, len(others))}."
+        question = ConfirmScreen(text, yes=f"resume {them}", no="start nothing")
         self._do_after(question, "Resumed {}", entries, resume)
 
     def action_delete(self) -> None:
@@ -163,11 +171,18 @@ class MarkedRunsScreen(RunListScreen):
                 raise ProblemError.of(where=run_dir.id, what="it is live.")
             delete(run_dir)
 
-        one = "it" if len(ended) == 1 else "them"
-        confirm = ConfirmScreen(question, yes=f"delete {one}", no=f"keep {one}")
-        name = ended[0].id if len(ended) == 1 else "RUN"
-        hint = f"For a week: ltui restore {name}"
-        self._do_after(confirm, "Deleted {}", entries, delete_unless_live, hint)
+        if len(ended) == 1:
+            confirm = ConfirmScreen(question, yes="delete it", no="keep it")
+        else:
+            confirm = CountQuestion(question, len(ended), yes="delete them", no="keep them")
+        self._do_after(confirm, "Deleted {}", entries, delete_unless_live, self._can_restore)
+
+    def _can_restore(self, outcome: Outcome) -> str:
+        """Let an undo restore the runs that were deleted, and return how to do it."""
+        self._undo_last = partial(_restore, self.runs_panel.home, outcome.done)
+        return f"u restores {'it' if len(outcome.done) == 1 else 'them'}; for a week: " + " ".join(
+            ["ltui restore", *map(clean_name, outcome.done)]
+        )
 
     def action_star(self) -> None:
         entries = self._targets_of("star")
@@ -177,7 +192,7 @@ class MarkedRunsScreen(RunListScreen):
         from dataclasses import replace
 
         star = not all(labels.star for labels in _labels(entries))
-        self._change_labels(_directories(entries), lambda labels: replace(labels, star=star))
+        self._change_labels(self._unmarked(entries), lambda labels: replace(labels, star=star))
 
     def action_label(self, kind: str) -> None:
         entries = self._targets_of("label")
@@ -191,7 +206,7 @@ class MarkedRunsScreen(RunListScreen):
 
         def answered(change: Callable[[RunLabels], RunLabels] | None) -> None:
             if change is not None:
-                self._change_labels(_directories(entries), change)
+                self._change_labels(self._unmarked(entries), change)
 
         groups = {entry.labels.group for entry in self.runs_panel.lines.values()} - {""}
         used = groups if kind == "group" else set()
@@ -207,33 +222,30 @@ class MarkedRunsScreen(RunListScreen):
         from ltui.app.runs.label_changes import change_several, what_changed
 
         outcome, changes = change_several(run_dirs, change)
-        call_screen(self, self._remember_change, changes)
+        if changes:
+            call_screen(self, self._remember, partial(_undo_labels, changes))
         text = what_changed(changes)
         sentence = f"{text[:1].upper()}{text[1:]}." if changes else "Nothing changed."
         if outcome.failed:
             sentence = outcome.sentence("Changed the labels of {}")
         call_screen(self, self._report, sentence, not outcome.failed)
 
-    def _remember_change(self, changes: list[LabelChange]) -> None:
-        self._last_change = changes or self._last_change
+    def _remember(self, undo: Callable[[], tuple[Outcome, str]]) -> None:
+        self._undo_last = undo
 
     def action_undo(self) -> None:
-        """Take back the last change of labels."""
+        """Take back the last change of labels, or the last deletion."""
         if reason := self.refusal_of("undo"):
             self.notify(reason, severity="warning", markup=False)
             return
-        changes, self._last_change = self._last_change, []
-        self._undo(changes)
+        undo, self._undo_last = self._undo_last, None
+        if undo is not None:
+            self._undo(undo)
 
     @work(thread=True, group="marked runs")
-    def _undo(self, changes: list[LabelChange]) -> None:
-        # Imported here: the first frame changes no run.
-        from ltui.app.runs.label_changes import undo, what_changed
-
-        outcome = undo(changes)
-        text = f"Undid: {what_changed(changes)}"
-        sentence = f"{text}." if not outcome.failed else outcome.sentence(f"{text}, for {{}}")
-        call_screen(self, self._report, sentence, not outcome.failed)
+    def _undo(self, undo: Callable[[], tuple[Outcome, str]]) -> None:
+        outcome, text = undo()
+        call_screen(self, self._report, outcome.sentence(text), not outcome.failed)
 
     def action_export(self) -> None:
         entries = self._targets_of("export")
@@ -244,12 +256,20 @@ class MarkedRunsScreen(RunListScreen):
 
         def answered(choice: ExportChoice | None) -> None:
             if choice is not None:
-                self._export([entry.run_dir for entry in entries], choice)
+                self._export(self._unmarked(entries), choice)
 
         name = entries[0].id if len(entries) == 1 else "runs"
         self.app.push_screen(ExportQuestion(self._named(entries), name, Path.cwd()), answered)
 
     # -- carrying out ------------------------------------------------------------------------------
+
+    def _unmarked(self, entries: Sequence[RunEntry]) -> list[RunDir]:
+        """Return the directories of runs, and remove their marks for the next action."""
+        for entry in entries:
+            self.runs_panel.marked.pop(entry.id, None)
+        self.runs_panel.fill_list()
+        self._marks_changed()
+        return [entry.run_dir for entry in entries]
 
     def _do_after(
         self,
@@ -257,14 +277,14 @@ class MarkedRunsScreen(RunListScreen):
         text: str,
         entries: Sequence[RunEntry],
         action: Callable[[RunDir], object],
-        hint: str = "",
+        hint: Callable[[Outcome], str] = lambda _: "",
     ) -> None:
-        """Ask, and carry out an action on each run if the answer is yes. ``hint`` is shown if it
-        worked for a run."""
+        """Ask, and carry out an action on each run if the answer is yes. ``hint`` returns what is
+        shown after it if it worked for a run."""
 
         def answered(yes: bool | None) -> None:
             if yes:
-                self._do(text, _directories(entries), action, hint)
+                self._do(text, self._unmarked(entries), action, hint)
 
         question.question += self._hidden_marks()
         self.app.push_screen(question, answered)
@@ -275,7 +295,7 @@ class MarkedRunsScreen(RunListScreen):
         text: str,
         run_dirs: Sequence[RunDir],
         action: Callable[[RunDir], object],
-        hint: str,
+        hint: Callable[[Outcome], str],
     ) -> None:
         """Carry out an action on each run, and report in one sentence how it went.
 
@@ -285,8 +305,12 @@ class MarkedRunsScreen(RunListScreen):
         from ltui.app.runs.label_changes import for_each
 
         outcome = for_each(run_dirs, action)
-        sentence = f"{outcome.sentence(text)} {hint if outcome.done else ''}".rstrip()
-        call_screen(self, self._report, sentence, not outcome.failed)
+
+        def done() -> None:
+            after = hint(outcome) if outcome.done else ""
+            self._report(f"{outcome.sentence(text)} {after}".rstrip(), not outcome.failed)
+
+        call_screen(self, done)
 
     @work(thread=True, group="marked runs")
     def _export(self, run_dirs: Sequence[RunDir], choice: ExportChoice) -> None:
@@ -316,10 +340,6 @@ class MarkedRunsScreen(RunListScreen):
         self.runs_panel.refresh_runs()
 
 
-def _directories(entries: Sequence[RunEntry]) -> list[RunDir]:
-    return [entry.run_dir for entry in entries]
-
-
 def _labels(entries: Sequence[RunEntry]) -> list[RunLabels]:
     """Return the labels as they are now. The list knows those of a moment ago, and a tag that was
     added since would be removed without a question."""
@@ -334,13 +354,8 @@ def _delete_question(ended: Sequence[RunEntry]) -> str:
     # Imported here: the first frame deletes nothing.
     from ltui.widgets.formats import size
 
-    names = ", ".join(entry.name for entry in ended[:MOST_NAMES])
-    more = len(ended) - MOST_NAMES
     one = len(ended) == 1
-    runs = names if one else f"{len(ended)} runs"
-    question = f"Delete {runs}?"
-    if not one:
-        question += f"\n{names}{f' and {more} more' if more > 0 else ''}"
+    question = f"Delete {ended[0].name if one else f'{len(ended)} runs'}?{_names_below(ended)}"
     if starred := sum(entry.labels.star for entry in ended):
         question += "\nIt has a star." if one else f"\n{starred} of them with a star."
     question += f"\n{'It' if one else 'They'} can be restored for 7 days (ltui restore)."
@@ -348,6 +363,42 @@ def _delete_question(ended: Sequence[RunEntry]) -> str:
         total = size(sum(entry.size_bytes or 0.0 for entry in ended))
         question += f" Then {total} are freed."
     return question
+
+
+def _names_below(entries: Sequence[RunEntry]) -> str:
+    """Return a line with the names of several runs; empty for one, which the question names."""
+    names = [entry.name for entry in entries[:MOST_NAMES]]
+    return f"\n{_with_more(names, len(entries))}" if len(entries) > 1 else ""
+
+
+def _with_more(texts: Sequence[str], count: int) -> str:
+    more = count - len(texts)
+    return f"{', '.join(texts)}{f' and {more} more' if more > 0 else ''}"
+
+
+def _undo_labels(changes: Sequence[LabelChange]) -> tuple[Outcome, str]:
+    # Imported here: the first frame changes no run.
+    from ltui.app.runs.label_changes import undo, what_changed
+
+    outcome, text = undo(changes), f"Undid: {what_changed(changes)}"
+    return outcome, f"{text}, for {{}}" if outcome.failed else text
+
+
+def _restore(home: Path, run_ids: Sequence[str]) -> tuple[Outcome, str]:
+    """Move deleted runs from the bin back to the list."""
+    # Imported here: the first frame restores no run.
+    from ltui.app.runs.label_changes import for_each
+    from ltui.training.store.run_bin import find_deleted, restore
+    from ltui.training.store.run_directory import RunDir
+
+    run_dirs = [RunDir(home / "runs" / run_id) for run_id in run_ids]
+    return for_each(run_dirs, lambda run: restore(find_deleted(home, run.id))), "Restored {}"
+
+
+def _not_resumable(entry: RunEntry) -> str:
+    if entry.summary is None:
+        return "cannot be read"
+    return "running" if entry.live else "no checkpoint"
 
 
 def _is_resumable(entry: RunEntry) -> bool:

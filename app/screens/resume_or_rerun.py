@@ -33,7 +33,7 @@ from ltui.app.panels.form_fields import FieldHint, Form, FormField, KnobField
 from ltui.app.panels.launch_line import LaunchLine
 from ltui.app.panels.worker_results import call_screen
 from ltui.app.presentation.snapshot_text import saved_when, weights_text
-from ltui.app.screens.dialog import Dialog, ProblemScreen
+from ltui.app.screens.dialog import TYPED_AT_ONCE, Dialog, ProblemScreen
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.preset_form import field_text
 from ltui.training.problem import Problem
@@ -65,10 +65,11 @@ class RerunScreen(Dialog[RunDir]):
     # Without ClassVar, as Textual declares it.
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-roomy")]  # noqa: RUF012
 
-    def __init__(self, run_dir: RunDir, *, new_run: bool) -> None:
-        """With ``new_run`` the form proposes a new run, otherwise another attempt."""
+    def __init__(self, run_dir: RunDir, name: str, *, new_run: bool) -> None:
+        """``name``: that of the run. With ``new_run`` the form proposes a new run, otherwise
+        another attempt."""
         super().__init__()
-        self.run_dir, self.new_run = run_dir, new_run
+        self.run_dir, self.run_name, self.new_run = run_dir, clean_name(name), new_run
         self.past: PastRun | None = None
         self.checked: CheckedChoice | None = None
         self._machine = Machine()
@@ -78,8 +79,8 @@ class RerunScreen(Dialog[RunDir]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
             title = "Run again" if self.new_run else "Resume"
-            yield Static(Text(f"{title}: {clean_name(self.run_dir.id)}", "bold"), id="question")
-            yield Form(Static("reading the run …"), id="fields")
+            yield Static(Text(f"{title}: {self.run_name}", "bold"), id="question")
+            yield Form(id="fields")
             yield FieldHint()
             yield LaunchLine(id="launch-line", markup=False)
             yield Static("⏎ start   tab next   f1 help   esc cancel", id="answers")
@@ -87,6 +88,7 @@ class RerunScreen(Dialog[RunDir]):
     def on_mount(self) -> None:
         self._timer = self.set_timer(CHECK_AFTER_S, self._check)
         self._timer.pause()
+        self._describe("reading …")
         self._read()
 
     # -- the form ----------------------------------------------------------------------------------
@@ -102,7 +104,7 @@ class RerunScreen(Dialog[RunDir]):
 
     def _unreadable(self, reason: str) -> None:
         self.dismiss(None)
-        self.app.push_screen(ProblemScreen(f"{self.run_dir.id} can't be started", [reason]))
+        self.app.push_screen(ProblemScreen(f"{self.run_name} can't be started", [reason]))
 
     async def _show(self, past: PastRun, machine: Machine) -> None:
         self.past, self._machine = past, machine
@@ -154,13 +156,17 @@ class RerunScreen(Dialog[RunDir]):
                 field.display = choice.mode != FROM_START
         self.checked = check_choice(self.past, choice, self._machine)
         form.show_problems(self.checked.problems)
-        name = "Resume" if choice.mode == RESUME else "Launch"
         problems = self.checked.problems
-        line = self.query_one(LaunchLine)
         if problems:
-            line.show_error(form.error_summary(problems))
+            self.query_one(LaunchLine).show_error(form.error_summary(problems))
         else:
-            line.show(clean_line(self.checked.words), ready=True, name=name)
+            self._describe(clean_line(self.checked.words), ready=True)
+
+    def _describe(self, description: str, *, ready: bool = False) -> None:
+        """Show a description behind the button, which has the name of what it does."""
+        resumes = self._choice().mode == RESUME if self.query(FormField) else not self.new_run
+        name = "Resume" if resumes else "Launch"
+        self.query_one(LaunchLine).show(description, ready=ready, name=name)
 
     def on_form_field_changed(self, event: Message) -> None:
         event.stop()
@@ -181,6 +187,9 @@ class RerunScreen(Dialog[RunDir]):
 
     def action_submit(self) -> None:
         """Start the run, or wait until the form is shown."""
+        if self.is_typed_at_once:
+            self.notify(TYPED_AT_ONCE, severity="warning")
+            return
         self._submitted = True
         if self.past is None or self._starting:
             return
@@ -188,7 +197,7 @@ class RerunScreen(Dialog[RunDir]):
         if self.checked is None or self.checked.problems:
             return
         self._starting = True
-        self.query_one(LaunchLine).show("starting …", ready=False)
+        self._describe("starting …")
         self._start(self.past, self._choice(), self.checked.overrides)
 
     @work(thread=True, group="launch")

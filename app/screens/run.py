@@ -303,7 +303,7 @@ class RunScreen(RunCommandScreen, ChartKeysScreen, TabbedScreen):
                 screen = RunScreen(run_dir, readonly=self.readonly, alone=self.alone)
                 self.app.switch_screen(screen)
 
-        self.app.push_screen(RerunScreen(self.run_dir, new_run=new_run), started)
+        self.app.push_screen(RerunScreen(self.run_dir, self.chart_source, new_run=new_run), started)
 
     # -- leaving -----------------------------------------------------------------------------------
 

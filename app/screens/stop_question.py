@@ -14,7 +14,7 @@ from textual.containers import Vertical
 from textual.widgets import Input, Static
 
 from ltui.app.presentation.notifications import stopping_sentence
-from ltui.app.screens.dialog import ConfirmScreen, Dialog
+from ltui.app.screens.dialog import TYPED_AT_ONCE, ConfirmScreen, Dialog
 from ltui.training.problem import ProblemError
 from ltui.training.state.good_checkpoints import last_good_checkpoint, nan_since
 from ltui.training.state.run_snapshot import RunSnapshot, RunState
@@ -81,10 +81,12 @@ class StopWhenScreen(Dialog[tuple[StopCondition, ...]]):
                 self._explain(str(error.problems[0]))
                 return
             reason = refusal_reason(condition, self._snapshot)
-            if reason is None:
-                self.dismiss((condition,))
-            else:
+            if reason is not None:
                 self._explain(f"stop when {text}: {reason}")
+            elif self.is_typed_at_once:
+                self._explain(TYPED_AT_ONCE)
+            else:
+                self.dismiss((condition,))
 
 
 class InterruptScreen(ConfirmScreen):
@@ -96,6 +98,7 @@ class InterruptScreen(ConfirmScreen):
         q | leave | close | Close ltui; training continues
         """,
     )
+    ANSWERS = ConfirmScreen.ANSWERS | {"leave"}
 
     def __init__(self, question: str, *, can_stop: bool) -> None:
         super().__init__(question, yes="stop it", no="stay")
@@ -110,8 +113,7 @@ class InterruptScreen(ConfirmScreen):
             super().action_answer(yes)
 
     async def action_leave(self) -> None:
-        if not self.is_deaf:
-            await self.app.run_action("leave")
+        await self.app.run_action("leave")
 
 
 def stop_question(snapshot: RunSnapshot) -> str:

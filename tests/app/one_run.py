@@ -91,8 +91,9 @@ async def settled(pilot: Pilot[Any]) -> None:
         seen.append(pilot.app.export_screenshot(simplify=True))
 
 
-async def answer(pilot: Pilot[Any], key: str = "y") -> None:
-    """Wait for a question, let its first half second pass on the app's clock, and press a key."""
+async def answer(pilot: Pilot[Any], *keys: str) -> None:
+    """Wait for a question, let its first half second pass on the app's clock, and press the keys of
+    an answer, by default ``y``."""
     app = pilot.app
     assert isinstance(app, LtuiApp)
 
@@ -101,7 +102,7 @@ async def answer(pilot: Pilot[Any], key: str = "y") -> None:
 
     await until(pilot, painted)
     later(app)
-    await pilot.press(key)
+    await pilot.press(*keys or "y")
 
 
 def later(app: LtuiApp, seconds: float = 1.0) -> None:

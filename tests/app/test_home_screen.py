@@ -38,6 +38,7 @@ from ltui.app.runs.run_list import RunList
 from ltui.app.runs.run_rows import DEFAULT_COLUMNS
 from ltui.app.screens.column_chooser import ColumnChooser
 from ltui.app.screens.dialog import ConfirmScreen, ProblemScreen
+from ltui.app.screens.help import HelpScreen
 from ltui.app.screens.home import HomeScreen
 from ltui.app.screens.run import RunScreen
 from ltui.app.screens.yaml_editor import YamlScreen
@@ -331,7 +332,7 @@ async def test_readonly_launches_and_deletes_nothing(home: Path, place: Path) ->
         await until(pilot, lambda: len(screen.query_one(RunsTable).rows) == 1)
         form = required(screen.form_panel.form)
         texts = form.texts()
-        await pilot.press("N", "enter", "e", "c", "2", *"99", "3", "delete", "r")
+        await pilot.press("N", "1", "enter", "e", "c", "2", *"99", "3", "delete", "r")
         await pilot.pause()
         assert form.texts() == texts
         assert len(texts) > 1
@@ -810,11 +811,12 @@ async def test_keys_that_are_typed_while_the_runs_are_read_go_to_the_list(
     async with app.run_test(size=(160, 50)) as pilot:
         screen = app.screen
         assert isinstance(screen, HomeScreen)
-        await pilot.press("3", "delete", "enter")
+        await pilot.press("3", "delete", "?")
         assert app.screen is screen
         may_read.set()
-        await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
-        await pilot.press("escape")
+        await until(pilot, lambda: isinstance(app.screen, HelpScreen))
+        assert isinstance(app.screen_stack[-2], ConfirmScreen)
+        await pilot.press("escape", "escape")
         await until(pilot, lambda: app.screen is screen)
         assert app.focused is screen.query_one(RunsTable)
     assert not launched
@@ -940,9 +942,6 @@ async def test_enter_answers_no_question_that_destroys(home: Path, place: Path) 
         assert "y delete it" in shown
         assert "n or Esc keep it" in shown
         await pilot.press("enter")
-        await pilot.pause()
-        assert isinstance(app.screen, ConfirmScreen)
-        await pilot.press("escape")
         await until(pilot, lambda: app.screen is screen)
         assert run_dir.path.exists()
 
@@ -1070,3 +1069,23 @@ async def test_the_palette_goes_to_a_preset_that_the_filter_hides(home: Path, pl
         assert screen.presets_panel.highlighted_name == "gpt-fsdp"
         assert screen.query_one("#preset-list").has_focus
         assert not screen.presets_panel.filter_text
+
+
+async def test_a_form_that_was_reached_by_typed_keys_starts_nothing(
+    home: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: list[RunSpec] = []
+    monkeypatch.setattr(check_and_launch, "launch", lambda spec, *_, **__: launched.append(spec))
+    a_run(home, "calm-fox-1a2b")
+    app = LtuiApp(home)
+    async with app.run_test(size=(160, 50), notifications=True) as pilot:
+        await ready(pilot, app)
+        now = [app.clock() + 100.0]
+        app.clock = lambda: now[0]
+        for key in ("N", "enter", "a", "enter"):
+            now[0] += 0.1
+            await pilot.press(key)
+        await until(
+            pilot, lambda: any("keys came in one go" in n.message for n in app._notifications)
+        )
+        assert not launched

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -128,16 +129,69 @@ async def test_several_marked_runs_are_deleted_after_one_question_and_a_live_one
         question = await it.question()
         names = ", ".join(entry.name for entry in it.panel.targets() if entry.id != live)
         assert question.startswith(f"Delete 3 runs?\n{names}\nThey can be restored for 7 days")
-        assert question.endswith("1 of the marked runs is live and kept.")
-        await answer(it.pilot)
+        assert "1 of the marked runs is live and kept." in question
+        assert "Type the number of runs, 3, and Enter" in question
+        deleted = [entry.id for entry in it.panel.targets() if entry.id != live]
+        await answer(it.pilot, "3", "enter")
         sentence = await it.notice("Deleted")
         reason = f"not {live} (it is live)"
-        assert sentence == f"Deleted 3 of 4 runs: {reason}. For a week: ltui restore RUN"
+        command = f"ltui restore {' '.join(deleted)}"
+        assert sentence == (
+            f"Deleted 3 of 4 runs: {reason}. u restores them; for a week: {command}"
+        )
         await until(it.pilot, lambda: set(it.panel.lines) == {live})
-        assert list(it.panel.marked) == [live]
+        assert not it.panel.marked
         await it.press("delete")
         assert "is running. Stop it first." in await it.notice("Stop it first")
-    assert [run.id for run in list_runs(home)] == [live]
+        assert [run.id for run in list_runs(home)] == [live]
+        await it.press("u")
+        await it.notice("Restored 3 runs.")
+        await until(it.pilot, lambda: len(it.panel.lines) == 4)
+
+
+async def test_a_sentence_that_was_meant_for_another_window_deletes_nothing(home: Path) -> None:
+    async with opened(home) as it:
+        now = [time.monotonic() + 100.0]
+        it.app.clock = lambda: now[0]
+        await it.press("a")
+        now[0] += 5.0
+        for key in ("D", *"ay", "space", *"ok", "space", *"yes", "space", *"xyz"):
+            await it.press(key)
+            now[0] += 0.1
+        assert not any("Deleted" in text for text in it.notices)
+    assert {run.id for run in list_runs(home)} == set(IDS)
+
+
+@pytest.mark.parametrize(
+    ("pause", "keys", "left"),
+    [
+        (1.0, "3\n", 0),
+        (0.1, "3\n", 3),  # Typed at once.
+        (1.0, "4\n", 3),
+        (1.0, "33\b\n", 0),
+        (1.0, "y", 3),
+        (1.0, "3y", 0),
+        (1.0, "\n", 3),
+    ],
+)
+async def test_several_runs_are_deleted_only_by_their_number(
+    home: Path, pause: float, keys: str, left: int
+) -> None:
+    async with opened(home) as it:
+        now = [time.monotonic() + 100.0]
+        it.app.clock = lambda: now[0]
+        await it.press("a", "D")
+        await it.question()
+        await until(it.pilot, lambda: cast(ConfirmScreen, it.app.screen)._opened_at == now[0])
+        now[0] += pause
+        for key in keys:
+            await it.press({"\n": "enter", "\b": "backspace"}.get(key, key))
+            now[0] += 0.1
+        if not left:
+            await it.notice("Deleted 3 runs.")
+        elif pause == 1.0:
+            await until(it.pilot, lambda: it.app.screen is it.screen)
+    assert len(list_runs(home)) == left
 
 
 async def test_a_run_that_ends_while_the_question_says_that_it_is_kept_is_kept(home: Path) -> None:
@@ -146,8 +200,8 @@ async def test_a_run_that_ends_while_the_question_says_that_it_is_kept_is_kept(h
         it.panel.lines[IDS[1]] = replace(entry, snapshot=resolve_snapshot(entry.run_dir))
         it.screen.action_mark_all()
         it.screen.action_delete()
-        assert (await it.question()).endswith("1 of the marked runs is live and kept.")
-        await answer(it.pilot)
+        assert "1 of the marked runs is live and kept." in await it.question()
+        await answer(it.pilot, "2", "enter")
         await it.notice(f"Deleted 2 of 3 runs: not {IDS[1]} (it is live)")
     assert [run.id for run in list_runs(home)] == [IDS[1]]
 
@@ -175,10 +229,11 @@ async def test_a_damaged_run_among_others_is_left_out_and_named(home: Path) -> N
         assert f"Exported 2 of 3 runs to {Path.cwd() / 'runs.csv'}: not {bad.id} (" in sentence
         with Path("runs.csv").open() as file:
             assert {row["run"] for row in csv.DictReader(file)} <= {IDS[0], IDS[2]}
-        await it.press("delete")
-        await answer(it.pilot)
+        assert not it.panel.marked
+        await it.press("a", "delete")
+        await answer(it.pilot, "3", "enter")
         await until(it.pilot, lambda: not it.panel.lines)
-        assert "Deleted 3 runs. For a week: ltui restore RUN" in it.notices
+        assert await it.notice("Deleted 3 runs. u restores them; for a week: ltui restore")
 
 
 async def test_an_export_asks_before_it_replaces_a_file(home: Path) -> None:
@@ -195,8 +250,11 @@ async def test_an_export_asks_before_it_replaces_a_file(home: Path) -> None:
         later(it.app)
         await it.press("enter")
         assert "runs.json exists. Replace it?" in await it.question()
+        later(it.app)
         await it.press("enter")
         assert Path("runs.json").read_text() == "mine"
+        later(it.app)
+        await it.press("enter")
         await answer(it.pilot)
         await it.notice("Exported 2 runs")
         assert Path("runs.json").read_text() != "mine"
@@ -207,7 +265,8 @@ async def test_marked_runs_are_tagged_grouped_and_annotated(home: Path) -> None:
         marked = it.table.keys[:2]
         await it.press("space", "space", "T", *"+base,v2", "enter")
         assert await it.notice("base") == "Added base, v2 to 2 runs."
-        await it.press("T")
+        assert not it.panel.marked
+        await it.press("home", "space", "space", "T")
         await it.question(LabelQuestion)
         await it.press(*"-v2 b!d", "enter")
         assert isinstance(it.app.screen, LabelQuestion)
@@ -217,10 +276,10 @@ async def test_marked_runs_are_tagged_grouped_and_annotated(home: Path) -> None:
         await answer(it.pilot)
         await it.notice("Removed v2 from 2 runs.")
         later(it.app)
-        await it.press("G", *"sweep", "enter")
+        await it.press("home", "space", "space", "G", *"sweep", "enter")
         await it.notice("Set the group of 2 runs.")
         later(it.app)
-        await it.press("n", *"why not", "enter")
+        await it.press("home", "space", "space", "n", *"why not", "enter")
         await it.notice("Set the note of 2 runs.")
     labels = [read_labels(RunDir(home / "runs" / run_id)) for run_id in marked]
     assert labels == [RunLabels(tags=("base",), group="sweep", note="why not")] * 2
@@ -273,7 +332,7 @@ async def test_different_notes_and_groups_are_kept_unless_their_removal_is_confi
         assert stored() == texts
         later(it.app)
         await it.press("u")
-        await it.notice("There is no change of labels to undo.")
+        await it.notice("There is no change of labels and no deletion to undo.")
 
 
 async def test_an_undo_keeps_what_somebody_else_has_changed_since(home: Path) -> None:
@@ -324,7 +383,7 @@ async def test_a_deletion_names_the_runs_and_spares_those_that_the_filter_hides(
         names = [it.panel.lines[key].name for key in it.panel.shown_marks()]
         assert f"Delete 7 runs?\n{', '.join(names[:5])} and 2 more\n" in question
         assert "2 of them with a star." in question
-        assert question.endswith("\n2 marked runs are hidden by the filter and stay.")
+        assert "\n2 marked runs are hidden by the filter and stay." in question
         await it.press("escape")
         await until(it.pilot, lambda: it.app.screen is it.screen)
         # All marks are hidden: the keys act on the selected run.
@@ -363,7 +422,11 @@ async def test_several_runs_are_resumed_after_one_question(
             it.panel.lines[run_id] = replace(entry, summary=summary)
         it.screen.action_mark_all()
         it.screen.action_resume()
-        assert (await it.question()).startswith("Resume 2 runs, each from its last checkpoint?")
+        question = await it.question()
+        names = [it.panel.lines[run_id].name for run_id in it.panel.marked if run_id != IDS[2]]
+        first = "Resume 2 runs, each from its last checkpoint?"
+        assert question.startswith(f"{first}\n{', '.join(names)}\nThey all start now.\n")
+        assert question.endswith(f"\nNot resumed: {it.panel.lines[IDS[2]].name} (no checkpoint).")
         await answer(it.pilot)
         sentence = await it.notice("Resumed")
         assert sentence == f"Resumed 2 of 3 runs: not {IDS[0]} (no GPU is free)."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ class Clock:
     """Seconds that pass when a test says so."""
 
     def __init__(self) -> None:
-        self.now = 100.0
+        self.now = time.monotonic() + 100.0
 
     def __call__(self) -> float:
         return self.now
@@ -56,11 +57,70 @@ async def test_y_alone_answers_and_not_within_half_a_second(key: str, request_: 
         await pilot.press("y")
         assert app.screen is question
         clock.now += 1.0
-        await pilot.press(key, "s", "k", "enter", "space", "a", "ctrl+p")
+        await pilot.press("ctrl+p")
+        clock.now += 0.4
+        await pilot.press("y")
         assert app.screen is question
         assert app.asked == []
+        clock.now += 1.0
         await pilot.press("y")
         await until(pilot, lambda: app.asked == [request_])
+
+
+@pytest.mark.parametrize("other", ["k", "enter", "space", "a", "tab", "Y"])
+async def test_every_key_that_is_no_answer_answers_no(other: str) -> None:
+    app = OneRun(Script(frame()))
+    async with app.run_test(size=(100, 30)) as pilot:
+        screen = await shown(pilot, app)
+        await asked(pilot, "s")
+        await pilot.press(other)
+        assert app.screen is screen
+        later(app)
+        await pilot.press("y")
+    assert app.asked == []
+
+
+async def typed(pilot: Pilot[Any], clock: Clock, text: str, seconds: float) -> None:
+    """Type a text with so many seconds between its keys."""
+    for character in text:
+        await pilot.press({" ": "space", ";": "semicolon", "\n": "enter"}.get(character, character))
+        clock.now += seconds
+
+
+async def test_a_sentence_that_was_meant_for_another_window_stops_nothing() -> None:
+    app, clock = OneRun(Script(frame())), Clock()
+    async with app.run_test(size=(100, 30)) as pilot:
+        await shown(pilot, app)
+        app.clock = clock
+        await typed(pilot, clock, "loss is okay today", 0.15)
+    assert app.asked == []
+
+
+async def test_a_quick_q_after_ctrl_c_closes_ltui() -> None:
+    app, clock = OneRun(Script(frame())), Clock()
+    async with app.run_test(size=(100, 30)) as pilot:
+        await shown(pilot, app)
+        app.clock = clock
+        await asked(pilot, "ctrl+c")
+        clock.now += 0.1
+        await pilot.press("q")
+        await until(pilot, lambda: not app.is_running)
+    assert app.asked == []
+
+
+async def test_a_condition_to_stop_that_is_typed_at_once_schedules_nothing() -> None:
+    app, clock = OneRun(Script(frame())), Clock()
+    async with app.run_test(size=(100, 30)) as pilot:
+        await shown(pilot, app)
+        app.clock = clock
+        await pilot.press("S")
+        await until(pilot, lambda: isinstance(app.focused, Input))
+        clock.now += 0.1
+        await typed(pilot, clock, "1750\n", 0.1)
+        assert app.asked == []
+        clock.now += 1.0
+        await pilot.press("enter")
+        await until(pilot, lambda: app.asked == ["stop_when"])
 
 
 async def test_a_click_soon_after_the_question_appeared_is_no_answer() -> None:

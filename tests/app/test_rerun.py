@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from textual.pilot import Pilot
-from textual.widgets import Input, Select
+from textual.widgets import Input, Select, Static
 
 from ltui.app.launch.past_run import (
     FROM_CHECKPOINT,
@@ -39,7 +39,7 @@ from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import CheckpointInfo, RunState
 from ltui.training.store.history_writer import Batch, StoreWriter
 from ltui.training.store.run_directory import RunDir
-from tests.app.one_run import until
+from tests.app.one_run import later, until
 
 MACHINE = Machine(gpus=0, cores=8)
 EPOCHS = "trainer.max_epochs"
@@ -117,6 +117,8 @@ async def opened(pilot: Pilot[Any], app: LtuiApp, key: str) -> RerunScreen:
     await until(pilot, lambda: isinstance(app.screen, RerunScreen))
     screen = app.screen
     assert isinstance(screen, RerunScreen)
+    # What is typed at once starts nothing.
+    later(app)
     return screen
 
 
@@ -143,6 +145,36 @@ async def test_r_and_enter_resume_as_the_run_was(
         await until(pilot, lambda: app.screen is not screen)
 
 
+async def test_a_line_that_was_meant_for_a_shell_starts_nothing(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = Started(monkeypatch)
+    a_run(home)
+    app = LtuiApp(home)
+    async with app.run_test(size=(120, 40), notifications=True) as pilot:
+        await until(pilot, lambda: app.screen.query(RunsTable))
+        await until(pilot, lambda: app.screen.query_one(RunsTable).rows)
+        now = [app.clock() + 100.0]
+        app.clock = lambda: now[0]
+        await pilot.press("3", "r")
+        await until(pilot, lambda: isinstance(app.screen, RerunScreen))
+        screen = app.screen
+        assert isinstance(screen, RerunScreen)
+        title = str(screen.query_one("#question", Static).content)
+        assert title == "Resume: calm-fox"
+        await filled(pilot, screen)
+        for key in ("tab", "enter"):
+            now[0] += 0.15
+            await pilot.press(key)
+        assert any("keys came in one go" in n.message for n in app._notifications)
+        assert app.screen is screen
+        assert not started.resumed
+        # A short pause, and Enter counts.
+        now[0] += 0.75
+        await pilot.press("enter")
+        await until(pilot, lambda: started.resumed)
+
+
 async def test_a_key_does_not_hide_that_the_run_is_being_started(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,7 +193,7 @@ async def test_a_key_does_not_hide_that_the_run_is_being_started(
         field(screen, EPOCHS).query_one(Input).value = "9"
         await until(pilot, lambda: screen.checked is None)
         screen._check()
-        assert "starting …" in str(screen.query_one(LaunchLine).content)
+        assert str(screen.query_one(LaunchLine).content) == " ⏎ Resume   starting …"
         may_start.set()
         await until(pilot, lambda: app.screen is not screen)
 

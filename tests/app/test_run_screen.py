@@ -28,7 +28,7 @@ from ltui.widgets.header import RunHeader
 from ltui.widgets.log_view import LogLines, LogView
 from ltui.widgets.rank_table import RankTable
 from tests.app.frames import frame, log_lines, rank, snapshot
-from tests.app.one_run import OneRun, Script, answer, shown, until
+from tests.app.one_run import OneRun, Script, answer, later, shown, until
 
 FIVE = set(PANELS) - {DETAILS}
 
@@ -241,6 +241,7 @@ async def test_a_stop_for_later_is_typed_and_refused_where_it_means_nothing() ->
         assert "stops at step 500" in view_model.notes
         await pilot.press("S")
         await until(pilot, lambda: isinstance(app.screen, StopWhenScreen))
+        later(app)
         await pilot.press(*"soon", "enter")
         assert isinstance(app.screen, StopWhenScreen)
         assert app.asked == []
@@ -260,6 +261,7 @@ async def test_a_stop_for_later_is_typed_and_refused_where_it_means_nothing() ->
         # A name that was never logged is taken, as it may come, but pointed out.
         await pilot.press("S")
         await until(pilot, lambda: isinstance(app.screen, StopWhenScreen))
+        later(app)
         await pilot.press(*"los<1", "enter")
         await until(pilot, lambda: app.asked == ["stop_when", "stop_when"])
         assert app.confirmations[0] is None
