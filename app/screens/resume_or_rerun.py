@@ -32,7 +32,7 @@ from ltui.app.launch.past_run import (
 from ltui.app.panels.form_fields import FieldHint, Form, FormField, KnobField
 from ltui.app.panels.launch_line import LaunchLine
 from ltui.app.panels.worker_results import call_screen
-from ltui.app.presentation.snapshot_text import saved_when, weights_text
+from ltui.app.presentation.snapshot_text import SUPERSEDED, saved_when, weights_text
 from ltui.app.screens.dialog import TYPED_AT_ONCE, Dialog, ProblemScreen
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.preset_form import field_text
@@ -248,4 +248,6 @@ def _checkpoint_text(past: PastRun, info: CheckpointInfo) -> str:
         mark = weights_text(info)
     elif past.badness(info) is not None:
         mark = "after the first NaN"
+    elif info.superseded:
+        mark = SUPERSEDED
     return f"step {formats.count(info.global_step)}" + (f" ({mark})" if mark else "")

@@ -10,6 +10,7 @@ from ltui.app.launch.past_run import NEWEST, RESUME, Choice, PastRun, _as_preset
 from ltui.app.presentation.run_report import checkpoint_rows, show_lines
 from ltui.app.presentation.snapshot_text import newest_checkpoint_text
 from ltui.app.runs.run_json import run_document
+from ltui.app.screens.resume_or_rerun import _checkpoint_options
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.resume_run import replaced_steps
@@ -26,31 +27,35 @@ CHECKPOINTS = (
 )
 
 
-@pytest.mark.parametrize(
-    ("checkpoint", "sentence"),
-    [
-        (NEWEST, False),
-        ("step-50.ckpt", True),
-    ],
-)
-def test_the_form_names_the_steps_that_a_resume_replaces(
-    tmp_path: Path, checkpoint: str, sentence: bool
-) -> None:
+def past_run(folder: Path) -> PastRun:
     spec = RunSpec(
         id="a", name="a", created_at=1.0, cwd="/", python="python3", nproc=1, command=("train",)
     )
-    past = PastRun(
-        run_dir=RunDir(tmp_path),
+    older, newest, left = CHECKPOINTS
+    return PastRun(
+        run_dir=RunDir(folder),
         spec=spec,
         preset=_as_preset(spec),
-        checkpoints=tuple(reversed(CHECKPOINTS)),
+        checkpoints=(newest, left, older),
         last_step=92,
         state=RunState.STOPPED,
         attempt=2,
     )
+
+
+@pytest.mark.parametrize(("checkpoint", "sentence"), [(NEWEST, False), ("step-50.ckpt", True)])
+def test_the_form_names_the_steps_that_a_resume_replaces(
+    tmp_path: Path, checkpoint: str, sentence: bool
+) -> None:
     choice = Choice(mode=RESUME, checkpoint=checkpoint, texts={})
-    words = check_choice(past, choice, Machine()).words
+    words = check_choice(past_run(tmp_path), choice, Machine()).words
     assert ("Steps 51 to 92 are then no longer part of the run's curves." in words) == sentence
+
+
+def test_the_form_marks_a_checkpoint_that_the_run_has_left(tmp_path: Path) -> None:
+    newest, *others = _checkpoint_options(past_run(tmp_path))
+    assert newest == ("newest: step 92", NEWEST)
+    assert [text for text, _ in others] == ["step 242 (no longer part of the run)", "step 50"]
 
 
 def test_steps_are_replaced_only_after_the_step_of_the_checkpoint() -> None:
