@@ -160,6 +160,11 @@ class ComparedRun:
     def live(self) -> bool:
         return self.snapshot.state in LIVE
 
+    @property
+    def is_starting(self) -> bool:
+        """Whether the run may still report settings, as programs do before their first step."""
+        return self.live and not self.snapshot.global_step
+
     def line(self, metric: str, axis: str, smoothing: float = 0.0) -> Line | None:
         """Return a metric over an axis; None if the run does not have it."""
         curve = self.curves.get(metric)

@@ -55,7 +55,10 @@ class Comparison:
     @cached_property
     def colours(self) -> dict[str, int]:
         """The index of colour and sign of each run."""
-        return run_colours({run.id: run.colour for run in self.runs})
+        # A group is drawn with the sign of its first member.
+        grouped = {run_id for group in self.groups for run_id in group.runs[1:]}
+        leaders = {run.id for run in self.runs} - grouped
+        return run_colours({run.id: run.colour for run in self.runs}, leaders)
 
     def __post_init__(self) -> None:
         # Raises ``ProblemError`` if no run has a setting that the grouping names.
@@ -81,7 +84,12 @@ class Comparison:
     @cached_property
     def differing_settings(self) -> list[str]:
         """The names of the settings, and of the parts of the code, that are not the same."""
-        return differing([run.described for run in self.runs])
+        return differing([run.described for run in self.runs], self._starting)
+
+    @cached_property
+    def _starting(self) -> set[int]:
+        """The places of the runs whose settings are not all known yet."""
+        return {place for place, run in enumerate(self.runs) if run.is_starting}
 
     @cached_property
     def parameters(self) -> list[str]:
@@ -92,7 +100,8 @@ class Comparison:
             is_name = len(values) == len(self.runs) and None in map(number_of, values)
             return is_seed(name) or is_name
 
-        return sorted(differing([run.settings for run in self.runs]), key=says_little)
+        names = differing([run.settings for run in self.runs], self._starting)
+        return sorted(names, key=says_little)
 
     @cached_property
     def equal_settings(self) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -13,32 +13,37 @@ from ltui.training.problem import ProblemError
 from ltui.training.state.run_labels import MOST_COLOURS, RunLabels
 from ltui.training.store.labels_file import change_labels
 from ltui.training.store.run_directory import RunDir
-from ltui.widgets.charts.chart_options import COLOURS, sign_of
+from ltui.widgets.charts.chart_options import COLOURS, LINES, sign_of
 
 
-def run_colours(kept: Mapping[str, int | None]) -> dict[str, int]:
+def run_colours(kept: Mapping[str, int | None], leaders: Collection[str] = ()) -> dict[str, int]:
     """Return an index for each run, from which charts take the colour and the sign.
 
-    ``kept`` has the index of each run that was compared before; None for the others. Each of those
-    gets the index that its id gives, or the next one that no other run has, with a colour and a
-    sign that few have. The order of the runs changes nothing.
+    ``kept`` has the index of each run that was compared before; None for the others. A run keeps
+    its colour, and its sign unless another run here has it. Each of the others gets the index that
+    its id gives, or the next one with a sign and a colour that few have. The ``leaders`` of groups
+    choose first. Where there are more runs than signs, those with the same sign have different
+    lines (``dash_of``). The order of the runs changes nothing.
     """
-    colours = {run_id: index for run_id, index in kept.items() if index is not None}
+    colours: dict[str, int] = {}
     uses: Counter[object] = Counter()
-    for index in colours.values():
-        uses.update(_parts(index))
-    for run_id in sorted(kept.keys() - colours.keys()):
-        first = zlib.crc32(run_id.encode("utf-8", "replace"))
-        candidates = [(first + n) % MOST_COLOURS for n in range(MOST_COLOURS)]
-        index = min(candidates, key=lambda one: [uses[part] for part in _parts(one)])
-        colours[run_id] = index
-        uses.update(_parts(index))
+    for run_id in sorted(kept, key=lambda one: (one not in leaders, kept[one] is None, one)):
+        index = kept[run_id]
+        if index is None:
+            first = zlib.crc32(run_id.encode("utf-8", "replace"))
+            candidates = [(first + n) % MOST_COLOURS for n in range(MOST_COLOURS)]
+        else:
+            candidates = [(index + n * COLOURS) % MOST_COLOURS for n in range(COLOURS)]
+        chosen = min(candidates, key=lambda one: [uses[part] for part in _parts(one)])
+        line = uses["sign", sign_of(chosen)] % LINES
+        uses.update(_parts(chosen))
+        colours[run_id] = chosen + line * MOST_COLOURS
     return {run_id: colours[run_id] for run_id in kept}
 
 
 def _parts(index: int) -> tuple[object, ...]:
-    """Return what runs should not share, the most important first: all of it, colour, sign."""
-    return index, ("colour", index % COLOURS), ("sign", sign_of(index))
+    """Return what runs should not share, the most important first: sign, all of it, colour."""
+    return ("sign", sign_of(index)), index, ("colour", index % COLOURS)
 
 
 def keep_colours(
@@ -54,7 +59,9 @@ def keep_colours(
     def kept(run: ComparedRun) -> ComparedRun:
         def with_colour(labels: RunLabels) -> RunLabels:
             # Another dashboard may have been faster.
-            return labels if labels.colour is not None else replace(labels, colour=colours[run.id])
+            if labels.colour is not None:
+                return labels
+            return replace(labels, colour=colours[run.id] % MOST_COLOURS)
 
         if run.colour is None:
             with suppress(ProblemError):

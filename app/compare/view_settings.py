@@ -21,7 +21,7 @@ class ViewSettings:
     grouped: bool = False
     band: str = BANDS[0]
     reference: str | None = None
-    """Id of the pinned run; None for the first one."""
+    """Id of the pinned run; None for the first one that has a value of the metric."""
     hidden: frozenset[str] = frozenset()
     """Keys of runs and groups whose curves are not drawn."""
     opened: frozenset[str] = frozenset()
@@ -54,7 +54,11 @@ def chosen_metric(comparison: Comparison, settings: ViewSettings) -> str | None:
 def reference_id(comparison: Comparison, settings: ViewSettings) -> str:
     """Return the id of the run with which the others are compared."""
     pinned = settings.reference
-    return pinned if pinned in comparison.by_id else comparison.runs[0].id
+    if pinned in comparison.by_id:
+        return pinned
+    metric = chosen_metric(comparison, settings)
+    having = (run.id for run in comparison.runs if comparison.best_of(run, metric) is not None)
+    return next(having, comparison.runs[0].id)
 
 
 def shown_runs(comparison: Comparison, settings: ViewSettings) -> list[ComparedRun]:

@@ -55,9 +55,11 @@ class RunList:
         self._ended = self._index.read()
         self._heads: dict[str, str] | None = None
         self._stamps: dict[str, str] = {}
+        self._listed: dict[str, RunEntry] = {}
+        """The runs of the last ``poll`` by id."""
         self._slow_values = SlowValues(self._index)
         self.unread = 0
-        """Number of runs that the last ``poll`` did not list, because its time was over."""
+        """Number of runs that the last ``poll`` did not read, because its time was over."""
         self.incomplete = 0
         """Number of runs without all the values that the last ``complete`` was asked for."""
 
@@ -67,8 +69,9 @@ class RunList:
     def poll(self, limit_s: float | None = None) -> tuple[RunEntry, ...]:
         """Return live runs first, then the others, each group with the latest run first.
 
-        With ``limit_s``, runs that are not in the index are left out when so many seconds are
-        over; the next call continues with them.
+        With ``limit_s``, runs that are not in the index are not read when so many seconds are over;
+        the next call continues with them. Those of them that were listed before stay as they were,
+        so that no run vanishes from under a cursor.
         """
         deadline = None if limit_s is None else time.monotonic() + limit_s
         entries: list[RunEntry] = []
@@ -81,6 +84,7 @@ class RunList:
                 entries.append(known.entry)
             elif deadline is not None and changed and time.monotonic() > deadline:
                 self.unread += 1
+                entries += [self._listed[run_id]] if run_id in self._listed else []
             else:
                 read = self._read(run_id, stamp)
                 entries.append(read.entry)
@@ -93,6 +97,7 @@ class RunList:
             del self._ended[run_id]
         self._slow_values.forget(gone)
         self._index.write(changed, gone)
+        self._listed = {entry.id: entry for entry in entries}
         return tuple(sorted(entries, key=lambda entry: not entry.live))
 
     def complete(

@@ -95,7 +95,21 @@ def matching_names(names: Collection[str], key: str) -> list[str]:
     return [name for name in names if name.endswith(f".{key}") or fnmatchcase(name, key)]
 
 
-def differing(settings_of_runs: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return the names of the settings that are not the same in all runs, as they first appear."""
+def differing(
+    settings_of_runs: Sequence[Mapping[str, str]], incomplete: Collection[int] = ()
+) -> list[str]:
+    """Return the names of the settings that are not the same in all runs, as they first appear.
+
+    ``incomplete``: places of runs of which not everything is known yet. What these lack does not
+    count.
+    """
     names = dict.fromkeys(name for one in settings_of_runs for name in one)
-    return [name for name in names if len({one.get(name) for one in settings_of_runs}) > 1]
+
+    def values(name: str) -> set[str | None]:
+        return {
+            one.get(name)
+            for place, one in enumerate(settings_of_runs)
+            if name in one or place not in incomplete
+        }
+
+    return [name for name in names if len(values(name)) > 1]

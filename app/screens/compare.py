@@ -125,7 +125,7 @@ class CompareScreen(PanelScreen):
         name: name for name in ("curves", "runs", "settings", "parameters")
     }
     SCOPE = "compare"
-    ABOUT = "Each run keeps its colour and its sign on every screen."
+    ABOUT = "Each run keeps its colour, and its sign unless another run here has it."
     BINDINGS: ClassVar[list[BindingType]] = list(KEYS)
 
     def __init__(

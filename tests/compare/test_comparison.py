@@ -19,15 +19,17 @@ from ltui.app.compare.read_run import default_metrics, read_runs
 from ltui.app.compare.run_groups import Grouping, groups_of
 from ltui.app.compare.run_signs import keep_colours, run_colours
 from ltui.app.compare.settings_table import EQUAL, settings_table
-from ltui.app.compare.view_settings import ViewSettings
+from ltui.app.compare.view_settings import ViewSettings, reference_id
 from ltui.app.runs.run_settings import command_settings, is_seed
 from ltui.training.lifecycle.recover_runs import current_snapshot
 from ltui.training.problem import ProblemError
+from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.code_record import CodeRecord, write_record
 from ltui.training.store.labels_file import change_labels, read_labels
 from ltui.training.store.run_directory import RunDir
-from ltui.widgets.charts.chart_options import COLOURS, MARKERS, sign_of
+from ltui.widgets.charts.chart_options import COLOURS, MARKERS, dash_of, sign_of
 from tests.compare.stored_runs import EPOCH, accuracies, config, losses, write_run, write_seeds
+from tests.required import required
 
 LOSS = "train/loss"
 
@@ -232,13 +234,44 @@ def test_a_run_keeps_its_colour_in_every_later_comparison(comparisons: list[set[
     kept: dict[str, int] = {}
     for run_ids in comparisons:
         colours = run_colours({run_id: kept.get(run_id) for run_id in run_ids})
-        assert all(colours[run_id] == kept[run_id] for run_id in run_ids & kept.keys())
-        # Only two runs that were first compared with others can have the same colour and sign.
-        new = [colours[run_id] for run_id in run_ids - kept.keys()]
-        old = [colours[run_id] for run_id in run_ids & kept.keys()]
-        assert len(set(new)) == len(new)
-        assert not set(new) & set(old)
-        kept |= colours
+        assert all((colours[one] - kept[one]) % COLOURS == 0 for one in run_ids & kept.keys())
+        # Only the sign of a run that meets another one with its sign is a different one.
+        signs = [sign_of(kept[one]) for one in run_ids & kept.keys()]
+        assert all(
+            colours[one] == kept[one]
+            for one in run_ids & kept.keys()
+            if signs.count(sign_of(kept[one])) == 1
+        )
+        assert len({sign_of(colour) for colour in colours.values()}) == len(run_ids)
+        kept = colours | kept
+
+
+def test_runs_with_the_same_sign_from_earlier_comparisons_differ_without_colour() -> None:
+    colours = run_colours({"first-0001": 2, "second-0002": 2 + COLOURS * 8 - COLOURS, "third": 2})
+    assert len({sign_of(colour) for colour in colours.values()}) == 3
+    # A group is told by the sign of its first member, which chooses first.
+    assert sign_of(run_colours({"a": 5, "b": 5}, {"b"})["b"]) == sign_of(5)
+    # There are eight signs; then the lines differ.
+    many = run_colours(dict.fromkeys(map(str, range(32))))
+    shown = {(sign_of(c), dash_of(c, dashes=False)) for c in many.values()}
+    assert len(shown) == 32
+
+
+def test_a_run_that_has_just_started_counts_neither_as_different_nor_as_the_reference(
+    tmp_path: Path,
+) -> None:
+    """What it has not reported yet is not known, and it has no value to compare others with."""
+    first, second = compared(write_seeds(tmp_path)[:2]).runs
+    snapshot = replace(first.snapshot, id="new-0009", state=RunState.RUNNING, global_step=None)
+    new = replace(first, snapshot=snapshot, settings={}, code={}, curves={}, metrics={})
+    them = Comparison(runs=(first, second), metrics=(LOSS,))
+    all_of_them = Comparison(runs=(new, first, second), metrics=(LOSS,))
+    assert all_of_them.differing_settings == them.differing_settings
+    assert all_of_them.parameters == them.parameters
+    assert reference_id(all_of_them, ViewSettings()) == first.id
+    later = replace(new, snapshot=replace(snapshot, global_step=5))
+    runs = (later, first, second)
+    assert len(Comparison(runs=runs, metrics=(LOSS,)).differing_settings) > 1
 
 
 def test_colours_are_stored_even_if_another_dashboard_was_faster(tmp_path: Path) -> None:
@@ -251,9 +284,11 @@ def test_colours_are_stored_even_if_another_dashboard_was_faster(tmp_path: Path)
     assert first[1].colour == 63
     assert [run.colour for run in first] == [read_labels(run).colour for run in runs]
     assert read_labels(runs[0]).tags == ("base",)
-    # Later comparisons, also with fewer runs, show the same.
+    # Later comparisons, also with fewer runs, show the same; of two equal signs one is another.
     again = compared(runs[1:])
-    assert again.colours == {run.id: run.colour for run in first[1:]}
+    kept = [required(run.colour) for run in first[1:]]
+    assert [colour % COLOURS for colour in again.colours.values()] == [c % COLOURS for c in kept]
+    assert len(set(map(sign_of, again.colours.values()))) == len(kept)
     assert keep_colours(again.runs, runs) == again.runs
 
 

@@ -201,6 +201,21 @@ def test_without_an_index_runs_are_shown_as_they_are_read(opened: Callable[[], R
     assert runs.unread == 0
 
 
+def test_a_run_that_is_not_read_in_time_stays_in_the_list_as_it_was(
+    home: Path, opened: Callable[[], RunList]
+) -> None:
+    """The cursor would move to another run if its run were gone for a moment."""
+    runs = opened()
+    assert len(runs.poll()) == 3
+    for run_id in IDS:
+        change_labels(RunDir(home / "runs" / run_id), lambda labels: replace(labels, star=True))
+    entries = runs.poll(0.0)
+    assert {entry.id for entry in entries} == set(IDS)
+    assert sum(entry.labels.star for entry in entries) == 1
+    assert runs.unread == 2
+    assert all(entry.labels.star for entry in runs.poll())
+
+
 def test_a_home_that_cannot_be_written_is_listed(
     home: Path, opened: Callable[[], RunList], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,8 @@ MARKERS = "●■▲◆○□△◇"
 """Signs at a curve's end and in the legend, which identify curves without colour."""
 COLOURS = len(MARKERS)
 """Number of series colours of each palette."""
+LINES = 4
+"""Number of line styles: whole, and with gaps after one, two or three pairs of columns."""
 INK_TEXT, INK_DIM, INK_FAINT, INK_CURSOR, INK_SERIES = 0, 1, 2, 3, 4
 """Style indices of the canvas. INK_SERIES is the first series colour; faint variants follow."""
 
@@ -40,6 +42,15 @@ def ink_of(series: ChartSeries, *, faint: bool = False) -> int:
 def marker_of(series: ChartSeries) -> str:
     """Return the sign of a series for the legend and its end."""
     return "·" if series.dim else sign_of(series.colour)
+
+
+def dash_of(colour: int, *, dashes: bool) -> int:
+    """Return the dash of a curve (``braille.line``).
+
+    Every 64 indices, colours and signs repeat, and the line is another one. With ``dashes`` the
+    lines of different colours differ, too.
+    """
+    return (colour // COLOURS**2 + (colour if dashes else 0)) % LINES
 
 
 def sign_of(colour: int) -> str:

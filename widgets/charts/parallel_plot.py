@@ -13,7 +13,14 @@ from rich.cells import cell_len
 
 from ltui.widgets.charts import braille
 from ltui.widgets.charts.canvas import Canvas
-from ltui.widgets.charts.chart_options import COLOURS, INK_DIM, INK_SERIES, INK_TEXT, sign_of
+from ltui.widgets.charts.chart_options import (
+    COLOURS,
+    INK_DIM,
+    INK_SERIES,
+    INK_TEXT,
+    dash_of,
+    sign_of,
+)
 from ltui.widgets.columns import shortened
 
 MIN_SPACING = 12
@@ -178,7 +185,7 @@ def _draw_line(
 ) -> None:
     at = 2.0 * np.array(area.columns)
     dot = 1.0 / max(1, 4 * area.height - 1)
-    dash = line.colour % 4 if dashes else 0
+    dash = dash_of(line.colour, dashes=dashes)
     codes = None
     for shift in (0.0, -dot) if thick else (0.0,):
         y = np.clip(np.array(line.places) + shift, 0.0, 1.0)

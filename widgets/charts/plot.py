@@ -26,7 +26,14 @@ from ltui.widgets.charts.axis_scale import (
     visible_range,
 )
 from ltui.widgets.charts.canvas import Canvas
-from ltui.widgets.charts.chart_options import INK_DIM, INK_FAINT, ChartOptions, ink_of, marker_of
+from ltui.widgets.charts.chart_options import (
+    INK_DIM,
+    INK_FAINT,
+    ChartOptions,
+    dash_of,
+    ink_of,
+    marker_of,
+)
 from ltui.widgets.charts.legend import draw_legend, value_at, value_text
 from ltui.widgets.charts.x_axis import (
     MARGIN,
@@ -321,7 +328,7 @@ def _draw_curves(canvas: Canvas, layout: Layout, options: ChartOptions) -> None:
             dots = braille.band(curve.low, curve.high, *size)
             canvas.blit(area.left, area.top, dots, ink_of(curve.series, faint=True))
     for curve in order:
-        dash = curve.series.colour % 4 if options.dashes else 0
+        dash = dash_of(curve.series.colour, dashes=options.dashes)
         dots = braille.line(curve.line, *size, dash=dash, thin=curve.series.dim)
         ink = ink_of(curve.series, faint=curve.series.dim)
         canvas.blit(area.left, area.top, dots, ink)
