@@ -394,8 +394,10 @@ class CompareScreen(PanelScreen):
         """Copy or save what the left side shows; a chart in focus does that by itself."""
         if self.query_one("#parameters").display:
             self.query_one(ParallelChart).action_export(form)
+        elif charts := self.query_one(MetricGrid).charts:
+            charts[0].action_export(form)
         else:
-            self.query_one(MetricGrid).charts[0].action_export(form)
+            self.notify("No chart is shown.", severity="warning")
 
     def action_value(self) -> None:
         value = "final" if self.settings.value == "best" else "best"

@@ -14,6 +14,7 @@ from ltui.app.compare.comparison import Comparison
 from ltui.app.keys.command_palette import read_places
 from ltui.app.keys.footer import KeyFooter
 from ltui.app.panels.comparison_table import ComparisonTable
+from ltui.app.panels.metric_grid import MetricGrid
 from ltui.app.panels.tab_bar import TabBar
 from ltui.app.screens.compare import CompareScreen
 from ltui.app.screens.metric_chooser import MetricChooser
@@ -290,6 +291,19 @@ async def test_parameters_and_charts_are_copied_and_saved(
     files = sorted(path.name for path in tmp_path.glob("*.svg"))
     assert files == ["ltui-parameters-best-train-loss.svg", "ltui-train-loss.svg"]
     assert "brave-owl" in (tmp_path / files[0]).read_text()
+
+
+async def test_the_key_that_saves_a_chart_does_no_harm_before_there_is_one(
+    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with opened.app.run_test(size=BIG) as pilot:
+        await opened.ready(pilot)
+        opened.screen.query_one(MetricGrid).show([])
+        await pilot.press("n", "w")
+        messages = (notice.message for notice in opened.app._notifications)
+        assert "No chart is shown." in messages
+    assert not list(tmp_path.glob("*.svg"))
 
 
 async def test_other_metrics_are_chosen_from_the_list(opened: Opened) -> None:
