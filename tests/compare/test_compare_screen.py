@@ -299,10 +299,11 @@ async def test_the_key_that_saves_a_chart_does_no_harm_before_there_is_one(
     monkeypatch.chdir(tmp_path)
     async with opened.app.run_test(size=BIG) as pilot:
         await opened.ready(pilot)
-        opened.screen.query_one(MetricGrid).show([])
-        await pilot.press("n", "w")
-        messages = (notice.message for notice in opened.app._notifications)
-        assert "No chart is shown." in messages
+        with monkeypatch.context() as patch:
+            patch.setattr(MetricGrid, "charts", [])
+            opened.screen.action_export("svg")
+        shown = opened.app._notifications
+        await until(pilot, lambda: [n.message for n in shown] == ["No chart is shown."])
     assert not list(tmp_path.glob("*.svg"))
 
 
