@@ -295,14 +295,14 @@ def resume(options: Namespace) -> int:
 def _checkpoint_to_resume(run_dir: RunDir, step: int) -> Path:
     """Return the checkpoint of ``--from STEP``. Say which steps it replaces, and warn if its
     weights are not good."""
-    from ltui.training.lifecycle.resume_run import checkpoint_of_step, last_step, replaced_steps
+    from ltui.training.lifecycle.resume_run import checkpoint_of_step, replaced_steps
     from ltui.training.lifecycle.run_status import nan_step
     from ltui.training.state.good_checkpoints import badness
 
     checkpoint = checkpoint_of_step(run_dir, step, f"--from {step}")
     if (reason := badness(checkpoint, nan_step(run_dir))) is not None:
         sys.stderr.write(f"Warning: the checkpoint of step {step} {reason}.\n")
-    if (sentence := replaced_steps(last_step(run_dir), step)) is not None:
+    for sentence in replaced_steps(run_dir, [checkpoint]).values():
         print(sentence, flush=True)
     return Path(checkpoint.path)
 

@@ -7,7 +7,7 @@ import shlex
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +59,8 @@ class PastRun:
     is a good one."""
     nan_since: int | None = None
     """Step since which the loss is NaN."""
-    last_step: int = 0
-    """Last step of the run's curves; 0 if there is none."""
+    replaced: Mapping[str, str] = field(default_factory=dict)
+    """Path of a checkpoint -> sentence about the steps that a resume from it replaces."""
     state: RunState
     attempt: int
     changed: tuple[str, ...] = ()
@@ -108,7 +108,7 @@ def read_past_run(run_dir: RunDir) -> PastRun:
     """Read a run's specification and checkpoints. Raises ``ProblemError``. Call it in a thread."""
     # Imported here: the screens import this module when ltui starts.
     from ltui.training.lifecycle.engine_start_checks import check_not_imported
-    from ltui.training.lifecycle.resume_run import last_step
+    from ltui.training.lifecycle.resume_run import replaced_steps
 
     spec = run_dir.read_spec()
     check_not_imported(spec)
@@ -123,7 +123,7 @@ def read_past_run(run_dir: RunDir) -> PastRun:
         preset=_as_preset(spec),
         checkpoints=tuple(ordered),
         nan_since=since,
-        last_step=last_step(run_dir),
+        replaced=replaced_steps(run_dir, ordered),
         state=snapshot.state,
         attempt=snapshot.attempt,
         changed=_changed_settings(run_dir) if snapshot.attempt > 1 else (),
@@ -245,11 +245,7 @@ def _summary(past: PastRun, choice: Choice, document: Document, machine: Machine
     if past.spec.config is not None:
         start = f"{start}: {launch_summary(document, machine, past.spec.nproc)}"
     if choice.mode == RESUME and choice.checkpoint != NEWEST and checkpoint is not None:
-        # Imported here, as in ``read_past_run``.
-        from ltui.training.lifecycle.resume_run import replaced_steps
-
-        if (sentence := replaced_steps(past.last_step, checkpoint.global_step)) is not None:
-            return f"{start}. {sentence}"
+        return ". ".join(t for t in (start, past.replaced.get(checkpoint.path)) if t)
     return start
 
 

@@ -13,7 +13,6 @@ from ltui.app.runs.run_json import run_document
 from ltui.app.screens.resume_or_rerun import _checkpoint_options
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.run_spec import RunSpec
-from ltui.training.lifecycle.resume_run import replaced_steps
 from ltui.training.state.run_snapshot import CheckpointInfo, RunState
 from ltui.training.store.run_directory import RunDir
 from tests.app.frames import NOW, rank, snapshot
@@ -37,7 +36,7 @@ def past_run(folder: Path) -> PastRun:
         spec=spec,
         preset=_as_preset(spec),
         checkpoints=(newest, left, older),
-        last_step=92,
+        replaced={older.path: "Steps 51 to 92 are gone."},
         state=RunState.STOPPED,
         attempt=2,
     )
@@ -49,18 +48,13 @@ def test_the_form_names_the_steps_that_a_resume_replaces(
 ) -> None:
     choice = Choice(mode=RESUME, checkpoint=checkpoint, texts={})
     words = check_choice(past_run(tmp_path), choice, Machine()).words
-    assert ("Steps 51 to 92 are then no longer part of the run's curves." in words) == sentence
+    assert words.endswith(". Steps 51 to 92 are gone.") == sentence
 
 
 def test_the_form_marks_a_checkpoint_that_the_run_has_left(tmp_path: Path) -> None:
     newest, *others = _checkpoint_options(past_run(tmp_path))
     assert newest == ("newest: step 92", NEWEST)
     assert [text for text, _ in others] == ["step 242 (no longer part of the run)", "step 50"]
-
-
-def test_steps_are_replaced_only_after_the_step_of_the_checkpoint() -> None:
-    assert replaced_steps(50, 50) is None
-    assert replaced_steps(51, 50) == "Step 51 is then no longer part of the run's curves."
 
 
 def test_every_text_names_the_checkpoint_that_a_resume_takes() -> None:

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from ltui.training.lifecycle.resume_run import replaced_steps
 from ltui.training.shared.checkpoint_files import checkpoint_name
 from ltui.training.state.good_checkpoints import newest_checkpoint
 from ltui.training.state.run_snapshot import MetricValue
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.history_writer import Batch, Sample, StoreWriter
-from ltui.training.store.run_checkpoints import choose_checkpoint, list_checkpoints
+from ltui.training.store.run_checkpoints import choose_checkpoint, list_checkpoints, saved_by
 from ltui.training.store.run_directory import RunDir
 from ltui.training.store.stored_values import StoredValues
 from tests.store.histories import begin, run_dir, steps, write
@@ -128,3 +129,36 @@ def test_a_resume_takes_the_newest_checkpoint_of_the_steps_that_count(
     assert chosen is not None
     assert shown is not None
     assert (chosen.global_step, shown.global_step) == (newest, newest)
+
+
+def test_a_resume_from_a_checkpoint_that_the_run_had_left_returns_to_its_steps(
+    tmp_path: Path,
+) -> None:
+    """The steps of the attempt between the two are no longer part of the run."""
+    run = run_dir(tmp_path)
+    for attempt, step in ((1, 50), (1, 242), (2, 92)):
+        saved(run, attempt, step, float(step))
+    store = StoreWriter(run.db_path)
+    begin(store)
+    write(store, 1, [steps(1, 250)])
+    begin(store, 2, resumed_step=50)
+    write(store, 2, [steps(51, 92, factor=-1.0)])
+    listed = {c.global_step: c for c in list_checkpoints(run.checkpoints_dir)}
+    sentences = replaced_steps(run, listed.values())
+    expected = "Steps 51 to 92 are then no longer part of the run's curves."
+    assert sentences == {listed[50].path: expected, listed[242].path: expected}
+
+    parent = saved_by(Path(listed[242].path))
+    store.begin_attempt(
+        3, started_at=1.0, boot_id="b", resumed_path=None, resumed_step=242, parent=parent
+    )
+    loss = stored(store, 3)[0][None]
+    assert (loss.best_min, loss.best_max, loss.step) == (1, 242, 242)
+    write(store, 3, [steps(243, 260)])
+    store.close()
+    with RunStore(run) as history:
+        rows = [row.value for row in history.export(["train/loss"])]
+        assert history.last_step() == 260
+    assert rows == list(range(1, 261))
+    left = [c.global_step for c in list_checkpoints(run.checkpoints_dir) if c.superseded]
+    assert left == [92]

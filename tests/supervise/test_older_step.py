@@ -38,10 +38,10 @@ def test_only_the_steps_that_the_run_still_has_count(
     runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gate = tmp_path / "gate"
-    gate.touch()
     options = ("--save-every", "20", "--pause", "0.01", "--gate", str(gate), "--gate-at", "20")
-    run = runs.training(*options, step=45)
-    runs.order(run, "stop")
+    run = runs.training(*options, step=20)
+    runs.order(run, "stop_when", conditions=[{"kind": "step", "step": 45}])
+    gate.touch()
     stopped = runs.ended(run)
     every = losses(run)
     assert_values(stopped, every)

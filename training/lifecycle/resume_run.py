@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from ltui.training.config.run_spec import RunSpec
@@ -25,6 +26,7 @@ from ltui.training.lifecycle.start_supervisor import (
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.identity import lock_holder
 from ltui.training.state.run_snapshot import LIVE, CheckpointInfo, RunState
+from ltui.training.store.export_rows import first_replaced_step
 from ltui.training.store.find_run import find_run
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_checkpoints import (
@@ -83,25 +85,25 @@ def checkpoint_of_step(
     )
 
 
-def last_step(run_dir: RunDir) -> int:
-    """Return the last step of the run's curves; 0 if there is none."""
+def replaced_steps(run_dir: RunDir, checkpoints: Iterable[CheckpointInfo]) -> dict[str, str]:
+    """Return a sentence for each checkpoint from which a resume takes steps from the curves.
+
+    The keys are the paths of the checkpoints.
+    """
     try:
         with RunStore(run_dir) as store:
-            return store.last_step()
+            last, spans = store.last_step(), store.spans()
     except ProblemError:
-        return 0
-
-
-def replaced_steps(last_step: int, step: int) -> str | None:
-    """Return a sentence about the steps that a resume from ``step`` takes from the curves.
-
-    ``last_step`` is the last step of the curves. None if there are no such steps.
-    """
-    if last_step <= step:
-        return None
-    first = step + 1
-    steps = f"Steps {first} to {last_step} are" if first < last_step else f"Step {first} is"
-    return f"{steps} then no longer part of the run's curves."
+        return {}
+    sentences = {}
+    for checkpoint in checkpoints:
+        first = checkpoint.global_step + 1
+        if checkpoint.superseded and checkpoint.attempt is not None:
+            first = min(first, first_replaced_step(spans, checkpoint.attempt))
+        if first <= last:
+            steps = f"Steps {first} to {last} are" if first < last else f"Step {first} is"
+            sentences[checkpoint.path] = f"{steps} then no longer part of the run's curves."
+    return sentences
 
 
 def _parse(home: Path, text: str) -> tuple[RunDir, int | None]:

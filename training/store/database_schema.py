@@ -35,7 +35,8 @@ TABLES = f"""
 CREATE TABLE attempts (
     attempt INTEGER PRIMARY KEY,
     started_at REAL, ended_at REAL, state TEXT, detail TEXT, exit_code INTEGER,
-    resumed_path TEXT, resumed_step INTEGER, boot_id TEXT, changes TEXT, reason TEXT
+    resumed_path TEXT, resumed_step INTEGER, boot_id TEXT, changes TEXT, reason TEXT,
+    parent INTEGER
 );
 CREATE TABLE snapshot (id INTEGER PRIMARY KEY CHECK (id = 1), taken_at REAL, document TEXT);
 CREATE TABLE cursors (
@@ -96,7 +97,7 @@ CREATE TABLE gaps (
 
 
 ADDED_COLUMNS = {
-    "attempts": {"changes": "TEXT", "reason": "TEXT"},
+    "attempts": {"changes": "TEXT", "reason": "TEXT", "parent": "INTEGER"},
     "cursors": {"combined": "INTEGER"},
     "samples": {
         "n": "INTEGER", "low": "REAL", "high": "REAL", "last": "REAL", "first_step": "INTEGER"

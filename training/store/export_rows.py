@@ -33,22 +33,26 @@ def spans(connection: sqlite3.Connection, begun: int | None = None) -> list[Span
     """Return the attempts with steps that count, first to last.
 
     An attempt replaces the earlier steps after its checkpoint only once it has trained a step
-    itself. ``begun`` is an attempt that counts as if it had: it is live, and about to train as an
-    earlier one.
+    itself. Its parent is the attempt that saved the checkpoint, by default the one before; the
+    attempts between the two have no steps that count. ``begun`` is an attempt that counts as if it
+    had trained: it is live, and about to train as an earlier one.
     """
     rows = connection.execute(
-        "SELECT a.attempt, a.resumed_step, "
+        "SELECT a.attempt, a.resumed_step, a.parent, "
         "EXISTS (SELECT 1 FROM steps s WHERE s.attempt = a.attempt) "
         "OR EXISTS (SELECT 1 FROM step_windows w WHERE w.attempt = a.attempt) "
         "FROM attempts a ORDER BY a.attempt DESC"
     ).fetchall()
-    trains = any(trained for _, _, trained in rows)
+    trains = any(trained for *_, trained in rows)
     spans_newest_first: list[Span] = []
-    last_step_that_counts = _UNBOUNDED
-    for attempt, resumed_step, trained in rows:
+    last_step_that_counts = newest_that_counts = _UNBOUNDED
+    for attempt, resumed_step, parent, trained in rows:
+        if attempt > newest_that_counts:
+            continue
         spans_newest_first.append(Span(attempt, last_step_that_counts))
         if (trained or (trains and attempt == begun)) and attempt > 1:
             last_step_that_counts = min(last_step_that_counts, resumed_step or 0)
+            newest_that_counts = attempt - 1 if parent is None else parent
     return [span for span in reversed(spans_newest_first) if span.last_step > 0]
 
 

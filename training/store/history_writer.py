@@ -168,18 +168,19 @@ class StoreWriter:
         resumed_step: int | None,
         changes: Sequence[str] = (),
         reason: str | None = None,
+        parent: int | None = None,
     ) -> None:
         """Record the start of an attempt.
 
         ``changes`` are the settings that ``--set`` changed since the previous attempt. ``reason``
-        is given for an automatic restart.
+        is given for an automatic restart. ``parent`` is the attempt that saved the checkpoint.
         """
         self._connection.execute(
             "INSERT OR IGNORE INTO attempts (attempt, started_at, state, resumed_path, "
-            "resumed_step, boot_id, changes, reason) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            "resumed_step, boot_id, changes, reason, parent) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 attempt, started_at, RunState.STARTING.value, resumed_path, resumed_step, boot_id,
-                json.dumps(list(changes)), reason,
+                json.dumps(list(changes)), reason, parent,
             ),
         )  # fmt: skip
 

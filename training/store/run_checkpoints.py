@@ -60,6 +60,12 @@ def _stored_spans(folder: Path) -> Sequence[Span]:
         return ()
 
 
+def saved_by(path: Path) -> int | None:
+    """Return the attempt that saved a checkpoint; None if its manifest does not say so."""
+    info = _read_manifest(Path(f"{path}.json"))
+    return None if info is None else info.attempt
+
+
 def verify(info: CheckpointInfo) -> CheckpointInfo:
     """Return ``info`` with ``ok`` set from size and checksum; this reads the whole checkpoint."""
     return replace(info, ok=damage_of(info) is None)

@@ -38,7 +38,7 @@ from ltui.training.store.database_schema import damaged_error
 from ltui.training.store.history_writer import StoreWriter
 from ltui.training.store.open_history import open_history
 from ltui.training.store.private_folder import make_private_folders
-from ltui.training.store.run_checkpoints import remove_unfinished
+from ltui.training.store.run_checkpoints import remove_unfinished, saved_by
 from ltui.training.store.run_directory import (
     RunDir,
     is_hard_linked,
@@ -154,6 +154,7 @@ def _record_attempt(
         resumed_step=plan.resume_step,
         changes=plan.changes,
         reason=plan.restarted_because,
+        parent=None if plan.resume_from is None else saved_by(plan.resume_from),
     )
     if missing is not None:
         store.record_missing_part(attempt, missing)
