@@ -100,6 +100,15 @@ def test_dropped_values_of_a_program_without_steps_are_counted(run: RunFolder) -
     assert note["text"].startswith("5 calls that log values were dropped")
 
 
+def test_lines_that_are_too_long_to_be_read_are_an_event(run: RunFolder) -> None:
+    environment = {**os.environ, **run.environment(), "LTUI_METRICS_PATTERN": "pairs"}
+    environment["PYTHONPATH"] = str(install_rank_package(run.path))
+    program = "import torch; print('x' * 1001); print('y' * 1001); print('loss 0.5')"
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=300)
+    (note,) = run.events("note")
+    assert note["text"] == "The metrics pattern skips printed lines of more than 1,000 characters."
+
+
 @pytest.mark.parametrize("trains", [True, False])
 def test_keras_with_torch_as_its_backend_is_named(
     run: RunFolder, tmp_path: Path, trains: bool
