@@ -31,6 +31,16 @@ class PlainText:
         return getattr(self._stream, name)
 
 
+def refuse_existing(path: str | None, *, force: bool) -> None:
+    """Raise ``ProblemError`` if ``path`` is a file, which would be replaced, unless ``force``."""
+    if path not in (None, "-") and not force and Path(path or "").is_file():
+        raise ProblemError.of(
+            where=f"-o {path}",
+            what="the file exists already.",
+            remedy="Replace it with --force, or choose another name.",
+        )
+
+
 @contextmanager
 def output(path: str | None) -> Iterator[TextIO]:
     """Yield standard output, or a file that appears under its name only when it is complete."""

@@ -11,7 +11,7 @@ from ltui.app.diagnosis.diagnosis_view import DiagnosisContext, diagnosis_view_m
 from ltui.app.diagnosis.request_diagnosis import DiagnosisResult, request_diagnosis
 from ltui.app.diagnosis.text_report import WIDTH, report
 from ltui.app.exit_codes import EXIT_DONE
-from ltui.app.output_file import output, print_json
+from ltui.app.output_file import output, print_json, refuse_existing
 from ltui.training.store.find_run import find_run
 from ltui.training.store.run_directory import ltui_home
 from ltui.widgets.sanitise import clean_line
@@ -22,6 +22,7 @@ NARROWEST, WIDEST = 60, 140
 
 def diagnose(options: Namespace) -> int:
     """Run ``ltui diagnose RUN``."""
+    refuse_existing(options.output, force=options.force)
     result = request_diagnosis(find_run(ltui_home(), options.run))
     with output(options.output) as stream:
         if options.json:

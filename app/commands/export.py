@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ltui.app.exit_codes import EXIT_DONE
+from ltui.app.output_file import refuse_existing
 from ltui.app.runs.export_formats import FOLDER_FORMAT, PRINTED_FORMATS
 from ltui.app.runs.export_runs import export_runs, folder_errors, metrics_to_export
 from ltui.training.problem import ProblemError
@@ -32,6 +33,7 @@ def export(options: Namespace) -> int:
             what="this format cannot be printed.",
             remedy=f"Name a {'folder' if options.to == FOLDER_FORMAT else 'file'} with -o.",
         )
+    refuse_existing(options.output, force=options.force)
     runs = {run.id: run for run in find_runs(ltui_home(to_write=False), options.run)}
     if options.follow:
         return _follow(options, list(runs.values()))

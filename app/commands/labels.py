@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,9 +18,10 @@ from ltui.training.state.run_labels import (
     new_labels,
     with_tags,
 )
-from ltui.training.store.find_run import find_runs
+from ltui.training.store.find_run import find_runs, name_note
 from ltui.training.store.labels_file import change_labels, files_at_launch, read_labels
-from ltui.training.store.run_directory import given_name, ltui_home
+from ltui.training.store.run_directory import given_name, list_runs, ltui_home
+from ltui.widgets.sanitise import clean_line
 
 
 def tag(options: Namespace) -> int:
@@ -64,11 +66,17 @@ def note(options: Namespace) -> int:
 def rename(options: Namespace) -> int:
     """Run ``ltui rename RUN NAME``."""
     name = checked_name(options.name, "NAME")
-    return _print(
+    renamed = find_runs(ltui_home(to_write=True), options.runs)
+    status = _print(
         options,
         lambda labels: labels.name or "named by its id",
         lambda labels: replace(labels, name=name),
     )
+    runs = list_runs(ltui_home(to_write=False))
+    for run_dir in renamed:
+        if note := name_note(runs, run_dir, name):
+            sys.stderr.write(f"Note: {clean_line(note)}\n")
+    return status
 
 
 def star(options: Namespace) -> int:

@@ -543,6 +543,7 @@ def _add_inspection_commands(add: AddCommand) -> None:
         metavar="FILE",
         help="write the report to a file, for example for a bug report",
     )
+    add_flag(diagnose, "--force", "replace the file if it exists")
     logs = add("logs", "logs:print_logs", "print the logs of a run", _LOGS_EPILOG)
     _add_run_argument(logs)
     logs.add_argument(
@@ -607,9 +608,9 @@ def _add_control_commands(add: AddCommand) -> None:
     _add_run_argument(
         add("checkpoint", "stop_and_pause:checkpoint", "save a checkpoint now and keep training")
     )
-    delete = add("delete", "prune:delete", "move a run to the bin, where it can be restored")
-    _add_run_argument(delete)
-    add_flag(delete, "--now", "remove it for ever, with its history, logs and checkpoints")
+    delete = add("delete", "prune:delete", "move runs to the bin, where they can be restored")
+    delete.add_argument("runs", metavar="RUN", nargs="+", help=RUN_HELP)
+    add_flag(delete, "--now", "remove them for ever, with history, logs and checkpoints")
     add_flag(delete, "--dry-run", "only print what would be deleted, with its disk use")
 
 

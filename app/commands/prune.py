@@ -1,4 +1,4 @@
-"""``ltui delete``, ``prune`` and ``restore``: one run, those that match a filter, and the bin."""
+"""``ltui delete``, ``prune`` and ``restore``: runs by name, those that match a filter, the bin."""
 
 from __future__ import annotations
 
@@ -13,43 +13,57 @@ from ltui.app.runs.run_entry import RunEntry
 from ltui.app.runs.run_list import RunList
 from ltui.training.lifecycle.delete_runs import CLEAN_S, empty_bin, remove
 from ltui.training.lifecycle.delete_runs import delete as delete_run
-from ltui.training.problem import ProblemError
+from ltui.training.problem import Problem, ProblemError
 from ltui.training.store.disk_use import disk_use
-from ltui.training.store.find_run import find_run
+from ltui.training.store.find_run import find_runs
 from ltui.training.store.labels_file import read_labels
 from ltui.training.store.run_bin import DeletedRun, deleted_runs, find_deleted
 from ltui.training.store.run_bin import restore as restore_run
-from ltui.training.store.run_directory import ltui_home
+from ltui.training.store.run_directory import RunDir, ltui_home
 from ltui.widgets.formats import size
 from ltui.widgets.sanitise import clean_name
 
 
 def delete(options: Namespace) -> int:
-    """Run ``ltui delete RUN [--now] [--dry-run]``."""
+    """Run ``ltui delete RUN... [--now] [--dry-run]``.
+
+    Nothing is deleted unless all of the runs were found. A live one keeps none from being deleted.
+    """
     home = ltui_home(to_write=not options.dry_run)
-    run_dir = find_run(home, options.run)
+    problems: list[Problem] = []
+    for run_dir in dict.fromkeys(find_runs(home, options.runs)):
+        try:
+            _delete_named(run_dir, options)
+        except ProblemError as error:
+            problems += error.problems
+    if not options.dry_run:
+        empty_bin(home, limit_s=CLEAN_S)
+    if problems:
+        raise ProblemError(*problems)
+    return EXIT_DONE
+
+
+def _delete_named(run_dir: RunDir, options: Namespace) -> None:
     name, use = clean_name(run_dir.id), size(disk_use(run_dir.path))
     if options.dry_run:
         where = "would be removed for ever" if options.now else "would be moved to the bin"
         print(f"{name}, {use}, {where}.")
-        return EXIT_DONE
+        return
     deleted = delete_run(run_dir, now=options.now)
     if options.now:
         print(f"{name} was removed with its history, logs and checkpoints, {use}.")
     else:
         print(f"{name} is in the bin. Until {deleted.until}: ltui restore {name}")
-    empty_bin(home, limit_s=CLEAN_S)
-    return EXIT_DONE
 
 
 def restore(options: Namespace) -> int:
-    """Run ``ltui restore [RUN]``."""
-    home = ltui_home(to_write=options.run is not None)
-    if options.run is None:
+    """Run ``ltui restore [RUN...]``. Nothing is restored unless all of the runs were found."""
+    home = ltui_home(to_write=bool(options.runs))
+    if not options.runs:
         print("\n".join(_bin_lines(deleted_runs(home))) or "The bin is empty.")
         return EXIT_DONE
-    run_dir = restore_run(find_deleted(home, options.run))
-    print(f"{clean_name(run_dir.id)} is in the list of runs again.")
+    for deleted in dict.fromkeys([find_deleted(home, text) for text in options.runs]):
+        print(f"{clean_name(restore_run(deleted).id)} is in the list of runs again.")
     empty_bin(home, limit_s=CLEAN_S)
     return EXIT_DONE
 

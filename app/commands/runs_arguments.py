@@ -112,6 +112,7 @@ def add_export(add: Callable[..., Any], run_help: str) -> None:
         metavar="FILE",
         help="write to a file, which appears when it is complete; a folder for tensorboard",
     )
+    add_flag(export, "--force", "replace the file if it exists")
 
 
 def add_import(add: Callable[..., Any]) -> None:
@@ -135,8 +136,9 @@ _EXPORT_EPILOG = """\
 
 The time is in unix seconds; epochs count from 1, as everywhere in ltui. A step
 that was repeated after a resume appears once.
-A value that was logged as NaN is empty in CSV, null in JSON and NaN in Parquet;
-an infinite one is null in JSON. The table of several runs begins with a column run.
+A value that was logged as NaN is NaN in CSV and Parquet; in JSON, which has no such
+numbers, it is "NaN", and an infinite one "Infinity" or "-Infinity". The table of
+several runs begins with a column run.
 
 --metric also takes the measurements of each step (step/*) and, for all ranks
 together, throughput/samples_per_s, whose rank is empty.
@@ -289,9 +291,9 @@ def add_prune_command(add: AddCommand) -> None:
 
 def add_restore_command(add: AddCommand) -> None:
     """Add ``ltui restore``."""
-    restore = add("restore", "prune:restore", "bring a deleted run back, or list the bin")
+    restore = add("restore", "prune:restore", "bring deleted runs back, or list the bin")
     restore.add_argument(
-        "run", metavar="RUN", nargs="?", help="id, name or a prefix; without it, list the bin"
+        "runs", metavar="RUN", nargs="*", help="id, name or a prefix; without it, list the bin"
     )
 
 

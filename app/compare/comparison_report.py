@@ -171,8 +171,8 @@ def _groups(comparison: Comparison, width: int) -> list[str]:
         rows += [
             (
                 clean_name(metric),
-                spread_text(comparison.spread(group, metric, "final")),
-                spread_text(comparison.spread(group, metric, "best")),
+                spread_text(comparison.spread(group, metric, "final"), comparison.band),
+                spread_text(comparison.spread(group, metric, "best"), comparison.band),
             )
             for metric in comparison.metrics
             if comparison.spread(group, metric, "final") is not None
@@ -181,12 +181,15 @@ def _groups(comparison: Comparison, width: int) -> list[str]:
     return lines
 
 
-def spread_text(spread: Spread | None) -> str:
-    """Return ``0.3120 [0.3001, 0.3240]``, with the number of runs if it is only one."""
+def spread_text(spread: Spread | None, band: str) -> str:
+    """Return ``0.3120 [0.3001, 0.3240]``, or ``0.3120 ± 0.0120`` of a deviation or an error; with
+    the number of runs if it is only one."""
     if spread is None:
         return NA
     if spread.count < 2:
         return f"{formats.metric(spread.mean)} (1 run)"
+    if BAND_NAMES[band].startswith("±"):
+        return f"{formats.metric(spread.mean)} ± {formats.metric(spread.high - spread.mean)}"
     bounds = f"[{formats.metric(spread.low)}, {formats.metric(spread.high)}]"
     return f"{formats.metric(spread.mean)} {bounds}"
 

@@ -28,7 +28,7 @@ MAX_TITLE = 30
 WIDTHS = {
     "name": (12, 20),
     "state": (9, 24),
-    "progress": (13, 18),
+    "progress": (13, 22),
     "metric": (9, 18),
     "program": (8, 24),
     "tag": (4, 16),

@@ -12,6 +12,7 @@ from typing import Any
 
 from ltui.app.runs.run_entry import RunEntry
 from ltui.widgets import formats
+from ltui.widgets.sanitise import clean_name
 
 Value = str | float | tuple[str, ...] | None
 
@@ -141,6 +142,8 @@ def value_text(entry: RunEntry, name: str, now: float) -> str:
         return formats.size(value)
     if FIELDS.get(name) is FIELDS["progress"]:
         return formats.percent(value)
+    if FIELDS.get(name) is FIELDS["metric"] and entry.summary is not None:
+        return f"{clean_name(entry.summary.metric)} {formats.metric(value)}"
     if name in FIELDS and value.is_integer():
         return str(int(value))
     return formats.metric(value)

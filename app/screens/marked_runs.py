@@ -14,7 +14,7 @@ from ltui.app.panels.launch_panel import READONLY
 from ltui.app.panels.worker_results import call_screen, show_error
 from ltui.app.screens.dialog import ConfirmScreen, CountQuestion
 from ltui.app.screens.home_runs import RunListScreen
-from ltui.widgets.sanitise import clean_name
+from ltui.widgets.sanitise import clean_line, clean_name
 
 if TYPE_CHECKING:
     from ltui.app.runs.label_changes import LabelChange, Outcome
@@ -206,7 +206,7 @@ class MarkedRunsScreen(RunListScreen):
 
         def answered(change: Callable[[RunLabels], RunLabels] | None) -> None:
             if change is not None:
-                self._change_labels(self._unmarked(entries), change)
+                self._change_labels(self._unmarked(entries), change, named=kind == "name")
 
         groups = {entry.labels.group for entry in self.runs_panel.lines.values()} - {""}
         used = groups if kind == "group" else set()
@@ -216,7 +216,11 @@ class MarkedRunsScreen(RunListScreen):
 
     @work(thread=True, group="marked runs")
     def _change_labels(
-        self, run_dirs: Sequence[RunDir], change: Callable[[RunLabels], RunLabels]
+        self,
+        run_dirs: Sequence[RunDir],
+        change: Callable[[RunLabels], RunLabels],
+        *,
+        named: bool = False,
     ) -> None:
         # Imported here: the first frame changes no run.
         from ltui.app.runs.label_changes import change_several, what_changed
@@ -228,7 +232,8 @@ class MarkedRunsScreen(RunListScreen):
         sentence = f"{text[:1].upper()}{text[1:]}." if changes else "Nothing changed."
         if outcome.failed:
             sentence = outcome.sentence("Changed the labels of {}")
-        call_screen(self, self._report, sentence, not outcome.failed)
+        note = _name_note(changes) if named else ""
+        call_screen(self, self._report, f"{sentence} {note}".rstrip(), not outcome.failed)
 
     def _remember(self, undo: Callable[[], tuple[Outcome, str]]) -> None:
         self._undo_last = undo
@@ -374,6 +379,16 @@ def _names_below(entries: Sequence[RunEntry]) -> str:
 def _with_more(texts: Sequence[str], count: int) -> str:
     more = count - len(texts)
     return f"{', '.join(texts)}{f' and {more} more' if more > 0 else ''}"
+
+
+def _name_note(changes: Sequence[LabelChange]) -> str:
+    """Return what to say if the new name of a run does not name it alone."""
+    # Imported here: the first frame renames no run.
+    from ltui.training.store.find_run import name_note
+    from ltui.training.store.run_directory import list_runs
+
+    notes = (name_note(list_runs(c.run_dir.home), c.run_dir, c.after.name) for c in changes)
+    return clean_line(" ".join(filter(None, notes)))
 
 
 def _undo_labels(changes: Sequence[LabelChange]) -> tuple[Outcome, str]:

@@ -356,6 +356,12 @@ async def test_a_run_is_renamed_in_the_list(home: Path) -> None:
         await it.press(*"né 2", "enter")
         await until(it.pilot, lambda: it.table.rows[0].name == "né 2")
         assert read_labels(RunDir(home / "runs" / run_id)).name == "né 2"
+        later(it.app)
+        await it.press("end", "E")
+        await it.question(LabelQuestion)
+        it.app.screen.query_one(Input).value = "né 2"
+        await it.press("enter")
+        assert await it.notice("Another run has this name too: use the id")
         await it.press("a", "E")
         assert "one run" in await it.notice("Only")
 

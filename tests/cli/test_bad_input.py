@@ -17,6 +17,7 @@ from ltui.training.config.run_spec import RunSpec
 from ltui.training.store.run_directory import RunDir
 from tests.cli.conftest import Ltui
 from tests.live_processes import processes_with
+from tests.stored_runs import stored_run
 
 RunsLeft = Callable[[], list[str]]
 
@@ -283,6 +284,26 @@ def test_what_needs_a_living_run_is_refused_for_an_ended_one(
         assert "cannot be resumed" in error
         assert "ltui resume" not in error
     assert "nothing to resume from" in refused(ltui, "resume", "last")
+
+
+def test_a_file_is_replaced_only_with_force(
+    private_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ltui: Ltui
+) -> None:
+    stored_run(private_home, "calm-fox-1a2b", metrics={"val/loss": 0.5})
+    monkeypatch.chdir(tmp_path)
+    for command in ("export", "diagnose"):
+        file = tmp_path / f"{command}.txt"
+        file.write_text("mine")
+        done = ltui(command, "calm-fox", "-o", file.name)
+        assert done.returncode == 2
+        assert done.stderr.strip().endswith(
+            f"-o {file.name}: the file exists already. Replace it with --force, or choose "
+            "another name."
+        )
+        assert file.read_text() == "mine"
+        assert ltui(command, "calm-fox", "-o", file.name, "--force").returncode == 0
+        assert file.read_text() != "mine"
+        assert ltui(command, "calm-fox", "-o", "/dev/null").returncode == 0
 
 
 def test_export_to_where_nothing_can_be_written(

@@ -49,6 +49,25 @@ def test_a_run_is_renamed_and_found_by_its_new_name(ltui: Ltui, runs: list[RunDi
 
 
 @pytest.mark.parametrize(
+    ("name", "note"),
+    [
+        ("Old", "The id of old-pine-3c4d begins with this name: use the id calm-fox-1a2b."),
+        ("old-pine", "Another run has this name too: use the id calm-fox-1a2b."),
+        ("theirs", "Another run has this name too: use the id calm-fox-1a2b."),
+        ("calm", ""),
+        ("mine", ""),
+        ("", ""),
+    ],
+)
+def test_a_name_that_does_not_name_the_run_alone_is_given_and_pointed_out(
+    ltui: Ltui, runs: list[RunDir], name: str, note: str
+) -> None:
+    ltui("rename", runs[1].id, "theirs")
+    done = ltui("rename", runs[0].id, name.lower())
+    assert (done.returncode, done.stderr) == (0, f"Note: {note}\n" if note else "")
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["tag", "calm-fox", "no-such-run", "--add", "x"], "there is no such run"),

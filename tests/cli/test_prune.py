@@ -36,6 +36,9 @@ def test_runs_are_filtered_sorted_and_printed_by_column(ltui: Ltui, home: Path) 
         ["old-pine-3c4d", "0.1000"],
         ["calm-fox-1a2b", "0.5000"],
     ]
+    # The main metrics of runs differ, so each value has its name, as in the dashboard.
+    done = ltui("runs", "--filter", "calm", "--columns", "metric")
+    assert done.stdout.splitlines()[1].split() == ["calm-fox-1a2b", "val/loss", "0.5000"]
     done = ltui("runs", "--filter", "config.lr<0.1", "--columns", "config.lr", "--json")
     assert json.loads(done.stdout) == [{"id": "calm-fox-1a2b", "config.lr": 0.01}]
     assert "Note" not in ltui("runs", "--filter", "state=failed", "--columns", "config.lr").stderr
@@ -82,6 +85,21 @@ def test_prune_never_names_a_live_run(ltui: Ltui, runs_left: Callable[[], list[s
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith("No run to delete")
     assert runs_left() == [run_id]
+
+
+def test_several_runs_are_deleted_and_restored_by_one_command(
+    ltui: Ltui, home: Path, runs_left: Callable[[], list[str]]
+) -> None:
+    before = runs_left()
+    assert ltui("delete", "calm", "nobody").returncode == 2
+    assert runs_left() == before
+    assert ltui("delete", "calm", "old-pine", "calm-fox").returncode == 0
+    assert runs_left() == ["bad-bear-ffff", "kept-owl-5e6f"]
+    done = ltui("restore", "calm-fox-1a2b", "nobody")
+    assert (done.returncode, runs_left()) == (2, ["bad-bear-ffff", "kept-owl-5e6f"])
+    done = ltui("restore", "calm-fox-1a2b", "old-pine-3c4d")
+    assert done.stdout.count("is in the list of runs again") == 2
+    assert runs_left() == before
 
 
 @pytest.mark.parametrize("text", ["", "not val/los<1", "(calm"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ltui.app.compare.alignment import BAND_NAMES
 from ltui.app.compare.comparison import Comparison
 from ltui.app.compare.comparison_json import comparison_json
 from ltui.app.compare.comparison_report import report_lines
@@ -327,6 +329,19 @@ def test_the_report_fits_into_the_terminal(tmp_path: Path, width: int) -> None:
     text = report_lines(compared(runs, "*"), width)
     assert max(map(len, text)) <= width
     assert not any("\x1b" in line for line in text)
+
+
+def test_a_deviation_is_printed_as_such_and_a_range_as_a_range(tmp_path: Path) -> None:
+    comparison = compared(write_seeds(tmp_path)[:3], "val/acc")
+
+    def group_line(band: str) -> str:
+        lines = report_lines(replace(comparison, band=band), 100)
+        assert f"groups (mean and {BAND_NAMES[band]})" in lines
+        return lines[-1]
+
+    assert re.search(r"\d\.\d+ ± 0\.\d+", group_line("std"))
+    assert re.search(r"\d\.\d+ ± 0\.\d+", group_line("stderr"))
+    assert re.search(r"\[0\.\d+, 0\.\d+\]", group_line("minmax"))
 
 
 def test_the_runs_are_ranked_by_the_metric_of_their_validation() -> None:

@@ -64,6 +64,19 @@ def named_run(runs: Sequence[RunDir], text: str) -> RunDir:
     raise ProblemError.of(where=text, what="there is no such run.", remedy=_nearest_run(runs, text))
 
 
+def name_note(runs: Sequence[RunDir], run: RunDir, name: str) -> str:
+    """Return what to say if ``name``, which a person gave ``run``, does not name it alone."""
+    try:
+        named = named_run(runs, name) if name else run
+    except ProblemError:
+        named = None
+    if named == run:
+        return ""
+    if named is not None and name not in (named.id, named.id[:-5]):
+        return f"The id of {named.id} begins with this name: use the id {run.id}."
+    return f"Another run has this name too: use the id {run.id}."
+
+
 def _ambiguous(text: str, matches: Sequence[RunDir]) -> ProblemError:
     ids = ", ".join(run.id for run in matches[:MOST_LISTED])
     more = f" and {len(matches) - MOST_LISTED} more" if len(matches) > MOST_LISTED else ""
