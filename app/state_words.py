@@ -22,7 +22,7 @@ from ltui.training.state.verdict_kinds import VerdictKind
 from ltui.training.state.verdict_tracker import most_severe_first
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line
-from ltui.widgets.view_models import Tone
+from ltui.widgets.tone import Tone
 
 SIMILAR_SPEED = 1.1
 """Ranks are equally fast if the slowest takes at most this many times as long as the fastest."""

@@ -9,7 +9,8 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
-from ltui.widgets.view_models import Cell, Tone
+from ltui.widgets.tone import Tone
+from ltui.widgets.view_models import Cell
 
 HEIGHTS = "▁▂▃▄▅▆▇"
 """Blocks of rising height. There are seven, because a full block would touch the row above."""

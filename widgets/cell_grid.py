@@ -13,7 +13,8 @@ from operator import attrgetter
 from rich.cells import cell_len
 
 from ltui.widgets.columns import Cells
-from ltui.widgets.view_models import Cell, Tone
+from ltui.widgets.tone import Tone
+from ltui.widgets.view_models import Cell
 
 LEGEND_GAP = "   "
 MAX_LEGEND_LINES = 2

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from rich.cells import cell_len, set_cell_size
 
-from ltui.widgets.view_models import Cell, Tone
+from ltui.widgets.tone import Tone
+from ltui.widgets.view_models import Cell
 
 GAP = 2
 """Cells between two columns."""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from rich.cells import cell_len, set_cell_size
 
 from ltui.widgets.columns import Cells, Column, fit_columns, row_line, shortened, title_line
+from ltui.widgets.tone import Tone
 from ltui.widgets.view_models import (
     Cell,
     CollectiveCell,
@@ -19,7 +20,6 @@ from ltui.widgets.view_models import (
     DiagnosisViewModel,
     ProcessRow,
     StackViewModel,
-    Tone,
     VerdictViewModel,
 )
 

@@ -14,7 +14,8 @@ from ltui.widgets.bars import bar_cells, strip
 from ltui.widgets.columns import Cells, Column
 from ltui.widgets.formats import NA, duration
 from ltui.widgets.table import Table
-from ltui.widgets.view_models import Cell, GpuRow, Tone
+from ltui.widgets.tone import Tone
+from ltui.widgets.view_models import Cell, GpuRow
 
 BAR_WIDTH = 10
 SHORT_BAR_WIDTH = 6

@@ -13,7 +13,8 @@ from ltui.widgets.bars import bar_cells
 from ltui.widgets.columns import Cells, shortened
 from ltui.widgets.formats import NA, percent
 from ltui.widgets.line_sheet import LiveLines
-from ltui.widgets.view_models import Cell, HeaderViewModel, Tone
+from ltui.widgets.tone import Tone
+from ltui.widgets.view_models import Cell, HeaderViewModel
 
 BAR_WIDTH = 12
 MAX_BANNER_LINES = 3

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from rich.cells import cell_len, get_character_cell_size
 
 from ltui.widgets.log_buffer import LogBuffer
-from ltui.widgets.view_models import LogLine, Tone
+from ltui.widgets.tone import Tone
+from ltui.widgets.view_models import LogLine
 
 MIN_WRAP_CELLS = 8
 """Minimum cells of a wrapped row."""

@@ -25,7 +25,8 @@ from ltui.widgets.log_buffer import LogBuffer, occurrences, unfolded
 from ltui.widgets.log_rows import LogLevel, LogRows, shown_text
 from ltui.widgets.make_bindings import bindings
 from ltui.widgets.palette import LineStyles, cells_strip, line_styles
-from ltui.widgets.view_models import LogLine, Tone
+from ltui.widgets.tone import Tone
+from ltui.widgets.view_models import LogLine
 
 MAX_LINES = 5000
 RANK_CELLS = 5

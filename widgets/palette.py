@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from textual.widget import Widget
 
-    from ltui.widgets.view_models import Cell, Tone
+    from ltui.widgets.tone import Tone
+from ltui.widgets.view_models import Cell
 
 DARK_SERIES = (
     "#5f87ff", "#ffaf5f", "#5fd787", "#d787ff", "#5fd7d7", "#ff8787", "#949494", "#d7d7ff",
@@ -257,7 +258,7 @@ def _mix(colour: str, towards: str, share: float) -> str:
 @lru_cache(maxsize=16)
 def _coloured(named: tuple[str, ...], series: tuple[str, ...]) -> LineStyles:
     # Imported here: the first screen draws no view model, and their module defines many classes.
-    from ltui.widgets.view_models import Tone
+    from ltui.widgets.tone import Tone
 
     foreground, surface, dim, faint, selected, good, warn, bad, accent = map(_parse, named)
     ground = Color.parse("black") if surface is None else surface
@@ -316,7 +317,7 @@ def _ink(colour: Color | None, *, bold: bool = False) -> Style:
 @lru_cache(maxsize=1)
 def _colourless() -> LineStyles:
     # Imported here for the same reason as in ``_coloured``.
-    from ltui.widgets.view_models import Tone
+    from ltui.widgets.tone import Tone
 
     plain, dim = Style(), Style(dim=True)
     count = len(DARK_SERIES)

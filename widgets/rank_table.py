@@ -12,7 +12,8 @@ from ltui.widgets.bars import step_strip
 from ltui.widgets.columns import Cells, Column
 from ltui.widgets.formats import NA
 from ltui.widgets.table import Table
-from ltui.widgets.view_models import Cell, RankRow, Tone
+from ltui.widgets.tone import Tone
+from ltui.widgets.view_models import Cell, RankRow
 
 STRIP_WIDTH = 12
 NOTE_CELLS = 42

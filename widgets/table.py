@@ -34,7 +34,8 @@ from ltui.widgets.formats import LOADING
 from ltui.widgets.lazy_rows import LazyRows
 from ltui.widgets.make_bindings import bindings
 from ltui.widgets.palette import cells_strip, line_styles
-from ltui.widgets.view_models import Cell, Tone
+from ltui.widgets.tone import Tone
+from ltui.widgets.view_models import Cell
 
 Row = TypeVar("Row")
 

@@ -7,8 +7,9 @@ Texts are final and contain their units. Numbers are used for drawing only, and 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING
+
+from ltui.widgets.tone import Tone
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -20,19 +21,6 @@ if TYPE_CHECKING:
 
 # NumPy is imported for type checkers only: without it a screen without curves opens 0.1 s earlier.
 FloatArray: TypeAlias = "npt.NDArray[np.float64]"
-
-
-class Tone(str, Enum):
-    """Meaning of a text's colour. A word or a sign always says the same without colour."""
-
-    PLAIN = "plain"
-    DIM = "dim"
-    FAINT = "faint"
-    """Decoration, such as the empty part of a bar or a separator."""
-    GOOD = "good"
-    WARN = "warn"
-    BAD = "bad"
-    ACCENT = "accent"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -18,7 +18,8 @@ from ltui.widgets.charts.chart_options import sign_of
 from ltui.widgets.columns import Cells, Column
 from ltui.widgets.formats import NA
 from ltui.widgets.sanitise import clean_line, clean_name
-from ltui.widgets.view_models import Cell, Tone
+from ltui.widgets.tone import Tone
+from ltui.widgets.view_models import Cell
 
 SETTING = "setting "
 """Begin of the key of a column that has the values of a setting."""

@@ -11,7 +11,8 @@ from ltui.widgets.charts.chart_options import sign_of
 from ltui.widgets.columns import Cells, Column, shortened
 from ltui.widgets.formats import NA
 from ltui.widgets.sanitise import clean_line, clean_name
-from ltui.widgets.view_models import Cell, Tone
+from ltui.widgets.tone import Tone
+from ltui.widgets.view_models import Cell
 
 EQUAL = "equal settings"
 """Key of the row that stands for the settings that are the same in all runs."""

@@ -26,7 +26,8 @@ from ltui.app.textual_app import LtuiApp
 from ltui.training.state.run_snapshot import RankState, RunSnapshot, Verdict
 from ltui.training.store.curve_reader import Curve
 from ltui.training.store.run_directory import RunDir
-from ltui.widgets.view_models import LogLine, Tone
+from ltui.widgets.tone import Tone
+from ltui.widgets.view_models import LogLine
 
 NOWHERE = Path("/nonexistent")
 CURVE_POINTS = 2000

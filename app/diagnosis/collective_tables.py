@@ -15,7 +15,8 @@ from ltui.app.diagnosis.process_rows import frame_location
 from ltui.training.diagnosis.evidence import Collective, CollectivePosition, Diagnosis, RankEvidence
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_name
-from ltui.widgets.view_models import Cell, CollectiveCell, CollectiveRow, CollectiveTable, Tone
+from ltui.widgets.tone import Tone
+from ltui.widgets.view_models import Cell, CollectiveCell, CollectiveRow, CollectiveTable
 
 MAX_GROUPS = 3
 """Maximum number of process groups that are shown."""

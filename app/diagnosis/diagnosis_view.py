@@ -29,13 +29,8 @@ from ltui.training.state.verdict_tracker import is_superseded, most_severe_first
 from ltui.widgets import formats
 from ltui.widgets.columns import shortened
 from ltui.widgets.sanitise import clean_line, clean_lines, clean_name
-from ltui.widgets.view_models import (
-    Cell,
-    DiagnosisViewModel,
-    StackViewModel,
-    Tone,
-    VerdictViewModel,
-)
+from ltui.widgets.tone import Tone
+from ltui.widgets.view_models import Cell, DiagnosisViewModel, StackViewModel, VerdictViewModel
 
 AT_THE_END_S = 1.0
 """A verdict that ended within this many seconds before the run's end counts as active at the

@@ -22,7 +22,8 @@ from ltui.training.diagnosis.machines import NO_MACHINES
 from ltui.training.diagnosis.verdict_words import ranks_text
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line, clean_name
-from ltui.widgets.view_models import Cell, ProcessRow, Tone
+from ltui.widgets.tone import Tone
+from ltui.widgets.view_models import Cell, ProcessRow
 
 USER_CODE_MARK = "▸ "
 """Mark before a call in the user's own code."""

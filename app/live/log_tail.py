@@ -10,7 +10,8 @@ from pathlib import Path
 
 from ltui.training.shared.regular_files import open_regular
 from ltui.widgets.sanitise import clean_line
-from ltui.widgets.view_models import LogLine, Tone
+from ltui.widgets.tone import Tone
+from ltui.widgets.view_models import LogLine
 
 START_BYTES = 256 * 1024
 """Maximum number of bytes read from the end of a file when it is opened."""

@@ -15,7 +15,8 @@ from ltui.widgets.columns import Cells, Column
 from ltui.widgets.make_bindings import bindings
 from ltui.widgets.sanitise import clean_name
 from ltui.widgets.table import Table
-from ltui.widgets.view_models import Cell, Tone
+from ltui.widgets.tone import Tone
+from ltui.widgets.view_models import Cell
 
 TEXT_COLUMN = "text "
 """Prefix of the keys of chosen columns, as a metric could have the name of another column."""

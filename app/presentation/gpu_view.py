@@ -19,7 +19,8 @@ from ltui.widgets import formats
 from ltui.widgets.gpu_table import BELOW, SIGNS
 from ltui.widgets.lazy_rows import LazyRows
 from ltui.widgets.sanitise import clean_line, clean_name
-from ltui.widgets.view_models import Cell, GpuRow, Tone
+from ltui.widgets.tone import Tone
+from ltui.widgets.view_models import Cell, GpuRow
 
 STALE_AFTER_S = 5.0
 """Seconds after which a reading is shown with its age."""

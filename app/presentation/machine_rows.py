@@ -31,7 +31,8 @@ from ltui.widgets import formats
 from ltui.widgets.columns import Column
 from ltui.widgets.lazy_rows import LazyRows
 from ltui.widgets.sanitise import clean_name
-from ltui.widgets.view_models import Cell, RankMetric, RankRow, Tone
+from ltui.widgets.tone import Tone
+from ltui.widgets.view_models import Cell, RankMetric, RankRow
 
 MACHINE_KEY, RANK_KEY = "n", "r"
 """First letters of the keys of rows."""

@@ -24,7 +24,7 @@ from ltui.training.state.run_snapshot import (
 )
 from ltui.widgets.bars import HEIGHTS
 from ltui.widgets.cell_grid import CellGrid, GridGroup, LegendEntry, Mark
-from ltui.widgets.view_models import Tone
+from ltui.widgets.tone import Tone
 
 MIN_RANKS = 64
 """Number of ranks, or GPUs, on several machines from which the grid is shown."""

@@ -14,7 +14,8 @@ from ltui.training.shared.record_types import StepField
 from ltui.training.state.run_snapshot import RankSnapshot
 from ltui.widgets import formats
 from ltui.widgets.columns import Column
-from ltui.widgets.view_models import Cell, RankMetric, Tone
+from ltui.widgets.tone import Tone
+from ltui.widgets.view_models import Cell, RankMetric
 
 
 @dataclass(frozen=True, slots=True)

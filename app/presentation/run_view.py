@@ -45,7 +45,8 @@ from ltui.training.state.run_snapshot import (
 from ltui.training.state.verdict_tracker import most_severe_first
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line, clean_name
-from ltui.widgets.view_models import Cell, HeaderViewModel, RankRow, Tone
+from ltui.widgets.tone import Tone
+from ltui.widgets.view_models import Cell, HeaderViewModel, RankRow
 
 RECOVERY_SHOWN_S = 10.0
 """Seconds for which a banner reports that a verdict has ended."""

@@ -16,7 +16,8 @@ from ltui.app.state_words import waiting_reason
 from ltui.training.state.run_snapshot import RankState, RunSnapshot, RunState
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line
-from ltui.widgets.view_models import Cell, Tone
+from ltui.widgets.tone import Tone
+from ltui.widgets.view_models import Cell
 
 DEFAULT_COLUMNS = ("state", "progress", "metric", "program", "tag", "created", "detail")
 """The fields in the columns of the list, unless others were chosen. A row has values of their own

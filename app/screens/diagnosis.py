@@ -34,7 +34,8 @@ from ltui.training.store.run_directory import RunDir
 from ltui.widgets import diagnosis_lines as parts
 from ltui.widgets.line_sheet import LineSheet
 from ltui.widgets.make_bindings import bindings
-from ltui.widgets.view_models import Cell, DiagnosisViewModel, Tone
+from ltui.widgets.tone import Tone
+from ltui.widgets.view_models import Cell, DiagnosisViewModel
 
 REFRESH_S = 1.0
 """Seconds between two updates of the screen."""

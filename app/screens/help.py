@@ -19,7 +19,8 @@ from ltui.app.screens.dialog import Dialog
 from ltui.widgets.columns import Cells
 from ltui.widgets.line_sheet import LineSheet
 from ltui.widgets.make_bindings import bindings
-from ltui.widgets.view_models import Cell, Tone
+from ltui.widgets.tone import Tone
+from ltui.widgets.view_models import Cell
 
 TWO_COLUMNS_FROM = 100
 """Minimum cells of width for two columns of groups."""

@@ -22,7 +22,8 @@ from ltui.training.state.run_snapshot import (
     Throughput,
 )
 from ltui.training.store.curve_reader import Curve
-from ltui.widgets.view_models import LogLine, Tone
+from ltui.widgets.tone import Tone
+from ltui.widgets.view_models import LogLine
 
 NOW = 1_800_000_000.0
 

@@ -28,7 +28,8 @@ from ltui.training.diagnosis.observations.collective_positions import collective
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.run_snapshot import CheckpointInfo, NodeSnapshot, RunState, Verdict
 from ltui.training.store.run_directory import RunDir
-from ltui.widgets.view_models import DiagnosisViewModel, Tone
+from ltui.widgets.tone import Tone
+from ltui.widgets.view_models import DiagnosisViewModel
 from tests.app.diagnoses import CAUSE, NOW, TRAIN, collective, diverged, healthy, stalled
 from tests.app.frames import frame, snapshot
 from tests.app.one_run import OneRun, Script, settled, shown, until

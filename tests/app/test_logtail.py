@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from ltui.app.live.log_tail import LINE_BYTES, FileTail, LogTail, rank_of_log
-from ltui.widgets.view_models import Tone
+from ltui.widgets.tone import Tone
 
 
 def texts(lines: object) -> list[str]:

@@ -33,7 +33,8 @@ from ltui.training.state.run_snapshot import (
     to_json,
 )
 from ltui.widgets.gpu_table import heat_lines
-from ltui.widgets.view_models import LogLine, RankRow, Tone
+from ltui.widgets.tone import Tone
+from ltui.widgets.view_models import LogLine, RankRow
 from tests.app.frames import NOW, frame, snapshot
 from tests.app.machine_frames import (
     large_run,

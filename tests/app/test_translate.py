@@ -23,7 +23,7 @@ from ltui.training.store.run_directory import RunDir
 from ltui.widgets import formats
 from ltui.widgets.columns import Column
 from ltui.widgets.rank_table import RankTable
-from ltui.widgets.view_models import Tone
+from ltui.widgets.tone import Tone
 from tests.app.frames import NOW, frame, gpu, rank, snapshot
 
 STALL = Verdict(

@@ -43,7 +43,8 @@ from ltui.training.state.run_snapshot import (
     to_json,
 )
 from ltui.training.store.run_directory import RunDir
-from ltui.widgets.view_models import Cell, Tone
+from ltui.widgets.tone import Tone
+from ltui.widgets.view_models import Cell
 
 EMPTY = RunSnapshot(id="brave-owl-3f2a", name="brave-owl", state=RunState.STARTING)
 BUSY = replace(

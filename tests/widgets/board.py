@@ -15,6 +15,7 @@ from ltui.widgets.header import RunHeader
 from ltui.widgets.log_view import LogView
 from ltui.widgets.palette import THEMES
 from ltui.widgets.rank_table import RankTable
+from ltui.widgets.tone import Tone
 from ltui.widgets.view_models import (
     Cell,
     ChartSeries,
@@ -24,7 +25,6 @@ from ltui.widgets.view_models import (
     LogLine,
     RankMetric,
     RankRow,
-    Tone,
 )
 
 STEPS = np.arange(1.0, 1205.0)

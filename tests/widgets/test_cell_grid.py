@@ -11,7 +11,7 @@ from rich.cells import cell_len
 
 from ltui.widgets.cell_grid import CellGrid, GridGroup, LegendEntry, Mark, grid_lines
 from ltui.widgets.columns import Cells
-from ltui.widgets.view_models import Tone
+from ltui.widgets.tone import Tone
 
 OK, BAD = Mark("▁", Tone.DIM, 1), Mark("!", Tone.BAD, 9)
 LEGEND = (LegendEntry("!", "1 STALLED", Tone.BAD), LegendEntry("▁▇", "step time"))

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from ltui.widgets.header import banner_and_note_lines, status_line
-from ltui.widgets.view_models import HeaderViewModel, Tone
+from ltui.widgets.tone import Tone
+from ltui.widgets.view_models import HeaderViewModel
 
 SHAPE = HeaderViewModel(
     name="brave-owl",

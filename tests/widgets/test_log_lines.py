@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ltui.widgets.log_buffer import LogBuffer, occurrences, unfolded
-from ltui.widgets.view_models import LogLine, Tone
+from ltui.widgets.tone import Tone
+from ltui.widgets.view_models import LogLine
 
 
 def lines(*texts: str, rank: int | None = 0) -> list[LogLine]:

@@ -8,7 +8,8 @@ from rich.cells import cell_len
 
 from ltui.widgets.log_buffer import LogBuffer
 from ltui.widgets.log_rows import LogLevel, LogRows, wrap_rows
-from ltui.widgets.view_models import LogLine, Tone
+from ltui.widgets.tone import Tone
+from ltui.widgets.view_models import LogLine
 
 TEXTS = st.text(alphabet="ab é日本 ", max_size=30)
 

@@ -12,7 +12,8 @@ from textual.binding import Binding, BindingType
 from ltui.widgets import log_view
 from ltui.widgets.log_view import LogLines, LogView
 from ltui.widgets.sanitise import clean_line
-from ltui.widgets.view_models import LogLine, Tone
+from ltui.widgets.tone import Tone
+from ltui.widgets.view_models import LogLine
 
 
 def lines(*texts: str, rank: int | None = 0) -> list[LogLine]:

@@ -27,7 +27,7 @@ from ltui.widgets.palette import (
     TRUE_COLOUR_THEMES,
     line_styles,
 )
-from ltui.widgets.view_models import Tone
+from ltui.widgets.tone import Tone
 
 PALETTES = [DARK_SERIES, LIGHT_SERIES, CONTRAST_SERIES, COLOURBLIND_SERIES]
 

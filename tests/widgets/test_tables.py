@@ -13,7 +13,8 @@ from ltui.widgets.columns import Cells, Column
 from ltui.widgets.gpu_table import GpuTable
 from ltui.widgets.rank_table import RankTable
 from ltui.widgets.table import Table
-from ltui.widgets.view_models import Cell, GpuRow, RankRow, Tone
+from ltui.widgets.tone import Tone
+from ltui.widgets.view_models import Cell, GpuRow, RankRow
 from tests.widgets.board import rank_metrics
 
 

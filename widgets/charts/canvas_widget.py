@@ -9,7 +9,7 @@ from textual.widget import Widget
 
 from ltui.widgets.charts.canvas import Canvas
 from ltui.widgets.palette import line_styles
-from ltui.widgets.view_models import Tone
+from ltui.widgets.tone import Tone
 
 
 class CanvasWidget(Widget):
