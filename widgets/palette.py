@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from textual.widget import Widget
 
     from ltui.widgets.tone import Tone
+from ltui.widgets.tone import Tone
 from ltui.widgets.view_models import Cell
 
 DARK_SERIES = (
@@ -257,9 +258,6 @@ def _mix(colour: str, towards: str, share: float) -> str:
 
 @lru_cache(maxsize=16)
 def _coloured(named: tuple[str, ...], series: tuple[str, ...]) -> LineStyles:
-    # Imported here: the first screen draws no view model, and their module defines many classes.
-    from ltui.widgets.tone import Tone
-
     foreground, surface, dim, faint, selected, good, warn, bad, accent = map(_parse, named)
     ground = Color.parse("black") if surface is None else surface
     inks = [_parse(name) for name in series]
@@ -316,9 +314,6 @@ def _ink(colour: Color | None, *, bold: bool = False) -> Style:
 
 @lru_cache(maxsize=1)
 def _colourless() -> LineStyles:
-    # Imported here for the same reason as in ``_coloured``.
-    from ltui.widgets.tone import Tone
-
     plain, dim = Style(), Style(dim=True)
     count = len(DARK_SERIES)
     return LineStyles(
