@@ -21,14 +21,14 @@ from textual.color import Color, ColorParseError
 from textual.strip import Strip
 from textual.theme import BUILTIN_THEMES, Theme
 
+from ltui.widgets.tone import Tone
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from textual.widget import Widget
 
-    from ltui.widgets.tone import Tone
-from ltui.widgets.tone import Tone
-from ltui.widgets.view_models import Cell
+    from ltui.widgets.view_models import Cell
 
 DARK_SERIES = (
     "#5f87ff", "#ffaf5f", "#5fd787", "#d787ff", "#5fd7d7", "#ff8787", "#949494", "#d7d7ff",
