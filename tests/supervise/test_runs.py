@@ -17,7 +17,11 @@ from ltui.app.cli import main
 from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.delete_runs import delete
 from ltui.training.lifecycle.launch_run import launch
-from ltui.training.lifecycle.resume_run import find_start_checkpoint, resume
+from ltui.training.lifecycle.resume_run import (
+    find_start_checkpoint,
+    resume,
+    wait_for_supervisor_exit,
+)
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.lifecycle.supervisor_client import ControlClient, NotSupervisedError
 from ltui.training.problem import ProblemError
@@ -59,6 +63,7 @@ def test_ranks_are_seen_and_the_run_finishes(runs: Runs) -> None:
 def test_ranks_of_a_finished_run_without_a_history_have_ended(runs: Runs) -> None:
     run = runs.fake("--steps", "20")
     assert runs.ended(run).state is RunState.FINISHED
+    wait_for_supervisor_exit(run)  # until then it answers
     run.db_path.write_bytes(b"no database" * 1000)
     seen = resolve_snapshot(run)
     assert "damaged" in required(seen.history_note)
