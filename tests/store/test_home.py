@@ -94,6 +94,7 @@ def test_an_ambiguous_name_lists_the_runs_or_counts_the_others(tmp_path: Path) -
         folder = tmp_path / "runs" / f"lr0-{number:04}"
         folder.mkdir(parents=True)
         (folder / "spec.yaml").write_text("")
+        os.utime(folder / "spec.yaml", (number, number))
     with pytest.raises(ProblemError, match=r"lr0-0002.* and 2 more") as caught:
         find_run(tmp_path, "lr0")
     assert str(caught.value).count("lr0-00") == 12
