@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ltui.training.problem import Problem, ProblemError
@@ -65,11 +65,6 @@ class JobOptions:
         """Return the options that ``to_document`` wrote."""
         values = {name: document[name] for name in cls.__dataclass_fields__ if name in document}
         return cls(**{**values, "extra": tuple(values.get("extra") or ())})
-
-    def chained_after(self, job_id: str) -> JobOptions:
-        """Return the options of a job that follows ``job_id``."""
-        kept = [word for word in self.extra if not word.startswith("--dependency")]
-        return replace(self, extra=(*kept, f"--dependency=afterany:{job_id}"))
 
 
 def check_options(options: JobOptions) -> None:
