@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ltui.training.lifecycle.kill_processes import run_processes
 from ltui.training.lifecycle.shim_files import latest_attempt, shim_identity
-from ltui.training.lifecycle.supervisor_client import ControlClient
+from ltui.training.lifecycle.supervisor_client import STILL_STARTING, ControlClient
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import has_just_started, lock_holder, lock_left_by_us
 from ltui.training.state.good_checkpoints import nan_since
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from ltui.training.slurm.run_place import RunPlace
 
 HISTORY_GONE = "the run's history is gone."
-STILL_STARTING = "its supervisor is still starting"
 
 
 def resolve_snapshot(run_dir: RunDir) -> RunSnapshot:

@@ -18,6 +18,8 @@ from ltui.training.state.json_decoder import parse_json
 from ltui.training.state.run_snapshot import RunSnapshot, snapshot_from_json
 from ltui.training.store.run_directory import RunDir
 
+STILL_STARTING = "its supervisor is still starting"
+"""What is known of a run whose supervisor is too young to answer."""
 _LINE_BYTES = 64 << 20
 
 
