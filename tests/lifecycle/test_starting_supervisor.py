@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from ltui.training.config.run_spec import RunSpec
-from ltui.training.lifecycle.run_status import STILL_STARTING, resolve_here
+from ltui.training.lifecycle.run_status import resolve_here
+from ltui.training.lifecycle.supervisor_client import STILL_STARTING
 from ltui.training.process import identity
 from ltui.training.process.identity import boot_id, start_ticks
 from ltui.training.store.run_directory import RunDir, write_json
