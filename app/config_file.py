@@ -6,9 +6,10 @@ A wrong value is reported and left out; the other values still count.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from ltui.app.user_config import SETTINGS, Setting, UserConfig
 from ltui.training.config.ltui_section import read_section, unknown_section_key

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
 
 if TYPE_CHECKING:
     from ltui.training.problem import Problem
@@ -25,8 +26,7 @@ TYPES: Mapping[str, tuple[type, ...]] = {
 """Types of the values of each kind of setting."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
+class Setting(Struct, frozen=True, kw_only=True):
     """One setting with a fixed name. ``kind`` and the limits are those of an ``Argument``."""
 
     kind: str
@@ -100,8 +100,7 @@ SETTINGS = {
 """The settings by dotted path. ``ltui config`` and its template list them in this order."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UserConfig:
+class UserConfig(Struct, frozen=True, kw_only=True):
     """What the file says, without its wrong values."""
 
     path: Path

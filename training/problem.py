@@ -5,14 +5,14 @@ Every user interface shows them; internal errors of ltui are not ``ProblemError`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeVar
+
+from msgspec import Struct
 
 Error = TypeVar("Error", bound="ProblemError")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Problem:
+class Problem(Struct, frozen=True, kw_only=True):
     """One error of the user. ``str()`` gives one line for standard error."""
 
     where: str

@@ -6,10 +6,10 @@ A sign in each cell gives the state, so the grid can be read without colour.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 
+from msgspec import Struct
 from rich.cells import cell_len
 
 from ltui.widgets.columns import Cells
@@ -20,8 +20,7 @@ LEGEND_GAP = "   "
 MAX_LEGEND_LINES = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(Struct, frozen=True):
     """The sign of a cell. If several ranks share a cell, it shows the mark of highest severity."""
 
     sign: str
@@ -29,8 +28,7 @@ class Mark:
     severity: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class GridGroup:
+class GridGroup(Struct, frozen=True):
     """The cells of one machine, in order."""
 
     labels: Sequence[str]
@@ -38,8 +36,7 @@ class GridGroup:
     marks: Sequence[Mark]
 
 
-@dataclass(frozen=True, slots=True)
-class LegendEntry:
+class LegendEntry(Struct, frozen=True):
     """The meaning of a sign, such as ``! 1 STALLED``."""
 
     sign: str
@@ -47,8 +44,7 @@ class LegendEntry:
     tone: Tone = Tone.PLAIN
 
 
-@dataclass(frozen=True, slots=True)
-class CellGrid:
+class CellGrid(Struct, frozen=True):
     """A grid and the meanings of the signs in it, the most important one first."""
 
     groups: tuple[GridGroup, ...]

@@ -7,8 +7,9 @@ important ones are omitted.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
+from msgspec import Struct
+from msgspec.structs import replace
 from rich.cells import cell_len, set_cell_size
 
 from ltui.widgets.tone import Tone
@@ -21,8 +22,7 @@ Cells = tuple[Cell, ...]
 """A text in one or several tones, for example one line or the content of one column."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Column:
+class Column(Struct, frozen=True, kw_only=True):
     """One column of a table."""
 
     key: str
@@ -42,8 +42,7 @@ class Column:
     """Width in which no text is cut; a table that scrolls sideways gives it what it has left."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedColumn:
+class PlacedColumn(Struct, frozen=True):
     """A column with its position and its width in cells."""
 
     column: Column
@@ -67,8 +66,7 @@ def fit_columns(columns: Sequence[Column], width: int) -> tuple[PlacedColumn, ..
     return tuple(placed)
 
 
-@dataclass(frozen=True, slots=True)
-class ScrolledColumns:
+class ScrolledColumns(Struct, frozen=True):
     """The columns that a table shows of those that do not fit, and how many are hidden."""
 
     placed: tuple[PlacedColumn, ...]

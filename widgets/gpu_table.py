@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby
 from typing import ClassVar
 
+from msgspec.structs import replace
 from rich.cells import cell_len
 
 from ltui.widgets.bars import bar_cells, strip

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from msgspec import Struct
 from rich.cells import cell_len
 from textual.reactive import reactive
 
@@ -27,8 +27,7 @@ _PROGRAM = 10
 """Importance of what the run trains."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(Struct, frozen=True):
     """A part of the first line, shown completely or not at all."""
 
     cells: Cells

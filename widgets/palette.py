@@ -9,10 +9,11 @@ colours instead. With NO_COLOR, font weight and signs replace the colours.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
 from rich.color import Color as RichColor
 from rich.segment import Segment
 from rich.style import Style
@@ -194,8 +195,7 @@ THEMES = (*TRUE_COLOUR_THEMES, *([] if LTUI_ANSI is None else [LTUI_ANSI]))
 """Themes to register."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LineStyles:
+class LineStyles(Struct, frozen=True, kw_only=True):
     """Styles for drawing line by line. Only styles with a meaning have a background."""
 
     tones: dict[Tone, Style]

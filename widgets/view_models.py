@@ -6,8 +6,9 @@ Texts are final and contain their units. Numbers are used for drawing only, and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from ltui.widgets.tone import Tone
 
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
 FloatArray: TypeAlias = "npt.NDArray[np.float64]"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ChartSeries:
+class ChartSeries(Struct, frozen=True, kw_only=True, eq=False):
     """One line of a chart. ``x`` is ascending, and NaN in ``y`` is a gap."""
 
     name: str
@@ -43,8 +43,7 @@ class ChartSeries:
     """NaN and infinities in ``y`` are values that were logged; otherwise values are missing."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChartMark:
+class ChartMark(Struct, frozen=True, kw_only=True):
     """An event at one place of the x axis, such as a checkpoint."""
 
     at: float
@@ -58,8 +57,7 @@ class ChartMark:
     """Draw a vertical line over the whole height."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ChartViewModel:
+class ChartViewModel(Struct, frozen=True, kw_only=True, eq=False):
     """Everything that a chart draws: its series, its axes and its texts."""
 
     title: str
@@ -94,8 +92,7 @@ class ChartViewModel:
     """Text in the middle of an empty chart, such as ``no validation yet``."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cell:
+class Cell(Struct, frozen=True, kw_only=True):
     """A text and its tone."""
 
     text: str
@@ -104,8 +101,7 @@ class Cell:
     """Index of a series of a chart whose colour the text has in place of that of its tone."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeaderViewModel:
+class HeaderViewModel(Struct, frozen=True, kw_only=True):
     """The first lines of a run screen."""
 
     name: str
@@ -134,16 +130,14 @@ class HeaderViewModel:
     """Such as ``job ends in 3 h 10 m``; empty outside of a job of a cluster."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankMetric:
+class RankMetric(Struct, frozen=True, kw_only=True):
     """One metric of a rank, with the column of the rank table that shows it."""
 
     column: Column
     cell: Cell
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankRow:
+class RankRow(Struct, frozen=True, kw_only=True):
     """One row of the rank table: a rank, or a machine above its ranks. Empty texts are blanks."""
 
     rank: str
@@ -164,8 +158,7 @@ class RankRow:
     """The values are those of the last report of a machine that does not report any more."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GpuRow:
+class GpuRow(Struct, frozen=True, kw_only=True):
     """One row of the GPU table, and one strip of the heat strips."""
 
     index: str
@@ -207,8 +200,7 @@ LAUNCHER = -2
 """``LogLine.source`` of the launcher of machine 0; the numbers below it are of other machines."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LogLine:
+class LogLine(Struct, frozen=True, kw_only=True):
     """One line of a log, or several identical consecutive lines."""
 
     rank: int | None
@@ -233,8 +225,7 @@ class LogLine:
         return LAUNCHER - self.node if self.rank is None else self.rank
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VerdictViewModel:
+class VerdictViewModel(Struct, frozen=True, kw_only=True):
     """One verdict of a diagnosis, in words."""
 
     title: Cell
@@ -246,8 +237,7 @@ class VerdictViewModel:
     """Label and text of each piece of evidence."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CollectiveCell:
+class CollectiveCell(Struct, frozen=True, kw_only=True):
     """The collective that some ranks called at one sequence number of a process group."""
 
     text: str
@@ -258,8 +248,7 @@ class CollectiveCell:
     tone: Tone = Tone.PLAIN
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CollectiveRow:
+class CollectiveRow(Struct, frozen=True, kw_only=True):
     """One sequence number of a process group."""
 
     number: str
@@ -269,8 +258,7 @@ class CollectiveRow:
     """Such as ``first difference`` or ``not finished``."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CollectiveTable:
+class CollectiveTable(Struct, frozen=True, kw_only=True):
     """Collectives of one process group, around the first one that not all ranks finished."""
 
     title: str
@@ -280,8 +268,7 @@ class CollectiveTable:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StackViewModel:
+class StackViewModel(Struct, frozen=True, kw_only=True):
     """A stack with its title, innermost call first; or the last output of a rank."""
 
     title: Cell
@@ -290,8 +277,7 @@ class StackViewModel:
     """The user's code has the tone ACCENT and a sign; folded library calls have the tone DIM."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProcessRow:
+class ProcessRow(Struct, frozen=True, kw_only=True):
     """A process, or several processes in the same state."""
 
     owner: str
@@ -303,8 +289,7 @@ class ProcessRow:
     note: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DiagnosisViewModel:
+class DiagnosisViewModel(Struct, frozen=True, kw_only=True):
     """A complete diagnosis, ready to draw."""
 
     headline: Cell

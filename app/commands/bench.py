@@ -14,7 +14,7 @@ from ltui.app.exit_codes import EXIT_DONE
 from ltui.app.launch.build_spec import prepare_launch
 from ltui.app.launch.run_in_interpreter import run_program
 from ltui.app.presentation.run_report import columns
-from ltui.training.state.run_snapshot import to_json
+from ltui.training.json_codec import to_json
 from ltui.widgets.formats import count, duration, size
 
 _PROGRAM = "ltui.training.data.loader_benchmark"

@@ -8,10 +8,11 @@ import platform
 import shutil
 import sys
 from argparse import Namespace
-from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+
+from msgspec import Struct
 
 from ltui.app.exit_codes import EXIT_DONE
 from ltui.app.launch.cuda_probe import probe_cuda
@@ -61,8 +62,7 @@ DISK_NEEDED_BYTES = 5 << 30
 """Free disk space below which a note is printed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """One line of the report."""
 
     what: str

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from ltui.app.exit_codes import EXIT_DONE
 from ltui.training.problem import ProblemError

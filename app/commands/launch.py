@@ -12,8 +12,9 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from ltui.app.exit_codes import EXIT_DONE
 from ltui.app.foreground.interrupt_signals import ReceivedSignals

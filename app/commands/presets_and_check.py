@@ -15,8 +15,8 @@ from ltui.app.output_file import print_json
 from ltui.app.presentation.run_report import columns
 from ltui.training.config.preset_discovery import preset_names
 from ltui.training.config.presets import Preset, load_preset
+from ltui.training.json_codec import to_json
 from ltui.training.problem import ProblemError
-from ltui.training.state.run_snapshot import to_json
 from ltui.widgets.sanitise import clean_line, clean_name
 
 

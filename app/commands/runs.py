@@ -13,13 +13,13 @@ from ltui.app.exit_codes import EXIT_DONE
 from ltui.app.output_file import print_json, print_json_list
 from ltui.app.runs.filter_runs import fields_of, run_filter, unknown_names
 from ltui.app.runs.run_entry import RunEntry
-from ltui.app.runs.run_fields import FIELDS, SETTING, Kind, Value, kind_of, value_of, value_text
+from ltui.app.runs.run_fields import FIELDS, SETTING, Kind, kind_of, value_of, value_text
 from ltui.app.runs.run_json import run_document
 from ltui.app.runs.run_list import RunList, recovered_snapshot
 from ltui.app.runs.slow_values import read_settings
 from ltui.app.runs.sort_runs import sort_key, sorted_runs
+from ltui.training.json_codec import to_json
 from ltui.training.problem import ProblemError
-from ltui.training.state.run_snapshot import json_number, to_json
 from ltui.training.store.find_run import find_run
 from ltui.training.store.labels_file import read_labels
 from ltui.training.store.run_directory import RunDir, ltui_home
@@ -123,13 +123,9 @@ def _json(runs: RunList, entry: RunEntry, chosen: Sequence[str]) -> str:
         labels.pop("name", None)  # The head has it.
         # Parsing thousands of heads to print them again would take most of the time.
         return f"{runs.head(entry)[:-1]}, {json.dumps(labels)[1:]}"
-    values = {name: _value_json(value_of(entry, name)) for name in chosen}
+    values = {name: to_json(value_of(entry, name)) for name in chosen}
     flags = {name: bool(values[name]) for name in values.keys() & FIELDS if _is_flag(name)}
     return json.dumps({"id": entry.id, **values, **flags}, allow_nan=False)
-
-
-def _value_json(value: Value) -> object:
-    return json_number(value) if isinstance(value, float) else to_json(value)
 
 
 def _is_flag(name: str) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from argparse import Namespace
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from ltui.app.exit_codes import EXIT_DONE
 from ltui.training.config.device_selection import Machine

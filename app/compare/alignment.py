@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from msgspec import Struct
 
 from ltui.app.live.curve_arithmetic import epoch_positions
 from ltui.training.store.curve_reader import Curve, FloatArray
@@ -26,8 +26,7 @@ BAND_NAMES = {
 }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Band:
+class Band(Struct, frozen=True, eq=False):
     """Mean and band over the runs of a group, for each position."""
 
     mean: FloatArray
@@ -108,16 +107,14 @@ MAX_POSITIONS = 1000
 """Maximum number of common positions of a group: more than a terminal has columns."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Line:
+class Line(Struct, frozen=True, eq=False):
     """Values over an axis. ``x`` is ascending and finite; NaN in ``y`` is a gap."""
 
     x: FloatArray
     y: FloatArray
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Clock:
+class Clock(Struct, frozen=True, kw_only=True):
     """How the unix times of a run become the time that it has trained."""
 
     attempts: tuple[tuple[float, float | None], ...] = ()

@@ -7,10 +7,10 @@ again around a point that merges several values, by the function that the caller
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cached_property, partial
 
 import numpy as np
+from msgspec import Struct
 
 from ltui.app.compare.alignment import Clock, Line, line_of, positions_of
 from ltui.app.live.curve_arithmetic import smooth
@@ -27,8 +27,7 @@ MAX_READS = 4
 """Times that a curve is read in more detail: once for each size of windows, and once more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Logged:
+class Logged(Struct, frozen=True):
     """A logged value and its step."""
 
     value: float
@@ -38,8 +37,7 @@ class Logged:
     """False if the step is that of a window of the history that contains the value."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MetricSummary:
+class MetricSummary(Struct, frozen=True, kw_only=True):
     """What one metric of a run came to."""
 
     final: Logged
@@ -117,8 +115,7 @@ LEAST_SMOOTHED = 3
 """A curve with fewer points than this is not smoothed."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ComparedRun:
+class ComparedRun(Struct, frozen=True, kw_only=True, eq=False, dict=True):
     """What is known of one run."""
 
     snapshot: RunSnapshot

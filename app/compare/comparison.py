@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct, field
 
 from ltui.app.compare.alignment import Band, Line, align, band_of, common_positions
 from ltui.app.compare.compared_run import ComparedRun, Logged
@@ -18,8 +18,7 @@ from ltui.training.store.curve_reader import FloatArray
 from ltui.widgets.sanitise import clean_name
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
+class Spread(Struct, frozen=True):
     """A value over the runs of a group."""
 
     mean: float
@@ -29,8 +28,7 @@ class Spread:
     count: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Comparison(Struct, frozen=True, kw_only=True, dict=True):
     """Several runs, the first of which is the reference, and how they are compared."""
 
     runs: tuple[ComparedRun, ...]

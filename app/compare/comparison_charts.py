@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from ltui.app.compare.alignment import BAND_NAMES
 from ltui.app.compare.comparison import Comparison

@@ -12,15 +12,12 @@ from ltui.app.compare.run_groups import RunGroup
 from ltui.app.presentation.snapshot_text import shown_epoch
 from ltui.app.runs.run_settings import number_of
 from ltui.app.state_words import state_word
-from ltui.training.state.run_snapshot import json_number, to_json
+from ltui.training.json_codec import to_json
 from ltui.training.store.curve_reader import FloatArray
 
 
 def comparison_json(comparison: Comparison) -> dict[str, Any]:
-    """Return the comparison as plain JSON values.
-
-    NaN and infinite values are null, except for logged values (``json_number``).
-    """
+    """Return the comparison as plain JSON values; ``NaN`` and infinities are texts."""
     document = {
         "by": comparison.axis,
         "band": comparison.band,
@@ -67,7 +64,7 @@ def _parameters(comparison: Comparison, run: ComparedRun) -> dict[str, Any]:
         "settings": {
             name: text if numbers[name] is None else numbers[name] for name, text in texts.items()
         },
-        "final": {name: json_number(summary.final.value) for name, summary in run.metrics.items()},
+        "final": {name: summary.final.value for name, summary in run.metrics.items()},
         "best": {
             name: None if logged is None else logged.value
             for name, logged in best.items()
@@ -89,7 +86,7 @@ def _metric(summary: MetricSummary) -> dict[str, Any]:
 def _logged(logged: Logged | None) -> dict[str, Any] | None:
     if logged is None:
         return None
-    return {"value": json_number(logged.value), "step": logged.step, "step_is_exact": logged.exact}
+    return {"value": logged.value, "step": logged.step, "step_is_exact": logged.exact}
 
 
 def _curves(comparison: Comparison, metric: str) -> dict[str, Any]:

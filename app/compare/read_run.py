@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 import zlib
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 
 import numpy as np
+from msgspec import Struct
 
 from ltui.app.compare.alignment import Clock
 from ltui.app.compare.compared_run import ComparedRun, summarise
@@ -36,8 +36,7 @@ MAX_METRICS = 8
 ReadSnapshot = Callable[[RunDir], RunSnapshot]
 
 
-@dataclass(frozen=True, slots=True)
-class RunsRead:
+class RunsRead(Struct, frozen=True):
     """The runs that could be read, and what was wrong with the others."""
 
     runs: tuple[ComparedRun, ...]

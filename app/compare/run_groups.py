@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from ltui.app.runs.run_settings import differing, is_seed, matching_names
 from ltui.training.problem import Problem, ProblemError
@@ -17,8 +18,7 @@ from ltui.widgets.sanitise import clean_name
 Settings = Mapping[str, str]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Grouping:
+class Grouping(Struct, frozen=True, kw_only=True):
     """How runs are put into groups."""
 
     by: tuple[str, ...] = ()
@@ -27,8 +27,7 @@ class Grouping:
     """Settings that do not count, besides the seed; only without ``by``."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunGroup:
+class RunGroup(Struct, frozen=True, kw_only=True):
     """Two or more runs that are shown as one."""
 
     label: str

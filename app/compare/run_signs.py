@@ -6,7 +6,8 @@ import zlib
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from ltui.app.compare.compared_run import ComparedRun
 from ltui.training.problem import ProblemError

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
+from msgspec import Struct
+from msgspec.structs import replace
 from rich.cells import cell_len
 
 from ltui.app.compare.view_settings import ViewSettings
@@ -16,8 +17,7 @@ MAX_VALUE = 16
 """Maximum cells of the value of a setting in a table."""
 
 
-@dataclass(frozen=True, slots=True)
-class TableRow:
+class TableRow(Struct, frozen=True):
     """One row of a table, with its cells by the keys of the columns."""
 
     key: str
@@ -26,8 +26,7 @@ class TableRow:
     """A line over all columns in place of the cells."""
 
 
-@dataclass(frozen=True, slots=True)
-class TableView:
+class TableView(Struct, frozen=True):
     """The columns and rows of a table."""
 
     columns: tuple[Column, ...]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from ltui.app.compare.alignment import BANDS
 from ltui.app.compare.compared_run import ComparedRun
@@ -11,8 +11,7 @@ from ltui.app.compare.run_groups import RunGroup
 from ltui.app.presentation.metric_charts import ChartSettings
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ViewSettings:
+class ViewSettings(Struct, frozen=True, kw_only=True):
     """What the keys of the screen change."""
 
     metric: str | None = None

@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from ltui.training.gpu.reading import THERMAL, GpuProcess, GpuReading, GpuView, Xid
 

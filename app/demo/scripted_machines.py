@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ltui.training.gpu.reading import THERMAL
 from ltui.training.state.run_snapshot import (
@@ -42,8 +44,7 @@ PHASES = ("fetch data", "forward", "backward", "optimizer")
 LABEL = "simulated machines, ranks and GPUs, not those of this machine"
 
 
-@dataclass(frozen=True, slots=True)
-class Cluster:
+class Cluster(Struct, frozen=True):
     """Number of the simulated machines, and of ranks and GPUs on each."""
 
     nodes: int = 4

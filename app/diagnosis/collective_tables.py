@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ltui.app.diagnosis.process_rows import frame_location
 from ltui.training.diagnosis.evidence import Collective, CollectivePosition, Diagnosis, RankEvidence
@@ -31,8 +33,7 @@ SILENT_S = 3.0
 """Seconds without a heartbeat from which a rank counts as silent."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
+class _Group(Struct, frozen=True):
     """The known collectives of one process group."""
 
     name: str

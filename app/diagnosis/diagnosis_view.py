@@ -6,8 +6,9 @@ All text that a run wrote (messages, paths, function names) is made safe here, o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from ltui.app.diagnosis import collective_tables
 from ltui.app.diagnosis.process_rows import (
@@ -66,8 +67,7 @@ _LABELS = {
 """Words for the names of evidence, in the order in which they are shown."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DiagnosisContext:
+class DiagnosisContext(Struct, frozen=True, kw_only=True):
     """The facts that are shown with a diagnosis."""
 
     snapshot: RunSnapshot

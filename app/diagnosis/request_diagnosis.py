@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ltui.app.live.run_requests import send_request
 from ltui.app.state_words import state_sentence
 from ltui.training.diagnosis.evidence import Diagnosis
+from ltui.training.json_codec import parse_json
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import ProblemError
 from ltui.training.shared.regular_files import read_regular
-from ltui.training.state.json_decoder import parse_json
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, Verdict
 from ltui.training.state.verdict_tracker import most_severe_first
 from ltui.training.store.history_reader import RunStore
@@ -31,8 +33,7 @@ NOT_BEFORE_S = 1.0
 """A verdict may begin with a pulse of up to this many seconds before its attempt began."""
 
 
-@dataclass(frozen=True, slots=True)
-class DiagnosisResult:
+class DiagnosisResult(Struct, frozen=True):
     """A diagnosis, with the snapshot and the verdicts that were read with it."""
 
     diagnosis: Diagnosis

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
+from msgspec import Struct
+from msgspec.structs import replace
 from rich.style import Style
 from rich.text import Text
 from textual.app import RenderResult
@@ -16,8 +17,7 @@ READONLY_BADGE = " READ-ONLY "
 """Shown on every screen with ``--readonly``."""
 
 
-@dataclass(frozen=True, slots=True)
-class KeyHint:
+class KeyHint(Struct, frozen=True):
     """One key of the footer. A click on it runs ``action``."""
 
     key: str

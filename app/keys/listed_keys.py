@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
 from textual.binding import Binding
 from textual.dom import DOMNode
 from textual.keys import format_key
@@ -37,8 +37,7 @@ EVERYWHERE = (
 """Keys that Textual binds on every screen."""
 
 
-@dataclass(frozen=True, slots=True)
-class ListedKey:
+class ListedKey(Struct, frozen=True):
     """All bindings with one id: some keys, and what they do."""
 
     node: DOMNode

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from ltui.app.launch.class_path_check import class_faults, class_uses
 from ltui.app.launch.launch_defaults import with_launch_defaults
@@ -29,8 +30,7 @@ from ltui.training.config.yaml_document import Fault
 from ltui.training.problem import Problem, ProblemError
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LaunchRequest:
+class LaunchRequest(Struct, frozen=True, kw_only=True):
     """A preset with overrides and an interpreter, after the checks that take a tenth of a
     second."""
 

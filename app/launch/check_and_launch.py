@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from ltui.app.launch.build_spec import prepare_preset_launch
 from ltui.training.config.preset_form import START_FROM

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from ltui.app.launch.training_interpreter import InterpreterReport
 from ltui.training.config.yaml_document import Fault, parse_value
 
 
-@dataclass(frozen=True, slots=True)
-class ClassUse:
+class ClassUse(Struct, frozen=True):
     """A ``class_path`` in a configuration."""
 
     place: str

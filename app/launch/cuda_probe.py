@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from ltui.training.process.python_command import program_command
 
@@ -30,8 +31,7 @@ print(json.dumps({
 """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CudaReport:
+class CudaReport(Struct, frozen=True, kw_only=True):
     """What torch says about CUDA."""
 
     cuda: str | None

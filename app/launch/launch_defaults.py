@@ -6,8 +6,9 @@ The ``ltui:`` section of a preset wins over them, and the options of the command
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from ltui.app.config_file import LAUNCH_KEYS
 from ltui.app.settings import read_user_config

@@ -7,8 +7,9 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.node_environment import read_node_environment

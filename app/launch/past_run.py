@@ -7,9 +7,11 @@ import shlex
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from ltui.app.launch.build_spec import changed_spec
 from ltui.app.launch.check_and_launch import apply_start_from
@@ -46,8 +48,7 @@ _DEVICES = Knob(key="trainer.devices", label="devices", type="devices")
 """Form field for the devices of a run whose preset is not available."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PastRun:
+class PastRun(Struct, frozen=True, kw_only=True):
     """A run as the base of another attempt or of a new run."""
 
     run_dir: RunDir
@@ -85,8 +86,7 @@ class PastRun:
         return next((c for c in self.checkpoints if Path(c.path).name == name), None)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
+class Choice(Struct, frozen=True, kw_only=True):
     """Selections and texts in the form of a past run."""
 
     mode: str
@@ -95,8 +95,7 @@ class Choice:
     other: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CheckedChoice:
+class CheckedChoice(Struct, frozen=True, kw_only=True):
     """A choice as overrides, with its configuration errors and a summary."""
 
     overrides: tuple[str, ...]

@@ -4,9 +4,10 @@ Pure."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from difflib import SequenceMatcher
 from typing import Any
+
+from msgspec import to_builtins
 
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.ltui_section import read_section
@@ -38,7 +39,7 @@ def changed_lines(before: str, after: str) -> frozenset[int]:
 
 
 def _as_document(policy: CheckpointPolicy | StallPolicy) -> Document:
-    values = asdict(policy)
+    values = to_builtins(policy)
     return {key: list(v) if isinstance(v, tuple) else v for key, v in values.items()}
 
 

@@ -14,9 +14,9 @@ from ltui.training.config.overrides import overridden_paths
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.config.structure_check import locate_fault
 from ltui.training.config.yaml_document import Fault
+from ltui.training.json_codec import to_json
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.python_command import module_command
-from ltui.training.state.run_snapshot import to_json
 from ltui.widgets.sanitise import clean_line
 
 CHECK_S = 300.0

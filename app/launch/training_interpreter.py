@@ -8,10 +8,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
 
 import ltui.training
 from ltui.app.launch import probe_script
@@ -37,8 +38,7 @@ _PIP_NAMES = {**REQUIRED_PACKAGES, **DISTRIBUTIONS}
 """Module name to the name that pip installs it by, where the two differ."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class InterpreterReport:
+class InterpreterReport(Struct, frozen=True, kw_only=True):
     """The answer of the probe that ran in an interpreter."""
 
     python: str

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from ltui.training.store.curve_reader import Curve, FloatArray
 from ltui.training.store.history_reader import ROW_SERIES, STEP_LOSS, STEP_SERIES
@@ -17,8 +17,7 @@ STEP_CURVES = (STEP_SERIES.keys() | ROW_SERIES.keys()) - {STEP_LOSS}
 """Curves that every step has, by their names in the store."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CurveRequest:
+class CurveRequest(Struct, frozen=True, kw_only=True):
     """The curves that a screen shows, and their level of detail."""
 
     names: frozenset[str] | None = None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
 
 if TYPE_CHECKING:
     from ltui.app.live.gpu_history import GpuSeries
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
     from ltui.widgets.view_models import LogLine
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ResolvedVerdict:
+class ResolvedVerdict(Struct, frozen=True, kw_only=True):
     """A verdict that ended while the screen was open."""
 
     verdict: Verdict
@@ -26,8 +26,7 @@ class ResolvedVerdict:
     """Time of the end in unix seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankException:
+class RankException(Struct, frozen=True):
     """The first exception of one rank in the last attempt."""
 
     rank: int
@@ -35,8 +34,7 @@ class RankException:
     message: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Frame:
+class Frame(Struct, frozen=True, kw_only=True, eq=False):
     """Everything that a run screen shows at one time."""
 
     snapshot: RunSnapshot

@@ -6,8 +6,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ltui.training.state.gpu_values import GPU_READINGS
 from ltui.training.state.run_snapshot import GpuSnapshot
@@ -31,8 +33,7 @@ Row = tuple[float, ...]
 """The unix time of a reading and its ``GPU_READINGS``; NaN if the driver gave no value."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuSeries:
+class GpuSeries(Struct, frozen=True):
     """Readings of the last minutes of one GPU, oldest first."""
 
     rows: tuple[Row, ...] = ()

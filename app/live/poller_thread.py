@@ -6,8 +6,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from ltui.app.live.frame import Frame
 from ltui.training.state.run_snapshot import RunSnapshot, RunState

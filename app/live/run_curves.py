@@ -6,7 +6,7 @@ supervisor has written since. There is no thread and no clock here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from ltui.app.live.curve_arithmetic import (
     STEP_CURVES,
@@ -70,8 +70,7 @@ Key = tuple[str, int]
 """Name and rank of a curve."""
 
 
-@dataclass(slots=True)
-class _LoadedCurve:
+class _LoadedCurve(Struct):
     """A curve until ``end``, the newest row that was read."""
 
     curve: Curve

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from ltui.training.config.verdict_severity import BLOCKING_LEVELS
 
@@ -23,8 +24,7 @@ class MarkKind(Enum):
     CHECKPOINT = "checkpoint"
 
 
-@dataclass(frozen=True, slots=True)
-class RunMark:
+class RunMark(Struct, frozen=True):
     """One event of a run, at a step, a time, or both."""
 
     kind: MarkKind

@@ -6,8 +6,10 @@ import os
 import shutil
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ltui.app.launch.class_path_check import class_faults, class_uses
 from ltui.app.launch.local_machine import detect_machine
@@ -50,8 +52,7 @@ MAX_PATHS_NAMED = 3
 """Maximum number of missing files that a message names."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JoinRequestOptions:
+class JoinRequestOptions(Struct, frozen=True, kw_only=True):
     """What the user or the launcher says about this node."""
 
     node: int | None = None
@@ -64,8 +65,7 @@ class JoinRequestOptions:
     """Monotonic time until which node 0 may still have to start; None if it must be there."""
 
 
-@dataclass(frozen=True, slots=True)
-class JoinedNode:
+class JoinedNode(Struct, frozen=True):
     """A node whose agent was started."""
 
     run_dir: RunDir

@@ -18,8 +18,9 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from ltui.training.config.run_spec import Nodes
 from ltui.training.nodes.link_key import KEY_VARIABLE, LinkKey

@@ -6,7 +6,8 @@ import os
 import socket
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from ltui.app.launch.local_machine import detect_machine
 from ltui.training.config.device_selection import Machine

@@ -13,9 +13,10 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+
+from msgspec import Struct
 
 from ltui.training.nodes.link_key import KEY_VARIABLE, LinkKey
 from ltui.training.problem import Problem, ProblemError
@@ -34,8 +35,7 @@ SSH_FAILED = 255
 """Exit code of ssh for its own errors."""
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteCommand:
+class RemoteCommand(Struct, frozen=True):
     """A command on a host, and the text for its standard input."""
 
     host: str

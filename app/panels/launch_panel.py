@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from msgspec.structs import replace
 from rich.text import Text
 from textual import on, work
 from textual.app import ComposeResult

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
 from textual import on
 from textual.containers import Container
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from msgspec import Struct
 from textual import events
 from textual.app import ComposeResult
 from textual.containers import Container
@@ -20,8 +20,7 @@ TWO_COLUMNS_FROM = 120
 """Minimum cells of width for two columns of charts."""
 
 
-@dataclass(frozen=True, slots=True)
-class GridShape:
+class GridShape(Struct, frozen=True):
     """Columns and rows of a grid."""
 
     columns: int

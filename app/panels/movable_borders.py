@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from enum import Enum
 
+from msgspec import Struct
+from msgspec.structs import replace
 from textual import events
 from textual.containers import Vertical
 from textual.geometry import Region
@@ -51,8 +52,7 @@ class LayoutMode(str, Enum):
     """Every panel, with the details at their side."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TableLines:
+class TableLines(Struct, frozen=True, kw_only=True):
     """Number of lines that the tables need for all their rows, without a frame."""
 
     gpus: int = 0
@@ -82,8 +82,7 @@ def _full_height(needs: TableLines) -> int:
     return OTHER_LINES + CHART_LINES + gpus + needs.ranks + FRAME_LINES + LOG_LINES
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PanelLayout:
+class PanelLayout(Struct, frozen=True, kw_only=True):
     """The chosen panels and the terminal size. The key ``0`` restores the defaults."""
 
     width: int = 160
@@ -187,8 +186,7 @@ LEAST_BODY_WIDTH = 60
 """Columns that the details leave to the other panels."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Regions:
+class Regions(Struct, frozen=True, kw_only=True):
     """Where panels are on the screen. Those that are not visible are None."""
 
     first: Region | None = None

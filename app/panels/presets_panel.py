@@ -7,10 +7,10 @@ methods are called in a worker's thread, because reading takes longer than one f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from msgspec import Struct
 from rich.text import Text
 from textual import events, on
 from textual.app import ComposeResult
@@ -30,8 +30,7 @@ OWN_SCRIPT = "ltui exec -- python train.py"
 """How a run without a preset is started."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PresetEntry:
+class PresetEntry(Struct, frozen=True, kw_only=True):
     """One line of the list: a shipped preset or a configuration file of the user."""
 
     name: str

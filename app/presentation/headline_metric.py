@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from ltui.training.state.metric_name_patterns import (
     INCIDENTAL,
@@ -24,8 +25,7 @@ _OTHERS = 4
 """Class of the metrics that are neither of validation nor a training loss."""
 
 
-@dataclass(frozen=True, slots=True)
-class HeadlineMetric:
+class HeadlineMetric(Struct, frozen=True):
     """A metric and its last value."""
 
     name: str

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from msgspec import Struct
+from msgspec.structs import replace
 
 PRESETS, FORM, RUNS, YAML = "presets", "form", "runs", "yaml"
 PANELS = (PRESETS, FORM, RUNS, YAML)
@@ -14,8 +15,7 @@ YAML_WIDTH, YAML_HEIGHT = 140, 20
 """Size from which the configuration stands beside the form."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HomeLayout:
+class HomeLayout(Struct, frozen=True, kw_only=True):
     """The runs, or what a new run is started with. Without a run, always the latter."""
 
     width: int = 160

@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from ltui.app.live.frame import Frame
 from ltui.app.presentation.machines import (
@@ -62,8 +64,7 @@ _MACHINE_SEVERITY = {
 _QUIET_STATES = frozenset({NodeState.CONNECTED, NodeState.ENDED})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowSelection:
+class RowSelection(Struct, frozen=True, kw_only=True):
     """What the user wants to see of the machines and ranks of a run."""
 
     unfolded: Mapping[int, bool] = field(default_factory=dict)
@@ -76,8 +77,7 @@ class RowSelection:
         return replace(self, unfolded={**self.unfolded, node: unfolded})
 
 
-@dataclass(frozen=True, slots=True)
-class RankFilter:
+class RankFilter(Struct, frozen=True):
     """Words to filter ranks by: machine, rank or state.
 
     ``12``, ``r12`` and ``0-15`` select ranks, ``gpu-b:12`` a rank of a machine. Any other word is a
@@ -111,8 +111,7 @@ def _matches(word: str, machine: str, rank: int, state: str) -> bool:
     return word in machine or word in state.lower()
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(Struct, frozen=True):
     """A row that is not built yet: a machine, or one of its ranks."""
 
     node: NodeSnapshot

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ltui.app.live.curve_arithmetic import STEP_SECONDS, smooth
 from ltui.app.live.default_metrics import default_choice
@@ -46,8 +47,7 @@ MOST_UNSMOOTHED = 3
 """A curve with fewer points than this is not smoothed."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChartSettings:
+class ChartSettings(Struct, frozen=True, kw_only=True):
     """The settings that the keys of a run screen change."""
 
     axis: str = "step"

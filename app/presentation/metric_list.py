@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
+
+from msgspec import Struct
 
 from ltui.training.state.metric_name_patterns import DATA_SPLIT, THROUGHPUT, TRAIN_LOSS
 
@@ -24,8 +25,7 @@ DESCRIPTIONS = {
 """Descriptions of the curves that every step has."""
 
 
-@dataclass(frozen=True, slots=True)
-class MetricChoice:
+class MetricChoice(Struct, frozen=True):
     """The metrics that a user chose for a panel; without names, the default choice."""
 
     names: tuple[str, ...] = ()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ltui.app.live.gpu_curves import is_gpu_curve
 from ltui.app.presentation.metric_list import matching
@@ -28,8 +30,7 @@ MAX_COLUMNS, MAX_ROWS = 6, 8
 FAVOURITE_SIGN = "★"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MetricPages:
+class MetricPages(Struct, frozen=True, kw_only=True):
     """What the user chose on the screen of all metrics, as it is remembered."""
 
     columns: int | None = None

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from ltui.training.shared.record_types import StepField
 from ltui.training.state.run_snapshot import RankSnapshot
@@ -18,8 +19,7 @@ from ltui.widgets.tone import Tone
 from ltui.widgets.view_models import Cell, RankMetric
 
 
-@dataclass(frozen=True, slots=True)
-class RankMetricColumn:
+class RankMetricColumn(Struct, frozen=True):
     """A column of the rank table that shows one metric."""
 
     column: Column

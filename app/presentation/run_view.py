@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from msgspec import Struct
 from rich.text import Text
 
 from ltui.app.live.frame import Frame, RankException
@@ -192,8 +192,7 @@ def silence_text(frame: Frame) -> str | None:
 # -- ranks -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class RankVerdicts:
+class RankVerdicts(Struct, frozen=True):
     """The active verdicts by rank."""
 
     at_fault: Mapping[int, Verdict]

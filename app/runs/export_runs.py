@@ -6,9 +6,10 @@ import difflib
 import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TextIO, cast
+
+from msgspec.structs import replace
 
 from ltui.app.output_file import PlainText, output, replaced_file
 from ltui.app.runs.export_formats import FOLDER_FORMAT

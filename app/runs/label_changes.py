@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_labels import RunLabels
@@ -15,8 +17,7 @@ MAX_NAMES = 3
 """Number of runs that are named for one reason; the others are counted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """The result of one action on several runs."""
 
     done: tuple[str, ...]
@@ -74,8 +75,7 @@ FIELDS = {"name": "name", "group": "group", "note": "note"}
 """Labels of one text, with their names in sentences."""
 
 
-@dataclass(frozen=True, slots=True)
-class LabelChange:
+class LabelChange(Struct, frozen=True):
     """The labels of one run before and after an action."""
 
     run_dir: RunDir

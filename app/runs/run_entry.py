@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from ltui.app.runs.run_summary import NO_METRICS, MetricValues, RunSummary
 from ltui.training.state.run_labels import NO_LABELS, RunLabels
@@ -17,8 +18,7 @@ DAMAGED = "damaged"
 """State of a run whose files cannot be read."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunEntry:
+class RunEntry(Struct, frozen=True, kw_only=True):
     """A run and what is known of it."""
 
     run_dir: RunDir

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from typing import Any
+
+from msgspec import Struct
 
 from ltui.app.runs.run_entry import RunEntry
 from ltui.widgets import formats
@@ -29,8 +30,7 @@ class Kind(str, Enum):
     FLAG = "yes or no"
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(Struct, frozen=True):
     """One field. ``value`` returns None, or an empty value, if a run has none."""
 
     kind: Kind

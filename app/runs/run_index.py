@@ -12,13 +12,14 @@ import os
 import sqlite3
 from collections.abc import Iterable, Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from ltui.app.runs.run_entry import RunEntry
 from ltui.app.runs.run_summary import MetricValues, summary_from_row
-from ltui.training.state.json_decoder import WRONG_CONTENT
+from ltui.training.json_codec import WRONG_CONTENT
 from ltui.training.state.run_labels import NO_LABELS, labels_from_document
 from ltui.training.store.run_directory import RunDir
 
@@ -38,8 +39,7 @@ _WAIT_S = 1.0
 """Seconds to wait while another ltui writes the index."""
 
 
-@dataclass(frozen=True, slots=True)
-class IndexedRun:
+class IndexedRun(Struct, frozen=True):
     """A run as the index holds it."""
 
     stamp: str
@@ -49,8 +49,7 @@ class IndexedRun:
     """The run's part of ``ltui runs --json``; only needed to write."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stamped:
+class Stamped(Struct, frozen=True):
     """A value of a run that takes long to read."""
 
     stamp: str

@@ -9,7 +9,8 @@ from typing import Any
 
 from ltui.app.presentation.snapshot_text import shown_epoch
 from ltui.app.state_words import detail_words, state_word
-from ltui.training.state.run_snapshot import RunSnapshot, head_json, to_json
+from ltui.training.json_codec import to_json
+from ltui.training.state.run_snapshot import RunSnapshot, head_json
 
 
 def head_document(run: RunSnapshot) -> dict[str, Any]:

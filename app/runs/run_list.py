@@ -18,8 +18,8 @@ from ltui.app.runs.run_index import IndexedRun, RunIndex
 from ltui.app.runs.run_json import head_document
 from ltui.app.runs.run_summary import MetricValues, summarise
 from ltui.app.runs.slow_values import SlowValues, slow_kinds
+from ltui.training.json_codec import WRONG_CONTENT
 from ltui.training.problem import ProblemError
-from ltui.training.state.json_decoder import WRONG_CONTENT
 from ltui.training.state.run_snapshot import HEAD_FIELDS, LIVE, RunSnapshot
 from ltui.training.store.labels_file import read_labels
 from ltui.training.store.run_directory import RunDir

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
+
+from msgspec import Struct, field
 
 from ltui.app.presentation.snapshot_text import rank_word
 from ltui.app.runs.run_entry import DAMAGED, RunEntry
@@ -30,8 +31,7 @@ _OPTION = re.compile(r"-\S*(?:\s+[^-\s]\S*)?|\S+")
 """An option with its value, or another word."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunRow:
+class RunRow(Struct, frozen=True, kw_only=True):
     """One run as one line."""
 
     id: str

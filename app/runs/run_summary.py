@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
 from functools import lru_cache
 from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import astuple
 
 from ltui.app.presentation.headline_metric import headline_metric
 from ltui.app.presentation.snapshot_text import done_fraction, position, program_text, shown_epoch
@@ -19,8 +22,7 @@ from ltui.widgets.sanitise import clean_line, clean_name
 _VALUES = struct.Struct("<3d")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunSummary:
+class RunSummary(Struct, array_like=True, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """One run. Unix times and durations are in seconds, and texts are sanitised."""
 
     id: str
@@ -63,22 +65,9 @@ class RunSummary:
         return astuple(self)
 
 
-_TYPES: dict[str, tuple[type, ...]] = {
-    "str": (str,), "int": (int,), "float": (float, int), "bool": (bool,), "None": (type(None),)
-}  # fmt: skip
-_FIELD_TYPES = [
-    {kind for name in str(field.type).split(" | ") for kind in _TYPES[name]}
-    for field in fields(RunSummary)
-]
-
-
 def summary_from_row(row: Sequence[Any]) -> RunSummary:
     """Return the summary of ``to_row``. Raises ``ValueError`` if the row is not of that form."""
-    if len(row) != len(_FIELD_TYPES):
-        raise ValueError(f"{len(row)} values instead of {len(_FIELD_TYPES)}")
-    if not all(type(value) in kinds for value, kinds in zip(row, _FIELD_TYPES, strict=True)):
-        raise ValueError("a value of another type")
-    return RunSummary(**dict(zip(RunSummary.__slots__, row, strict=True)))
+    return msgspec.convert(row, RunSummary)
 
 
 def summarise(run: RunSnapshot) -> RunSummary:

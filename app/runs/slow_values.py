@@ -10,13 +10,14 @@ import sys
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from ltui.app.runs.run_entry import RunEntry
 from ltui.app.runs.run_fields import SETTING
 from ltui.app.runs.run_index import RunIndex, Stamped
-from ltui.training.state.json_decoder import WRONG_CONTENT
+from ltui.training.json_codec import WRONG_CONTENT
 from ltui.training.store.disk_use import disk_use
 from ltui.training.store.run_directory import RunDir
 

@@ -6,10 +6,10 @@ Without a run, presets and form fill the screen. Slow work follows the first fra
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from msgspec.structs import replace
 from rich.text import Text
 from textual import events, on, work
 from textual.app import ComposeResult

@@ -189,7 +189,7 @@ class MarkedRunsScreen(RunListScreen):
         if not entries:
             return
         # Imported here: the first frame changes no run.
-        from dataclasses import replace
+        from msgspec.structs import replace
 
         star = not all(labels.star for labels in _labels(entries))
         self._change_labels(self._unmarked(entries), lambda labels: replace(labels, star=star))

@@ -26,7 +26,7 @@ from textual_serve.download_manager import DownloadManager
 from textual_serve.server import Server
 
 from ltui.app.serve.access import HEADERS, TOKEN_PARAMETER, cookie_name, has_token, refusal
-from ltui.training.state.json_decoder import WRONG_CONTENT
+from ltui.training.json_codec import WRONG_CONTENT
 from ltui.widgets.sanitise import clean_lines
 
 MAX_PAGES = 16

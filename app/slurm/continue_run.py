@@ -6,7 +6,8 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from ltui.app.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
 from ltui.training.slurm.job_record import (

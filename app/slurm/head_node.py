@@ -10,14 +10,17 @@ import contextlib
 import os
 import signal
 import time
-from dataclasses import dataclass, replace
 from types import FrameType
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ltui.app.exit_codes import EXIT_DONE
 from ltui.app.nodes.node_options import with_free_ports, with_reachable_address
 from ltui.app.nodes.start_head import prepare_next_attempt
 from ltui.app.slurm.continue_run import requeued_by_slurm
 from ltui.app.slurm.other_node import hide_slurm_from_lightning, job_nodes
+from ltui.training.json_codec import to_json
 from ltui.training.lifecycle.launch_run import start_first_attempt
 from ltui.training.lifecycle.recover_runs import recover_run
 from ltui.training.lifecycle.resume_run import resume
@@ -38,7 +41,7 @@ from ltui.training.slurm.job_record import (
     write_lives,
 )
 from ltui.training.slurm.slurm_client import SlurmError, job_properties, unix_time
-from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState, to_json
+from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.training.store.copied_history import wait_for_last_copy
 from ltui.training.store.database_schema import StoreError
 from ltui.training.store.run_checkpoints import furthest_checkpoint
@@ -55,8 +58,7 @@ TERMINATED_STOP_S = 20.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 
-@dataclass(slots=True)
-class Warnings:
+class Warnings(Struct):
     """The signals that this process has received."""
 
     asked_to_continue: bool = False

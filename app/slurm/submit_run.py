@@ -8,8 +8,9 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from ltui.app.exit_codes import EXIT_DONE
 from ltui.training.config.run_spec import RunSpec

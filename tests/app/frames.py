@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from ltui.app.live.frame import Frame
 from ltui.app.live.gpu_history import GpuSeries

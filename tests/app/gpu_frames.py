@@ -10,9 +10,10 @@ import base64
 import pickle
 import subprocess
 import sys
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from ltui.app.live.frame import Frame
 from ltui.app.live.gpu_history import GpuHistory

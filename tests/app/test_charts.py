@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from ltui.app.live.curve_arithmetic import STEP_SECONDS
 from ltui.app.live.default_metrics import default_choice

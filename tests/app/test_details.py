@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from ltui.app.presentation import run_details, run_view
 from ltui.app.presentation.run_configuration import settings

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from textual.app import App, ComposeResult
 
 from ltui.app.demo.gpu_demo import DemoApp

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from ltui.app.presentation.home_layout import FORM, PRESETS, RUNS, YAML, HomeLayout
 

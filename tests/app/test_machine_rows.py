@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from ltui.app.foreground.progress_display import panel_lines, plain_line
 from ltui.app.live.log_tail import node_of_launcher_log
@@ -22,6 +22,7 @@ from ltui.app.presentation.machines import (
 from ltui.app.presentation.rank_grid import MIN_RANKS, gpu_grid, has_grid, rank_grid
 from ltui.app.presentation.run_details import checkpoints_and_events
 from ltui.app.presentation.run_report import show_lines
+from ltui.training.json_codec import to_json
 from ltui.training.state.run_snapshot import (
     NodeSnapshot,
     NodeState,
@@ -30,7 +31,6 @@ from ltui.training.state.run_snapshot import (
     RunState,
     Verdict,
     snapshot_from_json,
-    to_json,
 )
 from ltui.widgets.gpu_table import heat_lines
 from ltui.widgets.tone import Tone

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -11,6 +10,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from PIL import Image
 from textual._compositor import Compositor
 from textual.pilot import Pilot

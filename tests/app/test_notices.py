@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from ltui.app.keys.run_keys import run_hints
 from ltui.app.presentation.notifications import CONTROLS, farewell, refusal, toasts_for

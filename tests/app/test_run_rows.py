@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ltui.app.panels.runs_table import RunsTable
 from ltui.app.presentation.headline_metric import headline_metric

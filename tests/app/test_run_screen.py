@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import threading
 import time
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from textual.widgets import Static
 
 from ltui.app.keys.footer import KeyFooter

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ltui.app.live.frame import RankException, ResolvedVerdict
 from ltui.app.live.run_poller import RunPoller

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.evidence import HostEvidence, RankEvidence
@@ -43,7 +45,7 @@ def _stalled(count: int = RANKS, nodes: tuple[NodeSnapshot, ...] = ()) -> float:
     }
     evidence = replace(recorded, ranks=ranks)
     pulses = {
-        r: replace(
+        r: dataclasses.replace(
             pulse(r, Phase.FETCH if r == 37 else Phase.BACKWARD, 0.0, batch=20),
             pid=1000 + r,
             changed_ns=evidence.taken_ns - 8_000_000_000,

@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ltui.training.json_codec import to_json
 from ltui.training.lifecycle.recover_runs import recover_run
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.problem import ProblemError
-from ltui.training.state.run_snapshot import LIVE, to_json
+from ltui.training.state.run_snapshot import LIVE
 from ltui.training.store.run_directory import RunDir, list_runs
 from tests.chaos.invariants import (
     ENDED,

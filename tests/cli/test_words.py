@@ -6,10 +6,10 @@ import io
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ltui.app.commands.runs import runs_lines
 from ltui.app.commands.stop_and_pause import _report_stop
@@ -29,6 +29,7 @@ from ltui.app.runs.run_rows import run_row
 from ltui.app.runs.run_summary import summarise
 from ltui.app.screens.stop_question import stop_question
 from ltui.app.state_words import state_sentence, state_sign, state_word
+from ltui.training.json_codec import to_json
 from ltui.training.state.run_snapshot import (
     CheckpointInfo,
     MetricValue,
@@ -40,7 +41,6 @@ from ltui.training.state.run_snapshot import (
     Throughput,
     Verdict,
     snapshot_from_json,
-    to_json,
 )
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets.tone import Tone

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from ltui.app.compare.alignment import BAND_NAMES
 from ltui.app.compare.comparison import Comparison

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from ltui.app.cli import main
 from ltui.training.config.device_selection import Machine

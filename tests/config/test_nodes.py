@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.node_environment import (

@@ -7,22 +7,23 @@ makes a recording from a stored diagnosis: its evidence, shortened, without the 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence
 from ltui.training.diagnosis.judge import Judgement, judge
 from ltui.training.diagnosis.judge_input import JudgeInput
+from ltui.training.json_codec import from_json, to_json
 from ltui.training.shared.record_types import Outcome, Phase, PulseState
-from ltui.training.state.json_decoder import from_json
 from ltui.training.state.record_fold import FoldState, fold
-from ltui.training.state.run_snapshot import to_json
 from tests.state.records import pulse, steps
 
 FOLDER = Path(__file__).with_name("recorded")
@@ -41,7 +42,7 @@ def pulses_of(evidence: Evidence) -> dict[int, PulseState | None]:
             pulses[rank] = None
             continue
         still_s = seen.still_s or 0.0
-        pulses[rank] = replace(
+        pulses[rank] = dataclasses.replace(
             pulse(rank, _LABELS[seen.phase], 0.0),
             pid=seen.pid or 0,
             world_size=len(evidence.ranks),

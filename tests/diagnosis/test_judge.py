@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from ltui.training.diagnosis.build_diagnosis import build_diagnosis, diagnosis_headline
 from ltui.training.diagnosis.evidence import (
@@ -18,9 +18,9 @@ from ltui.training.diagnosis.evidence import (
     ThreadStack,
 )
 from ltui.training.diagnosis.observations.collective_positions import find_unfinished_collective
+from ltui.training.json_codec import from_json, to_json
 from ltui.training.shared.record_types import Phase
-from ltui.training.state.json_decoder import from_json
-from ltui.training.state.run_snapshot import RankSnapshot, RankState, to_json
+from ltui.training.state.run_snapshot import RankSnapshot, RankState
 from tests.diagnosis.recordings import FOLDER, judged, load
 
 CASES = (

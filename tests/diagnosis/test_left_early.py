@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 
 import pytest
+from msgspec.structs import replace
 
 from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.judge import judge
@@ -122,7 +123,7 @@ def _program_inputs(*pulses: PulseState) -> PreparedInput:
         JudgeInput(
             now_ns=0,
             policy=StallPolicy(),
-            pulses={p.rank: replace(p, epoch=-1) for p in pulses},
+            pulses={p.rank: dataclasses.replace(p, epoch=-1) for p in pulses},
             fold=FoldState(ranks={p.rank: RankFold(rank=p.rank, hello=hello) for p in pulses}),
         )
     )

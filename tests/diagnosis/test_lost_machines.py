@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ltui.training.diagnosis.evidence import Evidence
 from ltui.training.diagnosis.judge import Judgement
@@ -80,7 +81,9 @@ def test_the_collective_in_which_ranks_wait_is_named() -> None:
     waiting = recorded.ranks[0]
     evidence = replace(recorded, ranks={r: replace(waiting, rank=r, pid=200 + r) for r in (0, 1)})
     now_s = evidence.taken_ns / SECOND + 9.0
-    pulses = [replace(p, pid=200 + p.rank) for p in _waiting_for_b(now_s - 12, now_s - 10)]
+    pulses = [
+        dataclasses.replace(p, pid=200 + p.rank) for p in _waiting_for_b(now_s - 12, now_s - 10)
+    ]
     (verdict,) = at(
         now_s, pulses, two_machines(10.0, NodeState.UNREACHABLE), evidence=evidence,
         evidence_expected=True,
@@ -94,7 +97,7 @@ def test_a_rank_that_is_seen_to_be_stuck_is_blamed_although_another_machine_is_l
     now_s = recorded.taken_ns / SECOND + 4.0
     evidence = replace(recorded, ranks={0: recorded.ranks[0], 1: recorded.ranks[1]})
     pulses = [
-        replace(pulse(r, phase, now_s - 9, batch=20), pid=recorded.ranks[r].pid or 0)
+        dataclasses.replace(pulse(r, phase, now_s - 9, batch=20), pid=recorded.ranks[r].pid or 0)
         for r, phase in ((0, Phase.BACKWARD), (1, Phase.FETCH))
     ]
     judgement = at(
@@ -158,7 +161,7 @@ def test_evidence_that_is_newer_than_the_pulse_of_a_rank_is_not_used() -> None:
     recorded = load("rank0_barrier")
     now_s = recorded.taken_ns / SECOND + 0.3
     pulses = [
-        replace(pulse(r, Phase.BACKWARD, now_s - 4.0, batch=20), pid=e.pid or 0)
+        dataclasses.replace(pulse(r, Phase.BACKWARD, now_s - 4.0, batch=20), pid=e.pid or 0)
         for r, e in recorded.ranks.items()
     ]
     nodes = (machine(0, (0,)), machine(1, (1, 2), 1.5))
@@ -238,7 +241,7 @@ def test_evidence_of_one_machine_is_enough_for_a_verdict_on_it() -> None:
     now_s = recorded.taken_ns / SECOND + 1.0
     evidence = replace(recorded, ranks={0: recorded.ranks[0]})
     pulses = [
-        replace(pulse(r, Phase.BACKWARD, now_s - 4.5, batch=20), pid=e.pid or 0)
+        dataclasses.replace(pulse(r, Phase.BACKWARD, now_s - 4.5, batch=20), pid=e.pid or 0)
         for r, e in recorded.ranks.items()
     ]
     nodes = (machine(0, (0,)), machine(1, (1, 2)))
@@ -256,7 +259,8 @@ def test_ranks_that_wait_after_a_cut_until_tcp_sends_again(restored_s: float, le
         ranks={r: replace(recorded.ranks[0], rank=r, pid=200 + r) for r in range(4)},
     )
     pulses = [
-        replace(pulse(r, Phase.BACKWARD, now_s - 30, batch=20), pid=200 + r) for r in range(4)
+        dataclasses.replace(pulse(r, Phase.BACKWARD, now_s - 30, batch=20), pid=200 + r)
+        for r in range(4)
     ]
     (verdict,) = at(
         now_s,

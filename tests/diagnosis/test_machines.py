@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ltui.training.diagnosis.evidence import HostEvidence
 from ltui.training.diagnosis.judge import Judgement
@@ -228,7 +229,7 @@ def test_a_whole_machine_that_others_wait_for_is_at_fault_itself() -> None:
     assert verdict.cause == (
         "ranks 2 and 3 on b have made no progress in fetch data for 8 s; ranks 0 and 1 on a wait"
     )
-    one_of_them = [replace(pulses[3], phase=Phase.BACKWARD), *pulses[:3]]
+    one_of_them = [dataclasses.replace(pulses[3], phase=Phase.BACKWARD), *pulses[:3]]
     (verdict,) = at(12.0, one_of_them, two_machines()).verdicts
     assert (verdict.culprits, verdict.nodes) == ((2,), ())
     assert trained(4).ranks.keys() == {0, 1, 2, 3}

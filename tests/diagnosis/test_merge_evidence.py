@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from ltui.training.diagnosis.build_diagnosis import build_diagnosis
 from ltui.training.diagnosis.evidence import Evidence, HostEvidence, RankEvidence
 from ltui.training.diagnosis.judge_input import Death
 from ltui.training.diagnosis.merge_evidence import merge_evidence, shorten_for_link
+from ltui.training.json_codec import from_json, to_json
 from ltui.training.shared.record_types import Phase, PulseState
-from ltui.training.state.json_decoder import from_json
-from ltui.training.state.run_snapshot import NodeSnapshot, to_json
+from ltui.training.state.run_snapshot import NodeSnapshot
 from tests.diagnosis.machines import at, machine, trained
 from tests.diagnosis.recordings import FOLDER, load, pulses_of
 from tests.state.records import SECOND
@@ -129,7 +130,7 @@ def test_a_fault_on_another_machine_is_found_from_the_merged_evidence(
     parts = {n: Evidence.from_document(_sent(shorten_for_link(p))) for n, p in parts.items()}
     merged = merge_evidence(parts, {1: 5 * SECOND, 2: 9 * SECOND})
     pulses: dict[int, PulseState | None] = {
-        r: replace(p, changed_ns=p.changed_ns - 2 * SECOND)
+        r: dataclasses.replace(p, changed_ns=p.changed_ns - 2 * SECOND)
         for r, p in pulses_of(evidence).items()
         if p is not None
     }
@@ -153,7 +154,9 @@ def test_an_old_part_does_not_hide_that_a_rank_has_moved() -> None:
     pulses = pulses_of(evidence)
     moved = pulses[2]
     assert moved is not None
-    pulses[2] = replace(moved, changed_ns=evidence.taken_ns - 5 * SECOND, phase=Phase.BACKWARD)
+    pulses[2] = dataclasses.replace(
+        moved, changed_ns=evidence.taken_ns - 5 * SECOND, phase=Phase.BACKWARD
+    )
     now_s = evidence.taken_ns / SECOND + 1.0
     judgement = at(
         now_s, pulses, _nodes(), fold=trained(3), evidence=merged, evidence_expected=True

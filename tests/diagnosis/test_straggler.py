@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.evidence import (

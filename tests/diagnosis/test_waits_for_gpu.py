@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from ltui.training.diagnosis.evidence import (
     Collective,
@@ -15,7 +15,8 @@ from ltui.training.diagnosis.evidence import (
     RankEvidence,
     ThreadStack,
 )
-from ltui.training.state.run_snapshot import GpuSnapshot, Verdict, to_json
+from ltui.training.json_codec import to_json
+from ltui.training.state.run_snapshot import GpuSnapshot, Verdict
 from tests.diagnosis.recordings import judged, load
 from tests.state.records import SECOND
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from msgspec import NODEFAULT
+from msgspec.structs import fields
 
 from ltui.app.config_file import SECTIONS
 from ltui.app.user_config import SETTINGS
@@ -87,7 +88,7 @@ def keys_in_code() -> dict[str, Any]:
 
 
 def default_of(field: Any) -> Any:
-    if field.default is not MISSING:
+    if field.default is not NODEFAULT:
         return list(field.default) if isinstance(field.default, tuple) else field.default
     return ...
 

@@ -21,7 +21,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from ltui.training.state.run_snapshot import to_json
+from ltui.training.json_codec import to_json
 from tests.faults import plain
 from tests.faults.catalogue import BY_ID, FAULTS
 from tests.faults.fault import Fault

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from ltui.training.gpu.rank_mapping import RankLocation, gpu_snapshots, map_ranks
 from ltui.training.gpu.reading import GpuProcess, GpuReading, Xid, mig_index
+from ltui.training.json_codec import to_json
 from ltui.training.state.run_snapshot import (
     GpuProcessSnapshot,
     RunSnapshot,
     RunState,
     snapshot_from_json,
-    to_json,
 )
 
 

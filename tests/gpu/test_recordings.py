@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ltui.app.demo.gpu_demo import recorded_demo
 from ltui.training.gpu.reading import GpuProcess, GpuReading

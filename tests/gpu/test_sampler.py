@@ -76,7 +76,7 @@ def test_without_gpm_links_are_measured_by_their_counters(under):
 def test_a_gpu_that_tells_nothing_has_no_zeros(under):
     gpus = under("gpus 1 bare\n", sampling=True)
     (r,) = gpus.view_when(complete(1)).readings
-    told = {f: getattr(r, f) for f in r.__dataclass_fields__}
+    told = {f: getattr(r, f) for f in r.__struct_fields__}
     given = {f for f, value in told.items() if value is not None}
     # The list of processes is empty, not unknown.
     assert given == {

@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ltui.app.runs.run_list import RunList
 from ltui.training.lifecycle.agent_directories import agent_directory

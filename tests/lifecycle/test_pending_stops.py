@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ltui.training.lifecycle.pending_stops import PendingStopStore
 from ltui.training.shared.record_types import RecordKind

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shlex
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from ltui.app.slurm.head_node import measured_lead_s
+from ltui.training.json_codec import from_json, to_json
 from ltui.training.problem import ProblemError
 from ltui.training.slurm.batch_script import BatchScript
 from ltui.training.slurm.job_options import (
@@ -120,7 +121,7 @@ def test_no_value_of_a_user_becomes_code(
 @pytest.mark.parametrize("field", ["cwd", "output"])
 def test_a_line_break_in_the_name_of_a_folder_is_refused(field: str) -> None:
     """Otherwise bash runs the rest of the name."""
-    script = replace(PLAIN, **{field: "/project\ntouch code"})  # type: ignore[arg-type]
+    script = replace(PLAIN, **{field: "/project\ntouch code"})
     with pytest.raises(ProblemError, match="the value has a line break"):
         script.text()
 
@@ -208,7 +209,7 @@ def test_when_the_ranks_are_warned(
 
 def test_options_survive_their_document() -> None:
     options = replace(PLAIN.options, extra=("--qos=high",), warn_s=99)
-    assert JobOptions.from_document(options.to_document()) == options
+    assert from_json(JobOptions, to_json(options)) == options
 
 
 def test_the_run_is_found_by_its_name(tmp_path: Path) -> None:

@@ -502,7 +502,7 @@ def test_invalid_chunks_are_refused(folders: Folders) -> None:
     good = QueueChunk(1, 2, 4096, 8, 0, 1, bytes(8), b"")
     good.check()
     for change in ({"capacity": 100}, {"reserved": 0}, {"start": 4}, {"data": bytes(7)}):
-        fields = {name: getattr(good, name) for name in QueueChunk.__slots__} | change
+        fields = {name: getattr(good, name) for name in QueueChunk.__struct_fields__} | change
         with pytest.raises(QueueFileError):
             QueueChunk(**fields).check()
     assert struct.calcsize("<Q") == 8

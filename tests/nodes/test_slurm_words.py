@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from ltui.training.json_codec import from_json, to_json
 from ltui.training.process.identity import boot_id
 from ltui.training.slurm.job_options import JobOptions
 from ltui.training.slurm.job_record import Head, JobRecord, Life, refusal, with_unfinished_closed
@@ -109,7 +110,7 @@ def test_a_killed_life_ends_with_the_last_checkpoint() -> None:
     (closed,) = with_unfinished_closed([life(3, None, ended_at=None)], 7, 50.0)
     assert (closed.end_step, closed.ended_at, closed.outcome) == (7, 50.0, "lost")
     assert closed.made_progress
-    assert Life.from_document(closed.to_document()) == closed
+    assert from_json(Life, to_json(closed)) == closed
 
 
 RECORD = JobRecord(token="t", submitted_at=1.0, options=JobOptions(), first_job_id="12")

@@ -12,11 +12,12 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ltui.training.config.presets import build_spec, load_preset
 from ltui.training.config.run_spec import Nodes, RunSpec

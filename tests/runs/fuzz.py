@@ -26,8 +26,8 @@ from unittest import mock
 
 import yaml
 
+from ltui.training.json_codec import WRONG_CONTENT
 from ltui.training.problem import ProblemError
-from ltui.training.state.json_decoder import WRONG_CONTENT
 from ltui.training.store.run_directory import RunDir
 from tests.runs.hostile_runs import COMMANDS, HANG_S, check_commands, make_home, output_of
 

@@ -10,10 +10,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ltui.app.runs import run_index, run_list, slow_values
 from ltui.app.runs.filter_runs import run_filter

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ltui.training.json_codec import to_json
 from ltui.training.shared.record_types import RecordKind
 from ltui.training.state.freeze_checks import MAX_WARNINGS, all_warnings, precheck, uneven_batches
 from ltui.training.state.record_fold import FoldState, RankFold, fold
@@ -15,7 +16,6 @@ from ltui.training.state.run_snapshot import (
     RunSnapshot,
     RunState,
     snapshot_from_json,
-    to_json,
 )
 from ltui.training.tensor_queue.queue_reader import Record
 from tests.state.records import labelled

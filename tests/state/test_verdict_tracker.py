@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from ltui.training.config.run_spec import StallPolicy
 from ltui.training.state.run_snapshot import Verdict

@@ -8,10 +8,10 @@ import json
 import math
 import os
 import sqlite3
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ltui.training.shared.record_types import StepField
 from ltui.training.state.run_event import Event
@@ -148,7 +148,7 @@ def test_everything_else_comes_back(tmp_path: Path) -> None:
     with RunStore(run) as history:
         (found,) = history.events()
         assert (found.rank, found.kind, found.data) == (
-            1, "checkpoint_saved", {"path": "p", "value": None},
+            1, "checkpoint_saved", {"path": "p", "value": "NaN"},
         )  # fmt: skip
         assert history.events(after_id=found.id) == []
         assert [gap["missed"] for gap in stored_rows(run, "gaps")] == [4]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ltui.training.config.run_spec import CheckpointPolicy, RunSpec
 from ltui.training.problem import ProblemError

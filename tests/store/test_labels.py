@@ -105,7 +105,7 @@ def test_a_run_directory_that_cannot_be_written_is_a_problem(tmp_path: Path) -> 
 
 ADD_TAGS = """
 import sys
-from dataclasses import replace
+from msgspec.structs import replace
 from pathlib import Path
 from ltui.training.store.labels_file import change_labels
 from ltui.training.store.run_directory import RunDir

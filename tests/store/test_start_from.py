@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.resume_run import find_start_checkpoint

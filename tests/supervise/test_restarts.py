@@ -6,10 +6,10 @@ import os
 import signal
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ltui.app.cli import main
 from ltui.app.exit_codes import EXIT_BAD_INPUT, EXIT_DONE

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
-from ltui.training.state.run_snapshot import RunSnapshot, RunState, snapshot_from_json, to_json
+from msgspec.structs import replace
+
+from ltui.training.json_codec import to_json
+from ltui.training.state.run_snapshot import RunSnapshot, RunState, snapshot_from_json
 from ltui.training.supervise.checkpoint_catalog import CHECK_S, ScriptCheckpoints
 
 

@@ -6,11 +6,11 @@ import os
 import signal
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ltui.app.live.run_poller import RunPoller
 from ltui.training.config.run_spec import StallPolicy

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from ltui.training.json_codec import to_json
 from ltui.training.lifecycle.recover_runs import current_snapshot
 from ltui.training.state import run_snapshot
 from ltui.training.store.find_run import find_run
@@ -62,7 +63,7 @@ class Ltui:
         """
 
         def read() -> dict[str, Any]:
-            document = run_snapshot.to_json(current_snapshot(find_run(self.home, run)))
+            document = to_json(current_snapshot(find_run(self.home, run)))
             snapshot: dict[str, Any] = json.loads(json.dumps(document))
             return snapshot
 

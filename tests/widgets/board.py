@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
+from msgspec.structs import replace
 from textual.app import App, ComposeResult
 from textual.containers import Horizontal
 

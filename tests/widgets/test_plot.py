@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from ltui.widgets.charts.axis_scale import Viewport
 from ltui.widgets.charts.canvas import Canvas, changed_spans

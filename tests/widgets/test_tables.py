@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from textual.app import App, ComposeResult
 from textual.geometry import Region
 
@@ -30,7 +30,7 @@ def rank_row(number: int, **more: object) -> RankRow:
         state=Cell(text="ok"),
         metrics=rank_metrics("7.84 k img/s", "98 %", "2.10 GiB"),
     )
-    return replace(row, **more)  # type: ignore[arg-type]
+    return replace(row, **more)
 
 
 def gpu_row(number: int, **more: object) -> GpuRow:
@@ -47,7 +47,7 @@ def gpu_row(number: int, **more: object) -> GpuRow:
         clock_text="1 980 MHz",
         strip=(0.9, 0.95, 0.98),
     )
-    return replace(row, **more)  # type: ignore[arg-type]
+    return replace(row, **more)
 
 
 STALLED = {

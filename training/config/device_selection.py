@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from ltui.training.config.node_environment import NodeEnvironment
 from ltui.training.config.yaml_document import Fault, parse_value
@@ -16,8 +17,7 @@ _GPU = ("gpu", "cuda")
 _FREE = re.compile(r"free(?::0*([1-9]\d*))?")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Machine:
+class Machine(Struct, frozen=True, kw_only=True):
     """Resources of this machine. None means unknown; then nothing is checked against the value."""
 
     gpus: int | None = None
@@ -30,8 +30,7 @@ UNKNOWN_MACHINE = Machine()
 """A machine with unknown resources."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Devices:
+class Devices(Struct, frozen=True, kw_only=True):
     """Selected devices: ``accelerator`` and ``devices`` for the Trainer, and ``nproc`` ranks."""
 
     accelerator: str

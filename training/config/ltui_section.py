@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from ltui.training.config.run_spec import STALL_ACTIONS, CheckpointPolicy, StallPolicy
 from ltui.training.config.structure_check import closest_match, format_value, value_fault
@@ -18,8 +20,7 @@ KNOB_TYPES = ("int", "float", "str", "bool", "choice", "path", "devices")
 AFTER_FIT = ("validate", "test")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Knob:
+class Knob(Struct, frozen=True, kw_only=True):
     """One field of the form: a setting that users often change."""
 
     key: str
@@ -40,8 +41,7 @@ class Knob:
         return replace(self, default=value)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LtuiSection:
+class LtuiSection(Struct, frozen=True, kw_only=True):
     """The section as read. Every field has a default because the section is optional."""
 
     title: str = ""
@@ -104,7 +104,7 @@ def read_section(value: Any) -> tuple[LtuiSection, list[Fault]]:
         return LtuiSection(), []
     if not isinstance(value, Mapping):
         return LtuiSection(), [Fault(path="ltui", what="must be a mapping.")]
-    known_keys = [f.name for f in fields(LtuiSection)]
+    known_keys = LtuiSection.__struct_fields__
     faults = [
         unknown_section_key(f"ltui.{key}", known_keys) for key in value if key not in known_keys
     ]

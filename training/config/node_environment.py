@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from ltui.training.config.run_spec import Nodes
 from ltui.training.config.yaml_document import Fault
@@ -100,8 +101,7 @@ _REMEDY = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NodeEnvironment:
+class NodeEnvironment(Struct, frozen=True, kw_only=True):
     """Values from the environment; None if a variable is missing or invalid."""
 
     launcher: str | None = None

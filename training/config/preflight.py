@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from ltui.training.config.device_selection import UNKNOWN_MACHINE, Machine, choose_devices
 from ltui.training.config.node_environment import NUM_NODES, choose_nodes, launcher_count
@@ -17,8 +18,7 @@ from ltui.training.config.yaml_document import Document, resolve
 from ltui.training.problem import ProblemError
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CheckedConfiguration:
+class CheckedConfiguration(Struct, frozen=True, kw_only=True):
     """A configuration without errors, for one machine."""
 
     document: Document

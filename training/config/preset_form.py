@@ -6,10 +6,10 @@ Pure. The screen calls ``apply_form`` on every change.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import yaml
+from msgspec import Struct
 
 from ltui.training.config.device_selection import UNKNOWN_MACHINE, Machine, free_count
 from ltui.training.config.ltui_section import Knob
@@ -23,8 +23,7 @@ START_FROM = "start from"
 """Key of the field for another run's checkpoint, which is no key of the configuration."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FormResult:
+class FormResult(Struct, frozen=True, kw_only=True):
     """Configuration and errors that follow from a form."""
 
     document: Document

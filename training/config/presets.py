@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
+
+from msgspec import field
 
 from ltui.training.config.device_selection import UNKNOWN_MACHINE, Machine
 from ltui.training.config.ltui_section import LtuiSection, read_section
@@ -34,8 +35,7 @@ _MAX_SUSPECTED_BYTES = 64 << 10
 """Size up to which a file that may be a damaged preset is parsed."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Preset(LtuiSection):
+class Preset(LtuiSection, frozen=True, kw_only=True):
     """One configuration that can be run, with the values of its ``ltui`` section."""
 
     name: str
@@ -134,7 +134,7 @@ def parse_preset(
         document = document["fit"]
         lines = {k.removeprefix("fit."): v for k, v in lines.items()}
     knobs = tuple(k.with_default(value_at(document, k.key)) for k in section.knobs)
-    values = {f.name: getattr(section, f.name) for f in fields(section)}
+    values = {f: getattr(section, f) for f in section.__struct_fields__}
     values |= {"knobs": knobs, "title": section.title or (path.stem if path else name)}
     return Preset(
         name=name,

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from msgspec import Struct, field, to_builtins
+from msgspec.structs import force_setattr, replace
+
+from ltui.training.json_codec import from_json
 from ltui.training.problem import ProblemError
 from ltui.training.shared.defaults import CHECKPOINTS_KEPT
 
@@ -25,8 +28,7 @@ NODE_STARTERS = ("by hand", "ssh", "srun", "launcher")
 """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CheckpointPolicy:
+class CheckpointPolicy(Struct, frozen=True, kw_only=True):
     """When checkpoints are saved and how many are kept."""
 
     every_s: float = 300.0
@@ -44,8 +46,7 @@ class CheckpointPolicy:
     """Number of best checkpoints kept."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StallPolicy:
+class StallPolicy(Struct, frozen=True, kw_only=True):
     """When a rank counts as stalled, and what is done about it."""
 
     floor_s: float = 4.0
@@ -75,11 +76,10 @@ class StallPolicy:
     def __post_init__(self) -> None:
         # YAML has no tuples. A specification must equal the one that it was written from.
         if isinstance(self.on_verdict, list):
-            object.__setattr__(self, "on_verdict", tuple(self.on_verdict))
+            force_setattr(self, "on_verdict", tuple(self.on_verdict))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Nodes:
+class Nodes(Struct, frozen=True, kw_only=True):
     """Nodes of a run on several machines, and the position of this machine among them."""
 
     count: int
@@ -113,14 +113,13 @@ class Nodes:
 
     def __post_init__(self) -> None:
         if self.control_port < 0:
-            object.__setattr__(self, "control_port", self.port + 1)
+            force_setattr(self, "control_port", self.port + 1)
         # YAML has no tuples. A specification must equal the one that it was written from.
-        object.__setattr__(self, "hosts", tuple(self.hosts))
-        object.__setattr__(self, "left_out", tuple(self.left_out))
+        force_setattr(self, "hosts", tuple(self.hosts))
+        force_setattr(self, "left_out", tuple(self.left_out))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunSpec:
+class RunSpec(Struct, frozen=True, kw_only=True):
     """A run as launched. Either ``config`` (a preset) or ``command`` (``ltui exec``) is given."""
 
     id: str
@@ -168,7 +167,7 @@ class RunSpec:
 
     def to_document(self) -> dict[str, Any]:
         """Return plain values, with tuples for lists."""
-        return {"version": SPEC_VERSION, **asdict(self)}
+        return {"version": SPEC_VERSION, **to_builtins(self)}
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any], where: str = "spec.yaml") -> RunSpec:
@@ -185,20 +184,11 @@ class RunSpec:
                 ),
                 remedy="Upgrade ltui to open this run.",
             )
-        field_names = {f.name for f in fields(cls)}
-        values = {k: v for k, v in document.items() if k in field_names}
         try:
-            for key in ("after_fit", "python_path", "overrides", "tags"):
-                values[key] = tuple(values.get(key) or ())
-            if values.get("command") is not None:
-                values["command"] = tuple(values["command"])
-            values["checkpoint"] = CheckpointPolicy(**(values.get("checkpoint") or {}))
-            values["stall"] = StallPolicy(**(values.get("stall") or {}))
-            signal.Signals[values.get("stop_signal", "SIGTERM")]
-            if values.get("nodes") is not None:
-                values["nodes"] = Nodes(**values["nodes"])
-            return cls(**values)
-        except (TypeError, ValueError, KeyError) as error:
+            spec = from_json(cls, document)
+            signal.Signals[spec.stop_signal]
+            return spec
+        except (ValueError, KeyError) as error:
             raise ProblemError.of(
                 where=where,
                 what=f"the file is damaged ({error}).",

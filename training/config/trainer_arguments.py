@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from ltui.training.config.yaml_document import parse_value
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Argument:
+class Argument(Struct, frozen=True, kw_only=True):
     """Valid values of one argument.
 
     ``kinds`` are: whole, number, share, truth, text, list, mapping, class.

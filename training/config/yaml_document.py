@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
+from msgspec import Struct, field
 
 from ltui.training.problem import Problem, ProblemError
 
@@ -45,16 +45,14 @@ _Loader.add_implicit_resolver(
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
+class Source(Struct, frozen=True, kw_only=True):
     """Values of a configuration, and the line (from 1) of each dotted path."""
 
     values: Document
     lines: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fault:
+class Fault(Struct, frozen=True, kw_only=True):
     """An error at a dotted path, without the place where that path is written."""
 
     path: str

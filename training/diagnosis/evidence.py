@@ -1,7 +1,7 @@
 """Evidence: the state of every rank when a run is suspicious, and the diagnosis from it. Pure.
 
 ``training/supervise/watchdog/gather_evidence.py`` collects it and the rules here read it.
-It is stored as JSON by field name (``run_snapshot.to_json``, ``json_decoder.from_json``), so fields
+It is stored as JSON by field name (``json_codec``), so fields
 keep their names. A missing value is ``None``, and ``missing`` contains a sentence that says why.
 Names that end in ``_at`` are unix times in seconds, ``_s`` are seconds, and shares are fractions
 from 0 to 1.
@@ -10,15 +10,15 @@ from 0 to 1.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from ltui.training.state.json_decoder import from_json
-from ltui.training.state.run_snapshot import Verdict, to_json
+from msgspec import Struct, field
+
+from ltui.training.json_codec import from_json, to_json
+from ltui.training.state.run_snapshot import Verdict
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Frame:
+class Frame(Struct, frozen=True, kw_only=True):
     """One frame of a stack: ``function`` at ``file``:``line``."""
 
     file: str
@@ -26,8 +26,7 @@ class Frame:
     function: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ThreadStack:
+class ThreadStack(Struct, frozen=True, kw_only=True):
     """The stack of one thread, innermost call first."""
 
     name: str
@@ -39,8 +38,7 @@ class ThreadStack:
     """The kernel's id of the thread."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProcessActivity:
+class ProcessActivity(Struct, frozen=True, kw_only=True):
     """The activity of one process during a sampling interval, from ``/proc``."""
 
     pid: int
@@ -88,8 +86,7 @@ class ProcessActivity:
         return self.state == "R" and self.switches == 0 and (self.cpu_share or 0.0) < 0.02
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WorkerEvidence:
+class WorkerEvidence(Struct, frozen=True, kw_only=True):
     """A DataLoader worker, or another child of a rank."""
 
     process: ProcessActivity
@@ -100,8 +97,7 @@ class WorkerEvidence:
     exit_reason: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Collective:
+class Collective(Struct, frozen=True, kw_only=True):
     """One entry of PyTorch's flight recorder: a collective that a rank enqueued."""
 
     group: str
@@ -119,8 +115,7 @@ class Collective:
     """The innermost frame first."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankEvidence:
+class RankEvidence(Struct, frozen=True, kw_only=True):
     """Everything that was observed of one rank."""
 
     rank: int
@@ -173,8 +168,7 @@ class RankEvidence:
         return next((s for s in self.stacks if s.main), None)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HostEvidence:
+class HostEvidence(Struct, frozen=True, kw_only=True):
     """The machine on which the ranks run."""
 
     host: str | None = None
@@ -193,8 +187,7 @@ class HostEvidence:
     shm_total_bytes: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Evidence:
+class Evidence(Struct, frozen=True, kw_only=True):
     """The result of one round of evidence collection."""
 
     taken_at: float
@@ -225,8 +218,7 @@ class Evidence:
         return from_json(cls, document, tolerant=True)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StackGroup:
+class StackGroup(Struct, frozen=True, kw_only=True):
     """Processes whose main threads have the same stack."""
 
     who: tuple[str, ...]
@@ -235,21 +227,19 @@ class StackGroup:
     frames: tuple[Frame, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CollectivePosition:
+class CollectivePosition(Struct, frozen=True, kw_only=True):
     """How far one rank is in the sequence of collectives of one process group."""
 
     rank: int
     group: str
-    last_enqueued: int | None
-    last_done: int | None
-    waits_in: Collective | None
+    last_enqueued: int | None = None
+    last_done: int | None = None
+    waits_in: Collective | None = None
     """The oldest collective that the rank enqueued and that is not complete."""
     barrier: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Diagnosis:
+class Diagnosis(Struct, frozen=True, kw_only=True):
     """The diagnosis of a run, which ``ltui diagnose`` prints."""
 
     run: str

@@ -12,7 +12,9 @@ whole budget again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ltui.training.config.verdict_severity import BLOCKING_LEVELS, VerdictLevel, severity
 from ltui.training.diagnosis.judge_input import (
@@ -69,8 +71,7 @@ _EXPLAINS_DRIFT = frozenset(
 """Verdicts that replace a warning about drift."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Judgement:
+class Judgement(Struct, frozen=True, kw_only=True):
     """The result of one call of ``judge``."""
 
     states: Mapping[int, RankState]

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.evidence import Evidence, Frame, HostEvidence, RankEvidence
@@ -39,8 +41,7 @@ RANKS_WITH_FACTS = 64
 several times a second."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Death:
+class Death(Struct, frozen=True, kw_only=True):
     """How the process of one rank ended, as far as that could be observed."""
 
     signal: str | None = None
@@ -59,8 +60,7 @@ class Death:
         return "its process is gone" if self.exit_code is None else f"exit code {self.exit_code}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HealthHistory:
+class HealthHistory(Struct, frozen=True, kw_only=True):
     """The state that ``judge`` keeps from one call to the next."""
 
     judged_ns: int | None = None
@@ -90,8 +90,7 @@ class HealthHistory:
         return next((v for v in self.active.values() if v.kind == kind), None)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JudgeInput:
+class JudgeInput(Struct, frozen=True, kw_only=True):
     """Everything that one judgement is based on."""
 
     now_ns: int
@@ -141,8 +140,7 @@ def verdict_key(verdict: Verdict) -> str:
     return f"{key} @{','.join(map(str, verdict.nodes))}" if verdict.nodes else key
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PreparedInput(JudgeInput):
+class PreparedInput(JudgeInput, frozen=True, kw_only=True):
     """The input of one judgement, with the state and the stillness of every rank."""
 
     still_s: Mapping[int, float]
@@ -200,7 +198,7 @@ def prepare(inputs: JudgeInput) -> PreparedInput:
     slept = history.judged_ns is not None and inputs.now_ns - history.judged_ns > CLOCK_JUMP_S * 1e9
     if slept or history.lost - lost.keys():
         history = replace(history, forgiven_ns=inputs.now_ns)
-    given = {f.name: getattr(inputs, f.name) for f in fields(JudgeInput)}
+    given = {f: getattr(inputs, f) for f in JudgeInput.__struct_fields__}
     pulses = {**inputs.pulses, **dict.fromkeys(inputs.dead - inputs.pulses.keys())}
     given["history"] = history
     unseen = {rank for node in lost.values() for rank in node.ranks}

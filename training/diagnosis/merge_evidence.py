@@ -7,7 +7,8 @@ An agent sends the document of its shortened evidence. Its times are those of it
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from ltui.training.diagnosis.evidence import (
     Collective,

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from ltui.training.gpu.symptoms import ERROR, Baseline, Symptom, symptoms
 from ltui.training.state.run_snapshot import GpuSnapshot, RankSnapshot, Verdict
@@ -37,8 +39,7 @@ STALE_S = 5.0
 """Age in seconds from which a reading is ignored."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True, kw_only=True):
     """A problem of one GPU to show to the user."""
 
     kind: str
@@ -60,8 +61,7 @@ class Finding:
         return f"{self.place}: {self.text}"
 
 
-@dataclass(frozen=True, slots=True)
-class TrackedSymptom:
+class TrackedSymptom(Struct, frozen=True):
     """A symptom with its times in unix seconds."""
 
     symptom: Symptom
@@ -70,8 +70,7 @@ class TrackedSymptom:
     shown: bool
 
 
-@dataclass(frozen=True, slots=True)
-class FindingsState:
+class FindingsState(Struct, frozen=True):
     """State of the fold after a sample."""
 
     tracked: Mapping[tuple[str, int], TrackedSymptom] = field(default_factory=dict)

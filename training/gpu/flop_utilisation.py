@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 TERA = 1e12
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Peak:
+class Peak(Struct, frozen=True, kw_only=True):
     """Peak rates of one board. None: the board has no such unit, or its sources do not state it."""
 
     source: str
@@ -131,8 +131,7 @@ def _normalize_name(name: str) -> str:
     return re.sub(r"-(SXM)\d", r"-\1 ", name).replace("A100-", "A100 ")
 
 
-@dataclass(frozen=True, slots=True)
-class BatchFlops:
+class BatchFlops(Struct, frozen=True):
     """Floating point operations of one batch of one rank, forward and backward, counted once."""
 
     flops: float

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pynvml
+from msgspec import Struct
 
 T = TypeVar("T")
 
@@ -46,8 +46,7 @@ class DriverGoneError(Exception):
     """The connection to the driver is lost; it must be opened again."""
 
 
-@dataclass(frozen=True, slots=True)
-class PendingCall:
+class PendingCall(Struct, frozen=True):
     """A call that has not returned yet."""
 
     call: str

@@ -11,11 +11,11 @@ import os
 import pwd
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pynvml
+from msgspec.structs import replace
 
 from ltui.training.gpu.nvml_client import DeviceClient, NvmlClient
 from ltui.training.gpu.reading import GpuProcess, GpuReading

@@ -10,7 +10,8 @@ the two numberings differ.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+
+from msgspec import Struct, field
 
 from ltui.training.gpu.reading import GpuProcess, GpuReading
 from ltui.training.state.gpu_values import GpuValues
@@ -21,8 +22,7 @@ RANK, RUN, FOREIGN, UNSEEN, DISPLAY = "rank", "run", "foreign", "unseen", "displ
 server."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankLocation:
+class RankLocation(Struct, frozen=True, kw_only=True):
     """Reported location of a rank."""
 
     rank: int
@@ -40,8 +40,7 @@ class RankLocation:
     """False if the rank runs on another machine. Its GPU is then not among the readings."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankMap:
+class RankMap(Struct, frozen=True):
     """Result of ``map_ranks``."""
 
     gpu_of: Mapping[int, int] = field(default_factory=dict)
@@ -192,7 +191,7 @@ def gpu_snapshots(
 def _gpu_snapshot(
     reading: GpuReading, ranks: RankMap, locations: Sequence[RankLocation], run_id: str | None
 ) -> GpuSnapshot:
-    values = {f.name: getattr(reading, f.name) for f in fields(GpuValues)}
+    values = {f: getattr(reading, f) for f in GpuValues.__struct_fields__}
     processes = reading.processes
     xid = reading.last_xid
     return GpuSnapshot(

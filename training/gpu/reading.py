@@ -13,7 +13,7 @@ Errors" catalogue (docs.nvidia.com/deploy/xid-errors).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from ltui.training.state.gpu_values import GpuValues
 
@@ -22,8 +22,7 @@ NO_DRIVER = "no NVIDIA driver on this machine"
 NO_GPU = "the NVIDIA driver reports no GPU"
 
 
-@dataclass(frozen=True, slots=True)
-class XidMeaning:
+class XidMeaning(Struct, frozen=True):
     """Description and severity of one XID code."""
 
     text: str
@@ -116,8 +115,7 @@ def mig_index(gpu: int, number: int) -> int:
     return (gpu + 1) * MIG_INDEX_STRIDE + number
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GpuProcess:
+class GpuProcess(Struct, frozen=True, kw_only=True):
     """A process that uses memory of a GPU."""
 
     pid: int
@@ -134,8 +132,7 @@ class GpuProcess:
     gpu_instance: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Xid:
+class Xid(Struct, frozen=True, kw_only=True):
     """An XID error that the driver reported for a GPU."""
 
     at: float
@@ -146,8 +143,7 @@ class Xid:
     uuid: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GpuReading(GpuValues):
+class GpuReading(GpuValues, frozen=True, kw_only=True):
     """All values of one GPU or MIG device."""
 
     label: str
@@ -161,8 +157,7 @@ class GpuReading(GpuValues):
     last_xid: Xid | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GpuView:
+class GpuView(Struct, frozen=True, kw_only=True):
     """The latest readings of all GPUs and the state of the driver."""
 
     readings: tuple[GpuReading, ...] = ()

@@ -11,17 +11,18 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import NODEFAULT, Struct
+from msgspec.structs import fields, replace
 
 from ltui.training.gpu.reading import GpuProcess, GpuReading, GpuView, Xid
 
 FORMAT = 1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Round:
+class Round(Struct, frozen=True, kw_only=True):
     """The readings of all GPUs at one time."""
 
     at_s: float
@@ -31,8 +32,7 @@ class Round:
     """What ran on the GPUs meanwhile, such as ``idle``."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Recording:
+class Recording(Struct, frozen=True, kw_only=True):
     """Rounds in the order of time."""
 
     rounds: tuple[Round, ...]
@@ -120,12 +120,12 @@ def _anonymous(reading: GpuReading) -> GpuReading:
 
 def _plain(value: Any) -> Any:
     """Return a reading or a value in one as JSON, without the defaults."""
-    if is_dataclass(value):
+    if isinstance(value, Struct):
         given = ((field, getattr(value, field.name)) for field in fields(value))
         return {
             field.name: _plain(entry)
             for field, entry in given
-            if field.default is MISSING or entry != field.default
+            if field.default is NODEFAULT or entry != field.default
         }
     if isinstance(value, tuple):
         return [_plain(entry) for entry in value]

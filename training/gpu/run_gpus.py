@@ -8,8 +8,9 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec import Struct, field
 
 from ltui.training.gpu.findings import Finding, FindingsState, update_findings
 from ltui.training.gpu.free_gpus import ORDER, VISIBLE
@@ -20,8 +21,7 @@ from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import GpuSnapshot, RankSnapshot
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunGpusView:
+class RunGpusView(Struct, frozen=True, kw_only=True):
     """Result of one ``RunGpus.sample``."""
 
     gpus: tuple[GpuSnapshot, ...] = ()

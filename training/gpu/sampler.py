@@ -12,11 +12,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 import pynvml
+from msgspec.structs import replace
 
 from ltui.training.gpu.nvml_client import DriverGoneError, GpuLostError, NvmlClient, PendingCall
 from ltui.training.gpu.nvml_device import NvmlDevice, ProcessInfoCache

@@ -7,9 +7,10 @@ the threshold does not flicker. ``findings.py`` adds the time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
+
+from msgspec import Struct, field
 
 from ltui.training.gpu.rank_mapping import FOREIGN, RANK, UNSEEN
 from ltui.training.gpu.reading import POWER_BRAKE, THERMAL_REASONS, xid_meaning, xid_sentence
@@ -43,8 +44,7 @@ XID_SHOWN_S = 600.0
 WARNING, ERROR = "warning", "error"
 
 
-@dataclass(frozen=True, slots=True)
-class Symptom:
+class Symptom(Struct, frozen=True):
     """A sign of a problem in one sample of a GPU."""
 
     kind: str
@@ -57,8 +57,7 @@ class Symptom:
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Baseline:
+class Baseline(Struct, frozen=True):
     """Counters of a GPU at its first sample in the run."""
 
     ecc_uncorrected: int | None = None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AttemptPlan:
+
+class AttemptPlan(Struct, frozen=True, kw_only=True):
     """A new attempt of a run or, with ``recover``, the attempt whose supervisor died."""
 
     number: int | None = None

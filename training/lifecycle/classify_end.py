@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from ltui.training.diagnosis.machines import NO_MACHINES
 from ltui.training.diagnosis.observations.error_texts import is_consequence
@@ -18,8 +20,7 @@ from ltui.training.state.record_fold import FoldedEvent, FoldState
 from ltui.training.state.run_snapshot import CheckpointInfo, RunState, Verdict
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EndFacts:
+class EndFacts(Struct, frozen=True, kw_only=True):
     """The facts from which ``classify_end`` decides how an attempt ended."""
 
     exit: EngineExit | None = None
@@ -50,8 +51,7 @@ class EndFacts:
         return ranks_text((rank,), self.machines)
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptEnd:
+class AttemptEnd(Struct, frozen=True):
     """How an attempt ended. ``detail`` is a sentence that names the cause."""
 
     state: RunState

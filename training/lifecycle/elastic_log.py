@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ltui.training.shared.regular_files import read_end
 from ltui.training.store.run_directory import RunDir
@@ -41,8 +43,7 @@ UNGUARDED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerFailure:
+class WorkerFailure(Struct, frozen=True):
     """One failed rank; ``exit_code`` is negative for a signal."""
 
     rank: int

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from ltui.training.problem import ProblemError
 from ltui.training.shared.defaults import STOP_TIMEOUT_S

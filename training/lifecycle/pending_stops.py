@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
+from msgspec import Struct, to_builtins
+from msgspec.structs import replace
+
+from ltui.training.json_codec import WRONG_CONTENT
 from ltui.training.lifecycle.stop_escalation import StopEscalation
 from ltui.training.process.identity import boot_id
-from ltui.training.state.json_decoder import WRONG_CONTENT
 from ltui.training.state.stop_conditions import (
     StopCondition,
     add_condition,
@@ -28,8 +30,7 @@ if TYPE_CHECKING:
     from ltui.training.tensor_queue.queue_reader import Poll
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PendingStops:
+class PendingStops(Struct, frozen=True, kw_only=True):
     """The stop conditions of one run, and the stop that is in progress."""
 
     conditions: tuple[StopCondition, ...] = ()
@@ -73,7 +74,7 @@ def write_pending_stops(run_dir: RunDir, pending: PendingStops) -> None:
         "boot": boot_id(),
         "conditions": [condition.to_document() for condition in pending.conditions],
         "attempt": pending.attempt,
-        "ladder": None if escalation is None else asdict(escalation),
+        "ladder": None if escalation is None else to_builtins(escalation),
     }
     write_json(run_dir.requests_path, document)
 

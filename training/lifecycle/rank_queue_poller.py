@@ -9,8 +9,10 @@ import resource
 import time
 from collections.abc import Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from ltui.training.process.identity import ProcessIdentity, is_alive, is_stopped
 from ltui.training.shared.record_types import Outcome, PulseState
@@ -50,8 +52,7 @@ A long backlog is read over several ticks, so that one rank does not delay the o
 """
 
 
-@dataclass(frozen=True, slots=True)
-class QueuePoll:
+class QueuePoll(Struct, frozen=True):
     """The result of polling every rank's queue once."""
 
     polls: Mapping[int, Poll] = field(default_factory=dict)
@@ -65,8 +66,7 @@ class QueuePoll:
     """True if the queues hold more records than one poll reads."""
 
 
-@dataclass(slots=True)
-class _Tail:
+class _Tail(Struct):
     """The current queue file of one rank. ``base`` is added to its sequence numbers."""
 
     reader: QueueReader

@@ -20,12 +20,13 @@ import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from ltui.training.config.run_spec import RunSpec
-from ltui.training.state.run_snapshot import to_json
+from ltui.training.json_codec import to_json
 from ltui.training.store.code_record import CodeRecord, first_with_identity, write_record
 from ltui.training.store.run_directory import RunDir
 

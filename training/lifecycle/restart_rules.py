@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import asdict, dataclass, replace
 
+from msgspec import Struct, to_builtins
+from msgspec.structs import replace
+
+from ltui.training.json_codec import from_json
 from ltui.training.process.identity import boot_id
-from ltui.training.state.json_decoder import from_json
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.run_directory import RunDir, read_json, write_json
 
@@ -24,8 +26,7 @@ BEFORE_TRAINING = -1
 """Step of a failure that happened before any rank reported a step."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RequestedRestart:
+class RequestedRestart(Struct, frozen=True, kw_only=True):
     """A restart that was requested while the attempt is still running."""
 
     attempt: int
@@ -33,8 +34,7 @@ class RequestedRestart:
     of: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScheduledRestart:
+class ScheduledRestart(Struct, frozen=True, kw_only=True):
     """A scheduled restart. ``state`` and ``detail`` describe how ``attempt`` ended."""
 
     attempt: int
@@ -62,8 +62,7 @@ class ScheduledRestart:
         return f"restart {self.number} of {self.of} {when}, after: {self.detail}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RestartHistory:
+class RestartHistory(Struct, frozen=True, kw_only=True):
     """The restarts since a person last started or resumed the run."""
 
     done: int = 0
@@ -119,4 +118,4 @@ def read_restart_history(run_dir: RunDir) -> RestartHistory:
 
 def write_restart_history(run_dir: RunDir, history: RestartHistory) -> None:
     """Store the restart history. Raises ``OSError`` if it cannot be written."""
-    write_json(run_dir.restarts_path, asdict(history))
+    write_json(run_dir.restarts_path, to_builtins(history))

@@ -7,8 +7,9 @@ While the supervisor is alive, it answers. Otherwise the history says how the ru
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from ltui.training.lifecycle.kill_processes import run_processes
 from ltui.training.lifecycle.shim_files import latest_attempt, shim_identity

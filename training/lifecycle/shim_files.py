@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
+from msgspec import Struct
+
+from ltui.training.json_codec import from_json
 from ltui.training.process.identity import ProcessIdentity, boot_id, lock_was_copied
-from ltui.training.state.json_decoder import from_json
 from ltui.training.store.run_directory import RunDir, read_json
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineExit:
+class EngineExit(Struct, frozen=True, kw_only=True):
     """How an engine ended."""
 
     exit_code: int | None = None

@@ -5,8 +5,9 @@ Each stage has a time limit, after which the next stage begins.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
+
+from msgspec import Struct
 
 INTERRUPT_S = 8.0
 """Seconds between the interrupt and the kill."""
@@ -31,8 +32,7 @@ class StopStage(IntEnum):
     """All processes receive SIGKILL."""
 
 
-@dataclass(frozen=True, slots=True)
-class StopEscalation:
+class StopEscalation(Struct, frozen=True):
     """A stop that is in progress. Times are monotonic, in seconds."""
 
     began_s: float

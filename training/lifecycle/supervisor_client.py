@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ltui.training.json_codec import parse_json
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.identity import lock_holder, lock_was_copied, peer_uid
-from ltui.training.state.json_decoder import parse_json
 from ltui.training.state.run_snapshot import RunSnapshot, snapshot_from_json
 from ltui.training.store.run_directory import RunDir
 

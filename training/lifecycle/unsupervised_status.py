@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from ltui.training.lifecycle.classify_end import EndFacts, classify_end
 from ltui.training.lifecycle.kill_processes import run_processes

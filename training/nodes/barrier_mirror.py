@@ -30,9 +30,10 @@ import time
 import zlib
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
+
+from msgspec import Struct
 
 from ltui.training.rank.coordination.step_consensus import DEPARTED, BarrierTable, is_alive
 
@@ -76,8 +77,7 @@ class StopPlanCopy(NamedTuple):
     epochs: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class TableCopy:
+class TableCopy(Struct, frozen=True):
     """Header and some rows of a table. The columns are in the order of ``ranks``."""
 
     request: int

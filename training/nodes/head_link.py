@@ -16,7 +16,8 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from ltui.training.nodes.link_key import LinkKey
 from ltui.training.nodes.link_wire import (
@@ -70,8 +71,7 @@ _NO_SUCH_KEY = "its key is not the key of this run"
 _NO_KEY = "it does not use the encrypted protocol of ltui, or its key is not the key of this run"
 
 
-@dataclass(frozen=True, slots=True)
-class AgentPeer:
+class AgentPeer(Struct, frozen=True):
     """Agent whose reports the head uses."""
 
     identity: str

@@ -17,14 +17,16 @@ import os
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from msgspec import Struct, ValidationError, convert, to_builtins
+from msgspec.structs import replace
+
 from ltui.training.config.run_spec import RunSpec
+from ltui.training.json_codec import parse_json
 from ltui.training.nodes.messages import Orders
 from ltui.training.process.python_command import program_command
-from ltui.training.state.json_decoder import parse_json
 from ltui.training.store.spec_file import spec_text
 
 JOIN = b"ltui-join"
@@ -33,8 +35,7 @@ JOIN_VERSION = 1
 """Version of these messages. It changes when a field changes its meaning."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JoinRequest:
+class JoinRequest(Struct, tag_field="kind", tag="request", frozen=True, kw_only=True):
     """A machine asks to become a node of the run."""
 
     version: str
@@ -49,8 +50,7 @@ class JoinRequest:
     """Number of the node that it wants to be; None for the lowest free number."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JoinOffer:
+class JoinOffer(Struct, tag_field="kind", tag="offer", frozen=True, kw_only=True):
     """The head offers a place: the number of a node, and what to run."""
 
     run_id: str
@@ -72,8 +72,7 @@ class JoinOffer:
     """Overrides that are new in this attempt."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JoinRefusal:
+class JoinRefusal(Struct, tag_field="kind", tag="refusal", frozen=True, kw_only=True):
     """The head refuses the machine."""
 
     what: str
@@ -81,8 +80,7 @@ class JoinRefusal:
     remedy: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JoinDecline:
+class JoinDecline(Struct, tag_field="kind", tag="decline", frozen=True, kw_only=True):
     """A machine returns the place that it was offered."""
 
     node: int
@@ -93,25 +91,11 @@ class JoinDecline:
 
 
 JoinMessage: TypeAlias = JoinRequest | JoinOffer | JoinRefusal | JoinDecline
-_KINDS: Mapping[str, type[JoinMessage]] = {
-    "request": JoinRequest,
-    "offer": JoinOffer,
-    "refusal": JoinRefusal,
-    "decline": JoinDecline,
-}
-_OPTIONAL = {
-    (JoinRequest, "node"),
-    (JoinOffer, "resume_from"),
-    (JoinOffer, "resume_step"),
-    (JoinRefusal, "remedy"),
-}
-"""Fields that may be None."""
 
 
 def encode_join(message: JoinMessage) -> list[bytes]:
     """Return the frames of a message."""
-    kind = next(name for name, type_ in _KINDS.items() if isinstance(message, type_))
-    document = {"kind": kind, "join_version": JOIN_VERSION, **asdict(message)}
+    document = {"join_version": JOIN_VERSION, **to_builtins(message)}
     return [JOIN, json.dumps(document).encode()]
 
 
@@ -133,31 +117,11 @@ def decode_join(frames: Sequence[bytes]) -> JoinMessage:
             f"it is of version {document.get('join_version')!s:.20} of the messages of "
             f"`ltui join`, and this ltui uses version {JOIN_VERSION}"
         )
-    type_ = _KINDS.get(str(document.get("kind")))
-    if type_ is None:
-        raise ValueError("the message is of an unknown kind")
-    values = {f.name: document[f.name] for f in fields(type_) if f.name in document}
     try:
-        return _checked(type_, values)
-    except TypeError as error:
-        raise ValueError("the message lacks a value") from error
-
-
-def _checked(type_: type[JoinMessage], values: dict[str, Any]) -> JoinMessage:
-    """Return the message of ``values``. Raise ``ValueError`` for a value of a wrong type."""
-    for name, value in values.items():
-        if name == "versions":
-            valid = isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
-        elif name in ("files", "changes"):
-            valid = isinstance(value, list) and all(isinstance(v, str) for v in value)
-            values[name] = tuple(value) if valid else ()
-        elif name in ("pid", "node", "attempt", "resume_step"):
-            valid = isinstance(value, int) or (value is None and (type_, name) in _OPTIONAL)
-        else:
-            valid = isinstance(value, str) or (value is None and (type_, name) in _OPTIONAL)
-        if not valid:
-            raise ValueError(f"the message has a wrong value of {name}")
-    return type_(**values)
+        message: JoinMessage = convert(document, JoinMessage)
+        return message
+    except ValidationError as error:
+        raise ValueError(f"the message has a wrong value ({error})") from error
 
 
 _PROBE = """

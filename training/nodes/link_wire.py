@@ -14,9 +14,10 @@ import re
 import struct
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
+
+from msgspec import Struct
 
 from ltui.training.problem import ProblemError
 
@@ -27,8 +28,7 @@ MAX_PER_MINUTE = 20
 _MAX_ENTRIES = 256
 
 
-@dataclass(slots=True)
-class _Entry:
+class _Entry(Struct):
     reported_s: float
     unreported: int = 0
 
@@ -110,8 +110,7 @@ class MalformedMessageError(ValueError):
     """Raised for a message that is not one of this protocol version; its text is the reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(Struct, frozen=True):
     """First frame of every message."""
 
     kind: MessageKind

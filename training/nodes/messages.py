@@ -18,26 +18,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import Any
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from ltui.training.diagnosis.evidence import HostEvidence
 from ltui.training.diagnosis.judge_input import Death
+from ltui.training.json_codec import from_json, parse_json, to_json
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.shim_files import EngineExit
 from ltui.training.nodes.link_limits import HEAD_LOST_S
 from ltui.training.process.identity import ProcessIdentity
 from ltui.training.process.rank_usage import RankUsage
-from ltui.training.state.json_decoder import from_json, parse_json
-from ltui.training.state.run_snapshot import GpuSnapshot, Verdict, to_json
+from ltui.training.state.run_snapshot import GpuSnapshot, Verdict
 
 MIN_SHIFT_S = 0.5
 """Seconds from which the clocks of two machines differ for the times of readings."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankObservations:
+class RankObservations(Struct, frozen=True, kw_only=True):
     """What was observed of the processes of ranks. Sent in every report."""
 
     dead: tuple[int, ...] = ()
@@ -54,8 +55,7 @@ class RankObservations:
     """Recent out-of-memory kills on the machine; None if none of its ranks is dying."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MachineObservations:
+class MachineObservations(Struct, frozen=True, kw_only=True):
     """What was read of the machine and its processes. Not in every report."""
 
     processes: Mapping[int, ProcessIdentity] = field(default_factory=dict)
@@ -122,8 +122,7 @@ class MessageError(ValueError):
     """A message that is damaged or of another version of the protocol."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LogPart:
+class LogPart(Struct, frozen=True, kw_only=True):
     """Bytes of a log file of the attempt, in a frame of the message."""
 
     name: str
@@ -132,8 +131,7 @@ class LogPart:
     """Offset in the file."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NodeReport:
+class NodeReport(Struct, frozen=True, kw_only=True):
     """Everything that an agent has to say."""
 
     node: int
@@ -176,8 +174,7 @@ class NodeReport:
     """Parts of logs in the message, in the order of their frames."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReportMessage:
+class ReportMessage(Struct, frozen=True):
     """A report with its binary parts."""
 
     report: NodeReport
@@ -211,8 +208,7 @@ class ReportMessage:
         return cls(report, frames[1], frames[2], frames[3], logs)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StopOrder:
+class StopOrder(Struct, frozen=True, kw_only=True):
     """The stop that is in progress, as the head has escalated it."""
 
     elapsed_s: float
@@ -222,8 +218,7 @@ class StopOrder:
     kill_at_once: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Orders:
+class Orders(Struct, frozen=True, kw_only=True):
     """The state that the head wants of one agent, and what it has received from it."""
 
     attempt: int = 0
@@ -253,8 +248,7 @@ class Orders:
     """Name of a log -> bytes that the head has of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class OrdersMessage:
+class OrdersMessage(Struct, frozen=True):
     """Orders, with the rows and the request of the step consensus."""
 
     orders: Orders

@@ -7,7 +7,8 @@ first report. The place is then taken until the head says that the agent is gone
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from ltui.training.nodes.join_offer import (
     JoinDecline,
@@ -22,8 +23,7 @@ OFFER_S = 60.0
 """Seconds for which an offered place is kept for a machine that has not yet an agent."""
 
 
-@dataclass(slots=True)
-class _Place:
+class _Place(Struct):
     machine: str
     host: str
     pid: int
@@ -31,8 +31,7 @@ class _Place:
     """Time at which the offer ends; None if the agent has reported."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeclinedPlace:
+class DeclinedPlace(Struct, frozen=True):
     """A machine that could not run the specification."""
 
     node: int

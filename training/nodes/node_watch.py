@@ -6,7 +6,7 @@ dead agent and a frozen one apart (``probe.py``). Times are monotonic seconds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from ltui.training.nodes.link_limits import NODE_GONE_S
 from ltui.training.nodes.probe import ProbeResult
@@ -30,8 +30,7 @@ _TEXTS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class LinkCut:
+class LinkCut(Struct, frozen=True):
     """A time in which a machine could not be reached. Monotonic seconds."""
 
     began_s: float

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import struct
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from struct import Struct
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from ltui.training.lifecycle.rank_queue_poller import queue_files
 from ltui.training.tensor_queue.file_layout import (
@@ -35,9 +36,9 @@ from ltui.training.tensor_queue.file_layout import (
 from ltui.training.tensor_queue.pulse_block import PULSE_BYTES, pack_pulse
 from ltui.training.tensor_queue.queue_file import QueueFile
 
-_CHUNK = Struct("<iHxxQqQQQQI")
+_CHUNK = struct.Struct("<iHxxQqQQQQI")
 """Rank, pulse bytes, then the fields of ``QueueChunk`` up to ``next_seq``, data bytes."""
-_POSITION = Struct("<iQQ")
+_POSITION = struct.Struct("<iQQ")
 
 
 class QueuePosition(NamedTuple):
@@ -47,8 +48,7 @@ class QueuePosition(NamedTuple):
     position: int
 
 
-@dataclass(frozen=True, slots=True)
-class QueueChunk:
+class QueueChunk(Struct, frozen=True):
     """Consecutive whole records of a queue file, and the rank's pulse at that time."""
 
     file_id: int

@@ -14,8 +14,9 @@ import stat
 import struct
 import time
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from ltui.training.process.proc_files import ProcessEntry, command_line, entry_of, pids, read_text
 from ltui.training.shared.regular_files import read_regular
@@ -24,8 +25,7 @@ LOCK_BYTES = 4096
 """Maximum size of a lock file."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessIdentity:
+class ProcessIdentity(Struct, frozen=True):
     """A process of the current boot."""
 
     pid: int

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _STATE, _PARENT, _FLAGS, _USER, _SYSTEM, _STARTED, _RESIDENT = 0, 1, 6, 11, 12, 19, 21
@@ -13,8 +14,7 @@ _PF_EXITING = 0x4
 """Flag of a process that has ended and whose resources the kernel frees."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessEntry:
+class ProcessEntry(Struct, frozen=True):
     """One process, zombies included."""
 
     pid: int

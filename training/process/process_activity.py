@@ -6,7 +6,9 @@ This needs no special rights and does not disturb the process.
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ltui.training.diagnosis.evidence import ProcessActivity
 from ltui.training.process.proc_files import (
@@ -22,8 +24,7 @@ LOADER_NAME = "pt_data_worker"
 """Name that torch gives its DataLoader workers."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessCounters:
+class ProcessCounters(Struct, frozen=True):
     """Counters of one process, sampled at one time."""
 
     at_s: float

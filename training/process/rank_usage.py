@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from ltui.training.process.identity import ProcessIdentity, ProcessTable
 from ltui.training.process.proc_files import environment, processor_times
@@ -19,8 +20,7 @@ _DELAY_S = 2.0
 """Seconds over which the time of waiting for a processor is averaged."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankUsage:
+class RankUsage(Struct, frozen=True):
     """CPU and memory usage of one rank with its children."""
 
     cpu_percent: float | None

@@ -23,9 +23,10 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from ltui.training.diagnosis.evidence import Frame, ThreadStack
 from ltui.training.process.proc_files import entry_of, processor_times, read_text, threads_of

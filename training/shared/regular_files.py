@@ -2,7 +2,7 @@
 
 A pipe would block for ever, a device has effects and no end, and a large file fills the memory. So
 only regular files are opened, and only up to a size. Links are followed. What a file holds is
-checked by its reader (``training/state/json_decoder.py``).
+checked by its reader (``training/json_codec.py``).
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ import hashlib
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from ltui.training.problem import ProblemError
 from ltui.training.process.python_command import module_command
@@ -23,8 +24,7 @@ JOB_MODULE = "ltui.app.slurm.job_process"
 """Module that runs on the compute nodes."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BatchScript:
+class BatchScript(Struct, frozen=True, kw_only=True):
     """What the script of one run contains."""
 
     run_id: str

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterable
+
+from msgspec import Struct
 
 from ltui.training.problem import Problem, ProblemError
 
@@ -40,8 +40,7 @@ SIGNAL_EARLY_S = 60.0
 """Seconds by which SLURM may send the signal earlier or later than requested."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JobOptions:
+class JobOptions(Struct, frozen=True, kw_only=True):
     """What a job requests from SLURM."""
 
     nodes: int = 1
@@ -56,15 +55,6 @@ class JobOptions:
     """More options of sbatch: ``--qos=high``."""
     warn_s: int = 180
     """Seconds before the time limit at which SLURM signals the job."""
-
-    def to_document(self) -> dict[str, Any]:
-        return {**asdict(self), "extra": list(self.extra)}
-
-    @classmethod
-    def from_document(cls, document: Mapping[str, Any]) -> JobOptions:
-        """Return the options that ``to_document`` wrote."""
-        values = {name: document[name] for name in cls.__dataclass_fields__ if name in document}
-        return cls(**{**values, "extra": tuple(values.get("extra") or ())})
 
 
 def check_options(options: JobOptions) -> None:

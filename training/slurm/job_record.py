@@ -17,15 +17,16 @@ import os
 import re
 import socket
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+from msgspec import Struct, to_builtins
+from msgspec.structs import replace
 
 from ltui.training.config.node_environment import is_host
+from ltui.training.json_codec import from_json
 from ltui.training.process.identity import boot_id
 from ltui.training.slurm.job_options import JobOptions
-from ltui.training.state.json_decoder import WRONG_CONTENT, from_json
 from ltui.training.store.run_directory import RunDir, read_json, write_json
 
 _JOB_ID = re.compile(r"\d+([_+.]\d+)*")
@@ -33,8 +34,7 @@ LIVES_WITHOUT_PROGRESS = 3
 """Number of lives in a row without progress after which a run is not started again."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Life:
+class Life(Struct, frozen=True, kw_only=True):
     """One start of the job of a run."""
 
     job_id: str
@@ -57,14 +57,6 @@ class Life:
     def made_progress(self) -> bool:
         return self.end_step is not None and self.end_step > self.start_step
 
-    def to_document(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_document(cls, document: Mapping[str, Any]) -> Life:
-        """Return the life that ``to_document`` wrote. Raise ``ValueError``."""
-        return from_json(cls, document)
-
 
 def refusal(lives: Sequence[Life]) -> str | None:
     """Return why the run must not be started again, or None. All ``lives`` have ended."""
@@ -76,8 +68,7 @@ def refusal(lives: Sequence[Life]) -> str | None:
     return f"no progress in {LIVES_WITHOUT_PROGRESS} starts of its job ({position})"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Head:
+class Head(Struct, frozen=True, kw_only=True):
     """The machine that holds the run while a job runs, and until when it may."""
 
     job_id: str
@@ -95,8 +86,7 @@ class Head:
         return self.boot_id is not None and self.boot_id == boot_id()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JobRecord:
+class JobRecord(Struct, frozen=True, kw_only=True):
     """Everything that is recorded about the jobs of one run."""
 
     token: str
@@ -163,24 +153,15 @@ def read_record(run_dir: RunDir) -> JobRecord | None:
     submission = read_json(folder / "submission.json")
     if submission is None or submission.get("run", run_dir.id) != run_dir.id:
         return None
-    lives = read_json(folder / "lives.json") or {}
-    head = read_json(folder / "head.json")
-    cancelled = read_json(folder / "cancelled.json") or {}
+    document = {
+        **submission,
+        **(read_json(folder / "lives.json") or {}),
+        "head": read_json(folder / "head.json"),
+        **(read_json(folder / "cancelled.json") or {}),
+    }
     try:
-        record = JobRecord(
-            token=str(submission["token"]),
-            submitted_at=float(submission["submitted_at"]),
-            options=JobOptions.from_document(submission["options"]),
-            first_job_id=submission.get("job_id"),
-            private=bool(submission.get("private")),
-            lives=tuple(Life.from_document(life) for life in lives.get("lives") or ()),
-            next_job_id=lives.get("next_job_id"),
-            counted_from=int(lives.get("counted_from") or 0),
-            note=lives.get("note"),
-            head=None if head is None else from_json(Head, head),
-            cancelled_at=cancelled.get("at"),
-        )
-    except WRONG_CONTENT:
+        record = from_json(JobRecord, document)
+    except ValueError:
         return None
     return record if _is_safe(record) else None
 
@@ -208,8 +189,8 @@ def write_submission(run_dir: RunDir, record: JobRecord) -> None:
             "run": run_dir.id,
             "token": record.token,
             "submitted_at": record.submitted_at,
-            "options": record.options.to_document(),
-            "job_id": record.first_job_id,
+            "options": to_builtins(record.options),
+            "first_job_id": record.first_job_id,
             "private": record.private,
         },
     )
@@ -225,7 +206,7 @@ def write_lives(
 ) -> None:
     """Write the lives. Called by the job on its first node, or by a person's resume."""
     document = {
-        "lives": [life.to_document() for life in lives],
+        "lives": to_builtins(lives),
         "next_job_id": next_job_id,
         "counted_from": counted_from,
         "note": note,
@@ -253,12 +234,12 @@ def write_head(run_dir: RunDir, job_id: str, ends_at: float | None, nodes: str |
         ends_at=ends_at,
         nodes=nodes,
     )
-    write_json(run_dir.slurm_dir / "head.json", asdict(head))
+    write_json(run_dir.slurm_dir / "head.json", to_builtins(head))
 
 
 def write_cancelled(run_dir: RunDir) -> None:
     """Record that the waiting job was cancelled."""
-    write_json(run_dir.slurm_dir / "cancelled.json", {"at": time.time()})
+    write_json(run_dir.slurm_dir / "cancelled.json", {"cancelled_at": time.time()})
 
 
 def with_unfinished_closed(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
+
+from msgspec import Struct
 
 PENDING_STATES = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
 """States of a job that waits in the queue."""
@@ -70,8 +71,7 @@ _REASON_WORDS = {
 _LIMIT_PREFIXES = ("QOS", "Assoc", "Max", "Grp")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SlurmJob:
+class SlurmJob(Struct, frozen=True, kw_only=True):
     """One job as squeue or sacct shows it."""
 
     job_id: str

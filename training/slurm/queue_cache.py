@@ -11,10 +11,12 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from ltui.training.json_codec import from_json, to_json
 from ltui.training.slurm.job_states import SlurmJob
 from ltui.training.slurm.slurm_client import SlurmError, ended_jobs, installed, user_jobs
 from ltui.training.store.run_directory import read_json, write_json
@@ -29,8 +31,7 @@ FORGOTTEN = "FORGOTTEN"
 """State of a job that neither squeue nor the accounting knows."""
 
 
-@dataclass(frozen=True, slots=True)
-class QueueAnswer:
+class QueueAnswer(Struct, frozen=True):
     """The last answer of SLURM."""
 
     asked_at: float = 0.0
@@ -89,29 +90,14 @@ class QueueCache:
             return answer
 
     def _read(self) -> QueueAnswer:
-        document = read_json(self._path) or {}
         try:
-            jobs = {k: SlurmJob(**v) for k, v in (document.get("jobs") or {}).items()}
-            return QueueAnswer(
-                asked_at=float(document.get("asked_at", 0.0)),
-                failed=document.get("failed"),
-                accounting=bool(document.get("accounting", True)),
-                jobs=jobs,
-                wanted=frozenset(str(job_id) for job_id in document.get("wanted") or ()),
-            )
-        except (TypeError, ValueError, AttributeError):
+            return from_json(QueueAnswer, read_json(self._path) or {})
+        except ValueError:
             return QueueAnswer()
 
     def _write(self, answer: QueueAnswer) -> None:
-        document: dict[str, Any] = {
-            "asked_at": answer.asked_at,
-            "failed": answer.failed,
-            "accounting": answer.accounting,
-            "jobs": {job_id: asdict(job) for job_id, job in answer.jobs.items()},
-            "wanted": sorted(answer.wanted),
-        }
         with contextlib.suppress(OSError):  # A full disk: the next process asks again.
-            write_json(self._path, document)
+            write_json(self._path, to_json(answer))
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[bool]:

@@ -7,8 +7,9 @@ waits, and that it ended without recording anything.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
+
+from msgspec import Struct
 
 from ltui.training.slurm.job_record import JobRecord
 from ltui.training.slurm.job_states import SlurmJob, queued_detail, state_words
@@ -67,8 +68,7 @@ class Place(Enum):
     """Its job ended without leaving a record in this directory."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunPlace:
+class RunPlace(Struct, frozen=True, kw_only=True):
     """The place of a run. ``state`` and ``detail`` are set unless it is ``HERE``."""
 
     place: Place

@@ -7,7 +7,7 @@ change.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 GPU_READINGS = (
     "utilisation_percent", "memory_utilisation_percent", "memory_used_bytes", "power_w",
@@ -17,8 +17,7 @@ GPU_READINGS = (
 that was begun without one of them has no values of it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GpuValues:
+class GpuValues(Struct, frozen=True, kw_only=True):
     """The values of one GPU or MIG device at one point in time."""
 
     index: int

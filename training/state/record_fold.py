@@ -13,11 +13,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from ltui.training.shared.record_types import RecordKind, StepField
 from ltui.training.state.freeze_checks import add_warnings
@@ -73,8 +74,7 @@ class RunningTotals(NamedTuple):
     """Time between epochs: validation, checkpoints, start of DataLoader workers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(Struct, frozen=True):
     """Batches of one rank between ``begin`` and ``end``; their steps took ``seconds``."""
 
     begin: RunningTotals
@@ -103,8 +103,7 @@ class Window:
         return min(1.0, max(0.0, spent / self.seconds))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FoldedEvent:
+class FoldedEvent(Struct, frozen=True, kw_only=True):
     """One EVENT record of a rank."""
 
     rank: int
@@ -114,8 +113,7 @@ class FoldedEvent:
     fields: Mapping[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankFold:
+class RankFold(Struct, frozen=True, kw_only=True):
     """Result of the fold for one rank. It is never changed in place."""
 
     rank: int
@@ -162,8 +160,7 @@ class RankFold:
         return len(self.last_step) > field and not math.isnan(self.last_step[field])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FoldState:
+class FoldState(Struct, frozen=True, kw_only=True):
     """State of the fold: all ranks of one attempt."""
 
     ranks: Mapping[int, RankFold] = field(default_factory=dict)
@@ -480,8 +477,7 @@ def _fold_logged_loss(rank: RankFold, record: Record, changes: dict[str, Any]) -
         changes["bad_loss_step"], changes["bad_loss_wall_s"] = row.step, row.t
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedRow:
+class LoggedRow(Struct, frozen=True):
     """A METRICS record: values of several metrics, or windows of values of each of them."""
 
     names: list[str]

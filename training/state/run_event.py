@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import Struct, field
 
-@dataclass(frozen=True, slots=True)
-class Event:
+
+class Event(Struct, frozen=True):
     """Something that happened in a run, for example a verdict or a saved checkpoint."""
 
     t: float

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ltui.training.problem import Problem, ProblemError
 
@@ -22,8 +24,7 @@ _NAME = re.compile(r"\w[\w.:/=+@-]{0,39}")
 """Form of a tag and of the name of a group. Blanks, commas and quotes separate words."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunLabels:
+class RunLabels(Struct, frozen=True, kw_only=True):
     """The labels of one run. Empty values mean that there is none."""
 
     name: str = ""

@@ -6,14 +6,13 @@ seconds. Field names and enum values are stored in runs and must not change.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
-from functools import lru_cache
 from typing import Any
 
+from msgspec import Struct, field
+
+from ltui.training.json_codec import from_json, to_json
 from ltui.training.state.gpu_values import GpuValues
-from ltui.training.state.json_decoder import from_json
 
 
 class RunState(str, Enum):
@@ -84,8 +83,7 @@ class NodeState(str, Enum):
     """Its engine has ended and all of its processes have exited."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NodeSnapshot:
+class NodeSnapshot(Struct, frozen=True, kw_only=True):
     """One machine of a run on several machines."""
 
     node: int
@@ -108,8 +106,7 @@ class NodeSnapshot:
     """Seconds since the end of that."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JobSnapshot:
+class JobSnapshot(Struct, frozen=True, kw_only=True):
     """The job of SLURM that a run runs in."""
 
     id: str
@@ -123,8 +120,7 @@ class JobSnapshot:
     partition: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MetricValue:
+class MetricValue(Struct, frozen=True, kw_only=True):
     """Last and best values of a metric. ``last`` may be NaN."""
 
     last: float
@@ -135,8 +131,7 @@ class MetricValue:
     """True if ltui has measured it; False if the program logs it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Throughput:
+class Throughput(Struct, frozen=True, kw_only=True):
     """Current speed of a run; fractions are between 0 and 1."""
 
     samples_per_s: float | None = None
@@ -151,8 +146,7 @@ class Throughput:
     optimizer_share: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankSnapshot:
+class RankSnapshot(Struct, frozen=True, kw_only=True):
     """One rank of a run."""
 
     rank: int
@@ -186,8 +180,7 @@ class RankSnapshot:
     """Number of the machine on which it runs."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GpuProcessSnapshot:
+class GpuProcessSnapshot(Struct, frozen=True, kw_only=True):
     """A process that uses memory of a GPU."""
 
     pid: int
@@ -206,8 +199,7 @@ NODE_GPU_STRIDE = 1_000_000
 """Difference between the numbers of the same GPU index on two neighbouring machines."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GpuSnapshot(GpuValues):
+class GpuSnapshot(GpuValues, frozen=True, kw_only=True):
     """One GPU or MIG slice, with the ranks and processes that use it."""
 
     ranks: tuple[int, ...] = ()
@@ -228,8 +220,7 @@ class GpuSnapshot(GpuValues):
         return self.node * NODE_GPU_STRIDE + self.index
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True, kw_only=True):
     """One thing that is wrong with a run: who causes it, why, and what to do.
 
     ``kind`` is usually a ``VerdictKind`` and ``level`` a ``VerdictLevel``. Both are plain strings,
@@ -258,8 +249,7 @@ class Verdict:
     evidence: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CheckpointInfo:
+class CheckpointInfo(Struct, frozen=True, kw_only=True):
     """One checkpoint, as its manifest describes it."""
 
     path: str
@@ -281,16 +271,14 @@ class CheckpointInfo:
     """True if its step is no longer part of the run, which was resumed from an earlier step."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FreezeWarning:
+class FreezeWarning(Struct, frozen=True, kw_only=True):
     """A property of the setup that may freeze the run or make its figures wrong."""
 
     what: str
     remedy: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunSnapshot:
+class RunSnapshot(Struct, frozen=True, kw_only=True):
     """A run at one point in time."""
 
     id: str
@@ -367,57 +355,6 @@ HEAD_FIELDS = (
     "max_epochs", "elapsed_s", "eta_s", "metrics", "throughput", "run_dir",
 )  # fmt: skip
 """Fields of each run in ``ltui runs --json``."""
-
-
-_PLAIN_TYPES = frozenset({str, int, bool, type(None)})
-"""Types whose values are JSON values already."""
-
-
-@lru_cache(maxsize=64)
-def _field_names(kind: type) -> tuple[str, ...] | None:
-    """Return the names of the fields of a dataclass; None for any other type."""
-    return tuple(f.name for f in fields(kind)) if is_dataclass(kind) else None
-
-
-_METRIC_FIELDS = tuple(f.name for f in fields(MetricValue))
-
-
-def to_json(value: Any) -> Any:
-    """Return a snapshot, or any value in one, as plain JSON values.
-
-    NaN and infinities become ``None``, except for the last value of a metric (``json_number``).
-    """
-    kind: Any = type(value)
-    # The plain values come first: a snapshot of 1,024 ranks has 60,000 of them.
-    if kind in _PLAIN_TYPES:
-        return value
-    if kind is float:
-        return value if math.isfinite(value) else None
-    if kind is MetricValue:
-        return {**_plain_fields(value, _METRIC_FIELDS), "last": json_number(value.last)}
-    if isinstance(value, Enum):
-        return value.value
-    names = _field_names(kind)
-    if names is not None:
-        return _plain_fields(value, names)
-    if isinstance(value, dict):
-        return {str(k): to_json(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [to_json(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
-def _plain_fields(value: Any, names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: to_json(getattr(value, name)) for name in names}
-
-
-def json_number(value: float | None) -> float | str | None:
-    """Return a logged value for JSON: the text ``NaN``, ``Infinity`` or ``-Infinity`` for those."""
-    if value is None or math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def head_json(snapshot: RunSnapshot) -> dict[str, Any]:

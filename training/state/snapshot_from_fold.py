@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ltui.training.shared.record_types import (
     STEP_PHASES,
@@ -29,8 +31,7 @@ _AT_REST = frozenset({RankState.PAUSED, RankState.STALLED, RankState.WAITING, Ra
 """States in which a rank has no current rate."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
+class Progress(Struct, frozen=True, kw_only=True):
     """Progress of the run; the fields are those of ``RunSnapshot``."""
 
     world_size: int | None = None

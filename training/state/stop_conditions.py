@@ -10,9 +10,11 @@ import math
 import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
+
+from msgspec import Struct, to_builtins
+from msgspec.structs import replace
 
 from ltui.training.config.digit_grouping import strip_digit_grouping
 from ltui.training.problem import Problem, ProblemError
@@ -26,8 +28,7 @@ _WAIT = re.compile(r"\+\s*(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>s|m|min|h|d)")
 _UNIT_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StopCondition:
+class StopCondition(Struct, frozen=True, kw_only=True):
     """One condition. Its ``kind`` is ``step``, ``epoch``, ``metric``, ``clock`` or ``wait``.
 
     A condition may refer to the present ("this epoch"). ``resolve_condition`` replaces such a
@@ -74,7 +75,7 @@ class StopCondition:
 
     def to_document(self) -> dict[str, Any]:
         """Return plain JSON values; see ``from_document``."""
-        given = {k: v for k, v in asdict(self).items() if v is not None}
+        given = {k: v for k, v in to_builtins(self).items() if v is not None}
         return given if self.kind == "metric" else {k: given[k] for k in given if k != "value"}
 
 

@@ -15,8 +15,10 @@ A figure is a measurement and does not decay: it does not change until the next 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
 from statistics import fmean, median
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ltui.training.state.metric_name_patterns import MAX_RANK_RATES, TOTAL_RANK
 from ltui.training.state.record_fold import WINDOW_S, FoldState, RankFold, Window, window_before
@@ -76,8 +78,7 @@ def throughput(fold: FoldState, now_ns: int) -> Throughput:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ThroughputPoint:
+class ThroughputPoint(Struct, frozen=True):
     """The throughput at the end of a step."""
 
     timed_s: float

@@ -6,8 +6,10 @@ Pure. The one-line headline of a verdict is here too, so that all user interface
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ltui.training.config.verdict_severity import BLOCKING_LEVELS, severity
 from ltui.training.state.run_snapshot import Verdict
@@ -32,8 +34,7 @@ def headline(verdict: Verdict) -> str:
     return f"{verdict.level.upper()}: {verdict.cause}"
 
 
-@dataclass(frozen=True, slots=True)
-class ActiveVerdict:
+class ActiveVerdict(Struct, frozen=True):
     """A verdict that has not ended, with its newest wording."""
 
     verdict: Verdict
@@ -47,8 +48,7 @@ class ActiveVerdict:
         return self.reported_level is not None
 
 
-@dataclass(frozen=True, slots=True)
-class VerdictTracker:
+class VerdictTracker(Struct, frozen=True):
     """The active verdicts, from one judgement to the next."""
 
     active: tuple[ActiveVerdict, ...] = ()

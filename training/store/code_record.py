@@ -6,11 +6,12 @@ The files are written by
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from msgspec import Struct, field, to_builtins
+
+from ltui.training.json_codec import from_json
 from ltui.training.shared.regular_files import read_regular
-from ltui.training.state.json_decoder import from_json
 from ltui.training.store.run_directory import (
     RunDir,
     list_runs,
@@ -23,8 +24,7 @@ SUBMITTED = 0
 """Number in place of an attempt for the code when the run was submitted to SLURM."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CodeRecord:
+class CodeRecord(Struct, frozen=True, kw_only=True):
     """Commit, changes, packages and command of an attempt; a value that is unknown is None."""
 
     attempt: int
@@ -71,7 +71,7 @@ def write_record(run_dir: RunDir, record: CodeRecord, diff: bytes) -> None:
     (run_dir.path / "code").mkdir(mode=0o700, exist_ok=True)
     if diff:
         write_atomically(diff_path(run_dir, record.attempt), diff)
-    write_json(record_path(run_dir, record.attempt), asdict(record))
+    write_json(record_path(run_dir, record.attempt), to_builtins(record))
 
 
 def read_record(run_dir: RunDir, attempt: int) -> CodeRecord | None:

@@ -5,10 +5,9 @@ Pure SQL; ``history_reader.py`` opens the database and reports its errors.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from ltui.training.store.history_windows import WINDOW_SIZES
 from ltui.training.store.series_query import SeriesPart
@@ -19,8 +18,7 @@ MAX_POINTS_READ = 20_000
 """Default of the maximum number of points that are read; it decides at which resolution."""
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
+class Curve(Struct, frozen=True):
     """One series over a run. All arrays have the same length; steps ascend; NaN is a gap."""
 
     steps: FloatArray

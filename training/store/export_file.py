@@ -11,11 +11,12 @@ import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from ltui.training.state.run_snapshot import json_number
+from msgspec import Struct, field
+
+from ltui.training.json_codec import json_number
 from ltui.training.store.export_rows import ExportRow, valid_text
 from ltui.training.store.optional_library import load_library
 
@@ -35,8 +36,7 @@ _PARQUET_BATCH = 65_536
 """Number of rows that are held in memory and become one row group."""
 
 
-@dataclass(slots=True)
-class WindowedPart:
+class WindowedPart(Struct):
     """The part of an export that is stored only as windows, collected while rows are written."""
 
     first_step: int | None = None

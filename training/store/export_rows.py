@@ -10,8 +10,9 @@ from __future__ import annotations
 import heapq
 import sqlite3
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
+
+from msgspec import Struct
 
 from ltui.training.store.history_windows import SAMPLES, WINDOW_SIZES, TablePair
 from ltui.training.store.series_query import Series, SeriesPart
@@ -21,8 +22,7 @@ _UNBOUNDED = 1 << 60
 """Last step of an attempt that no later attempt cuts off."""
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(Struct, frozen=True):
     """The steps of an attempt that count: those up to and including ``last_step``."""
 
     attempt: int
@@ -72,8 +72,7 @@ def first_replaced_step(spans: Sequence[Span], attempt: int) -> int:
     return max((span.last_step for span in spans if span.attempt <= attempt), default=-1) + 1
 
 
-@dataclass(frozen=True, slots=True)
-class ExportRow:
+class ExportRow(Struct, frozen=True):
     """One step, or one window of several steps; the ``value`` of a window is a mean."""
 
     metric: str

@@ -6,11 +6,11 @@ import csv
 import errno
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
 import yaml
+from msgspec import Struct, field
 
 from ltui.training.config.yaml_document import check_size
 from ltui.training.problem import ProblemError
@@ -27,8 +27,7 @@ _MOST_CHARACTERS = 1 << 20
 """Characters of a line of a table from which it is not read."""
 
 
-@dataclass(frozen=True, slots=True)
-class ForeignPoint:
+class ForeignPoint(Struct, frozen=True):
     """One value of a metric."""
 
     step: int
@@ -38,8 +37,7 @@ class ForeignPoint:
     value: float
 
 
-@dataclass(slots=True)
-class ForeignRun:
+class ForeignRun(Struct):
     """Everything that one folder holds about a run."""
 
     folder: Path

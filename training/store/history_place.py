@@ -21,8 +21,9 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import lock_holder
@@ -85,8 +86,7 @@ KEEP_UNFINISHED_S = 14 * 86400.0
 """Seconds for which a history is kept whose last part was not copied."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HistoryPlace:
+class HistoryPlace(Struct, frozen=True, kw_only=True):
     """The content of ``history.json``."""
 
     host: str
@@ -144,8 +144,7 @@ def write_place(run_dir: RunDir, folder: Path | None) -> None:
     write_json(run_dir.history_place_path, document)
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryFile:
+class HistoryFile(Struct, frozen=True):
     """A file that holds the history."""
 
     path: Path
@@ -263,8 +262,7 @@ def _is_history_folder(folder: Path) -> bool:
     return private and own and created and folder.is_absolute() and ".." not in folder.parts
 
 
-@dataclass(frozen=True, slots=True)
-class LeftHistory:
+class LeftHistory(Struct, frozen=True):
     """A folder with a history on this machine."""
 
     folder: Path

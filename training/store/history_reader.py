@@ -11,13 +11,15 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from msgspec import Struct
+from msgspec.structs import replace
+
+from ltui.training.json_codec import WRONG_CONTENT, from_json, parse_json
 from ltui.training.state.gpu_values import GPU_READINGS
-from ltui.training.state.json_decoder import WRONG_CONTENT, from_json, parse_json
 from ltui.training.state.metric_name_patterns import THROUGHPUT, TRAIN_LOSS
 from ltui.training.state.run_snapshot import RunSnapshot, Verdict, snapshot_from_json
 from ltui.training.store.database_schema import (
@@ -81,8 +83,7 @@ STEP_LOSS = "step/loss"
 """Name under which every step's own loss is exported if a loss is also logged as a metric."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredEvent:
+class StoredEvent(Struct, frozen=True):
     """One event of the run's history."""
 
     id: int
@@ -94,8 +95,7 @@ class StoredEvent:
     data: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class StoredAttempt:
+class StoredAttempt(Struct, frozen=True):
     """Start and end of one attempt."""
 
     number: int
@@ -108,8 +108,7 @@ class StoredAttempt:
     """Settings that were changed since the previous attempt."""
 
 
-@dataclass(frozen=True, slots=True)
-class CurveEnd:
+class CurveEnd(Struct, frozen=True):
     """The newest row of a curve in an attempt; the points that follow are new."""
 
     attempt: int

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import sqlite3
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 WINDOW_SIZES = (64, 4096, 262144)
 """Number of steps of a window at each level, finest first; each is a multiple of the previous."""
@@ -20,8 +21,7 @@ STEP_VALUES = ("loss", "step_s", "fetch_s", "samples", "lr")
 _STEPS_UP = tuple(itertools.pairwise(WINDOW_SIZES))
 
 
-@dataclass(frozen=True, slots=True)
-class TablePair:
+class TablePair(Struct, frozen=True):
     """A table of rows and the table of their windows."""
 
     rows: str

@@ -13,14 +13,16 @@ import math
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct, field
+
+from ltui.training.json_codec import to_json
 from ltui.training.state.gpu_values import GPU_READINGS
 from ltui.training.state.metric_name_patterns import TRAIN_LOSS, is_training_loss
 from ltui.training.state.run_event import Event
-from ltui.training.state.run_snapshot import GpuSnapshot, RunSnapshot, RunState, Verdict, to_json
+from ltui.training.state.run_snapshot import GpuSnapshot, RunSnapshot, RunState, Verdict
 from ltui.training.store import history_windows
 from ltui.training.store.database_schema import STEP_COLUMNS, open_for_writing
 from ltui.training.store.export_rows import Span, spans
@@ -58,8 +60,7 @@ _INSERT_GPU = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Cursor:
+class Cursor(Struct, frozen=True):
     """Position in one rank's queue up to which records are stored."""
 
     next_seq: int
@@ -72,8 +73,7 @@ class Cursor:
     """Number of logged values that the rank has combined with others."""
 
 
-@dataclass(frozen=True, slots=True)
-class CombinedSample:
+class CombinedSample(Struct, frozen=True):
     """Logged values of one metric that a rank has combined."""
 
     rank: int
@@ -95,8 +95,7 @@ Sample = tuple[int, int, str, int | None, int | None, float, float]
 """(rank, seq, name, step, epoch, unix time, value)"""
 
 
-@dataclass
-class Batch:
+class Batch(Struct):
     """New rows of one tick."""
 
     steps: list[tuple[int, int, Sequence[float]]] = field(default_factory=list)
@@ -118,8 +117,7 @@ class Batch:
         )  # fmt: skip
 
 
-@dataclass
-class _SeriesProgress:
+class _SeriesProgress(Struct):
     """Progress of the windows of one series."""
 
     open_step: int

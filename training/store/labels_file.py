@@ -6,8 +6,9 @@ import fcntl
 import json
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_labels import NO_LABELS, RunLabels, labels_from_document

@@ -12,8 +12,9 @@ import errno
 import os
 import re
 import time
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from ltui.training.problem import ProblemError
 from ltui.training.store.find_run import named_run
@@ -24,8 +25,7 @@ KEEP_S = 7 * 86400.0
 """Seconds for which a deleted run stays in the bin."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeletedRun:
+class DeletedRun(Struct, frozen=True):
     """A run in the bin."""
 
     path: Path

@@ -11,15 +11,17 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+from msgspec.structs import replace
+
+from ltui.training.json_codec import WRONG_CONTENT, from_json, parse_json
 from ltui.training.problem import ProblemError
 from ltui.training.shared.checkpoint_files import UNFINISHED_FILE, checkpoint_name, describe_file
 from ltui.training.shared.regular_files import read_regular
 from ltui.training.state.good_checkpoints import badness, last_good_checkpoint, progress_key
-from ltui.training.state.json_decoder import WRONG_CONTENT, from_json, parse_json
 from ltui.training.state.run_snapshot import CheckpointInfo
 from ltui.training.store.export_rows import Span, counts
 from ltui.training.store.history_reader import RunStore
@@ -71,8 +73,7 @@ def verify(info: CheckpointInfo) -> CheckpointInfo:
     return replace(info, ok=damage_of(info) is None)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ResumeChoice:
+class ResumeChoice(Struct, frozen=True, kw_only=True):
     """The checkpoint that a resume uses, and the newer ones that it skips."""
 
     taken: CheckpointInfo | None
@@ -274,8 +275,7 @@ def _load_manifest(checkpoint: Path | str) -> dict[str, Any]:
     return manifest
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Part:
+class _Part(Struct, frozen=True, kw_only=True):
     """A file of a checkpoint, as its manifest describes it."""
 
     path: Path

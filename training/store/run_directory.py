@@ -13,13 +13,14 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
+from msgspec import Struct
+
+from ltui.training.json_codec import parse_json
 from ltui.training.problem import ProblemError
 from ltui.training.shared.regular_files import read_regular
-from ltui.training.state.json_decoder import parse_json
 from ltui.training.store.private_folder import make_private_folders, private_folder
 
 if TYPE_CHECKING:
@@ -82,8 +83,7 @@ def _home_problem(where: str, home: Path, reason: str) -> ProblemError:
     )
 
 
-@dataclass(frozen=True)
-class RunDir:
+class RunDir(Struct, frozen=True):
     """Paths of one run. Creating a ``RunDir`` touches no file."""
 
     LABELS_NAME: ClassVar[str] = "labels.json"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Collection
 
-from ltui.training.state.json_decoder import parse_json
+from ltui.training.json_codec import parse_json
 from ltui.training.state.metric_name_patterns import TRAIN_LOSS, is_training_loss
 
 _VALUES = 64

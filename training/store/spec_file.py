@@ -11,7 +11,6 @@ from ltui.training.config.run_spec import RunSpec
 from ltui.training.config.yaml_document import check_size
 from ltui.training.problem import ProblemError
 from ltui.training.shared.regular_files import read_regular
-from ltui.training.state.json_decoder import from_json
 
 MOST_BYTES = 4 << 20
 """Maximum size of a specification."""
@@ -47,17 +46,7 @@ def parse_spec(text: str, where: str) -> RunSpec:
         ) from error
     if not isinstance(document, dict):
         raise ProblemError.of(where=where, what="this is not a run's specification.")
-    spec = RunSpec.from_document(document, where)
-    try:
-        # The class does not check the types of its values.
-        from_json(RunSpec, spec.to_document(), tolerant=True)
-    except ValueError as error:
-        raise ProblemError.of(
-            where=where,
-            what=f"the file is damaged ({error}).",
-            remedy="Restore it or delete the run.",
-        ) from error
-    return spec
+    return RunSpec.from_document(document, where)
 
 
 def spec_text(spec: RunSpec) -> str:

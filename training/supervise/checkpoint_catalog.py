@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from ltui.training.state.good_checkpoints import newest_checkpoint
 from ltui.training.state.run_snapshot import CheckpointInfo, RunSnapshot

@@ -18,8 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ltui.training.json_codec import to_json
 from ltui.training.process.identity import peer_uid
-from ltui.training.state.run_snapshot import RunSnapshot, to_json
+from ltui.training.state.run_snapshot import RunSnapshot
 
 _REQUEST_BYTES = 1 << 16
 """Maximum number of bytes of one request."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ltui.training.config.run_spec import Nodes, RunSpec
+from ltui.training.json_codec import to_json
 from ltui.training.lifecycle.rank_package import install_rank_package
 from ltui.training.lifecycle.shim_files import shim_identity
 from ltui.training.problem import ProblemError
@@ -18,7 +19,6 @@ from ltui.training.process.identity import ProcessIdentity
 from ltui.training.process.python_command import module_command
 from ltui.training.shared.defaults import QUEUE_BYTES
 from ltui.training.shared.rank_environment import RankEnvironment
-from ltui.training.state.run_snapshot import to_json
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir, write_json
 from ltui.training.tensor_queue.control_block import STOP_SIGNALS

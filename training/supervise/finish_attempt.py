@@ -12,7 +12,9 @@ import sqlite3
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis.judge import Judgement
@@ -223,7 +225,7 @@ class AttemptFinisher:
             attempt.run_dir.requests_path.unlink(missing_ok=True)
             self._release_shim()
         else:
-            event = Event(time.time(), "restart", f"{waiting.describe()}.", asdict(waiting))
+            event = Event(time.time(), "restart", f"{waiting.describe()}.", to_builtins(waiting))
             attempt.recorder.record({}, Batch(events=[event]), None, time.time())
 
     def _record_last_events(self, judgement: Judgement, ended_at: float) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from ltui.training.config.device_selection import free_count
 from ltui.training.gpu.free_gpus import VISIBLE, select_gpus, usable_gpus, visible_variables

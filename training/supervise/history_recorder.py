@@ -8,12 +8,14 @@ that were overwritten meanwhile are recorded as a gap.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sqlite3
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from ltui.training.lifecycle.rank_queue_poller import QueuePoller
 from ltui.training.shared.record_types import RecordKind
@@ -140,7 +142,9 @@ class HistoryRecorder:
             reader, base = self._queues.open_reader(rank, self._next.get(rank, 0))
             with contextlib.closing(reader):
                 while self._next.get(rank, 0) < seen:
-                    polled = [replace(r, seq=r.seq + base) for r in reader.poll().records]
+                    polled = [
+                        dataclasses.replace(r, seq=r.seq + base) for r in reader.poll().records
+                    ]
                     records = [r for r in polled if r.seq < seen]
                     if not records:
                         return

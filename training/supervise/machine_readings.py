@@ -16,8 +16,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ltui.training.gpu.findings import verdicts as gpu_verdicts
 from ltui.training.gpu.run_gpus import RunGpus, RunGpusView
@@ -43,8 +45,7 @@ _FIRST_STEP_S = 60.0
 _HELP = "ltui_rank.log and --metrics-pattern show its values"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Program:
+class Program(Struct, frozen=True, kw_only=True):
     """Observations about the processes of a command."""
 
     python: bool = False

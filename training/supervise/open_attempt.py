@@ -15,9 +15,10 @@ import sqlite3
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.attempt_plan import AttemptPlan

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.problem import ProblemError

@@ -6,8 +6,9 @@ checkpoints. It must not use processes or sockets.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.attempt_plan import AttemptPlan

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from ltui.training.config.verdict_severity import BLOCKING_LEVELS
 from ltui.training.diagnosis.judge import Judgement

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from ltui.training.lifecycle.kill_processes import send_signal
 from ltui.training.lifecycle.rank_queue_poller import is_dead, local_processes

@@ -13,8 +13,9 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.diagnosis.judge import Judgement

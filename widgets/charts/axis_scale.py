@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
+
+from msgspec import Struct
 
 from ltui.widgets.formats import THIN, duration
 
@@ -27,8 +28,7 @@ Ranks compute in float32, and its rounding alone causes a tenth of this.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class AxisRange:
+class AxisRange(Struct, frozen=True):
     """The interval that an axis shows."""
 
     low: float
@@ -43,8 +43,7 @@ class AxisRange:
         return self.high - self.low
 
 
-@dataclass(frozen=True, slots=True)
-class AxisTick:
+class AxisTick(Struct, frozen=True):
     """A labelled position on an axis."""
 
     at: float
@@ -233,8 +232,7 @@ def _log_tick_list(values: Sequence[float]) -> list[AxisTick]:
     return [AxisTick(math.log10(v), label) for v, label in zip(values, labels, strict=True)]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Viewport:
+class Viewport(Struct, frozen=True, kw_only=True):
     """The visible part of the x axis, from ``low`` to ``high``."""
 
     low: float

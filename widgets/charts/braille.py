@@ -6,10 +6,9 @@ lost, and the cost of drawing does not depend on the length of the history.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from ltui.widgets.view_models import FloatArray
 
@@ -24,8 +23,7 @@ THIN_DOTS = 3
 _DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]], dtype=np.uint32)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class CurveColumns:
+class CurveColumns(Struct, frozen=True, kw_only=True, eq=False):
     """A curve reduced to columns of equal width; NaN if a column has no point, or only gaps."""
 
     at: FloatArray

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from msgspec.structs import replace
 from textual import events
 from textual.binding import BindingType
 from textual.geometry import Region

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from ltui.widgets.charts.axis_scale import Viewport
 from ltui.widgets.view_models import ChartSeries
@@ -17,8 +17,7 @@ INK_TEXT, INK_DIM, INK_FAINT, INK_CURSOR, INK_SERIES = 0, 1, 2, 3, 4
 """Style indices of the canvas. INK_SERIES is the first series colour; faint variants follow."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChartOptions:
+class ChartOptions(Struct, frozen=True, kw_only=True):
     """Everything that decides how a chart is drawn, apart from its data."""
 
     view: Viewport | None = None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from rich.cells import cell_len, set_cell_size
 
 from ltui.widgets import formats
@@ -19,8 +20,7 @@ _LEAST_NAME = 8
 """Minimum cells of a shortened name; if that does not fit, an entry is omitted."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Entry:
+class _Entry(Struct, frozen=True, kw_only=True):
     """The legend of one series: its sign, name and value."""
 
     series: ChartSeries

@@ -6,9 +6,10 @@ Pure: the same values give the same canvas.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from rich.cells import cell_len
 
 from ltui.widgets.charts import braille
@@ -30,8 +31,7 @@ MAX_LABEL = 10
 """Maximum cells of a label beside an axis."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ParallelAxis:
+class ParallelAxis(Struct, frozen=True, kw_only=True):
     """One vertical axis."""
 
     title: str
@@ -39,8 +39,7 @@ class ParallelAxis:
     """Places, from 0 at the foot to 1 at the top, and their labels."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ParallelLine:
+class ParallelLine(Struct, frozen=True, kw_only=True):
     """The line of one run."""
 
     key: str
@@ -51,8 +50,7 @@ class ParallelLine:
     """The place on each axis, from 0 to 1."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ParallelViewModel:
+class ParallelViewModel(Struct, frozen=True, kw_only=True):
     """Everything that a plot of parallel coordinates draws."""
 
     axes: tuple[ParallelAxis, ...] = ()
@@ -95,8 +93,7 @@ class ParallelViewModel:
         return min(len(self.axes) - 1, max(1, (width - MAX_LABEL) // MIN_SPACING))
 
 
-@dataclass(frozen=True, slots=True)
-class ParallelArea:
+class ParallelArea(Struct, frozen=True):
     """Where the axes are on the canvas."""
 
     columns: tuple[int, ...]

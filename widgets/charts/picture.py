@@ -9,9 +9,10 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from xml.sax.saxutils import escape
+
+from msgspec import Struct, field
 
 from ltui.widgets.charts.axis_scale import AxisRange, linear_ticks, visible_range
 from ltui.widgets.charts.braille import CurveColumns
@@ -38,22 +39,19 @@ _MARK_ROWS, _MARK_LETTERS = 4, 34
 Point = tuple[float, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(Struct, frozen=True):
     points: Sequence[Point]
     colour: str
     width: float = 1.0
     dashed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Area:
+class Area(Struct, frozen=True):
     points: Sequence[Point]
     colour: str
 
 
-@dataclass(frozen=True, slots=True)
-class Label:
+class Label(Struct, frozen=True):
     """A text whose ``anchor`` (start, middle or end) is at ``x``, on the base line ``y``."""
 
     x: float
@@ -64,15 +62,13 @@ class Label:
     colour: str = _TEXT
 
 
-@dataclass(slots=True)
-class Picture:
+class Picture(Struct):
     """Items in the order in which they are drawn, on a white ground."""
 
     items: list[Line | Area | Label] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class _Frame:
+class _Frame(Struct, frozen=True):
     """Position of the axes, and what they show."""
 
     top: float

@@ -7,11 +7,12 @@ which is therefore an argument and part of the result.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from textwrap import wrap
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from rich.cells import cell_len
 
 from ltui.widgets.charts import braille
@@ -65,8 +66,7 @@ _MIN_COLUMNS = 20
 """Minimum columns of a curve for outliers to be detected."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Plot:
+class Plot(Struct, frozen=True, kw_only=True, eq=False):
     """A drawn chart."""
 
     canvas: Canvas
@@ -125,8 +125,7 @@ def plot(
     return Plot(canvas=canvas, area=area, x=x, y=y)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Layout:
+class Layout(Struct, frozen=True, kw_only=True, eq=False):
     """Curves and ticks, and an area with a margin that is wide enough for the tick labels."""
 
     area: PlotArea

@@ -6,8 +6,8 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from msgspec import Struct
 from rich.cells import cell_len
 
 from ltui.widgets.charts.axis_scale import AxisRange, linear_ticks
@@ -21,8 +21,7 @@ _MOST_MARKS = 0.2
 """Maximum fraction of the columns with one sign of marks that have no line, such as epochs."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlotArea:
+class PlotArea(Struct, frozen=True, kw_only=True):
     """The part of the canvas in which curves are drawn, in cells."""
 
     left: int

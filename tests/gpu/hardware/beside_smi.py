@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
 from xml.etree.ElementTree import Element
+
+from msgspec.structs import fields
 
 from ltui.training.gpu.reading import GpuProcess, GpuReading
 from ltui.training.state.gpu_values import GpuValues

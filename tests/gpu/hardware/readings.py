@@ -17,8 +17,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
 from typing import Any
+
+from msgspec.structs import fields
 
 from ltui.training.gpu.rank_mapping import RankLocation, gpu_snapshots, map_ranks
 from ltui.training.gpu.reading import GpuReading

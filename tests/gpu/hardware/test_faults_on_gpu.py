@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ltui.training.state.run_snapshot import Verdict
 from tests.faults.fault import Fault

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from ltui.training.config.device_selection import Machine
 from ltui.training.state.run_snapshot import (

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from ltui.training.config.device_selection import Machine
 from ltui.training.state.run_snapshot import GpuSnapshot, RunSnapshot, RunState, Throughput

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from msgspec.structs import fields, replace
 
 from ltui.training.gpu.nvml_device import DRIVER
 from ltui.training.gpu.rank_mapping import RankLocation

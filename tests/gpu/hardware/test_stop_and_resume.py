@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ltui.training.state.run_snapshot import CheckpointInfo, RunSnapshot, RunState
 from tests.gpu.hardware import stop_and_resume
@@ -61,9 +62,12 @@ def test_every_loss_and_every_state_must_be_equal() -> None:
 def test_a_pause_keeps_memory_and_leaves_the_device_idle() -> None:
     assert {check.ok for check in paused_checks(WORKS, [IDLE, IDLE])} == {True, None}
     for wrong, what in (
-        (replace(IDLE, used_mib=700.0), "memory in use before and during the pause, MiB"),
-        (replace(IDLE, utilisation_percent=40.0), "highest utilisation, percent"),
-        (replace(IDLE, power_w=530.0), "power before, and lowest during it, W"),
+        (
+            dataclasses.replace(IDLE, used_mib=700.0),
+            "memory in use before and during the pause, MiB",
+        ),
+        (dataclasses.replace(IDLE, utilisation_percent=40.0), "highest utilisation, percent"),
+        (dataclasses.replace(IDLE, power_w=530.0), "power before, and lowest during it, W"),
     ):
         found = _found(list(paused_checks(WORKS, [wrong])))
         assert [name for name, check in found.items() if check.ok is False] == [what]

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ltui.training.diagnosis.evidence import Collective, CollectivePosition, Frame, RankEvidence
 from ltui.training.diagnosis.observations.stack_frames import (
@@ -34,8 +36,7 @@ Signature = tuple[str, tuple[tuple[int, ...], ...], tuple[str, int] | None]
 """Operation, sizes, and file and line of the call."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UnfinishedCollective:
+class UnfinishedCollective(Struct, frozen=True, kw_only=True):
     """The first unfinished collective of one process group, and what the ranks did there."""
 
     group: str
@@ -251,8 +252,7 @@ def call_signature(entry: Collective) -> Signature:
     return entry.op, entry.sizes, (site.file, site.line) if site else None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Divergence:
+class Divergence(Struct, frozen=True, kw_only=True):
     """The first sequence number at which ranks called a collective from different lines."""
 
     group: str

@@ -7,7 +7,8 @@ rank that the other ranks wait for.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from ltui.training.state.run_snapshot import Verdict
 
@@ -29,8 +30,7 @@ _BREAKING = {
 """kind -> remedy of GPU problems that stop a rank, the most likely cause first."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GpuCause:
+class GpuCause(Struct, frozen=True, kw_only=True):
     """A problem with the GPU of a rank."""
 
     text: str

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis.evidence import Frame
@@ -84,8 +86,7 @@ _EXIT_REMEDY = "Find the reason for the exit in the log of the rank, then resume
 _EXCEPTION_REMEDY = "Fix the error, then resume the run."
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _RankEnd:
+class _RankEnd(Struct, frozen=True, kw_only=True):
     """How one rank ended, and whether another rank caused that."""
 
     kind: VerdictKind

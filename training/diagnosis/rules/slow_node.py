@@ -7,8 +7,9 @@ the cause is to be looked for there and not in one rank. Work is measured as for
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import mean, median_high
+
+from msgspec import Struct
 
 from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis.judge_input import PreparedInput, position_facts
@@ -40,8 +41,7 @@ _REASONS = {
 """part of a step -> (reason, remedy) if nothing more specific is known."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SlowNode:
+class SlowNode(Struct, frozen=True, kw_only=True):
     """The machine whose ranks the others wait for."""
 
     subject: int

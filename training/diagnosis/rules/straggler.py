@@ -8,9 +8,10 @@ the rank with the longest backward pass, because that contains the time the othe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median_high
 from typing import NamedTuple, Protocol, TypeVar
+
+from msgspec import Struct
 
 from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis.evidence import Frame, RankEvidence
@@ -59,8 +60,7 @@ class OwnWork(NamedTuple):
         return self.fetch_s, self.forward_s, self.optimizer_s
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Straggler:
+class Straggler(Struct, frozen=True, kw_only=True):
     """The rank that the others wait for."""
 
     rank: int
@@ -93,8 +93,7 @@ S = TypeVar("S", bound=Slow)
 WorkByRank = Mapping[int, "OwnWork | None"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Span:
+class Span(Struct, frozen=True, kw_only=True):
     """A number of recent steps, and parts of them in which the same must be slow."""
 
     overall: WorkByRank

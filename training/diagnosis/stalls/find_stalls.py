@@ -12,7 +12,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from ltui.training.diagnosis.judge_input import PreparedInput
 from ltui.training.diagnosis.stalls import (
@@ -41,8 +42,7 @@ RULES: tuple[Rule, ...] = (
 """The stall rules in the order in which they are tried. The first one that applies decides."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stalls:
+class Stalls(Struct, frozen=True, kw_only=True):
     """Which ranks make no progress, and what is wrong with them."""
 
     verdicts: tuple[Verdict, ...] = ()

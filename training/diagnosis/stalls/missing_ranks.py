@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis import thresholds

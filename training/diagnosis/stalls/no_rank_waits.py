@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis import thresholds

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ltui.training.diagnosis import thresholds
 from ltui.training.diagnosis.judge_input import PreparedInput
@@ -24,8 +26,7 @@ _MINIMUM_WATCHED_S = 1.5
 """Seconds that a process must be watched before it counts as frozen: two rounds of evidence."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StallCase:
+class StallCase(Struct, frozen=True, kw_only=True):
     """The input of one judgement, and where its ranks are."""
 
     inputs: PreparedInput

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
+
+from msgspec import Struct, field
 
 from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis.evidence import Frame, RankEvidence
@@ -40,8 +41,7 @@ class Activity(Enum):
     """It works, or wakes up now and then."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StallReason:
+class StallReason(Struct, frozen=True, kw_only=True):
     """Why one rank, or several ranks alike, make no progress."""
 
     kind: VerdictKind

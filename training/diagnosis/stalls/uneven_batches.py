@@ -12,7 +12,8 @@ and was swallowed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from ltui.training.diagnosis.judge_input import PreparedInput
 from ltui.training.diagnosis.observations.collective_positions import UnfinishedCollective
@@ -34,8 +35,7 @@ REMEDY = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class EarlyDeparture:
+class EarlyDeparture(Struct, frozen=True):
     """An epoch that a rank left early."""
 
     epoch: int
@@ -111,8 +111,7 @@ def departure_reason(
 _EVALUATION = frozenset({Phase.VALIDATION, Phase.TEST, Phase.SANITY})
 
 
-@dataclass(frozen=True, slots=True)
-class UnevenRanks:
+class UnevenRanks(Struct, frozen=True):
     """Ranks that left an epoch or a validation before the others."""
 
     ranks: tuple[int, ...]

@@ -16,12 +16,14 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from ltui.training.config.run_spec import Nodes, RunSpec
 from ltui.training.diagnosis.judge import Judgement
 from ltui.training.diagnosis.merge_evidence import shorten_for_link
+from ltui.training.json_codec import to_json
 from ltui.training.lifecycle.agent_directories import mark_delivered
 from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.elastic_log import likely_error_line, log_tail, worker_failures
@@ -53,7 +55,6 @@ from ltui.training.nodes.queue_tail import (
 )
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import release_lock
-from ltui.training.state.run_snapshot import to_json
 from ltui.training.store.history_writer import StoreWriter
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.engine_command import ShimWatch

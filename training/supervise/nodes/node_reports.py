@@ -13,10 +13,13 @@ import os
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from ltui.training.diagnosis.evidence import Evidence, HostEvidence
 from ltui.training.diagnosis.merge_evidence import merge_evidence
+from ltui.training.json_codec import from_json, parse_json
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.shim_files import EngineExit
 from ltui.training.lifecycle.stop_escalation import StopEscalation
@@ -40,14 +43,12 @@ from ltui.training.nodes.node_places import NodePlaces
 from ltui.training.nodes.node_watch import NodeWatch
 from ltui.training.nodes.queue_mirror import QueueMirrors
 from ltui.training.nodes.queue_tail import pack_positions, unpack_chunks
-from ltui.training.state.json_decoder import from_json, parse_json
 from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import GpuSnapshot, NodeState, Verdict
 from ltui.training.store.run_directory import RunDir, open_private_log
 
 
-@dataclass(slots=True, eq=False)
-class RemoteNode:
+class RemoteNode(Struct, eq=False):
     """One other machine. Written by the thread of the link, read by the loop."""
 
     number: int
@@ -205,8 +206,7 @@ _MAX_LOG_BYTES = 1 << 28
 """Size of a rank's log in the run directory from which on no more is copied."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
+class Wanted(Struct, frozen=True, kw_only=True):
     """What the loop wants of all agents."""
 
     stop: StopEscalation | None = None

@@ -11,7 +11,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from ltui.training.config.run_spec import Nodes, RunSpec
 from ltui.training.diagnosis.evidence import Evidence

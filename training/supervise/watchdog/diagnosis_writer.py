@@ -11,8 +11,10 @@ import os
 import re
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ltui.training.config.verdict_severity import BLOCKING_LEVELS
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence, Frame
@@ -32,8 +34,7 @@ _STORED_COLLECTIVES = 24
 """Number of last collectives of each rank that are stored."""
 
 
-@dataclass(slots=True)
-class _StoredDiagnosis:
+class _StoredDiagnosis(Struct):
     """The file of the diagnosis of one active verdict."""
 
     path: Path | None

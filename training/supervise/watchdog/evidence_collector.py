@@ -11,8 +11,10 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis.build_diagnosis import build_diagnosis
@@ -26,6 +28,7 @@ from ltui.training.diagnosis.judge_input import (
     verdict_key,
 )
 from ltui.training.diagnosis.rules.stopped_processes import STOPPED_AFTER_S
+from ltui.training.json_codec import to_json
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.rank_queue_poller import QueuePoll, local_processes
 from ltui.training.nodes.messages import RankObservations
@@ -35,7 +38,7 @@ from ltui.training.process.identity import ProcessIdentity, ProcessTable, is_ali
 from ltui.training.process.process_activity import LOADER_NAME
 from ltui.training.shared.record_types import Outcome, PulseState
 from ltui.training.state.record_fold import FoldState
-from ltui.training.state.run_snapshot import RunSnapshot, Verdict, to_json
+from ltui.training.state.run_snapshot import RunSnapshot, Verdict
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.watchdog.diagnosis_writer import (
     DiagnosisWriter,
@@ -111,8 +114,7 @@ _OOM_PERIOD_S = 15.0
 """Seconds between two readings of the out-of-memory count while no rank dies."""
 
 
-@dataclass(slots=True)
-class _RankProcesses:
+class _RankProcesses(Struct):
     """The processes of one rank."""
 
     pid: int

@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from ltui.training.diagnosis.evidence import (
     Evidence,
@@ -55,8 +56,7 @@ _TAIL_LINES = 12
 """Number of lines that are kept of a rank's log."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankTarget:
+class RankTarget(Struct, frozen=True, kw_only=True):
     """A rank of which evidence is to be collected, and what the supervisor already has of it."""
 
     rank: int
@@ -68,8 +68,7 @@ class RankTarget:
     gpu: Mapping[str, Any] | None = None
 
 
-@dataclass(slots=True)
-class CollectorCache:
+class CollectorCache(Struct):
     """Values that are kept from one round to the next."""
 
     samples: dict[int, ProcessCounters] = field(default_factory=dict)
@@ -80,8 +79,7 @@ class CollectorCache:
     is not repeated while the process does nothing."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EvidenceRequest:
+class EvidenceRequest(Struct, frozen=True, kw_only=True):
     """The input of one round."""
 
     run_dir: RunDir

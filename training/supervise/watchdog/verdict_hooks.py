@@ -25,13 +25,16 @@ import urllib.error
 import urllib.request
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import IO, Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.config.verdict_severity import VerdictLevel
+from ltui.training.json_codec import to_json
 from ltui.training.state.run_event import Event
-from ltui.training.state.run_snapshot import Verdict, to_json
+from ltui.training.state.run_snapshot import Verdict
 from ltui.training.state.verdict_tracker import VerdictTracker, headline, triggers_hook
 
 MAXIMUM_CALLS = 6
@@ -263,8 +266,7 @@ RECOVERY_STEPS = 2
 """Steps that the run must make in that time. After its last step no rank is slow any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class _EndedVerdict:
+class _EndedVerdict(Struct, frozen=True):
     """A verdict that has ended at the monotonic time ``at_s`` and at a step of the run."""
 
     verdict: Verdict

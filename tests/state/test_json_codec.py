@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from ltui.training.state.json_decoder import from_json
+from ltui.training.json_codec import from_json, to_json
 from ltui.training.state.run_snapshot import (
     MetricValue,
     RankSnapshot,
@@ -17,7 +17,6 @@ from ltui.training.state.run_snapshot import (
     Throughput,
     Verdict,
     snapshot_from_json,
-    to_json,
 )
 
 
@@ -36,7 +35,7 @@ def test_a_snapshot_comes_back_from_json() -> None:
 
 
 def test_numbers_that_are_not_finite_come_back_as_nan_or_are_left_out() -> None:
-    metric = from_json(MetricValue, {"last": None, "step": 1, "best_min": None}, tolerant=True)
+    metric = from_json(MetricValue, {"last": "NaN", "step": 1, "best_min": None}, tolerant=True)
     assert math.isnan(metric.last)
     assert metric.best_min is None
     rank = from_json(RankSnapshot, {"rank": 0, "recent_step_s": [0.1, None]}, tolerant=True)
