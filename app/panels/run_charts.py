@@ -138,7 +138,9 @@ class RunCharts(LinkedCharts):
         """Explain the signs of marks in the border of the first panel, if there is room."""
         panel, legend = self.query_one("#loss", Panel), chart_axis.marks_legend(marks)
         summary = " · ".join(part for part in (panel.summary, legend) if part)
-        if cell_len(summary) <= panel.size.width - 4:
+        if not panel.size.width:
+            self.call_after_refresh(self._add_legend, marks)  # It is not laid out yet.
+        elif cell_len(summary) <= panel.size.width - 4:
             panel.set_titles(panel.title, summary)
 
     # -- what the keys change --------------------------------------------------------------------

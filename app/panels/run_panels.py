@@ -40,6 +40,7 @@ from ltui.app.presentation import run_details
 from ltui.app.presentation.rank_grid import MIN_RANKS
 from ltui.app.settings import settings_of
 from ltui.training.state.run_snapshot import RunSnapshot
+from ltui.widgets.formats import LOADING
 from ltui.widgets.rank_table import RankTable
 
 TWO_COLUMNS_FROM = 100
@@ -99,6 +100,7 @@ class RunPanels(MovableBorders):
 
     def compose(self) -> ComposeResult:
         yield TabBar(id="tabs")
+        yield Static(LOADING, id="loading")
         with Horizontal(id="columns"):
             with Vertical(id="body"):
                 yield RunCharts(self._home, self._requests, id="charts")
@@ -148,7 +150,10 @@ class RunPanels(MovableBorders):
         """Replace the layout; apply it only if it changes what is visible."""
         before, self.panel_layout = self.panel_layout, layout
         visible = (layout.mode, layout.visible(), layout.fits_rows())
-        if visible != (before.mode, before.visible(), before.fits_rows()):
+        # The first frame says how high the tables are: only then is there anything to lay out.
+        if self._frame is not None and visible != (
+            before.mode, before.visible(), before.fits_rows(),
+        ):  # fmt: skip
             self._apply_layout(layout)
 
     def _apply_layout(self, layout: PanelLayout) -> None:
@@ -159,6 +164,7 @@ class RunPanels(MovableBorders):
         for name in PANELS:
             self.query_one(f"#{name}").display = name in visible
         self.query_one("#charts").display = bool(visible & UPPER)
+        self.query_one("#loading").display = False
         self.query_one("#columns").display = bool(visible)
         self.query_one("#body").display = bool(visible - {DETAILS})
         self.query_one("#tiny").display = not visible
@@ -207,9 +213,11 @@ class RunPanels(MovableBorders):
 
     def use_frame(self, frame: Frame) -> None:
         """Store the newest frame, and adapt the layout if its tables have another height."""
-        self._frame = frame
+        first, self._frame = self._frame is None, frame
         needs = table_lines(frame.snapshot)
-        if needs != self.panel_layout.needs:
+        if first:
+            self._apply_layout(replace(self.panel_layout, needs=needs))
+        elif needs != self.panel_layout.needs:
             self._use_layout(replace(self.panel_layout, needs=needs))
 
     def show(self, frame: Frame) -> None:

@@ -529,5 +529,5 @@ async def test_nothing_claims_to_be_empty_before_the_first_frame() -> None:
         await pilot.pause()
         text = "\n".join(line.text for line in app.screen._compositor.render_strips())
         asked.set()
-        assert text.count("loading …") >= 3
+        assert "loading …" in text
         assert not re.search("no data yet|nothing written|has reported yet|live", text)
