@@ -5,14 +5,12 @@ Every user interface shows them; internal errors of ltui are not ``ProblemError`
 
 from __future__ import annotations
 
-from typing import TypeVar
-
-from msgspec import Struct
+from typing import NamedTuple, TypeVar
 
 Error = TypeVar("Error", bound="ProblemError")
 
 
-class Problem(Struct, frozen=True, kw_only=True):
+class Problem(NamedTuple):
     """One error of the user. ``str()`` gives one line for standard error."""
 
     where: str

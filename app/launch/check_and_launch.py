@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from ltui.app.launch.build_spec import prepare_preset_launch
 from ltui.training.config.preset_form import START_FROM
 from ltui.training.config.presets import Preset
@@ -75,4 +73,4 @@ def describe_start(home: Path, text: str) -> str:
 
 
 def _at_form_field(error: ProblemError) -> ProblemError:
-    return ProblemError(*(replace(problem, where=START_FROM) for problem in error.problems))
+    return ProblemError(*(problem._replace(where=START_FROM) for problem in error.problems))

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import Struct, field
-from msgspec.structs import replace
 
 from ltui.app.launch.build_spec import changed_spec
 from ltui.app.launch.check_and_launch import apply_start_from
@@ -194,7 +193,7 @@ def check_choice(past: PastRun, choice: Choice, machine: Machine) -> CheckedChoi
         document = apply_overrides(document, others)
         overrides += others
     except ProblemError as error:
-        problems += [replace(problem, where=OTHER_CHANGES) for problem in error.problems]
+        problems += [problem._replace(where=OTHER_CHANGES) for problem in error.problems]
     finished = past.state is RunState.FINISHED and choice.mode == RESUME
     if finished and not overrides and choice.checkpoint == NEWEST:
         problems.append(_finished_problem(past))
@@ -281,4 +280,4 @@ def start_choice(home: Path, past: PastRun, choice: Choice, overrides: tuple[str
 
 def _beside_field(problem: Problem) -> Problem:
     """Return a problem of ``--set KEY`` as a problem of the form field of that key."""
-    return replace(problem, where=problem.where.removeprefix("--set ").partition("=")[0])
+    return problem._replace(where=problem.where.removeprefix("--set ").partition("=")[0])

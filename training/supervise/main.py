@@ -36,8 +36,6 @@ def main(argv: list[str] | None = None) -> int:
 
 def _supervise(arguments: argparse.Namespace) -> int:
     # Imported here, so that only the detached process loads them.
-    from msgspec import to_builtins
-
     from ltui.training.lifecycle.attempt_plan import AttemptPlan
     from ltui.training.problem import Problem, ProblemError
     from ltui.training.store.run_directory import RunDir
@@ -79,7 +77,7 @@ def _supervise(arguments: argparse.Namespace) -> int:
                 problem = Problem(where=run_dir.id, what=f"its supervisor cannot start ({error}).")
                 error = ProblemError(problem)
             print(error, file=sys.stderr, flush=True)
-            problems = [to_builtins(problem) for problem in error.problems]
+            problems = [problem._asdict() for problem in error.problems]
             _report(arguments.report_to, {"ok": False, "problems": problems})
             return 2
         if lock is None:
