@@ -13,12 +13,15 @@ from tests.bench.document import write_between
 from tests.bench.peers import displays, steps
 
 RUNS = 5
+CLOSE = 0.3
+"""Fraction of a median by which its runs may differ from it for the figure to be certain."""
 
 
 def spread(values: Sequence[float], digits: int) -> str:
-    """Median, and the least and most of the runs."""
-    low, high = min(values), max(values)
-    return f"{statistics.median(values):.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+    """Median, and the least and most of the runs; with a question mark if they are far apart."""
+    low, middle, high = min(values), statistics.median(values), max(values)
+    sign = " ?" if max(high - middle, middle - low) > CLOSE * abs(middle) else ""
+    return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f}){sign}"
 
 
 def step_table(costs: dict[str, steps.StepCosts], versions: dict[str, str]) -> list[str]:
@@ -64,7 +67,8 @@ def main(arguments: Sequence[str]) -> int:
     lines = [
         f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
         f"torch {version('torch')}, Lightning {version('lightning')}; "
-        f"median of {RUNS} runs (least to most).",
+        f"median of {RUNS} runs (least to most). A question mark: runs differ from the median by "
+        f"more than {CLOSE:.0%}, so that this machine cannot tell the figure more closely.",
         "",
         f"A step without any instrument takes {spread(bare, 0)} us.",
         "",
