@@ -5,7 +5,7 @@ And the first picture of a run of ten million steps.
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import re
 import subprocess
@@ -13,21 +13,16 @@ import sys
 import tempfile
 import threading
 import time
-from array import array
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
-import torch
 
 from ltui.app.live.poller_thread import FASTEST_S
-from ltui.training.shared.record_types import Phase, RecordKind, StepField
 from ltui.training.state.run_snapshot import MetricValue
-from ltui.training.store.history_writer import KEEP_ROWS
+from ltui.training.store.history_writer import KEEP_ROWS, Batch, Cursor, StoreWriter
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.control_server import ControlServer
-from ltui.training.tensor_queue.queue_writer import QueueWriter
 from tests.app import frames
 from tests.bench.long_history import metric_name, write_long_run
 from tests.bench.row import Row, row
@@ -103,9 +98,9 @@ def _newest(screen: TerminalScreen) -> list[str]:
     return _RAW.findall(screen.text())
 
 
-@contextmanager
+@contextlib.contextmanager
 def _training(run: RunDir) -> Iterator[None]:
-    """Do what supervisor and rank 0 do for a dashboard, in threads of this process."""
+    """Do what a supervisor does for a dashboard, in threads of this process."""
     snapshot = frames.snapshot(
         id=run.id, attempt=1, global_step=STEPS, max_steps=2 * STEPS, ranks=(frames.rank(0),),
         world_size=1, gpus=(), checkpoints=(),
@@ -114,30 +109,27 @@ def _training(run: RunDir) -> Iterator[None]:
     ended = threading.Event()
     server = ControlServer(run.socket_path, run.socket_path, lambda _: {"ok": False})
     server.publish(snapshot)
-    rank = threading.Thread(target=_log_metrics, args=(run.queue_dir(1), ended))
-    rank.start()
+    training = threading.Thread(target=_store_metrics, args=(run.db_path, ended))
+    training.start()
     try:
         yield
     finally:
         ended.set()
-        rank.join()
+        training.join()
         server.close()
 
 
-def _log_metrics(folder: Path, ended: threading.Event) -> None:
-    """Log every metric at each step, one step for each update."""
-    folder.mkdir(parents=True)
-    queue = QueueWriter.create(folder / "rank-00000.queue", capacity_bytes=1 << 20)
-    steps = queue.row(RecordKind.STEP, len(StepField))
-    names = [metric_name(number) for number in range(1, METRICS + 1)]
-    values = torch.ones(METRICS, dtype=torch.float64)
-    step = STEPS
-    while not ended.wait(FASTEST_S):
-        step += 1
-        place = {"step": step, "epoch": 0, "t": time.time()}
-        steps.fields[:] = memoryview(array("d", step_row(step, 0.5, time.time())))
-        steps.publish(time.monotonic_ns())
-        label = json.dumps({"names": names, **place}).encode()
-        queue.put(values + step * GOLDEN % 1, RecordKind.METRICS, label)
-        queue.pulse.set(phase=Phase.FORWARD, global_step=step, batch=step)
-    queue.close()
+def _store_metrics(path: Path, ended: threading.Event) -> None:
+    """Store a value of every metric at each step, one step for each update."""
+    with contextlib.closing(StoreWriter(path)) as writer:
+        step = STEPS
+        while not ended.wait(FASTEST_S):
+            step, now = step + 1, time.time()
+            value = 1 + step * GOLDEN % 1
+            samples = [
+                (0, step, metric_name(number), step, 0, now, value)
+                for number in range(1, METRICS + 1)
+            ]
+            steps = [(0, step, step_row(step, 0.5, now))]
+            cursors = {0: Cursor(next_seq=step + 1, base=0, inode=0)}
+            writer.commit(1, Batch(steps=steps, samples=samples, cursors=cursors))
