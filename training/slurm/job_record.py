@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from msgspec import Struct, to_builtins
+from msgspec import Struct, field, to_builtins
 from msgspec.structs import replace
 
 from ltui.training.config.node_environment import is_host
@@ -92,7 +92,7 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     token: str
     submitted_at: float
     options: JobOptions
-    first_job_id: str | None = None
+    first_job_id: str | None = field(name="job_id", default=None)
     """None until sbatch has answered."""
     private: bool = False
     """True if the job created this directory, because it could not see that of ``ltui submit``."""
@@ -105,7 +105,7 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     note: str | None = None
     """Why the run was not continued: ``not requeued: no progress in 3 starts of its job``."""
     head: Head | None = None
-    cancelled_at: float | None = None
+    cancelled_at: float | None = field(name="at", default=None)
 
     @property
     def job_id(self) -> str | None:
@@ -190,7 +190,7 @@ def write_submission(run_dir: RunDir, record: JobRecord) -> None:
             "token": record.token,
             "submitted_at": record.submitted_at,
             "options": to_builtins(record.options),
-            "first_job_id": record.first_job_id,
+            "job_id": record.first_job_id,
             "private": record.private,
         },
     )
@@ -239,7 +239,7 @@ def write_head(run_dir: RunDir, job_id: str, ends_at: float | None, nodes: str |
 
 def write_cancelled(run_dir: RunDir) -> None:
     """Record that the waiting job was cancelled."""
-    write_json(run_dir.slurm_dir / "cancelled.json", {"cancelled_at": time.time()})
+    write_json(run_dir.slurm_dir / "cancelled.json", {"at": time.time()})
 
 
 def with_unfinished_closed(
