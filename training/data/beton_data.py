@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 
 from ltui.training.data.cache_folder import data_folder
-from ltui.training.data.cpu_memory_limits import available_bytes, cores_per_rank
+from ltui.training.data.cpu_memory_limits import available_bytes, cores_per_rank, keep_torch_threads
 from ltui.training.data.ffcv.beton_file import BetonError, BetonFile
 from ltui.training.data.ffcv.epoch_order import (
     BetonLoader,
@@ -27,7 +27,6 @@ from ltui.training.data.ffcv.epoch_order import (
     side_at_epoch,
     uniform_side,
 )
-from ltui.training.data.ffcv.ffcv_reader import keep_torch_threads
 from ltui.training.data.ffcv.image_transform_config import (
     ImageTransformConfig,
     Triple,

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import torch
 
 
 def cores_per_rank() -> int:
@@ -48,3 +52,13 @@ def _cgroup_available() -> int | None:
             continue
         return max(0, limit - used)
     return None
+
+
+@contextmanager
+def keep_torch_threads() -> Iterator[None]:
+    """Restore torch's number of threads at the end."""
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

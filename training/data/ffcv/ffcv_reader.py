@@ -14,7 +14,6 @@ import itertools
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import numba
@@ -27,22 +26,11 @@ from ffcv.pipeline.compiler import Compiler
 from ffcv.pipeline.graph import Graph
 from ffcv.reader import Reader
 
-from ltui.training.data.cpu_memory_limits import cores_per_rank
+from ltui.training.data.cpu_memory_limits import cores_per_rank, keep_torch_threads
 from ltui.training.data.ffcv.beton_file import BetonError, BetonFile
 from ltui.training.data.ffcv.page_reader import OsCache, ProcessCache
 from ltui.training.data.ffcv.pipeline_operations import DecodeImages, Failed, Key
 from ltui.training.rank.resume.ffcv_position import describe_inexact_operations
-
-
-@contextmanager
-def keep_torch_threads() -> Iterator[None]:
-    """Restore torch's number of threads at the end."""
-    threads = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
 
 Batch = tuple[Any, ...]
 
