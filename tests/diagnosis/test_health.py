@@ -307,20 +307,27 @@ FOLD = trained(6)
 
 
 def _apart(
-    now_s: float, step: int, batches: tuple[int, int], pulse_step: int, history: HealthHistory
+    now_s: float, step: int, batches: tuple[int, ...], pulse_step: int, history: HealthHistory
 ) -> Judgement:
-    """Judge rank 0 and rank 1, which ended ``step`` at these batches of epoch 0.
+    """Judge ranks that ended ``step`` at these batches of epoch 0.
 
     The pulse of rank 1 is at ``pulse_step``.
     """
-    state = FoldState()
+    state, pulses = FoldState(), []
     for rank, batch in enumerate(batches):
         state = fold(state, rank, steps(1, 0.1, first=step, batch=batch, start_s=now_s))
-    pulses = [
-        pulse(0, Phase.FORWARD, now_s, batch=batches[0], global_step=step),
-        pulse(1, Phase.FORWARD, now_s, batch=batches[1], global_step=pulse_step),
-    ]
+        at_step = pulse_step if rank == 1 else step
+        pulses.append(pulse(rank, Phase.FORWARD, now_s, batch=batch, global_step=at_step))
     return at(now_s, pulses, state, history=history)
+
+
+def test_a_drift_lasts_while_only_other_ranks_are_observed_together() -> None:
+    first = _apart(10, 100, (40, 42, 40), 100, HealthHistory())
+    drifting = _apart(12.5, 120, (60, 62, 60), 120, first.history)
+    assert [v.culprits for v in drifting.verdicts] == [(1,)]
+    without_it = _apart(13, 130, (70, 73, 70), 131, drifting.history)
+    assert [v.culprits for v in without_it.verdicts] == [(1,)]
+    assert _apart(13.5, 140, (80, 80, 80), 140, without_it.history).verdicts == ()
 
 
 def test_a_drift_is_reported_until_ranks_are_observed_together() -> None:

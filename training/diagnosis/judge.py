@@ -244,14 +244,13 @@ def _drift(
 
     Return also when the ranks began to drift and when they were last observed to drift, in ns.
     """
-    drifting = early_warnings.find_drifting_ranks(inputs)
+    active = [v for v in inputs.history.active.values() if v.kind == VerdictKind.DRIFT]
+    drifting = early_warnings.find_drifting_ranks(inputs, [r for v in active for r in v.culprits])
     earlier_ns = inputs.history.drift_ns
     explained = any(v.kind in _EXPLAINS_DRIFT for v in verdicts)
     kept_ns = early_warnings.DRIFT_KEPT_S * 1e9
     if drifting is None and earlier_ns is not None and inputs.now_ns - earlier_ns[1] < kept_ns:
-        active = inputs.history.active.values()
-        kept = [] if explained else [v for v in active if v.kind == VerdictKind.DRIFT]
-        return kept, earlier_ns
+        return ([] if explained else active), earlier_ns
     if not drifting:
         return [], None
     since_ns = earlier_ns[0] if earlier_ns is not None else inputs.now_ns

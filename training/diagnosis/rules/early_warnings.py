@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis.evidence import HostEvidence, RankEvidence
@@ -78,10 +78,13 @@ def loss_warning(
     )
 
 
-def find_drifting_ranks(inputs: PreparedInput) -> tuple[int, ...] | None:
+def find_drifting_ranks(
+    inputs: PreparedInput, earlier: Collection[int] = ()
+) -> tuple[int, ...] | None:
     """Return ranks that differ in epoch or batch from the lowest rank at an equal step.
 
-    Return None if no two ranks are at an equal step now.
+    Return None if no two ranks are at an equal step now, or if those that are do not include all
+    that drifted ``earlier``.
     """
     alive, rank_folds = inputs.alive, inputs.fold.ranks
     ranks_by_step: dict[int, list[int]] = {}
@@ -97,7 +100,8 @@ def find_drifting_ranks(inputs: PreparedInput) -> tuple[int, ...] | None:
         places = {r: (rank_folds[r].epoch, rank_folds[r].batch) for r in ranks}
         if len(set(places.values())) > 1:
             return tuple(r for r in ranks if places[r] != places[min(ranks)])
-    return () if together else None
+    compared = {rank for ranks in together for rank in ranks}
+    return () if together and compared.issuperset(earlier) else None
 
 
 def drift_warning(inputs: PreparedInput, ranks: tuple[int, ...]) -> Verdict:
