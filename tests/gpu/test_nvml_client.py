@@ -5,8 +5,13 @@ from __future__ import annotations
 import pynvml
 import pytest
 
-from ltui.training.gpu.nvml_client import DeviceClient, DriverGoneError, GpuLostError, NvmlClient
-from ltui.training.gpu.nvml_device import ProcessInfoCache
+from ltui.training.gpu.nvml_device import (
+    DeviceClient,
+    DriverGoneError,
+    GpuLostError,
+    NvmlClient,
+    ProcessInfoCache,
+)
 from ltui.training.gpu.whole_gpu import Device
 
 

@@ -26,8 +26,7 @@ from ltui.training.diagnosis.judge_input import (
     prepare,
     verdict_key,
 )
-from ltui.training.diagnosis.rules import data_slowdown, early_warnings, slow_node, straggler
-from ltui.training.diagnosis.rules.clock_jumps import clock_jump_warnings, clock_skews_s
+from ltui.training.diagnosis.rules import early_warnings, slow_node, straggler
 from ltui.training.diagnosis.rules.deaths import death_verdicts
 from ltui.training.diagnosis.rules.stopped_processes import (
     find_stopped_ranks,
@@ -187,7 +186,7 @@ def _slowness(
             return [reported], since_ns, frozenset(reported.culprits)
         if kinds & {VerdictKind.SLOW_DATA, VerdictKind.SLOW_STEP}:
             return [], None, frozenset()
-        slow_data = data_slowdown.slow_data_verdict(inputs)
+        slow_data = slow_node.slow_data_verdict(inputs)
         return [] if slow_data is None else [slow_data], None, frozenset()
     evidence = inputs.evidence
     began_ns = since_ns + _EVIDENCE_ROUND_S * 1e9
@@ -210,7 +209,7 @@ def _early_warnings(inputs: PreparedInput, verdicts: Sequence[Verdict]) -> list[
     warnings = [early_warnings.loss_warning(inputs.fold, inputs.machines, inputs.checkpoints)]
     if inputs.alive:
         warnings += [w for w in _host_warnings(inputs) if w.kind not in kinds]
-        warnings += clock_jump_warnings(inputs)
+        warnings += early_warnings.clock_jump_warnings(inputs)
     evidence = inputs.evidence
     recent = evidence and inputs.now_ns - evidence.taken_ns < _EVIDENCE_LIFETIME_S * 1e9
     if evidence and recent and VerdictKind.MISMATCH not in kinds:
@@ -333,7 +332,7 @@ def _next_history(
         judged_ns=inputs.now_ns,
         judged_s=inputs.now_s,
         lost=frozenset(inputs.lost),
-        clock_skews_s={**history.clock_skews_s, **clock_skews_s(inputs.nodes)},
+        clock_skews_s={**history.clock_skews_s, **early_warnings.clock_skews_s(inputs.nodes)},
         active=active,
         places=places,
         longest_s=longest_s,

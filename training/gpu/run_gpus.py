@@ -17,8 +17,7 @@ from ltui.training.gpu.free_gpus import ORDER, VISIBLE
 from ltui.training.gpu.rank_mapping import RankLocation, gpu_snapshots, map_ranks
 from ltui.training.gpu.reading import NOT_READ_YET, GpuReading, GpuView, Xid, xid_sentence
 from ltui.training.process.proc_files import environment
-from ltui.training.state.run_event import Event
-from ltui.training.state.run_snapshot import GpuSnapshot, RankSnapshot
+from ltui.training.state.run_snapshot import Event, GpuSnapshot, RankSnapshot
 
 
 class RunGpusView(Struct, frozen=True, kw_only=True):

@@ -18,8 +18,14 @@ from typing import Any
 import pynvml
 from msgspec.structs import replace
 
-from ltui.training.gpu.nvml_client import DriverGoneError, GpuLostError, NvmlClient, PendingCall
-from ltui.training.gpu.nvml_device import NvmlDevice, ProcessInfoCache
+from ltui.training.gpu.nvml_device import (
+    DriverGoneError,
+    GpuLostError,
+    NvmlClient,
+    NvmlDevice,
+    PendingCall,
+    ProcessInfoCache,
+)
 from ltui.training.gpu.reading import NO_DRIVER, NO_GPU, NOT_READ_YET, GpuReading, GpuView, Xid
 from ltui.training.gpu.whole_gpu import Device, MigDevice, open_mig_devices
 

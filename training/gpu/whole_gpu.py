@@ -12,8 +12,7 @@ from typing import Any
 
 import pynvml
 
-from ltui.training.gpu.nvml_client import DeviceClient, NvmlClient
-from ltui.training.gpu.nvml_device import NvmlDevice, ProcessInfoCache
+from ltui.training.gpu.nvml_device import DeviceClient, NvmlClient, NvmlDevice, ProcessInfoCache
 from ltui.training.gpu.reading import GpuReading, mig_index, reason_names
 
 ALL_LINKS = 0xFFFFFFFF

@@ -16,10 +16,18 @@ from typing import Any
 from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
-from ltui.training.config.digit_grouping import strip_digit_grouping
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.metric_name_patterns import TRAIN_LOSS, is_training_loss
 from ltui.training.state.run_snapshot import MetricValue, RunSnapshot
+
+_GROUPED = re.compile("\\d{1,3}([ ,_\N{THIN SPACE}\N{NO-BREAK SPACE}]\\d{3})+")
+
+
+def strip_digit_grouping(text: str) -> str:
+    """Return ``text`` without the separators between groups of three digits, if it is a number."""
+    text = text.strip()
+    return re.sub(r"\D", "", text) if _GROUPED.fullmatch(text) else text
+
 
 _COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 _METRIC = re.compile(r"\s*(?P<name>[^<>=\s]+)\s*(?P<op><=|>=|<|>)\s*(?P<value>\S+)\s*")

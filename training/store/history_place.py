@@ -1,7 +1,7 @@
 """Where the history of a run is: in its run directory, or on a local disk with a copy there.
 
 If the run directory is on a network file system, the supervisor writes ``run.db`` in a folder on a
-disk of its machine, and ``run.db`` in the run directory is a copy (``copied_history.py``).
+disk of its machine, and ``run.db`` in the run directory is a copy (``open_history.py``).
 ``history.json`` in the run directory names that folder. Its name has random digits, so whoever
 finds it on his machine reads the history itself, and everybody else reads the copy.
 

@@ -14,22 +14,18 @@ import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Struct, field
 
 from ltui.training.json_codec import to_json
 from ltui.training.state.gpu_values import GPU_READINGS
 from ltui.training.state.metric_name_patterns import TRAIN_LOSS, is_training_loss
-from ltui.training.state.run_event import Event
-from ltui.training.state.run_snapshot import GpuSnapshot, RunSnapshot, RunState, Verdict
+from ltui.training.state.run_snapshot import Event, GpuSnapshot, RunSnapshot, RunState, Verdict
 from ltui.training.store import history_windows
 from ltui.training.store.database_schema import STEP_COLUMNS, open_for_writing
-from ltui.training.store.export_rows import Span, spans
+from ltui.training.store.export_rows import Span, StoredValues, spans, stored_values
 from ltui.training.store.same_loss import logs_step_loss
-
-if TYPE_CHECKING:
-    from ltui.training.store.stored_values import StoredValues
 
 KEEP_ROWS = 200_000
 """Number of newest rows kept at full resolution for each rank, and for each metric of a rank."""
@@ -151,7 +147,7 @@ class StoreWriter:
         """Return the number of the last attempt; 0 if there is none."""
         return int(self._value("SELECT max(attempt) FROM attempts") or 0)
 
-    def _value(self, query: str, *parameters: int) -> Any:
+    def _value(self, query: str, *parameters: int | None) -> Any:
         """Return the first column of the first row; None if there is no row."""
         row = self._connection.execute(query, parameters).fetchone()
         return None if row is None else row[0]
@@ -272,15 +268,12 @@ class StoreWriter:
 
     def stored_values(self, spans: Sequence[Span]) -> StoredValues:
         """Return the last and best values of each metric over these steps."""
-        # Imported here because it loads NumPy, which would delay the start of the engine.
-        from ltui.training.store.stored_values import stored_values
-
         return stored_values(self._connection, spans)
 
     def has_trained(self, attempt: int | None = None) -> bool:
         """Return whether an attempt, or any attempt, has stored steps."""
         query = "SELECT EXISTS (SELECT 1 FROM steps WHERE attempt = coalesce(?, attempt))"
-        return bool(self._connection.execute(query, (attempt,)).fetchone()[0])
+        return bool(self._value(query, attempt))
 
     def has_logged(self, attempt: int) -> bool:
         """Return whether an attempt has stored values that the program logs."""
@@ -300,8 +293,8 @@ class StoreWriter:
 
     def snapshot_document(self) -> str | None:
         """Return the stored snapshot as JSON; None if there is none."""
-        row = self._connection.execute("SELECT document FROM snapshot").fetchone()
-        return None if row is None else str(row[0])
+        document: str | None = self._value("SELECT document FROM snapshot")
+        return document
 
     def write_snapshot(self, snapshot: RunSnapshot) -> None:
         """Replace the stored snapshot."""

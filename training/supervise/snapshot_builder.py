@@ -27,8 +27,14 @@ from ltui.training.state.run_snapshot import (
     RunSnapshot,
     RunState,
 )
-from ltui.training.state.snapshot_from_fold import at_least, progress, rank_snapshots
-from ltui.training.state.throughput import mean_batch_s, throughput, without_current_rates
+from ltui.training.state.snapshot_from_fold import (
+    at_least,
+    mean_batch_s,
+    progress,
+    rank_snapshots,
+    throughput,
+    without_current_rates,
+)
 
 if TYPE_CHECKING:
     from ltui.training.supervise.live_attempt import LiveAttempt

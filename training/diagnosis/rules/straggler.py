@@ -16,8 +16,8 @@ from msgspec import Struct
 from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis.evidence import Frame, RankEvidence
 from ltui.training.diagnosis.judge_input import PreparedInput, position_facts
-from ltui.training.diagnosis.observations.gpu_causes import slowing_cause
 from ltui.training.diagnosis.observations.stack_frames import frame_facts, frame_text
+from ltui.training.diagnosis.stalls.stall_case import slowing_cause
 from ltui.training.diagnosis.stalls.stall_causes import STARVED_REMEDY, explain_stall
 from ltui.training.diagnosis.thresholds import WARM_UP_STEPS
 from ltui.training.diagnosis.verdict_words import activity_text

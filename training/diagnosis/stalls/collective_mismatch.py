@@ -17,9 +17,13 @@ from ltui.training.diagnosis.observations.collective_positions import (
     pending_collective,
 )
 from ltui.training.diagnosis.observations.stack_frames import at_frame, frame_text, has_frame
-from ltui.training.diagnosis.stalls.stall_case import StallCase
+from ltui.training.diagnosis.stalls.stall_case import (
+    Activity,
+    StallCase,
+    StallReason,
+    stall_verdict,
+)
 from ltui.training.diagnosis.stalls.stall_causes import explain_rank
-from ltui.training.diagnosis.stalls.stall_verdict import Activity, StallReason, stall_verdict
 from ltui.training.diagnosis.stalls.uneven_batches import (
     find_uneven_ranks,
     finished_early_verdict,

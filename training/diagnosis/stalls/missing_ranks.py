@@ -15,12 +15,14 @@ from ltui.training.diagnosis.observations.stack_frames import has_frame, in_rend
 from ltui.training.diagnosis.stalls.collective_mismatch import crossed_groups_verdict
 from ltui.training.diagnosis.stalls.stall_case import (
     STOPPED_WORKER_SETTLE_S,
+    Activity,
     StallCase,
+    StallReason,
     previous_step_was_slow,
+    stall_verdict,
     watched_too_briefly,
 )
 from ltui.training.diagnosis.stalls.stall_causes import explain_rank
-from ltui.training.diagnosis.stalls.stall_verdict import Activity, StallReason, stall_verdict
 from ltui.training.diagnosis.stalls.uneven_batches import find_uneven_ranks, uneven_verdict
 from ltui.training.diagnosis.verdict_words import activity_text, verb, waiting_text
 from ltui.training.shared.record_types import STEP_PHASES, Phase

@@ -32,7 +32,7 @@ from ltui.training.diagnosis.observations.stack_frames import (
     waits_for_child,
     waits_for_loader,
 )
-from ltui.training.diagnosis.stalls.stall_verdict import Activity, StallReason
+from ltui.training.diagnosis.stalls.stall_case import Activity, StallReason
 from ltui.training.diagnosis.verdict_words import activity_text, place_text
 from ltui.training.shared.record_types import Phase, PulseState
 from ltui.training.state.verdict_kinds import VerdictKind

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from ltui.training.diagnosis.judge_input import PreparedInput
 from ltui.training.diagnosis.observations.collective_positions import UnfinishedCollective
-from ltui.training.diagnosis.stalls.stall_verdict import Activity, StallReason, stall_verdict
+from ltui.training.diagnosis.stalls.stall_case import Activity, StallReason, stall_verdict
 from ltui.training.diagnosis.verdict_words import (
     EQUAL_BATCHES,
     EQUAL_PROGRAM_BATCHES,

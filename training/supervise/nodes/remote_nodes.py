@@ -35,8 +35,7 @@ from ltui.training.nodes.node_address import (
 from ltui.training.nodes.node_places import NodePlaces
 from ltui.training.nodes.node_watch import RECONNECT_S, SILENT_AFTER_S, NodeWatch
 from ltui.training.nodes.probe import probe_all
-from ltui.training.state.run_event import Event
-from ltui.training.state.run_snapshot import NodeSnapshot, NodeState
+from ltui.training.state.run_snapshot import Event, NodeSnapshot, NodeState
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.nodes.node_reports import (
     NodeReports,
