@@ -73,11 +73,6 @@ class StallPolicy(Struct, frozen=True, kw_only=True):
     on_verdict_timeout_s: float = 20.0
     """Seconds after which the command or webhook call is aborted."""
 
-    def __post_init__(self) -> None:
-        # YAML has no tuples. A specification must equal the one that it was written from.
-        if isinstance(self.on_verdict, list):
-            force_setattr(self, "on_verdict", tuple(self.on_verdict))
-
 
 class Nodes(Struct, frozen=True, kw_only=True):
     """Nodes of a run on several machines, and the position of this machine among them."""
@@ -114,9 +109,6 @@ class Nodes(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.control_port < 0:
             force_setattr(self, "control_port", self.port + 1)
-        # YAML has no tuples. A specification must equal the one that it was written from.
-        force_setattr(self, "hosts", tuple(self.hosts))
-        force_setattr(self, "left_out", tuple(self.left_out))
 
 
 class RunSpec(Struct, frozen=True, kw_only=True):
