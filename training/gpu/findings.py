@@ -105,19 +105,6 @@ def update_findings(
     return replace(state, tracked=tracked, baselines=baselines, now=now)
 
 
-def verdict(finding: Finding) -> Verdict:
-    """Convert a finding to a verdict of the run's snapshot."""
-    return Verdict(
-        kind=f"{GPU_KIND_PREFIX}{finding.kind}",
-        level="warning",
-        culprits=finding.ranks,
-        place=finding.place,
-        cause=finding.text,
-        began=finding.since,
-        evidence=dict(finding.evidence),
-    )
-
-
 def verdicts(findings: Iterable[Finding]) -> tuple[Verdict, ...]:
     """Convert findings to verdicts; similar findings of several GPUs become one verdict."""
     groups: dict[tuple[str, str], list[Finding]] = {}
@@ -140,8 +127,9 @@ def _merge(group: Sequence[Finding]) -> Verdict:
         if all_equal
         else f"{first.text} (figures of {first.place}; similar on the others)"
     )
-    return replace(
-        verdict(first),
+    return Verdict(
+        kind=f"{GPU_KIND_PREFIX}{first.kind}",
+        level="warning",
         culprits=tuple(sorted({rank for f in group for rank in f.ranks})),
         place=place,
         cause=f"{place}: {text}",

@@ -2,7 +2,7 @@
 
 A rank's GPU is determined, in this order, by the UUID that the rank reported, by the driver's list
 of processes, and by ``CUDA_VISIBLE_DEVICES`` with the rank's ``cuda:N``. If the result is
-ambiguous, the GPU is unknown and a reason is given. For example, CUDA numbers GPUs by speed unless
+ambiguous, the GPU is unknown. For example, CUDA numbers GPUs by speed unless
 ``CUDA_DEVICE_ORDER`` is set, and the driver numbers them by bus. On a machine with different models
 the two numberings differ.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from ltui.training.gpu.reading import GpuProcess, GpuReading
 from ltui.training.state.gpu_values import GpuValues
@@ -40,63 +40,33 @@ class RankLocation(Struct, frozen=True, kw_only=True):
     """False if the rank runs on another machine. Its GPU is then not among the readings."""
 
 
-class RankMap(Struct, frozen=True):
-    """Result of ``map_ranks``."""
-
-    gpu_of: Mapping[int, int] = field(default_factory=dict)
-    """Rank to the index of its GPU or slice."""
-    unknown: Mapping[int, str] = field(default_factory=dict)
-    """Rank to the reason why its GPU is unknown."""
-
-    def ranks_of(self, index: int) -> tuple[int, ...]:
-        """Return the ranks on the GPU or MIG device ``index``."""
-        return tuple(sorted(rank for rank, gpu in self.gpu_of.items() if gpu == index))
-
-
-def map_ranks(readings: Sequence[GpuReading], locations: Sequence[RankLocation]) -> RankMap:
-    """Return the GPU, or the reason why it is unknown, of each rank on this host that uses one."""
-    gpu_of: dict[int, int] = {}
-    unknown: dict[int, str] = {}
-    for location in locations:
-        if not location.on_this_host or location.device == "cpu":
-            continue
-        result = _find_gpu(readings, location)
-        if isinstance(result, int):
-            gpu_of[location.rank] = result
-        else:
-            unknown[location.rank] = result
-    return RankMap(gpu_of, unknown)
+def map_ranks(readings: Sequence[GpuReading], locations: Sequence[RankLocation]) -> dict[int, int]:
+    """Return rank -> index of its GPU or MIG device; a rank whose GPU is unknown is left out."""
+    found = {
+        location.rank: _find_gpu(readings, location)
+        for location in locations
+        if location.on_this_host and location.device != "cpu"
+    }
+    return {rank: reading.index for rank, reading in found.items() if reading is not None}
 
 
 # -- one rank --------------------------------------------------------------------------------------
 
 
-def _find_gpu(readings: Sequence[GpuReading], location: RankLocation) -> int | str:
-    if not readings:
-        return "there are no GPU readings"
+def _find_gpu(readings: Sequence[GpuReading], location: RankLocation) -> GpuReading | None:
     reported = None
     if location.gpu_uuid is not None:
         reported = _by_uuid(readings, location.gpu_uuid)
-        if reported is None:
-            return f"the driver lists no GPU with the UUID {location.gpu_uuid}"
-        if not reported.mig_enabled:
-            return reported.index
+        if reported is None or not reported.mig_enabled:
+            return reported
     holding = _by_process(readings, location)
     if reported is not None:
         holding = [reading for reading in holding if reading.parent == reported.index]
     if len(holding) == 1:
-        return holding[0].index
+        return holding[0]
     listed = _by_variable(readings, location)
-    if isinstance(listed, GpuReading) and (reported is None or listed.parent == reported.index):
-        return listed.index
-    if reported is not None:
-        return f"it is on GPU {reported.label}, but its MIG device is unknown"
-    if holding and isinstance(listed, str):
-        labels = ", ".join(reading.label for reading in holding)
-        return f"its process holds memory on several GPUs ({labels})"
-    return (
-        listed if isinstance(listed, str) else "the GPU that it reports is not the one that it uses"
-    )
+    is_reported = listed is None or reported is None or listed.parent == reported.index
+    return listed if is_reported else None
 
 
 def normalize_uuid(uuid: str) -> str:
@@ -130,21 +100,21 @@ def _is_rank(process: GpuProcess, location: RankLocation) -> bool:
     return None in ticks or ticks[0] == ticks[1]
 
 
-def _by_variable(readings: Sequence[GpuReading], location: RankLocation) -> GpuReading | str:
-    """Return the GPU of ``cuda:N`` among the visible devices, or the reason why it is unknown."""
+def _by_variable(readings: Sequence[GpuReading], location: RankLocation) -> GpuReading | None:
+    """Return the GPU of ``cuda:N`` among the visible devices."""
     ordinal = _ordinal(location.device)
     if ordinal is None:
-        return "the rank has not reported its device yet"
-    gpus = [reading for reading in readings if reading.parent is None]
+        return None
     if location.visible_devices is None:
-        return _by_number(gpus, ordinal, location)
+        return _by_number(readings, ordinal, location)
     entries = [entry.strip() for entry in location.visible_devices.split(",")]
-    if ordinal >= len(entries):
-        return f"cuda:{ordinal} isn't among CUDA_VISIBLE_DEVICES={location.visible_devices}"
-    entry = entries[ordinal]
+    entry = entries[ordinal] if ordinal < len(entries) else ""
     if entry.isdigit():
-        return _by_number(gpus, int(entry), location)
-    return _by_prefix(readings, entry)
+        return _by_number(readings, int(entry), location)
+    # CUDA accepts unambiguous prefixes of UUIDs.
+    start = entry.lower()
+    matching = [r for r in readings if start and (r.uuid or "").lower().startswith(start)]
+    return matching[0] if len(matching) == 1 else None
 
 
 def _ordinal(device: str | None) -> int | None:
@@ -154,25 +124,14 @@ def _ordinal(device: str | None) -> int | None:
     return int(number) if number.isdigit() else None
 
 
-def _by_number(gpus: Sequence[GpuReading], number: int, location: RankLocation) -> GpuReading | str:
+def _by_number(
+    readings: Sequence[GpuReading], number: int, location: RankLocation
+) -> GpuReading | None:
+    gpus = [reading for reading in readings if reading.parent is None]
     models = {reading.name for reading in gpus}
     if location.device_order != "PCI_BUS_ID" and (len(models) > 1 or None in models):
-        return "CUDA and the driver may number these different GPUs differently"
-    matching = [reading for reading in gpus if reading.index == number]
-    if not matching:
-        return f"the driver lists no GPU {number}"
-    if matching[0].mig_enabled:
-        return f"it is on GPU {number}, but its MIG device is unknown"
-    return matching[0]
-
-
-def _by_prefix(readings: Sequence[GpuReading], entry: str) -> GpuReading | str:
-    """Return the GPU with a UUID that begins with ``entry``. CUDA accepts unambiguous prefixes."""
-    start = entry.lower()
-    matching = [r for r in readings if start and (r.uuid or "").lower().startswith(start)]
-    if len(matching) != 1:
-        return f"CUDA_VISIBLE_DEVICES contains {entry}, which the driver does not list"
-    return matching[0]
+        return None  # CUDA and the driver may number these different GPUs differently.
+    return next((r for r in gpus if r.index == number and not r.mig_enabled), None)
 
 
 # -- owners of processes, and snapshots for front ends --------------------------------------------
@@ -180,45 +139,38 @@ def _by_prefix(readings: Sequence[GpuReading], entry: str) -> GpuReading | str:
 
 def gpu_snapshots(
     readings: Sequence[GpuReading],
-    ranks: RankMap,
+    gpu_of: Mapping[int, int],
     locations: Sequence[RankLocation],
     run_id: str | None,
 ) -> tuple[GpuSnapshot, ...]:
     """Convert readings to snapshots for front ends, with the ranks and the owners of processes."""
-    return tuple(_gpu_snapshot(reading, ranks, locations, run_id) for reading in readings)
-
-
-def _gpu_snapshot(
-    reading: GpuReading, ranks: RankMap, locations: Sequence[RankLocation], run_id: str | None
-) -> GpuSnapshot:
-    values = {f: getattr(reading, f) for f in GpuValues.__struct_fields__}
-    processes = reading.processes
-    xid = reading.last_xid
-    return GpuSnapshot(
-        **values,
-        ranks=ranks.ranks_of(reading.index),
-        label=reading.label,
-        mig_parent=reading.parent,
-        processes=None
-        if processes is None
-        else tuple(process_snapshot(p, locations, run_id) for p in processes),
-        xid_code=None if xid is None else xid.code,
-        xid_at=None if xid is None else xid.at,
+    return tuple(
+        GpuSnapshot(
+            **{f: getattr(reading, f) for f in GpuValues.__struct_fields__},
+            ranks=ranks_of(gpu_of, reading.index),
+            label=reading.label,
+            mig_parent=reading.parent,
+            processes=None
+            if reading.processes is None
+            else tuple(_process_snapshot(p, locations, run_id) for p in reading.processes),
+            xid_code=None if reading.last_xid is None else reading.last_xid.code,
+            xid_at=None if reading.last_xid is None else reading.last_xid.at,
+        )
+        for reading in readings
     )
 
 
-def process_snapshot(
+def ranks_of(gpu_of: Mapping[int, int], index: int) -> tuple[int, ...]:
+    """Return the ranks on the GPU or MIG device ``index``."""
+    return tuple(sorted(rank for rank, gpu in gpu_of.items() if gpu == index))
+
+
+def _process_snapshot(
     process: GpuProcess, locations: Sequence[RankLocation], run_id: str | None
 ) -> GpuProcessSnapshot:
     """Return a process with its owner from the point of view of the run ``run_id``."""
-    rank = next(
-        (
-            location.rank
-            for location in locations
-            if location.on_this_host and _is_rank(process, location)
-        ),
-        None,
-    )
+    own = (place for place in locations if place.on_this_host and _is_rank(process, place))
+    rank = next((place.rank for place in own), None)
     return GpuProcessSnapshot(
         pid=process.pid,
         owner=_owner(process, rank, run_id),

@@ -115,7 +115,7 @@ def mig_index(gpu: int, number: int) -> int:
     return (gpu + 1) * MIG_INDEX_STRIDE + number
 
 
-class GpuProcess(Struct, frozen=True, kw_only=True):
+class GpuProcess(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A process that uses memory of a GPU."""
 
     pid: int
@@ -143,7 +143,9 @@ class Xid(Struct, frozen=True, kw_only=True):
     uuid: str | None = None
 
 
-class GpuReading(GpuValues, frozen=True, kw_only=True):
+class GpuReading(
+    GpuValues, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """All values of one GPU or MIG device."""
 
     label: str

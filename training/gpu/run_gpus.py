@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from ltui.training.gpu.findings import Finding, FindingsState, update_findings
 from ltui.training.gpu.free_gpus import ORDER, VISIBLE
-from ltui.training.gpu.rank_mapping import RankLocation, gpu_snapshots, map_ranks
+from ltui.training.gpu.rank_mapping import RankLocation, gpu_snapshots, map_ranks, ranks_of
 from ltui.training.gpu.reading import NOT_READ_YET, GpuReading, GpuView, Xid, xid_sentence
 from ltui.training.process.proc_files import environment
 from ltui.training.state.run_snapshot import Event, GpuSnapshot, RankSnapshot
@@ -27,8 +27,6 @@ class RunGpusView(Struct, frozen=True, kw_only=True):
     note: str | None = NOT_READ_YET
     """Reason why there are no readings, or only old ones."""
     findings: tuple[Finding, ...] = ()
-    unknown: Mapping[int, str] = field(default_factory=dict)
-    """Ranks with an unknown GPU, and the reason."""
     events: tuple[Event, ...] = ()
     """XID errors since the previous sample."""
 
@@ -69,16 +67,15 @@ class RunGpus:
         now = time.time() if now is None else now
         view = self._sampler.latest()
         places = [self._locate_rank(rank) for rank in ranks]
-        mapped = map_ranks(view.readings, places)
-        gpus = gpu_snapshots(view.readings, mapped, places, self._run_id)
+        gpu_of = map_ranks(view.readings, places)
+        gpus = gpu_snapshots(view.readings, gpu_of, places, self._run_id)
         self._state = update_findings(self._state, gpus, ranks, now)
         return RunGpusView(
             gpus=gpus,
             note=view.note,
             findings=self._state.findings,
-            unknown=mapped.unknown if view.readings else {},
             events=tuple(
-                _event(xid, view.readings, mapped.ranks_of(xid.index))
+                _event(xid, view.readings, ranks_of(gpu_of, xid.index))
                 for xid in self._sampler.take_xids()
             ),
         )

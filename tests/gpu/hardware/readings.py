@@ -141,8 +141,7 @@ def _measure(load: _Load) -> Iterator[Check]:
     load.begin("idle")
     load.wait(PHASES_S["idle"])
     readings = samples.sampler.latest().readings
-    mapped = map_ranks(readings, [load.location])
-    index = mapped.gpu_of.get(0)
+    index = map_ranks(readings, [load.location]).get(0)
     yield Check("torch's UUID leads to a GPU", index, "a GPU", index is not None)
     load.index = readings[0].index if index is None else index
     yield from _beside_smi(load, "idle")
