@@ -12,13 +12,29 @@ from 0 to 1.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from ltui.training.json_codec import from_json, to_json
 from ltui.training.state.run_snapshot import Verdict
+
+D = TypeVar("D", bound="_Document")
+
+
+class _Document(Struct, frozen=True, kw_only=True):
+    """What is stored, or sent to another machine, as a JSON document."""
+
+    def to_document(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        document: dict[str, Any] = to_json(self)
+        return document
+
+    @classmethod
+    def from_document(cls: type[D], document: Mapping[str, Any]) -> D:
+        """Return what a JSON document holds; raise ``ValueError`` for any other document."""
+        return from_json(cls, document, tolerant=True)
 
 
 class Frame(Struct, frozen=True, kw_only=True):
@@ -190,7 +206,7 @@ class HostEvidence(Struct, frozen=True, kw_only=True):
     shm_total_bytes: int | None = None
 
 
-class Evidence(Struct, frozen=True, kw_only=True):
+class Evidence(_Document, frozen=True, kw_only=True):
     """The result of one round of evidence collection."""
 
     taken_at: float
@@ -208,17 +224,6 @@ class Evidence(Struct, frozen=True, kw_only=True):
         rank_evidence = self.ranks.get(rank)
         own_ns = rank_evidence.taken_ns if rank_evidence is not None else None
         return self.taken_ns if own_ns is None else own_ns
-
-    def to_document(self) -> dict[str, Any]:
-        """Return the evidence as plain JSON values, as an agent sends it to node 0."""
-        document = to_json(self)
-        assert isinstance(document, dict)
-        return document
-
-    @classmethod
-    def from_document(cls, document: Mapping[str, Any]) -> Evidence:
-        """Return the evidence in a JSON document; raise ``ValueError`` for any other document."""
-        return from_json(cls, document, tolerant=True)
 
 
 class StackGroup(Struct, frozen=True, kw_only=True):
@@ -242,7 +247,7 @@ class CollectivePosition(Struct, frozen=True, kw_only=True):
     barrier: str | None = None
 
 
-class Diagnosis(Struct, frozen=True, kw_only=True):
+class Diagnosis(_Document, frozen=True, kw_only=True):
     """The diagnosis of a run, which ``ltui diagnose`` prints."""
 
     run: str
@@ -256,17 +261,6 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     wavefront: tuple[CollectivePosition, ...] = ()
     stacks: tuple[StackGroup, ...] = ()
     missing: tuple[str, ...] = ()
-
-    def to_document(self) -> dict[str, Any]:
-        """Return the diagnosis as plain JSON values."""
-        document = to_json(self)
-        assert isinstance(document, dict)
-        return document
-
-    @classmethod
-    def from_document(cls, document: Mapping[str, Any]) -> Diagnosis:
-        """Return the diagnosis in a JSON document; raise ``ValueError`` for any other document."""
-        return from_json(cls, document, tolerant=True)
 
 
 _COLLECTIVES = 64

@@ -190,16 +190,16 @@ def _slowness(
         return [] if slow_data is None else [slow_data], None, frozenset()
     evidence = inputs.evidence
     began_ns = since_ns + _EVIDENCE_ROUND_S * 1e9
-    if evidence is not None and evidence.taken_of(current.rank) <= began_ns:
+    if evidence is not None and evidence.taken_of(current.subject) <= began_ns:
         evidence = None
     lasted_s = (inputs.now_ns - since_ns) / 1e9
     need_not_wait = (
         evidence is not None or not inputs.evidence_expected or lasted_s > _STRAGGLER_PATIENCE_S
     )
-    suspects = frozenset((current.rank,))
+    suspects = frozenset(current.ranks)
     if lasted_s <= _STRAGGLING_S or not need_not_wait:
         return [], since_ns, suspects
-    rank_evidence = evidence.ranks.get(current.rank) if evidence is not None else None
+    rank_evidence = evidence.ranks.get(current.subject) if evidence is not None else None
     return [straggler.straggler_verdict(inputs, current, rank_evidence)], since_ns, suspects
 
 

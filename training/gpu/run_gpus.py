@@ -13,9 +13,16 @@ from typing import Protocol
 from msgspec import Struct
 
 from ltui.training.gpu.findings import Finding, FindingsState, update_findings
-from ltui.training.gpu.free_gpus import ORDER, VISIBLE
 from ltui.training.gpu.rank_mapping import RankLocation, gpu_snapshots, map_ranks, ranks_of
-from ltui.training.gpu.reading import NOT_READ_YET, GpuReading, GpuView, Xid, xid_sentence
+from ltui.training.gpu.reading import (
+    NOT_READ_YET,
+    ORDER,
+    VISIBLE,
+    GpuReading,
+    GpuView,
+    Xid,
+    xid_sentence,
+)
 from ltui.training.process.proc_files import environment
 from ltui.training.state.run_snapshot import Event, GpuSnapshot, RankSnapshot
 

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from itertools import chain
 from typing import Any
 
@@ -118,7 +119,9 @@ class GpuSampler:
     def _open(self) -> None:
         self._client.call(OPENING, None, pynvml.nvmlInit)
         count = self._client.call("DeviceGetCount", None, pynvml.nvmlDeviceGetCount)
-        self._events = self._new_event_set()
+        self._events = None
+        with suppress(pynvml.NVMLError):
+            self._events = self._client.call("EventSetCreate", None, pynvml.nvmlEventSetCreate)
         self._latest, self._complete = {}, False
         self._without_handle = set(range(count))
         self._add_devices()
@@ -150,10 +153,8 @@ class GpuSampler:
             events, self._events = self._events, None
             closers.append(lambda: pynvml.nvmlEventSetFree(events))
         for close in [*closers, pynvml.nvmlShutdown]:
-            try:
+            with suppress(pynvml.NVMLError):
                 self._client.call("close", None, close)
-            except pynvml.NVMLError:
-                continue
 
     def _sample_until_stopped(self) -> None:
         opened: set[int] = set()
@@ -227,16 +228,11 @@ class GpuSampler:
 
     # -- XID errors --------------------------------------------------------------------------------
 
-    def _new_event_set(self) -> Any:
-        try:
-            return self._client.call("EventSetCreate", None, pynvml.nvmlEventSetCreate)
-        except pynvml.NVMLError:
-            return None
-
     def _register_events(self, device: Device) -> None:
         if self._events is None:
             return
-        try:
+        # Refused, for example in a virtual machine. XID errors are then not reported.
+        with suppress(pynvml.NVMLError):
             self._client.call(
                 "DeviceRegisterEvents",
                 device.label,
@@ -245,8 +241,6 @@ class GpuSampler:
                 pynvml.nvmlEventTypeXidCriticalError,
                 self._events,
             )
-        except pynvml.NVMLError:
-            return  # Refused, for example in a virtual machine. XID errors are then not reported.
 
     def _take_events(self) -> None:
         for _ in range(MAX_QUEUED_XIDS):

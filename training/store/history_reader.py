@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
@@ -28,6 +29,7 @@ from ltui.training.store.database_schema import (
     TEXT,
     WHOLE,
     StoreError,
+    UntrustedDatabase,
     damaged_error,
     no_history_error,
     open_for_reading,
@@ -130,16 +132,7 @@ class RunStore:
     """Read-only access to one run's history."""
 
     def __init__(self, run_dir: RunDir) -> None:
-        file = history_file(run_dir)
-        try:
-            self._connection = open_for_reading(file.path, is_copy=file.is_copy)
-        except StoreError:
-            # The supervisor may have ended meanwhile: then the copy is complete.
-            again = history_file(run_dir)
-            if again == file:
-                raise
-            file, self._connection = again, open_for_reading(again.path, is_copy=again.is_copy)
-        self.path = file.path
+        self._connection, self.path = _open(run_dir)
 
     def close(self) -> None:
         self._connection.close()
@@ -491,3 +484,15 @@ def _mapping(text: Any) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise ValueError(f"{type(document).__name__} instead of a mapping")
     return document
+
+
+def _open(run_dir: RunDir) -> tuple[UntrustedDatabase, Path]:
+    file = history_file(run_dir)
+    try:
+        return open_for_reading(file.path, is_copy=file.is_copy), file.path
+    except StoreError:
+        # The supervisor may have ended meanwhile: then the copy is complete.
+        again = history_file(run_dir)
+        if again == file:
+            raise
+        return open_for_reading(again.path, is_copy=again.is_copy), again.path

@@ -34,26 +34,27 @@ KEEP_WINDOWS = 200_000
 KEEP_READINGS_S = 6 * 3600.0
 """Seconds for which GPU and process readings are kept."""
 
-_INSERT_STEP = (
-    f"INSERT OR IGNORE INTO steps (attempt, rank, seq, {', '.join(STEP_COLUMNS)}) "  # noqa: S608
-    f"VALUES ({', '.join('?' * (3 + len(STEP_COLUMNS)))})"
-)
-_INSERT_SAMPLE = (
-    "INSERT OR IGNORE INTO samples (attempt, rank, name_id, seq, step, epoch, t, value) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-)
-_INSERT_COMBINED = (
-    "INSERT OR IGNORE INTO samples (attempt, rank, name_id, seq, step, epoch, t, value, n, low, "
-    "high, last, first_step) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-)
-_INSERT_EVENT = (
-    "INSERT OR IGNORE INTO events (attempt, rank, seq, t, kind, text, data) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?)"
-)
-_INSERT_GPU = (
-    f"INSERT OR IGNORE INTO gpu_samples (gpu, t, {', '.join(GPU_READINGS)}) "  # noqa: S608
-    f"VALUES ({', '.join('?' * (2 + len(GPU_READINGS)))})"
-)
+
+def _insert(table: str, *columns: str) -> str:
+    """Return the statement that inserts a row, unless the table has one with its key."""
+    marks = ", ".join("?" * len(columns))
+    return f"INSERT OR IGNORE INTO {table} ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608
+
+
+_INSERT_ATTEMPT = _insert(
+    "attempts", "attempt", "started_at", "state", "resumed_path", "resumed_step", "boot_id",
+    "changes", "reason", "parent",
+)  # fmt: skip
+_INSERT_STEP = _insert("steps", "attempt", "rank", "seq", *STEP_COLUMNS)
+_INSERT_SAMPLE = _insert(
+    "samples", "attempt", "rank", "name_id", "seq", "step", "epoch", "t", "value",
+    "n", "low", "high", "last", "first_step",
+)  # fmt: skip
+_ONE_VALUE = (None,) * 5
+"""The last columns of a sample that is one logged value."""
+_INSERT_EVENT = _insert("events", "attempt", "rank", "seq", "t", "kind", "text", "data")
+_INSERT_GPU = _insert("gpu_samples", "gpu", "t", *GPU_READINGS)
+_INSERT_PROCESS = _insert("process_samples", "attempt", "rank", "t", "cpu_percent", "rss_bytes")
 
 
 class Cursor(Struct, frozen=True):
@@ -170,8 +171,7 @@ class StoreWriter:
         is given for an automatic restart. ``parent`` is the attempt that saved the checkpoint.
         """
         self._connection.execute(
-            "INSERT OR IGNORE INTO attempts (attempt, started_at, state, resumed_path, "
-            "resumed_step, boot_id, changes, reason, parent) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            _INSERT_ATTEMPT,
             (
                 attempt, started_at, RunState.STARTING.value, resumed_path, resumed_step, boot_id,
                 json.dumps(list(changes)), reason, parent,
@@ -352,12 +352,13 @@ class StoreWriter:
         db.executemany(
             _INSERT_SAMPLE,
             [
-                (attempt, rank, self._name_id(name), seq, step or 0, epoch, t, _none_for_nan(value))
+                (attempt, rank, self._name_id(name), seq, step or 0, epoch, t, _none_for_nan(value),
+                 *_ONE_VALUE)
                 for rank, seq, name, step, epoch, t, value in batch.samples
             ],
-        )
+        )  # fmt: skip
         db.executemany(
-            _INSERT_COMBINED,
+            _INSERT_SAMPLE,
             [
                 (attempt, c.rank, self._name_id(c.name), c.seq, c.step, c.epoch, c.t,
                  *map(_none_for_nan, (c.mean, c.count, c.low, c.high, c.last)), c.first_step)
@@ -384,11 +385,7 @@ class StoreWriter:
                 if gpu.sampled_at is not None
             ],
         )
-        db.executemany(
-            "INSERT OR IGNORE INTO process_samples (attempt, rank, t, cpu_percent, rss_bytes) "
-            "VALUES (?, ?, ?, ?, ?)",
-            [(attempt, *row) for row in batch.processes],
-        )
+        db.executemany(_INSERT_PROCESS, [(attempt, *row) for row in batch.processes])
 
     def drop_old_readings(self, now: float) -> None:
         """Delete readings older than ``KEEP_READINGS_S``, at most once a minute."""
@@ -429,37 +426,28 @@ class StoreWriter:
             self._advance(key, max(0, *series_steps), len(series_steps))
 
     def _advance(self, key: tuple[int, ...], newest_step: int, rows: int) -> None:
+        """Close the windows of a series that has new rows, and drop its oldest rows."""
+        db = self._connection
         family = history_windows.STEPS if len(key) == 2 else history_windows.SAMPLES
         progress = self._progress.get(key)
         if progress is None:
             progress = self._progress[key] = self._read_progress(family, key)
         progress.newest_step = max(progress.newest_step, newest_step)
         progress.rows += rows
-        opened = history_windows.close_windows(
-            self._connection,
-            family,
-            key,
-            open_step=progress.open_step,
-            newest_step=progress.newest_step,
+        progress.open_step = history_windows.close_windows(
+            db, family, key, open_step=progress.open_step, newest_step=progress.newest_step
         )
-        progress.open_step = opened
         if progress.rows > self._keep_rows * 1.1:
-            self._drop_old(family, key, progress)
-
-    def _drop_old(
-        self, family: history_windows.TablePair, key: tuple[int, ...], progress: _SeriesProgress
-    ) -> None:
-        per_step = max(1.0, progress.rows / max(1, progress.newest_step - progress.first_step))
-        keep_from = progress.newest_step - int(self._keep_rows / per_step)
-        history_windows.drop_old(
-            self._connection,
-            family,
-            key,
-            keep_from_step=keep_from,
-            open_step=progress.open_step,
-            keep_windows=KEEP_WINDOWS,
-        )
-        self._progress[key] = self._read_progress(family, key)
+            per_step = max(1.0, progress.rows / max(1, progress.newest_step - progress.first_step))
+            history_windows.drop_old(
+                db,
+                family,
+                key,
+                keep_from_step=progress.newest_step - int(self._keep_rows / per_step),
+                open_step=progress.open_step,
+                keep_windows=KEEP_WINDOWS,
+            )
+            self._progress[key] = self._read_progress(family, key)
 
     def _read_progress(
         self, family: history_windows.TablePair, key: tuple[int, ...]

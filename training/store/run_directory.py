@@ -1,4 +1,4 @@
-"""Location of runs: ltui's home directory, the paths of one run, and the ids of new runs.
+"""Location of runs: ltui's home directory, the paths and size of one run, the ids of new runs.
 
 This module does not know about processes or databases.
 """
@@ -25,6 +25,7 @@ from ltui.training.store.private_folder import make_private_folders, private_fol
 
 if TYPE_CHECKING:
     from ltui.training.config.run_spec import RunSpec
+
 
 _SOCKET_PATH_BYTES = 107
 """Longest path of a Unix socket: ``sun_path`` has 108 bytes including a terminating zero."""
@@ -339,3 +340,34 @@ def given_name(name: str | None) -> str:
     """Return a name that is to be stored as a label, because the id has another one; else an empty
     text."""
     return "" if name is None or _NAME.fullmatch(name) else name
+
+
+_BLOCK_BYTES = 512
+"""Unit of ``st_blocks``, on every file system."""
+
+
+def disk_use(folder: Path) -> int:
+    """Return the bytes that a folder occupies on its disk.
+
+    A file with several names in the folder counts once, and links are not followed. What cannot be
+    read, or disappears meanwhile, counts as nothing.
+    """
+    total, seen, folders = 0, set(), [os.fspath(folder)]
+    while folders:
+        try:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    try:
+                        status = entry.stat(follow_symlinks=False)
+                    except OSError:
+                        continue
+                    if status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode):
+                        if (status.st_dev, status.st_ino) in seen:
+                            continue
+                        seen.add((status.st_dev, status.st_ino))
+                    total += status.st_blocks * _BLOCK_BYTES
+                    if stat.S_ISDIR(status.st_mode):
+                        folders.append(entry.path)
+        except OSError:
+            continue
+    return total

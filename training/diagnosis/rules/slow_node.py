@@ -9,11 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import mean, median_high
 
-from msgspec import Struct
-
 from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis.judge_input import PreparedInput, position_facts
-from ltui.training.diagnosis.rules.straggler import MINIMUM_LOSS_S, PARTS, OwnWork, Span, WorkByRank
+from ltui.training.diagnosis.rules.straggler import (
+    MINIMUM_LOSS_S,
+    PARTS,
+    OwnWork,
+    Slow,
+    Span,
+    WorkByRank,
+)
 from ltui.training.diagnosis.stalls.stall_case import slowing_cause
 from ltui.training.diagnosis.stalls.stall_causes import STARVED_REMEDY
 from ltui.training.diagnosis.thresholds import FAULT_SETTLE_S, last_step_was_slow
@@ -44,29 +49,12 @@ _REASONS = {
 """part of a step -> (reason, remedy) if nothing more specific is known."""
 
 
-class SlowNode(Struct, frozen=True, kw_only=True):
-    """The machine whose ranks the others wait for."""
-
-    subject: int
-    """Number of the machine."""
-    ranks: tuple[int, ...]
-    share: float
-    """Fraction of the step that the others lose."""
-    step_s: float
-    part: str
-    """The part of a step that takes the time."""
-    own_s: float
-    """Mean seconds of own work in a step of its ranks."""
-    middle_s: float
-    """Seconds of own work of the median of the other machines' ranks."""
-
-
 def slow_node_verdict(inputs: PreparedInput, spans: Sequence[Span]) -> Verdict | None:
     """Return a verdict on the machine that holds up the others, or None."""
     if not inputs.machines:
         return None
 
-    def compare(work: WorkByRank) -> SlowNode | None:
+    def compare(work: WorkByRank) -> Slow | None:
         return _compare(work, inputs.node_of)
 
     for span in spans:
@@ -80,7 +68,7 @@ def slow_node_verdict(inputs: PreparedInput, spans: Sequence[Span]) -> Verdict |
     return None
 
 
-def _compare(work_by_rank: WorkByRank, node_of: Mapping[int, int]) -> SlowNode | None:
+def _compare(work_by_rank: WorkByRank, node_of: Mapping[int, int]) -> Slow | None:
     """Return the machine whose fastest rank works most, compared with all ranks elsewhere.
 
     Return None unless it has two ranks or more: a single slow rank is a straggler.
@@ -109,7 +97,7 @@ def _compare(work_by_rank: WorkByRank, node_of: Mapping[int, int]) -> SlowNode |
         mean(w.parts_s[i] for w in own.values()) - median_high(w.parts_s[i] for w in others)
         for i in range(len(PARTS))
     ]
-    return SlowNode(
+    return Slow(
         subject=slowest,
         ranks=tuple(sorted(own)),
         share=loss_s / step_s,
@@ -120,7 +108,7 @@ def _compare(work_by_rank: WorkByRank, node_of: Mapping[int, int]) -> SlowNode |
     )
 
 
-def _verdict(inputs: PreparedInput, slow: SlowNode) -> Verdict:
+def _verdict(inputs: PreparedInput, slow: Slow) -> Verdict:
     name = inputs.machines[slow.ranks[0]]
     reason, remedy = _reason(inputs, slow)
     return Verdict(
@@ -139,17 +127,13 @@ def _verdict(inputs: PreparedInput, slow: SlowNode) -> Verdict:
         remedy=remedy,
         confidence=0.8,
         evidence={
-            "share": round(slow.share, 3),
-            "step_s": slow.step_s,
-            "own_s": slow.own_s,
-            "middle_s": slow.middle_s,
-            "moving": True,
+            **slow.facts,
             "ranks": position_facts(inputs.pulses_of(slow.ranks)),
         },
     )
 
 
-def _reason(inputs: PreparedInput, slow: SlowNode) -> tuple[str, str]:
+def _reason(inputs: PreparedInput, slow: Slow) -> tuple[str, str]:
     """Return why the machine is slow, and a remedy."""
     host = inputs.hosts.get(slow.subject)
     delays = [inputs.cpu_delays.get(r, 0.0) for r in slow.ranks]

@@ -24,11 +24,7 @@ from ltui.training.diagnosis.stalls.stall_case import (
     stall_verdict,
 )
 from ltui.training.diagnosis.stalls.stall_causes import explain_rank
-from ltui.training.diagnosis.stalls.uneven_batches import (
-    find_uneven_ranks,
-    finished_early_verdict,
-    uneven_verdict,
-)
+from ltui.training.diagnosis.stalls.uneven_batches import finished_early_verdict, uneven_verdict
 from ltui.training.diagnosis.verdict_words import collective_text, place_text, sizes_text, verb
 from ltui.training.shared.record_types import STEP_PHASES, Phase
 from ltui.training.state.run_snapshot import RankState, Verdict
@@ -60,8 +56,7 @@ def _sigterm(inputs: PreparedInput, unfinished: UnfinishedCollective) -> Verdict
 
 def _uneven_batches(inputs: PreparedInput, unfinished: UnfinishedCollective) -> Verdict | None:
     """Detect ranks that have left an epoch or a validation."""
-    uneven = find_uneven_ranks(inputs, set(unfinished.others(())))
-    return uneven_verdict(inputs, uneven, unfinished) if uneven is not None else None
+    return uneven_verdict(inputs, set(unfinished.others(())), unfinished)
 
 
 def _skipped_backward(inputs: PreparedInput, unfinished: UnfinishedCollective) -> Verdict | None:
@@ -216,9 +211,9 @@ def all_ranks_wait(case: StallCase) -> list[Verdict] | None:
     ranks = tuple(sorted(unfinished.at)) if unfinished is not None else case.waiting
     age_s = case.shortest_still_s(ranks)
     if unfinished is None and age_s > thresholds.FAULT_SETTLE_S:
-        uneven = find_uneven_ranks(inputs, set(ranks))
+        uneven = uneven_verdict(inputs, set(ranks), None)
         if uneven is not None:
-            return [uneven_verdict(inputs, uneven, None)]
+            return [uneven]
     if any(r not in ranks for r in inputs.ended):
         return None
     budget_s = thresholds.frozen_budget_s(

@@ -223,17 +223,9 @@ def find_stalls(inputs: PreparedInput, slowest_step_s: float | None) -> Stalls:
     if not suspects:
         return Stalls()
     case = build_case(inputs, slowest_step_s)
-    verdicts = _first_answer(case)
+    answers = (rule(case) for rule in RULES)
+    verdicts = next((verdicts for verdicts in answers if verdicts is not None), [])
     waiting = {r for v in verdicts for r in v.waiting}
     if not verdicts and case.overdue:
         waiting = {*case.overdue} - missing_ranks.ranks_furthest_behind(inputs)
     return Stalls(verdicts=tuple(verdicts), suspects=suspects, waiting=frozenset(waiting))
-
-
-def _first_answer(case: StallCase) -> list[Verdict]:
-    """Return the verdicts of the first rule that applies."""
-    for rule in RULES:
-        verdicts = rule(case)
-        if verdicts is not None:
-            return verdicts
-    return []
