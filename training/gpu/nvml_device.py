@@ -93,11 +93,15 @@ class DeviceClient:
         self._retry_at: dict[str, float] = {}
         """Name of a refused query to the ``time.monotonic()`` of the next attempt."""
 
-    def query(self, name: str, function: Callable[..., T], *args: Any) -> T | None:
+    def query(self, function: Callable[..., T], *args: Any, name: str = "") -> T | None:
         """Return the driver's answer, or None if the driver refuses the query.
 
-        ``name`` identifies the query. Raises ``GpuLostError`` and ``DriverGoneError``.
+        ``name`` identifies the query, by default by its function and the whole numbers in ``args``.
+        Raises ``GpuLostError`` and ``DriverGoneError``.
         """
+        if not name:
+            numbers = (str(argument) for argument in args if isinstance(argument, int))
+            name = " ".join((function.__name__.removeprefix("nvml"), *numbers))
         if self._retry_at and self._retry_at.get(name, 0.0) > time.monotonic():
             return None
         try:
@@ -167,11 +171,13 @@ class GpmSampler:
             pynvml.nvmlGpmSampleFree(sample)
 
     def _take_sample(self, sample: Any) -> bool:
-        name, function, arguments = "GpmSampleGet", pynvml.nvmlGpmSampleGet, [self._handle, sample]
-        if self._mig_instance is not None:
-            name, function = "GpmMigSampleGet", pynvml.nvmlGpmMigSampleGet
-            arguments.insert(1, self._mig_instance)
-        return self._client.query(name, function, *arguments) is not None
+        if self._mig_instance is None:
+            answer = self._client.query(pynvml.nvmlGpmSampleGet, self._handle, sample)
+        else:
+            answer = self._client.query(
+                pynvml.nvmlGpmMigSampleGet, self._handle, self._mig_instance, sample
+            )
+        return answer is not None
 
     def _metrics_between(self, before: Any, after: Any) -> dict[str, float]:
         request = pynvml.c_nvmlGpmMetricsGet_t()
@@ -180,7 +186,7 @@ class GpmSampler:
         request.sample1, request.sample2 = before, after
         for entry, metric in zip(request.metrics, self._metrics, strict=False):
             entry.metricId = metric
-        answer = self._client.query("GpmMetricsGet", pynvml.nvmlGpmMetricsGet, request)
+        answer = self._client.query(pynvml.nvmlGpmMetricsGet, request)
         if answer is None:
             return {}
         return {
@@ -289,9 +295,7 @@ class NvmlDevice:
 
     def _open_gpm(self, gpu_handle: Any, mig_instance: int | None = None) -> None:
         """Begin to sample GPM metrics if the driver supports them for this GPU."""
-        answer = self._client.query(
-            "GpmQueryDeviceSupport", pynvml.nvmlGpmQueryDeviceSupport, gpu_handle
-        )
+        answer = self._client.query(pynvml.nvmlGpmQueryDeviceSupport, gpu_handle)
         if answer is not None and answer.isSupportedDevice:
             self._gpm = GpmSampler(self._client, gpu_handle, mig_instance=mig_instance)
 
@@ -307,22 +311,22 @@ class NvmlDevice:
             **values,
         )
 
-    def _query(self, name: str, function: Callable[..., T], *arguments: Any) -> T | None:
-        return self._client.query(name, function, self.handle, *arguments)
+    def _query(self, function: Callable[..., T], *arguments: Any, name: str = "") -> T | None:
+        return self._client.query(function, self.handle, *arguments, name=name)
 
     def _memory(self) -> dict[str, int]:
         """Return used and total bytes. The newer call excludes memory that the driver reserves."""
-        answer = self._query("MemoryInfo2", pynvml.nvmlDeviceGetMemoryInfo, pynvml.nvmlMemory_v2)
+        answer = self._query(pynvml.nvmlDeviceGetMemoryInfo, pynvml.nvmlMemory_v2)
         if answer is None:
-            answer = self._query("MemoryInfo", pynvml.nvmlDeviceGetMemoryInfo)
+            answer = self._query(pynvml.nvmlDeviceGetMemoryInfo)
         if answer is None:
             return {}
         return {"memory_used_bytes": int(answer.used), "memory_total_bytes": int(answer.total)}
 
     def _running_processes(self) -> tuple[GpuProcess, ...] | None:
         """Return the processes on the device; None if the driver does not report them."""
-        compute = self._query("ComputeProcesses", pynvml.nvmlDeviceGetComputeRunningProcesses)
-        graphics = self._query("GraphicsProcesses", pynvml.nvmlDeviceGetGraphicsRunningProcesses)
+        compute = self._query(pynvml.nvmlDeviceGetComputeRunningProcesses)
+        graphics = self._query(pynvml.nvmlDeviceGetGraphicsRunningProcesses)
         if compute is None and graphics is None:
             return None
         processes: dict[int, GpuProcess] = {}
