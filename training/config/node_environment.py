@@ -263,27 +263,18 @@ _LAUNCHERS = (
     ),
     # The options of torchrun as variables, which Kubeflow sets in each pod.
     _Launcher(
-        name="Kubeflow",
-        rank="PET_NODE_RANK",
-        count="PET_NNODES",
-        address="PET_MASTER_ADDR",
-        port="PET_MASTER_PORT",
-        endpoint="PET_RDZV_ENDPOINT",
+        name="Kubeflow", rank="PET_NODE_RANK", count="PET_NNODES", address="PET_MASTER_ADDR",
+        port="PET_MASTER_PORT", endpoint="PET_RDZV_ENDPOINT",
     ),
     _Launcher(
-        name="SkyPilot",
-        rank="SKYPILOT_NODE_RANK",
-        count="SKYPILOT_NUM_NODES",
+        name="SkyPilot", rank="SKYPILOT_NODE_RANK", count="SKYPILOT_NUM_NODES",
         hosts="SKYPILOT_NODE_IPS",
     ),
     _Launcher(
-        name="dstack",
-        rank="DSTACK_NODE_RANK",
-        count="DSTACK_NODES_NUM",
-        address="DSTACK_MASTER_NODE_IP",
-        hosts="DSTACK_NODES_IPS",
+        name="dstack", rank="DSTACK_NODE_RANK", count="DSTACK_NODES_NUM",
+        address="DSTACK_MASTER_NODE_IP", hosts="DSTACK_NODES_IPS",
     ),
-)
+)  # fmt: skip
 _MPI = _Launcher(
     name="mpirun",
     rank="OMPI_COMM_WORLD_RANK",

@@ -50,19 +50,11 @@ _EVIDENCE_LIFETIME_S = 60.0
 """Age in seconds up to which call sites in evidence are compared."""
 
 _TRAINING_STATES = LIVE_STATES | {RankState.WAITING, RankState.STALLED}
-_EXPLAINED_BY_DEATH = frozenset(
-    {
-        VerdictKind.TRANSPORT,
-        VerdictKind.UNKNOWN,
-        VerdictKind.FINISHED_EARLY,
-        VerdictKind.LEFT_EARLY,
-        VerdictKind.UNEVEN,
-        VerdictKind.RENDEZVOUS,
-        VerdictKind.NODE_UNREACHABLE,
-        VerdictKind.AGENT_KILLED,
-        VerdictKind.AGENT_FROZEN,
-    }
-)
+_EXPLAINED_BY_DEATH = frozenset({
+    VerdictKind.TRANSPORT, VerdictKind.UNKNOWN, VerdictKind.FINISHED_EARLY, VerdictKind.LEFT_EARLY,
+    VerdictKind.UNEVEN, VerdictKind.RENDEZVOUS, VerdictKind.NODE_UNREACHABLE,
+    VerdictKind.AGENT_KILLED, VerdictKind.AGENT_FROZEN,
+})  # fmt: skip
 """Verdicts that the end of a rank causes among the ranks that are left."""
 _EXPLAINS_DRIFT = frozenset(
     {VerdictKind.UNEVEN, VerdictKind.FINISHED_EARLY, VerdictKind.LEFT_EARLY}

@@ -35,16 +35,10 @@ class RunState(str, Enum):
     """No process of the run is alive, and how it ended was not recorded."""
 
 
-LIVE = frozenset(
-    {
-        RunState.QUEUED,
-        RunState.STARTING,
-        RunState.RUNNING,
-        RunState.PAUSING,
-        RunState.PAUSED,
-        RunState.STOPPING,
-    }
-)
+LIVE = frozenset({
+    RunState.QUEUED, RunState.STARTING, RunState.RUNNING, RunState.PAUSING, RunState.PAUSED,
+    RunState.STOPPING,
+})  # fmt: skip
 """States of a run that has not ended."""
 
 
