@@ -10,10 +10,10 @@ from msgspec import Struct, ValidationError, convert, field
 from msgspec.structs import replace
 
 from ltui.training.config.run_spec import STALL_ACTIONS, CheckpointPolicy, StallPolicy
-from ltui.training.config.structure_check import closest_match, format_value, value_fault
+from ltui.training.config.structure_check import closest_match, value_fault
 from ltui.training.config.trainer_arguments import Argument
 from ltui.training.config.verdict_severity import LEVELS
-from ltui.training.config.yaml_document import Fault
+from ltui.training.config.yaml_document import Fault, format_value
 from ltui.training.shared.defaults import MIRROR_PATTERN
 
 KNOB_TYPES = ("int", "float", "str", "bool", "choice", "path", "devices")

@@ -60,6 +60,15 @@ class Fault(Struct, frozen=True, kw_only=True):
     remedy: str | None = None
 
 
+def format_value(value: Any) -> str:
+    """Return a value for a message: short and in backticks."""
+    text = (
+        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    )
+    text = text if len(text) <= 40 else text[:37] + "..."
+    return f"`{text}`"
+
+
 MOST_LEVELS = 100
 """Maximum nesting of a document. The parser in C needs stack for each level and has no limit."""
 MOST_EXPANDED = 100_000
