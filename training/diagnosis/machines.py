@@ -78,10 +78,19 @@ def resumes_by_itself(node: NodeSnapshot) -> bool:
     return node.restored_s <= resend_s(node.cut_s)
 
 
+MOST_NAMED = 6
+"""Maximum number of ranks or machines that a sentence lists."""
+
+
 def machines_text(names: Sequence[str]) -> str:
     """Return ``machine b``, ``machines b and c`` or ``machines b, c, d and 5 others``."""
+    return names_text("machine", names)
+
+
+def names_text(noun: str, names: Sequence[str]) -> str:
+    """Return the noun with one name, with a few of them, or with three and how many others."""
     if len(names) == 1:
-        return f"machine {names[0]}"
-    if len(names) > 6:
-        return f"machines {', '.join(names[:3])} and {len(names) - 3} others"
-    return f"machines {', '.join(names[:-1])} and {names[-1]}"
+        return f"{noun} {names[0]}"
+    if len(names) > MOST_NAMED:
+        return f"{noun}s {', '.join(names[:3])} and {len(names) - 3} others"
+    return f"{noun}s {', '.join(names[:-1])} and {names[-1]}"

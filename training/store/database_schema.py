@@ -11,7 +11,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -219,15 +219,12 @@ def find_damage(path: Path) -> str | None:
     if not path.exists() or not path.stat().st_size:
         return None
     try:
-        connection = sqlite3.connect(path, timeout=5.0)
-        try:
+        with closing(sqlite3.connect(path, timeout=5.0)) as connection:
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
             if path.stat().st_size > CHECKED_BYTES:
                 return None
             result = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
             return None if result == "ok" else result.splitlines()[-1]
-        finally:
-            connection.close()
     except sqlite3.OperationalError as error:
         # A locked database or a full disk is no damage.
         return str(error) if "malformed" in str(error) else None
