@@ -148,7 +148,7 @@ def test_the_phases_of_a_training_program_do_not_show_who_is_early(phase: Phase)
 def test_a_rank_of_a_program_that_ends_early_is_named_by_its_step() -> None:
     ended = pulse(1, Phase.ENDED, global_step=9, outcome=Outcome.FINISHED)
     inputs = _program_inputs(pulse(0, Phase.COMPUTE, global_step=9), ended)
-    unfinished = UnfinishedCollective(group="0", seq=70, at={}, absent=(1,), unknown=())
+    unfinished = UnfinishedCollective(group="0", seq=70, at={}, absent=(1,))
     verdict = finished_early_verdict(inputs, (1,), (0,), unfinished)
     assert "rank 1 finished early after step 9 while others are at step 10" in verdict.cause
 

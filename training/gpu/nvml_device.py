@@ -207,16 +207,9 @@ class ProcessInfoCache:
     def __init__(self) -> None:
         self._cache: dict[int, GpuProcess] = {}
 
-    def describe(
-        self, pid: int, memory_bytes: int | None, *, graphics: bool, gpu_instance: int | None
-    ) -> GpuProcess:
+    def describe(self, pid: int, memory_bytes: int | None, *, graphics: bool) -> GpuProcess:
         """Return the process ``pid`` of a GPU with its properties."""
-        return replace(
-            self._read(pid),
-            memory_bytes=memory_bytes,
-            graphics=graphics,
-            gpu_instance=gpu_instance,
-        )
+        return replace(self._read(pid), memory_bytes=memory_bytes, graphics=graphics)
 
     def retain_only(self, pids: set[int]) -> None:
         """Remove all processes from the cache except ``pids``."""
@@ -258,9 +251,6 @@ def _user(pid: int) -> str | None:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
-
-
-NO_INSTANCE = 0xFFFFFFFF
 
 
 class NvmlDevice:
@@ -332,12 +322,10 @@ class NvmlDevice:
         processes: dict[int, GpuProcess] = {}
         for is_graphics, listed in ((True, graphics), (False, compute)):
             for process in listed or ():
-                instance = process.gpuInstanceId
                 processes[process.pid] = self._process_cache.describe(
                     process.pid,
                     # Inside a container, some drivers list a process with no memory.
                     process.usedGpuMemory or None,
                     graphics=is_graphics,
-                    gpu_instance=None if instance == NO_INSTANCE else instance,
                 )
         return tuple(processes[pid] for pid in sorted(processes))

@@ -135,7 +135,6 @@ class GpuProcess(Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str | None = None
     run_id: str | None = None
     """``LTUI_RUN_ID`` of its environment, if this is readable."""
-    gpu_instance: int | None = None
 
 
 class Xid(Struct, frozen=True, kw_only=True):
