@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from msgspec import Struct, field
@@ -147,23 +148,16 @@ def _places(labels: Sequence[str]) -> str:
     """Return a text such as ``GPU 3`` or ``GPUs 0-3, 5``; MIG devices are listed one by one."""
     if len(labels) == 1:
         return f"GPU {labels[0]}"
-    parts: list[str] = []
-    run: list[int] = []
 
-    def close() -> None:
-        if run:
-            parts.append(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)))
-            run.clear()
+    def series(place: tuple[int, str]) -> object:
+        """Return what the numbers of a range have in common: the distance to their place in the list."""
+        number, label = place
+        return int(label) - number if label.isdecimal() else label
 
-    for label in labels:
-        if not label.isdecimal():
-            close()
-            parts.append(label)
-            continue
-        if run and int(label) != run[-1] + 1:
-            close()
-        run.append(int(label))
-    close()
+    parts = []
+    for _, places in groupby(enumerate(labels), series):
+        run = [label for _, label in places]
+        parts.append(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(run))
     return f"GPUs {', '.join(parts)}"
 
 
