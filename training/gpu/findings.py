@@ -150,7 +150,7 @@ def _places(labels: Sequence[str]) -> str:
         return f"GPU {labels[0]}"
 
     def series(place: tuple[int, str]) -> object:
-        """Return what the numbers of a range have in common: the distance to their place in the list."""
+        """Return the distance of a number to its place, which is equal within a range."""
         number, label = place
         return int(label) - number if label.isdecimal() else label
 
