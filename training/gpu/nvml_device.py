@@ -267,8 +267,8 @@ class NvmlDevice:
         self.handle, self.index, self.label = handle, index, label
         self.fixed: dict[str, Any] = {}
         """Values that do not change while the driver is loaded."""
+        self.nvml, self.process_cache = client, process_cache
         self._client = DeviceClient(client, label)
-        self._process_cache = process_cache
         self._gpm: GpmSampler | None = None
 
     def close(self) -> None:
@@ -322,7 +322,7 @@ class NvmlDevice:
         processes: dict[int, GpuProcess] = {}
         for is_graphics, listed in ((True, graphics), (False, compute)):
             for process in listed or ():
-                processes[process.pid] = self._process_cache.describe(
+                processes[process.pid] = self.process_cache.describe(
                     process.pid,
                     # Inside a container, some drivers list a process with no memory.
                     process.usedGpuMemory or None,

@@ -207,11 +207,7 @@ class GpuSampler:
         before = self._mig_devices.get(device.index, [])
         if not device.mig_enabled and not before:
             return before
-        current = (
-            open_mig_devices(self._client, self._process_cache, device)
-            if device.mig_enabled
-            else []
-        )
+        current = open_mig_devices(device) if device.mig_enabled else []
         if [part.key for part in current] == [part.key for part in before]:
             current, before = before, current
         for mig_device in before:

@@ -256,16 +256,9 @@ class MigDevice(NvmlDevice):
     Power, temperature and clocks exist only for the complete GPU.
     """
 
-    def __init__(
-        self,
-        client: NvmlClient,
-        process_cache: ProcessInfoCache,
-        parent: Device,
-        handle: Any,
-        number: int,
-    ) -> None:
+    def __init__(self, parent: Device, handle: Any, number: int) -> None:
         index, label = mig_index(parent.index, number), f"{parent.index}/{number}"
-        super().__init__(client, process_cache, handle, index, label)
+        super().__init__(parent.nvml, parent.process_cache, handle, index, label)
         instance = self._query(pynvml.nvmlDeviceGetGpuInstanceId)
         self.fixed = {
             "uuid": self._query(pynvml.nvmlDeviceGetUUID),
@@ -286,18 +279,17 @@ class MigDevice(NvmlDevice):
         return self._reading(**self.fixed, **self._memory(), **self._read_gpm())
 
 
-def open_mig_devices(
-    client: NvmlClient, process_cache: ProcessInfoCache, parent: Device
-) -> list[MigDevice]:
+def open_mig_devices(parent: Device) -> list[MigDevice]:
     """Open and return the current MIG devices of a GPU."""
-    parent_client = DeviceClient(client, parent.label)
+    # A new client, because it has not remembered which devices were refused before.
+    parent_client = DeviceClient(parent.nvml, parent.label)
     max_devices = parent_client.query(pynvml.nvmlDeviceGetMaxMigDeviceCount, parent.handle)
     handles = [
         parent_client.query(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, parent.handle, number)
         for number in range(max_devices or 0)
     ]
     return [
-        MigDevice(client, process_cache, parent, handle, number)
+        MigDevice(parent, handle, number)
         for number, handle in enumerate(handles)
         if handle is not None
     ]
