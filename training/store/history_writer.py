@@ -22,9 +22,9 @@ from ltui.training.json_codec import to_json
 from ltui.training.state.gpu_values import GPU_READINGS
 from ltui.training.state.metric_name_patterns import TRAIN_LOSS, is_training_loss
 from ltui.training.state.run_snapshot import Event, GpuSnapshot, RunSnapshot, RunState, Verdict
-from ltui.training.store import history_windows
 from ltui.training.store.database_schema import STEP_COLUMNS, open_for_writing
 from ltui.training.store.export_rows import Span, StoredValues, spans, stored_values
+from ltui.training.store.history_windows import SAMPLES, STEPS, SeriesWindows
 from ltui.training.store.same_loss import logs_step_loss
 
 KEEP_ROWS = 200_000
@@ -114,16 +114,6 @@ class Batch(Struct):
         )  # fmt: skip
 
 
-class _SeriesProgress(Struct):
-    """Progress of the windows of one series."""
-
-    open_step: int
-    """First step that is in no closed window."""
-    first_step: int
-    newest_step: int = 0
-    rows: int = 0
-
-
 class StoreWriter:
     """The only writer of one run's database."""
 
@@ -131,7 +121,7 @@ class StoreWriter:
         self._connection = open_for_writing(path)
         self._keep_rows = keep_rows
         self._names = self._read_names()
-        self._progress: dict[tuple[int, ...], _SeriesProgress] = {}
+        self._windows: dict[tuple[int, ...], SeriesWindows] = {}
         self._pruned_at = 0.0
 
     def close(self) -> None:
@@ -336,7 +326,7 @@ class StoreWriter:
                     self.write_snapshot(snapshot)
         except sqlite3.Error:
             # The rollback also removed names and windows that were added in the transaction.
-            self._progress.clear()
+            self._windows.clear()
             self._names = self._read_names()
             raise
 
@@ -423,46 +413,12 @@ class StoreWriter:
         for c in batch.combined:
             new_steps.setdefault((attempt, c.rank, self._name_id(c.name)), []).append(c.step)
         for key, series_steps in new_steps.items():
-            self._advance(key, max(0, *series_steps), len(series_steps))
-
-    def _advance(self, key: tuple[int, ...], newest_step: int, rows: int) -> None:
-        """Close the windows of a series that has new rows, and drop its oldest rows."""
-        db = self._connection
-        family = history_windows.STEPS if len(key) == 2 else history_windows.SAMPLES
-        progress = self._progress.get(key)
-        if progress is None:
-            progress = self._progress[key] = self._read_progress(family, key)
-        progress.newest_step = max(progress.newest_step, newest_step)
-        progress.rows += rows
-        progress.open_step = history_windows.close_windows(
-            db, family, key, open_step=progress.open_step, newest_step=progress.newest_step
-        )
-        if progress.rows > self._keep_rows * 1.1:
-            per_step = max(1.0, progress.rows / max(1, progress.newest_step - progress.first_step))
-            history_windows.drop_old(
-                db,
-                family,
-                key,
-                keep_from_step=progress.newest_step - int(self._keep_rows / per_step),
-                open_step=progress.open_step,
-                keep_windows=KEEP_WINDOWS,
-            )
-            self._progress[key] = self._read_progress(family, key)
-
-    def _read_progress(
-        self, family: history_windows.TablePair, key: tuple[int, ...]
-    ) -> _SeriesProgress:
-        first, newest, rows = self._connection.execute(
-            f"SELECT min(step), max(step), count(*) FROM {family.rows} "  # noqa: S608
-            f"WHERE {family.where()}",
-            key,
-        ).fetchone()
-        return _SeriesProgress(
-            open_step=history_windows.first_open_step(self._connection, family, key),
-            first_step=first or 0,
-            newest_step=newest or 0,
-            rows=rows,
-        )
+            windows = self._windows.get(key)
+            if windows is None:
+                tables = STEPS if len(key) == 2 else SAMPLES
+                windows = self._windows[key] = SeriesWindows(self._connection, tables, key)
+            windows.add(max(0, *series_steps), len(series_steps))
+            windows.drop_old(self._keep_rows, KEEP_WINDOWS)
 
 
 @contextlib.contextmanager
