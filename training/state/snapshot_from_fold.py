@@ -226,15 +226,15 @@ def progress(fold: FoldState, pulses: Mapping[int, PulseState | None], now_ns: i
     position = pulse or lowest_rank
     step = _first_int(position and position.global_step, plan.get("global_step"))
     rank_epoch = lowest_rank and lowest_rank.epoch
-    return Progress(
+    current = Progress(
         world_size=size,
         epoch=_first_int(pulse.known_epoch if pulse else rank_epoch, plan.get("epoch")),
         global_step=step,
         max_steps=max_steps,
         max_epochs=max_epochs,
         batches_per_epoch=per_epoch,
-        eta_s=_eta_s(lowest_rank, pulse, step, max_steps, max_epochs, now_ns, _continued_ns(fold)),
     )
+    return replace(current, eta_s=_eta_s(fold, pulse, current, now_ns))
 
 
 def at_least(current: Progress, start: Progress | None) -> Progress:
@@ -336,43 +336,29 @@ def _max_steps(
     return max_epochs * math.ceil(per_epoch / accumulate)
 
 
-def _continued_ns(fold: FoldState) -> int:
-    """Return when the run was continued the last time after a pause by the user; 0 for never."""
-    lead = fold.lowest_active_rank
-    continued = (
-        event.t_ns
-        for event in reversed(fold.events)
-        if event.kind == "continued" and lead is not None and event.rank == lead.rank
-    )
-    return next(continued, 0)
-
-
 def _eta_s(
-    rank: RankFold | None,
-    pulse: PulseState | None,
-    step: int | None,
-    max_steps: int | None,
-    max_epochs: int | None,
-    now_ns: int,
-    continued_ns: int,
+    fold: FoldState, pulse: PulseState | None, current: Progress, now_ns: int
 ) -> float | None:
     """Estimate the remaining seconds from the recent pace and the last pause between epochs.
 
-    Return None while no step ends, unless that is expected (validation, a checkpoint). The pace
-    counts from ``continued_ns`` on, so that a pause by the user does not slow it down.
+    Return None while no step ends, unless that is expected (validation, a checkpoint). A pause by
+    the user does not slow the pace down: it counts from its end on.
     """
+    rank, step, max_steps = fold.lowest_active_rank, current.global_step, current.max_steps
     if rank is None or rank.totals is None or max_steps is None or step is None:
         return None
     if pulse is not None and pulse.outcome is not Outcome.RUNNING:
         return None
     if current_window(rank, now_ns) is None and (pulse is None or pulse.phase not in _PAUSES):
         return None
-    begin = next((t for t in rank.recent_totals if t.t_ns >= continued_ns), rank.totals)
+    continued = (e.t_ns for e in fold.events if e.kind == "continued" and e.rank == rank.rank)
+    since_ns = max(continued, default=0)
+    begin = next((t for t in rank.recent_totals if t.t_ns >= since_ns), rank.totals)
     steps = rank.totals.global_step - begin.global_step
     seconds = (rank.totals.t_ns - begin.t_ns) / 1e9 - (rank.totals.pauses_s - begin.pauses_s)
     if steps <= 0 or seconds <= 0:
         return None
-    epochs_to_end = max(0, (max_epochs or 0) - (rank.epoch or 0) - 1)
+    epochs_to_end = max(0, (current.max_epochs or 0) - (rank.epoch or 0) - 1)
     pauses_s = epochs_to_end * (rank.between_epochs_s or 0.0)
     return max(0, max_steps - step) * seconds / steps + pauses_s
 
