@@ -30,7 +30,7 @@ from ltui.training.process.identity import lock_holder
 from ltui.training.shared.regular_files import read_regular
 from ltui.training.store.private_folder import private_folder
 from ltui.training.store.run_bin import is_in_bin
-from ltui.training.store.run_directory import RunDir, read_json, write_json
+from ltui.training.store.run_directory import RunDir, paths_in, read_json, write_json
 
 _NETWORK = frozenset(
     """
@@ -290,11 +290,7 @@ class LeftHistory(Struct, frozen=True):
 def left_histories() -> Iterator[LeftHistory]:
     """Yield the histories in this machine's temporary folders, those of live runs included."""
     for parent in dict.fromkeys(local_temporary_folders()):
-        try:
-            folders = list((own_folder(parent) / "history").iterdir())
-        except OSError:
-            continue
-        for folder in folders:
+        for folder in paths_in(own_folder(parent) / "history"):
             with contextlib.suppress(OSError, ValueError):
                 run_dir = RunDir(Path(read_regular(folder / "run_dir").decode()))
                 yield LeftHistory(folder, run_dir, (folder / "run.db").stat().st_mtime)

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from ltui.training.problem import ProblemError
 from ltui.training.store.find_run import named_run
-from ltui.training.store.run_directory import RunDir
+from ltui.training.store.run_directory import RunDir, paths_in
 
 _SECOND = re.compile("[0-9]{1,11}")
 KEEP_S = 7 * 86400.0
@@ -80,13 +80,8 @@ def deleted_runs(home: Path) -> list[DeletedRun]:
     """Return the runs in the bin, the one that was deleted last first."""
     found = []
     for folder in bin_folders(home):
-        try:
-            names = os.listdir(folder)
-        except OSError:
-            continue
-        for name in names:
-            second, _, run_id = name.partition("-")
-            path = folder / name
+        for path in paths_in(folder):
+            second, _, run_id = path.name.partition("-")
             if _SECOND.fullmatch(second) and run_id and (path.is_symlink() or path.is_dir()):
                 found.append(DeletedRun(path, home, run_id, float(second)))
     return sorted(found, key=lambda run: -run.deleted_at)

@@ -236,6 +236,14 @@ def open_private_log(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
 
 
+def paths_in(folder: Path) -> list[Path]:
+    """Return what is in a folder; nothing if it cannot be read."""
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
 def is_own(path: str) -> bool:
     """Return True if the file belongs to this user."""
     return os.stat(path).st_uid == os.getuid()
