@@ -53,7 +53,8 @@ def choose_devices(
     devices = trainer.get("devices", "auto")
     if (free := free_count(devices)) is not None:
         return _select_free_gpus(free, str(accelerator), machine)
-    requested, faults = None, []
+    requested: int | list[int] | None = None
+    faults: list[Fault] = []
     try:
         requested = parse_devices(devices)
     except ValueError as error:

@@ -44,7 +44,7 @@ def find_faults(
     if isinstance(trainer, Mapping):
         trainer_faults = _check_trainer(trainer)
         faults += trainer_faults
-        if not {"trainer.devices", "trainer.accelerator"} & {f.path for f in trainer_faults}:
+        if "trainer.devices" not in {fault.path for fault in trainer_faults}:
             faults += choose_devices(trainer, machine, cpu_ranks)[1]
         faults += choose_nodes(trainer, machine.node)[1]
     elif trainer is not None:
