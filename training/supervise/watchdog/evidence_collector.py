@@ -32,8 +32,13 @@ from ltui.training.json_codec import to_json
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.rank_queue_poller import QueuePoll, local_processes
 from ltui.training.nodes.messages import RankObservations
-from ltui.training.process.exit_watch import ExitWatch
-from ltui.training.process.identity import ProcessIdentity, ProcessTable, is_alive, is_stopped
+from ltui.training.process.identity import (
+    ExitWatch,
+    ProcessIdentity,
+    ProcessTable,
+    is_alive,
+    is_stopped,
+)
 from ltui.training.process.process_activity import LOADER_NAME, oom_kills, read_host
 from ltui.training.shared.record_types import Outcome, PulseState
 from ltui.training.state.record_fold import FoldState
