@@ -1,4 +1,4 @@
-"""Identity of processes, which distinguishes a process from later ones with the same pid; their end.
+"""Identity of processes, which distinguishes a process from later ones with the same pid; ends.
 
 A process is identified by its pid, its start time (``starttime`` of ``/proc/PID/stat``) and the
 boot of the machine.
