@@ -27,7 +27,6 @@ class RankLocation(Struct, frozen=True, kw_only=True):
 
     rank: int
     pid: int | None = None
-    start_ticks: int | None = None
     device: str | None = None
     """``cpu``, ``cuda`` or ``cuda:N``."""
     gpu_uuid: str | None = None
@@ -94,10 +93,7 @@ def _by_process(readings: Sequence[GpuReading], location: RankLocation) -> list[
 
 
 def _is_rank(process: GpuProcess, location: RankLocation) -> bool:
-    if location.pid is None or process.pid != location.pid or not process.visible:
-        return False
-    ticks = (process.start_ticks, location.start_ticks)
-    return None in ticks or ticks[0] == ticks[1]
+    return location.pid is not None and process.pid == location.pid and process.visible
 
 
 def _by_variable(readings: Sequence[GpuReading], location: RankLocation) -> GpuReading | None:

@@ -1,4 +1,4 @@
-"""Identity of processes, which distinguishes a process from later ones with the same pid; ends.
+"""Identity of a process, which distinguishes it from later ones with its pid, and how it ended.
 
 A process is identified by its pid, its start time (``starttime`` of ``/proc/PID/stat``) and the
 boot of the machine.
