@@ -167,11 +167,11 @@ def read_counters(
             ran += times[0]
             delay += times[1] if thread == pid else 0
     switches = context_switches(pid)
-    process_io = _read_io(f"/proc/{pid}/io")
-    thread_io = _read_io(f"/proc/{pid}/task/{without_thread}/io") if without_thread else None
-    read = None if process_io is None else process_io[0] - (thread_io[0] if thread_io else 0)
-    written = None if process_io is None else process_io[1] - (thread_io[1] if thread_io else 0)
-    return ProcessCounters(at_s, ran, switches, delay, read, written)
+    moved = _read_io(f"/proc/{pid}/io")
+    if moved is not None and without_thread is not None:
+        read, written = _read_io(f"/proc/{pid}/task/{without_thread}/io") or (0, 0)
+        moved = moved[0] - read, moved[1] - written
+    return ProcessCounters(at_s, ran, switches, delay, *(moved or (None, None)))
 
 
 def context_switches(pid: int) -> int:
