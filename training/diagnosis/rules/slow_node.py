@@ -19,7 +19,7 @@ from ltui.training.diagnosis.rules.straggler import (
     Span,
     WorkByRank,
 )
-from ltui.training.diagnosis.stalls.stall_case import slowing_cause
+from ltui.training.diagnosis.stalls.stall_case import SLOWING, gpu_cause
 from ltui.training.diagnosis.stalls.stall_causes import STARVED_REMEDY
 from ltui.training.diagnosis.thresholds import FAULT_SETTLE_S, last_step_was_slow
 from ltui.training.shared.record_types import Phase
@@ -142,8 +142,8 @@ def _reason(inputs: PreparedInput, slow: Slow) -> tuple[str, str]:
         return f"it has a load of {load:.0f} on {cores} cores", STARVED_REMEDY
     if min(delays) >= _CROWDED_DELAY:
         return "other processes use its processors", STARVED_REMEDY
-    causes = [slowing_cause(inputs.gpu_verdicts, rank) for rank in slow.ranks]
-    cause = next((c for c in causes if c is not None), None)
+    causes = (gpu_cause(inputs.gpu_verdicts, (rank,), SLOWING) for rank in slow.ranks)
+    cause = next((cause for cause in causes if cause is not None), None)
     if cause is not None and slow.part != "fetch data":
         return cause.text, cause.remedy
     return _REASONS.get(slow.part, _REASONS["forward"])

@@ -17,7 +17,7 @@ from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis.evidence import Frame, RankEvidence
 from ltui.training.diagnosis.judge_input import PreparedInput, position_facts
 from ltui.training.diagnosis.observations.stack_frames import frame_facts, frame_text
-from ltui.training.diagnosis.stalls.stall_case import slowing_cause
+from ltui.training.diagnosis.stalls.stall_case import SLOWING, gpu_cause
 from ltui.training.diagnosis.stalls.stall_causes import STARVED_REMEDY, explain_stall
 from ltui.training.diagnosis.thresholds import WARM_UP_STEPS
 from ltui.training.diagnosis.verdict_words import activity_text
@@ -311,9 +311,9 @@ def straggler_verdict(
         reason = "other processes use its processor core" + activity_text(process)
         remedy = STARVED_REMEDY
     elif part != "fetch data":
-        gpu_cause = slowing_cause(inputs.gpu_verdicts, rank)
-        if gpu_cause is not None:
-            reason, remedy = gpu_cause.text, gpu_cause.remedy
+        cause = gpu_cause(inputs.gpu_verdicts, (rank,), SLOWING)
+        if cause is not None:
+            reason, remedy = cause.text, cause.remedy
     line = _observed_line(inputs, straggler, rank_evidence)
     at_line = f" at {frame_text(line)}" if line is not None else ""
     if line is not None and (reason, remedy) == REASONS[part]:

@@ -6,7 +6,7 @@ verdicts of their own, and are connected here with the rank that the other ranks
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -33,7 +33,7 @@ from ltui.training.shared.record_types import STEP_PHASES
 from ltui.training.state.run_snapshot import Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
 
-_SLOWING = {
+SLOWING = {
     "gpu_thermal": "Check that GPU's cooling, or leave it out.",
     "gpu_power_brake": "Check the machine's power supply, or leave that GPU out.",
     "gpu_slow_clock": "Check that GPU's clocks and power limit (nvidia-smi -q), or leave it out.",
@@ -43,7 +43,7 @@ _SLOWING = {
     "gpu_pcie_generation": "Check that GPU's slot and riser, or leave it out.",
 }
 """kind -> remedy of GPU problems that slow a rank down, the most likely cause first."""
-_BREAKING = {
+BREAKING = {
     "gpu_xid": "Check that GPU (dmesg, nvidia-smi -q), or leave it out.",
     "gpu_ecc": "Reset or replace that GPU, or leave it out.",
     "gpu_nvlink": "Check that GPU's NVLinks (nvidia-smi nvlink -s), or leave it out.",
@@ -59,19 +59,14 @@ class GpuCause(Struct, frozen=True, kw_only=True):
     remedy: str
 
 
-def slowing_cause(gpu_verdicts: Sequence[Verdict], rank: int) -> GpuCause | None:
-    """Return what makes the rank's GPU slower than others, or None."""
-    return _first_cause(gpu_verdicts, (rank,), _SLOWING)
-
-
-def breaking_cause(gpu_verdicts: Sequence[Verdict], ranks: Iterable[int]) -> GpuCause | None:
-    """Return what makes the GPU of one of the ranks unusable, or None."""
-    return _first_cause(gpu_verdicts, ranks, _BREAKING)
-
-
-def _first_cause(
-    gpu_verdicts: Sequence[Verdict], ranks: Iterable[int], remedies: dict[str, str]
+def gpu_cause(
+    gpu_verdicts: Sequence[Verdict], ranks: Iterable[int], remedies: Mapping[str, str]
 ) -> GpuCause | None:
+    """Return the problem with the GPU of one of the ranks that is of these kinds, or None.
+
+    ``remedies`` are those of ``SLOWING``, which make it slower than others, or of ``BREAKING``,
+    which make it unusable.
+    """
     affected = set(ranks)
     for kind, remedy in remedies.items():
         for verdict in gpu_verdicts:
@@ -132,9 +127,9 @@ def stall_verdict(
     waits_in = _wait_text(inputs, unfinished, waiting)
     cause = f"{inputs.ranks_text(culprits)} {reason.text}"
     cause += waiting_text(waiting, waits_in, inputs.machines)
-    gpu_cause = breaking_cause(inputs.gpu_verdicts, culprits or waiting)
-    if gpu_cause is not None:
-        cause = f"{cause}; {gpu_cause.text}"
+    broken = gpu_cause(inputs.gpu_verdicts, culprits or waiting, BREAKING)
+    if broken is not None:
+        cause = f"{cause}; {broken.text}"
     evidence: dict[str, Any] = {
         "still_s": inputs.still_facts(pulses),
         "ranks": position_facts(pulses),
@@ -158,7 +153,7 @@ def stall_verdict(
         waiting=waiting,
         place=reason.place,
         cause=cause,
-        remedy=reason.remedy if gpu_cause is None else gpu_cause.remedy,
+        remedy=reason.remedy if broken is None else broken.remedy,
         confidence=reason.confidence,
         began=first_change_s(inputs.pulses_of(culprits)),
         evidence=evidence,
