@@ -7,8 +7,8 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from ltui.training.gpu.rank_mapping import RankLocation, gpu_snapshots, map_ranks, ranks_of
 from ltui.training.gpu.reading import GpuProcess, GpuReading, Xid, mig_index
+from ltui.training.gpu.run_gpus import RankLocation, gpu_snapshots, map_ranks, ranks_of
 from ltui.training.json_codec import to_json
 from ltui.training.state.run_snapshot import (
     GpuProcessSnapshot,

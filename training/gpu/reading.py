@@ -1,6 +1,6 @@
 """Reading of one GPU or MIG device at one point in time, as the driver reports it. Pure values.
 
-``state/gpu_values.py`` holds the measurements. ``rank_mapping.py`` determines the owners of the
+``state/gpu_values.py`` holds the measurements. ``run_gpus.py`` determines the owners of the
 processes.
 
 Names of the reasons for which a GPU's clocks are reduced, from NVML's bit mask. The bits are those
@@ -121,6 +121,11 @@ def mig_index(gpu: int, number: int) -> int:
     return (gpu + 1) * MIG_INDEX_STRIDE + number
 
 
+RANK, RUN, FOREIGN, UNSEEN, DISPLAY = "rank", "run", "foreign", "unseen", "display"
+"""Owners of a process: a rank, the run, another program, a process that is not visible, a display
+server."""
+
+
 class GpuProcess(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A process that uses memory of a GPU."""
 
@@ -135,6 +140,16 @@ class GpuProcess(Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str | None = None
     run_id: str | None = None
     """``LTUI_RUN_ID`` of its environment, if this is readable."""
+
+    def owner(self, rank: int | None, run_id: str | None) -> str:
+        """Return whose process it is for the run ``run_id``; ``rank``: the rank that it is."""
+        if rank is not None:
+            return RANK
+        if not self.visible:
+            return UNSEEN
+        if run_id is not None and self.run_id == run_id:
+            return RUN
+        return DISPLAY if self.graphics else FOREIGN
 
 
 class Xid(Struct, frozen=True, kw_only=True):

@@ -12,8 +12,15 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from ltui.training.gpu.rank_mapping import FOREIGN, RANK, UNSEEN
-from ltui.training.gpu.reading import POWER_BRAKE, THERMAL_REASONS, xid_meaning, xid_sentence
+from ltui.training.gpu.reading import (
+    FOREIGN,
+    POWER_BRAKE,
+    RANK,
+    THERMAL_REASONS,
+    UNSEEN,
+    xid_meaning,
+    xid_sentence,
+)
 from ltui.training.state.run_snapshot import (
     GpuProcessSnapshot,
     GpuSnapshot,

@@ -13,8 +13,8 @@ from typing import Any
 
 import psutil
 
-from ltui.training.gpu.rank_mapping import RankLocation, map_ranks, normalize_uuid
 from ltui.training.gpu.reading import GpuReading
+from ltui.training.gpu.run_gpus import RankLocation, map_ranks, normalize_uuid
 from tests.gpu.hardware.check import Check
 from tests.gpu.hardware.conditions import Conditions
 from tests.gpu.hardware.simulated_driver import SimulatedDriver

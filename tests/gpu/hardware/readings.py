@@ -21,8 +21,8 @@ from typing import Any
 
 from msgspec.structs import fields
 
-from ltui.training.gpu.rank_mapping import RankLocation, gpu_snapshots, map_ranks
 from ltui.training.gpu.reading import GpuReading
+from ltui.training.gpu.run_gpus import RankLocation, gpu_snapshots, map_ranks
 from ltui.training.gpu.symptoms import LOW_POWER, symptoms
 from ltui.training.state.gpu_values import GpuValues
 from ltui.training.state.run_snapshot import RankSnapshot, RankState
