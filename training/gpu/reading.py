@@ -1,7 +1,6 @@
 """Reading of one GPU or MIG device at one point in time, as the driver reports it. Pure values.
 
-``state/gpu_values.py`` holds the measurements. ``run_gpus.py`` determines the owners of the
-processes.
+``state/gpu_values.py`` holds the measurements. ``run_gpus.py`` determines the ranks on a GPU.
 
 Names of the reasons for which a GPU's clocks are reduced, from NVML's bit mask. The bits are those
 of NVML's ``nvmlClocksEventReasons``. The bit of an idle GPU has no name here, because idleness does

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis.judge import Judgement
-from ltui.training.diagnosis.machines import NO_MACHINES, rank_machines
+from ltui.training.diagnosis.verdict_words import NO_MACHINES, rank_machines
 from ltui.training.lifecycle.classify_end import (
     AttemptEnd,
     EndFacts,

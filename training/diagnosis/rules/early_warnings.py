@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis.evidence import HostEvidence, RankEvidence
 from ltui.training.diagnosis.judge_input import PreparedInput, position_facts
-from ltui.training.diagnosis.machines import NO_MACHINES
 from ltui.training.diagnosis.observations.collective_positions import Divergence, find_divergence
 from ltui.training.diagnosis.observations.stack_frames import frame_text
 from ltui.training.diagnosis.stalls import uneven_batches
-from ltui.training.diagnosis.verdict_words import ranks_text
+from ltui.training.diagnosis.verdict_words import NO_MACHINES, ranks_text
 from ltui.training.shared.record_types import STEP_PHASES
 from ltui.training.state.good_checkpoints import last_good_checkpoint
 from ltui.training.state.record_fold import FoldState

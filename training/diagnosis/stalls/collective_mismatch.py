@@ -7,7 +7,6 @@ from msgspec.structs import replace
 from ltui.training.config.verdict_severity import VerdictLevel
 from ltui.training.diagnosis import thresholds
 from ltui.training.diagnosis.judge_input import PreparedInput
-from ltui.training.diagnosis.machines import machines_text, resend_s, resumes_by_itself
 from ltui.training.diagnosis.observations.collective_positions import (
     UnfinishedCollective,
     call_site_of,
@@ -25,14 +24,24 @@ from ltui.training.diagnosis.stalls.stall_case import (
 )
 from ltui.training.diagnosis.stalls.stall_causes import explain_rank
 from ltui.training.diagnosis.stalls.uneven_batches import finished_early_verdict, uneven_verdict
-from ltui.training.diagnosis.verdict_words import collective_text, place_text, sizes_text, verb
+from ltui.training.diagnosis.verdict_words import (
+    collective_text,
+    machines_text,
+    place_text,
+    sizes_text,
+    verb,
+)
 from ltui.training.shared.record_types import STEP_PHASES, Phase
-from ltui.training.state.run_snapshot import RankState, Verdict
+from ltui.training.state.run_snapshot import NodeSnapshot, NodeState, RankState, Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
 
 _AFTER_BACKWARD = frozenset({Phase.OPTIMIZER, Phase.BATCH_END, Phase.FETCH, Phase.TRANSFER})
 _CALLS_NAMED = 4
 """Maximum number of calls that a sentence lists."""
+_LONGEST_RESEND_S = 120.0
+"""Maximum of Linux's time between two attempts to send a segment (TCP_RTO_MAX)."""
+_RESEND_MARGIN_S = 10.0
+"""Seconds that ranks, and the reports of them, may take after that."""
 _UNKNOWN_CULPRIT = " (it is unknown which of them is wrong)"
 
 
@@ -242,6 +251,22 @@ def _common_phase(inputs: PreparedInput, ranks: tuple[int, ...]) -> Phase:
     return min(phases) if phases and comparable else Phase.UNKNOWN
 
 
+def _resend_s(cut_s: float) -> float:
+    """Return the seconds after the end of a cut within which TCP sends lost data again.
+
+    TCP doubles the time between its attempts, to two minutes at most, so the last attempt during
+    the cut and the first one after it are at most as far apart as the cut lasted (RFC 6298).
+    """
+    return min(cut_s, _LONGEST_RESEND_S) + _RESEND_MARGIN_S
+
+
+def _resumes_by_itself(node: NodeSnapshot) -> bool:
+    """Return True if the link was cut, and TCP may not have sent the lost data again yet."""
+    if node.cut_s is None or node.restored_s is None or node.state is not NodeState.CONNECTED:
+        return False
+    return node.restored_s <= _resend_s(node.cut_s)
+
+
 def _transport_verdict(case: StallCase, ranks: tuple[int, ...]) -> Verdict:
     inputs, unfinished = case.inputs, case.unfinished
     evidence = {r: inputs.settled[r] for r in ranks}
@@ -271,7 +296,7 @@ def _transport_verdict(case: StallCase, ranks: tuple[int, ...]) -> Verdict:
         },
     )
     verdict = stall_verdict(inputs, ranks, reason, (), unfinished)
-    restored = [n for n in inputs.nodes if resumes_by_itself(n)]
+    restored = [n for n in inputs.nodes if _resumes_by_itself(n)]
     if restored and unfinished is not None:
         names = [n.name for n in restored]
         cut_s = max(n.cut_s or 0.0 for n in restored)
@@ -283,6 +308,6 @@ def _transport_verdict(case: StallCase, ranks: tuple[int, ...]) -> Verdict:
                 f"{machines_text(names)} was cut for {cut_s:.0f} s and is back, but after a cut TCP"
                 " sends again only after a delay"
             ),
-            remedy=f"Wait: the run continues by itself within about {resend_s(cut_s):.0f} s.",
+            remedy=f"Wait: the run continues by itself within about {_resend_s(cut_s):.0f} s.",
         )
     return replace(verdict, culprits=(), waiting=ranks)

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ltui.training.config.verdict_severity import VerdictLevel
-from ltui.training.diagnosis.judge_input import PreparedInput, position_facts
-from ltui.training.diagnosis.machines import MAY_BE_LATE, machines_text
+from ltui.training.diagnosis.judge_input import MAY_BE_LATE, PreparedInput, position_facts
 from ltui.training.diagnosis.stalls.stall_case import StallCase
-from ltui.training.diagnosis.verdict_words import collective_text, verb
+from ltui.training.diagnosis.verdict_words import collective_text, machines_text, verb
 from ltui.training.state.run_snapshot import NodeSnapshot, NodeState, Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
 

@@ -16,8 +16,7 @@ from msgspec.structs import replace
 
 from ltui.training.config.run_spec import Nodes, RunSpec
 from ltui.training.diagnosis.evidence import Evidence
-from ltui.training.diagnosis.machines import rank_machines
-from ltui.training.diagnosis.verdict_words import ranks_text, verb
+from ltui.training.diagnosis.verdict_words import rank_machines, ranks_text, verb
 from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.stop_escalation import StopEscalation
 from ltui.training.nodes.barrier_mirror import BarrierMirror
