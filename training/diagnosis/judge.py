@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ltui.training.config.verdict_severity import BLOCKING_LEVELS, VerdictLevel, severity
+from ltui.training.config.run_spec import BLOCKING_LEVELS, VerdictLevel, severity
 from ltui.training.diagnosis.judge_input import (
     BEFORE_TRAINING,
     LIVE_STATES,

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from ltui.training.config.verdict_severity import VerdictLevel
+from ltui.training.config.run_spec import VerdictLevel
 from ltui.training.diagnosis.judge import Judgement
 from ltui.training.diagnosis.verdict_words import NO_MACHINES, rank_machines
 from ltui.training.lifecycle.classify_end import (

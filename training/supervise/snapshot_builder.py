@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ltui.training.config.verdict_severity import BLOCKING_LEVELS
+from ltui.training.config.run_spec import BLOCKING_LEVELS
 from ltui.training.diagnosis.judge import Judgement
 from ltui.training.gpu.flop_utilisation import model_flop_utilisation
 from ltui.training.lifecycle.classify_end import AttemptEnd

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import mean, median_high
 
-from ltui.training.config.verdict_severity import VerdictLevel
+from ltui.training.config.run_spec import VerdictLevel
 from ltui.training.diagnosis.judge_input import PreparedInput, position_facts
 from ltui.training.diagnosis.rules.straggler import (
     MINIMUM_LOSS_S,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from ltui.training.config.verdict_severity import VerdictLevel
+from ltui.training.config.run_spec import VerdictLevel
 from ltui.training.diagnosis.evidence import Frame, RankEvidence
 from ltui.training.diagnosis.judge_input import PreparedInput, position_facts
 from ltui.training.diagnosis.observations.stack_frames import frame_facts, frame_text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from ltui.training.config.verdict_severity import VerdictLevel
+from ltui.training.config.run_spec import VerdictLevel
 from ltui.training.diagnosis import thresholds
 from ltui.training.diagnosis.judge_input import PreparedInput
 from ltui.training.diagnosis.observations.collective_positions import (

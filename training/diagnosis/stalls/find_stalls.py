@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ltui.training.config.verdict_severity import VerdictLevel
+from ltui.training.config.run_spec import VerdictLevel
 from ltui.training.diagnosis import thresholds
 from ltui.training.diagnosis.judge_input import PreparedInput
 from ltui.training.diagnosis.stalls import collective_mismatch, lost_machines, missing_ranks

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ltui.training.config.verdict_severity import VerdictLevel
+from ltui.training.config.run_spec import VerdictLevel
 from ltui.training.diagnosis.judge_input import MAY_BE_LATE, PreparedInput, position_facts
 from ltui.training.diagnosis.stalls.stall_case import StallCase
 from ltui.training.diagnosis.verdict_words import collective_text, machines_text, verb

@@ -30,8 +30,7 @@ from typing import IO, Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ltui.training.config.run_spec import RunSpec
-from ltui.training.config.verdict_severity import VerdictLevel
+from ltui.training.config.run_spec import RunSpec, VerdictLevel
 from ltui.training.json_codec import to_json
 from ltui.training.state.run_snapshot import Event, Verdict
 from ltui.training.state.verdict_tracker import VerdictTracker, headline, triggers_hook
