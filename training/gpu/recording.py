@@ -47,8 +47,9 @@ def write_recording(path: Path, recording: Recording) -> None:
     lines = [json.dumps(head)]
     for entry in recording.rounds:
         readings = tuple(_anonymous(reading) for reading in entry.readings)
-        line = to_builtins(replace(entry, at_s=round(entry.at_s, 3), readings=readings))
-        lines.append(json.dumps(line, separators=(",", ":")))
+        kept = to_builtins(replace(entry, at_s=round(entry.at_s, 3), readings=readings))
+        # The driver returns some numbers as whole ones; written are those that are read again.
+        lines.append(json.dumps(to_builtins(convert(kept, Round)), separators=(",", ":")))
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
