@@ -7,8 +7,7 @@ from typing import Any
 
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.launch_run import create_run_directory
-from ltui.training.state.run_event import Event
-from ltui.training.state.run_snapshot import MetricValue, RunSnapshot, RunState
+from ltui.training.state.run_snapshot import Event, MetricValue, RunSnapshot, RunState
 from ltui.training.store.history_writer import Batch, StoreWriter
 from ltui.training.store.run_directory import RunDir
 

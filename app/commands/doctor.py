@@ -36,10 +36,9 @@ from ltui.app.output_file import print_json
 from ltui.app.presentation.run_report import columns
 from ltui.training.lifecycle.agent_directories import ended_agents
 from ltui.training.problem import ProblemError
-from ltui.training.store.disk_use import disk_use
+from ltui.training.store.find_run import deleted_runs
 from ltui.training.store.history_place import left_histories, local_temporary_folders, own_folder
-from ltui.training.store.run_bin import deleted_runs
-from ltui.training.store.run_directory import ltui_home
+from ltui.training.store.run_directory import disk_use, ltui_home
 from ltui.widgets.formats import NA, size
 
 _USEFUL = {

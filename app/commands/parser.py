@@ -33,8 +33,8 @@ from ltui.app.commands.runs_arguments import (
     add_runs_command,
 )
 from ltui.app.exit_codes import EXIT_BAD_INPUT
-from ltui.training.config.digit_grouping import strip_digit_grouping
 from ltui.training.shared.defaults import MIRROR_PATTERN, STOP_TIMEOUT_S
+from ltui.training.state.stop_conditions import strip_digit_grouping
 
 STOP_SIGNAL_NAMES = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP")
 SHELLS = ("bash", "zsh", "fish", "tcsh")

@@ -14,12 +14,10 @@ from ltui.app.runs.run_list import RunList
 from ltui.training.lifecycle.delete_runs import CLEAN_S, empty_bin, remove
 from ltui.training.lifecycle.delete_runs import delete as delete_run
 from ltui.training.problem import Problem, ProblemError
-from ltui.training.store.disk_use import disk_use
-from ltui.training.store.find_run import find_runs
+from ltui.training.store.find_run import DeletedRun, deleted_runs, find_deleted, find_runs
+from ltui.training.store.find_run import restore as restore_run
 from ltui.training.store.labels_file import read_labels
-from ltui.training.store.run_bin import DeletedRun, deleted_runs, find_deleted
-from ltui.training.store.run_bin import restore as restore_run
-from ltui.training.store.run_directory import RunDir, ltui_home
+from ltui.training.store.run_directory import RunDir, disk_use, ltui_home
 from ltui.widgets.formats import size
 from ltui.widgets.sanitise import clean_name
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from ltui.app.exit_codes import EXIT_DONE
 from ltui.training.config.device_selection import Machine
-from ltui.training.config.overrides import overridden_paths
+from ltui.training.config.preflight import overridden_paths
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.problem import ProblemError
 from ltui.training.slurm.job_options import (

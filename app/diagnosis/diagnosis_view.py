@@ -21,9 +21,9 @@ from ltui.app.diagnosis.process_rows import (
 from ltui.app.presentation.snapshot_text import program_text
 from ltui.app.presentation.verdict_text import DURATION, level_word
 from ltui.app.state_words import state_word
-from ltui.training.config.verdict_severity import BLOCKING_LEVELS
+from ltui.training.config.run_spec import BLOCKING_LEVELS
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence, RankEvidence
-from ltui.training.diagnosis.machines import rank_machines
+from ltui.training.diagnosis.verdict_words import rank_machines
 from ltui.training.state.good_checkpoints import last_good_checkpoint, nan_since
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, Verdict
 from ltui.training.state.verdict_tracker import is_superseded, most_severe_first

@@ -18,8 +18,7 @@ from ltui.training.diagnosis.evidence import (
     StackGroup,
     WorkerEvidence,
 )
-from ltui.training.diagnosis.machines import NO_MACHINES
-from ltui.training.diagnosis.verdict_words import ranks_text
+from ltui.training.diagnosis.verdict_words import NO_MACHINES, ranks_text
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line, clean_name
 from ltui.widgets.tone import Tone

@@ -33,9 +33,9 @@ from ltui.training.state.run_snapshot import (
     RunSnapshot,
     RunState,
 )
-from ltui.training.store.copied_history import wait_for_last_copy
 from ltui.training.store.database_schema import StoreError
 from ltui.training.store.history_reader import RunStore, StoredEvent
+from ltui.training.store.open_history import wait_for_last_copy
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets.sanitise import clean_line
 

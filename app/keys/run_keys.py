@@ -8,7 +8,7 @@ from textual.widgets import Input
 from ltui.app.keys.chart_keys import CHART_HINTS, CHART_KEYS, SCALE_HINTS
 from ltui.app.keys.footer import FIELD_HELP_HINT, KeyHint
 from ltui.app.presentation.notifications import CONTROLS, refusal
-from ltui.training.config.verdict_severity import BLOCKING_LEVELS
+from ltui.training.config.run_spec import BLOCKING_LEVELS
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.widgets.charts.chart import Chart
 from ltui.widgets.gpu_table import GpuTable

@@ -21,8 +21,7 @@ from ltui.app.launch.training_interpreter import (
     probe_interpreter,
 )
 from ltui.training.config.device_selection import Machine
-from ltui.training.config.overrides import overridden_paths
-from ltui.training.config.preflight import CheckedConfiguration, preflight
+from ltui.training.config.preflight import CheckedConfiguration, overridden_paths, preflight
 from ltui.training.config.presets import Preset, build_spec, load_preset, required_modules
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.config.structure_check import locate_fault

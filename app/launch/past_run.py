@@ -18,7 +18,7 @@ from ltui.app.presentation.launch_summary import launch_summary
 from ltui.app.presentation.run_configuration import value_text
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.ltui_section import Knob
-from ltui.training.config.overrides import apply_overrides
+from ltui.training.config.preflight import apply_overrides
 from ltui.training.config.preset_form import apply_form
 from ltui.training.config.presets import Preset, load_preset
 from ltui.training.config.run_spec import RunSpec

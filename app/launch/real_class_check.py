@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ltui.app.launch.build_spec import LaunchRequest
 from ltui.app.launch.run_in_interpreter import rank_environment
-from ltui.training.config.overrides import overridden_paths
+from ltui.training.config.preflight import overridden_paths
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.config.structure_check import locate_fault
 from ltui.training.config.yaml_document import Fault

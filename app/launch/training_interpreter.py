@@ -16,7 +16,7 @@ from msgspec import Struct, field
 
 import ltui.training
 from ltui.app.launch import probe_script
-from ltui.training.config.pip_names import DISTRIBUTIONS
+from ltui.training.config.presets import DISTRIBUTIONS
 from ltui.training.problem import Problem, ProblemError
 
 MIN_PYTHON = (3, 10)

@@ -20,7 +20,7 @@ from ltui.training.config.node_environment import (
     place_among_nodes,
     without_launcher,
 )
-from ltui.training.config.overrides import overridden_paths
+from ltui.training.config.preflight import overridden_paths
 from ltui.training.config.run_spec import Nodes, RunSpec
 from ltui.training.nodes.node_address import reachable_address, resolve
 from ltui.training.problem import ProblemError

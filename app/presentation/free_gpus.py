@@ -5,8 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from ltui.app.presentation.snapshot_text import gpu_name
-from ltui.training.gpu.free_gpus import busy_reason, usable_gpus
-from ltui.training.gpu.reading import GpuReading, GpuView
+from ltui.training.gpu.reading import GpuReading, GpuView, busy_reason, usable_gpus
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line
 

@@ -33,7 +33,7 @@ from ltui.app.state_words import (
     verdict_note,
     waiting_reason,
 )
-from ltui.training.config.verdict_severity import BLOCKING_LEVELS
+from ltui.training.config.run_spec import BLOCKING_LEVELS
 from ltui.training.state.run_snapshot import (
     LIVE,
     RankSnapshot,

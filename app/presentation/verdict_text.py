@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ltui.training.config.verdict_severity import BLOCKING_LEVELS
+from ltui.training.config.run_spec import BLOCKING_LEVELS
 from ltui.training.state.run_snapshot import FreezeWarning, Verdict
 from ltui.training.state.verdict_kinds import VerdictKind, is_gpu_kind
 from ltui.widgets import formats

@@ -18,8 +18,7 @@ from ltui.app.runs.run_entry import RunEntry
 from ltui.app.runs.run_fields import SETTING
 from ltui.app.runs.run_index import RunIndex, Stamped
 from ltui.training.json_codec import WRONG_CONTENT
-from ltui.training.store.disk_use import disk_use
-from ltui.training.store.run_directory import RunDir
+from ltui.training.store.run_directory import RunDir, disk_use
 
 SIZES, SETTINGS = "size", "settings"
 """The kinds of slow values."""

@@ -403,7 +403,7 @@ def _restore(home: Path, run_ids: Sequence[str]) -> tuple[Outcome, str]:
     """Move deleted runs from the bin back to the list."""
     # Imported here: the first frame restores no run.
     from ltui.app.runs.label_changes import for_each
-    from ltui.training.store.run_bin import find_deleted, restore
+    from ltui.training.store.find_run import find_deleted, restore
     from ltui.training.store.run_directory import RunDir
 
     run_dirs = [RunDir(home / "runs" / run_id) for run_id in run_ids]

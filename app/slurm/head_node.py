@@ -42,8 +42,8 @@ from ltui.training.slurm.job_record import (
 )
 from ltui.training.slurm.slurm_client import SlurmError, job_properties, unix_time
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
-from ltui.training.store.copied_history import wait_for_last_copy
 from ltui.training.store.database_schema import StoreError
+from ltui.training.store.open_history import wait_for_last_copy
 from ltui.training.store.run_checkpoints import furthest_checkpoint
 from ltui.training.store.run_directory import RunDir, write_json
 

@@ -48,8 +48,7 @@ from ltui.training.config.presets import build_spec
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.shared.checkpoint_files import checkpoint_name, partial_path, publish_checkpoint
 from ltui.training.state.run_labels import RunLabels, labels_from_document
-from ltui.training.store.disk_use import disk_use
-from ltui.training.store.run_directory import RunDir
+from ltui.training.store.run_directory import RunDir, disk_use
 from ltui.widgets import formats
 from tests.app.frames import snapshot
 from tests.app.one_run import answer, later, until

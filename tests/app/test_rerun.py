@@ -35,8 +35,7 @@ from ltui.training.config.run_spec import RunSpec
 from ltui.training.config.yaml_document import resolve
 from ltui.training.lifecycle import launch_run, resume_run
 from ltui.training.shared.checkpoint_files import checkpoint_name, partial_path, publish_checkpoint
-from ltui.training.state.run_event import Event
-from ltui.training.state.run_snapshot import CheckpointInfo, RunState
+from ltui.training.state.run_snapshot import CheckpointInfo, Event, RunState
 from ltui.training.store.history_writer import Batch, StoreWriter
 from ltui.training.store.run_directory import RunDir
 from tests.app.one_run import later, until

@@ -10,8 +10,7 @@ import pytest
 from ltui.app.foreground.follow_run import RunFollower, event_line, failure_lines
 from ltui.app.foreground.interrupt_signals import ReceivedSignals
 from ltui.training.json_codec import to_json
-from ltui.training.state.run_event import Event
-from ltui.training.state.run_snapshot import RunState, Verdict
+from ltui.training.state.run_snapshot import Event, RunState, Verdict
 from ltui.training.store.history_reader import StoredEvent
 from ltui.training.store.history_writer import Batch, StoreWriter
 from tests.store.histories import begin, run_dir, snapshot

@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from ltui.training.state.run_snapshot import RunState
+from ltui.training.store.find_run import deleted_runs
 from ltui.training.store.labels_file import change_labels
-from ltui.training.store.run_bin import deleted_runs
 from tests.cli.conftest import Ltui
 from tests.stored_runs import stored_run
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.evidence import (
     Collective,
     Evidence,
@@ -13,12 +12,11 @@ from ltui.training.diagnosis.evidence import (
     RankEvidence,
     ThreadStack,
 )
-from ltui.training.diagnosis.judge import judge
-from ltui.training.diagnosis.judge_input import JudgeInput
 from ltui.training.diagnosis.observations.collective_positions import collective_positions
 from ltui.training.shared.record_types import Phase
 from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.state.run_snapshot import Verdict
+from tests.diagnosis.machines import at
 from tests.state.records import SECOND, pulse, steps
 
 _C10D = Frame(file="/x/torch/distributed/distributed_c10d.py", line=3000, function="all_reduce")
@@ -60,17 +58,7 @@ def _only_verdict(members: Mapping[str, tuple[int, ...]], *waits_in: str | None)
         ranks={r: _rank(r, every, group) for r, group in enumerate(waits_in)},
     )  # fmt: skip
     pulses = {r: pulse(r, Phase.FORWARD, 4.0, batch=20, pid=100 + r) for r in everybody}
-    (verdict,) = judge(
-        JudgeInput(
-            now_ns=12 * SECOND,
-            pulses=pulses,
-            policy=StallPolicy(),
-            fold=state,
-            evidence=evidence,
-            evidence_expected=True,
-            now_s=1012.0,
-        )
-    ).verdicts
+    (verdict,) = at(12, pulses, fold=state, evidence=evidence, evidence_expected=True).verdicts
     return verdict
 
 

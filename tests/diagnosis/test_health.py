@@ -16,33 +16,18 @@ from ltui.training.diagnosis.thresholds import budget_s
 from ltui.training.shared.record_types import Outcome, Phase, PulseState, RecordKind
 from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.state.run_snapshot import CheckpointInfo, RankState
+from tests.diagnosis import machines
+from tests.diagnosis.machines import trained
 from tests.state.records import SECOND, labelled, pulse, steps
 
 POLICY = StallPolicy()
 
 
-def trained(ranks: int = 3, step_s: float = 0.1) -> FoldState:
-    """Return a fold after twenty steps of each rank. The budget of a step is then 5 s."""
-    state = FoldState()
-    for rank in range(ranks):
-        state = fold(state, rank, steps(20, step_s))
-    return state
-
-
 def at(
     now_s: float, pulses: Sequence[PulseState], state: FoldState | None = None, **more
 ) -> Judgement:
-    return judge(
-        JudgeInput(
-            now_ns=round(now_s * SECOND),
-            pulses={p.rank: p for p in pulses},
-            policy=POLICY,
-            history=more.pop("history", HealthHistory()),
-            fold=trained() if state is None else state,
-            now_s=1000 + now_s,
-            **more,
-        )
-    )
+    """Judge a run of three ranks. The budget of a step is 5 s."""
+    return machines.at(now_s, pulses, fold=trained(3) if state is None else state, **more)
 
 
 def test_the_rank_that_fetches_is_blamed_and_the_others_wait() -> None:
@@ -189,7 +174,7 @@ def test_a_dead_rank_without_a_pulse_is_dead() -> None:
 
 def test_the_exception_is_the_cause() -> None:
     event = {"kind": "exception", "text": "t", "type": "ValueError", "message": "bad batch"}
-    state = fold(trained(), 1, [labelled(RecordKind.EVENT, event)])
+    state = fold(trained(3), 1, [labelled(RecordKind.EVENT, event)])
     judgement = at(5, [pulse(0, Phase.BACKWARD, 4.0), pulse(1, Phase.EXCEPTION, 4.0)], state)
     assert judgement.verdicts[0].cause == "rank 1 raised ValueError: bad batch"
 

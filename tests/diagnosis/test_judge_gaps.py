@@ -6,7 +6,6 @@ import itertools
 
 from msgspec.structs import replace
 
-from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.evidence import (
     Evidence,
     Frame,
@@ -15,10 +14,10 @@ from ltui.training.diagnosis.evidence import (
     ThreadStack,
     WorkerEvidence,
 )
-from ltui.training.diagnosis.judge import Judgement, judge
-from ltui.training.diagnosis.judge_input import JudgeInput
+from ltui.training.diagnosis.judge import Judgement
 from ltui.training.shared.record_types import Outcome, Phase
 from ltui.training.state.record_fold import FoldState, fold
+from tests.diagnosis.machines import at
 from tests.diagnosis.recordings import judged, load
 from tests.state.records import SECOND, pulse, steps
 
@@ -49,17 +48,13 @@ def _judged(ranks: tuple[int, ...], looked_at: tuple[int, ...]) -> Judgement:
         state = fold(state, rank, steps(20, 0.1))
     pulses = {r: pulse(r, Phase.FETCH, 4.0, batch=20, pid=100 + r) for r in ranks}
     silent = {r: 20.0 for r in (0, 1, 2) if r not in ranks}
-    return judge(
-        JudgeInput(
-            now_ns=12 * SECOND,
-            pulses=pulses,
-            policy=StallPolicy(),
-            fold=state,
-            silent_s=silent,
-            evidence=_evidence(looked_at),
-            evidence_expected=True,
-            now_s=1012.0,
-        )
+    return at(
+        12,
+        pulses,
+        fold=state,
+        silent_s=silent,
+        evidence=_evidence(looked_at),
+        evidence_expected=True,
     )
 
 
@@ -80,17 +75,13 @@ def test_a_stuck_rank_is_reported_in_addition_to_a_stopped_one() -> None:
         1: pulse(1, Phase.FETCH, 4.0, batch=20, pid=101),
         2: pulse(2, Phase.FORWARD, 4.0, batch=20, pid=102),
     }
-    judgement = judge(
-        JudgeInput(
-            now_ns=12 * SECOND,
-            pulses=pulses,
-            policy=StallPolicy(),
-            fold=state,
-            stopped_pids={2: 102},
-            evidence=_with_a_wait(),
-            evidence_expected=True,
-            now_s=1012.0,
-        )
+    judgement = at(
+        12,
+        pulses,
+        fold=state,
+        stopped_pids={2: 102},
+        evidence=_with_a_wait(),
+        evidence_expected=True,
     )
     by_kind = {v.kind: v for v in judgement.verdicts}
     assert by_kind["stopped"].culprits == (2,)
@@ -126,15 +117,13 @@ def _finished(
     gone = ProcessActivity(pid=100)
     ranks = {r: replace(e, process=gone, stacks=()) for r, e in evidence.ranks.items()}
     ranks[1] = replace(evidence.ranks[1], process=process, workers=workers)
-    return judge(
-        JudgeInput(
-            now_ns=round((1.0 + since_s) * SECOND),
-            pulses=pulses,
-            policy=StallPolicy(),
-            evidence=replace(evidence, ranks=ranks),
-            evidence_expected=True,
-            now_s=1012.0,
-        )
+    return at(
+        1.0 + since_s,
+        pulses,
+        evidence=replace(evidence, ranks=ranks),
+        evidence_expected=True,
+        fold=FoldState(),
+        wall_s=1012.0,
     )
 
 

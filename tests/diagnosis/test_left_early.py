@@ -8,13 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 from ltui.training.config.run_spec import StallPolicy
-from ltui.training.diagnosis.judge import judge
 from ltui.training.diagnosis.judge_input import HealthHistory, JudgeInput, PreparedInput, prepare
 from ltui.training.diagnosis.observations.collective_positions import UnfinishedCollective
 from ltui.training.diagnosis.stalls.uneven_batches import find_uneven_ranks, finished_early_verdict
 from ltui.training.shared.record_types import Outcome, Phase, PulseState
 from ltui.training.state.record_fold import FoldedEvent, FoldState, RankFold
 from ltui.training.state.run_snapshot import Verdict
+from tests.diagnosis.machines import at
 from tests.diagnosis.recordings import judged, load
 from tests.state.records import pulse
 
@@ -51,18 +51,7 @@ def _rank(number: int, epochs: dict[int, int], **fields: object) -> RankFold:
 def _verdicts(
     fold: FoldState, *pulses: PulseState, history: HealthHistory | None = None
 ) -> list[Verdict]:
-    return list(
-        judge(
-            JudgeInput(
-                now_ns=10_000_000_000,
-                pulses={p.rank: p for p in pulses},
-                policy=StallPolicy(),
-                history=history or HealthHistory(),
-                fold=fold,
-                now_s=1010.0,
-            )
-        ).verdicts
-    )
+    return list(at(10, pulses, history=history or HealthHistory(), fold=fold).verdicts)
 
 
 def test_of_two_ranks_with_different_sizes_both_are_named() -> None:
@@ -148,7 +137,7 @@ def test_the_phases_of_a_training_program_do_not_show_who_is_early(phase: Phase)
 def test_a_rank_of_a_program_that_ends_early_is_named_by_its_step() -> None:
     ended = pulse(1, Phase.ENDED, global_step=9, outcome=Outcome.FINISHED)
     inputs = _program_inputs(pulse(0, Phase.COMPUTE, global_step=9), ended)
-    unfinished = UnfinishedCollective(group="0", seq=70, at={}, absent=(1,), unknown=())
+    unfinished = UnfinishedCollective(group="0", seq=70, at={}, absent=(1,))
     verdict = finished_early_verdict(inputs, (1,), (0,), unfinished)
     assert "rank 1 finished early after step 9 while others are at step 10" in verdict.cause
 

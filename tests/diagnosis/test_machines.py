@@ -12,8 +12,12 @@ from msgspec.structs import replace
 from ltui.training.diagnosis.evidence import HostEvidence
 from ltui.training.diagnosis.judge import Judgement
 from ltui.training.diagnosis.judge_input import HealthHistory
-from ltui.training.diagnosis.machines import machines_text, rank_machines
-from ltui.training.diagnosis.verdict_words import ranks_text, waiting_text
+from ltui.training.diagnosis.verdict_words import (
+    machines_text,
+    rank_machines,
+    ranks_text,
+    waiting_text,
+)
 from ltui.training.shared.record_types import Phase
 from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.state.run_snapshot import NodeSnapshot, Verdict

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from ltui.training.config.run_spec import StallPolicy
-from ltui.training.diagnosis.judge import judge
-from ltui.training.diagnosis.judge_input import JudgeInput
 from ltui.training.shared.record_types import Outcome, Phase, RecordKind
 from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.state.run_snapshot import Verdict
-from tests.state.records import SECOND, labelled, pulse
+from tests.diagnosis.machines import at
+from tests.state.records import labelled, pulse
 
 TRACEBACK = '  File "/home/user/train.py", line 31, in training_step\n    hidden = self.first(x)\n'
 # As torch 2.9 to 2.15 write it, in one line.
@@ -30,10 +28,7 @@ def _verdict(name: str, message: str) -> Verdict:
     record = labelled(RecordKind.EVENT, {**event, "traceback": TRACEBACK})
     state = fold(FoldState(), 0, [record])
     ended = pulse(0, Phase.EXCEPTION, 0.5, batch=9, pid=100, outcome=Outcome.RAISED)
-    inputs = JudgeInput(
-        now_ns=12 * SECOND, pulses={0: ended}, policy=StallPolicy(), fold=state, now_s=1012.0
-    )
-    (verdict,) = judge(inputs).verdicts
+    (verdict,) = at(12, [ended], fold=state).verdicts
     return verdict
 
 

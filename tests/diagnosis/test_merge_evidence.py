@@ -12,9 +12,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from ltui.training.diagnosis.build_diagnosis import build_diagnosis
-from ltui.training.diagnosis.evidence import Evidence, HostEvidence, RankEvidence
+from ltui.training.diagnosis.evidence import (
+    Evidence,
+    HostEvidence,
+    RankEvidence,
+    merge_evidence,
+    shorten_for_link,
+)
 from ltui.training.diagnosis.judge_input import Death
-from ltui.training.diagnosis.merge_evidence import merge_evidence, shorten_for_link
 from ltui.training.json_codec import from_json, to_json
 from ltui.training.shared.record_types import Phase, PulseState
 from ltui.training.state.run_snapshot import NodeSnapshot

@@ -17,6 +17,7 @@ from ltui.training.diagnosis.judge_input import HealthHistory, JudgeInput, verdi
 from ltui.training.shared.record_types import Phase
 from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.state.run_snapshot import Verdict
+from tests.diagnosis.machines import at
 from tests.diagnosis.recordings import judged, load
 from tests.state.records import SECOND, pulse, steps
 
@@ -65,17 +66,13 @@ def _at(
         r: pulse(r, Phase.FETCH if r == 1 else Phase.BACKWARD, last_s, pid=100 + r)
         for r in state.ranks
     }
-    return judge(
-        JudgeInput(
-            now_ns=round((last_s + later_s) * SECOND),
-            pulses=pulses,
-            policy=StallPolicy(),
-            history=history or HealthHistory(),
-            fold=state,
-            evidence=evidence,
-            evidence_expected=expected,
-            now_s=1000 + last_s + later_s,
-        )
+    return at(
+        last_s + later_s,
+        pulses,
+        history=history or HealthHistory(),
+        fold=state,
+        evidence=evidence,
+        evidence_expected=expected,
     )
 
 
@@ -219,17 +216,14 @@ def _computing(devices: tuple[Verdict, ...]) -> Verdict:
         state = fold(state, rank, rows)
     last_s = _end_s(state)
     pulses = {r: pulse(r, Phase.FORWARD, last_s, pid=100 + r) for r in range(2)}
-    (verdict,) = judge(
-        JudgeInput(
-            now_ns=round((last_s + 0.1) * SECOND),
-            pulses=pulses,
-            policy=StallPolicy(),
-            history=_straggling_since(last_s - 3),
-            fold=state,
-            evidence_expected=False,
-            gpu_verdicts=devices,
-            now_s=1000 + last_s,
-        )
+    (verdict,) = at(
+        last_s + 0.1,
+        pulses,
+        history=_straggling_since(last_s - 3),
+        fold=state,
+        evidence_expected=False,
+        gpu_verdicts=devices,
+        wall_s=1000 + last_s,
     ).verdicts
     return verdict
 
@@ -261,18 +255,15 @@ def _contended(
         r: pulse(r, Phase.FORWARD if r == 1 else Phase.BACKWARD, last_s, pid=100 + r)
         for r in state.ranks
     }
-    judgement = judge(
-        JudgeInput(
-            now_ns=round((last_s + 0.3) * SECOND),
-            pulses=pulses,
-            policy=StallPolicy(),
-            history=_straggling_since(last_s - 3),
-            fold=state,
-            evidence=_seen(state, 0.2, delay=delays[1]),
-            evidence_expected=True,
-            now_s=1000 + last_s,
-            cpu_delays=delays,
-        )
+    judgement = at(
+        last_s + 0.3,
+        pulses,
+        history=_straggling_since(last_s - 3),
+        fold=state,
+        evidence=_seen(state, 0.2, delay=delays[1]),
+        evidence_expected=True,
+        cpu_delays=delays,
+        wall_s=1000 + last_s,
     )
     return state, list(judgement.verdicts)
 
@@ -297,16 +288,13 @@ def test_a_crowded_rank_stays_reported_while_the_difference_shrinks() -> None:
     last_s = _end_s(level)
     pulses = {r: pulse(r, Phase.FORWARD, last_s, pid=100 + r) for r in state.ranks}
     for delays, kept in (({0: 0.3, 1: 0.6}, True), ({0: 0.5, 1: 0.6}, False)):
-        judgement = judge(
-            JudgeInput(
-                now_ns=round((last_s + 0.3) * SECOND),
-                pulses=pulses,
-                policy=StallPolicy(),
-                history=active,
-                fold=level,
-                evidence_expected=True,
-                now_s=1000 + last_s,
-                cpu_delays=delays,
-            )
+        judgement = at(
+            last_s + 0.3,
+            pulses,
+            history=active,
+            fold=level,
+            evidence_expected=True,
+            cpu_delays=delays,
+            wall_s=1000 + last_s,
         )
         assert [v.kind for v in judgement.verdicts] == (["straggler"] if kept else [])

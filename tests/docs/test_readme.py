@@ -22,7 +22,7 @@ from ltui.app.panels.runs_table import RunsTable
 from ltui.app.screens.home import HomeScreen
 from ltui.app.screens.run import RunScreen
 from ltui.app.textual_app import LtuiApp
-from ltui.training.config.overrides import apply_overrides
+from ltui.training.config.preflight import apply_overrides
 from ltui.training.config.preset_discovery import shipped_names
 from ltui.training.config.presets import load_preset
 from ltui.widgets.charts.chart import Chart

@@ -8,7 +8,7 @@ line of the marked call too. This module does not depend on the judge.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -29,12 +29,13 @@ class Expected:
     """The name of a ``fault:`` comment in ``scripts``."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Fault:
     """One fault of the catalogue."""
 
     id: str
     title: str
+    _: KW_ONLY
     expected: tuple[Expected, ...]
     """All verdicts that are expected at once. Empty if ltui removes the fault; see ``ends``."""
     inject: str = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from ltui.training.gpu.findings import FindingsState, update_findings, verdict
+from ltui.training.gpu.findings import FindingsState, update_findings, verdicts
 from ltui.training.state.run_snapshot import (
     GpuProcessSnapshot,
     GpuSnapshot,
@@ -135,7 +135,7 @@ def test_one_rank_below_the_others_clock():
     assert clock.see(*gpus) == [
         "the GPU clock of rank 3 is 20 % lower than the others' (1580 of 1980 MHz): power cap"
     ]
-    assert verdict(clock.state.findings[0]).culprits == (3,)
+    assert [v.culprits for v in verdicts(clock.state.findings)] == [(3,)]
 
 
 def test_clocks_are_compared_among_one_model_under_load_only():

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from ltui.training.gpu.free_gpus import busy_reason, free_gpus, select_gpus, visible_variables
-from ltui.training.gpu.reading import GpuProcess, GpuReading, mig_index
+from ltui.training.gpu.reading import (
+    GpuProcess,
+    GpuReading,
+    busy_reason,
+    free_gpus,
+    mig_index,
+    select_gpus,
+    visible_variables,
+)
 from ltui.training.problem import ProblemError
 
 GIB = 1 << 30

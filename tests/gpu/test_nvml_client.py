@@ -5,8 +5,13 @@ from __future__ import annotations
 import pynvml
 import pytest
 
-from ltui.training.gpu.nvml_client import DeviceClient, DriverGoneError, GpuLostError, NvmlClient
-from ltui.training.gpu.nvml_device import ProcessInfoCache
+from ltui.training.gpu.nvml_device import (
+    DeviceClient,
+    DriverGoneError,
+    GpuLostError,
+    NvmlClient,
+    ProcessInfoCache,
+)
 from ltui.training.gpu.whole_gpu import Device
 
 
@@ -30,26 +35,26 @@ class Driver:
 def test_lasting_refusals_are_not_asked_again(code, times):
     client, driver = NvmlClient(), Driver(code)
     device = DeviceClient(client, "0")
-    assert [device.query("power", driver) for _ in range(3)] == [None] * 3
+    assert [device.query(driver, name="power") for _ in range(3)] == [None] * 3
     assert driver.asked == times
     # Another GPU, and another question, are asked all the same.
-    DeviceClient(client, "1").query("power", driver)
-    device.query("fan", driver)
+    DeviceClient(client, "1").query(driver, name="power")
+    device.query(driver, name="fan")
     assert driver.asked == times + 2
 
 
 def test_losses():
     client = NvmlClient()
     with pytest.raises(GpuLostError, match="fell off the bus"):
-        DeviceClient(client, "0").query("power", Driver(pynvml.NVML_ERROR_GPU_IS_LOST))
+        DeviceClient(client, "0").query(Driver(pynvml.NVML_ERROR_GPU_IS_LOST), name="power")
     with pytest.raises(DriverGoneError):
-        DeviceClient(client, "0").query("power", Driver(pynvml.NVML_ERROR_UNINITIALIZED))
+        DeviceClient(client, "0").query(Driver(pynvml.NVML_ERROR_UNINITIALIZED), name="power")
     assert client.pending_call is None
 
 
 def test_a_call_is_noted_while_it_runs():
     client = NvmlClient()
-    noted = DeviceClient(client, "3").query("power", lambda: client.pending_call)
+    noted = DeviceClient(client, "3").query(lambda: client.pending_call, name="power")
     assert noted is not None
     assert (noted.call, noted.gpu) == ("power", "3")
     assert client.pending_call is None

@@ -23,7 +23,7 @@ def device_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def is_visible(pid: int) -> bool:
-    described = ProcessInfoCache().describe(pid, 5, graphics=False, gpu_instance=None)
+    described = ProcessInfoCache().describe(pid, 5, graphics=False)
     assert (described.pid, described.memory_bytes) == (pid, 5)
     return described.visible
 

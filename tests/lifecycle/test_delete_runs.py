@@ -15,8 +15,8 @@ from ltui.training.lifecycle.agent_directories import agent_directory
 from ltui.training.lifecycle.delete_runs import delete, empty_bin, remove
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import ProblemError
+from ltui.training.store.find_run import KEEP_S, deleted_runs, find_deleted, move_to_bin, restore
 from ltui.training.store.labels_file import change_labels, read_labels
-from ltui.training.store.run_bin import KEEP_S, deleted_runs, find_deleted, move_to_bin, restore
 from ltui.training.store.run_directory import RunDir, list_runs
 from tests.stored_runs import stored_run
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ltui.training.config.verdict_severity import VerdictLevel
+from ltui.training.config.run_spec import VerdictLevel
 from ltui.training.state.run_snapshot import LIVE, NodeState, RunState
 from ltui.training.state.verdict_kinds import VerdictKind
 from tests.nodes.run_of_machines import MachinesRun, cut, observe, start_run

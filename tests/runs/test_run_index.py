@@ -21,12 +21,10 @@ from ltui.app.runs.run_fields import value_of
 from ltui.app.runs.run_index import INDEX_NAME, VERSION
 from ltui.app.runs.run_list import RunList
 from ltui.training.lifecycle.run_status import resolve_snapshot
-from ltui.training.state.run_event import Event
-from ltui.training.state.run_snapshot import RunSnapshot
-from ltui.training.store.disk_use import disk_use
+from ltui.training.state.run_snapshot import Event, RunSnapshot
 from ltui.training.store.history_writer import Batch, StoreWriter
 from ltui.training.store.labels_file import change_labels
-from ltui.training.store.run_directory import RunDir
+from ltui.training.store.run_directory import RunDir, disk_use
 from tests.stored_runs import stored_run
 
 IDS = ("calm-fox-1a2b", "old-pine-3c4d", "brave-owl-5e6f")

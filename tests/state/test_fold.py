@@ -22,8 +22,7 @@ from ltui.training.state.record_fold import (
     step_rows,
 )
 from ltui.training.state.run_snapshot import MetricValue, RankState
-from ltui.training.state.snapshot_from_fold import metrics, progress, rank_snapshots
-from ltui.training.state.throughput import throughput
+from ltui.training.state.snapshot_from_fold import metrics, progress, rank_snapshots, throughput
 from ltui.training.tensor_queue.queue_reader import Poll, Record
 from tests.state.records import SECOND, labelled, pulse, step, steps
 

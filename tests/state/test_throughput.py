@@ -8,7 +8,7 @@ import pytest
 
 from ltui.training.state.metric_name_patterns import MAX_RANK_RATES, TOTAL_RANK
 from ltui.training.state.record_fold import FoldState, fold
-from ltui.training.state.throughput import POINT_INTERVAL_S, next_point, throughput
+from ltui.training.state.snapshot_from_fold import POINT_INTERVAL_S, next_point, throughput
 from ltui.training.tensor_queue.queue_reader import Record
 
 from .records import steps

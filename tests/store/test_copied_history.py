@@ -17,7 +17,6 @@ import pytest
 
 from ltui.training.problem import ProblemError
 from ltui.training.store import history_place
-from ltui.training.store.copied_history import CopiedHistory, copy_database
 from ltui.training.store.history_place import (
     history_file,
     left_histories,
@@ -27,7 +26,7 @@ from ltui.training.store.history_place import (
 )
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.history_writer import StoreWriter
-from ltui.training.store.open_history import open_history
+from ltui.training.store.open_history import CopiedHistory, copy_database, open_history
 from ltui.training.store.run_directory import RunDir
 from tests.required import required
 from tests.small_disk import fill, mount_small_disk, unmount
@@ -217,7 +216,7 @@ def test_a_copy_that_is_killed_leaves_the_previous_one(tmp_path: Path) -> None:
     copy_database(source, target)
     code = (
         "import sys; from pathlib import Path\n"
-        "from ltui.training.store.copied_history import copy_database\n"
+        "from ltui.training.store.open_history import copy_database\n"
         "while True: copy_database(Path(sys.argv[1]), Path(sys.argv[2])); print('x', flush=True)\n"
     )
     parts = 0

@@ -14,8 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from ltui.training.shared.record_types import StepField
-from ltui.training.state.run_event import Event
-from ltui.training.state.run_snapshot import GpuSnapshot, Verdict
+from ltui.training.state.run_snapshot import Event, GpuSnapshot, Verdict
 from ltui.training.store.database_schema import LAYOUT, StoreError
 from ltui.training.store.export_file import write_csv, write_json
 from ltui.training.store.history_reader import RunStore

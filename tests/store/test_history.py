@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ltui.training.shared.record_types import StepField
-from ltui.training.state.run_event import Event
+from ltui.training.state.run_snapshot import Event
 from ltui.training.store import history_writer
 from ltui.training.store.database_schema import STEP_COLUMNS
 from ltui.training.store.export_file import WindowedPart

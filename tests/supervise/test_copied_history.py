@@ -14,8 +14,8 @@ from ltui.training.lifecycle.launch_run import launch
 from ltui.training.lifecycle.recover_runs import recover_run
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.state.run_snapshot import RunState
+from ltui.training.store.find_run import restore
 from ltui.training.store.history_place import ELSEWHERE_S, read_place, remove_unneeded_histories
-from ltui.training.store.run_bin import restore
 from ltui.training.store.run_directory import RunDir
 from tests.required import required
 from tests.small_disk import fill, mount_small_disk, unmount

@@ -15,7 +15,7 @@ import pytest
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence, ThreadStack
 from ltui.training.lifecycle.rank_package import install_rank_package
 from ltui.training.lifecycle.supervisor_client import ControlClient
-from ltui.training.process.exit_watch import ExitWatch
+from ltui.training.process.identity import ExitWatch
 from ltui.training.process.stack_dumps import dump_by_signal, parse_stacks
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.watchdog.diagnosis_writer import write_diagnosis

@@ -16,8 +16,7 @@ from ltui.app.cli import main
 from ltui.training.lifecycle.launch_run import launch
 from ltui.training.lifecycle.resume_run import resume
 from ltui.training.lifecycle.run_status import resolve_snapshot
-from ltui.training.state.run_event import Event
-from ltui.training.state.run_snapshot import RunState
+from ltui.training.state.run_snapshot import Event, RunState
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.event_mirror import RESTART_S, EventMirror

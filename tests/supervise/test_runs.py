@@ -27,8 +27,8 @@ from ltui.training.lifecycle.supervisor_client import ControlClient, NotSupervis
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import lock_holder
 from ltui.training.state.run_snapshot import RankState, RunState
+from ltui.training.store.find_run import deleted_runs
 from ltui.training.store.history_reader import RunStore
-from ltui.training.store.run_bin import deleted_runs
 from ltui.training.store.run_directory import RunDir, private_runtime_dir
 from ltui.training.supervise.open_attempt import open_attempt
 from tests.required import required

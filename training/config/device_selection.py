@@ -9,11 +9,12 @@ from typing import Any
 from msgspec import Struct
 
 from ltui.training.config.node_environment import NodeEnvironment
-from ltui.training.config.yaml_document import Fault, parse_value
+from ltui.training.config.yaml_document import Fault, format_value
 
 RANKS_PER_CORE = 4
 """Number of CPU ranks per core above which the configuration is rejected."""
 _GPU = ("gpu", "cuda")
+_DEVICES = re.compile(r"\s*(-1|\d+(\s*,\s*\d+)*)\s*,?\s*")
 _FREE = re.compile(r"free(?::0*([1-9]\d*))?")
 
 
@@ -49,16 +50,25 @@ def choose_devices(
     none. An accelerator that is neither CPU nor GPU is left to Lightning.
     """
     accelerator = trainer.get("accelerator", "auto")
-    free = free_count(trainer.get("devices", "auto"))
-    if free is not None:
+    devices = trainer.get("devices", "auto")
+    if (free := free_count(devices)) is not None:
         return _select_free_gpus(free, str(accelerator), machine)
-    requested = _requested_devices(trainer.get("devices", "auto"))
+    requested: int | list[int] | None = None
+    faults: list[Fault] = []
+    try:
+        requested = parse_devices(devices)
+    except ValueError as error:
+        faults = [Fault(path="trainer.devices", what=str(error))]
     if accelerator == "cpu" or (accelerator == "auto" and not machine.gpus):
-        return _select_cpu(requested, machine, cpu_ranks, accelerator)
-    if accelerator == "auto" or accelerator in _GPU:
-        return _select_gpus(requested, machine)
-    count = len(requested) if isinstance(requested, list) else requested or 1
-    return Devices(accelerator=str(accelerator), devices=requested or 1, nproc=count), []
+        chosen, other_faults = _select_cpu(requested, machine, cpu_ranks, accelerator)
+    elif accelerator == "auto" or accelerator in _GPU:
+        chosen, other_faults = _select_gpus(requested, machine)
+    else:
+        nproc = len(requested) if isinstance(requested, list) else requested or 1
+        devices = requested or 1
+        chosen = Devices(accelerator=str(accelerator), devices=devices, nproc=nproc)
+        other_faults = []
+    return chosen, faults or other_faults
 
 
 def free_count(devices: Any) -> int | None:
@@ -79,21 +89,32 @@ def _select_free_gpus(
     return chosen, faults
 
 
-def _requested_devices(devices: Any) -> int | list[int] | None:
-    """Return the requested devices, None for ``auto``; the type check reports invalid values."""
-    if isinstance(devices, str):
-        text = devices.strip()
-        if "," in text:
-            return [int(p) for p in text.split(",") if p.strip().isdecimal()]
-        try:
-            devices = parse_value(text)
-        except ValueError:
-            return None
+def parse_devices(value: Any) -> int | list[int] | None:
+    """Return the devices that ``trainer.devices`` requests; None for ``auto`` and for all (-1).
+
+    Raise ``ValueError`` with what is wrong.
+    """
+    if value == "auto":
+        return None
+    devices = value
+    if isinstance(value, str):
+        if not _DEVICES.fullmatch(value):
+            raise ValueError(
+                "must be auto, a number of devices, a list of devices such as 0,1, or free:2 for "
+                f"two free GPUs (got {format_value(value)})."
+            )
+        numbers = [int(part) for part in value.split(",") if part.strip()]
+        devices = numbers if "," in value else numbers[0]
     if isinstance(devices, list):
-        return [d for d in devices if isinstance(d, int)]
-    if isinstance(devices, int) and not isinstance(devices, bool) and devices > 0:
+        if not devices or not all(type(d) is int and d >= 0 for d in devices):
+            what = f"must be a list of device numbers, 0 or more (got {format_value(value)})."
+            raise ValueError(what)
+        if len(set(devices)) < len(devices):
+            raise ValueError("the list contains a device twice.")
         return devices
-    return None
+    if devices == 0:
+        raise ValueError("must be at least 1: a run needs a device.")
+    return devices if type(devices) is int and devices > 0 else None
 
 
 def _select_cpu(

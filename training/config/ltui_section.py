@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct, ValidationError, convert, field
 from msgspec.structs import replace
 
-from ltui.training.config.run_spec import STALL_ACTIONS, CheckpointPolicy, StallPolicy
-from ltui.training.config.structure_check import closest_match, format_value, value_fault
+from ltui.training.config.run_spec import LEVELS, STALL_ACTIONS, CheckpointPolicy, StallPolicy
+from ltui.training.config.structure_check import closest_match, value_fault
 from ltui.training.config.trainer_arguments import Argument
-from ltui.training.config.verdict_severity import LEVELS
-from ltui.training.config.yaml_document import Fault
+from ltui.training.config.yaml_document import Fault, format_value
 from ltui.training.shared.defaults import MIRROR_PATTERN
 
 KNOB_TYPES = ("int", "float", "str", "bool", "choice", "path", "devices")
@@ -62,8 +61,22 @@ class LtuiSection(Struct, frozen=True, kw_only=True):
 
 
 _TEXT = Argument(kinds=("text",), optional=False)
+_TEXTS = Argument(kinds=("texts",), optional=False)
 _SECONDS = Argument(kinds=("number",), low=0, optional=False)
 _COUNT = Argument(kinds=("whole",), low=0, optional=False)
+_SECTION = {
+    "title": _TEXT,
+    "about": _TEXT,
+    "tags": _TEXTS,
+    "knobs": Argument(kinds=("list",)),
+    "stall": Argument(kinds=("mapping",)),
+    "checkpoint": Argument(kinds=("mapping",)),
+    "after_fit": Argument(kinds=("texts",), choices=AFTER_FIT, optional=False),
+    "requires": _TEXTS,
+    "cpu_ranks": Argument(kinds=("whole",), low=1, optional=False),
+    "restarts": _COUNT,
+    "mirror": Argument(kinds=("text",)),
+}
 _POLICY = {
     "stall": {
         "floor_s": _SECONDS,
@@ -95,33 +108,39 @@ _KNOB = {
     "help": _TEXT,
     "unit": _TEXT,
 }
-Policy = TypeVar("Policy", StallPolicy, CheckpointPolicy)
 
 
 def read_section(value: Any) -> tuple[LtuiSection, list[Fault]]:
-    """Return the section and all errors in it. A missing section (None) is no error."""
+    """Return the section and all errors in it. A missing section (None) is no error.
+
+    A key with an error has its default.
+    """
     if value is None:
         return LtuiSection(), []
     if not isinstance(value, Mapping):
         return LtuiSection(), [Fault(path="ltui", what="must be a mapping.")]
-    known_keys = LtuiSection.__struct_fields__
-    faults = [
-        unknown_section_key(f"ltui.{key}", known_keys) for key in value if key not in known_keys
-    ]
-    section = LtuiSection(
-        title=_read_text(value, "title", faults),
-        about=" ".join(_read_text(value, "about", faults).split()),
-        tags=_read_texts(value, "tags", faults),
-        knobs=_read_knobs(value.get("knobs"), faults),
-        stall=_read_policy(value, "stall", StallPolicy(), faults),
-        checkpoint=_read_policy(value, "checkpoint", CheckpointPolicy(), faults),
-        after_fit=_read_texts(value, "after_fit", faults, AFTER_FIT),
-        requires=_read_texts(value, "requires", faults),
-        cpu_ranks=_read_int(value, "cpu_ranks", 1, faults),
-        restarts=_read_int(value, "restarts", 0, faults),
-        mirror=_read_mirror(value.get("mirror"), faults),
-    )
-    return section, faults
+    faults = _value_faults(value, _SECTION, "ltui")
+    for key, arguments in _POLICY.items():
+        if isinstance(policy := value.get(key), Mapping):
+            faults += _value_faults(policy, arguments, f"ltui.{key}")
+            if (text := on_verdict_fault(policy.get("on_verdict"))) is not None:
+                faults.append(Fault(path=f"ltui.{key}.on_verdict", what=text))
+    knobs = value.get("knobs")
+    for index, item in enumerate(knobs if isinstance(knobs, list) else ()):
+        faults += _knob_faults(item, f"ltui.knobs.{index}")
+    mirror = value.get("mirror")
+    if isinstance(mirror, str) and not re.fullmatch(MIRROR_PATTERN, mirror):
+        text = f"must be tensorboard or tensorboard:FOLDER (got {format_value(mirror)})."
+        faults.append(Fault(path="ltui.mirror", what=text))
+    wrong_keys = {fault.path.split(".")[1] for fault in faults}
+    given = {k: v for k, v in value.items() if v is not None and str(k) not in wrong_keys}
+    if "knobs" in given:
+        given["knobs"] = [_with_label(item) for item in given["knobs"]]
+    try:
+        section = convert(given, LtuiSection, strict=False)
+    except ValidationError as error:
+        return LtuiSection(), [*faults, Fault(path="ltui", what=f"{error}.")]
+    return replace(section, about=" ".join(section.about.split())), faults
 
 
 def unknown_section_key(path: str, known_keys: Sequence[str]) -> Fault:
@@ -130,62 +149,6 @@ def unknown_section_key(path: str, known_keys: Sequence[str]) -> Fault:
     near = closest_match(name, known_keys)
     remedy = f"Did you mean `{near}`?" if near else f"Known keys: {', '.join(known_keys)}."
     return Fault(path=path, what=f"unknown key `{name}`.", remedy=remedy)
-
-
-def _read_text(value: Mapping[str, Any], key: str, faults: list[Fault]) -> str:
-    text = value.get(key, "")
-    if isinstance(text, str):
-        return text
-    faults.append(Fault(path=f"ltui.{key}", what=f"must be text (got {format_value(text)})."))
-    return ""
-
-
-def _read_texts(
-    value: Mapping[str, Any], key: str, faults: list[Fault], choices: tuple[str, ...] = ()
-) -> tuple[str, ...]:
-    items = value.get(key, [])
-    if not isinstance(items, list) or not all(isinstance(i, str) for i in items):
-        faults.append(Fault(path=f"ltui.{key}", what="must be a list of strings."))
-        return ()
-    for index, item in enumerate(items):
-        if choices and item not in choices:
-            text = f"must be one of {', '.join(choices)} (got {format_value(item)})."
-            faults.append(Fault(path=f"ltui.{key}.{index}", what=text))
-    return tuple(items)
-
-
-def _read_int(value: Mapping[str, Any], key: str, low: int, faults: list[Fault]) -> int:
-    """Return an integer of at least ``low``; ``low`` is also the default."""
-    number = value.get(key, low)
-    if type(number) is int and number >= low:
-        return number
-    text = f"must be a whole number, {low} or more (got {format_value(number)})."
-    faults.append(Fault(path=f"ltui.{key}", what=text))
-    return low
-
-
-def _read_mirror(value: Any, faults: list[Fault]) -> str | None:
-    if value is None or (isinstance(value, str) and re.fullmatch(MIRROR_PATTERN, value)):
-        return value
-    text = f"must be tensorboard or tensorboard:FOLDER (got {format_value(value)})."
-    faults.append(Fault(path="ltui.mirror", what=text))
-    return None
-
-
-def _read_policy(
-    value: Mapping[str, Any], key: str, default: Policy, faults: list[Fault]
-) -> Policy:
-    values = value.get(key)
-    if values is None:
-        return default
-    if not isinstance(values, Mapping):
-        faults.append(Fault(path=f"ltui.{key}", what="must be a mapping."))
-        return default
-    policy_faults = _value_faults(values, _POLICY[key], f"ltui.{key}")
-    if (text := on_verdict_fault(values.get("on_verdict"))) is not None:
-        policy_faults.append(Fault(path=f"ltui.{key}.on_verdict", what=text))
-    faults += policy_faults
-    return default if policy_faults else replace(default, **values)
 
 
 def on_verdict_fault(value: Any) -> str | None:
@@ -221,33 +184,19 @@ def _value_faults(
     return faults
 
 
-def _read_knobs(items: Any, faults: list[Fault]) -> tuple[Knob, ...]:
-    if items is None:
-        return ()
-    if not isinstance(items, list):
-        faults.append(Fault(path="ltui.knobs", what="must be a list."))
-        return ()
-    knobs = []
-    for index, item in enumerate(items):
-        path = f"ltui.knobs.{index}"
-        if not isinstance(item, Mapping):
-            faults.append(Fault(path=path, what="must be a mapping with the key `key`."))
-            continue
-        knob_faults = _value_faults(item, _KNOB, path)
-        if "key" not in item:
-            knob_faults.append(Fault(path=path, what="the key `key` is missing."))
-        elif item.get("type") == "choice" and not item.get("choices"):
-            knob_faults.append(
-                Fault(path=path, what="a knob of type choice needs a list of choices.")
-            )
-        faults += knob_faults
-        if not knob_faults:
-            knobs.append(_to_knob(item))
-    return tuple(knobs)
+def _knob_faults(item: Any, path: str) -> list[Fault]:
+    if not isinstance(item, Mapping):
+        return [Fault(path=path, what="must be a mapping with the key `key`.")]
+    faults = _value_faults(item, _KNOB, path)
+    if "key" not in item:
+        faults.append(Fault(path=path, what="the key `key` is missing."))
+    elif item.get("type") == "choice" and not item.get("choices"):
+        faults.append(Fault(path=path, what="a knob of type choice needs a list of choices."))
+    return faults
 
 
-def _to_knob(item: Mapping[str, Any]) -> Knob:
-    key = item["key"]
-    plain = key.rpartition(".")[2].replace("_", " ")
-    choices = tuple(str(c) for c in item.get("choices") or ())
-    return Knob(**{**item, "label": item.get("label", plain), "choices": choices})
+def _with_label(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a knob with a label, by default from its key, and with choices that are texts."""
+    plain = item["key"].rpartition(".")[2].replace("_", " ")
+    given = {key: value for key, value in item.items() if value is not None}
+    return {"label": plain, **given, "choices": [str(c) for c in item.get("choices") or ()]}

@@ -133,7 +133,8 @@ class NodeEnvironment(Struct, frozen=True, kw_only=True):
 
 def read_node_environment(environ: Mapping[str, str]) -> NodeEnvironment:
     """Read the variables of every launcher and combine them in the order of precedence."""
-    sources = [read(environ) for read in (_by_hand, _kubeflow, _skypilot, _dstack, _slurm, _mpi)]
+    sources = [_read(environ, launcher) for launcher in _LAUNCHERS]
+    sources += [_slurm(environ), _read(environ, _MPI)]
     launchers = [source for source in sources if source.launcher is not None]
     ranked = next((s for s in launchers if s.rank is not None), NodeEnvironment())
     counted = next((s for s in launchers if s.count is not None), NodeEnvironment())
@@ -240,74 +241,72 @@ def _launcher_name(launchers: list[NodeEnvironment]) -> str | None:
     return next((name for name in names if name != BY_HAND), names[0] if names else None)
 
 
-def _by_hand(environ: Mapping[str, str]) -> NodeEnvironment:
-    rank, address = _number(environ.get("NODE_RANK")), environ.get("MASTER_ADDR") or None
-    port = _number(environ.get("MASTER_PORT"))
+class _Launcher(Struct, frozen=True, kw_only=True):
+    """The variables that a launcher sets on each node; an empty name if it has none for a value."""
+
+    name: str
+    rank: str
+    count: str
+    address: str = ""
+    port: str = ""
+    endpoint: str = ""
+    """``HOST:PORT``, used for what ``address`` and ``port`` do not give."""
+    hosts: str = ""
+    """The addresses of all nodes, line by line."""
+    local_rank: str = ""
+    """Number of the process on its node."""
+
+
+_LAUNCHERS = (
+    _Launcher(
+        name=BY_HAND, rank="NODE_RANK", count="NNODES", address="MASTER_ADDR", port="MASTER_PORT"
+    ),
+    # The options of torchrun as variables, which Kubeflow sets in each pod.
+    _Launcher(
+        name="Kubeflow", rank="PET_NODE_RANK", count="PET_NNODES", address="PET_MASTER_ADDR",
+        port="PET_MASTER_PORT", endpoint="PET_RDZV_ENDPOINT",
+    ),
+    _Launcher(
+        name="SkyPilot", rank="SKYPILOT_NODE_RANK", count="SKYPILOT_NUM_NODES",
+        hosts="SKYPILOT_NODE_IPS",
+    ),
+    _Launcher(
+        name="dstack", rank="DSTACK_NODE_RANK", count="DSTACK_NODES_NUM",
+        address="DSTACK_MASTER_NODE_IP", hosts="DSTACK_NODES_IPS",
+    ),
+)  # fmt: skip
+_MPI = _Launcher(
+    name="mpirun",
+    rank="OMPI_COMM_WORLD_RANK",
+    count="OMPI_COMM_WORLD_SIZE",
+    local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
+)
+"""Open MPI does not name the first node: ``MASTER_ADDR`` must."""
+
+
+def _read(environ: Mapping[str, str], launcher: _Launcher) -> NodeEnvironment:
+    """Return the values of one launcher; ports are 0 if it chooses none."""
+    rank = _number(environ.get(launcher.rank))
+    hosts = tuple((environ.get(launcher.hosts) or "").split())
+    endpoint = _ENDPOINT.fullmatch(environ.get(launcher.endpoint) or "")
+    address = environ.get(launcher.address) or (endpoint["host"] if endpoint else None)
+    port = _number(environ.get(launcher.port)) or (_number(endpoint["port"]) if endpoint else None)
+    count = _number(environ.get(launcher.count))  # none if it is a range such as 1:4
+    if hosts:
+        address, count = address or hosts[0], count or len(hosts)
+    # A port alone is a common leftover, and a list of hosts no position.
+    is_set = rank is not None or (address is not None and not launcher.hosts)
     return NodeEnvironment(
-        # A port alone is a common leftover, and no position.
-        launcher=None if rank is None and address is None else BY_HAND,
+        launcher=launcher.name if is_set else None,
         rank=rank,
+        rank_variable=launcher.rank,
         address=address,
-        count=_number(environ.get("NNODES")),
-        step_count=_number(environ.get("NNODES")),
-        **_ports(port),
-    )
-
-
-def _kubeflow(environ: Mapping[str, str]) -> NodeEnvironment:
-    """Read the options of torchrun as variables, which Kubeflow sets in each pod."""
-    rank = _number(environ.get("PET_NODE_RANK"))
-    endpoint = _ENDPOINT.fullmatch(environ.get("PET_RDZV_ENDPOINT") or "")
-    address = environ.get("PET_MASTER_ADDR") or (endpoint["host"] if endpoint else None)
-    count = _number(environ.get("PET_NNODES"))  # not a number if it is a range such as 1:4
-    return NodeEnvironment(
-        launcher=None if rank is None and address is None else "Kubeflow",
-        rank=rank,
-        rank_variable="PET_NODE_RANK",
-        address=address,
-        count=count,
-        step_count=count,
-        **_ports(
-            _number(environ.get("PET_MASTER_PORT"))
-            or (_number(endpoint["port"]) if endpoint else None)
-        ),
-    )
-
-
-def _skypilot(environ: Mapping[str, str]) -> NodeEnvironment:
-    hosts = tuple((environ.get("SKYPILOT_NODE_IPS") or "").split())
-    return _listed(
-        environ, "SkyPilot", "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", hosts, hosts[:1]
-    )
-
-
-def _dstack(environ: Mapping[str, str]) -> NodeEnvironment:
-    hosts = tuple((environ.get("DSTACK_NODES_IPS") or "").split())
-    master = environ.get("DSTACK_MASTER_NODE_IP")
-    first = (master,) if master else hosts[:1]
-    return _listed(environ, "dstack", "DSTACK_NODE_RANK", "DSTACK_NODES_NUM", hosts, first)
-
-
-def _listed(
-    environ: Mapping[str, str],
-    launcher: str,
-    rank_variable: str,
-    count_variable: str,
-    hosts: tuple[str, ...],
-    first: tuple[str, ...],
-) -> NodeEnvironment:
-    """Return the values of a launcher that lists the addresses of its nodes, line by line."""
-    rank = _number(environ.get(rank_variable))
-    count = _number(environ.get(count_variable)) or len(hosts) or None
-    return NodeEnvironment(
-        launcher=None if rank is None else launcher,
-        rank=rank,
-        rank_variable=rank_variable,
-        address=first[0] if first else None,
+        port=port or 0,
+        control_port=port + 1 if port else 0,
         count=count,
         step_count=count,
         hosts=hosts,
-        **_ports(None),
+        second_on_node=(_number(environ.get(launcher.local_rank)) or 0) > 0,
     )
 
 
@@ -334,26 +333,6 @@ def _slurm(environ: Mapping[str, str]) -> NodeEnvironment:
         hosts=hosts,
         second_on_node=(_number(environ.get("SLURM_LOCALID")) or 0) > 0,
     )
-
-
-def _mpi(environ: Mapping[str, str]) -> NodeEnvironment:
-    """Read the variables of Open MPI. It does not name the first node: ``MASTER_ADDR`` must."""
-    rank = _number(environ.get("OMPI_COMM_WORLD_RANK"))
-    size = _number(environ.get("OMPI_COMM_WORLD_SIZE"))
-    return NodeEnvironment(
-        launcher=None if rank is None else "mpirun",
-        rank=rank,
-        rank_variable="OMPI_COMM_WORLD_RANK",
-        count=size,
-        step_count=size,
-        second_on_node=(_number(environ.get("OMPI_COMM_WORLD_LOCAL_RANK")) or 0) > 0,
-        **_ports(None),
-    )
-
-
-def _ports(port: int | None) -> dict[str, Any]:
-    """Return the two ports as arguments; 0 if the launcher chooses none."""
-    return {"port": port or 0, "control_port": port + 1 if port else 0}
 
 
 def _number(text: str | None) -> int | None:

@@ -11,7 +11,12 @@ from typing import Any
 import yaml
 from msgspec import Struct
 
-from ltui.training.config.device_selection import UNKNOWN_MACHINE, Machine, free_count
+from ltui.training.config.device_selection import (
+    UNKNOWN_MACHINE,
+    Machine,
+    free_count,
+    parse_devices,
+)
 from ltui.training.config.ltui_section import Knob
 from ltui.training.config.presets import Preset
 from ltui.training.config.structure_check import find_faults, locate_fault
@@ -93,7 +98,10 @@ def parse_field(knob: Knob, text: str) -> Any:
     if knob.type in ("str", "path"):
         return text
     if knob.type == "devices":
-        return _devices(text)
+        if text == "auto" or free_count(text):
+            return text
+        devices = parse_devices(text.strip("[]"))
+        return -1 if devices is None else devices
     try:
         value = parse_value(text)
     except ValueError:
@@ -116,20 +124,6 @@ def _choice(knob: Knob, text: str) -> Any:
     value = parse_value(text)
     # A choice has the type of the preset's value: `16-mixed` is a string, `32` may be either.
     return text if isinstance(knob.default, str) or isinstance(value, (dict, list)) else value
-
-
-def _devices(text: str) -> Any:
-    if text == "auto" or free_count(text):
-        return text
-    if text.lstrip("-").isdecimal():
-        return int(text)
-    parts = [p.strip() for p in text.strip("[]").split(",") if p.strip()]
-    if parts and all(p.isdecimal() for p in parts):
-        return [int(p) for p in parts]
-    raise ValueError(
-        "must be auto, a number of devices, a list such as 0,1, or free:2 for two free GPUs "
-        f"(got `{text}`)"
-    )
 
 
 def _one_line_yaml(value: Any) -> str:

@@ -16,7 +16,6 @@ from msgspec import field
 
 from ltui.training.config.device_selection import UNKNOWN_MACHINE, Machine
 from ltui.training.config.ltui_section import LtuiSection, read_section
-from ltui.training.config.pip_names import MODULES
 from ltui.training.config.preflight import preflight
 from ltui.training.config.preset_discovery import (
     SUFFIXES,
@@ -29,6 +28,19 @@ from ltui.training.config.run_spec import RunSpec
 from ltui.training.config.structure_check import closest_match, locate_fault
 from ltui.training.config.yaml_document import Document, read_document, value_at
 from ltui.training.problem import Problem, ProblemError
+
+DISTRIBUTIONS = {
+    "sklearn": "scikit-learn",
+    "PIL": "pillow",
+    "cv2": "opencv-python",
+    "yaml": "pyyaml",
+}
+"""Module name to distribution name. ``training/rank/train_preset.py`` has a copy, because ranks
+import nothing of this package."""
+
+MODULES = {distribution: module for module, distribution in DISTRIBUTIONS.items()}
+"""Distribution name to module name."""
+
 
 _MAX_BYTES = 4 << 20
 _MAX_SUSPECTED_BYTES = 64 << 10

@@ -2,12 +2,17 @@
 
 Pure. ``training/store/spec_file.py`` reads and writes the file, ``presets.py`` builds a
 specification from a preset. Field names are stored in ``spec.yaml`` and must not change.
+
+The severity levels of verdicts are here because policies of runs name them. They compare equal to
+the plain strings that runs store and send, so a level that was read from a file is used without
+conversion. Levels of a later version stay plain strings.
 """
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any
 
 from msgspec import Struct, field, to_builtins
@@ -16,6 +21,34 @@ from msgspec.structs import force_setattr, replace
 from ltui.training.json_codec import from_json
 from ltui.training.problem import ProblemError
 from ltui.training.shared.defaults import CHECKPOINTS_KEPT
+
+
+class VerdictLevel(str, Enum):
+    """Severity of a verdict, the most severe first. The values are stored and must not change."""
+
+    DEAD = "dead"
+    """A rank's process has ended although the run has not."""
+    STALLED = "stalled"
+    """The run makes no progress."""
+    SLOW = "slow"
+    """The run makes progress, but more slowly than it could."""
+    WARNING = "warning"
+    """Nothing is slow yet; something may fail or slow down later."""
+
+    __str__ = str.__str__
+
+
+LEVELS: tuple[str, ...] = tuple(level.value for level in VerdictLevel)
+"""Names of all levels, the most severe first, as a configuration writes them."""
+
+BLOCKING_LEVELS: frozenset[str] = frozenset({VerdictLevel.DEAD, VerdictLevel.STALLED})
+"""Levels at which the run does not advance; only these trigger the policy's ``then``."""
+
+
+def severity(level: str) -> int:
+    """Return 0 for the most severe level and more for others; an unknown level comes last."""
+    return LEVELS.index(level) if level in LEVELS else len(LEVELS)
+
 
 SPEC_VERSION = 1
 STALL_ACTIONS = ("nothing", "stop", "restart")
@@ -73,11 +106,6 @@ class StallPolicy(Struct, frozen=True, kw_only=True):
     on_verdict_timeout_s: float = 20.0
     """Seconds after which the command or webhook call is aborted."""
 
-    def __post_init__(self) -> None:
-        # YAML has no tuples. A specification must equal the one that it was written from.
-        if isinstance(self.on_verdict, list):
-            force_setattr(self, "on_verdict", tuple(self.on_verdict))
-
 
 class Nodes(Struct, frozen=True, kw_only=True):
     """Nodes of a run on several machines, and the position of this machine among them."""
@@ -114,9 +142,6 @@ class Nodes(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.control_port < 0:
             force_setattr(self, "control_port", self.port + 1)
-        # YAML has no tuples. A specification must equal the one that it was written from.
-        force_setattr(self, "hosts", tuple(self.hosts))
-        force_setattr(self, "left_out", tuple(self.left_out))
 
 
 class RunSpec(Struct, frozen=True, kw_only=True):

@@ -11,15 +11,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ltui.training.config.device_selection import (
-    UNKNOWN_MACHINE,
-    Machine,
-    choose_devices,
-    free_count,
-)
+from ltui.training.config.device_selection import UNKNOWN_MACHINE, Machine, choose_devices
 from ltui.training.config.node_environment import choose_nodes
 from ltui.training.config.trainer_arguments import TRAINER_ARGUMENTS, Argument
-from ltui.training.config.yaml_document import Fault, iterate_values, resolve
+from ltui.training.config.yaml_document import Fault, format_value, iterate_values, resolve
 from ltui.training.problem import Problem
 
 TOP_LEVEL = (
@@ -49,7 +44,7 @@ def find_faults(
     if isinstance(trainer, Mapping):
         trainer_faults = _check_trainer(trainer)
         faults += trainer_faults
-        if not {"trainer.devices", "trainer.accelerator"} & {f.path for f in trainer_faults}:
+        if "trainer.devices" not in {fault.path for fault in trainer_faults}:
             faults += choose_devices(trainer, machine, cpu_ranks)[1]
         faults += choose_nodes(trainer, machine.node)[1]
     elif trainer is not None:
@@ -172,7 +167,7 @@ def _check_trainer(trainer: Mapping[str, Any]) -> list[Fault]:
             faults.append(fault)
         elif "class" in argument.kinds and isinstance(value, (Mapping, list)):
             faults += _check_classes(value, path)
-    return faults + _check_devices(trainer) + _check_torch_elastic(trainer)
+    return faults + _check_torch_elastic(trainer)
 
 
 def value_fault(path: str, value: Any, argument: Argument) -> Fault | None:
@@ -185,27 +180,6 @@ def value_fault(path: str, value: Any, argument: Argument) -> Fault | None:
         near = closest_match(value, [str(c) for c in argument.choices])
         remedy = f"Did you mean `{near}`?" if near else None
     return Fault(path=path, what=f"must be {expected} (got {format_value(value)}).", remedy=remedy)
-
-
-def _check_devices(trainer: Mapping[str, Any]) -> list[Fault]:
-    devices = trainer.get("devices", "auto")
-    text = None
-    if isinstance(devices, str) and devices != "auto":
-        if not re.fullmatch(r"\s*(-1|\d+(\s*,\s*\d+)*)\s*,?\s*", devices) and not free_count(
-            devices
-        ):
-            text = (
-                "must be auto, a number of devices, a list of devices, or free:2 for two free "
-                f"GPUs (got {format_value(devices)})."
-            )
-    elif isinstance(devices, list):
-        if not devices or not all(type(d) is int and d >= 0 for d in devices):
-            text = f"must be a list of device numbers, 0 or more (got {format_value(devices)})."
-        elif len(set(devices)) < len(devices):
-            text = "the list contains a device twice."
-    if devices == 0 or devices == "0":
-        text = "must be at least 1: a run needs a device."
-    return [] if text is None else [Fault(path="trainer.devices", what=text)]
 
 
 def _check_torch_elastic(trainer: Mapping[str, Any]) -> list[Fault]:
@@ -265,12 +239,3 @@ def _check_class_path(value: Any, path: str, dotted: bool) -> list[Fault]:
     if isinstance(value, str) and value.endswith(".py"):
         remedy = f"Name the class: `{value.removesuffix('.py').replace('/', '.')}.MyClass`."
     return [Fault(path=path, what=text, remedy=remedy)]
-
-
-def format_value(value: Any) -> str:
-    """Return a value for a message: short and in backticks."""
-    text = (
-        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    )
-    text = text if len(text) <= 40 else text[:37] + "..."
-    return f"`{text}`"

@@ -17,7 +17,7 @@ from ltui.training.config.yaml_document import parse_value
 class Argument(Struct, frozen=True, kw_only=True):
     """Valid values of one argument.
 
-    ``kinds`` are: whole, number, share, truth, text, list, mapping, class.
+    ``kinds`` are: whole, number, share, truth, text, texts, list, mapping, class.
     """
 
     kinds: tuple[str, ...]
@@ -42,6 +42,9 @@ class Argument(Struct, frozen=True, kw_only=True):
             return isinstance(value, bool)
         if kind == "text":
             return isinstance(value, str)
+        if kind == "texts":
+            items = value if isinstance(value, list) else [None]
+            return all(v in self.choices if self.choices else isinstance(v, str) for v in items)
         if kind == "list":
             return isinstance(value, list)
         if kind in ("mapping", "class"):
@@ -60,11 +63,13 @@ class Argument(Struct, frozen=True, kw_only=True):
     @property
     def expected(self) -> str:
         """Description of valid values: ``a whole number, 1 or more, or true or false``."""
-        words = [self._words(kind) for kind in self.kinds if kind != "mapping"]
+        words = [
+            self._words(kind) for kind in self.kinds if kind != "mapping" or not self.kinds[1:]
+        ]
         return (", or " if any("," in word for word in words) else " or ").join(words)
 
     def _words(self, kind: str) -> str:
-        if kind == "text" and self.choices:
+        if kind in ("text", "texts") and self.choices:
             return "one of " + ", ".join(dict.fromkeys(str(c) for c in self.choices))
         if kind in ("whole", "number"):
             return ("a whole number" if kind == "whole" else "a number") + bounds(
@@ -77,7 +82,9 @@ _WORDS = {
     "share": "a whole number, 0 or more, or a fraction from 0.0 to 1.0",
     "truth": "true or false",
     "text": "text",
+    "texts": "a list of strings",
     "list": "a list",
+    "mapping": "a mapping",
     "class": "a class_path with init_args",
 }
 

@@ -60,6 +60,15 @@ class Fault(Struct, frozen=True, kw_only=True):
     remedy: str | None = None
 
 
+def format_value(value: Any) -> str:
+    """Return a value for a message: short and in backticks."""
+    text = (
+        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    )
+    text = text if len(text) <= 40 else text[:37] + "..."
+    return f"`{text}`"
+
+
 MOST_LEVELS = 100
 """Maximum nesting of a document. The parser in C needs stack for each level and has no limit."""
 MOST_EXPANDED = 100_000
@@ -106,8 +115,6 @@ def read_document(text: str, where: str, keys: str = "trainer, model and data") 
         loader = _open_loader(text)
     except ValueError as error:
         raise ProblemError.of(where=where, what=f"invalid YAML: {error}.") from error
-    lines: dict[str, int] = {}
-    faults: list[Problem] = []
     try:
         node = loader.get_single_node()
         if not isinstance(node, yaml.MappingNode):
@@ -116,7 +123,7 @@ def read_document(text: str, where: str, keys: str = "trainer, model and data") 
                 what="the file is empty." if node is None else "the file is not a mapping of keys.",
                 remedy=f"A configuration has the keys {keys}.",
             )
-        _collect_lines(node, "", lines, faults, where, frozenset())
+        lines, faults = _collect_lines(node, where)
         values = None if faults else loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         position = error.problem_mark or error.context_mark
@@ -147,33 +154,34 @@ def _open_loader(text: str) -> _Loader:
         raise ValueError(f"it contains {chr(error.character)!r}, which is not allowed") from error
 
 
-def _collect_lines(
-    node: yaml.Node,
-    path: str,
-    lines: dict[str, int],
-    faults: list[Problem],
-    where: str,
-    above: frozenset[int],
-) -> None:
-    if id(node) in above:
-        line = node.start_mark.line + 1
-        faults.append(Problem(where=f"{where}:{line} {path}", what="the value contains itself."))
-        return
-    above = above | {id(node)}
-    if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
-        for key, value in node.value:
-            name, line = str(key.value), key.start_mark.line + 1
-            below = f"{path}.{name}" if path else name
-            if name in seen and name != "<<":
-                faults.append(Problem(where=f"{where}:{line} {below}", what="duplicate key."))
-            seen.add(name)
-            lines[below] = line
-            _collect_lines(value, below, lines, faults, where, above)
-    elif isinstance(node, yaml.SequenceNode):
-        for index, item in enumerate(node.value):
-            lines[f"{path}.{index}"] = item.start_mark.line + 1
-            _collect_lines(item, f"{path}.{index}", lines, faults, where, above)
+def _collect_lines(root: yaml.Node, where: str) -> tuple[dict[str, int], list[Problem]]:
+    """Return the line of each dotted path, and the keys and values that make no document."""
+    lines: dict[str, int] = {}
+    faults: list[Problem] = []
+
+    def collect(node: yaml.Node, path: str, above: frozenset[int]) -> None:
+        if id(node) in above:
+            place = f"{where}:{node.start_mark.line + 1} {path}"
+            faults.append(Problem(where=place, what="the value contains itself."))
+            return
+        above = above | {id(node)}
+        if isinstance(node, yaml.MappingNode):
+            seen: set[str] = set()
+            for key, value in node.value:
+                name, line = str(key.value), key.start_mark.line + 1
+                below = f"{path}.{name}" if path else name
+                if name in seen and name != "<<":
+                    faults.append(Problem(where=f"{where}:{line} {below}", what="duplicate key."))
+                seen.add(name)
+                lines[below] = line
+                collect(value, below, above)
+        elif isinstance(node, yaml.SequenceNode):
+            for index, item in enumerate(node.value):
+                lines[f"{path}.{index}"] = item.start_mark.line + 1
+                collect(item, f"{path}.{index}", above)
+
+    collect(root, "", frozenset())
+    return lines, faults
 
 
 def parse_value(text: str) -> Any:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ltui.training.config.verdict_severity import BLOCKING_LEVELS, VerdictLevel, severity
+from ltui.training.config.run_spec import BLOCKING_LEVELS, VerdictLevel, severity
 from ltui.training.diagnosis.judge_input import (
     BEFORE_TRAINING,
     LIVE_STATES,
@@ -26,8 +26,7 @@ from ltui.training.diagnosis.judge_input import (
     prepare,
     verdict_key,
 )
-from ltui.training.diagnosis.rules import data_slowdown, early_warnings, slow_node, straggler
-from ltui.training.diagnosis.rules.clock_jumps import clock_jump_warnings, clock_skews_s
+from ltui.training.diagnosis.rules import early_warnings, slow_node, straggler
 from ltui.training.diagnosis.rules.deaths import death_verdicts
 from ltui.training.diagnosis.rules.stopped_processes import (
     find_stopped_ranks,
@@ -51,19 +50,11 @@ _EVIDENCE_LIFETIME_S = 60.0
 """Age in seconds up to which call sites in evidence are compared."""
 
 _TRAINING_STATES = LIVE_STATES | {RankState.WAITING, RankState.STALLED}
-_EXPLAINED_BY_DEATH = frozenset(
-    {
-        VerdictKind.TRANSPORT,
-        VerdictKind.UNKNOWN,
-        VerdictKind.FINISHED_EARLY,
-        VerdictKind.LEFT_EARLY,
-        VerdictKind.UNEVEN,
-        VerdictKind.RENDEZVOUS,
-        VerdictKind.NODE_UNREACHABLE,
-        VerdictKind.AGENT_KILLED,
-        VerdictKind.AGENT_FROZEN,
-    }
-)
+_EXPLAINED_BY_DEATH = frozenset({
+    VerdictKind.TRANSPORT, VerdictKind.UNKNOWN, VerdictKind.FINISHED_EARLY, VerdictKind.LEFT_EARLY,
+    VerdictKind.UNEVEN, VerdictKind.RENDEZVOUS, VerdictKind.NODE_UNREACHABLE,
+    VerdictKind.AGENT_KILLED, VerdictKind.AGENT_FROZEN,
+})  # fmt: skip
 """Verdicts that the end of a rank causes among the ranks that are left."""
 _EXPLAINS_DRIFT = frozenset(
     {VerdictKind.UNEVEN, VerdictKind.FINISHED_EARLY, VerdictKind.LEFT_EARLY}
@@ -187,20 +178,20 @@ def _slowness(
             return [reported], since_ns, frozenset(reported.culprits)
         if kinds & {VerdictKind.SLOW_DATA, VerdictKind.SLOW_STEP}:
             return [], None, frozenset()
-        slow_data = data_slowdown.slow_data_verdict(inputs)
+        slow_data = slow_node.slow_data_verdict(inputs)
         return [] if slow_data is None else [slow_data], None, frozenset()
     evidence = inputs.evidence
     began_ns = since_ns + _EVIDENCE_ROUND_S * 1e9
-    if evidence is not None and evidence.taken_of(current.rank) <= began_ns:
+    if evidence is not None and evidence.taken_of(current.subject) <= began_ns:
         evidence = None
     lasted_s = (inputs.now_ns - since_ns) / 1e9
     need_not_wait = (
         evidence is not None or not inputs.evidence_expected or lasted_s > _STRAGGLER_PATIENCE_S
     )
-    suspects = frozenset((current.rank,))
+    suspects = frozenset(current.ranks)
     if lasted_s <= _STRAGGLING_S or not need_not_wait:
         return [], since_ns, suspects
-    rank_evidence = evidence.ranks.get(current.rank) if evidence is not None else None
+    rank_evidence = evidence.ranks.get(current.subject) if evidence is not None else None
     return [straggler.straggler_verdict(inputs, current, rank_evidence)], since_ns, suspects
 
 
@@ -210,7 +201,7 @@ def _early_warnings(inputs: PreparedInput, verdicts: Sequence[Verdict]) -> list[
     warnings = [early_warnings.loss_warning(inputs.fold, inputs.machines, inputs.checkpoints)]
     if inputs.alive:
         warnings += [w for w in _host_warnings(inputs) if w.kind not in kinds]
-        warnings += clock_jump_warnings(inputs)
+        warnings += early_warnings.clock_jump_warnings(inputs)
     evidence = inputs.evidence
     recent = evidence and inputs.now_ns - evidence.taken_ns < _EVIDENCE_LIFETIME_S * 1e9
     if evidence and recent and VerdictKind.MISMATCH not in kinds:
@@ -332,7 +323,7 @@ def _next_history(
         judged_ns=inputs.now_ns,
         judged_s=inputs.now_s,
         lost=frozenset(inputs.lost),
-        clock_skews_s={**history.clock_skews_s, **clock_skews_s(inputs.nodes)},
+        clock_skews_s={**history.clock_skews_s, **early_warnings.clock_skews_s(inputs.nodes)},
         active=active,
         places=places,
         longest_s=longest_s,

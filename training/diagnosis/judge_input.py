@@ -14,16 +14,16 @@ from msgspec.structs import replace
 
 from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.evidence import Evidence, Frame, HostEvidence, RankEvidence
-from ltui.training.diagnosis.machines import (
-    lost_machines,
-    rank_machines,
-    rank_nodes,
-    report_ages_ns,
-)
-from ltui.training.diagnosis.verdict_words import ranks_text
+from ltui.training.diagnosis.verdict_words import rank_machines, ranks_text
 from ltui.training.shared.record_types import STEP_PHASES, Outcome, Phase, PulseState
 from ltui.training.state.record_fold import FoldState
-from ltui.training.state.run_snapshot import CheckpointInfo, NodeSnapshot, RankState, Verdict
+from ltui.training.state.run_snapshot import (
+    CheckpointInfo,
+    NodeSnapshot,
+    NodeState,
+    RankState,
+    Verdict,
+)
 from ltui.training.state.verdict_kinds import VerdictKind
 
 BEFORE_TRAINING = frozenset({Phase.UNKNOWN, Phase.STARTING, Phase.SETUP, Phase.SANITY})
@@ -36,6 +36,14 @@ _SETTLED_NS = 700_000_000
 """Evidence is valid for a rank that had made no progress for this long when it was collected."""
 _CLOCK_ERROR_NS = 200_000_000
 """Error in nanoseconds up to which clocks of several machines are compared."""
+LOST_AFTER_S = 3.0
+"""Age in seconds of a machine's last report beyond which its ranks cannot be observed any more.
+A report that is a second or two late is common on a busy network."""
+_LOST_STATES = frozenset(
+    {NodeState.UNREACHABLE, NodeState.FROZEN, NodeState.AGENT_DEAD, NodeState.GONE}
+)
+MAY_BE_LATE = frozenset({NodeState.CONNECTED, NodeState.SILENT})
+"""States in which it is not known why a report is late."""
 RANKS_WITH_FACTS = 64
 """Maximum number of ranks about which a verdict contains facts, because verdicts are published
 several times a second."""
@@ -222,6 +230,34 @@ def prepare(inputs: JudgeInput) -> PreparedInput:
         node_of=rank_nodes(inputs.nodes),
         lost=lost,
     )
+
+
+def rank_nodes(nodes: Sequence[NodeSnapshot]) -> dict[int, int]:
+    """Return rank -> number of its machine; empty on one machine."""
+    return {rank: node.node for node in nodes for rank in node.ranks}
+
+
+def lost_machines(nodes: Sequence[NodeSnapshot]) -> dict[int, NodeSnapshot]:
+    """Return number -> machine of those whose ranks cannot be observed now."""
+    return {
+        node.node: node
+        for node in nodes
+        if node.state in _LOST_STATES
+        or (node.state in MAY_BE_LATE and (node.link_age_s or 0.0) > LOST_AFTER_S)
+    }
+
+
+def report_ages_ns(nodes: Sequence[NodeSnapshot]) -> dict[int, int]:
+    """Return rank -> age in nanoseconds of the report that contains its pulse.
+
+    Ranks of node 0, which the head observes itself, are left out.
+    """
+    return {
+        rank: round(node.link_age_s * 1e9)
+        for node in nodes
+        if node.link_age_s is not None
+        for rank in node.ranks
+    }
 
 
 def _initial_state(pulse: PulseState | None, *, is_dead: bool) -> RankState:

@@ -1,12 +1,13 @@
-"""Wording of ranks, places and activities in verdicts. Pure."""
+"""Wording of ranks, machines, places and activities in verdicts. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 
 from ltui.training.diagnosis.evidence import Collective, ProcessActivity
-from ltui.training.diagnosis.machines import NO_MACHINES
 from ltui.training.shared.record_types import PulseState
+from ltui.training.state.run_snapshot import NodeSnapshot
 
 EQUAL_BATCHES = (
     "Give every rank the same number of batches: a DistributedSampler, drop_last=True, or"
@@ -14,8 +15,33 @@ EQUAL_BATCHES = (
 """Remedy for ranks with different numbers of batches, before the names of Lightning's limits."""
 EQUAL_PROGRAM_BATCHES = f"{EQUAL_BATCHES} DistributedDataParallel.join()."
 """The same in a program without Lightning."""
-_NAMED = 6
-"""Maximum number of ranks that a sentence lists."""
+
+
+NO_MACHINES: Mapping[int, str] = MappingProxyType({})
+"""The names of the ranks' machines in a run on one machine, where they are left out of texts."""
+MOST_NAMED = 6
+"""Maximum number of ranks or machines that a sentence lists."""
+
+
+def rank_machines(nodes: Sequence[NodeSnapshot]) -> Mapping[int, str]:
+    """Return rank -> name of its machine; empty on one machine."""
+    if len(nodes) < 2:
+        return NO_MACHINES
+    return {rank: node.name for node in nodes for rank in node.ranks}
+
+
+def machines_text(names: Sequence[str]) -> str:
+    """Return ``machine b``, ``machines b and c`` or ``machines b, c, d and 5 others``."""
+    return names_text("machine", names)
+
+
+def names_text(noun: str, names: Sequence[str]) -> str:
+    """Return the noun with one name, with a few of them, or with three and how many others."""
+    if len(names) == 1:
+        return f"{noun} {names[0]}"
+    if len(names) > MOST_NAMED:
+        return f"{noun}s {', '.join(names[:3])} and {len(names) - 3} others"
+    return f"{noun}s {', '.join(names[:-1])} and {names[-1]}"
 
 
 def ranks_text(ranks: Collection[int], machines: Mapping[int, str] = NO_MACHINES) -> str:
@@ -27,7 +53,7 @@ def ranks_text(ranks: Collection[int], machines: Mapping[int, str] = NO_MACHINES
     ranks_by_machine: dict[str | None, list[int]] = {}
     for rank in ranks:
         ranks_by_machine.setdefault(machines.get(rank), []).append(rank)
-    if len(ranks) > _NAMED and len(ranks_by_machine) > 1:
+    if len(ranks) > MOST_NAMED and len(ranks_by_machine) > 1:
         return f"{_numbers(ranks)} on {len(ranks_by_machine)} machines"
     parts = [
         _numbers_on(group, machine, machines) for machine, group in ranks_by_machine.items()
@@ -39,18 +65,13 @@ def ranks_text(ranks: Collection[int], machines: Mapping[int, str] = NO_MACHINES
 def _numbers_on(ranks: Collection[int], machine: str | None, machines: Mapping[int, str]) -> str:
     if machine is None:
         return _numbers(ranks)
-    if len(ranks) > _NAMED and len(ranks) == sum(name == machine for name in machines.values()):
+    if len(ranks) > MOST_NAMED and len(ranks) == sum(name == machine for name in machines.values()):
         return f"the {len(ranks)} ranks on {machine}"
     return f"{_numbers(ranks)} on {machine}"
 
 
 def _numbers(ranks: Collection[int]) -> str:
-    names = [str(r) for r in ranks]
-    if len(names) == 1:
-        return f"rank {names[0]}"
-    if len(names) > _NAMED:
-        return f"ranks {', '.join(names[:3])} and {len(names) - 3} others"
-    return f"ranks {', '.join(names[:-1])} and {names[-1]}"
+    return names_text("rank", [str(rank) for rank in ranks])
 
 
 def verb(ranks: Collection[int], singular: str, plural: str) -> str:

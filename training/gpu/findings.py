@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from msgspec import Struct, field
@@ -105,19 +106,6 @@ def update_findings(
     return replace(state, tracked=tracked, baselines=baselines, now=now)
 
 
-def verdict(finding: Finding) -> Verdict:
-    """Convert a finding to a verdict of the run's snapshot."""
-    return Verdict(
-        kind=f"{GPU_KIND_PREFIX}{finding.kind}",
-        level="warning",
-        culprits=finding.ranks,
-        place=finding.place,
-        cause=finding.text,
-        began=finding.since,
-        evidence=dict(finding.evidence),
-    )
-
-
 def verdicts(findings: Iterable[Finding]) -> tuple[Verdict, ...]:
     """Convert findings to verdicts; similar findings of several GPUs become one verdict."""
     groups: dict[tuple[str, str], list[Finding]] = {}
@@ -140,8 +128,9 @@ def _merge(group: Sequence[Finding]) -> Verdict:
         if all_equal
         else f"{first.text} (figures of {first.place}; similar on the others)"
     )
-    return replace(
-        verdict(first),
+    return Verdict(
+        kind=f"{GPU_KIND_PREFIX}{first.kind}",
+        level="warning",
         culprits=tuple(sorted({rank for f in group for rank in f.ranks})),
         place=place,
         cause=f"{place}: {text}",
@@ -159,23 +148,16 @@ def _places(labels: Sequence[str]) -> str:
     """Return a text such as ``GPU 3`` or ``GPUs 0-3, 5``; MIG devices are listed one by one."""
     if len(labels) == 1:
         return f"GPU {labels[0]}"
-    parts: list[str] = []
-    run: list[int] = []
 
-    def close() -> None:
-        if run:
-            parts.append(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)))
-            run.clear()
+    def series(place: tuple[int, str]) -> object:
+        """Return the distance of a number to its place, which is equal within a range."""
+        number, label = place
+        return int(label) - number if label.isdecimal() else label
 
-    for label in labels:
-        if not label.isdecimal():
-            close()
-            parts.append(label)
-            continue
-        if run and int(label) != run[-1] + 1:
-            close()
-        run.append(int(label))
-    close()
+    parts = []
+    for _, places in groupby(enumerate(labels), series):
+        run = [label for _, label in places]
+        parts.append(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(run))
     return f"GPUs {', '.join(parts)}"
 
 

@@ -77,18 +77,11 @@ PEAK_RATES: tuple[tuple[str, Peak], ...] = (
 """Part of the driver's name for the board, and its rates. The first match counts."""
 
 _PRECISIONS = {
-    "16-mixed": "half",
-    "16-true": "half",
-    "16": "half",
-    "bf16-mixed": "bfloat16",
-    "bf16-true": "bfloat16",
-    "bf16": "bfloat16",
-    "32-true": "float32",
-    "32": "float32",
-    "64-true": "float64",
-    "64": "float64",
+    "16-mixed": "half", "16-true": "half", "16": "half",
+    "bf16-mixed": "bfloat16", "bf16-true": "bfloat16", "bf16": "bfloat16",
+    "32-true": "float32", "32": "float32", "64-true": "float64", "64": "float64",
     "transformer-engine": "float8",
-}
+}  # fmt: skip
 """Lightning's names of precisions to fields of ``Peak``."""
 
 _VARIANT_SUFFIXES = (["Ti"], ["SUPER"], ["Laptop"], ["Max-Q"], ["Mobile"], ["D"])

@@ -1,5 +1,9 @@
 """Driver access that a GPU and a MIG device have in common: memory, processes and GPM metrics.
 
+All NVML calls go through one client, which remembers unsupported calls. A call into a faulty driver
+may hang forever, and nothing can interrupt it. The calling thread therefore publishes each call
+before it makes it, and another thread can read the age of the call.
+
 Properties of the processes on a GPU: user, name and run id. In a container, the driver may list
 processes by the host's pids, which may be those of other processes here. A process that uses a GPU
 has opened a device file of the driver.
@@ -15,11 +19,102 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pynvml
+from msgspec import Struct
 from msgspec.structs import replace
 
-from ltui.training.gpu.nvml_client import DeviceClient, NvmlClient
 from ltui.training.gpu.reading import GpuProcess, GpuReading
 from ltui.training.process.proc_files import entry_of, environment, open_files
+
+T = TypeVar("T")
+
+RETRY_AFTER_S = {
+    pynvml.NVML_ERROR_NOT_SUPPORTED: 300.0,
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: 3600.0,
+    pynvml.NVML_ERROR_INVALID_ARGUMENT: 300.0,
+    pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH: 3600.0,
+    pynvml.NVML_ERROR_NO_PERMISSION: 60.0,
+}
+"""Seconds until a refused query is tried again, by NVML error code.
+
+Some refusals are temporary, for example while MIG is enabled.
+"""
+
+_LOST_REASONS = {
+    pynvml.NVML_ERROR_GPU_IS_LOST: "fell off the bus",
+    pynvml.NVML_ERROR_RESET_REQUIRED: "needs a reset",
+}
+_DRIVER_GONE_CODES = {
+    pynvml.NVML_ERROR_UNINITIALIZED,
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+}
+
+
+class GpuLostError(Exception):
+    """The driver no longer answers for this GPU. The text gives the reason."""
+
+
+class DriverGoneError(Exception):
+    """The connection to the driver is lost; it must be opened again."""
+
+
+class PendingCall(Struct, frozen=True):
+    """A call that has not returned yet."""
+
+    call: str
+    gpu: str | None
+    """Label of the GPU that the call is about; None for the driver."""
+    began: float
+    """``time.monotonic()`` at the start of the call."""
+
+
+class NvmlClient:
+    """Used by one thread. Any thread may read ``pending_call``."""
+
+    def __init__(self) -> None:
+        self.pending_call: PendingCall | None = None
+        self.calls = 0
+
+    def call(self, name: str, gpu: str | None, function: Callable[..., T], *args: Any) -> T:
+        """Call the driver. Raises ``pynvml.NVMLError``."""
+        self.calls += 1
+        self.pending_call = PendingCall(name, gpu, time.monotonic())
+        try:
+            return function(*args)
+        finally:
+            self.pending_call = None
+
+
+class DeviceClient:
+    """Queries about one GPU or MIG device; those that the driver refuses are not repeated soon."""
+
+    def __init__(self, client: NvmlClient, label: str) -> None:
+        self._client, self._label = client, label
+        self._retry_at: dict[str, float] = {}
+        """Name of a refused query to the ``time.monotonic()`` of the next attempt."""
+
+    def query(self, function: Callable[..., T], *args: Any, name: str = "") -> T | None:
+        """Return the driver's answer, or None if the driver refuses the query.
+
+        ``name`` identifies the query, by default by its function and the whole numbers in ``args``.
+        Raises ``GpuLostError`` and ``DriverGoneError``.
+        """
+        if not name:
+            numbers = (str(argument) for argument in args if isinstance(argument, int))
+            name = " ".join((function.__name__.removeprefix("nvml"), *numbers))
+        if self._retry_at and self._retry_at.get(name, 0.0) > time.monotonic():
+            return None
+        try:
+            return self._client.call(name, self._label, function, *args)
+        except pynvml.NVMLError as error:
+            if error.value in _LOST_REASONS:
+                raise GpuLostError(_LOST_REASONS[error.value]) from error
+            if error.value in _DRIVER_GONE_CODES:
+                raise DriverGoneError(str(error)) from error
+            if error.value in RETRY_AFTER_S:
+                self._retry_at[name] = time.monotonic() + RETRY_AFTER_S[error.value]
+            return None
+
 
 MIB = float(1 << 20)
 MIN_INTERVAL_S = 0.1
@@ -76,11 +171,13 @@ class GpmSampler:
             pynvml.nvmlGpmSampleFree(sample)
 
     def _take_sample(self, sample: Any) -> bool:
-        name, function, arguments = "GpmSampleGet", pynvml.nvmlGpmSampleGet, [self._handle, sample]
-        if self._mig_instance is not None:
-            name, function = "GpmMigSampleGet", pynvml.nvmlGpmMigSampleGet
-            arguments.insert(1, self._mig_instance)
-        return self._client.query(name, function, *arguments) is not None
+        if self._mig_instance is None:
+            answer = self._client.query(pynvml.nvmlGpmSampleGet, self._handle, sample)
+        else:
+            answer = self._client.query(
+                pynvml.nvmlGpmMigSampleGet, self._handle, self._mig_instance, sample
+            )
+        return answer is not None
 
     def _metrics_between(self, before: Any, after: Any) -> dict[str, float]:
         request = pynvml.c_nvmlGpmMetricsGet_t()
@@ -89,7 +186,7 @@ class GpmSampler:
         request.sample1, request.sample2 = before, after
         for entry, metric in zip(request.metrics, self._metrics, strict=False):
             entry.metricId = metric
-        answer = self._client.query("GpmMetricsGet", pynvml.nvmlGpmMetricsGet, request)
+        answer = self._client.query(pynvml.nvmlGpmMetricsGet, request)
         if answer is None:
             return {}
         return {
@@ -110,16 +207,9 @@ class ProcessInfoCache:
     def __init__(self) -> None:
         self._cache: dict[int, GpuProcess] = {}
 
-    def describe(
-        self, pid: int, memory_bytes: int | None, *, graphics: bool, gpu_instance: int | None
-    ) -> GpuProcess:
+    def describe(self, pid: int, memory_bytes: int | None, *, graphics: bool) -> GpuProcess:
         """Return the process ``pid`` of a GPU with its properties."""
-        return replace(
-            self._read(pid),
-            memory_bytes=memory_bytes,
-            graphics=graphics,
-            gpu_instance=gpu_instance,
-        )
+        return replace(self._read(pid), memory_bytes=memory_bytes, graphics=graphics)
 
     def retain_only(self, pids: set[int]) -> None:
         """Remove all processes from the cache except ``pids``."""
@@ -163,11 +253,6 @@ def _user(pid: int) -> str | None:
         return str(uid)
 
 
-T = TypeVar("T")
-
-NO_INSTANCE = 0xFFFFFFFF
-
-
 class NvmlDevice:
     """A GPU or MIG device. Queries may raise ``GpuLostError`` and ``DriverGoneError``."""
 
@@ -182,8 +267,8 @@ class NvmlDevice:
         self.handle, self.index, self.label = handle, index, label
         self.fixed: dict[str, Any] = {}
         """Values that do not change while the driver is loaded."""
+        self.nvml, self.process_cache = client, process_cache
         self._client = DeviceClient(client, label)
-        self._process_cache = process_cache
         self._gpm: GpmSampler | None = None
 
     def close(self) -> None:
@@ -200,9 +285,7 @@ class NvmlDevice:
 
     def _open_gpm(self, gpu_handle: Any, mig_instance: int | None = None) -> None:
         """Begin to sample GPM metrics if the driver supports them for this GPU."""
-        answer = self._client.query(
-            "GpmQueryDeviceSupport", pynvml.nvmlGpmQueryDeviceSupport, gpu_handle
-        )
+        answer = self._client.query(pynvml.nvmlGpmQueryDeviceSupport, gpu_handle)
         if answer is not None and answer.isSupportedDevice:
             self._gpm = GpmSampler(self._client, gpu_handle, mig_instance=mig_instance)
 
@@ -218,33 +301,31 @@ class NvmlDevice:
             **values,
         )
 
-    def _query(self, name: str, function: Callable[..., T], *arguments: Any) -> T | None:
-        return self._client.query(name, function, self.handle, *arguments)
+    def _query(self, function: Callable[..., T], *arguments: Any, name: str = "") -> T | None:
+        return self._client.query(function, self.handle, *arguments, name=name)
 
     def _memory(self) -> dict[str, int]:
         """Return used and total bytes. The newer call excludes memory that the driver reserves."""
-        answer = self._query("MemoryInfo2", pynvml.nvmlDeviceGetMemoryInfo, pynvml.nvmlMemory_v2)
+        answer = self._query(pynvml.nvmlDeviceGetMemoryInfo, pynvml.nvmlMemory_v2)
         if answer is None:
-            answer = self._query("MemoryInfo", pynvml.nvmlDeviceGetMemoryInfo)
+            answer = self._query(pynvml.nvmlDeviceGetMemoryInfo)
         if answer is None:
             return {}
         return {"memory_used_bytes": int(answer.used), "memory_total_bytes": int(answer.total)}
 
     def _running_processes(self) -> tuple[GpuProcess, ...] | None:
         """Return the processes on the device; None if the driver does not report them."""
-        compute = self._query("ComputeProcesses", pynvml.nvmlDeviceGetComputeRunningProcesses)
-        graphics = self._query("GraphicsProcesses", pynvml.nvmlDeviceGetGraphicsRunningProcesses)
+        compute = self._query(pynvml.nvmlDeviceGetComputeRunningProcesses)
+        graphics = self._query(pynvml.nvmlDeviceGetGraphicsRunningProcesses)
         if compute is None and graphics is None:
             return None
         processes: dict[int, GpuProcess] = {}
         for is_graphics, listed in ((True, graphics), (False, compute)):
             for process in listed or ():
-                instance = process.gpuInstanceId
-                processes[process.pid] = self._process_cache.describe(
+                processes[process.pid] = self.process_cache.describe(
                     process.pid,
                     # Inside a container, some drivers list a process with no memory.
                     process.usedGpuMemory or None,
                     graphics=is_graphics,
-                    gpu_instance=None if instance == NO_INSTANCE else instance,
                 )
         return tuple(processes[pid] for pid in sorted(processes))

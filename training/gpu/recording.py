@@ -12,10 +12,9 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from msgspec import NODEFAULT, Struct
-from msgspec.structs import fields, replace
+from msgspec import Struct, convert, to_builtins
+from msgspec.structs import replace
 
 from ltui.training.gpu.reading import GpuProcess, GpuReading, GpuView, Xid
 
@@ -47,9 +46,10 @@ def write_recording(path: Path, recording: Recording) -> None:
     head = {"format": FORMAT, "driver": recording.driver, "simulated": recording.simulated}
     lines = [json.dumps(head)]
     for entry in recording.rounds:
-        readings = [_plain(_anonymous(reading)) for reading in entry.readings]
-        line = {"at_s": round(entry.at_s, 3), "phase": entry.phase, "readings": readings}
-        lines.append(json.dumps(line, separators=(",", ":")))
+        readings = tuple(_anonymous(reading) for reading in entry.readings)
+        kept = to_builtins(replace(entry, at_s=round(entry.at_s, 3), readings=readings))
+        # The driver returns some numbers as whole ones; written are those that are read again.
+        lines.append(json.dumps(to_builtins(convert(kept, Round)), separators=(",", ":")))
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -60,20 +60,12 @@ def read_recording(path: Path) -> Recording:
         head, *rest = [json.loads(line) for line in lines]
         if head["format"] != FORMAT:
             raise ValueError(f"format {head['format']} instead of {FORMAT}")
-        rounds = tuple(
-            Round(
-                at_s=float(entry["at_s"]),
-                phase=str(entry["phase"]),
-                readings=tuple(_reading(values) for values in entry["readings"]),
-            )
-            for entry in rest
-        )
-        driver, simulated = head["driver"], bool(head["simulated"])
+        recording = convert({**head, "rounds": rest}, Recording)
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is no recording of GPU readings: {error}") from error
-    if not rounds:
+    if not recording.rounds:
         raise ValueError(f"{path} has no readings")
-    return Recording(rounds=rounds, driver=driver, simulated=simulated)
+    return recording
 
 
 class RecordedGpus:
@@ -116,26 +108,3 @@ def _anonymous(reading: GpuReading) -> GpuReading:
     )  # fmt: skip
     uuid = reading.uuid and f"GPU-00000000-0000-4000-8000-{reading.index:012}"
     return replace(reading, uuid=uuid, processes=processes, sampled_at=None, last_xid=None)
-
-
-def _plain(value: Any) -> Any:
-    """Return a reading or a value in one as JSON, without the defaults."""
-    if isinstance(value, Struct):
-        given = ((field, getattr(value, field.name)) for field in fields(value))
-        return {
-            field.name: _plain(entry)
-            for field, entry in given
-            if field.default is NODEFAULT or entry != field.default
-        }
-    if isinstance(value, tuple):
-        return [_plain(entry) for entry in value]
-    return round(value, 6) if isinstance(value, float) else value
-
-
-def _reading(values: dict[str, Any]) -> GpuReading:
-    """Return a reading from its JSON. Raises ``TypeError`` for a field that it does not have."""
-    if values.get("throttle_reasons") is not None:
-        values["throttle_reasons"] = tuple(values["throttle_reasons"])
-    if values.get("processes") is not None:
-        values["processes"] = tuple(GpuProcess(**process) for process in values["processes"])
-    return GpuReading(**values)

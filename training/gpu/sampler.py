@@ -12,14 +12,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from itertools import chain
 from typing import Any
 
 import pynvml
 from msgspec.structs import replace
 
-from ltui.training.gpu.nvml_client import DriverGoneError, GpuLostError, NvmlClient, PendingCall
-from ltui.training.gpu.nvml_device import NvmlDevice, ProcessInfoCache
+from ltui.training.gpu.nvml_device import (
+    DriverGoneError,
+    GpuLostError,
+    NvmlClient,
+    NvmlDevice,
+    PendingCall,
+    ProcessInfoCache,
+)
 from ltui.training.gpu.reading import NO_DRIVER, NO_GPU, NOT_READ_YET, GpuReading, GpuView, Xid
 from ltui.training.gpu.whole_gpu import Device, MigDevice, open_mig_devices
 
@@ -112,7 +119,9 @@ class GpuSampler:
     def _open(self) -> None:
         self._client.call(OPENING, None, pynvml.nvmlInit)
         count = self._client.call("DeviceGetCount", None, pynvml.nvmlDeviceGetCount)
-        self._events = self._new_event_set()
+        self._events = None
+        with suppress(pynvml.NVMLError):
+            self._events = self._client.call("EventSetCreate", None, pynvml.nvmlEventSetCreate)
         self._latest, self._complete = {}, False
         self._without_handle = set(range(count))
         self._add_devices()
@@ -144,10 +153,8 @@ class GpuSampler:
             events, self._events = self._events, None
             closers.append(lambda: pynvml.nvmlEventSetFree(events))
         for close in [*closers, pynvml.nvmlShutdown]:
-            try:
+            with suppress(pynvml.NVMLError):
                 self._client.call("close", None, close)
-            except pynvml.NVMLError:
-                continue
 
     def _sample_until_stopped(self) -> None:
         opened: set[int] = set()
@@ -200,11 +207,7 @@ class GpuSampler:
         before = self._mig_devices.get(device.index, [])
         if not device.mig_enabled and not before:
             return before
-        current = (
-            open_mig_devices(self._client, self._process_cache, device)
-            if device.mig_enabled
-            else []
-        )
+        current = open_mig_devices(device) if device.mig_enabled else []
         if [part.key for part in current] == [part.key for part in before]:
             current, before = before, current
         for mig_device in before:
@@ -221,16 +224,11 @@ class GpuSampler:
 
     # -- XID errors --------------------------------------------------------------------------------
 
-    def _new_event_set(self) -> Any:
-        try:
-            return self._client.call("EventSetCreate", None, pynvml.nvmlEventSetCreate)
-        except pynvml.NVMLError:
-            return None
-
     def _register_events(self, device: Device) -> None:
         if self._events is None:
             return
-        try:
+        # Refused, for example in a virtual machine. XID errors are then not reported.
+        with suppress(pynvml.NVMLError):
             self._client.call(
                 "DeviceRegisterEvents",
                 device.label,
@@ -239,8 +237,6 @@ class GpuSampler:
                 pynvml.nvmlEventTypeXidCriticalError,
                 self._events,
             )
-        except pynvml.NVMLError:
-            return  # Refused, for example in a virtual machine. XID errors are then not reported.
 
     def _take_events(self) -> None:
         for _ in range(MAX_QUEUED_XIDS):

@@ -12,8 +12,15 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from ltui.training.gpu.rank_mapping import FOREIGN, RANK, UNSEEN
-from ltui.training.gpu.reading import POWER_BRAKE, THERMAL_REASONS, xid_meaning, xid_sentence
+from ltui.training.gpu.reading import (
+    FOREIGN,
+    POWER_BRAKE,
+    RANK,
+    THERMAL_REASONS,
+    UNSEEN,
+    xid_meaning,
+    xid_sentence,
+)
 from ltui.training.state.run_snapshot import (
     GpuProcessSnapshot,
     GpuSnapshot,
@@ -73,8 +80,9 @@ def symptoms(
     """Yield all symptoms in a sample. ``now`` is in unix seconds."""
     for gpu in gpus:
         if gpu.error is not None:
-            if not _explained_by_xid(gpu, now):
-                yield from _unreadable(gpu)
+            # GPUs that are only blocked by a call for another GPU are not the cause.
+            if not gpu.blocked and not _explained_by_xid(gpu, now):
+                yield Symptom("unreadable", gpu, gpu.error, level=ERROR)
             continue
         yield from _hardware_errors(gpu, baselines.get(gpu.index, Baseline()))
         if gpu.ranks:
@@ -89,12 +97,6 @@ def symptoms(
 
 
 # -- kinds -----------------------------------------------------------------------------------------
-
-
-def _unreadable(gpu: GpuSnapshot) -> Iterator[Symptom]:
-    # GPUs that are only blocked by a call for another GPU are not the cause.
-    if gpu.error is not None and not gpu.blocked:
-        yield Symptom("unreadable", gpu, gpu.error, level=ERROR)
 
 
 def _explained_by_xid(gpu: GpuSnapshot, now: float) -> bool:

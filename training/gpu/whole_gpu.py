@@ -12,8 +12,7 @@ from typing import Any
 
 import pynvml
 
-from ltui.training.gpu.nvml_client import DeviceClient, NvmlClient
-from ltui.training.gpu.nvml_device import NvmlDevice, ProcessInfoCache
+from ltui.training.gpu.nvml_device import DeviceClient, NvmlClient, NvmlDevice, ProcessInfoCache
 from ltui.training.gpu.reading import GpuReading, mig_index, reason_names
 
 ALL_LINKS = 0xFFFFFFFF
@@ -72,15 +71,11 @@ class Device(NvmlDevice):
         """Read the values that do not change while the driver is loaded."""
         query = self._query
         self.fixed = {
-            "uuid": _decode_text(query("DeviceGetUUID", pynvml.nvmlDeviceGetUUID)),
-            "name": _decode_text(query("DeviceGetName", pynvml.nvmlDeviceGetName)),
-            "sm_clock_max_mhz": query(
-                "DeviceGetMaxClockInfo", pynvml.nvmlDeviceGetMaxClockInfo, pynvml.NVML_CLOCK_SM
-            ),
-            "pcie_generation_max": query(
-                "MaxPcieLinkGeneration", pynvml.nvmlDeviceGetMaxPcieLinkGeneration
-            ),
-            "pcie_width_max": query("MaxPcieLinkWidth", pynvml.nvmlDeviceGetMaxPcieLinkWidth),
+            "uuid": _decode_text(query(pynvml.nvmlDeviceGetUUID)),
+            "name": _decode_text(query(pynvml.nvmlDeviceGetName)),
+            "sm_clock_max_mhz": query(pynvml.nvmlDeviceGetMaxClockInfo, pynvml.NVML_CLOCK_SM),
+            "pcie_generation_max": query(pynvml.nvmlDeviceGetMaxPcieLinkGeneration),
+            "pcie_width_max": query(pynvml.nvmlDeviceGetMaxPcieLinkWidth),
             "slowdown_temperature_c": self._slowdown_temperature(),
         }
         self.refresh_mig_mode()
@@ -88,7 +83,7 @@ class Device(NvmlDevice):
 
     def refresh_mig_mode(self) -> None:
         """Read whether MIG is enabled."""
-        mode = self._query("DeviceGetMigMode", pynvml.nvmlDeviceGetMigMode)
+        mode = self._query(pynvml.nvmlDeviceGetMigMode)
         self.mig_enabled = mode is not None and mode[0] == 1
 
     def read(self, *, slow: bool, throughput: bool) -> GpuReading:
@@ -111,7 +106,7 @@ class Device(NvmlDevice):
 
     def _fields(self, name: str, fields: tuple[int | tuple[int, int], ...]) -> dict[Any, float]:
         """Return the field values that the driver provides."""
-        answers = self._query(name, pynvml.nvmlDeviceGetFieldValues, list(fields))
+        answers = self._query(pynvml.nvmlDeviceGetFieldValues, list(fields), name=name)
         return {
             field: getattr(answer.value, _FIELD_VALUE[answer.valueType])
             for field, answer in zip(fields, answers or (), strict=False)
@@ -120,10 +115,10 @@ class Device(NvmlDevice):
 
     def _read_fast(self) -> dict[str, Any]:
         query = self._query
-        utilisation = query("DeviceGetUtilizationRates", pynvml.nvmlDeviceGetUtilizationRates)
-        power = query("DeviceGetPowerUsage", pynvml.nvmlDeviceGetPowerUsage)
-        mask = query("ClocksEventReasons", pynvml.nvmlDeviceGetCurrentClocksThrottleReasons)
-        state = query("DeviceGetPerformanceState", pynvml.nvmlDeviceGetPerformanceState)
+        utilisation = query(pynvml.nvmlDeviceGetUtilizationRates)
+        power = query(pynvml.nvmlDeviceGetPowerUsage)
+        mask = query(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons)
+        state = query(pynvml.nvmlDeviceGetPerformanceState)
         fields = self._fields("MemoryTemperature", (pynvml.NVML_FI_DEV_MEMORY_TEMP,))
         return {
             "utilisation_percent": None if utilisation is None else float(utilisation.gpu),
@@ -132,29 +127,25 @@ class Device(NvmlDevice):
             else float(utilisation.memory),
             **self._memory(),
             "power_w": _from_milli(power),
-            "temperature_c": query(
-                "DeviceGetTemperature", pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU
-            ),
+            "temperature_c": query(pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU),
             # Boards without the sensor may return 0 instead of refusing the query.
             "memory_temperature_c": fields.get(pynvml.NVML_FI_DEV_MEMORY_TEMP) or None,
-            "sm_clock_mhz": query("ClockSm", pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM),
-            "memory_clock_mhz": query(
-                "ClockMem", pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_MEM
-            ),
+            "sm_clock_mhz": query(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM),
+            "memory_clock_mhz": query(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_MEM),
             "throttle_reasons": None if mask is None else reason_names(mask),
             "performance_state": state if state is not None and 0 <= state <= 15 else None,
         }
 
     def _read_slow(self) -> dict[str, Any]:
         query = self._query
-        limit = query("EnforcedPowerLimit", pynvml.nvmlDeviceGetEnforcedPowerLimit)
+        limit = query(pynvml.nvmlDeviceGetEnforcedPowerLimit)
         return {
             "power_limit_w": _from_milli(limit),
-            "fan_percent": query("DeviceGetFanSpeed", pynvml.nvmlDeviceGetFanSpeed),
-            "pcie_generation": query("PcieGeneration", pynvml.nvmlDeviceGetCurrPcieLinkGeneration),
-            "pcie_width": query("PcieWidth", pynvml.nvmlDeviceGetCurrPcieLinkWidth),
+            "fan_percent": query(pynvml.nvmlDeviceGetFanSpeed),
+            "pcie_generation": query(pynvml.nvmlDeviceGetCurrPcieLinkGeneration),
+            "pcie_width": query(pynvml.nvmlDeviceGetCurrPcieLinkWidth),
             **{
-                field: query(field, pynvml.nvmlDeviceGetTotalEccErrors, *which)
+                field: query(pynvml.nvmlDeviceGetTotalEccErrors, *which)
                 for field, which in _ECC.items()
             },
             **self._read_counters(),
@@ -192,16 +183,15 @@ class Device(NvmlDevice):
         Links that a board does not have are refused, also between links that it has.
         """
         answers = [
-            self._query(f"NvLinkState{link}", pynvml.nvmlDeviceGetNvLinkState, link)
-            for link in range(MAX_NVLINKS)
+            self._query(pynvml.nvmlDeviceGetNvLinkState, link) for link in range(MAX_NVLINKS)
         ]
         states = [up for up in answers if up is not None]
         return {"nvlinks": len(states) or None, "nvlinks_up": sum(states) if states else None}
 
     def _pcie_throughput(self) -> dict[str, float | None]:
         query, throughput = self._query, pynvml.nvmlDeviceGetPcieThroughput
-        sent = query("PcieThroughputTx", throughput, pynvml.NVML_PCIE_UTIL_TX_BYTES)
-        received = query("PcieThroughputRx", throughput, pynvml.NVML_PCIE_UTIL_RX_BYTES)
+        sent = query(throughput, pynvml.NVML_PCIE_UTIL_TX_BYTES)
+        received = query(throughput, pynvml.NVML_PCIE_UTIL_RX_BYTES)
         return {
             "pcie_tx_bytes_per_s": None if sent is None else sent * 1000.0,
             "pcie_rx_bytes_per_s": None if received is None else received * 1000.0,
@@ -215,17 +205,13 @@ class Device(NvmlDevice):
         """
         query = self._query
         threshold = query(
-            "SlowdownThreshold",
-            pynvml.nvmlDeviceGetTemperatureThreshold,
-            pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN,
+            pynvml.nvmlDeviceGetTemperatureThreshold, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
         )
         if threshold:
             return float(threshold)
-        temperature = query(
-            "Temperature", pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU
-        )
+        temperature = query(pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU)
         function = getattr(pynvml, "nvmlDeviceGetMarginTemperature", None)
-        margin = function and query("MarginTemperature", function)
+        margin = function and query(function)
         fields = self._fields("SlowdownMargin", (_SLOWDOWN_MARGIN_FIELD,))
         slowdown_margin = fields.get(_SLOWDOWN_MARGIN_FIELD)
         if temperature is None or margin is None or slowdown_margin is None:
@@ -270,20 +256,13 @@ class MigDevice(NvmlDevice):
     Power, temperature and clocks exist only for the complete GPU.
     """
 
-    def __init__(
-        self,
-        client: NvmlClient,
-        process_cache: ProcessInfoCache,
-        parent: Device,
-        handle: Any,
-        number: int,
-    ) -> None:
+    def __init__(self, parent: Device, handle: Any, number: int) -> None:
         index, label = mig_index(parent.index, number), f"{parent.index}/{number}"
-        super().__init__(client, process_cache, handle, index, label)
-        instance = self._query("GpuInstanceId", pynvml.nvmlDeviceGetGpuInstanceId)
+        super().__init__(parent.nvml, parent.process_cache, handle, index, label)
+        instance = self._query(pynvml.nvmlDeviceGetGpuInstanceId)
         self.fixed = {
-            "uuid": self._query("DeviceGetUUID", pynvml.nvmlDeviceGetUUID),
-            "name": self._query("DeviceGetName", pynvml.nvmlDeviceGetName),
+            "uuid": self._query(pynvml.nvmlDeviceGetUUID),
+            "name": self._query(pynvml.nvmlDeviceGetName),
             "gpu_instance": instance,
             "parent": parent.index,
         }
@@ -300,25 +279,17 @@ class MigDevice(NvmlDevice):
         return self._reading(**self.fixed, **self._memory(), **self._read_gpm())
 
 
-def open_mig_devices(
-    client: NvmlClient, process_cache: ProcessInfoCache, parent: Device
-) -> list[MigDevice]:
+def open_mig_devices(parent: Device) -> list[MigDevice]:
     """Open and return the current MIG devices of a GPU."""
-    parent_client = DeviceClient(client, parent.label)
-    max_devices = parent_client.query(
-        "MaxMigDeviceCount", pynvml.nvmlDeviceGetMaxMigDeviceCount, parent.handle
-    )
+    # A new client, because it has not remembered which devices were refused before.
+    parent_client = DeviceClient(parent.nvml, parent.label)
+    max_devices = parent_client.query(pynvml.nvmlDeviceGetMaxMigDeviceCount, parent.handle)
     handles = [
-        parent_client.query(
-            f"MigDevice{number}",
-            pynvml.nvmlDeviceGetMigDeviceHandleByIndex,
-            parent.handle,
-            number,
-        )
+        parent_client.query(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, parent.handle, number)
         for number in range(max_devices or 0)
     ]
     return [
-        MigDevice(client, process_cache, parent, handle, number)
+        MigDevice(parent, handle, number)
         for number, handle in enumerate(handles)
         if handle is not None
     ]

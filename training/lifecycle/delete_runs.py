@@ -14,8 +14,8 @@ from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import lock_holder
 from ltui.training.state.run_snapshot import LIVE, RunState
+from ltui.training.store.find_run import KEEP_S, DeletedRun, bin_folders, deleted_runs, move_to_bin
 from ltui.training.store.history_place import remove_history
-from ltui.training.store.run_bin import KEEP_S, DeletedRun, bin_folders, deleted_runs, move_to_bin
 from ltui.training.store.run_directory import RunDir
 
 CLEAN_S = 1.0

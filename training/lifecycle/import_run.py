@@ -10,9 +10,8 @@ from pathlib import Path
 
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.launch_run import create_run_directory, home_not_writable
-from ltui.training.state.run_event import Event
 from ltui.training.state.run_labels import RunLabels, checked_name
-from ltui.training.state.run_snapshot import MetricValue, RunSnapshot, RunState
+from ltui.training.state.run_snapshot import Event, MetricValue, RunSnapshot, RunState
 from ltui.training.store.foreign_metrics import ForeignPoint, ForeignRun
 from ltui.training.store.history_writer import Batch, Cursor, StoreWriter
 from ltui.training.store.labels_file import labels_text

@@ -28,8 +28,12 @@ from ltui.training.process.identity import (
 from ltui.training.shared.record_types import Outcome, PulseState
 from ltui.training.state.record_fold import FoldState
 from ltui.training.state.run_snapshot import RankSnapshot, RankState, RunSnapshot, RunState
-from ltui.training.state.snapshot_from_fold import progress, rank_snapshots, training_has_started
-from ltui.training.state.throughput import without_current_rates
+from ltui.training.state.snapshot_from_fold import (
+    progress,
+    rank_snapshots,
+    training_has_started,
+    without_current_rates,
+)
 from ltui.training.store.run_checkpoints import list_checkpoints
 from ltui.training.store.run_directory import RunDir
 

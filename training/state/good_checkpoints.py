@@ -41,11 +41,6 @@ def badness(checkpoint: CheckpointInfo, since: int | None) -> str | None:
     return None
 
 
-def undamaged_checkpoints(checkpoints: Iterable[CheckpointInfo]) -> list[CheckpointInfo]:
-    """Return the checkpoints that are not known to be damaged, whatever their weights are."""
-    return [checkpoint for checkpoint in checkpoints if checkpoint.ok is not False]
-
-
 def progress_key(checkpoint: CheckpointInfo) -> tuple[bool, int, int, int, float, int]:
     """Return a sort key by which the checkpoint that a resume takes first is the last one.
 
@@ -66,7 +61,7 @@ def progress_key(checkpoint: CheckpointInfo) -> tuple[bool, int, int, int, float
 
 def newest_checkpoint(checkpoints: Iterable[CheckpointInfo]) -> CheckpointInfo | None:
     """Return the undamaged checkpoint with the most progress: the one that a resume takes."""
-    return max(undamaged_checkpoints(checkpoints), key=progress_key, default=None)
+    return max((c for c in checkpoints if c.ok is not False), key=progress_key, default=None)
 
 
 def last_good_checkpoint(

@@ -12,9 +12,11 @@ TRAIN_LOSS = "train/loss"
 """The loss that ``training_step`` returned. A metric logged by this name replaces it."""
 
 THROUGHPUT = "throughput/samples_per_s"
-"""The throughput that the supervisor measures: see ``throughput.py``."""
+"""The throughput that the supervisor measures: see ``snapshot_from_fold.py``."""
 TOTAL_RANK = -1
 """The rank under which the throughput of all ranks together is stored."""
+METRIC_RANKS = 8
+"""Metrics are folded for ranks below this number; the store keeps those of every rank."""
 MAX_RANK_RATES = 8
 """Maximum number of ranks whose own throughput is stored, because a chart with hundreds of lines
 cannot be read. The total is always stored."""

@@ -22,7 +22,11 @@ from msgspec.structs import replace
 
 from ltui.training.shared.record_types import RecordKind, StepField
 from ltui.training.state.freeze_checks import add_warnings
-from ltui.training.state.metric_name_patterns import TRAIN_LOSS_ALIASES, is_training_loss
+from ltui.training.state.metric_name_patterns import (
+    METRIC_RANKS,
+    TRAIN_LOSS_ALIASES,
+    is_training_loss,
+)
 from ltui.training.state.run_snapshot import FreezeWarning, MetricValue
 from ltui.training.tensor_queue.queue_reader import Poll, Record
 
@@ -36,10 +40,8 @@ TOTALS_SPACING_NS = 250_000_000
 """Least nanoseconds between two running totals that are kept."""
 _TOTALS_KEPT, _TOTALS_MAX = 48, 96
 """Running totals that are kept when there are more than the maximum."""
-METRIC_RANKS = 8
-"""Metrics are folded for ranks below this number; the store keeps those of every rank."""
 WINDOW_S = 10.0
-"""Seconds of training steps that a throughput figure covers (see ``throughput.py``)."""
+"""Seconds of training steps that a throughput figure covers (see ``snapshot_from_fold.py``)."""
 MIN_WINDOW_S = 1.0
 """Seconds below which a window gives no throughput figure."""
 _ERRORS = {"telemetry_off": "telemetry_error", "steering_off": "steering_error"}

@@ -6,6 +6,7 @@ seconds. Field names and enum values are stored in runs and must not change.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
@@ -34,16 +35,10 @@ class RunState(str, Enum):
     """No process of the run is alive, and how it ended was not recorded."""
 
 
-LIVE = frozenset(
-    {
-        RunState.QUEUED,
-        RunState.STARTING,
-        RunState.RUNNING,
-        RunState.PAUSING,
-        RunState.PAUSED,
-        RunState.STOPPING,
-    }
-)
+LIVE = frozenset({
+    RunState.QUEUED, RunState.STARTING, RunState.RUNNING, RunState.PAUSING, RunState.PAUSED,
+    RunState.STOPPING,
+})  # fmt: skip
 """States of a run that has not ended."""
 
 
@@ -371,3 +366,19 @@ def snapshot_from_json(document: dict[str, Any]) -> RunSnapshot:
         return from_json(RunSnapshot, document, tolerant=True)
     except ValueError as error:
         raise ValueError(f"not a run snapshot: {error.__cause__}") from error
+
+
+class Event(Struct, frozen=True):
+    """Something that happened in a run, for example a verdict or a saved checkpoint."""
+
+    t: float
+    """Unix time."""
+    kind: str
+    text: str
+    """A sentence for people."""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields, which must be serialisable as JSON."""
+    rank: int | None = None
+    """The rank that reported the event. None for an event of the supervisor."""
+    seq: int | None = None
+    """Sequence number of the record in the queue of that rank."""

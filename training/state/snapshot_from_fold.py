@@ -1,4 +1,15 @@
-"""Parts of a ``RunSnapshot`` that follow from pulses and the fold: metrics, ranks, progress.
+"""Parts of a ``RunSnapshot`` that follow from pulses and the fold: speed, metrics, ranks, progress.
+
+Throughput is the number of samples of training steps divided by the time of these steps. A step
+lasts from the end of the previous batch to the end of its own batch, so waiting for data counts.
+Validation, checkpoints and pauses are between steps and do not count. A figure covers the last
+``WINDOW_S`` seconds of steps, or the last few batches if they are slower than that. The throughput
+of a run is the sum over its ranks. Charts, tables and the command line all show this figure; the
+best throughput is its highest value so far. The supervisor stores this figure as the metric
+``THROUGHPUT``, which is what charts draw.
+
+A figure is a measurement and does not decay: it does not change until the next batch ends. After
+``WINDOW_S`` seconds (or four median steps) without a batch it is ``None``, which means unknown.
 
 Pure: the time (``now_ns``, CLOCK_MONOTONIC) is an argument.
 """
@@ -6,7 +17,8 @@ Pure: the time (``now_ns``, CLOCK_MONOTONIC) is an argument.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from statistics import fmean, median
 from typing import Any
 
 from msgspec import Struct
@@ -20,11 +32,122 @@ from ltui.training.shared.record_types import (
     RecordKind,
     StepField,
 )
-from ltui.training.state.metric_name_patterns import TRAIN_LOSS
-from ltui.training.state.record_fold import FoldState, RankFold, metric_values, step_rows
-from ltui.training.state.run_snapshot import MetricValue, RankSnapshot, RankState
-from ltui.training.state.throughput import current_window, median_step_s
+from ltui.training.state.metric_name_patterns import MAX_RANK_RATES, TOTAL_RANK, TRAIN_LOSS
+from ltui.training.state.record_fold import (
+    WINDOW_S,
+    FoldState,
+    RankFold,
+    Window,
+    metric_values,
+    step_rows,
+    window_before,
+)
+from ltui.training.state.run_snapshot import MetricValue, RankSnapshot, RankState, Throughput
 from ltui.training.tensor_queue.queue_reader import Poll
+
+POINT_INTERVAL_S = 0.5
+"""Seconds of step time between two stored points."""
+_STEPS_IN_WINDOW = 4
+"""Median steps without a batch after which a window is out of date, if that is longer."""
+
+
+def median_step_s(rank: RankFold) -> float | None:
+    """Return the median duration of the rank's recent steps in seconds."""
+    return median(rank.recent_step_s) if rank.recent_step_s else None
+
+
+def mean_batch_s(rank: RankFold) -> float | None:
+    """Return the mean duration of the rank's last batches in seconds, however long ago they ended.
+
+    Unlike a median it holds if batches differ: with accumulated gradients, or if the host runs
+    ahead of its GPU and waits for it now and then.
+    """
+    window = None if rank.totals is None else window_before(rank.recent_totals, rank.totals)
+    return None if window is None else window.seconds / window.batches
+
+
+def current_window(rank: RankFold, now_ns: int) -> Window | None:
+    """Return the rank's current window.
+
+    Return None if no batch has ended for a whole window, or if there are too few batches.
+    """
+    end = rank.totals
+    if end is None:
+        return None
+    idle_s = (now_ns - end.t_ns) / 1e9
+    if idle_s > max(WINDOW_S, _STEPS_IN_WINDOW * (median_step_s(rank) or 0.0)):
+        return None
+    return window_before(rank.recent_totals, end)
+
+
+def throughput(fold: FoldState, now_ns: int) -> Throughput:
+    """Return the throughput of the run: rates are sums and fractions are means over the ranks."""
+    windows = {r: w for r, f in fold.ranks.items() if (w := current_window(f, now_ns)) is not None}
+    if not windows:
+        return Throughput(best_samples_per_s=fold.best_samples_per_s)
+    rates = [rate for w in windows.values() if (rate := w.samples_per_s) is not None]
+    fetch_fraction = _mean_fraction(fold, windows, "fetch")
+    return Throughput(
+        samples_per_s=sum(rates) if rates else None,
+        best_samples_per_s=fold.best_samples_per_s,
+        steps_per_s=windows[min(windows)].steps_per_s,
+        data_wait_share=fetch_fraction,
+        fetch_share=fetch_fraction,
+        forward_share=_mean_fraction(fold, windows, "forward"),
+        backward_share=_mean_fraction(fold, windows, "backward"),
+        optimizer_share=_mean_fraction(fold, windows, "optimizer"),
+    )
+
+
+class ThroughputPoint(Struct, frozen=True):
+    """The throughput at the end of a step."""
+
+    timed_s: float
+    """Step time of the lowest rank until then, in seconds."""
+    t_ns: int
+    step: int
+    epoch: int | None
+    wall_s: float
+    rates: Mapping[int, float]
+    """Samples per second of the run (``TOTAL_RANK``) and of each rank, if there are few."""
+
+
+def next_point(
+    fold: FoldState, ranks: Collection[int], previous: ThroughputPoint | None
+) -> ThroughputPoint | None:
+    """Return the point after ``previous`` if it is due and every rank has a rate.
+
+    So the total is never that of some of the ranks.
+    """
+    lead = fold.lowest_active_rank
+    if lead is None or lead.totals is None or lead.wall_s is None:
+        return None
+    timed_s = lead.totals.timed_s
+    if previous is not None and 0 <= timed_s - previous.timed_s < POINT_INTERVAL_S:
+        return None
+    rates = {
+        rank: folded.samples_per_s
+        for rank in ranks
+        if (folded := fold.ranks.get(rank)) and folded.samples_per_s is not None
+    }
+    if not rates or len(rates) < len(ranks):
+        return None
+    total = {TOTAL_RANK: sum(rates.values())}
+    shown = {**total, **rates} if 1 < len(rates) <= MAX_RANK_RATES else total
+    step, t_ns = lead.global_step or 0, lead.totals.t_ns
+    return ThroughputPoint(timed_s, t_ns, step, lead.epoch, lead.wall_s, shown)
+
+
+def without_current_rates(current: Throughput) -> Throughput:
+    """Return the throughput of a run that is paused or stalled: its current rates are unknown."""
+    return replace(current, samples_per_s=None, steps_per_s=None)
+
+
+def _mean_fraction(fold: FoldState, windows: Mapping[int, Window], part: str) -> float | None:
+    """Return the mean over the ranks that measure this part of a step; None if none does."""
+    known = [w.fraction(part) for rank, w in windows.items() if fold.ranks[rank].knows(part)]
+    return fmean(known) if known else None
+
 
 _PAUSES = frozenset({Phase.SANITY, Phase.VALIDATION, Phase.CHECKPOINT, Phase.EPOCH_END, Phase.TEST})
 _AT_REST = frozenset({RankState.PAUSED, RankState.STALLED, RankState.WAITING, RankState.DEAD})
@@ -103,15 +226,15 @@ def progress(fold: FoldState, pulses: Mapping[int, PulseState | None], now_ns: i
     position = pulse or lowest_rank
     step = _first_int(position and position.global_step, plan.get("global_step"))
     rank_epoch = lowest_rank and lowest_rank.epoch
-    return Progress(
+    current = Progress(
         world_size=size,
         epoch=_first_int(pulse.known_epoch if pulse else rank_epoch, plan.get("epoch")),
         global_step=step,
         max_steps=max_steps,
         max_epochs=max_epochs,
         batches_per_epoch=per_epoch,
-        eta_s=_eta_s(lowest_rank, pulse, step, max_steps, max_epochs, now_ns, _continued_ns(fold)),
     )
+    return replace(current, eta_s=_eta_s(fold, pulse, current, now_ns))
 
 
 def at_least(current: Progress, start: Progress | None) -> Progress:
@@ -213,43 +336,29 @@ def _max_steps(
     return max_epochs * math.ceil(per_epoch / accumulate)
 
 
-def _continued_ns(fold: FoldState) -> int:
-    """Return when the run was continued the last time after a pause by the user; 0 for never."""
-    lead = fold.lowest_active_rank
-    continued = (
-        event.t_ns
-        for event in reversed(fold.events)
-        if event.kind == "continued" and lead is not None and event.rank == lead.rank
-    )
-    return next(continued, 0)
-
-
 def _eta_s(
-    rank: RankFold | None,
-    pulse: PulseState | None,
-    step: int | None,
-    max_steps: int | None,
-    max_epochs: int | None,
-    now_ns: int,
-    continued_ns: int,
+    fold: FoldState, pulse: PulseState | None, current: Progress, now_ns: int
 ) -> float | None:
     """Estimate the remaining seconds from the recent pace and the last pause between epochs.
 
-    Return None while no step ends, unless that is expected (validation, a checkpoint). The pace
-    counts from ``continued_ns`` on, so that a pause by the user does not slow it down.
+    Return None while no step ends, unless that is expected (validation, a checkpoint). A pause by
+    the user does not slow the pace down: it counts from its end on.
     """
+    rank, step, max_steps = fold.lowest_active_rank, current.global_step, current.max_steps
     if rank is None or rank.totals is None or max_steps is None or step is None:
         return None
     if pulse is not None and pulse.outcome is not Outcome.RUNNING:
         return None
     if current_window(rank, now_ns) is None and (pulse is None or pulse.phase not in _PAUSES):
         return None
-    begin = next((t for t in rank.recent_totals if t.t_ns >= continued_ns), rank.totals)
+    continued = (e.t_ns for e in fold.events if e.kind == "continued" and e.rank == rank.rank)
+    since_ns = max(continued, default=0)
+    begin = next((t for t in rank.recent_totals if t.t_ns >= since_ns), rank.totals)
     steps = rank.totals.global_step - begin.global_step
     seconds = (rank.totals.t_ns - begin.t_ns) / 1e9 - (rank.totals.pauses_s - begin.pauses_s)
     if steps <= 0 or seconds <= 0:
         return None
-    epochs_to_end = max(0, (max_epochs or 0) - (rank.epoch or 0) - 1)
+    epochs_to_end = max(0, (current.max_epochs or 0) - (rank.epoch or 0) - 1)
     pauses_s = epochs_to_end * (rank.between_epochs_s or 0.0)
     return max(0, max_steps - step) * seconds / steps + pauses_s
 

@@ -16,10 +16,19 @@ from typing import Any
 from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
-from ltui.training.config.digit_grouping import strip_digit_grouping
+from ltui.training.json_codec import from_json
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.metric_name_patterns import TRAIN_LOSS, is_training_loss
 from ltui.training.state.run_snapshot import MetricValue, RunSnapshot
+
+_GROUPED = re.compile("\\d{1,3}([ ,_\N{THIN SPACE}\N{NO-BREAK SPACE}]\\d{3})+")
+
+
+def strip_digit_grouping(text: str) -> str:
+    """Return ``text`` without the separators between groups of three digits, if it is a number."""
+    text = text.strip()
+    return re.sub(r"\D", "", text) if _GROUPED.fullmatch(text) else text
+
 
 _COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 _METRIC = re.compile(r"\s*(?P<name>[^<>=\s]+)\s*(?P<op><=|>=|<|>)\s*(?P<value>\S+)\s*")
@@ -82,20 +91,18 @@ class StopCondition(Struct, frozen=True, kw_only=True):
 def from_document(document: Mapping[str, Any]) -> StopCondition:
     """Return the condition that ``to_document`` wrote. Raise ``ValueError`` if it is not one."""
     try:
-        condition = StopCondition(**document)
-    except TypeError as error:
+        condition = from_json(StopCondition, document)
+    except ValueError as error:
         raise ValueError("this is not a stop condition.") from error
-    is_valid = {
-        "step": type(condition.step) is int,
-        "epoch": condition.epochs is None or type(condition.epochs) is int,
-        "metric": isinstance(condition.metric, str)
-        and condition.compare in _COMPARE
-        and isinstance(condition.value, (int, float))
-        and math.isfinite(condition.value),
-        "clock": isinstance(condition.at_s, (int, float)),
-        "wait": isinstance(condition.wait_s, (int, float)),
+    compares = condition.compare in _COMPARE and math.isfinite(condition.value)
+    required = {
+        "step": condition.step,
+        "epoch": True,
+        "metric": condition.metric if compares else None,
+        "clock": condition.at_s,
+        "wait": condition.wait_s,
     }
-    if not is_valid.get(condition.kind, False):
+    if required.get(condition.kind) is None:
         raise ValueError("this is not a stop condition.")
     return condition
 

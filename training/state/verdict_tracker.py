@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ltui.training.config.verdict_severity import BLOCKING_LEVELS, severity
+from ltui.training.config.run_spec import BLOCKING_LEVELS, severity
 from ltui.training.state.run_snapshot import Verdict
 
 if TYPE_CHECKING:

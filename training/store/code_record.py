@@ -15,6 +15,7 @@ from ltui.training.shared.regular_files import read_regular
 from ltui.training.store.run_directory import (
     RunDir,
     list_runs,
+    paths_in,
     read_json,
     write_atomically,
     write_json,
@@ -85,10 +86,7 @@ def read_record(run_dir: RunDir, attempt: int) -> CodeRecord | None:
 
 def read_records(run_dir: RunDir) -> list[CodeRecord]:
     """Return the records of all attempts that have one, first to last."""
-    try:
-        names = [path.stem for path in (run_dir.path / "code").glob("*.json")]
-    except OSError:
-        return []
+    names = [path.stem for path in paths_in(run_dir.path / "code") if path.suffix == ".json"]
     attempts = sorted(int(name) for name in names if name.isdecimal())
     records = (read_record(run_dir, attempt) for attempt in attempts)
     return [record for record in records if record is not None]

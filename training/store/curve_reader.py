@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from ltui.training.store.history_windows import WINDOW_SIZES
-from ltui.training.store.series_query import SeriesPart
+from ltui.training.store.history_windows import WINDOW_SIZES, SeriesPart
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -6,11 +6,18 @@ newer files with an error that says so.
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ltui.training.problem import ProblemError
+from ltui.training.shared.regular_files import is_regular_or_absent
 from ltui.training.state.gpu_values import GPU_READINGS
 
 LAYOUT = 1
@@ -189,7 +196,7 @@ def _missing(connection: sqlite3.Connection, table: str) -> list[str]:
     return [column for column in ADDED_COLUMNS[table] if column not in present]
 
 
-def show_added_columns(connection: sqlite3.Connection) -> None:
+def _show_added_columns(connection: sqlite3.Connection) -> None:
     """Give a read-only database of an older version the columns that it lacks, without values.
 
     A temporary view stands before the table of its name and leaves the file as it is.
@@ -212,15 +219,12 @@ def find_damage(path: Path) -> str | None:
     if not path.exists() or not path.stat().st_size:
         return None
     try:
-        connection = sqlite3.connect(path, timeout=5.0)
-        try:
+        with closing(sqlite3.connect(path, timeout=5.0)) as connection:
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
             if path.stat().st_size > CHECKED_BYTES:
                 return None
             result = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
             return None if result == "ok" else result.splitlines()[-1]
-        finally:
-            connection.close()
     except sqlite3.OperationalError as error:
         # A locked database or a full disk is no damage.
         return str(error) if "malformed" in str(error) else None
@@ -265,3 +269,100 @@ def check_layout(path: Path, connection: sqlite3.Connection) -> int:
     if version and application != APPLICATION_ID:
         raise store_error(path, "this is not a run's history.")
     return version
+
+
+LIMIT_S = 10.0
+"""Seconds for one look-up in the history, which takes milliseconds."""
+MOST_ATTEMPTS = 10_000
+"""Maximum number of attempts of a run."""
+_MOST_BYTES = 64 << 20
+"""Maximum length of a text; the snapshot of a run with 1,024 ranks has 2 MB."""
+_OPERATIONS = 20_000
+"""Operations of SQLite between two looks at the clock, about a millisecond."""
+_LENGTH_LIMIT = 0
+"""``SQLITE_LIMIT_LENGTH``, which the module names only since Python 3.11."""
+
+WHOLE = int
+REAL = (int, float, type(None))
+TEXT = (str, type(None))
+
+
+class UntrustedDatabase(sqlite3.Connection):
+    """A connection whose queries end at ``deadline``. Texts that are not UTF-8 are mended.
+
+    SQLite checks its file format itself. Here are limits for what a correct file may do: views and
+    triggers are programs that may never end, a tree of pages may be endless, and a column of
+    numbers may hold anything. Each is an ``sqlite3.DatabaseError``, as damage is.
+    """
+
+    deadline = math.inf
+    """Monotonic time."""
+
+    def is_late(self) -> bool:
+        return time.monotonic() > self.deadline
+
+
+def open_for_reading(path: Path, *, is_copy: bool) -> UntrustedDatabase:
+    """Open a history that anybody may have written. Raise ``StoreError``.
+
+    ``is_copy``: nobody writes the file, which is only ever replaced as a whole.
+    """
+    if not path.exists():
+        raise no_history_error(path, "the run has no history yet.")
+    uri = path.absolute().as_uri()
+    try:
+        if not is_copy:
+            # On a read-only or full disk SQLite cannot create its shared index file. Then the
+            # database is read as it is.
+            with suppress(sqlite3.OperationalError):
+                return _connect(path, f"{uri}?mode=ro")
+        return _connect(path, f"{uri}?immutable=1")
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        # SQLite quotes a damaged schema in its messages, which then are no text.
+        raise damaged_error(path, error) from error
+
+
+def _connect(path: Path, uri: str) -> UntrustedDatabase:
+    for name in (path.name, *(f"{path.name}-{part}" for part in ("wal", "shm", "journal"))):
+        # SQLite would wait for the writer of a pipe.
+        if not is_regular_or_absent(path.with_name(name)):
+            raise sqlite3.DatabaseError(f"{name} is not a regular file")
+    db = sqlite3.connect(
+        uri, uri=True, timeout=2.0, check_same_thread=False, factory=UntrustedDatabase
+    )
+    try:
+        db.text_factory = partial(str, encoding="utf-8", errors="replace")
+        db.set_progress_handler(db.is_late, _OPERATIONS)
+        if hasattr(db, "setlimit"):
+            db.setlimit(_LENGTH_LIMIT, _MOST_BYTES)
+        db.execute("PRAGMA trusted_schema = OFF")
+        db.execute("PRAGMA query_only = ON")
+        db.execute("PRAGMA cell_size_check = ON")
+        if check_layout(path, db) == 0:
+            raise no_history_error(path, "the run has no history yet.")
+        _check_tables(db)
+        _show_added_columns(db)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _check_tables(db: sqlite3.Connection) -> None:
+    """Raise ``sqlite3.DatabaseError`` unless the file holds plain tables of a usual size."""
+    query = "SELECT type, name FROM sqlite_master WHERE rootpage IS NULL OR rootpage < 1"
+    if (row := db.execute(query).fetchone()) is not None:
+        # Virtual tables have no page either.
+        raise sqlite3.DatabaseError(f"{row[1]} is a {row[0]} without rows")
+    query = "SELECT 1 FROM attempts LIMIT 1 OFFSET ?"
+    if db.execute(query, (MOST_ATTEMPTS,)).fetchone():
+        raise sqlite3.DatabaseError(f"more than {MOST_ATTEMPTS} attempts")
+
+
+def typed(rows: Iterable[tuple[Any, ...]], *kinds: Any) -> Iterator[tuple[Any, ...]]:
+    """Yield rows whose values are of these kinds. Raise ``sqlite3.DataError`` at another one."""
+    for row in rows:
+        for value, kind in zip(row, kinds, strict=True):
+            if not isinstance(value, kind):
+                raise sqlite3.DataError(f"a column of another type holds {type(value).__name__}")
+        yield row

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from msgspec import Struct, field
+from msgspec.structs import astuple, replace
 
 from ltui.training.json_codec import json_number
 from ltui.training.store.export_rows import ExportRow, valid_text
@@ -23,6 +24,7 @@ from ltui.training.store.optional_library import load_library
 COLUMNS = (
     "metric", "step", "epoch", "time", "rank", "value", "first_step", "min", "max", "count",
 )  # fmt: skip
+"""Names of the fields of ``ExportRow``, in their order."""
 
 RunRows = Mapping[str, Iterable[ExportRow]]
 """Rows of each exported run by its id; they may be read only once."""
@@ -109,6 +111,5 @@ def _rows(runs: RunRows) -> Iterator[tuple[Any, ...]]:
     for run_id, rows in runs.items():
         prefix = (run_id,) if len(runs) > 1 else ()
         for row in rows:
-            value = math.nan if row.value is None else row.value
-            place = (row.metric, row.step, row.epoch, row.time, row.rank, value)
-            yield (*prefix, *place, row.first_step, row.low, row.high, row.count)
+            shown = row if row.value is not None else replace(row, value=math.nan)
+            yield (*prefix, *astuple(shown))

@@ -1,22 +1,32 @@
-"""Rows of an export: every recorded value once, at the best resolution that is still stored.
+"""The steps of a run that count, the rows of an export, and the last and best values of metrics.
 
 A long history stores its latest steps one by one and older ones only as windows
 (``training/store/history_windows.py``). An export takes each step from the finest level that
-holds it.
+holds it, so it has every recorded value once. SQL only.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 import sqlite3
 from collections.abc import Iterator, Sequence
-from operator import itemgetter
+from operator import attrgetter
+from typing import Any
 
 from msgspec import Struct
 
-from ltui.training.store.history_windows import SAMPLES, WINDOW_SIZES, TablePair
-from ltui.training.store.series_query import Series, SeriesPart
-from ltui.training.store.untrusted_database import REAL, WHOLE, typed
+from ltui.training.state.metric_name_patterns import METRIC_RANKS, THROUGHPUT
+from ltui.training.state.run_snapshot import MetricValue
+from ltui.training.store.database_schema import REAL, WHOLE, typed
+from ltui.training.store.history_windows import (
+    SAMPLES,
+    STEPS,
+    WINDOW_SIZES,
+    Series,
+    SeriesPart,
+    TablePair,
+)
 
 _UNBOUNDED = 1 << 60
 """Last step of an attempt that no later attempt cuts off."""
@@ -93,22 +103,15 @@ class ExportRow(Struct, frozen=True):
     """Number of values that the row represents."""
 
 
-Row = tuple[
-    int, int, int | None, float | None, float | None, int | None, float | None, float | None, int
-]
-"""step, rank, epoch, time, value, first_step, low, high, count"""
-
-
 def export_rows(
     db: sqlite3.Connection, metric: str, series: Series, span: Span, ranks: Sequence[int]
 ) -> Iterator[ExportRow]:
     """Yield the rows of these ranks in one attempt, by step and then by rank."""
-    by_rank = [
-        _rank_rows(SeriesPart(db, series, span.attempt, rank), rank, 0, span.last_step)
+    by_rank = (
+        _rank_rows(SeriesPart(db, series, span.attempt, rank), metric, 0, span.last_step)
         for rank in ranks
-    ]
-    for row in heapq.merge(*by_rank, key=itemgetter(0, 1)):
-        yield _export_row(metric, row)
+    )
+    return heapq.merge(*by_rank, key=attrgetter("step", "rank"))
 
 
 def stored_ranks(db: sqlite3.Connection, tables: TablePair, attempt: int) -> list[int]:
@@ -134,17 +137,12 @@ def new_rows(
     # The newest step is always stored as a row. So one look-up shows that there is nothing new.
     (last,) = part.rows("max(step)").fetchone()
     if last is not None and last > newest:
-        for row in _rank_rows(part, rank, newest + 1, span.last_step):
-            yield _export_row(metric, row)
+        yield from _rank_rows(part, metric, newest + 1, span.last_step)
 
 
-def _export_row(metric: str, row: Row) -> ExportRow:
-    step, rank, epoch, t, value, first, low, high, n = row
-    shown_epoch = None if epoch is None else epoch + 1
-    return ExportRow(metric, step, shown_epoch, t, rank, value, first, low, high, n)
-
-
-def _rank_rows(part: SeriesPart, rank: int, first_step: int, last_step: int) -> Iterator[Row]:
+def _rank_rows(
+    part: SeriesPart, metric: str, first_step: int, last_step: int
+) -> Iterator[ExportRow]:
     """Yield windows from coarse to fine, each up to the first step that a finer level holds."""
     start, c = first_step, part.column
     for size in reversed(WINDOW_SIZES):
@@ -165,8 +163,7 @@ def _rank_rows(part: SeriesPart, rank: int, first_step: int, last_step: int) -> 
         kinds = (WHOLE, REAL, REAL, REAL, WHOLE, REAL, REAL, WHOLE)
         for last, epoch, t, mean, first, low, high, n in typed(windows, *kinds):
             start = (last // size + 1) * size
-            whole_epoch = None if epoch is None else int(epoch)
-            yield last, rank, whole_epoch, t, mean, first, low, high, n
+            yield ExportRow(metric, last, _shown(epoch), t, part.rank, mean, first, low, high, n)
     # A metric that was logged as NaN has a row without a value; of a step it means "not known".
     with_value = "" if part.tables is SAMPLES else f"AND {c} IS NOT NULL "
     if c == "loss":
@@ -183,10 +180,13 @@ def _rank_rows(part: SeriesPart, rank: int, first_step: int, last_step: int) -> 
     )
     row_kinds = (WHOLE, REAL, REAL, REAL, REAL, REAL, REAL, WHOLE)
     for step, epoch, t, value, first, low, high, n in typed(rows, *row_kinds):
-        if n == 1:
-            yield step, rank, epoch, t, value, None, None, None, 1
-        else:
-            yield step, rank, epoch, t, value, first, low, high, n
+        window = (first, low, high, n) if n != 1 else ()
+        yield ExportRow(metric, step, _shown(epoch), t, part.rank, value, *window)
+
+
+def _shown(epoch: float | None) -> int | None:
+    """Return an epoch as it is shown, counted from 1."""
+    return None if epoch is None else int(epoch) + 1
 
 
 def valid_text(text: str) -> str:
@@ -195,3 +195,98 @@ def valid_text(text: str) -> str:
     Neither Parquet nor protocol buffers hold such a character.
     """
     return text.encode("utf-8", "replace").decode("utf-8")
+
+
+StoredValues = dict[int, dict[str | None, MetricValue]]
+"""Rank -> name of a logged metric, or None for the loss of the rank's steps -> its values."""
+
+
+def stored_values(db: sqlite3.Connection, spans: Sequence[Span]) -> StoredValues:
+    """Return the values of each metric, of the lowest rank that has logged it in these spans."""
+    every: dict[str | None, Series] = {
+        str(name): Series(SAMPLES, "value", (int(number),))
+        for number, name in db.execute("SELECT id, name FROM names WHERE name != ?", (THROUGHPUT,))
+    }
+    values: StoredValues = {}
+    for name, series in {**every, None: Series(STEPS, "loss")}.items():
+        for rank in range(METRIC_RANKS):
+            if name is None and not _reports_loss(db, spans, rank):
+                continue
+            value = _series_value([_part_values(db, series, span, rank) for span in spans])
+            if value is not None:
+                values.setdefault(rank, {})[name] = value
+                break
+    return values
+
+
+def _reports_loss(db: sqlite3.Connection, spans: Sequence[Span], rank: int) -> bool:
+    """Return whether the newest steps of a rank have a loss: on a GPU they have none."""
+    parts = (SeriesPart(db, Series(STEPS, "loss"), s.attempt, rank) for s in reversed(spans))
+    newest = next((p for p in parts if p.rows("1", "LIMIT 1").fetchone() is not None), None)
+    return newest is not None and _since_first_loss(newest) is not None
+
+
+_PartValues = tuple[float | None, float | None, tuple[int, float | None] | None]
+"""Lowest and highest finite value, and step and value of the last row."""
+
+
+def _series_value(parts: Sequence[_PartValues]) -> MetricValue | None:
+    """Return the values of a series from those of its attempts, first to last."""
+    last = next((last for _, _, last in reversed(parts) if last is not None), None)
+    if last is None:
+        return None
+    step, value = last
+    return MetricValue(
+        last=math.nan if value is None else value,
+        step=step,
+        best_min=min((low for low, _, _ in parts if low is not None), default=None),
+        best_max=max((high for _, high, _ in parts if high is not None), default=None),
+    )
+
+
+def _part_values(db: sqlite3.Connection, series: Series, span: Span, rank: int) -> _PartValues:
+    """Return the values of one rank in one attempt.
+
+    Windows that cover rows are read as well, which changes neither the lowest nor the highest.
+    """
+    part, column = SeriesPart(db, series, span.attempt, rank), series.column
+    low = f"coalesce(low, {column})" if series.tables.combined else column
+    high = f"coalesce(high, {column})" if series.tables.combined else column
+    value = f"iif(n > 1, last, {column})" if series.tables.combined else column
+    # The loss of a step is NULL if it is NaN, but also where a program reports none.
+    since = "" if series.tables.combined else _since_first_loss(part)
+    if since is None:
+        return None, None, None
+    up_to, newest = f"AND step <= ? {since}", "ORDER BY step DESC, seq DESC LIMIT 1"
+    rows = part.rows(_lowest_and_highest(low, high), up_to, span.last_step).fetchone()
+    windows = part.windows(
+        _lowest_and_highest(f"{column}_low", f"{column}_high"),
+        "AND last_step <= ?",
+        span.last_step,
+    ).fetchone()
+    last = part.rows(f"step, {value}", f"{up_to} {newest}", span.last_step).fetchone()
+    if last is None:
+        last = part.windows(
+            f"last_step, {column}_mean",
+            f"AND last_step <= ? AND {column}_n > 0 ORDER BY last_step DESC LIMIT 1",
+            span.last_step,
+        ).fetchone()
+    lows, highs = zip(rows, windows, strict=True)
+    return _known(min, lows), _known(max, highs), last
+
+
+def _since_first_loss(part: SeriesPart) -> str | None:
+    """Return an SQL condition for the steps since the first loss; None if there is no loss."""
+    (step,) = part.rows("min(step)", "AND loss IS NOT NULL").fetchone()
+    if step is None and part.windows("1", "AND loss_n > 0 LIMIT 1").fetchone() is None:
+        return None
+    return f"AND step >= {int(step or 0)}"
+
+
+def _lowest_and_highest(low: str, high: str) -> str:
+    """Return SQL for the lowest and the highest finite value."""
+    return f"min(iif(abs({low}) < 9e999, {low}, NULL)), max(iif(abs({high}) < 9e999, {high}, NULL))"
+
+
+def _known(choose: Any, values: Sequence[float | None]) -> float | None:
+    return choose((value for value in values if value is not None), default=None)  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
 """Where the history of a run is: in its run directory, or on a local disk with a copy there.
 
 If the run directory is on a network file system, the supervisor writes ``run.db`` in a folder on a
-disk of its machine, and ``run.db`` in the run directory is a copy (``copied_history.py``).
+disk of its machine, and ``run.db`` in the run directory is a copy (``open_history.py``).
 ``history.json`` in the run directory names that folder. Its name has random digits, so whoever
 finds it on his machine reads the history itself, and everybody else reads the copy.
 
@@ -28,9 +28,9 @@ from msgspec import Struct
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import lock_holder
 from ltui.training.shared.regular_files import read_regular
+from ltui.training.store.find_run import is_in_bin
 from ltui.training.store.private_folder import private_folder
-from ltui.training.store.run_bin import is_in_bin
-from ltui.training.store.run_directory import RunDir, read_json, write_json
+from ltui.training.store.run_directory import RunDir, paths_in, read_json, write_json
 
 _NETWORK = frozenset(
     """
@@ -290,11 +290,7 @@ class LeftHistory(Struct, frozen=True):
 def left_histories() -> Iterator[LeftHistory]:
     """Yield the histories in this machine's temporary folders, those of live runs included."""
     for parent in dict.fromkeys(local_temporary_folders()):
-        try:
-            folders = list((own_folder(parent) / "history").iterdir())
-        except OSError:
-            continue
-        for folder in folders:
+        for folder in paths_in(own_folder(parent) / "history"):
             with contextlib.suppress(OSError, ValueError):
                 run_dir = RunDir(Path(read_regular(folder / "run_dir").decode()))
                 yield LeftHistory(folder, run_dir, (folder / "run.db").stat().st_mtime)

@@ -23,13 +23,18 @@ from ltui.training.state.gpu_values import GPU_READINGS
 from ltui.training.state.metric_name_patterns import THROUGHPUT, TRAIN_LOSS
 from ltui.training.state.run_snapshot import RunSnapshot, Verdict, snapshot_from_json
 from ltui.training.store.database_schema import (
+    LIMIT_S,
+    REAL,
     STEP_COLUMNS,
+    TEXT,
+    WHOLE,
     StoreError,
-    check_layout,
+    UntrustedDatabase,
     damaged_error,
     no_history_error,
-    show_added_columns,
+    open_for_reading,
     store_error,
+    typed,
 )
 from ltui.training.store.export_rows import (
     ExportRow,
@@ -39,23 +44,14 @@ from ltui.training.store.export_rows import (
     spans,
     stored_ranks,
 )
-from ltui.training.store.history_place import HistoryFile, history_file
-from ltui.training.store.history_windows import SAMPLES, STEPS
+from ltui.training.store.history_place import history_file
+from ltui.training.store.history_windows import SAMPLES, STEPS, Series, SeriesPart
 from ltui.training.store.run_directory import RunDir
 from ltui.training.store.same_loss import (
     has_step_loss,
     has_two_losses,
-    is_step_loss,
+    logs_another_loss,
     logs_step_loss,
-)
-from ltui.training.store.series_query import Series, SeriesPart
-from ltui.training.store.untrusted_database import (
-    LIMIT_S,
-    REAL,
-    TEXT,
-    WHOLE,
-    UntrustedDatabase,
-    typed,
 )
 
 if TYPE_CHECKING:
@@ -136,16 +132,7 @@ class RunStore:
     """Read-only access to one run's history."""
 
     def __init__(self, run_dir: RunDir) -> None:
-        file = history_file(run_dir)
-        try:
-            self._connection = _open_read_only(file)
-        except StoreError:
-            # The supervisor may have ended meanwhile: then the copy is complete.
-            again = history_file(run_dir)
-            if again == file:
-                raise
-            file, self._connection = again, _open_read_only(again)
-        self.path = file.path
+        self._connection, self.path = _open(run_dir)
 
     def close(self) -> None:
         self._connection.close()
@@ -153,7 +140,8 @@ class RunStore:
     @contextmanager
     def limited(self, seconds: float) -> Iterator[None]:
         """Raise ``StoreError`` if the file cannot be read, within so many seconds, as a history."""
-        self._connection.deadline = time.monotonic() + seconds
+        outer = self._connection.deadline
+        self._connection.deadline = min(outer, time.monotonic() + seconds)
         try:
             yield
         except StoreError:
@@ -161,7 +149,7 @@ class RunStore:
         except (sqlite3.DatabaseError, *WRONG_CONTENT) as error:
             raise damaged_error(self.path, error) from error
         finally:
-            self._connection.deadline = math.inf
+            self._connection.deadline = outer
 
     def __enter__(self) -> RunStore:
         return self
@@ -189,28 +177,22 @@ class RunStore:
     @_raises_store_error
     def metric_names(self) -> list[str]:
         """Return the names of logged metrics, and ``train/loss`` if only ltui knows the loss."""
-        names = set(self._logged_names())
+        rows = self._connection.execute("SELECT name FROM names WHERE name != ?", (THROUGHPUT,))
+        names = {name for (name,) in typed(rows, str)}
         if logs_step_loss(self._connection):
             names.discard(TRAIN_LOSS)
         elif has_step_loss(self._connection):
             names.add(TRAIN_LOSS)
         return sorted(names)
 
-    def _logged_names(self) -> list[str]:
-        rows = self._connection.execute("SELECT name FROM names WHERE name != ?", (THROUGHPUT,))
-        return [name for (name,) in typed(rows, str)]
-
+    @_raises_store_error
     def exported_names(self) -> list[str]:
         """Return the names of the series that an export without a selection holds."""
         names = self.metric_names()
-        if TRAIN_LOSS in names and not self._is_step_loss(TRAIN_LOSS):
+        if TRAIN_LOSS in names and logs_another_loss(self._connection):
             # The loss of the step records exists as well, under another name than the logged loss.
             names.append(STEP_LOSS)
         return names
-
-    @_raises_store_error
-    def _is_step_loss(self, name: str) -> bool:
-        return name not in self._logged_names() or is_step_loss(self._connection, name)
 
     # -- curves --------------------------------------------------------------------------------
 
@@ -504,33 +486,13 @@ def _mapping(text: Any) -> dict[str, Any]:
     return document
 
 
-def _open_read_only(file: HistoryFile) -> UntrustedDatabase:
-    path = file.path
-    if not path.exists():
-        raise no_history_error(path, "the run has no history yet.")
-    uri = path.absolute().as_uri()
+def _open(run_dir: RunDir) -> tuple[UntrustedDatabase, Path]:
+    file = history_file(run_dir)
     try:
-        if file.is_copy:
-            return _connect(path, f"{uri}?immutable=1")
-        try:
-            return _connect(path, f"{uri}?mode=ro")
-        except sqlite3.OperationalError:
-            # On a read-only or full disk SQLite cannot create its shared index file. Read the
-            # database as it is.
-            return _connect(path, f"{uri}?immutable=1")
-    except (sqlite3.Error, UnicodeDecodeError) as error:
-        # SQLite quotes a damaged schema in its messages, which then are no text.
-        raise damaged_error(path, error) from error
-
-
-def _connect(path: Path, uri: str) -> UntrustedDatabase:
-    connection = UntrustedDatabase.open(path, uri)
-    try:
-        if check_layout(path, connection) == 0:
-            raise no_history_error(path, "the run has no history yet.")
-        connection.check_tables()
-        show_added_columns(connection)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+        return open_for_reading(file.path, is_copy=file.is_copy), file.path
+    except StoreError:
+        # The supervisor may have ended meanwhile: then the copy is complete.
+        again = history_file(run_dir)
+        if again == file:
+            raise
+        return open_for_reading(again.path, is_copy=again.is_copy), again.path

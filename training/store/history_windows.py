@@ -18,6 +18,7 @@ WINDOW_SIZES = (64, 4096, 262144)
 STEP_VALUES = ("loss", "step_s", "fetch_s", "samples", "lr")
 """Columns of ``steps`` that are summarised in windows."""
 
+_FINEST = WINDOW_SIZES[0]
 _STEPS_UP = tuple(itertools.pairwise(WINDOW_SIZES))
 
 
@@ -53,10 +54,6 @@ class TablePair(Struct, frozen=True):
             f"iif({value} IS NULL, 0, coalesce(n, 1))"
         )
 
-    def where(self) -> str:
-        """Return an SQL condition that selects one series."""
-        return " AND ".join(f"{key} = ?" for key in self.keys)
-
 
 STEPS = TablePair("steps", "step_windows", ("attempt", "rank"), STEP_VALUES, "wall_s")
 SAMPLES = TablePair(
@@ -64,100 +61,138 @@ SAMPLES = TablePair(
 )
 
 
-def first_open_step(connection: sqlite3.Connection, family: TablePair, key: tuple[int, ...]) -> int:
-    """Return the first step of a series that is in no closed window of the finest level."""
-    row = connection.execute(
-        f"SELECT max(win) FROM {family.windows} WHERE {family.where()} AND level = ?",  # noqa: S608
-        (*key, WINDOW_SIZES[0]),
-    ).fetchone()
-    return 0 if row[0] is None else (int(row[0]) + 1) * WINDOW_SIZES[0]
+class SeriesWindows:
+    """One series of a history that is written, and how far windows summarise its rows."""
+
+    def __init__(
+        self, connection: sqlite3.Connection, tables: TablePair, key: tuple[int, ...]
+    ) -> None:
+        """``key``: the values of ``tables.keys``."""
+        self._connection, self._tables, self._key = connection, tables, key
+        self._keys = ", ".join(tables.keys)
+        self._where = " AND ".join(f"{name} = ?" for name in tables.keys)
+        self._read()
+
+    def _read(self) -> None:
+        first, newest, self._rows = self._execute(
+            f"SELECT min(step), max(step), count(*) FROM {self._tables.rows} "  # noqa: S608
+            f"WHERE {self._where}"
+        ).fetchone()
+        self._first_step, self._newest_step = first or 0, newest or 0
+        (window,) = self._execute(
+            f"SELECT max(win) FROM {self._tables.windows} "  # noqa: S608
+            f"WHERE {self._where} AND level = {_FINEST}"
+        ).fetchone()
+        # The first step that is in no closed window of the finest level.
+        self._open_step = 0 if window is None else (int(window) + 1) * _FINEST
+
+    def _execute(self, query: str, *more: int) -> sqlite3.Cursor:
+        return self._connection.execute(query, (*self._key, *more))
+
+    def add(self, newest_step: int, rows: int) -> None:
+        """Close every window that ends before the newest step, after rows were inserted."""
+        self._newest_step = max(self._newest_step, newest_step)
+        self._rows += rows
+        start, stop = self._open_step // _FINEST, self._newest_step // _FINEST
+        if stop <= start:
+            return
+        self._close_from_rows(start, stop)
+        for finer, level in _STEPS_UP:
+            first, last = start * _FINEST // level, stop * _FINEST // level
+            if last > first:
+                self._close_from_windows(finer, level, first, last)
+        self._open_step = stop * _FINEST
+
+    def _close_from_rows(self, start: int, stop: int) -> None:
+        tables = self._tables
+        columns = [f"{v}_{part}" for v in tables.values for part in ("mean", "low", "high", "n")]
+        values = ", ".join(tables.merged(v) for v in tables.values)
+        first, n = "min(step)", "count(*)"
+        if tables.combined:
+            first, n = "min(coalesce(first_step, step))", "sum(coalesce(n, 1))"
+        self._execute(
+            f"INSERT OR REPLACE INTO {tables.windows} ({self._keys}, level, win, "  # noqa: S608
+            f"first_step, last_step, epoch, wall_s, n, {', '.join(columns)}) "
+            f"SELECT {self._keys}, {_FINEST}, step / {_FINEST}, {first}, max(step), avg(epoch), "
+            f"avg({tables.time}), {n}, {values} FROM {tables.rows} "
+            f"WHERE {self._where} AND step >= ? AND step < ? GROUP BY step / {_FINEST}",
+            start * _FINEST,
+            stop * _FINEST,
+        )
+
+    def _close_from_windows(self, finer: int, level: int, first: int, last: int) -> None:
+        table, ratio = self._tables.windows, level // finer
+        values = ", ".join(
+            f"sum({v}_n), sum({v}_mean * {v}_n) / nullif(sum({v}_n), 0), min({v}_low), "
+            f"max({v}_high)"
+            for v in self._tables.values
+        )
+        self._execute(
+            f"INSERT OR REPLACE INTO {table} "  # noqa: S608
+            f"SELECT {self._keys}, {level}, win / {ratio}, min(first_step), max(last_step), "
+            f"avg(epoch), avg(wall_s), sum(n), {values} FROM {table} "
+            f"WHERE {self._where} AND level = {finer} AND win >= ? AND win < ? "
+            f"GROUP BY win / {ratio}",
+            first * ratio,
+            last * ratio,
+        )
+
+    def drop_old(self, keep_rows: int, keep_windows: int) -> None:
+        """Delete the oldest rows if there are too many, and windows that coarser ones cover."""
+        if self._rows <= keep_rows * 1.1:
+            return
+        per_step = max(1.0, self._rows / max(1, self._newest_step - self._first_step))
+        keep_from_step = self._newest_step - int(keep_rows / per_step)
+        cut = min(keep_from_step, self._open_step) // _FINEST * _FINEST
+        rows, windows = self._tables.rows, self._tables.windows
+        self._execute(f"DELETE FROM {rows} WHERE {self._where} AND step < ?", cut)  # noqa: S608
+        for finer, level in _STEPS_UP:
+            closed = self._open_step // level * level
+            window_cut = min(closed, self._open_step - keep_windows * finer) // finer
+            if window_cut > 0:
+                self._execute(
+                    f"DELETE FROM {windows} "  # noqa: S608
+                    f"WHERE {self._where} AND level = {finer} AND win < ?",
+                    window_cut,
+                )
+        self._read()
 
 
-def close_windows(
-    connection: sqlite3.Connection,
-    family: TablePair,
-    key: tuple[int, ...],
-    *,
-    open_step: int,
-    newest_step: int,
-) -> int:
-    """Close every window that ends before ``newest_step``; return the first step still open."""
-    start = open_step // WINDOW_SIZES[0]
-    stop = newest_step // WINDOW_SIZES[0]
-    if stop <= start:
-        return open_step
-    _close_from_rows(connection, family, key, start, stop)
-    for finer, level in _STEPS_UP:
-        first, last = start * WINDOW_SIZES[0] // level, stop * WINDOW_SIZES[0] // level
-        if last > first:
-            _close_from_windows(connection, family, key, finer, level, first, last)
-    return stop * WINDOW_SIZES[0]
+class Series(Struct, frozen=True):
+    """A column of a table of rows and of the table of its windows."""
+
+    tables: TablePair
+    column: str
+    name_key: tuple[int, ...] = ()
+    """Id of a logged metric in the table ``names``; empty for a column of ``steps``."""
 
 
-def _close_from_rows(
-    connection: sqlite3.Connection, family: TablePair, key: tuple[int, ...], start: int, stop: int
-) -> None:
-    size = WINDOW_SIZES[0]
-    columns = [f"{v}_{part}" for v in family.values for part in ("mean", "low", "high", "n")]
-    values = ", ".join(family.merged(v) for v in family.values)
-    first, n = "min(step)", "count(*)"
-    if family.combined:
-        first, n = "min(coalesce(first_step, step))", "sum(coalesce(n, 1))"
-    connection.execute(
-        f"INSERT OR REPLACE INTO {family.windows} ({', '.join(family.keys)}, level, win, "  # noqa: S608
-        f"first_step, last_step, epoch, wall_s, n, {', '.join(columns)}) "
-        f"SELECT {', '.join(family.keys)}, {size}, step / {size}, {first}, max(step), "
-        f"avg(epoch), avg({family.time}), {n}, {values} FROM {family.rows} "
-        f"WHERE {family.where()} AND step >= ? AND step < ? GROUP BY step / {size}",
-        (*key, start * size, stop * size),
-    )
+class SeriesPart:
+    """One series in one attempt, of one rank or, if ``rank`` is None, of all ranks."""
 
+    def __init__(
+        self, db: sqlite3.Connection, series: Series, attempt: int, rank: int | None = None
+    ) -> None:
+        self.tables, self.column, self.rank = series.tables, series.column, rank
+        ranks = () if rank is None else (rank,)
+        conditions = ["attempt = ?", *("rank = ?" for _ in ranks)]
+        conditions += ["name_id = ?" for _ in series.name_key]
+        self._where = " AND ".join(conditions)
+        self._key = (attempt, *ranks, *series.name_key)
+        self._db = db
 
-def _close_from_windows(
-    connection: sqlite3.Connection,
-    family: TablePair,
-    key: tuple[int, ...],
-    finer: int,
-    level: int,
-    first: int,
-    last: int,
-) -> None:
-    values = ", ".join(
-        f"sum({v}_n), sum({v}_mean * {v}_n) / nullif(sum({v}_n), 0), min({v}_low), max({v}_high)"
-        for v in family.values
-    )
-    ratio = level // finer
-    connection.execute(
-        f"INSERT OR REPLACE INTO {family.windows} "  # noqa: S608
-        f"SELECT {', '.join(family.keys)}, {level}, win / {ratio}, min(first_step), "
-        f"max(last_step), avg(epoch), avg(wall_s), sum(n), {values} FROM {family.windows} "
-        f"WHERE {family.where()} AND level = {finer} AND win >= ? AND win < ? "
-        f"GROUP BY win / {ratio}",
-        (*key, first * ratio, last * ratio),
-    )
+    def rows(self, columns: str, more: str = "", *parameters: int) -> sqlite3.Cursor:
+        """Select from the rows. ``more`` continues the WHERE clause."""
+        return self._select(columns, self.tables.rows, more, parameters)
 
+    def windows(self, columns: str, more: str = "", *parameters: int) -> sqlite3.Cursor:
+        """Select from the windows. ``more`` continues the WHERE clause."""
+        return self._select(columns, self.tables.windows, more, parameters)
 
-def drop_old(
-    connection: sqlite3.Connection,
-    family: TablePair,
-    key: tuple[int, ...],
-    *,
-    keep_from_step: int,
-    open_step: int,
-    keep_windows: int,
-) -> None:
-    """Delete rows before ``keep_from_step`` and old windows if coarser windows cover them."""
-    cut = min(keep_from_step, open_step) // WINDOW_SIZES[0] * WINDOW_SIZES[0]
-    connection.execute(
-        f"DELETE FROM {family.rows} WHERE {family.where()} AND step < ?",  # noqa: S608
-        (*key, cut),
-    )
-    for finer, level in _STEPS_UP:
-        closed = open_step // level * level
-        window_cut = min(closed, open_step - keep_windows * finer) // finer
-        if window_cut > 0:
-            connection.execute(
-                f"DELETE FROM {family.windows} WHERE {family.where()} "  # noqa: S608
-                f"AND level = {finer} AND win < ?",
-                (*key, window_cut),
-            )
+    def _select(
+        self, columns: str, table: str, more: str, parameters: tuple[int, ...]
+    ) -> sqlite3.Cursor:
+        return self._db.execute(
+            f"SELECT {columns} FROM {table} WHERE {self._where} {more}",  # noqa: S608
+            (*self._key, *parameters),
+        )

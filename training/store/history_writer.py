@@ -14,22 +14,18 @@ import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Struct, field
 
 from ltui.training.json_codec import to_json
 from ltui.training.state.gpu_values import GPU_READINGS
 from ltui.training.state.metric_name_patterns import TRAIN_LOSS, is_training_loss
-from ltui.training.state.run_event import Event
-from ltui.training.state.run_snapshot import GpuSnapshot, RunSnapshot, RunState, Verdict
-from ltui.training.store import history_windows
+from ltui.training.state.run_snapshot import Event, GpuSnapshot, RunSnapshot, RunState, Verdict
 from ltui.training.store.database_schema import STEP_COLUMNS, open_for_writing
-from ltui.training.store.export_rows import Span, spans
+from ltui.training.store.export_rows import Span, StoredValues, spans, stored_values
+from ltui.training.store.history_windows import SAMPLES, STEPS, SeriesWindows
 from ltui.training.store.same_loss import logs_step_loss
-
-if TYPE_CHECKING:
-    from ltui.training.store.stored_values import StoredValues
 
 KEEP_ROWS = 200_000
 """Number of newest rows kept at full resolution for each rank, and for each metric of a rank."""
@@ -38,26 +34,27 @@ KEEP_WINDOWS = 200_000
 KEEP_READINGS_S = 6 * 3600.0
 """Seconds for which GPU and process readings are kept."""
 
-_INSERT_STEP = (
-    f"INSERT OR IGNORE INTO steps (attempt, rank, seq, {', '.join(STEP_COLUMNS)}) "  # noqa: S608
-    f"VALUES ({', '.join('?' * (3 + len(STEP_COLUMNS)))})"
-)
-_INSERT_SAMPLE = (
-    "INSERT OR IGNORE INTO samples (attempt, rank, name_id, seq, step, epoch, t, value) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-)
-_INSERT_COMBINED = (
-    "INSERT OR IGNORE INTO samples (attempt, rank, name_id, seq, step, epoch, t, value, n, low, "
-    "high, last, first_step) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-)
-_INSERT_EVENT = (
-    "INSERT OR IGNORE INTO events (attempt, rank, seq, t, kind, text, data) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?)"
-)
-_INSERT_GPU = (
-    f"INSERT OR IGNORE INTO gpu_samples (gpu, t, {', '.join(GPU_READINGS)}) "  # noqa: S608
-    f"VALUES ({', '.join('?' * (2 + len(GPU_READINGS)))})"
-)
+
+def _insert(table: str, *columns: str) -> str:
+    """Return the statement that inserts a row, unless the table has one with its key."""
+    marks = ", ".join("?" * len(columns))
+    return f"INSERT OR IGNORE INTO {table} ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608
+
+
+_INSERT_ATTEMPT = _insert(
+    "attempts", "attempt", "started_at", "state", "resumed_path", "resumed_step", "boot_id",
+    "changes", "reason", "parent",
+)  # fmt: skip
+_INSERT_STEP = _insert("steps", "attempt", "rank", "seq", *STEP_COLUMNS)
+_INSERT_SAMPLE = _insert(
+    "samples", "attempt", "rank", "name_id", "seq", "step", "epoch", "t", "value",
+    "n", "low", "high", "last", "first_step",
+)  # fmt: skip
+_ONE_VALUE = (None,) * 5
+"""The last columns of a sample that is one logged value."""
+_INSERT_EVENT = _insert("events", "attempt", "rank", "seq", "t", "kind", "text", "data")
+_INSERT_GPU = _insert("gpu_samples", "gpu", "t", *GPU_READINGS)
+_INSERT_PROCESS = _insert("process_samples", "attempt", "rank", "t", "cpu_percent", "rss_bytes")
 
 
 class Cursor(Struct, frozen=True):
@@ -117,16 +114,6 @@ class Batch(Struct):
         )  # fmt: skip
 
 
-class _SeriesProgress(Struct):
-    """Progress of the windows of one series."""
-
-    open_step: int
-    """First step that is in no closed window."""
-    first_step: int
-    newest_step: int = 0
-    rows: int = 0
-
-
 class StoreWriter:
     """The only writer of one run's database."""
 
@@ -134,7 +121,7 @@ class StoreWriter:
         self._connection = open_for_writing(path)
         self._keep_rows = keep_rows
         self._names = self._read_names()
-        self._progress: dict[tuple[int, ...], _SeriesProgress] = {}
+        self._windows: dict[tuple[int, ...], SeriesWindows] = {}
         self._pruned_at = 0.0
 
     def close(self) -> None:
@@ -151,7 +138,7 @@ class StoreWriter:
         """Return the number of the last attempt; 0 if there is none."""
         return int(self._value("SELECT max(attempt) FROM attempts") or 0)
 
-    def _value(self, query: str, *parameters: int) -> Any:
+    def _value(self, query: str, *parameters: int | None) -> Any:
         """Return the first column of the first row; None if there is no row."""
         row = self._connection.execute(query, parameters).fetchone()
         return None if row is None else row[0]
@@ -174,8 +161,7 @@ class StoreWriter:
         is given for an automatic restart. ``parent`` is the attempt that saved the checkpoint.
         """
         self._connection.execute(
-            "INSERT OR IGNORE INTO attempts (attempt, started_at, state, resumed_path, "
-            "resumed_step, boot_id, changes, reason, parent) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            _INSERT_ATTEMPT,
             (
                 attempt, started_at, RunState.STARTING.value, resumed_path, resumed_step, boot_id,
                 json.dumps(list(changes)), reason, parent,
@@ -272,15 +258,12 @@ class StoreWriter:
 
     def stored_values(self, spans: Sequence[Span]) -> StoredValues:
         """Return the last and best values of each metric over these steps."""
-        # Imported here because it loads NumPy, which would delay the start of the engine.
-        from ltui.training.store.stored_values import stored_values
-
         return stored_values(self._connection, spans)
 
     def has_trained(self, attempt: int | None = None) -> bool:
         """Return whether an attempt, or any attempt, has stored steps."""
         query = "SELECT EXISTS (SELECT 1 FROM steps WHERE attempt = coalesce(?, attempt))"
-        return bool(self._connection.execute(query, (attempt,)).fetchone()[0])
+        return bool(self._value(query, attempt))
 
     def has_logged(self, attempt: int) -> bool:
         """Return whether an attempt has stored values that the program logs."""
@@ -300,8 +283,8 @@ class StoreWriter:
 
     def snapshot_document(self) -> str | None:
         """Return the stored snapshot as JSON; None if there is none."""
-        row = self._connection.execute("SELECT document FROM snapshot").fetchone()
-        return None if row is None else str(row[0])
+        document: str | None = self._value("SELECT document FROM snapshot")
+        return document
 
     def write_snapshot(self, snapshot: RunSnapshot) -> None:
         """Replace the stored snapshot."""
@@ -343,7 +326,7 @@ class StoreWriter:
                     self.write_snapshot(snapshot)
         except sqlite3.Error:
             # The rollback also removed names and windows that were added in the transaction.
-            self._progress.clear()
+            self._windows.clear()
             self._names = self._read_names()
             raise
 
@@ -359,12 +342,13 @@ class StoreWriter:
         db.executemany(
             _INSERT_SAMPLE,
             [
-                (attempt, rank, self._name_id(name), seq, step or 0, epoch, t, _none_for_nan(value))
+                (attempt, rank, self._name_id(name), seq, step or 0, epoch, t, _none_for_nan(value),
+                 *_ONE_VALUE)
                 for rank, seq, name, step, epoch, t, value in batch.samples
             ],
-        )
+        )  # fmt: skip
         db.executemany(
-            _INSERT_COMBINED,
+            _INSERT_SAMPLE,
             [
                 (attempt, c.rank, self._name_id(c.name), c.seq, c.step, c.epoch, c.t,
                  *map(_none_for_nan, (c.mean, c.count, c.low, c.high, c.last)), c.first_step)
@@ -391,11 +375,7 @@ class StoreWriter:
                 if gpu.sampled_at is not None
             ],
         )
-        db.executemany(
-            "INSERT OR IGNORE INTO process_samples (attempt, rank, t, cpu_percent, rss_bytes) "
-            "VALUES (?, ?, ?, ?, ?)",
-            [(attempt, *row) for row in batch.processes],
-        )
+        db.executemany(_INSERT_PROCESS, [(attempt, *row) for row in batch.processes])
 
     def drop_old_readings(self, now: float) -> None:
         """Delete readings older than ``KEEP_READINGS_S``, at most once a minute."""
@@ -433,55 +413,12 @@ class StoreWriter:
         for c in batch.combined:
             new_steps.setdefault((attempt, c.rank, self._name_id(c.name)), []).append(c.step)
         for key, series_steps in new_steps.items():
-            self._advance(key, max(0, *series_steps), len(series_steps))
-
-    def _advance(self, key: tuple[int, ...], newest_step: int, rows: int) -> None:
-        family = history_windows.STEPS if len(key) == 2 else history_windows.SAMPLES
-        progress = self._progress.get(key)
-        if progress is None:
-            progress = self._progress[key] = self._read_progress(family, key)
-        progress.newest_step = max(progress.newest_step, newest_step)
-        progress.rows += rows
-        opened = history_windows.close_windows(
-            self._connection,
-            family,
-            key,
-            open_step=progress.open_step,
-            newest_step=progress.newest_step,
-        )
-        progress.open_step = opened
-        if progress.rows > self._keep_rows * 1.1:
-            self._drop_old(family, key, progress)
-
-    def _drop_old(
-        self, family: history_windows.TablePair, key: tuple[int, ...], progress: _SeriesProgress
-    ) -> None:
-        per_step = max(1.0, progress.rows / max(1, progress.newest_step - progress.first_step))
-        keep_from = progress.newest_step - int(self._keep_rows / per_step)
-        history_windows.drop_old(
-            self._connection,
-            family,
-            key,
-            keep_from_step=keep_from,
-            open_step=progress.open_step,
-            keep_windows=KEEP_WINDOWS,
-        )
-        self._progress[key] = self._read_progress(family, key)
-
-    def _read_progress(
-        self, family: history_windows.TablePair, key: tuple[int, ...]
-    ) -> _SeriesProgress:
-        first, newest, rows = self._connection.execute(
-            f"SELECT min(step), max(step), count(*) FROM {family.rows} "  # noqa: S608
-            f"WHERE {family.where()}",
-            key,
-        ).fetchone()
-        return _SeriesProgress(
-            open_step=history_windows.first_open_step(self._connection, family, key),
-            first_step=first or 0,
-            newest_step=newest or 0,
-            rows=rows,
-        )
+            windows = self._windows.get(key)
+            if windows is None:
+                tables = STEPS if len(key) == 2 else SAMPLES
+                windows = self._windows[key] = SeriesWindows(self._connection, tables, key)
+            windows.add(max(0, *series_steps), len(series_steps))
+            windows.drop_old(self._keep_rows, KEEP_WINDOWS)
 
 
 @contextlib.contextmanager

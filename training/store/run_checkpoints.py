@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ from ltui.training.state.good_checkpoints import badness, last_good_checkpoint, 
 from ltui.training.state.run_snapshot import CheckpointInfo
 from ltui.training.store.export_rows import Span, counts
 from ltui.training.store.history_reader import RunStore
-from ltui.training.store.run_directory import RunDir
+from ltui.training.store.run_directory import RunDir, paths_in
 
 _SKIPPED_NAMED = 3
 """Maximum number of skipped checkpoints that a sentence names."""
@@ -41,7 +42,8 @@ def list_checkpoints(folder: Path, spans: Sequence[Span] | None = None) -> list[
     ``ok`` is False if a file is missing or has another size. Otherwise it is None, because only
     ``verify`` reads checksums. ``spans`` are the steps that count, by default those of the history.
     """
-    infos = [info for path in _manifest_paths(folder) if (info := _read_manifest(path)) is not None]
+    manifests = (p for p in paths_in(folder) if re.fullmatch(r"[^.].*\.ckpt\.json", p.name))
+    infos = [info for path in manifests if (info := _read_manifest(path)) is not None]
     if spans is None and infos:
         spans = _stored_spans(folder)
     if spans:
@@ -200,11 +202,8 @@ def _damage_of_part(part: _Part) -> str | None:
 def _without_manifest(folder: Path, infos: list[CheckpointInfo]) -> list[Path]:
     """Return the files of checkpoints that were never completed."""
     completed = {info.path for info in infos}
-    try:
-        names = [*folder.glob("*.ckpt"), *folder.glob(".*.ckpt.part")]
-    except OSError:
-        return []
-    return [path for path in names if str(path) not in completed]
+    paths = (p for p in paths_in(folder) if re.fullmatch(r".*\.ckpt|\..*\.ckpt\.part", p.name))
+    return [path for path in paths if str(path) not in completed]
 
 
 def remove_unfinished(folder: Path) -> list[str]:
@@ -214,11 +213,7 @@ def remove_unfinished(folder: Path) -> list[str]:
     checkpoint that has a manifest stays, even if it is damaged.
     """
     removed = []
-    try:
-        paths = sorted(folder.iterdir())
-    except OSError:
-        return []
-    for path in paths:
+    for path in sorted(paths_in(folder)):
         match = UNFINISHED_FILE.fullmatch(path.name)
         if match is None or (not match["dot"] and (folder / f"{match['name']}.json").exists()):
             continue
@@ -236,13 +231,6 @@ def _modified_at(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
-
-
-def _manifest_paths(folder: Path) -> list[Path]:
-    try:
-        return [path for path in folder.glob("*.ckpt.json") if not path.name.startswith(".")]
-    except OSError:
-        return []
 
 
 _SHOWN = ("global_step", "epoch", "reason", "saved_at", "size_bytes", "attempt", "fit")

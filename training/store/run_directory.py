@@ -1,4 +1,4 @@
-"""Location of runs: ltui's home directory, the paths of one run, and the ids of new runs.
+"""Location of runs: ltui's home directory, the paths and size of one run, the ids of new runs.
 
 This module does not know about processes or databases.
 """
@@ -25,6 +25,7 @@ from ltui.training.store.private_folder import make_private_folders, private_fol
 
 if TYPE_CHECKING:
     from ltui.training.config.run_spec import RunSpec
+
 
 _SOCKET_PATH_BYTES = 107
 """Longest path of a Unix socket: ``sun_path`` has 108 bytes including a terminating zero."""
@@ -83,6 +84,16 @@ def _home_problem(where: str, home: Path, reason: str) -> ProblemError:
     )
 
 
+class _Below:
+    """A path below the directory of a run, as an attribute of ``RunDir``."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run_dir: RunDir, _: object) -> Path:
+        return run_dir.path / self._name
+
+
 class RunDir(Struct, frozen=True):
     """Paths of one run. Creating a ``RunDir`` touches no file."""
 
@@ -98,79 +109,32 @@ class RunDir(Struct, frozen=True):
     def home(self) -> Path:
         return self.path.parent.parent
 
-    @property
-    def spec_path(self) -> Path:
-        return self.path / "spec.yaml"
-
-    @property
-    def db_path(self) -> Path:
-        return self.path / "run.db"
-
-    @property
-    def labels_path(self) -> Path:
-        """Tags, group, note and star (``training/store/labels_file.py``)."""
-        return self.path / self.LABELS_NAME
-
-    @property
-    def history_place_path(self) -> Path:
-        """Exists if ``db_path`` is a copy (``history_place.py``)."""
-        return self.path / "history.json"
-
-    @property
-    def lock_path(self) -> Path:
-        return self.path / "supervisor.lock"
-
-    @property
-    def socket_path(self) -> Path:
-        """Path that clients connect to; a symbolic link if the path is too long for a socket."""
-        return self.path / "control.sock"
-
-    @property
-    def shim_path(self) -> Path:
-        """Identity of the shim process."""
-        return self.path / "keeper.json"
-
-    @property
-    def end_path(self) -> Path:
-        """The last stored snapshot of an ended run, for the case that its history is damaged."""
-        return self.path / "end.json"
-
-    @property
-    def restarts_path(self) -> Path:
-        """Automatic restarts since a user last started the run (``lifecycle/restart_rules.py``)."""
-        return self.path / "restarts.json"
-
-    @property
-    def requests_path(self) -> Path:
-        """Requests that are still to be carried out (``training/lifecycle/pending_stops.py``)."""
-        return self.path / "orders.json"
-
-    @property
-    def environment_path(self) -> Path:
-        """Environment for the start of a run that waits for GPUs; removed when it has started."""
-        return self.path / "engine" / "environment.json"
-
-    @property
-    def mirror_lock_path(self) -> Path:
-        """Locked by the process that writes the event files of the run."""
-        return self.path / "mirror.lock"
-
-    @property
-    def checkpoints_dir(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def slurm_dir(self) -> Path:
-        """The folder of the record of SLURM jobs; it exists only if SLURM starts the run."""
-        return self.path / "slurm"
-
-    @property
-    def supervisor_log_path(self) -> Path:
-        return self.path / "logs" / "supervisor.log"
-
-    @property
-    def shim_log_path(self) -> Path:
-        return self.path / "logs" / "keeper.log"
+    spec_path = _Below("spec.yaml")
+    db_path = _Below("run.db")
+    labels_path = _Below(LABELS_NAME)
+    """Tags, group, note and star (``training/store/labels_file.py``)."""
+    history_place_path = _Below("history.json")
+    """Exists if ``db_path`` is a copy (``history_place.py``)."""
+    lock_path = _Below("supervisor.lock")
+    socket_path = _Below("control.sock")
+    """Path that clients connect to; a symbolic link if the path is too long for a socket."""
+    shim_path = _Below("keeper.json")
+    """Identity of the shim process."""
+    end_path = _Below("end.json")
+    """The last stored snapshot of an ended run, for the case that its history is damaged."""
+    restarts_path = _Below("restarts.json")
+    """Automatic restarts since a user last started the run (``lifecycle/restart_rules.py``)."""
+    requests_path = _Below("orders.json")
+    """Requests that are still to be carried out (``training/lifecycle/pending_stops.py``)."""
+    environment_path = _Below("engine/environment.json")
+    """Environment for the start of a run that waits for GPUs; removed when it has started."""
+    mirror_lock_path = _Below("mirror.lock")
+    """Locked by the process that writes the event files of the run."""
+    checkpoints_dir = _Below("checkpoints")
+    slurm_dir = _Below("slurm")
+    """The folder of the record of SLURM jobs; it exists only if SLURM starts the run."""
+    supervisor_log_path = _Below("logs/supervisor.log")
+    shim_log_path = _Below("logs/keeper.log")
 
     def queue_dir(self, attempt: int) -> Path:
         return self.path / "queue" / str(attempt)
@@ -270,6 +234,14 @@ def open_private_log(path: Path) -> BinaryIO:
     """
     separate(path)
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
+
+
+def paths_in(folder: Path) -> list[Path]:
+    """Return what is in a folder; nothing if it cannot be read."""
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
 
 
 def is_own(path: str) -> bool:
@@ -376,3 +348,34 @@ def given_name(name: str | None) -> str:
     """Return a name that is to be stored as a label, because the id has another one; else an empty
     text."""
     return "" if name is None or _NAME.fullmatch(name) else name
+
+
+_BLOCK_BYTES = 512
+"""Unit of ``st_blocks``, on every file system."""
+
+
+def disk_use(folder: Path) -> int:
+    """Return the bytes that a folder occupies on its disk.
+
+    A file with several names in the folder counts once, and links are not followed. What cannot be
+    read, or disappears meanwhile, counts as nothing.
+    """
+    total, seen, folders = 0, set(), [os.fspath(folder)]
+    while folders:
+        try:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    try:
+                        status = entry.stat(follow_symlinks=False)
+                    except OSError:
+                        continue
+                    if status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode):
+                        if (status.st_dev, status.st_ino) in seen:
+                            continue
+                        seen.add((status.st_dev, status.st_ino))
+                    total += status.st_blocks * _BLOCK_BYTES
+                    if stat.S_ISDIR(status.st_mode):
+                        folders.append(entry.path)
+        except OSError:
+            continue
+    return total

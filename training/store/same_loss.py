@@ -44,10 +44,10 @@ def logs_step_loss(db: sqlite3.Connection) -> bool:
     return any(_equals(db, names[name], names.get(TRAIN_LOSS)) for name in candidates)
 
 
-def is_step_loss(db: sqlite3.Connection, name: str) -> bool:
-    """Return True if the logged metric ``name`` has the values of the loss of each step."""
-    row = db.execute("SELECT id FROM names WHERE name = ?", (name,)).fetchone()
-    return row is not None and _equals(db, int(row[0]), None)
+def logs_another_loss(db: sqlite3.Connection) -> bool:
+    """Return True if the program logs ``train/loss`` with other values than each step's loss."""
+    row = db.execute("SELECT id FROM names WHERE name = ?", (TRAIN_LOSS,)).fetchone()
+    return row is not None and not _equals(db, int(row[0]), None)
 
 
 def _is_trainer(db: sqlite3.Connection) -> bool:

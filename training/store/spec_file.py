@@ -21,16 +21,11 @@ _DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 def read_spec_file(path: Path) -> RunSpec:
     """Read a file. Raise ``ProblemError`` if it is missing, damaged or from a newer ltui."""
-    where = str(path)
     try:
         text = read_regular(path, MOST_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise ProblemError.of(
-            where=where,
-            what=f"it cannot be read ({_first_line(error)}).",
-            remedy="Restore it or delete the run.",
-        ) from error
-    return parse_spec(text, where)
+        raise _unreadable(str(path), error) from error
+    return parse_spec(text, str(path))
 
 
 def parse_spec(text: str, where: str) -> RunSpec:
@@ -39,11 +34,7 @@ def parse_spec(text: str, where: str) -> RunSpec:
         check_size(text)
         document = yaml.load(text, Loader=_LOADER)  # noqa: S506 - both loaders are safe
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ProblemError.of(
-            where=where,
-            what=f"it cannot be read ({_first_line(error)}).",
-            remedy="Restore it or delete the run.",
-        ) from error
+        raise _unreadable(where, error) from error
     if not isinstance(document, dict):
         raise ProblemError.of(where=where, what="this is not a run's specification.")
     return RunSpec.from_document(document, where)
@@ -51,17 +42,11 @@ def parse_spec(text: str, where: str) -> RunSpec:
 
 def spec_text(spec: RunSpec) -> str:
     """Return the specification as YAML."""
-    return str(yaml.dump(_plain(spec.to_document()), Dumper=_DUMPER, sort_keys=False))
+    return str(yaml.dump(spec.to_document(), Dumper=_DUMPER, sort_keys=False))
 
 
-def _plain(value: Any) -> Any:
-    """Convert tuples to lists, because YAML's safe dumper does not accept them."""
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    return value
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n", 1)[0] or type(error).__name__
+def _unreadable(where: str, error: Exception) -> ProblemError:
+    reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
+    return ProblemError.of(
+        where=where, what=f"it cannot be read ({reason}).", remedy="Restore it or delete the run."
+    )

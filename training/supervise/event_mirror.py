@@ -10,7 +10,7 @@ import time
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.mirror_folder import mirror_folder
 from ltui.training.process.python_command import module_command
-from ltui.training.state.run_event import Event
+from ltui.training.state.run_snapshot import Event
 from ltui.training.store.run_directory import RunDir, open_private_log
 from ltui.training.supervise.mirror_process import EXIT_UNUSABLE
 

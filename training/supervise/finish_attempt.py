@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from ltui.training.config.verdict_severity import VerdictLevel
+from ltui.training.config.run_spec import VerdictLevel
 from ltui.training.diagnosis.judge import Judgement
-from ltui.training.diagnosis.machines import NO_MACHINES, rank_machines
+from ltui.training.diagnosis.verdict_words import NO_MACHINES, rank_machines
 from ltui.training.lifecycle.classify_end import (
     AttemptEnd,
     EndFacts,
@@ -34,8 +34,7 @@ from ltui.training.lifecycle.elastic_log import (
 )
 from ltui.training.lifecycle.kill_processes import kill_run_processes
 from ltui.training.lifecycle.shim_files import EngineExit
-from ltui.training.state.run_event import Event
-from ltui.training.state.run_snapshot import RunState
+from ltui.training.state.run_snapshot import Event, RunState
 from ltui.training.store.history_writer import Batch
 from ltui.training.supervise.control_server import ControlServer
 from ltui.training.supervise.live_attempt import LiveAttempt

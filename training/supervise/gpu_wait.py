@@ -14,8 +14,16 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from ltui.training.config.device_selection import free_count
-from ltui.training.gpu.free_gpus import VISIBLE, select_gpus, usable_gpus, visible_variables
-from ltui.training.gpu.reading import NO_DRIVER, NO_GPU, NOT_READ_YET, GpuReading
+from ltui.training.gpu.reading import (
+    NO_DRIVER,
+    NO_GPU,
+    NOT_READ_YET,
+    VISIBLE,
+    GpuReading,
+    select_gpus,
+    usable_gpus,
+    visible_variables,
+)
 from ltui.training.gpu.run_gpus import RunGpus
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.store.run_directory import RunDir

@@ -20,8 +20,7 @@ from msgspec.structs import replace
 from ltui.training.lifecycle.rank_queue_poller import QueuePoller
 from ltui.training.shared.record_types import RecordKind
 from ltui.training.state.record_fold import json_label, logged_row, step_rows
-from ltui.training.state.run_event import Event
-from ltui.training.state.run_snapshot import RunSnapshot
+from ltui.training.state.run_snapshot import Event, RunSnapshot
 from ltui.training.store.history_writer import Batch, CombinedSample, Sample, StoreWriter
 from ltui.training.tensor_queue.queue_reader import Poll, QueueFileError, Record
 

@@ -32,8 +32,12 @@ from ltui.training.shared.record_types import Outcome, Phase, PulseState, Record
 from ltui.training.state.metric_name_patterns import THROUGHPUT, TRAIN_LOSS
 from ltui.training.state.record_fold import FoldedEvent, fold_many
 from ltui.training.state.run_snapshot import LIVE, MetricValue, RunSnapshot, RunState
-from ltui.training.state.snapshot_from_fold import metrics, training_has_started
-from ltui.training.state.throughput import ThroughputPoint, next_point
+from ltui.training.state.snapshot_from_fold import (
+    ThroughputPoint,
+    metrics,
+    next_point,
+    training_has_started,
+)
 from ltui.training.store.history_writer import Batch, Sample, StoreWriter
 from ltui.training.store.run_directory import RunDir
 from ltui.training.store.same_loss import has_two_losses

@@ -16,8 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from ltui.training.state.run_event import Event
-from ltui.training.state.run_snapshot import FreezeWarning
+from ltui.training.state.run_snapshot import Event, FreezeWarning
 from ltui.training.store.run_directory import RunDir
 
 LIMIT_VARIABLE = "LTUI_LOG_LIMIT"

@@ -28,8 +28,7 @@ from ltui.training.process.identity import ProcessIdentity, ProcessTable
 from ltui.training.process.proc_files import environment, read_text
 from ltui.training.process.rank_usage import RankFinder, RankUsage, UsageMeter
 from ltui.training.shared.record_types import PulseState
-from ltui.training.state.run_event import Event
-from ltui.training.state.run_snapshot import RunSnapshot, Verdict
+from ltui.training.state.run_snapshot import Event, RunSnapshot, Verdict
 from ltui.training.store.history_writer import Batch
 
 _MAX_PROCESSES = 64

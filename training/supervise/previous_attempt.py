@@ -11,9 +11,9 @@ from ltui.training.problem import ProblemError
 from ltui.training.state.record_fold import FoldState, RankFold
 from ltui.training.state.run_snapshot import RunSnapshot
 from ltui.training.state.snapshot_from_fold import Progress
+from ltui.training.store.export_rows import StoredValues
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir
-from ltui.training.store.stored_values import StoredValues
 
 
 def stored_snapshot(run_dir: RunDir) -> RunSnapshot | None:

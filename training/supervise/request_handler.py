@@ -15,8 +15,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeVar
 
 from ltui.training.shared.defaults import STOP_TIMEOUT_S
-from ltui.training.state.run_event import Event
-from ltui.training.state.run_snapshot import LIVE, RunState
+from ltui.training.state.run_snapshot import LIVE, Event, RunState
 from ltui.training.state.stop_conditions import (
     StopCondition,
     from_document,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ltui.training.config.verdict_severity import BLOCKING_LEVELS
+from ltui.training.config.run_spec import BLOCKING_LEVELS
 from ltui.training.diagnosis.judge import Judgement
 from ltui.training.gpu.flop_utilisation import model_flop_utilisation
 from ltui.training.lifecycle.classify_end import AttemptEnd
@@ -27,8 +27,14 @@ from ltui.training.state.run_snapshot import (
     RunSnapshot,
     RunState,
 )
-from ltui.training.state.snapshot_from_fold import at_least, progress, rank_snapshots
-from ltui.training.state.throughput import mean_batch_s, throughput, without_current_rates
+from ltui.training.state.snapshot_from_fold import (
+    at_least,
+    mean_batch_s,
+    progress,
+    rank_snapshots,
+    throughput,
+    without_current_rates,
+)
 
 if TYPE_CHECKING:
     from ltui.training.supervise.live_attempt import LiveAttempt

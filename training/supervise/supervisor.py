@@ -27,8 +27,7 @@ from ltui.training.lifecycle.shim_files import EngineExit, engine_exit
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import release_lock
 from ltui.training.state.good_checkpoints import nan_since
-from ltui.training.state.run_event import Event
-from ltui.training.state.run_snapshot import RunState
+from ltui.training.state.run_snapshot import Event, RunState
 from ltui.training.store.history_writer import Batch, StoreWriter
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.control_server import ControlServer

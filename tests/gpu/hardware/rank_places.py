@@ -13,8 +13,8 @@ from typing import Any
 
 import psutil
 
-from ltui.training.gpu.rank_mapping import RankLocation, map_ranks, normalize_uuid
 from ltui.training.gpu.reading import GpuReading
+from ltui.training.gpu.run_gpus import RankLocation, map_ranks, normalize_uuid
 from tests.gpu.hardware.check import Check
 from tests.gpu.hardware.conditions import Conditions
 from tests.gpu.hardware.simulated_driver import SimulatedDriver
@@ -135,13 +135,12 @@ def judge_place(
             visible_devices=visible,
             device_order=os.environ.get("CUDA_DEVICE_ORDER"),
         )
-        mapped = map_ranks(readings, [alone])
-        index = mapped.gpu_of.get(0)
+        index = map_ranks(readings, [alone]).get(0)
         # CUDA numbers different models by their speed, so that a number says nothing there.
         several = len({r.name for r in readings}) > 1
         known = None if index is None and several else index == expected[0]
         what = f"rank, {way}: GPU by {VISIBLE} alone"
-        yield Check(what, mapped.unknown.get(0, index), _numbers(expected), known)
+        yield Check(what, "unknown" if index is None else index, _numbers(expected), known)
     processes = [process for gpu in gpus for process in gpu["processes"] or ()]
     own = [process for process in processes if process["pid"] == facts["pid"]]
     unseen = sum(process["owner"] == "unseen" for process in processes)

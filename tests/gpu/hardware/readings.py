@@ -21,8 +21,8 @@ from typing import Any
 
 from msgspec.structs import fields
 
-from ltui.training.gpu.rank_mapping import RankLocation, gpu_snapshots, map_ranks
 from ltui.training.gpu.reading import GpuReading
+from ltui.training.gpu.run_gpus import RankLocation, gpu_snapshots, map_ranks
 from ltui.training.gpu.symptoms import LOW_POWER, symptoms
 from ltui.training.state.gpu_values import GpuValues
 from ltui.training.state.run_snapshot import RankSnapshot, RankState
@@ -141,8 +141,7 @@ def _measure(load: _Load) -> Iterator[Check]:
     load.begin("idle")
     load.wait(PHASES_S["idle"])
     readings = samples.sampler.latest().readings
-    mapped = map_ranks(readings, [load.location])
-    index = mapped.gpu_of.get(0)
+    index = map_ranks(readings, [load.location]).get(0)
     yield Check("torch's UUID leads to a GPU", index, "a GPU", index is not None)
     load.index = readings[0].index if index is None else index
     yield from _beside_smi(load, "idle")

@@ -45,8 +45,6 @@ class UnfinishedCollective(Struct, frozen=True, kw_only=True):
     """Entries of the ranks that enqueued number ``seq``, as far as they are known."""
     absent: tuple[int, ...]
     """Ranks that have not enqueued it."""
-    unknown: tuple[int, ...]
-    """Ranks for which no record is available."""
     elsewhere: tuple[int, ...] = ()
     """Ranks that wait in a collective of another group, indirectly for the absent ranks."""
     crossed: bool = False
@@ -190,7 +188,6 @@ def _unfinished_of_group(
         seq=seq,
         at=at,
         absent=tuple(sorted(absent)),
-        unknown=tuple(sorted(ranks - at.keys() - absent)),
     )
 
 
@@ -214,7 +211,7 @@ def find_mismatch_by_stacks(
         at[rank] = Collective(group="0", seq=UNNUMBERED, op=name, call_site=site)
     if len({call_signature(entry) for entry in at.values()}) < 2:
         return None
-    return UnfinishedCollective(group="0", seq=UNNUMBERED, at=at, absent=(), unknown=())
+    return UnfinishedCollective(group="0", seq=UNNUMBERED, at=at, absent=())
 
 
 def _shape(entry: Collective) -> Shape:

@@ -1,4 +1,4 @@
-"""Find the machine whose ranks are all slower than those of the others, step after step. Pure.
+"""Find what slows many ranks alike: their machine, or the data that they all wait for. Pure.
 
 All ranks of one machine share its processors, its storage and its room. So if all of them are slow,
 the cause is to be looked for there and not in one rank. Work is measured as for a straggler.
@@ -9,13 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import mean, median_high
 
-from msgspec import Struct
-
-from ltui.training.config.verdict_severity import VerdictLevel
+from ltui.training.config.run_spec import VerdictLevel
 from ltui.training.diagnosis.judge_input import PreparedInput, position_facts
-from ltui.training.diagnosis.observations.gpu_causes import slowing_cause
-from ltui.training.diagnosis.rules.straggler import MINIMUM_LOSS_S, PARTS, OwnWork, Span, WorkByRank
+from ltui.training.diagnosis.rules.straggler import (
+    MINIMUM_LOSS_S,
+    PARTS,
+    OwnWork,
+    Slow,
+    Span,
+    WorkByRank,
+)
+from ltui.training.diagnosis.stalls.stall_case import SLOWING, gpu_cause
 from ltui.training.diagnosis.stalls.stall_causes import STARVED_REMEDY
+from ltui.training.diagnosis.thresholds import FAULT_SETTLE_S, last_step_was_slow
+from ltui.training.shared.record_types import Phase
+from ltui.training.state.record_fold import RankFold
 from ltui.training.state.run_snapshot import Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
 
@@ -41,29 +49,12 @@ _REASONS = {
 """part of a step -> (reason, remedy) if nothing more specific is known."""
 
 
-class SlowNode(Struct, frozen=True, kw_only=True):
-    """The machine whose ranks the others wait for."""
-
-    subject: int
-    """Number of the machine."""
-    ranks: tuple[int, ...]
-    share: float
-    """Fraction of the step that the others lose."""
-    step_s: float
-    part: str
-    """The part of a step that takes the time."""
-    own_s: float
-    """Mean seconds of own work in a step of its ranks."""
-    middle_s: float
-    """Seconds of own work of the median of the other machines' ranks."""
-
-
 def slow_node_verdict(inputs: PreparedInput, spans: Sequence[Span]) -> Verdict | None:
     """Return a verdict on the machine that holds up the others, or None."""
     if not inputs.machines:
         return None
 
-    def compare(work: WorkByRank) -> SlowNode | None:
+    def compare(work: WorkByRank) -> Slow | None:
         return _compare(work, inputs.node_of)
 
     for span in spans:
@@ -77,7 +68,7 @@ def slow_node_verdict(inputs: PreparedInput, spans: Sequence[Span]) -> Verdict |
     return None
 
 
-def _compare(work_by_rank: WorkByRank, node_of: Mapping[int, int]) -> SlowNode | None:
+def _compare(work_by_rank: WorkByRank, node_of: Mapping[int, int]) -> Slow | None:
     """Return the machine whose fastest rank works most, compared with all ranks elsewhere.
 
     Return None unless it has two ranks or more: a single slow rank is a straggler.
@@ -106,7 +97,7 @@ def _compare(work_by_rank: WorkByRank, node_of: Mapping[int, int]) -> SlowNode |
         mean(w.parts_s[i] for w in own.values()) - median_high(w.parts_s[i] for w in others)
         for i in range(len(PARTS))
     ]
-    return SlowNode(
+    return Slow(
         subject=slowest,
         ranks=tuple(sorted(own)),
         share=loss_s / step_s,
@@ -117,7 +108,7 @@ def _compare(work_by_rank: WorkByRank, node_of: Mapping[int, int]) -> SlowNode |
     )
 
 
-def _verdict(inputs: PreparedInput, slow: SlowNode) -> Verdict:
+def _verdict(inputs: PreparedInput, slow: Slow) -> Verdict:
     name = inputs.machines[slow.ranks[0]]
     reason, remedy = _reason(inputs, slow)
     return Verdict(
@@ -136,17 +127,13 @@ def _verdict(inputs: PreparedInput, slow: SlowNode) -> Verdict:
         remedy=remedy,
         confidence=0.8,
         evidence={
-            "share": round(slow.share, 3),
-            "step_s": slow.step_s,
-            "own_s": slow.own_s,
-            "middle_s": slow.middle_s,
-            "moving": True,
+            **slow.facts,
             "ranks": position_facts(inputs.pulses_of(slow.ranks)),
         },
     )
 
 
-def _reason(inputs: PreparedInput, slow: SlowNode) -> tuple[str, str]:
+def _reason(inputs: PreparedInput, slow: Slow) -> tuple[str, str]:
     """Return why the machine is slow, and a remedy."""
     host = inputs.hosts.get(slow.subject)
     delays = [inputs.cpu_delays.get(r, 0.0) for r in slow.ranks]
@@ -155,8 +142,72 @@ def _reason(inputs: PreparedInput, slow: SlowNode) -> tuple[str, str]:
         return f"it has a load of {load:.0f} on {cores} cores", STARVED_REMEDY
     if min(delays) >= _CROWDED_DELAY:
         return "other processes use its processors", STARVED_REMEDY
-    causes = [slowing_cause(inputs.gpu_verdicts, rank) for rank in slow.ranks]
-    cause = next((c for c in causes if c is not None), None)
+    causes = (gpu_cause(inputs.gpu_verdicts, (rank,), SLOWING) for rank in slow.ranks)
+    cause = next((cause for cause in causes if cause is not None), None)
     if cause is not None and slow.part != "fetch data":
         return cause.text, cause.remedy
     return _REASONS.get(slow.part, _REASONS["forward"])
+
+
+_DATA_SHARE = 0.6
+"""Minimum fraction of a slow step that every rank waits for data."""
+
+
+def slow_data_verdict(inputs: PreparedInput) -> Verdict | None:
+    """Return a verdict if data slow down all ranks, or None.
+
+    The last step of every rank was several times as long as usual, most of it was spent waiting for
+    data, and every rank waits for data again.
+    """
+    alive = inputs.alive
+    active = inputs.history.active_of(VerdictKind.SLOW_DATA) is not None
+    waits_again = all(
+        p.phase is Phase.FETCH and inputs.still_s[r] > FAULT_SETTLE_S for r, p in alive.items()
+    )
+    if not alive or not (waits_again or active):
+        return None
+    shares = [
+        share
+        for r in alive
+        if (share := _data_share_of_slow_step(inputs.fold.ranks.get(r))) is not None
+    ]
+    if len(shares) < len(alive) or min(shares) < _DATA_SHARE:
+        return None
+    last_s = max(inputs.fold.ranks[r].recent_step_s[-1] for r in alive)
+    ranks = "all ranks are" if len(alive) > 1 else f"{inputs.ranks_text((next(iter(alive)),))} is"
+    return Verdict(
+        kind=VerdictKind.SLOW_DATA,
+        level=VerdictLevel.SLOW,
+        waiting=tuple(sorted(alive)),
+        place=Phase.FETCH.label,
+        cause=(
+            f"{ranks} data-bound:"
+            f" {100 * min(shares):.0f} % of the last step ({last_s:.1f} s) was spent waiting for"
+            " data, several times longer than before; training continues slowly"
+        ),
+        remedy="Check the storage, use more DataLoader workers, or cheaper samples.",
+        confidence=0.8,
+        evidence={
+            "step_s": last_s,
+            "moving": True,
+            "ranks": position_facts(alive),
+        },
+    )
+
+
+def _data_share_of_slow_step(rank_fold: RankFold | None) -> float | None:
+    """Return the fraction of the last step that was spent waiting for data.
+
+    Return None if that step was not slow, or if its parts are unknown.
+    """
+    if rank_fold is None or rank_fold.totals is None or not last_step_was_slow(rank_fold):
+        return None
+    end = rank_fold.totals
+    earlier = [
+        mark
+        for mark in rank_fold.recent_totals
+        if end.t_ns - mark.t_ns > 0.5e9 * rank_fold.recent_step_s[-1]
+    ]
+    if not earlier or end.timed_s <= earlier[-1].timed_s:
+        return None
+    return (end.fetch_s - earlier[-1].fetch_s) / (end.timed_s - earlier[-1].timed_s)

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median_high
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from ltui.training.config.verdict_severity import VerdictLevel
+from ltui.training.config.run_spec import VerdictLevel
 from ltui.training.diagnosis.evidence import Frame, RankEvidence
 from ltui.training.diagnosis.judge_input import PreparedInput, position_facts
-from ltui.training.diagnosis.observations.gpu_causes import slowing_cause
 from ltui.training.diagnosis.observations.stack_frames import frame_facts, frame_text
+from ltui.training.diagnosis.stalls.stall_case import SLOWING, gpu_cause
 from ltui.training.diagnosis.stalls.stall_causes import STARVED_REMEDY, explain_stall
 from ltui.training.diagnosis.thresholds import WARM_UP_STEPS
 from ltui.training.diagnosis.verdict_words import activity_text
@@ -60,36 +60,34 @@ class OwnWork(NamedTuple):
         return self.fetch_s, self.forward_s, self.optimizer_s
 
 
-class Straggler(Struct, frozen=True, kw_only=True):
-    """The rank that the others wait for."""
+class Slow(Struct, frozen=True, kw_only=True):
+    """A rank, or all ranks of a machine, that the others wait for."""
 
-    rank: int
+    subject: int
+    """Number of the rank or of the machine."""
+    ranks: tuple[int, ...]
     share: float
     """Fraction of the step that the others lose."""
     step_s: float
     part: str
     """The part that takes the time: ``fetch data``, ``forward`` or ``optimizer``."""
     own_s: float
-    """Seconds of its own work in a step."""
+    """Seconds of its own work in a step; of a machine the mean of its ranks."""
     middle_s: float
     """Seconds of own work of the median of the other ranks."""
 
     @property
-    def subject(self) -> int:
-        return self.rank
+    def facts(self) -> dict[str, Any]:
+        """The values as the evidence of a verdict contains them."""
+        return {
+            "share": round(self.share, 3),
+            "step_s": self.step_s,
+            "own_s": self.own_s,
+            "middle_s": self.middle_s,
+            "moving": True,
+        }
 
 
-class Slow(Protocol):
-    """What is slower than the rest: a rank, or all ranks of a machine."""
-
-    @property
-    def subject(self) -> int: ...
-
-    @property
-    def share(self) -> float: ...
-
-
-S = TypeVar("S", bound=Slow)
 WorkByRank = Mapping[int, "OwnWork | None"]
 
 
@@ -101,7 +99,9 @@ class Span(Struct, frozen=True, kw_only=True):
     parts: Callable[[], Iterable[WorkByRank]]
     part_minimum_share: float
 
-    def find(self, compare: Callable[[WorkByRank], S | None], factor: float = 1.0) -> S | None:
+    def find(
+        self, compare: Callable[[WorkByRank], Slow | None], factor: float = 1.0
+    ) -> Slow | None:
         """Return what ``compare`` finds in all steps together and in each part alike.
 
         ``factor`` scales the minimum shares.
@@ -125,7 +125,7 @@ def recent_spans(inputs: PreparedInput) -> list[Span]:
     return [span for span in spans if span is not None]
 
 
-def find_straggler(inputs: PreparedInput, spans: Sequence[Span]) -> Straggler | None:
+def find_straggler(inputs: PreparedInput, spans: Sequence[Span]) -> Slow | None:
     """Return the straggler; None if no rank holds up the others or too little is known."""
     for span in spans:
         if (straggler := span.find(_compare)) is not None:
@@ -137,11 +137,11 @@ def still_straggles(inputs: PreparedInput, rank: int) -> bool:
     """Return True if a known straggler also prolonged the last step, or is still crowded out."""
     span = _last_steps(inputs, 1, _EACH_STEP_SHARE)
     last_step = span.find(_compare) if span is not None else None
-    prolonged = last_step is not None and last_step.rank == rank
+    prolonged = last_step is not None and last_step.subject == rank
     return prolonged or _crowded_rank(inputs) == rank
 
 
-def _crowded_straggler(inputs: PreparedInput) -> Straggler | None:
+def _crowded_straggler(inputs: PreparedInput) -> Slow | None:
     """Return the rank that others wait for while it waits for a processor.
 
     The kernel's figures confirm that the rank is slow, so two steps are enough.
@@ -156,7 +156,7 @@ def _crowded_straggler(inputs: PreparedInput) -> Straggler | None:
         straggler = _compare(
             {r: _own_work(s[0], s[2]) if s is not None else None for r, s in spans.items()}
         )
-        if straggler and straggler.rank == rank and straggler.share >= _CROWDED_SHARE:
+        if straggler and straggler.subject == rank and straggler.share >= _CROWDED_SHARE:
             return straggler
     return None
 
@@ -234,7 +234,7 @@ def _window(inputs: PreparedInput, window_ns: int, minimum_share: float) -> Span
     )
 
 
-def _compare(work_by_rank: WorkByRank) -> Straggler | None:
+def _compare(work_by_rank: WorkByRank) -> Slow | None:
     """Return the rank that works most, compared with the median of the others."""
     work = {r: w for r, w in work_by_rank.items() if w is not None}
     if len(work) < len(work_by_rank):
@@ -250,8 +250,9 @@ def _compare(work_by_rank: WorkByRank) -> Straggler | None:
         part_s - median_high(others_s)
         for part_s, others_s in zip(work[slowest].parts_s, others_parts_s, strict=True)
     ]
-    return Straggler(
-        rank=slowest,
+    return Slow(
+        subject=slowest,
+        ranks=(slowest,),
         share=(own_s[slowest] - median_s) / step_s,
         step_s=step_s,
         part=PARTS[excess_s.index(max(excess_s))],
@@ -300,19 +301,19 @@ def _own_work(begin: RunningTotals, end: RunningTotals) -> OwnWork | None:
 
 
 def straggler_verdict(
-    inputs: PreparedInput, straggler: Straggler, rank_evidence: RankEvidence | None
+    inputs: PreparedInput, straggler: Slow, rank_evidence: RankEvidence | None
 ) -> Verdict:
     """Return the verdict; ``rank_evidence`` was collected while the rank straggled."""
-    rank, part = straggler.rank, straggler.part
+    rank, part = straggler.subject, straggler.part
     reason, remedy = REASONS[part]
     process = rank_evidence.process if rank_evidence is not None else None
     if process is not None and process.starved:
         reason = "other processes use its processor core" + activity_text(process)
         remedy = STARVED_REMEDY
     elif part != "fetch data":
-        gpu_cause = slowing_cause(inputs.gpu_verdicts, rank)
-        if gpu_cause is not None:
-            reason, remedy = gpu_cause.text, gpu_cause.remedy
+        cause = gpu_cause(inputs.gpu_verdicts, (rank,), SLOWING)
+        if cause is not None:
+            reason, remedy = cause.text, cause.remedy
     line = _observed_line(inputs, straggler, rank_evidence)
     at_line = f" at {frame_text(line)}" if line is not None else ""
     if line is not None and (reason, remedy) == REASONS[part]:
@@ -331,11 +332,7 @@ def straggler_verdict(
         remedy=remedy,
         confidence=0.8,
         evidence={
-            "share": round(straggler.share, 3),
-            "step_s": straggler.step_s,
-            "own_s": straggler.own_s,
-            "middle_s": straggler.middle_s,
-            "moving": True,
+            **straggler.facts,
             **frame_facts(line),
             "ranks": position_facts(inputs.pulses_of((rank,))),
         },
@@ -343,12 +340,12 @@ def straggler_verdict(
 
 
 def _observed_line(
-    inputs: PreparedInput, straggler: Straggler, rank_evidence: RankEvidence | None
+    inputs: PreparedInput, straggler: Slow, rank_evidence: RankEvidence | None
 ) -> Frame | None:
     """Return the line that the rank was observed in during the slow part of its step."""
     if rank_evidence is None or rank_evidence.phase != straggler.part:
         return None
-    return explain_stall(rank_evidence, inputs.pulses.get(straggler.rank)).frame
+    return explain_stall(rank_evidence, inputs.pulses.get(straggler.subject)).frame
 
 
 _SLOW_COMPUTATION = (

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from ltui.training.config.verdict_severity import VerdictLevel
+from ltui.training.config.run_spec import VerdictLevel
 from ltui.training.diagnosis import thresholds
 from ltui.training.diagnosis.judge_input import PreparedInput
-from ltui.training.diagnosis.machines import machines_text, resend_s, resumes_by_itself
 from ltui.training.diagnosis.observations.collective_positions import (
     UnfinishedCollective,
     call_site_of,
@@ -17,22 +16,32 @@ from ltui.training.diagnosis.observations.collective_positions import (
     pending_collective,
 )
 from ltui.training.diagnosis.observations.stack_frames import at_frame, frame_text, has_frame
-from ltui.training.diagnosis.stalls.stall_case import StallCase
-from ltui.training.diagnosis.stalls.stall_causes import explain_rank
-from ltui.training.diagnosis.stalls.stall_verdict import Activity, StallReason, stall_verdict
-from ltui.training.diagnosis.stalls.uneven_batches import (
-    find_uneven_ranks,
-    finished_early_verdict,
-    uneven_verdict,
+from ltui.training.diagnosis.stalls.stall_case import (
+    Activity,
+    StallCase,
+    StallReason,
+    stall_verdict,
 )
-from ltui.training.diagnosis.verdict_words import collective_text, place_text, sizes_text, verb
+from ltui.training.diagnosis.stalls.stall_causes import explain_rank
+from ltui.training.diagnosis.stalls.uneven_batches import finished_early_verdict, uneven_verdict
+from ltui.training.diagnosis.verdict_words import (
+    collective_text,
+    machines_text,
+    place_text,
+    sizes_text,
+    verb,
+)
 from ltui.training.shared.record_types import STEP_PHASES, Phase
-from ltui.training.state.run_snapshot import RankState, Verdict
+from ltui.training.state.run_snapshot import NodeSnapshot, NodeState, RankState, Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
 
 _AFTER_BACKWARD = frozenset({Phase.OPTIMIZER, Phase.BATCH_END, Phase.FETCH, Phase.TRANSFER})
 _CALLS_NAMED = 4
 """Maximum number of calls that a sentence lists."""
+_LONGEST_RESEND_S = 120.0
+"""Maximum of Linux's time between two attempts to send a segment (TCP_RTO_MAX)."""
+_RESEND_MARGIN_S = 10.0
+"""Seconds that ranks, and the reports of them, may take after that."""
 _UNKNOWN_CULPRIT = " (it is unknown which of them is wrong)"
 
 
@@ -56,8 +65,7 @@ def _sigterm(inputs: PreparedInput, unfinished: UnfinishedCollective) -> Verdict
 
 def _uneven_batches(inputs: PreparedInput, unfinished: UnfinishedCollective) -> Verdict | None:
     """Detect ranks that have left an epoch or a validation."""
-    uneven = find_uneven_ranks(inputs, set(unfinished.others(())))
-    return uneven_verdict(inputs, uneven, unfinished) if uneven is not None else None
+    return uneven_verdict(inputs, set(unfinished.others(())), unfinished)
 
 
 def _skipped_backward(inputs: PreparedInput, unfinished: UnfinishedCollective) -> Verdict | None:
@@ -212,9 +220,9 @@ def all_ranks_wait(case: StallCase) -> list[Verdict] | None:
     ranks = tuple(sorted(unfinished.at)) if unfinished is not None else case.waiting
     age_s = case.shortest_still_s(ranks)
     if unfinished is None and age_s > thresholds.FAULT_SETTLE_S:
-        uneven = find_uneven_ranks(inputs, set(ranks))
+        uneven = uneven_verdict(inputs, set(ranks), None)
         if uneven is not None:
-            return [uneven_verdict(inputs, uneven, None)]
+            return [uneven]
     if any(r not in ranks for r in inputs.ended):
         return None
     budget_s = thresholds.frozen_budget_s(
@@ -241,6 +249,22 @@ def _common_phase(inputs: PreparedInput, ranks: tuple[int, ...]) -> Phase:
     phases = {p.phase for p in inputs.pulses_of(ranks).values()}
     comparable = len(phases) == 1 or phases <= STEP_PHASES
     return min(phases) if phases and comparable else Phase.UNKNOWN
+
+
+def _resend_s(cut_s: float) -> float:
+    """Return the seconds after the end of a cut within which TCP sends lost data again.
+
+    TCP doubles the time between its attempts, to two minutes at most, so the last attempt during
+    the cut and the first one after it are at most as far apart as the cut lasted (RFC 6298).
+    """
+    return min(cut_s, _LONGEST_RESEND_S) + _RESEND_MARGIN_S
+
+
+def _resumes_by_itself(node: NodeSnapshot) -> bool:
+    """Return True if the link was cut, and TCP may not have sent the lost data again yet."""
+    if node.cut_s is None or node.restored_s is None or node.state is not NodeState.CONNECTED:
+        return False
+    return node.restored_s <= _resend_s(node.cut_s)
 
 
 def _transport_verdict(case: StallCase, ranks: tuple[int, ...]) -> Verdict:
@@ -272,7 +296,7 @@ def _transport_verdict(case: StallCase, ranks: tuple[int, ...]) -> Verdict:
         },
     )
     verdict = stall_verdict(inputs, ranks, reason, (), unfinished)
-    restored = [n for n in inputs.nodes if resumes_by_itself(n)]
+    restored = [n for n in inputs.nodes if _resumes_by_itself(n)]
     if restored and unfinished is not None:
         names = [n.name for n in restored]
         cut_s = max(n.cut_s or 0.0 for n in restored)
@@ -284,6 +308,6 @@ def _transport_verdict(case: StallCase, ranks: tuple[int, ...]) -> Verdict:
                 f"{machines_text(names)} was cut for {cut_s:.0f} s and is back, but after a cut TCP"
                 " sends again only after a delay"
             ),
-            remedy=f"Wait: the run continues by itself within about {resend_s(cut_s):.0f} s.",
+            remedy=f"Wait: the run continues by itself within about {_resend_s(cut_s):.0f} s.",
         )
     return replace(verdict, culprits=(), waiting=ranks)

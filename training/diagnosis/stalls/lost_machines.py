@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ltui.training.config.verdict_severity import VerdictLevel
-from ltui.training.diagnosis.judge_input import PreparedInput, position_facts
-from ltui.training.diagnosis.machines import MAY_BE_LATE, machines_text
+from ltui.training.config.run_spec import VerdictLevel
+from ltui.training.diagnosis.judge_input import MAY_BE_LATE, PreparedInput, position_facts
 from ltui.training.diagnosis.stalls.stall_case import StallCase
-from ltui.training.diagnosis.verdict_words import collective_text, verb
+from ltui.training.diagnosis.verdict_words import collective_text, machines_text, verb
 from ltui.training.state.run_snapshot import NodeSnapshot, NodeState, Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
 
@@ -24,19 +23,34 @@ _UNEXPLAINED_S = 8.0
 _AGENT_LOST_S = 3.0
 """Seconds without a report after which a dead or frozen agent is reported. A dead one is normally
 replaced within a second."""
-_LINK_REMEDY = (
-    "Check the link and whether {} runs (ping, ssh). The run continues by itself when the link is"
-    " back, unless the ranks' own connections have failed."
-)
-_AGENT_REMEDY = (
-    "Its log says why it ended (logs/supervisor.log in its folder below $LTUI_HOME/nodes on {});"
-    " the machine can join again."
-)
-_FROZEN_REMEDY = (
-    "Look for the agent on {} with `ps -o pid,stat,args -C ltui`; if it is stopped (state T),"
-    " continue it with `kill -CONT PID`."
-)
-_GONE_REMEDY = "Resume the run from its last checkpoint, with that machine or without it."
+_LOSSES = {
+    VerdictKind.NODE_GONE: (
+        ("is gone{}, and its ranks count as lost", "are gone{}, and their ranks count as lost"),
+        "Resume the run from its last checkpoint, with that machine or without it.",
+    ),
+    VerdictKind.NODE_UNREACHABLE: (
+        (
+            "does not answer{}: the link is cut or it is down",
+            "do not answer{}: the link is cut or they are down",
+        ),
+        "Check the link and whether {} runs (ping, ssh). The run continues by itself when the link"
+        " is back, unless the ranks' own connections have failed.",
+    ),
+    VerdictKind.AGENT_KILLED: (
+        ("answers, but its agent has ended{}", "answer, but their agents have ended{}"),
+        "Its log says why it ended (logs/supervisor.log in its folder below $LTUI_HOME/nodes on"
+        " {}); the machine can join again.",
+    ),
+    VerdictKind.AGENT_FROZEN: (
+        (
+            "answers, but its agent does not run, stopped or starved{}",
+            "answer, but their agents do not run, stopped or starved{}",
+        ),
+        "Look for the agent on {} with `ps -o pid,stat,args -C ltui`; if it is stopped (state T),"
+        " continue it with `kill -CONT PID`.",
+    ),
+}
+"""kind -> what is wrong with one machine and with several, and the remedy."""
 
 
 def unobserved_ranks(case: StallCase) -> list[Verdict] | None:
@@ -46,7 +60,8 @@ def unobserved_ranks(case: StallCase) -> list[Verdict] | None:
     like one that is stuck.
     """
     inputs = case.inputs
-    if not _with_unfinished_ranks(inputs) or (case.located and not case.waiting):
+    unfinished = any({*n.ranks} - {*inputs.ended} for n in inputs.lost.values())
+    if not unfinished or (case.located and not case.waiting):
         return None
     waiting = tuple(sorted(case.overdue))
     if not waiting:
@@ -73,10 +88,6 @@ def machine_verdicts(
     return [_verdict(inputs, kind, nodes, waiting, where) for kind, nodes in by_kind.items()]
 
 
-def _with_unfinished_ranks(inputs: PreparedInput) -> list[NodeSnapshot]:
-    return [n for n in inputs.lost.values() if {*n.ranks} - {*inputs.ended}]
-
-
 def _kind(node: NodeSnapshot) -> VerdictKind | None:
     """Return why the machine does not report; None if that is too short to say."""
     age_s = node.link_age_s
@@ -101,7 +112,9 @@ def _verdict(
     lost = sorted(r for n in nodes for r in n.ranks if r not in inputs.ended)
     gone = kind is VerdictKind.NODE_GONE
     level = VerdictLevel.STALLED if waiting else VerdictLevel.WARNING
-    state = _predicate(kind, one=len(nodes) == 1, age_s=max(ages_s, default=None))
+    predicates, remedy = _LOSSES[kind]
+    age = f" (no report for {max(ages_s):.0f} s)" if ages_s else ""
+    state = predicates[len(nodes) > 1].format(age)
     cause = f"{machines_text(names)} {state}"
     if waiting:
         wait, place = verb(waiting, "waits", "wait"), f" in {where}" if where else ""
@@ -123,7 +136,7 @@ def _verdict(
         waiting=waiting,
         place=machines_text(names),
         cause=cause,
-        remedy=_remedy(kind, names),
+        remedy=remedy.format(machines_text(names)),
         confidence=0.9 if reason_known else 0.6,
         began=began,
         evidence={
@@ -133,30 +146,3 @@ def _verdict(
             "ranks": position_facts(inputs.pulses_of(waiting)),
         },
     )
-
-
-def _predicate(kind: VerdictKind, *, one: bool, age_s: float | None) -> str:
-    """Return what is wrong with one machine, or with several alike."""
-    age = "" if age_s is None else f" (no report for {age_s:.0f} s)"
-    if kind is VerdictKind.NODE_GONE:
-        return (
-            f"is gone{age}, and its ranks count as lost"
-            if one
-            else f"are gone{age}, and their ranks count as lost"
-        )
-    if kind is VerdictKind.NODE_UNREACHABLE:
-        does, down = ("does", "it is down") if one else ("do", "they are down")
-        return f"{does} not answer{age}: the link is cut or {down}"
-    answers = "answers, but its agent" if one else "answer, but their agents"
-    if kind is VerdictKind.AGENT_KILLED:
-        return f"{answers} {'has' if one else 'have'} ended{age}"
-    return f"{answers} {'does' if one else 'do'} not run, stopped or starved{age}"
-
-
-def _remedy(kind: VerdictKind, names: Sequence[str]) -> str:
-    remedies = {
-        VerdictKind.NODE_GONE: _GONE_REMEDY,
-        VerdictKind.AGENT_KILLED: _AGENT_REMEDY,
-        VerdictKind.AGENT_FROZEN: _FROZEN_REMEDY,
-    }
-    return remedies.get(kind, _LINK_REMEDY).format(machines_text(names))

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ltui.training.config.verdict_severity import VerdictLevel
+from ltui.training.config.run_spec import VerdictLevel
 from ltui.training.diagnosis import thresholds
 from ltui.training.diagnosis.evidence import Frame
 from ltui.training.diagnosis.judge_input import PreparedInput, progress_key
@@ -15,13 +15,15 @@ from ltui.training.diagnosis.observations.stack_frames import has_frame, in_rend
 from ltui.training.diagnosis.stalls.collective_mismatch import crossed_groups_verdict
 from ltui.training.diagnosis.stalls.stall_case import (
     STOPPED_WORKER_SETTLE_S,
+    Activity,
     StallCase,
+    StallReason,
     previous_step_was_slow,
+    stall_verdict,
     watched_too_briefly,
 )
 from ltui.training.diagnosis.stalls.stall_causes import explain_rank
-from ltui.training.diagnosis.stalls.stall_verdict import Activity, StallReason, stall_verdict
-from ltui.training.diagnosis.stalls.uneven_batches import find_uneven_ranks, uneven_verdict
+from ltui.training.diagnosis.stalls.uneven_batches import uneven_verdict
 from ltui.training.diagnosis.verdict_words import activity_text, verb, waiting_text
 from ltui.training.shared.record_types import STEP_PHASES, Phase
 from ltui.training.state.run_snapshot import RankState, Verdict
@@ -42,10 +44,8 @@ def furthest_behind(case: StallCase) -> list[Verdict] | None:
     culprits = tuple(sorted(left_epoch or behind & case.overdue))
     if not culprits:
         return []
-    if left_epoch:
-        uneven = find_uneven_ranks(inputs, set(alive))
-        if uneven is not None:
-            return [uneven_verdict(inputs, uneven, None)]
+    if left_epoch and (uneven := uneven_verdict(inputs, set(alive), None)) is not None:
+        return [uneven]
     culprits_known = len(behind) < len(alive) or len(alive) == 1
     phase = alive[culprits[0]].phase.label
     seconds = max(inputs.still_s[r] for r in culprits)
@@ -163,10 +163,10 @@ def missing_ranks(case: StallCase) -> list[Verdict] | None:
     if unfinished is not None and all(collective_on_stack(inputs.settled[r]) for r in case.absent):
         # The missing ranks wait in another collective themselves.
         ranks = {*case.absent, *case.waiting}
-        uneven = find_uneven_ranks(inputs, ranks)
+        uneven = uneven_verdict(inputs, ranks, unfinished)
         proven = case.shortest_still_s(ranks) > thresholds.FAULT_SETTLE_S
         if uneven is not None:
-            return [uneven_verdict(inputs, uneven, unfinished)] if proven else []
+            return [uneven] if proven else []
         if unfinished.crossed:
             return [crossed_groups_verdict(inputs, unfinished)] if proven else []
     ranks_by_reason: dict[tuple[str, str | None, Frame | None], list[int]] = {}

@@ -1,22 +1,184 @@
-"""Ranks without progress that are suspects, and the facts that the stall rules share. Pure."""
+"""Ranks without progress: the suspects, the facts that rules share, the reason, the verdict. Pure.
+
+GPU problems may explain why a rank is slow or makes no progress. They come from ``training/gpu`` as
+verdicts of their own, and are connected here with the rank that the other ranks wait for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
+from ltui.training.config.run_spec import VerdictLevel
 from ltui.training.diagnosis import thresholds
-from ltui.training.diagnosis.judge_input import PreparedInput
+from ltui.training.diagnosis.evidence import Frame, RankEvidence
+from ltui.training.diagnosis.judge_input import (
+    RANKS_WITH_FACTS,
+    PreparedInput,
+    first_change_s,
+    position_facts,
+)
 from ltui.training.diagnosis.observations.collective_positions import (
     UnfinishedCollective,
     collective_on_stack,
     find_unfinished_collective,
 )
-from ltui.training.diagnosis.stalls.stall_verdict import Activity, StallReason
+from ltui.training.diagnosis.observations.stack_frames import frame_facts
+from ltui.training.diagnosis.verdict_words import collective_text, sizes_text, waiting_text
 from ltui.training.shared.record_types import STEP_PHASES
+from ltui.training.state.run_snapshot import Verdict
 from ltui.training.state.verdict_kinds import VerdictKind
+
+SLOWING = {
+    "gpu_thermal": "Check that GPU's cooling, or leave it out.",
+    "gpu_power_brake": "Check the machine's power supply, or leave that GPU out.",
+    "gpu_slow_clock": "Check that GPU's clocks and power limit (nvidia-smi -q), or leave it out.",
+    "gpu_foreign": "Give the run GPUs of its own: trainer.devices=free:N.",
+    "gpu_unseen": "Give the run GPUs of its own: trainer.devices=free:N.",
+    "gpu_pcie_width": "Check that GPU's slot and riser, or leave it out.",
+    "gpu_pcie_generation": "Check that GPU's slot and riser, or leave it out.",
+}
+"""kind -> remedy of GPU problems that slow a rank down, the most likely cause first."""
+BREAKING = {
+    "gpu_xid": "Check that GPU (dmesg, nvidia-smi -q), or leave it out.",
+    "gpu_ecc": "Reset or replace that GPU, or leave it out.",
+    "gpu_nvlink": "Check that GPU's NVLinks (nvidia-smi nvlink -s), or leave it out.",
+}
+"""kind -> remedy of GPU problems that stop a rank, the most likely cause first."""
+
+
+class GpuCause(Struct, frozen=True, kw_only=True):
+    """A problem with the GPU of a rank."""
+
+    text: str
+    """The verdict's cause with the GPU: ``GPU 1: thermal slowdown for 20 s (92 °C)``."""
+    remedy: str
+
+
+def gpu_cause(
+    gpu_verdicts: Sequence[Verdict], ranks: Iterable[int], remedies: Mapping[str, str]
+) -> GpuCause | None:
+    """Return the problem with the GPU of one of the ranks that is of these kinds, or None.
+
+    ``remedies`` are those of ``SLOWING``, which make it slower than others, or of ``BREAKING``,
+    which make it unusable.
+    """
+    affected = set(ranks)
+    for kind, remedy in remedies.items():
+        for verdict in gpu_verdicts:
+            if verdict.kind == kind and verdict.ended is None and affected & {*verdict.culprits}:
+                return GpuCause(text=verdict.cause, remedy=remedy)
+    return None
+
+
+class Activity(Enum):
+    """The behaviour of a rank without progress, which decides how long the rank may stay there."""
+
+    FAULT = "fault"
+    """It cannot continue by itself, so no time budget applies."""
+    FROZEN = "frozen"
+    """Its process does nothing."""
+    BUSY = "busy"
+    """It computes on one line of user code."""
+    COMPILING = "compiling"
+    """It compiles code."""
+    MOVING = "moving"
+    """It works, or wakes up now and then."""
+
+
+class StallReason(Struct, frozen=True, kw_only=True):
+    """Why one rank, or several ranks alike, make no progress."""
+
+    kind: VerdictKind
+    text: str
+    """The predicate of a sentence whose subject is the rank: ``is stuck in forward``."""
+    activity: Activity
+    place: str | None = None
+    frame: Frame | None = None
+    remedy: str | None = None
+    confidence: float = 0.9
+    watched_s: float | None = None
+    """Seconds for which the process was observed, if the reason is about a process."""
+    cpu_share: float | None = None
+    """Fraction of one core that the process used, if the reason is about a process."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Further entries for the evidence of the verdict."""
+
+
+def stall_verdict(
+    inputs: PreparedInput,
+    culprits: tuple[int, ...],
+    reason: StallReason,
+    waiting: tuple[int, ...] = (),
+    unfinished: UnfinishedCollective | None = None,
+    *,
+    level: VerdictLevel = VerdictLevel.STALLED,
+    budget_s: float | None = None,
+) -> Verdict:
+    """Return the verdict that ``culprits`` make no progress for ``reason`` and ``waiting`` wait.
+
+    ``unfinished`` is the collective in which they wait, ``budget_s`` the budget that has passed.
+    """
+    pulses = inputs.pulses_of((*culprits, *waiting))
+    waits_in = _wait_text(inputs, unfinished, waiting)
+    cause = f"{inputs.ranks_text(culprits)} {reason.text}"
+    cause += waiting_text(waiting, waits_in, inputs.machines)
+    broken = gpu_cause(inputs.gpu_verdicts, culprits or waiting, BREAKING)
+    if broken is not None:
+        cause = f"{cause}; {broken.text}"
+    evidence: dict[str, Any] = {
+        "still_s": inputs.still_facts(pulses),
+        "ranks": position_facts(pulses),
+        **frame_facts(reason.frame),
+        **reason.facts,
+    }
+    if budget_s is not None:
+        evidence["budget_s"] = round(budget_s, 1)
+    if unfinished is not None:
+        if unfinished.seq >= 0:
+            evidence["collective"] = {"group": unfinished.group, "seq": unfinished.seq}
+        calls = {str(r): "absent" for r in unfinished.absent[:RANKS_WITH_FACTS]}
+        for rank in sorted(unfinished.at)[: RANKS_WITH_FACTS - len(calls)]:
+            entry = unfinished.at[rank]
+            calls[str(rank)] = f"{entry.op} {sizes_text(entry)}"
+        evidence["at"] = calls
+    return Verdict(
+        kind=reason.kind,
+        level=level,
+        culprits=culprits,
+        waiting=waiting,
+        place=reason.place,
+        cause=cause,
+        remedy=reason.remedy if broken is None else broken.remedy,
+        confidence=reason.confidence,
+        began=first_change_s(inputs.pulses_of(culprits)),
+        evidence=evidence,
+    )
+
+
+def _wait_text(
+    inputs: PreparedInput, unfinished: UnfinishedCollective | None, waiting: tuple[int, ...]
+) -> str | None:
+    """Return the collective that the waiting ranks are recorded in.
+
+    If none is recorded, return the barrier or collective on their stacks, if it is the same.
+    """
+    entries = [unfinished.at[r] for r in waiting if r in unfinished.at] if unfinished else []
+    if entries:
+        return collective_text(entries[0])
+    names = {_wait_name(inputs.settled[r]) for r in waiting if r in inputs.settled} - {None}
+    return names.pop() if len(names) == 1 else None
+
+
+def _wait_name(rank_evidence: RankEvidence) -> str | None:
+    if rank_evidence.barrier:
+        return f'barrier "{rank_evidence.barrier}"'
+    return collective_on_stack(rank_evidence)
+
 
 STOPPED_WORKER_SETTLE_S = 1.0
 """Seconds without progress after which a stopped DataLoader worker is reported."""

@@ -32,7 +32,7 @@ from ltui.training.diagnosis.observations.stack_frames import (
     waits_for_child,
     waits_for_loader,
 )
-from ltui.training.diagnosis.stalls.stall_verdict import Activity, StallReason
+from ltui.training.diagnosis.stalls.stall_case import Activity, StallReason
 from ltui.training.diagnosis.verdict_words import activity_text, place_text
 from ltui.training.shared.record_types import Phase, PulseState
 from ltui.training.state.verdict_kinds import VerdictKind
@@ -65,40 +65,35 @@ def explain_stall(rank_evidence: RankEvidence, pulse: PulseState | None) -> Stal
     return replace(reason, place=place_text(pulse, detail))
 
 
-def _stopped_worker(rank_evidence: RankEvidence, _pulse: PulseState | None) -> StallReason | None:
+def _lost_worker(rank_evidence: RankEvidence, _pulse: PulseState | None) -> StallReason | None:
+    """Explain a rank that waits for a DataLoader worker that is stopped or has ended."""
     workers = _loader_workers(rank_evidence)
-    worker = next((w for w in workers if w.process.state in ("T", "t")), None)
+    stopped = next((w for w in workers if w.process.state in ("T", "t")), None)
+    ended = next((w for w in workers if w.process.state == "Z"), None)
+    if not workers and waits_for_loader(rank_evidence.main_stack):
+        ended = next((w for w in rank_evidence.workers if w.gone), None)
+    worker = stopped or ended
     if worker is None:
         return None
     pid = worker.process.pid
+    if stopped is not None:
+        kind, confidence = VerdictKind.WORKER_STOPPED, 0.95
+        predicate = "is stopped (SIGSTOP or a debugger)"
+        remedy = f"To continue it: kill -CONT {pid}"
+    else:
+        kind, confidence = VerdictKind.WORKER_DIED, 0.8
+        predicate = "exited unexpectedly"
+        remedy = (
+            "Check the log of the rank and the free memory; with num_workers=0 the error is raised"
+            " there."
+        )
     return StallReason(
-        kind=VerdictKind.WORKER_STOPPED,
-        text=f"waits for its DataLoader worker {pid}, which is stopped (SIGSTOP or a debugger)",
+        kind=kind,
+        text=f"waits for its DataLoader worker {pid}, which {predicate}",
         activity=Activity.FAULT,
         place="fetch data",
-        remedy=f"To continue it: kill -CONT {pid}",
-        confidence=0.95,
-        facts={"worker": pid},
-    )
-
-
-def _dead_worker(rank_evidence: RankEvidence, _pulse: PulseState | None) -> StallReason | None:
-    workers = _loader_workers(rank_evidence)
-    worker = next((w for w in workers if w.process.state == "Z"), None)
-    if worker is None:
-        gone = [w for w in rank_evidence.workers if w.gone]
-        if not gone or not waits_for_loader(rank_evidence.main_stack) or workers:
-            return None
-        worker = gone[0]
-    pid = worker.process.pid
-    return StallReason(
-        kind=VerdictKind.WORKER_DIED,
-        text=f"waits for its DataLoader worker {pid}, which exited unexpectedly",
-        activity=Activity.FAULT,
-        place="fetch data",
-        remedy="Check the log of the rank and the free memory; with num_workers=0 the error is"
-        " raised there.",
-        confidence=0.8,
+        remedy=remedy,
+        confidence=confidence,
         facts={"worker": pid},
     )
 
@@ -136,33 +131,32 @@ def _ending(rank_evidence: RankEvidence, _pulse: PulseState | None) -> StallReas
     )
 
 
-def _gpu_driver(rank_evidence: RankEvidence, _pulse: PulseState | None) -> StallReason | None:
+def _uninterruptible(rank_evidence: RankEvidence, pulse: PulseState | None) -> StallReason | None:
+    """Explain a rank that waits within the kernel, for a GPU or for a disk."""
     process = rank_evidence.process
-    if process is None or process.state != "D" or not _GPU_DRIVER.match(process.wait_channel or ""):
+    if process is None or process.state != "D":
+        return None
+    channel = process.wait_channel or ""
+    if _GPU_DRIVER.match(channel):
+        kind = VerdictKind.WAITS_FOR_GPU
+        text = f"is in the NVIDIA driver, which does not answer (state D, {channel})"
+        remedy = "Check the GPU: dmesg (XID errors) and nvidia-smi."
+    elif (process.switches or 0) <= 2:
+        kind = VerdictKind.DISK
+        writes = "writing a checkpoint: " if pulse and pulse.phase is Phase.CHECKPOINT else ""
+        text = (
+            f"is {writes}in uninterruptible I/O (state D){f' ({channel})' if channel else ''}: a"
+            " disk or network file system does not answer"
+        )
+        remedy = "Check the file system that it reads or writes (dmesg, df, the NFS server)."
+    else:
         return None
     return StallReason(
-        kind=VerdictKind.WAITS_FOR_GPU,
-        text=f"is in the NVIDIA driver, which does not answer (state D, {process.wait_channel})",
+        kind=kind,
+        text=text,
         activity=Activity.FAULT,
         frame=user_frame(rank_evidence.main_stack),
-        remedy="Check the GPU: dmesg (XID errors) and nvidia-smi.",
-        facts={"wait_channel": process.wait_channel},
-    )
-
-
-def _disk(rank_evidence: RankEvidence, pulse: PulseState | None) -> StallReason | None:
-    process = rank_evidence.process
-    if process is None or process.state != "D" or (process.switches or 0) > 2:
-        return None
-    writes = "writing a checkpoint: " if pulse and pulse.phase is Phase.CHECKPOINT else ""
-    channel = f" ({process.wait_channel})" if process.wait_channel else ""
-    return StallReason(
-        kind=VerdictKind.DISK,
-        text=f"is {writes}in uninterruptible I/O (state D){channel}: a disk or network file system"
-        " does not answer",
-        activity=Activity.FAULT,
-        frame=user_frame(rank_evidence.main_stack),
-        remedy="Check the file system that it reads or writes (dmesg, df, the NFS server).",
+        remedy=remedy,
         facts={"wait_channel": process.wait_channel},
     )
 
@@ -359,12 +353,10 @@ def _gpu(rank_evidence: RankEvidence, pulse: PulseState | None) -> StallReason |
 
 
 _CAUSES: tuple[Callable[[RankEvidence, PulseState | None], StallReason | None], ...] = (
-    _stopped_worker,
-    _dead_worker,
+    _lost_worker,
     _sigterm,
     _ending,
-    _gpu_driver,
-    _disk,
+    _uninterruptible,
     _compiling,
     _gil_held,
     _checkpoint,

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from ltui.training.diagnosis.judge_input import PreparedInput
 from ltui.training.diagnosis.observations.collective_positions import UnfinishedCollective
-from ltui.training.diagnosis.stalls.stall_verdict import Activity, StallReason, stall_verdict
+from ltui.training.diagnosis.stalls.stall_case import Activity, StallReason, stall_verdict
 from ltui.training.diagnosis.verdict_words import (
     EQUAL_BATCHES,
     EQUAL_PROGRAM_BATCHES,
@@ -235,21 +235,22 @@ def completed_batches(inputs: PreparedInput, rank: int) -> int | None:
 
 
 def uneven_verdict(
-    inputs: PreparedInput, uneven: UnevenRanks, unfinished: UnfinishedCollective | None
-) -> Verdict:
-    """Return the verdict on ranks that left an epoch or a validation before the others.
+    inputs: PreparedInput, compared: set[int], unfinished: UnfinishedCollective | None
+) -> Verdict | None:
+    """Return the verdict on ranks that left an epoch or a validation before the others, or None.
 
     If they left an epoch although they have as many batches as the others, its reason is used.
     """
+    uneven = find_uneven_ranks(inputs, compared)
+    if uneven is None:
+        return None
     ranks = uneven.ranks
     place = place_text(inputs.pulses.get(ranks[0]))
     others = unfinished.others(ranks) if unfinished is not None else ()
     departure = find_departure(inputs, ranks)
     if departure is not None and not uneven.left_validation:
         still_in_epoch = others or tuple(sorted(r for r in inputs.alive if r not in ranks))
-        reason = departure_reason(
-            inputs, departure, still_in_epoch, place_text(inputs.pulses.get(ranks[0]))
-        )
+        reason = departure_reason(inputs, departure, still_in_epoch, place)
         return stall_verdict(inputs, ranks, reason, others, unfinished)
     reason = StallReason(
         kind=VerdictKind.UNEVEN,

@@ -21,8 +21,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from ltui.training.config.run_spec import Nodes, RunSpec
+from ltui.training.diagnosis.evidence import shorten_for_link
 from ltui.training.diagnosis.judge import Judgement
-from ltui.training.diagnosis.merge_evidence import shorten_for_link
 from ltui.training.json_codec import to_json
 from ltui.training.lifecycle.agent_directories import mark_delivered
 from ltui.training.lifecycle.attempt_plan import AttemptPlan

@@ -17,8 +17,7 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from ltui.training.diagnosis.evidence import Evidence, HostEvidence
-from ltui.training.diagnosis.merge_evidence import merge_evidence
+from ltui.training.diagnosis.evidence import Evidence, HostEvidence, merge_evidence
 from ltui.training.json_codec import from_json, parse_json
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.shim_files import EngineExit
@@ -43,8 +42,7 @@ from ltui.training.nodes.node_places import NodePlaces
 from ltui.training.nodes.node_watch import NodeWatch
 from ltui.training.nodes.queue_mirror import QueueMirrors
 from ltui.training.nodes.queue_tail import pack_positions, unpack_chunks
-from ltui.training.state.run_event import Event
-from ltui.training.state.run_snapshot import GpuSnapshot, NodeState, Verdict
+from ltui.training.state.run_snapshot import Event, GpuSnapshot, NodeState, Verdict
 from ltui.training.store.run_directory import RunDir, open_private_log
 
 

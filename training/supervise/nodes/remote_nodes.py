@@ -16,8 +16,7 @@ from msgspec.structs import replace
 
 from ltui.training.config.run_spec import Nodes, RunSpec
 from ltui.training.diagnosis.evidence import Evidence
-from ltui.training.diagnosis.machines import rank_machines
-from ltui.training.diagnosis.verdict_words import ranks_text, verb
+from ltui.training.diagnosis.verdict_words import rank_machines, ranks_text, verb
 from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.stop_escalation import StopEscalation
 from ltui.training.nodes.barrier_mirror import BarrierMirror
@@ -35,8 +34,7 @@ from ltui.training.nodes.node_address import (
 from ltui.training.nodes.node_places import NodePlaces
 from ltui.training.nodes.node_watch import RECONNECT_S, SILENT_AFTER_S, NodeWatch
 from ltui.training.nodes.probe import probe_all
-from ltui.training.state.run_event import Event
-from ltui.training.state.run_snapshot import NodeSnapshot, NodeState
+from ltui.training.state.run_snapshot import Event, NodeSnapshot, NodeState
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.nodes.node_reports import (
     NodeReports,

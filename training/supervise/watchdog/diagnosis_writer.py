@@ -16,7 +16,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ltui.training.config.verdict_severity import BLOCKING_LEVELS
+from ltui.training.config.run_spec import BLOCKING_LEVELS
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence, Frame
 from ltui.training.diagnosis.judge import Judgement
 from ltui.training.diagnosis.judge_input import Death, verdict_key

@@ -16,7 +16,7 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from ltui.training.config.verdict_severity import VerdictLevel
+from ltui.training.config.run_spec import VerdictLevel
 from ltui.training.diagnosis.build_diagnosis import build_diagnosis
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence, HostEvidence
 from ltui.training.diagnosis.judge import Judgement, judge
@@ -32,10 +32,14 @@ from ltui.training.json_codec import to_json
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.rank_queue_poller import QueuePoll, local_processes
 from ltui.training.nodes.messages import RankObservations
-from ltui.training.process.exit_watch import ExitWatch
-from ltui.training.process.host_evidence import oom_kills, read_host
-from ltui.training.process.identity import ProcessIdentity, ProcessTable, is_alive, is_stopped
-from ltui.training.process.process_activity import LOADER_NAME
+from ltui.training.process.identity import (
+    ExitWatch,
+    ProcessIdentity,
+    ProcessTable,
+    is_alive,
+    is_stopped,
+)
+from ltui.training.process.process_activity import LOADER_NAME, oom_kills, read_host
 from ltui.training.shared.record_types import Outcome, PulseState
 from ltui.training.state.record_fold import FoldState
 from ltui.training.state.run_snapshot import RunSnapshot, Verdict

@@ -23,7 +23,6 @@ from ltui.training.diagnosis.evidence import (
     WorkerEvidence,
 )
 from ltui.training.lifecycle.elastic_log import log_tail
-from ltui.training.process.host_evidence import read_host, unacknowledged_tcp
 from ltui.training.process.identity import ProcessTable
 from ltui.training.process.proc_files import ProcessEntry
 from ltui.training.process.process_activity import (
@@ -31,6 +30,8 @@ from ltui.training.process.process_activity import (
     ProcessCounters,
     activity_between,
     read_counters,
+    read_host,
+    unacknowledged_tcp,
 )
 from ltui.training.process.stack_dumps import PySpy, dump_by_signal
 from ltui.training.shared.record_types import PulseState

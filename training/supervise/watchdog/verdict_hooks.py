@@ -30,11 +30,9 @@ from typing import IO, Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ltui.training.config.run_spec import RunSpec
-from ltui.training.config.verdict_severity import VerdictLevel
+from ltui.training.config.run_spec import RunSpec, VerdictLevel
 from ltui.training.json_codec import to_json
-from ltui.training.state.run_event import Event
-from ltui.training.state.run_snapshot import Verdict
+from ltui.training.state.run_snapshot import Event, Verdict
 from ltui.training.state.verdict_tracker import VerdictTracker, headline, triggers_hook
 
 MAXIMUM_CALLS = 6
