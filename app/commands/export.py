@@ -34,7 +34,7 @@ def export(options: Namespace) -> int:
             remedy=f"Name a {'folder' if options.to == FOLDER_FORMAT else 'file'} with -o.",
         )
     refuse_existing(options.output, force=options.force)
-    runs = {run.id: run for run in find_runs(ltui_home(to_write=False), options.run)}
+    runs = {run.id: run for run in find_runs(ltui_home(to_write=False), options.runs)}
     if options.follow:
         return _follow(options, list(runs.values()))
     for sentence in export_runs(runs, options.to, options.output, options.metric):

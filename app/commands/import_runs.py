@@ -18,7 +18,7 @@ def import_all(options: Namespace) -> int:
     """Run ``ltui import FOLDER...``. A folder that cannot be read does not keep back the others."""
     home = ltui_home()
     problems: list[Problem] = []
-    for path in options.path:
+    for path in options.folders:
         try:
             folders = find_foreign_runs(Path(path))
         except ProblemError as error:

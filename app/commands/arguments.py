@@ -1,0 +1,258 @@
+"""How a command declares its arguments, and the types of their values. Imports nothing heavy.
+
+Arguments are declared as a help text shows them, each with its help two or more blanks behind it:
+
+    RUN ...                a positional argument that can be repeated; [RUN] can be left out
+    --kill                 an option without a value
+    --by {step,epoch}      an option with one of these values
+    --when METRIC<VALUE ...
+                           an option that can be repeated
+    several machines:      the title of a group for the arguments below it
+    one of:                the arguments below it exclude each other
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, NoReturn
+
+from ltui.app.exit_codes import EXIT_BAD_INPUT
+from ltui.training.config.digit_grouping import strip_digit_grouping
+from ltui.training.shared.defaults import MIRROR_PATTERN
+
+RUN_HELP = "the id of a run, a unique prefix of it, its name, or `last`"
+JSON = "--json  print one JSON document and nothing else\n"
+
+
+class Command(NamedTuple):
+    """One command of ltui."""
+
+    name: str
+    """Its name; ``data build`` is the command ``build`` of the group ``data``."""
+    do: str
+    """Its function as ``module:function``; empty for a group. Only ``ltui.app.cli`` imports the
+    module, when the command is known, so that ``ltui --version`` and the help load nothing else."""
+    about: str
+    arguments: str
+    epilog: str
+    defaults: Mapping[str, Any]
+    """Values of arguments that another command of the same function has."""
+    settings: Mapping[str, Any]
+    """Type, or several arguments of ``add_argument``, of the arguments by name."""
+
+
+def command(
+    do: str, text: str, defaults: Mapping[str, Any] = MappingProxyType({}), **settings: Any
+) -> Command:
+    """Return a command. Its ``text`` has its name and purpose in the first line, then its
+    arguments, and after a blank line the epilog of its help."""
+    head, _, epilog = text.partition("\n\n")
+    first, _, arguments = head.partition("\n")
+    name, _, about = first.partition("  ")
+    return Command(name, do, about, arguments, epilog, defaults, settings)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that reports an error in one line, with the nearest correct word."""
+
+    def __init__(self, **options: Any) -> None:
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        options.setdefault("allow_abbrev", False)
+        super().__init__(**options)
+
+    def error(self, message: str) -> NoReturn:
+        # Imported here: only an error needs it. The message has what was typed, or pasted.
+        from ltui.widgets.sanitise import clean_line
+
+        line = clean_line(f"{self.prog}: {_explain(message)} See `{self.prog} --help`.")
+        sys.stderr.write(f"{line}\n")
+        raise SystemExit(EXIT_BAD_INPUT)
+
+
+def _explain(message: str) -> str:
+    choice = re.match(r"argument [^:]*: invalid choice: '?(.*?)'? \(choose from (.*)\)$", message)
+    if choice is None:
+        return message.rstrip(".") + "."
+    choices = re.findall(r"[\w-]+", choice[2])
+    hint = _choice_hint(choice[1], choices, ", ".join(choices))
+    return f"`{choice[1]}` is not a valid choice. {hint}"
+
+
+def _choice_hint(word: str, choices: Sequence[str], listed: str) -> str:
+    """Return a sentence with the choice that is nearest to ``word``, or with all ``listed``."""
+    close_matches = difflib.get_close_matches(word, choices, n=1)
+    return f"Did you mean `{close_matches[0]}`?" if close_matches else f"Choose from: {listed}."
+
+
+def add_arguments(parser: Any, text: str, settings: Mapping[str, Any]) -> None:
+    """Add the arguments that ``text`` declares, as described above.
+
+    ``settings``: see ``Command``. They come after those that ``SETTINGS`` has for every command.
+    """
+    target = parser
+    for line in re.split(r"\n(?=\S)", text):
+        declared, _, about = line.partition("  ")
+        if declared.endswith(":"):
+            is_exclusive = declared == "one of:"
+            target = (
+                parser.add_mutually_exclusive_group()
+                if is_exclusive
+                else parser.add_argument_group(declared[:-1])
+            )
+        elif declared:
+            _add_argument(target, declared.strip(), " ".join(about.split()), settings)
+
+
+def _add_argument(parser: Any, declared: str, about: str, settings: Mapping[str, Any]) -> None:
+    is_optional = declared.startswith("[")
+    words = (declared[1:-1] if is_optional else declared).split()
+    is_many = words[-1] == "..."
+    flags = [word.rstrip(",") for word in words if word.startswith("-")]
+    metavar = next((word for word in words if not word.startswith("-")), "")
+    options: dict[str, Any] = {"help": about or None}
+    if flags:
+        name = flags[0].strip("-").replace("-", "_")
+        if not metavar:
+            options["action"] = "store_true"
+        elif metavar.startswith("{"):
+            options["choices"] = tuple(metavar[1:-1].split(","))
+        else:
+            options["metavar"] = metavar
+            options |= {"action": "append", "default": []} if is_many else {}
+    else:
+        name = re.split(r"\W", metavar.lower())[0] + "s" * is_many
+        nargs = {(False, True): "+", (True, False): "?", (True, True): "*"}
+        options |= {"metavar": metavar, "nargs": nargs.get((is_optional, is_many))}
+    for own in (SETTINGS.get(name, {}), settings.get(name, {})):
+        options |= {"type": own} if callable(own) else own
+    dest = options.pop("dest", name)
+    if flags:
+        parser.add_argument(*flags, dest=dest, **options)
+    else:
+        parser.add_argument(dest, **options)
+
+
+def add_command(commands: Any, command: Command) -> Any:
+    """Add a command to what ``add_subparsers`` returned, and return its parser."""
+    about = command.about
+    parser = commands.add_parser(
+        command.name.rpartition(" ")[2],
+        help=about,
+        description=f"{about[0].upper()}{about[1:]}.",
+        epilog=command.epilog,
+    )
+    if command.do:
+        parser.set_defaults(do=command.do, **command.defaults)
+    add_arguments(parser, command.arguments, command.settings)
+    return parser
+
+
+# Types of values ----------------------------------------------------------------------------------
+
+
+def seconds(text: str) -> float:
+    """Return a positive number of seconds."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"`{text}` is not a positive number of seconds.")
+    return value
+
+
+def port_number(text: str) -> int:
+    """Return a number of a port that leaves one above it."""
+    if not text.isdecimal() or not 0 < int(text) < 65535:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a port from 1 to 65534.")
+    return int(text)
+
+
+def tcp_port(text: str) -> int:
+    """Return the number of a port; 0 stands for any free one."""
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a port from 0 to 65535.")
+    return int(text)
+
+
+def positive_number(text: str) -> int:
+    """Return a whole number of 1 or more."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a whole number of 1 or more.")
+    return int(text)
+
+
+def whole_number(text: str) -> int:
+    """Return a whole number of 0 or more. Digit groups as printed by the dashboard are accepted:
+    ``3 157``."""
+    plain = strip_digit_grouping(text)
+    if not plain.isdecimal():
+        raise argparse.ArgumentTypeError(f"`{text}` is not a whole number of 0 or more.")
+    return int(plain)
+
+
+def worker_counts(text: str) -> list[int]:
+    """Return the numbers of ``1,2,4``."""
+    if not all(part.isdecimal() for part in text.split(",")):
+        raise argparse.ArgumentTypeError(f"`{text}` is not a list of whole numbers, such as 1,2,4.")
+    return [int(part) for part in text.split(",")]
+
+
+def rank_name(text: str) -> str:
+    """Return the name of a rank, ``12`` or ``gpu-b:12``."""
+    machine, colon, number = text.rpartition(":")
+    plain = strip_digit_grouping(number)
+    if not plain.isdecimal() or (colon and not machine):
+        raise argparse.ArgumentTypeError(
+            f"`{text}` is not a whole number of 0 or more, with or without a machine: gpu-b:12."
+        )
+    return f"{machine}{colon}{plain}"
+
+
+def stall_action(text: str) -> tuple[str, int | None]:
+    """Return the action and the count of ``nothing``, ``stop``, ``restart`` or ``restart:N``."""
+    word, colon, count = text.partition(":")
+    counted = word == "restart" and bool(colon) and count.isdecimal()
+    if word in ("nothing", "stop", "restart") and (not colon or counted):
+        return word, int(count) if counted else None
+    listed = "nothing, stop, restart, restart:N"
+    hint = _choice_hint(word, ("nothing", "stop", "restart"), listed)
+    raise argparse.ArgumentTypeError(f"`{text}` is not a valid choice. {hint}")
+
+
+def mirror(text: str) -> str:
+    """Return ``tensorboard`` or ``tensorboard:FOLDER``."""
+    if re.fullmatch(MIRROR_PATTERN, text) is None:
+        raise argparse.ArgumentTypeError(f"`{text}` is not tensorboard or tensorboard:FOLDER.")
+    return text
+
+
+SETTINGS: dict[str, Any] = {
+    "at_step": whole_number,
+    "attempt": whole_number,
+    "checkpoint_time": seconds,
+    "cpus_per_node": positive_number,
+    "gpus_per_node": whole_number,
+    "join_timeout": seconds,
+    "max_side": positive_number,
+    "mirror": mirror,
+    "num_nodes": positive_number,
+    "o": {"dest": "output"},
+    "on_stall": stall_action,
+    "page_size": positive_number,
+    "port": port_number,
+    "quality": positive_number,
+    "rank": rank_name,
+    "restarts": whole_number,
+    "rounds": positive_number,
+    "seconds": positive_number,
+    "set": {"dest": "overrides"},
+    "timeout": seconds,
+    "workers": positive_number,
+}
+"""Settings of the arguments of these names in every command; those of a command come after them."""
