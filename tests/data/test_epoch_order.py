@@ -144,3 +144,16 @@ def test_orders() -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.strip() == "ok"
+
+
+def test_the_data_modules_load_without_ffcv() -> None:
+    program = (
+        "import sys\nsys.modules.update(ffcv=None, numba=None, cv2=None)\n"
+        "from ltui.training.data.beton_data import BetonData\n"
+        "from ltui.training.data.digits import Digits\n"
+        "print(BetonData().with_ffcv, Digits.__name__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100
+    )
+    assert done.stdout == "False Digits\n", done.stderr

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ltui.training.data.atomic_file import atomic_write
+from ltui.training.data.data_files import atomic_write
 from tests.data.conftest import ltui, needs_ffcv
 from tests.ltui_command import LTUI
 from tests.waiting import wait_for
@@ -34,7 +34,7 @@ class Slow:
 HOLD = """
 import sys, time
 from pathlib import Path
-from ltui.training.data.atomic_file import atomic_write
+from ltui.training.data.data_files import atomic_write
 with atomic_write(Path(sys.argv[1])) as part:
     part.write_bytes(b"half")
     print("writing", flush=True)

@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 import torch
 
-from ltui.training.data.cache_folder import data_folder
-from ltui.training.data.cpu_memory_limits import available_bytes, cores_per_rank
+from ltui.training.data.cpu_memory_limits import available_bytes, cores_per_rank, keep_torch_threads
+from ltui.training.data.data_files import data_folder
 from ltui.training.data.ffcv.beton_file import BetonError, BetonFile
 from ltui.training.data.ffcv.epoch_order import (
     BetonLoader,
@@ -27,12 +27,7 @@ from ltui.training.data.ffcv.epoch_order import (
     side_at_epoch,
     uniform_side,
 )
-from ltui.training.data.ffcv.ffcv_reader import keep_torch_threads
-from ltui.training.data.ffcv.image_transform_config import (
-    ImageTransformConfig,
-    Triple,
-    precision_dtype,
-)
+from ltui.training.data.ffcv.image_transform import ImageTransformConfig, Triple, precision_dtype
 from ltui.training.data.ffcv.in_memory_images import has_ffcv, uses_ffcv
 from ltui.training.data.ffcv.torch_dataset import NO_LABEL as NO_LABEL
 from ltui.training.data.ffcv.torch_dataset import BetonSamples

@@ -1,15 +1,29 @@
-"""Cores and memory of the machine that a rank may use. Linux, standard library only."""
+"""Cores, threads and memory of the machine that a rank may use. Linux only."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import torch
 
 
 def cores_per_rank() -> int:
     """Return the allowed cores of this process per rank of the machine; at least 1."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     return max(1, len(os.sched_getaffinity(0)) // ranks)
+
+
+@contextmanager
+def keep_torch_threads() -> Iterator[None]:
+    """Restore torch's number of threads at the end: FFCV and numba change it."""
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def available_bytes() -> int | None:

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ltui.training.data.cache_folder import data_folder
+from ltui.training.data.data_files import data_folder
 from ltui.training.data.ffcv.beton_file import BetonError
 from ltui.training.data.ffcv.beton_sources import SourceError, open_source
 
@@ -119,7 +119,7 @@ def _build(request: Mapping[str, Any], reporter: Reporter) -> int:
 
 
 def _verify(request: Mapping[str, Any], reporter: Reporter) -> int:
-    from ltui.training.data.ffcv.verify_beton import verify
+    from ltui.training.data.ffcv.torch_dataset import verify
 
     bad = verify(Path(request["file"]), request["workers"], reporter.progress)
     reporter.write(result={"bad": [{"sample": sample, "what": text} for sample, text in bad]})

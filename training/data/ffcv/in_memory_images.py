@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from ltui.training.data.cpu_memory_limits import keep_torch_threads
 from ltui.training.data.ffcv.beton_file import BetonFile
-from ltui.training.data.ffcv.ffcv_reader import keep_torch_threads
 
 _PAGE_BYTES = 2 << 20
 """Minimum page size of FFCV. Its default wastes megabytes on small data."""
