@@ -27,8 +27,7 @@ from ltui.training.store.run_directory import RunDir, ltui_home, new_run_id
 def run(options: Namespace) -> int:
     """Run ``ltui run PRESET|FILE``."""
     from ltui.app.commands.labels import label_files
-    from ltui.app.launch.build_spec import prepare_launch
-    from ltui.app.launch.check_and_launch import apply_start_from
+    from ltui.app.launch.build_spec import apply_start_from, prepare_launch
     from ltui.app.launch.local_machine import freeze_warnings, print_warnings
     from ltui.app.nodes.node_options import (
         agent_nodes,

@@ -7,8 +7,7 @@ from typing import Any
 
 from ltui.app.compare.alignment import align, common_positions
 from ltui.app.compare.compared_run import ComparedRun, Logged, MetricSummary
-from ltui.app.compare.comparison import Comparison, Spread
-from ltui.app.compare.run_groups import RunGroup
+from ltui.app.compare.comparison import Comparison, RunGroup, Spread
 from ltui.app.presentation.snapshot_text import shown_epoch
 from ltui.app.runs.run_settings import number_of
 from ltui.app.state_words import state_word

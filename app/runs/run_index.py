@@ -17,8 +17,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from ltui.app.runs.run_entry import RunEntry
-from ltui.app.runs.run_summary import MetricValues, summary_from_row
+from ltui.app.runs.run_entry import MetricValues, RunEntry, summary_from_row
 from ltui.training.json_codec import WRONG_CONTENT
 from ltui.training.state.run_labels import NO_LABELS, labels_from_document
 from ltui.training.store.run_directory import RunDir

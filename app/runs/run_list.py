@@ -13,10 +13,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from ltui.app.runs.run_entry import DAMAGED, RunEntry
+from ltui.app.runs.run_entry import DAMAGED, MetricValues, RunEntry, head_document, summarise
 from ltui.app.runs.run_index import IndexedRun, RunIndex
-from ltui.app.runs.run_json import head_document
-from ltui.app.runs.run_summary import MetricValues, summarise
 from ltui.app.runs.slow_values import SlowValues, slow_kinds
 from ltui.training.json_codec import WRONG_CONTENT
 from ltui.training.problem import ProblemError
