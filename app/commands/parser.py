@@ -231,7 +231,7 @@ FILE
     ),
     command("", "bench  measure the data loader of a preset alone\n"),
     command(
-        "bench:data",
+        "data:bench",
         f"""\
 bench data  measure the loader of a preset and torch's DataLoader
 --workers N,N,...  the worker counts to try

@@ -15,8 +15,7 @@ from ltui.app.runs.filter_runs import fields_of, run_filter, unknown_names
 from ltui.app.runs.list_layout import sort_key, sorted_runs
 from ltui.app.runs.run_entry import RunEntry, run_document
 from ltui.app.runs.run_fields import FIELDS, SETTING, Kind, kind_of, value_of, value_text
-from ltui.app.runs.run_list import RunList, recovered_snapshot
-from ltui.app.runs.slow_values import read_settings
+from ltui.app.runs.run_list import RunList, read_settings, recovered_snapshot
 from ltui.training.json_codec import to_json
 from ltui.training.problem import ProblemError
 from ltui.training.store.find_run import find_run

@@ -137,7 +137,7 @@ examples:
         band={"default": "minmax"},
     ),
     command(
-        "export:export",
+        "export_and_import:export",
         f"""\
 export  write the metrics of runs to a file
 {_RUNS}\
@@ -187,7 +187,7 @@ examples:
         to={"default": "csv"},
     ),
     command(
-        "import_runs:import_all",
+        "export_and_import:import_all",
         """\
 import  make runs of other tools' metrics
 FOLDER ...   the folder of a logger, or one that contains such folders

@@ -15,9 +15,8 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ltui.app.launch.build_spec import LaunchRequest
 from ltui.training.config.overrides import overridden_paths
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.config.structure_check import locate_fault
@@ -28,6 +27,9 @@ from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.python_command import module_command
 from ltui.training.store.run_directory import ltui_home
 from ltui.widgets.sanitise import clean_line
+
+if TYPE_CHECKING:
+    from ltui.app.launch.build_spec import LaunchRequest
 
 _UNWIND_S = 20.0
 """Seconds for the program to remove its files after SIGTERM."""

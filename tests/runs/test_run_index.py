@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from ltui.app.runs import run_index, run_list, slow_values
+from ltui.app.runs import run_index, run_list
 from ltui.app.runs.filter_runs import run_filter
 from ltui.app.runs.run_fields import value_of
 from ltui.app.runs.run_index import INDEX_NAME, VERSION
@@ -232,7 +232,7 @@ def test_disk_use_and_settings_are_read_once_for_each_version_of_the_files(
         measured.append(folder.name)
         return disk_use(folder)
 
-    monkeypatch.setattr(slow_values, "disk_use", measure)
+    monkeypatch.setattr(run_list, "disk_use", measure)
     first = opened()
     (calm,) = [run for run in first.complete(first.poll(), ("size",)) if run.id == IDS[0]]
     assert sorted(measured) == sorted(IDS)
