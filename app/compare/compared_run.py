@@ -43,7 +43,7 @@ class Logged(Struct, frozen=True):
     value: float
     """NaN if NaN was logged."""
     step: int
-    exact: bool = True
+    step_is_exact: bool = True
     """False if the step is that of a window of the history that contains the value."""
 
 

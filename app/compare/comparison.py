@@ -117,7 +117,7 @@ class Spread(Struct, frozen=True):
     low: float
     """NaN if the band is not known, because only one run has the value."""
     high: float
-    count: int
+    runs: int
 
 
 class Comparison(Struct, frozen=True, kw_only=True, dict=True):

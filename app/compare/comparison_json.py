@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from ltui.app.compare.alignment import align, common_positions
-from ltui.app.compare.compared_run import ComparedRun, Logged, MetricSummary
-from ltui.app.compare.comparison import Comparison, RunGroup, Spread
+from ltui.app.compare.compared_run import ComparedRun, MetricSummary
+from ltui.app.compare.comparison import Comparison, RunGroup
 from ltui.app.presentation.snapshot_text import shown_epoch
 from ltui.app.runs.run_settings import number_of
 from ltui.app.state_words import state_word
@@ -75,17 +75,11 @@ def _parameters(comparison: Comparison, run: ComparedRun) -> dict[str, Any]:
 def _metric(summary: MetricSummary) -> dict[str, Any]:
     return {
         "direction": summary.direction,
-        "final": _logged(summary.final),
-        "best": _logged(summary.best),
-        "min": _logged(summary.lowest),
-        "max": _logged(summary.highest),
+        "final": summary.final,
+        "best": summary.best,
+        "min": summary.lowest,
+        "max": summary.highest,
     }
-
-
-def _logged(logged: Logged | None) -> dict[str, Any] | None:
-    if logged is None:
-        return None
-    return {"value": logged.value, "step": logged.step, "step_is_exact": logged.exact}
 
 
 def _curves(comparison: Comparison, metric: str) -> dict[str, Any]:
@@ -105,19 +99,13 @@ def _group(comparison: Comparison, group: RunGroup) -> dict[str, Any]:
         "runs": list(group.runs),
         "metrics": {
             metric: {
-                "final": _spread(comparison.spread(group, metric, "final")),
-                "best": _spread(comparison.spread(group, metric, "best")),
+                "final": comparison.spread(group, metric, "final"),
+                "best": comparison.spread(group, metric, "best"),
                 "curve": _band(comparison, group, metric),
             }
             for metric in comparison.metrics
         },
     }
-
-
-def _spread(spread: Spread | None) -> dict[str, Any] | None:
-    if spread is None:
-        return None
-    return {"mean": spread.mean, "low": spread.low, "high": spread.high, "runs": spread.count}
 
 
 def _band(comparison: Comparison, group: RunGroup, metric: str) -> dict[str, Any] | None:

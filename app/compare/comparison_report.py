@@ -105,7 +105,7 @@ def step_text(logged: Logged | None) -> str:
     """Return the step of a value; ``~4128`` if it is only known to be near that step."""
     if logged is None:
         return NA
-    return f"{'' if logged.exact else '~'}{formats.step(logged.step)}"
+    return f"{'' if logged.step_is_exact else '~'}{formats.step(logged.step)}"
 
 
 def position_text(comparison: Comparison, position: float | None) -> str:
@@ -186,7 +186,7 @@ def spread_text(spread: Spread | None, band: str) -> str:
     the number of runs if it is only one."""
     if spread is None:
         return NA
-    if spread.count < 2:
+    if spread.runs < 2:
         return f"{formats.metric(spread.mean)} (1 run)"
     if BAND_NAMES[band].startswith("±"):
         return f"{formats.metric(spread.mean)} ± {formats.metric(spread.high - spread.mean)}"

@@ -258,7 +258,7 @@ def _setting_texts(comparison: Comparison, run_ids: Sequence[str]) -> dict[str, 
 
 def _band_text(spread: Spread | None) -> str:
     """Return the band of the best values: ``[0.0187, 0.0190]``."""
-    if spread is None or spread.count < 2:
+    if spread is None or spread.runs < 2:
         return NA
     return f"[{formats.significant(spread.low)}, {formats.significant(spread.high)}]"
 

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-import msgspec
 from msgspec import Struct, field
-from msgspec.structs import astuple
 
 from ltui.app.presentation.headline_metric import headline_metric
 from ltui.app.presentation.snapshot_text import done_fraction, position, program_text, shown_epoch
@@ -66,15 +64,6 @@ class RunSummary(Struct, array_like=True, forbid_unknown_fields=True, frozen=Tru
     metric_value: float | None
     lower_is_better: bool
     resumable: bool
-
-    def to_row(self) -> tuple[Any, ...]:
-        """Return the values in the order of the fields."""
-        return astuple(self)
-
-
-def summary_from_row(row: Sequence[Any]) -> RunSummary:
-    """Return the summary of ``to_row``. Raises ``ValueError`` if the row is not of that form."""
-    return msgspec.convert(row, RunSummary)
 
 
 def summarise(run: RunSnapshot) -> RunSummary:

@@ -52,7 +52,7 @@ def test_final_and_best_are_exact_even_if_the_curve_is_merged(tmp_path: Path, st
     assert summary.best is not None
     assert summary.best.value == min(values)
     assert summary.best.step == int(np.argmin(values)) + 1
-    assert summary.best.exact
+    assert summary.best.step_is_exact
     assert summary.highest is not None
     assert summary.highest.step == int(np.argmax(values)) + 1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 import stat
@@ -12,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -125,15 +125,17 @@ def _other_rows(path: Path) -> None:
 
 def _deep_row(path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("UPDATE runs SET row = ? WHERE id = ?", ("[" * 200_000, IDS[0]))
+        connection.execute("UPDATE runs SET row = ? WHERE id = ?", (b"\x91" * 200_000, IDS[0]))
 
 
 def _other_types(path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection, connection:
-        (text,) = connection.execute("SELECT row FROM runs WHERE id = ?", (IDS[0],)).fetchone()
-        row = json.loads(text)
+        (packed,) = connection.execute("SELECT row FROM runs WHERE id = ?", (IDS[0],)).fetchone()
+        row = msgspec.msgpack.decode(packed)
         row["summary"] = [[value] for value in row["summary"]]
-        connection.execute("UPDATE runs SET row = ? WHERE id = ?", (json.dumps(row), IDS[0]))
+        connection.execute(
+            "UPDATE runs SET row = ? WHERE id = ?", (msgspec.msgpack.encode(row), IDS[0])
+        )
 
 
 def _no_text(path: Path) -> None:
