@@ -1,9 +1,16 @@
-"""The arguments of the commands that start, join and show runs. Imports nothing heavy."""
+"""The arguments of the commands that start, join and show runs, and of those that need no run.
+
+Imports nothing at all. ``parser.py`` describes the form of the texts.
+"""
 
 from __future__ import annotations
 
-from ltui.app.commands.arguments import RUN_HELP, command, positive_number, tcp_port
-
+RUN_HELP = "the id of a run, a unique prefix of it, its name, or `last`"
+SHELLS = ("bash", "zsh", "fish", "tcsh")
+COMPLETED_NAMES = ("metrics", "keys")
+"""What the scripts of ``ltui completion`` ask for, in place of a shell."""
+STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP")
+JSON = "--json  print one JSON document and nothing else\n"
 EXIT_CODES = """\
 exit codes:
   0  success: the run finished, or ended by your Ctrl-C without a checkpoint
@@ -11,7 +18,6 @@ exit codes:
   2  bad input: nothing was started or changed
   3  the run stopped and can be resumed
 """
-STOP_SIGNAL_NAMES = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP")
 READONLY = "--readonly  open the dashboard without any control over runs\n"
 PRESET = "PRESET|FILE  the name of a preset, or a LightningCLI configuration file\n"
 SET = """\
@@ -67,12 +73,11 @@ several machines (docs/several-machines.md; this one is node 0):
 --remote-ltui PATH
     with --nodes: the ltui program on the other machines (default: the path of this one)
 """
+_PYTHON = "--python PATH  the Python interpreter that trains\n"
+_WORKERS = f"--workers N  the number of workers (default: one per core)\n{_PYTHON}{JSON}"
 
-COMMANDS = (
-    command(
-        "launch:run",
-        f"""\
-run  train a preset or a LightningCLI configuration file
+COMMANDS = f"""\
+=== run  launch:run  train a preset or a LightningCLI configuration file
 {PRESET}{SET}{_LAUNCH}{_RESTARTS.format("the value in the preset or the configuration file, or 0")}\
 --from RUN[:STEP]
     start from a checkpoint of another run: its last good one, or that of a step
@@ -98,20 +103,15 @@ trainer.devices is a count (2), a list (0,2), auto, or free:2. With free:2 the r
 waits in the state `queued` until two GPUs are unused, and takes those with the
 most free memory. `ltui stop` ends the wait.
 
-{EXIT_CODES}""",
-        **{"from": {"dest": "start_from"}},
-    ),
-    command(
-        "launch:execute",
-        f"""\
-exec  run your own command as a run
+{EXIT_CODES}
+=== exec  launch:execute  run your own command as a run
 {_LAUNCH}{_RESTARTS.format("that of the configuration file, or 0")}\
 --keep-best METRIC[:max][:N]
     keep the N best checkpoints by a metric, such as val/acc:max:3 (default: 1 checkpoint; lower is
     better unless `max` is given)
---stop-signal SIGNAL
+--stop-signal SIGNAL = SIGTERM
     the signal by which `ltui stop` ends a program that has not told ltui how to save:
-    {", ".join(STOP_SIGNAL_NAMES)} (default: SIGTERM)
+    {", ".join(STOP_SIGNALS)} (default: SIGTERM)
 --metrics-pattern PATTERN
     read metrics from what a program without Lightning prints: `json` (lines of JSON), `pairs`
     (loss 0.5, loss=0.5, loss: 0.5), or a regular expression with named groups
@@ -139,14 +139,8 @@ the signal of --stop-signal; the first line, or the dashboard, says which.
 examples:
   ltui exec -- python train.py --lr 0.1
   ltui exec --name sweep-3 --detach -- torchrun --nproc-per-node 2 train.py
-""",
-        command={"nargs": "..."},
-        stop_signal={"choices": STOP_SIGNAL_NAMES, "default": "SIGTERM"},
-    ),
-    command(
-        "join:join",
-        """\
-join  make this machine a node of a run on another one
+
+=== join  join:join  make this machine a node of a run on another one
 HOST:PORT  where node 0 listens, as its `ltui run` prints it
 --key-file PATH
     the key of the run, or a copy of it; `-` reads standard input (default: the variable
@@ -165,20 +159,10 @@ Ctrl-C stops the whole run with a checkpoint; a second one kills the ranks here.
 examples:
   ltui join 10.0.0.5:29501 --key-file node.key
   ltui join gpu-01:29501 --detach      (with the key in LTUI_NODE_KEY)
-""",
-        host={"dest": "place"},
-        node=positive_number,
-    ),
-    command(
-        "join:print_key",
-        """\
-key  print a new key for the variable LTUI_NODE_KEY
-""",
-    ),
-    command(
-        "submit:submit",
-        f"""\
-submit  hand a run over to SLURM
+
+=== key  join:print_key  print a new key for the variable LTUI_NODE_KEY
+
+=== submit  submit:submit  hand a run over to SLURM
 [PRESET|FILE]
     the name of a preset, or a LightningCLI configuration file; or a command after `--`
 {SET}{_NAME_AND_LABELS}\
@@ -186,7 +170,7 @@ submit  hand a run over to SLURM
     the Python interpreter that trains, as the nodes see it (default: that of the active virtual
     environment)
 {_RESTARTS.format("the value in the preset or the configuration file, or 0")}\
---nodes N        nodes (default: 1)
+--nodes N = 1    nodes (default: 1)
 --gpus-per-node G
     GPUs, and so ranks, on each node (default: none; the run trains on the CPU)
 --cpus-per-node C
@@ -211,20 +195,8 @@ examples:
   ltui submit conf/my.yaml --gpus-per-node 4 --sbatch=qos=high --sbatch=exclusive
   ltui submit --gpus-per-node 1 --time 90 -- python train.py --lr 0.1
   ltui submit quickstart --time 30 --print
-""",
-        defaults={
-            "command": [],
-            "gpus": None,
-            "keep_best": None,
-            "metrics_pattern": None,
-            "stop_signal": "SIGTERM",
-        },
-        nodes={"type": positive_number, "default": 1},
-    ),
-    command(
-        "launch:resume",
-        f"""\
-resume  continue an ended run from its checkpoint
+
+=== resume  launch:resume  continue an ended run from its checkpoint
 RUN  {RUN_HELP}
 --from STEP
     the checkpoint of this step (default: the last good one, which is from before the first NaN);
@@ -238,31 +210,21 @@ examples:
   ltui resume brave-owl --set trainer.max_epochs=60
   ltui resume brave-owl --from 1200
   ltui resume brave-owl --restarts 3
-""",
-        defaults={"python": None},
-        **{"from": {"dest": "from_step", "type": positive_number}},
-    ),
-    command(
-        "dashboard:open_dashboard",
-        f"""\
-attach  open the dashboard at a run
-[RUN]  {RUN_HELP}; HOST:RUN for a run of another machine, by ssh
+
+=== attach  dashboard:open_dashboard  open the dashboard at a run
+[RUN] = last  {RUN_HELP}; HOST:RUN for a run of another machine, by ssh
 {READONLY}
 examples:
   ltui attach                 open the latest run
   ltui attach brave-owl --readonly
   ltui attach gpu-02:last
-""",
-        run={"default": "last"},
-    ),
-    command(
-        "serve:serve",
-        f"""\
-serve  show the dashboard in a browser
+
+=== serve  serve:serve  show the dashboard in a browser
 [RUN]           open this run: {RUN_HELP}
 --control       let the browser start, stop and change runs
---port N        the port (default: 8765)
---host ADDRESS  an address of the loopback interface (default: 127.0.0.1)
+--port N = 8765  the port (default: 8765)
+--host ADDRESS = 127.0.0.1
+    an address of the loopback interface (default: 127.0.0.1)
 
 Needs the package textual-serve. The server listens on this machine only, and
 every page needs the token in the address that is printed. The dashboard is
@@ -273,8 +235,117 @@ examples:
   ltui serve                    then open the printed address
   ltui serve last --port 0
   ssh -L 8765:127.0.0.1:8765 gpu-02      (on the machine with the browser)
-""",
-        port={"type": tcp_port, "default": 8765},
-        host={"default": "127.0.0.1"},
-    ),
-)
+"""
+SETUP_COMMANDS = f"""\
+=== presets  presets_and_check:list_all  list the presets
+{JSON}
+=== check  presets_and_check:check  check a configuration without starting a run
+{PRESET}{SET}\
+--python PATH  the Python interpreter that loads the model and data classes
+--quick        only the checks that do not import torch
+
+First the structure, keys, types and ranges are checked. Then the model and data
+classes are loaded in the interpreter that would train, which takes some seconds.
+
+examples:
+  ltui check my.yaml
+  ltui check quickstart --set trainer.max_epoch=3
+
+=== doctor  doctor:examine  check this machine and name what is missing
+{JSON}
+Checks the interpreter that would train (packages, malicious releases), the GPUs,
+the terminal and the disk, and prints the command that installs what is missing.
+
+=== config  config:config  print, edit or check the configuration file
+one of:
+--edit  open the file in $VISUAL or $EDITOR, and check it afterwards
+--check FILE
+    name every mistake in the file (default: your own) with its line and the remedy
+{JSON}
+Prints every setting with its value and where it is from: a line of the file, the
+choice that the dashboard remembers, or the default. The file wins over what is
+remembered. It is config.yaml in $XDG_CONFIG_HOME/ltui (default: ~/.config/ltui).
+
+examples:
+  ltui config
+  ltui config --edit
+  ltui config --check conf/my-config.yaml
+
+=== demo  dashboard:show_demo  show the dashboard with simulated GPUs or machines
+gpus|nodes         the GPU panels, or the screen of a run on several machines
+--nodes N          simulated machines of `ltui demo nodes` (default: 4)
+--gpus-per-node G  GPUs, and so ranks, on each of them (default: 8)
+--recording FILE
+    readings that `ltui demo gpus` plays instead of its own; `make gpu` records them
+
+`gpus` shows the GPU panels on a machine without a GPU. Eight simulated GPUs
+overheat, wait in a collective, run out of memory and report errors.
+
+`nodes` shows the screen of a run on several machines without any. A rank of one
+machine stalls, a GPU of another one overheats, and the link to the last one is
+cut. The script takes three minutes and repeats.
+
+examples:
+  ltui demo gpus
+  ltui demo nodes
+  ltui demo nodes --nodes 128
+
+=== completion  completion:print_script  print the completion script for a shell
+SHELL  one of {", ".join(SHELLS)}
+[WORD ...]
+
+examples:
+  ltui completion bash > ~/.local/share/bash-completion/completions/ltui
+  ltui completion zsh > ~/.zfunc/_ltui          (with ~/.zfunc in $fpath)
+  ltui completion fish > ~/.config/fish/completions/ltui.fish
+  ltui completion tcsh > ~/.ltui.complete.tcsh  (sourced in ~/.tcshrc)
+
+=== data  -  build, inspect and verify .beton files, which FFCV reads
+
+examples:
+  ltui data build photos/ -o photos.beton --max-side 512
+  ltui data info photos.beton
+  ltui data verify photos.beton
+
+=== data build  data:build  write a dataset as a .beton file
+SOURCE  an image folder, torchvision:NAME, or a class path
+-o FILE.beton    the file to write
+--force          replace the file if it exists
+--images {{jpeg,raw,mixed}} = jpeg
+    how images are stored; mixed stores every other image raw (default: jpeg)
+--max-side N     shrink larger images to N pixels
+--quality N = 90
+    JPEG quality of images that are encoded again (default: 90)
+--page-size MIB = 8
+    page size in MiB; a sample must fit into one page (default: 8)
+--skip-bad       leave out samples that cannot be read
+{_WORKERS}
+SOURCE is one of
+  photos/                           folder/class/image, with classes in alphabetical order
+  torchvision:CIFAR10?train=true    a torchvision dataset, downloaded if necessary
+  my_data.Scans?split=train         a class or function that returns an indexed dataset
+
+JPEGs that are small enough are copied byte for byte. The file appears when it is
+complete. If a sample cannot be read, it is named, nothing is written and the
+exit code is 2; --skip-bad leaves such samples out instead.
+
+=== data info  data:info  show what a .beton file contains
+FILE
+{JSON}
+=== data verify  data:verify  decode every sample and name the damaged ones
+FILE
+{_WORKERS}
+=== bench  -  measure the data loader of a preset alone
+
+=== bench data  data:bench  measure the loader of a preset and torch's DataLoader
+--workers N,N,...  the worker counts to try
+--seconds S = 4    seconds to read each loader in each round (default: 4)
+--rounds N = 3     the number of rounds (default: 3)
+{JSON}{_PYTHON}{PRESET}{SET}
+Reads the loader alone, and the same data through torch's DataLoader. They take
+turns, so that all are measured under the same load of the machine.
+
+examples:
+  ltui bench data cifar10-ffcv-resnet18
+  ltui bench data my.yaml --set data.init_args.batch_size=256 --workers 1,4,8
+"""

@@ -1,29 +1,292 @@
-"""The parser of the command line, and the arguments of the commands that need no run.
+"""The parser of the command line, and the types of the values. Imports nothing heavy.
 
-Imports nothing heavy.
+Arguments are declared as a help text shows them, each with its help two or more blanks behind it:
+
+    RUN ...                a positional argument that can be repeated; [RUN] can be left out
+    --kill                 an option without a value
+    --by {step,epoch}      an option with one of these values
+    --when METRIC<VALUE ...
+                           an option that can be repeated
+    --port N = 8765        an option with a default
+    several machines:      the title of a group for the arguments below it
+    one of:                the arguments below it exclude each other
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from typing import NoReturn
+import difflib
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 from ltui.app.commands import launch_arguments, runs_arguments
-from ltui.app.commands.arguments import (
-    JSON,
-    Parser,
-    add_arguments,
-    add_command,
-    command,
-    positive_number,
-    worker_counts,
+from ltui.app.commands.launch_arguments import (
+    COMPLETED_NAMES,
+    EXIT_CODES,
+    READONLY,
+    SHELLS,
+    STOP_SIGNALS,
 )
-from ltui.app.commands.launch_arguments import EXIT_CODES, PRESET, READONLY, SET
+from ltui.app.exit_codes import EXIT_BAD_INPUT
+from ltui.training.config.digit_grouping import strip_digit_grouping
+from ltui.training.shared.defaults import MIRROR_PATTERN
 
-SHELLS = ("bash", "zsh", "fish", "tcsh")
-NAMES = ("metrics", "keys")
-"""What the scripts of ``ltui completion`` ask for, in place of a shell."""
+
+class Command(NamedTuple):
+    """One command of ltui."""
+
+    name: str
+    """Its name; ``data build`` is the command ``build`` of the group ``data``."""
+    do: str
+    """Its function as ``module:function``; ``-`` for a group. Only ``ltui.app.cli`` imports the
+    module, when the command is known, so that ``ltui --version`` and the help load nothing else."""
+    about: str
+    arguments: str
+    epilog: str
+
+
+def read_commands(text: str) -> Iterator[Command]:
+    """Yield the commands of a text. Each begins with a line ``=== NAME  MODULE:FUNCTION  ABOUT``,
+    followed by its arguments, and after a blank line by the epilog of its help."""
+    for section in text.split("=== ")[1:]:
+        head, _, epilog = section.partition("\n\n")
+        first, _, arguments = head.partition("\n")
+        name, do, about = first.split("  ")
+        yield Command(name, do, about, arguments, epilog)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that reports an error in one line, with the nearest correct word."""
+
+    def __init__(self, **options: Any) -> None:
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        options.setdefault("allow_abbrev", False)
+        super().__init__(**options)
+
+    def error(self, message: str) -> NoReturn:
+        # Imported here: only an error needs it. The message has what was typed, or pasted.
+        from ltui.widgets.sanitise import clean_line
+
+        line = clean_line(f"{self.prog}: {_explain(message)} See `{self.prog} --help`.")
+        sys.stderr.write(f"{line}\n")
+        raise SystemExit(EXIT_BAD_INPUT)
+
+
+def _explain(message: str) -> str:
+    choice = re.match(r"argument [^:]*: invalid choice: '?(.*?)'? \(choose from (.*)\)$", message)
+    if choice is None:
+        return message.rstrip(".") + "."
+    choices = re.findall(r"[\w-]+", choice[2])
+    hint = _choice_hint(choice[1], choices, ", ".join(choices))
+    return f"`{choice[1]}` is not a valid choice. {hint}"
+
+
+def _choice_hint(word: str, choices: Sequence[str], listed: str) -> str:
+    """Return a sentence with the choice that is nearest to ``word``, or with all ``listed``."""
+    close_matches = difflib.get_close_matches(word, choices, n=1)
+    return f"Did you mean `{close_matches[0]}`?" if close_matches else f"Choose from: {listed}."
+
+
+def add_arguments(parser: Any, text: str, command: str = "") -> None:
+    """Add the arguments that ``text`` declares, as described above, to the parser of a command."""
+    target = parser
+    for line in re.split(r"\n(?=\S)", text):
+        declared, _, about = line.partition("  ")
+        if declared == "one of:":
+            target = parser.add_mutually_exclusive_group()
+        elif declared.endswith(":"):
+            target = parser.add_argument_group(declared[:-1])
+        elif declared:
+            _add_argument(target, command, declared.strip(), " ".join(about.split()))
+
+
+def _add_argument(parser: Any, command: str, declared: str, about: str) -> None:
+    declared, _, default = declared.partition(" = ")
+    is_optional = declared.startswith("[")
+    words = (declared[1:-1] if is_optional else declared).split()
+    is_many = words[-1] == "..."
+    flags = [word.rstrip(",") for word in words if word.startswith("-")]
+    metavar = next((word for word in words if not word.startswith("-")), "")
+    options: dict[str, Any] = {"help": about or None}
+    options |= {"default": default} if default else {}
+    if flags:
+        name = flags[0].strip("-").replace("-", "_")
+        if not metavar:
+            options["action"] = "store_true"
+        elif metavar.startswith("{"):
+            options["choices"] = tuple(metavar[1:-1].split(","))
+        else:
+            options["metavar"] = metavar
+            options |= {"action": "append", "default": []} if is_many else {}
+    else:
+        name = re.split(r"\W", metavar.lower())[0] + "s" * is_many
+        nargs = {(False, True): "+", (True, False): "?", (True, True): "*"}
+        options |= {"metavar": metavar, "nargs": nargs.get((is_optional, is_many))}
+    for key in (name, f"{name} {metavar}", f"{command} {name}"):
+        own = SETTINGS.get(key, {})
+        options |= {"type": own} if callable(own) else own
+    dest = options.pop("dest", name)
+    if flags:
+        parser.add_argument(*flags, dest=dest, **options)
+    else:
+        parser.add_argument(dest, **options)
+
+
+def add_command(commands: Any, command: Command) -> Any:
+    """Add a command to what ``add_subparsers`` returned, and return its parser.
+
+    Of a group, return what commands are added to.
+    """
+    about = command.about
+    parser = commands.add_parser(
+        command.name.rpartition(" ")[2],
+        help=about,
+        description=f"{about[0].upper()}{about[1:]}.",
+        epilog=command.epilog,
+    )
+    if command.do == "-":
+        return parser.add_subparsers(metavar="COMMAND", title="commands", required=True)
+    parser.set_defaults(do=command.do, **DEFAULTS.get(command.name, {}))
+    add_arguments(parser, command.arguments, command.name)
+    return parser
+
+
+# Types of values ----------------------------------------------------------------------------------
+
+
+def seconds(text: str) -> float:
+    """Return a positive number of seconds."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"`{text}` is not a positive number of seconds.")
+    return value
+
+
+def port_number(text: str) -> int:
+    """Return a number of a port that leaves one above it."""
+    if not text.isdecimal() or not 0 < int(text) < 65535:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a port from 1 to 65534.")
+    return int(text)
+
+
+def tcp_port(text: str) -> int:
+    """Return the number of a port; 0 stands for any free one."""
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a port from 0 to 65535.")
+    return int(text)
+
+
+def positive_number(text: str) -> int:
+    """Return a whole number of 1 or more."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a whole number of 1 or more.")
+    return int(text)
+
+
+def whole_number(text: str) -> int:
+    """Return a whole number of 0 or more. Digit groups as printed by the dashboard are accepted:
+    ``3 157``."""
+    plain = strip_digit_grouping(text)
+    if not plain.isdecimal():
+        raise argparse.ArgumentTypeError(f"`{text}` is not a whole number of 0 or more.")
+    return int(plain)
+
+
+def worker_counts(text: str) -> list[int]:
+    """Return the numbers of ``1,2,4``."""
+    if not all(part.isdecimal() for part in text.split(",")):
+        raise argparse.ArgumentTypeError(f"`{text}` is not a list of whole numbers, such as 1,2,4.")
+    return [int(part) for part in text.split(",")]
+
+
+def rank_name(text: str) -> str:
+    """Return the name of a rank, ``12`` or ``gpu-b:12``."""
+    machine, colon, number = text.rpartition(":")
+    plain = strip_digit_grouping(number)
+    if not plain.isdecimal() or (colon and not machine):
+        raise argparse.ArgumentTypeError(
+            f"`{text}` is not a whole number of 0 or more, with or without a machine: gpu-b:12."
+        )
+    return f"{machine}{colon}{plain}"
+
+
+def stall_action(text: str) -> tuple[str, int | None]:
+    """Return the action and the count of ``nothing``, ``stop``, ``restart`` or ``restart:N``."""
+    word, colon, count = text.partition(":")
+    counted = word == "restart" and bool(colon) and count.isdecimal()
+    if word in ("nothing", "stop", "restart") and (not colon or counted):
+        return word, int(count) if counted else None
+    listed = "nothing, stop, restart, restart:N"
+    hint = _choice_hint(word, ("nothing", "stop", "restart"), listed)
+    raise argparse.ArgumentTypeError(f"`{text}` is not a valid choice. {hint}")
+
+
+def mirror(text: str) -> str:
+    """Return ``tensorboard`` or ``tensorboard:FOLDER``."""
+    if re.fullmatch(MIRROR_PATTERN, text) is None:
+        raise argparse.ArgumentTypeError(f"`{text}` is not tensorboard or tensorboard:FOLDER.")
+    return text
+
+
+SETTINGS: dict[str, Any] = {
+    "at_step": whole_number,
+    "attempt": whole_number,
+    "check FILE": {"nargs": "?", "const": ""},
+    "checkpoint_time": seconds,
+    "completion shell": {"dest": "what", "choices": (*SHELLS, *COMPLETED_NAMES)},
+    "completion words": {"help": argparse.SUPPRESS},
+    "cpus_per_node": positive_number,
+    "demo gpus": {"dest": "what", "choices": ("gpus", "nodes")},
+    "demo gpus_per_node": positive_number,
+    "exec command": {"nargs": argparse.REMAINDER},
+    "from RUN[:STEP]": {"dest": "start_from"},
+    "from STEP": {"dest": "from_step", "type": positive_number},
+    "gpus_per_node": whole_number,
+    "host HOST:PORT": {"dest": "place"},
+    "join_timeout": seconds,
+    "max_side": positive_number,
+    "mirror": mirror,
+    "node N": positive_number,
+    "nodes N": positive_number,
+    "num_nodes": positive_number,
+    "o": {"dest": "output"},
+    "o FILE.beton": {"required": True},
+    "on_stall": stall_action,
+    "page_size": positive_number,
+    "port": port_number,
+    "quality": positive_number,
+    "rank": rank_name,
+    "restarts": whole_number,
+    "rounds": positive_number,
+    "seconds": positive_number,
+    "serve port": tcp_port,
+    "set": {"dest": "overrides"},
+    "stop_signal": {"choices": STOP_SIGNALS},
+    "timeout": seconds,
+    "workers": positive_number,
+    "workers N,N,...": worker_counts,
+}
+"""Type, or arguments of ``add_argument``, by the name of an argument, its name and metavar, or its
+command and name; those of a command override the others."""
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "resume": {"python": None},
+    "submit": {
+        "command": [],
+        "gpus": None,
+        "keep_best": None,
+        "metrics_pattern": None,
+        "stop_signal": "SIGTERM",
+    },
+}
+"""Values of arguments that a command lacks, but another command of the same function has."""
+
+
+# The whole command line ---------------------------------------------------------------------------
 
 
 def build_parser(only: str | None = None) -> Parser:
@@ -33,18 +296,17 @@ def build_parser(only: str | None = None) -> Parser:
     """
     parser = Parser(prog="ltui", description=_ABOUT, epilog=_EPILOG)
     parser.add_argument("--version", action=_Version)
-    add_arguments(parser, READONLY, {})
+    add_arguments(parser, READONLY)
     parser.set_defaults(do="dashboard:open_dashboard", run=None)
     commands = parser.add_subparsers(metavar="COMMAND", title="commands", prog="ltui")
     groups = {"": commands}
-    every = (*launch_arguments.COMMANDS, *runs_arguments.COMMANDS, *COMMANDS)
+    texts = launch_arguments.COMMANDS, runs_arguments.COMMANDS, launch_arguments.SETUP_COMMANDS
+    every = [command for text in texts for command in read_commands(text)]
     wanted = [one for one in every if one.name.partition(" ")[0] == only] or every
     for one in wanted:
         added = add_command(groups[one.name.rpartition(" ")[0]], one)
-        if not one.do:
-            groups[one.name] = added.add_subparsers(
-                metavar="COMMAND", title="commands", required=True
-            )
+        if one.do == "-":
+            groups[one.name] = added
     return parser
 
 
@@ -79,174 +341,3 @@ examples:
 {EXIT_CODES}
 Runs are stored in $LTUI_HOME (default: the user's data directory).
 Shell completion: ltui completion bash|zsh|fish|tcsh (`ltui completion --help`)."""
-
-_PYTHON = "--python PATH  the Python interpreter that trains\n"
-_WORKERS = f"--workers N  the number of workers (default: one per core)\n{_PYTHON}{JSON}"
-COMMANDS = (
-    command(
-        "presets_and_check:list_all",
-        f"""\
-presets  list the presets
-{JSON}""",
-    ),
-    command(
-        "presets_and_check:check",
-        f"""\
-check  check a configuration without starting a run
-{PRESET}{SET}\
---python PATH  the Python interpreter that loads the model and data classes
---quick        only the checks that do not import torch
-
-First the structure, keys, types and ranges are checked. Then the model and data
-classes are loaded in the interpreter that would train, which takes some seconds.
-
-examples:
-  ltui check my.yaml
-  ltui check quickstart --set trainer.max_epoch=3
-""",
-    ),
-    command(
-        "doctor:examine",
-        f"""\
-doctor  check this machine and name what is missing
-{JSON}
-Checks the interpreter that would train (packages, malicious releases), the GPUs,
-the terminal and the disk, and prints the command that installs what is missing.
-""",
-    ),
-    command(
-        "config:config",
-        f"""\
-config  print, edit or check the configuration file
-one of:
---edit  open the file in $VISUAL or $EDITOR, and check it afterwards
---check FILE
-    name every mistake in the file (default: your own) with its line and the remedy
-{JSON}
-Prints every setting with its value and where it is from: a line of the file, the
-choice that the dashboard remembers, or the default. The file wins over what is
-remembered. It is config.yaml in $XDG_CONFIG_HOME/ltui (default: ~/.config/ltui).
-
-examples:
-  ltui config
-  ltui config --edit
-  ltui config --check conf/my-config.yaml
-""",
-        check={"nargs": "?", "const": ""},
-    ),
-    command(
-        "dashboard:show_demo",
-        """\
-demo  show the dashboard with simulated GPUs or machines
-gpus|nodes         the GPU panels, or the screen of a run on several machines
---nodes N          simulated machines of `ltui demo nodes` (default: 4)
---gpus-per-node G  GPUs, and so ranks, on each of them (default: 8)
---recording FILE
-    readings that `ltui demo gpus` plays instead of its own; `make gpu` records them
-
-`gpus` shows the GPU panels on a machine without a GPU. Eight simulated GPUs
-overheat, wait in a collective, run out of memory and report errors.
-
-`nodes` shows the screen of a run on several machines without any. A rank of one
-machine stalls, a GPU of another one overheats, and the link to the last one is
-cut. The script takes three minutes and repeats.
-
-examples:
-  ltui demo gpus
-  ltui demo nodes
-  ltui demo nodes --nodes 128
-""",
-        gpus={"dest": "what", "choices": ("gpus", "nodes")},
-        nodes=positive_number,
-        gpus_per_node=positive_number,
-    ),
-    command(  # noqa: S604 - the argument SHELL, no process
-        "completion:print_script",
-        f"""\
-completion  print the completion script for a shell
-SHELL  one of {", ".join(SHELLS)}
-[WORD ...]
-
-examples:
-  ltui completion bash > ~/.local/share/bash-completion/completions/ltui
-  ltui completion zsh > ~/.zfunc/_ltui          (with ~/.zfunc in $fpath)
-  ltui completion fish > ~/.config/fish/completions/ltui.fish
-  ltui completion tcsh > ~/.ltui.complete.tcsh  (sourced in ~/.tcshrc)
-""",
-        words={"help": argparse.SUPPRESS},
-        shell={"dest": "what", "choices": (*SHELLS, *NAMES)},
-    ),
-    command(
-        "",
-        """\
-data  build, inspect and verify .beton files, which FFCV reads
-
-examples:
-  ltui data build photos/ -o photos.beton --max-side 512
-  ltui data info photos.beton
-  ltui data verify photos.beton
-""",
-    ),
-    command(
-        "data:build",
-        f"""\
-data build  write a dataset as a .beton file
-SOURCE  an image folder, torchvision:NAME, or a class path
--o FILE.beton    the file to write
---force          replace the file if it exists
---images {{jpeg,raw,mixed}}
-    how images are stored; mixed stores every other image raw (default: jpeg)
---max-side N     shrink larger images to N pixels
---quality N      JPEG quality of images that are encoded again (default: 90)
---page-size MIB  page size in MiB; a sample must fit into one page (default: 8)
---skip-bad       leave out samples that cannot be read
-{_WORKERS}
-SOURCE is one of
-  photos/                           folder/class/image, with classes in alphabetical order
-  torchvision:CIFAR10?train=true    a torchvision dataset, downloaded if necessary
-  my_data.Scans?split=train         a class or function that returns an indexed dataset
-
-JPEGs that are small enough are copied byte for byte. The file appears when it is
-complete. If a sample cannot be read, it is named, nothing is written and the
-exit code is 2; --skip-bad leaves such samples out instead.
-""",
-        o={"dest": "output", "required": True},
-        images={"default": "jpeg"},
-        quality={"default": 90},
-        page_size={"default": 8},
-    ),
-    command(
-        "data:info",
-        f"""\
-data info  show what a .beton file contains
-FILE
-{JSON}""",
-    ),
-    command(
-        "data:verify",
-        f"""\
-data verify  decode every sample and name the damaged ones
-FILE
-{_WORKERS}""",
-    ),
-    command("", "bench  measure the data loader of a preset alone\n"),
-    command(
-        "data:bench",
-        f"""\
-bench data  measure the loader of a preset and torch's DataLoader
---workers N,N,...  the worker counts to try
---seconds S        seconds to read each loader in each round (default: 4)
---rounds N         the number of rounds (default: 3)
-{JSON}{_PYTHON}{PRESET}{SET}
-Reads the loader alone, and the same data through torch's DataLoader. They take
-turns, so that all are measured under the same load of the machine.
-
-examples:
-  ltui bench data cifar10-ffcv-resnet18
-  ltui bench data my.yaml --set data.init_args.batch_size=256 --workers 1,4,8
-""",
-        workers=worker_counts,
-        seconds={"default": 4},
-        rounds={"default": 3},
-    ),
-)

@@ -32,16 +32,16 @@ CELLS = 60
 
 def list_all(options: Namespace) -> int:
     """Run ``ltui runs``."""
-    now = time.time()
-    matches = run_filter(options.filter, now)
+    now, filter_text = time.time(), options.filter or ""
+    matches = run_filter(filter_text, now)
     chosen = [name.strip() for name in (options.columns or "").split(",") if name.strip()]
     sort = None if options.sort is None else sort_key(options.sort)
-    used = {*fields_of(options.filter), *chosen, *([sort[0]] if sort else [])}
+    used = {*fields_of(filter_text), *chosen, *([sort[0]] if sort else [])}
     with closing(RunList(ltui_home(to_write=False))) as runs:
         every_run = runs.poll()
         # The settings of all runs are needed to know whether a name is that of a setting.
         settings = {name for name in used if name.startswith(SETTING)}
-        every_run = runs.complete(every_run, settings | fields_of(options.filter))
+        every_run = runs.complete(every_run, settings | fields_of(filter_text))
         shown = list(runs.complete([entry for entry in every_run if matches(entry)], used))
         if sort is not None:
             shown = sorted_runs(shown, sort[0], reverse=sort[1])

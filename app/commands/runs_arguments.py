@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ltui.app.commands.arguments import JSON, RUN_HELP, command
+from ltui.app.commands.launch_arguments import JSON, RUN_HELP
 from ltui.app.runs.export_formats import EXPORT_FORMATS
 from ltui.training.shared.defaults import STOP_TIMEOUT_S
 
@@ -26,11 +26,8 @@ elapsed step epoch attempt ranks exit progress speed metric size; config.NAME is
 setting or hyperparameter; other names are metrics.
 """
 
-COMMANDS = (
-    command(
-        "runs:list_all",
-        f"""\
-runs  list the runs, newest first
+COMMANDS = f"""\
+=== runs  runs:list_all  list the runs, newest first
 --filter EXPR        only the runs that match, see below
 --sort FIELD
     sort by a field, metric or setting, lowest first; --sort=-FIELD: highest first
@@ -42,22 +39,13 @@ examples:
   ltui runs --filter 'state=failed started>2d ago' --columns program,step,detail
   ltui runs --columns size,tag --sort=-size --json
   ltui runs --columns config.lr,val/acc --sort=-val/acc
-""",
-        filter={"default": ""},
-    ),
-    command(
-        "runs:show",
-        f"""\
-show  show one run: state, ranks, metrics, checkpoints
+
+=== show  runs:show  show one run: state, ranks, metrics, checkpoints
 {_RUN}\
 --code
     print what code it was started with: commit, uncommitted changes, packages, command
-{JSON}""",
-    ),
-    command(
-        "diagnose:diagnose",
-        f"""\
-diagnose  find out which rank stalls, where, why and what to do
+{JSON}
+=== diagnose  diagnose:diagnose  find out which rank stalls, where, why and what to do
 {_RUN}{JSON}\
 -o FILE  write the report to a file, for example for a bug report
 --force  replace the file if it exists
@@ -71,12 +59,8 @@ examples:
   ltui diagnose last
   ltui diagnose brave-owl -o report.txt
   ltui diagnose last --json
-""",
-    ),
-    command(
-        "logs:print_logs",
-        f"""\
-logs  print the logs of a run
+
+=== logs  logs:print_logs  print the logs of a run
 {_RUN}\
 --rank N     only this rank: its number, or machine and number (gpu-b:12)
 --node NODE  only the ranks and the launcher of this machine, by number or name
@@ -93,25 +77,21 @@ examples:
   ltui logs last --follow
   ltui logs brave-owl --rank 1 --attempt 2
   ltui logs brave-owl --node gpu-b
-""",
-    ),
-    command(
-        "compare:compare",
-        f"""\
-compare  compare runs: metrics, speed, settings
+
+=== compare  compare:compare  compare runs: metrics, speed, settings
 [RUN ...]        {RUN_HELP}; a pattern such as 'sweep-*' is every run whose id matches
 --filter EXPR    also the runs that match, such as 'group:sweep'; see `ltui runs --help`
 --metric GLOB ...
     compare the metrics whose name matches, such as 'val/*'; can be repeated (default: the loss
     and the results of validation)
---by {{step,epoch,time}}
+--by {{step,epoch,time}} = step
     compare curves at the same step, epoch or training time (default: step)
 --group-by KEY ...
     runs with the same value of a setting are a group; can be repeated (default: runs that differ
     only in the seed)
 --ignore KEY ...
     runs that differ only in the seed and in this setting are a group; can be repeated
---band {{minmax,std,stderr,ci95}}
+--band {{minmax,std,stderr,ci95}} = minmax
     the band of a group: minimum to maximum (default), standard deviation, standard error, or
     95 %% interval of the mean
 --watch          open the comparison in the dashboard; live runs go on growing
@@ -132,16 +112,10 @@ examples:
   ltui compare --filter 'group:sweep val/acc>0.9'
   ltui compare 'sweep-*' --group-by lr --json
   ltui compare brave-owl calm-fox --watch
-""",
-        by={"default": "step"},
-        band={"default": "minmax"},
-    ),
-    command(
-        "export_and_import:export",
-        f"""\
-export  write the metrics of runs to a file
+
+=== export  export_and_import:export  write the metrics of runs to a file
 {_RUNS}\
---to, --format {{{",".join(EXPORT_FORMATS)}}}
+--to, --format {{{",".join(EXPORT_FORMATS)}}} = csv
     the format (default: csv); parquet and tensorboard need the packages pyarrow and tensorboard
 --metric GLOB ...
     only metrics whose name matches, such as 'val/*'; can be repeated
@@ -183,13 +157,8 @@ examples:
   ltui export brave-owl calm-fox --to parquet -o both.parquet
   ltui export brave-owl calm-fox --to tensorboard -o events
   ltui export last --to tensorboard -o events --follow
-""",
-        to={"default": "csv"},
-    ),
-    command(
-        "export_and_import:import_all",
-        """\
-import  make runs of other tools' metrics
+
+=== import  export_and_import:import_all  make runs of other tools' metrics
 FOLDER ...   the folder of a logger, or one that contains such folders
 --name NAME  a name for the runs (default: the name of the folder)
 
@@ -203,14 +172,10 @@ A metrics.csv holds no times, so the curves of such a run have none.
 examples:
   ltui import lightning_logs
   ltui import lightning_logs/version_3 --name baseline
-""",
-    ),
-    command(
-        "stop_and_pause:stop",
-        f"""\
-stop  stop a run, with a checkpoint if it can save one
+
+=== stop  stop_and_pause:stop  stop a run, with a checkpoint if it can save one
 {_RUN}\
---timeout S
+--timeout S = {STOP_TIMEOUT_S}
     seconds for the ranks to save a checkpoint and exit; after that they are interrupted, then
     killed (default: {STOP_TIMEOUT_S:g})
 --kill      kill at once, without a checkpoint
@@ -236,43 +201,22 @@ examples:
   ltui stop last --at-step 500
   ltui stop last --when 'val/loss<0.2' --at 18:30
   ltui stop last --cancel
-""",
-        timeout={"default": STOP_TIMEOUT_S},
-    ),
-    command(
-        "stop_and_pause:pause",
-        f"""\
-pause  pause a run between two steps
+
+=== pause  stop_and_pause:pause  pause a run between two steps
 RUN  {RUN_HELP}
-""",
-    ),
-    command(
-        "stop_and_pause:continue_run",
-        f"""\
-continue  continue a paused run
+
+=== continue  stop_and_pause:continue_run  continue a paused run
 RUN  {RUN_HELP}
-""",
-    ),
-    command(
-        "stop_and_pause:checkpoint",
-        f"""\
-checkpoint  save a checkpoint now and keep training
+
+=== checkpoint  stop_and_pause:checkpoint  save a checkpoint now and keep training
 RUN  {RUN_HELP}
-""",
-    ),
-    command(
-        "prune:delete",
-        f"""\
-delete  move runs to the bin, where they can be restored
+
+=== delete  prune:delete  move runs to the bin, where they can be restored
 {_RUNS}\
 --now      remove them for ever, with history, logs and checkpoints
 --dry-run  only print what would be deleted, with its disk use
-""",
-    ),
-    command(
-        "labels:tag",
-        f"""\
-tag  print, add and remove the tags of runs
+
+=== tag  labels:tag  print, add and remove the tags of runs
 {_RUNS}\
 --add TAG ...     add a tag, or several with commas between them; can be repeated
 --remove TAG ...  remove a tag, or several with commas between them; can be repeated
@@ -283,12 +227,8 @@ option, the tags are printed.
 examples:
   ltui tag last --add baseline,v2
   ltui tag brave-owl calm-fox --add keep --remove draft
-""",
-    ),
-    command(
-        "labels:group",
-        f"""\
-group  print or set the group of runs
+
+=== group  labels:group  print or set the group of runs
 {_RUNS}\
 one of:
 --name GROUP  put the runs into this group
@@ -299,12 +239,8 @@ A run is in one group or in none. Without an option, the group is printed.
 examples:
   ltui group brave-owl calm-fox --name lr-sweep
   ltui group brave-owl --remove
-""",
-    ),
-    command(
-        "labels:rename",
-        f"""\
-rename  give a run another name
+
+=== rename  labels:rename  give a run another name
 {_RUN}NAME  the name; '' restores that of the id
 
 A name may have any characters. The id of the run stays, and both name it in commands.
@@ -312,25 +248,15 @@ A name may have any characters. The id of the run stays, and both name it in com
 examples:
   ltui rename brave-owl 'ResNet, rate 0.1 (best)'
   ltui rename brave-owl ''
-""",
-        run={"dest": "runs", "nargs": 1},
-    ),
-    command(
-        "labels:note",
-        f"""\
-note  print or set the note of a run
+
+=== note  labels:note  print or set the note of a run
 {_RUN}[TEXT]  the note; '' removes it
 
 examples:
   ltui note last 'the first one with the cleaned labels'
   ltui note last ''
-""",
-        run={"dest": "runs", "nargs": 1},
-    ),
-    command(
-        "labels:star",
-        f"""\
-star  mark runs that are kept and easy to find
+
+=== star  labels:star  mark runs that are kept and easy to find
 {_RUNS}--remove  take the star away
 
 `ltui prune` never deletes a run with a star.
@@ -338,12 +264,8 @@ star  mark runs that are kept and easy to find
 examples:
   ltui star brave-owl
   ltui star brave-owl --remove
-""",
-    ),
-    command(
-        "prune:prune",
-        f"""\
-prune  delete the ended runs that match a filter
+
+=== prune  prune:prune  delete the ended runs that match a filter
 --filter EXPR  which runs, see below
 --now          free the space at once; the runs can't be restored
 --bin          remove the deleted runs in the bin for ever
@@ -357,13 +279,7 @@ examples:
   ltui prune --filter 'state=failed ended<30d ago' --dry-run
   ltui prune --filter 'size>10GB not has:tag' --now
   ltui prune --bin
-""",
-    ),
-    command(
-        "prune:restore",
-        """\
-restore  bring deleted runs back, or list the bin
+
+=== restore  prune:restore  bring deleted runs back, or list the bin
 [RUN ...]  id, name or a prefix; without it, list the bin
-""",
-    ),
-)
+"""  # noqa: S608 - a help text
