@@ -1,7 +1,7 @@
 """Check the classes that a configuration names: they must exist and accept the given arguments.
 
 The check uses the facts that ``app/launch/probe_script.py`` read from the sources without
-importing them. Checks that need the real classes are in ``app/launch/real_class_check.py``.
+importing them. Checks that need the real classes are in ``run_in_interpreter.py``.
 """
 
 from __future__ import annotations

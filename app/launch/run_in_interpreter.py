@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ltui.training.config.overrides import overridden_paths
-from ltui.training.config.run_spec import RunSpec
 from ltui.training.config.structure_check import locate_fault
 from ltui.training.config.yaml_document import Fault
 from ltui.training.json_codec import to_json
@@ -129,75 +128,45 @@ def check_with_classes(request: LaunchRequest) -> list[Problem]:
     """
     spec = request.spec("check", "check", time.time())
     with tempfile.TemporaryDirectory(prefix="ltui-check-") as folder:
-        config = Path(folder) / "config.json"
-        config.write_text(json.dumps(_rank_config(spec, folder)), encoding="utf-8")
-        process = _run_check(spec, config)
-    if process.returncode != 0:
-        raise ProblemError(*_reported_problems(process, request))
-    return [
-        Problem(where=fault.path, what=fault.what, remedy=fault.remedy)
-        for line in process.stdout.splitlines()
-        if (fault := _parse_fault(line)) is not None
-    ]
-
-
-def _rank_config(spec: RunSpec, folder: str) -> object:
-    """Return the document that a rank would get, except for the checkpoint folder."""
-    return to_json(
-        {
+        # The document that a rank would get, except for the checkpoint folder.
+        document = {
             "config": spec.config,
-            "after_fit": list(spec.after_fit),
-            "python_path": list(spec.python_path),
+            "after_fit": spec.after_fit,
+            "python_path": spec.python_path,
             "checkpoints_dir": folder,
             "cwd": spec.cwd,
         }
-    )
-
-
-def _run_check(spec: RunSpec, config: Path) -> subprocess.CompletedProcess[str]:
-    try:
-        return subprocess.run(
-            module_command(
-                "ltui.training.rank.train_preset", "--check", str(config), python=spec.python
-            ),
-            cwd=spec.cwd,
-            env=rank_environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=CHECK_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        message_text = f"the classes were not loaded within {CHECK_S:.0f} s."
-        raise ProblemError.of(where=spec.python, what=message_text) from error
-
-
-def _reported_problems(
-    process: subprocess.CompletedProcess[str], request: LaunchRequest
-) -> list[Problem]:
-    """Return the problems that the check printed, or the last line of errors if the check itself
-    failed."""
-    keys = overridden_paths(request.overrides)
-    problems = [
-        locate_fault(fault, request.preset.where, request.preset.lines, keys)
-        for line in process.stdout.splitlines()
-        if (fault := _parse_fault(line)) is not None
+        config = Path(folder) / "config.json"
+        config.write_text(json.dumps(to_json(document)), encoding="utf-8")
+        program = ("ltui.training.rank.train_preset", "--check", str(config))
+        try:
+            process = subprocess.run(
+                module_command(*program, python=spec.python),
+                cwd=spec.cwd,
+                env=rank_environment(),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=CHECK_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            message = f"the classes were not loaded within {CHECK_S:.0f} s."
+            raise ProblemError.of(where=spec.python, what=message) from error
+    # The user's code may print other lines.
+    lines = map(_decode_line, process.stdout.splitlines())
+    reported = [_parse_problem(line) for line in lines if {"where", "what", "remedy"} <= {*line}]
+    faults = [
+        Fault(path="" if where == "configuration" else where, what=what, remedy=remedy)
+        for where, what, remedy, _ in reported
     ]
-    if problems:
-        return problems
-    lines = [clean_line(line, 500) for line in process.stderr.splitlines() if line.strip()]
-    last = lines[-1] if lines else f"the check failed with exit code {process.returncode}."
-    return [Problem(where=request.preset.where, what=last)]
-
-
-def _parse_fault(line: str) -> Fault | None:
-    """Return one line of the check's report, or None if the user's code printed the line."""
-    try:
-        message = json.loads(line)
-        where, what, remedy = message["where"], message["what"], message["remedy"]
-    except (ValueError, TypeError, KeyError):
-        return None
-    path = "" if where == "configuration" else str(where)
-    return Fault(path=path, what=clean_line(str(what), 1000), remedy=remedy and clean_line(remedy))
+    if process.returncode == 0:
+        return [Problem(where=fault.path, what=fault.what, remedy=fault.remedy) for fault in faults]
+    preset, keys = request.preset, overridden_paths(request.overrides)
+    problems = [locate_fault(fault, preset.where, preset.lines, keys) for fault in faults]
+    if not problems:
+        errors = [line for line in process.stderr.splitlines() if line.strip()]
+        last = errors[-1] if errors else f"the check failed with exit code {process.returncode}."
+        problems = [Problem(where=preset.where, what=clean_line(last, 500))]
+    raise ProblemError(*problems)
