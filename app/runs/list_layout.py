@@ -7,8 +7,10 @@ metric or a setting. After ``-`` the highest value is first.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 from ltui.app.runs.run_entry import RunEntry
 from ltui.app.runs.run_fields import ALIASES, FIELDS, Kind, kind_of, value_of
@@ -36,13 +38,10 @@ DEFAULT_LAYOUT = ListLayout(DEFAULT_COLUMNS, "")
 
 def with_column(columns: Sequence[str], name: str) -> tuple[str, ...]:
     """Return the columns with one more, to the left of those that matter least."""
-    end = len(columns)
-    last = end if name in LAST_COLUMNS else _first_of(LAST_COLUMNS, columns)
+    last = len(columns)
+    if name not in LAST_COLUMNS:
+        last = next((n for n, column in enumerate(columns) if column in LAST_COLUMNS), last)
     return (*columns[:last], name, *columns[last:])
-
-
-def _first_of(names: frozenset[str], columns: Sequence[str]) -> int:
-    return next((n for n, column in enumerate(columns) if column in names), len(columns))
 
 
 def layout_of(columns: object, order: object) -> ListLayout:
@@ -84,36 +83,27 @@ def sorted_runs(entries: Iterable[RunEntry], name: str, *, reverse: bool) -> lis
     Runs without a value come last, and ties keep their places. Of a setting, numbers come before
     texts.
     """
-    if name == HEADLINE:
-        return _sorted_by_metric(entries, reverse=reverse)
-    with_value: list[tuple[tuple[float, str], RunEntry]] = []
-    without: list[RunEntry] = []
-    for entry in entries:
-        value = value_of(entry, name)
-        key = ", ".join(value) if isinstance(value, tuple) else value
-        if key is None or key == "" or (isinstance(key, float) and math.isnan(key)):
-            without.append(entry)
-        elif isinstance(key, str):
-            with_value.append(((math.inf, key.lower()), entry))
-        else:
-            with_value.append(((key, ""), entry))
-    with_value.sort(key=lambda pair: pair[0], reverse=reverse)
-    return [entry for _, entry in with_value] + without
+    key_of: Callable[[RunEntry], Any]
+    key_of = _metric_key if name == HEADLINE else partial(_value_key, name)
+    keyed = [(key_of(entry), entry) for entry in entries]
+    with_value = sorted((k for k in keyed if k[0] is not None), key=itemgetter(0), reverse=reverse)
+    return [entry for _, entry in with_value] + [entry for key, entry in keyed if key is None]
 
 
-def _sorted_by_metric(entries: Iterable[RunEntry], *, reverse: bool) -> list[RunEntry]:
-    """Return the runs by the metric that represents each, best value first; those without last."""
-    with_value: list[tuple[tuple[str, float], RunEntry]] = []
-    without: list[RunEntry] = []
-    for entry in entries:
-        run = entry.summary
-        if run is None or run.metric_value is None or not math.isfinite(run.metric_value):
-            without.append(entry)
-        else:
-            value = run.metric_value if run.lower_is_better else -run.metric_value
-            with_value.append(((run.metric, value), entry))
-    with_value.sort(key=lambda pair: pair[0], reverse=reverse)
-    return [entry for _, entry in with_value] + without
+def _value_key(name: str, entry: RunEntry) -> tuple[float, str] | None:
+    value = value_of(entry, name)
+    key = ", ".join(value) if isinstance(value, tuple) else value
+    if key is None or key == "" or (isinstance(key, float) and math.isnan(key)):
+        return None
+    return (math.inf, key.lower()) if isinstance(key, str) else (key, "")
+
+
+def _metric_key(entry: RunEntry) -> tuple[str, float] | None:
+    """Return a key by the metric that represents a run, with the best value first."""
+    run = entry.summary
+    if run is None or run.metric_value is None or not math.isfinite(run.metric_value):
+        return None
+    return run.metric, run.metric_value if run.lower_is_better else -run.metric_value
 
 
 def first_order(name: str) -> str:

@@ -40,7 +40,8 @@ def raw_pixels():
     # Without a conversion, so that what FFCV's code hands out stands in its buffers.
     from ffcv.transforms import ToTensor
     from ltui.training.data.ffcv.field_pipelines import DecodeImages
-    return {"image": [DecodeImages(32), ToTensor()], "label": value_pipeline(1, CPU)}
+    decode = DecodeImages(ImageTransformConfig(side=32))
+    return {"image": [decode, ToTensor()], "label": value_pipeline(1, CPU)}
 
 def batches_are_kept():
     reader = FfcvReader(good, raw_pixels(), batch_size=4, device=CPU, batches_ahead=1)

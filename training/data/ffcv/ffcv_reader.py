@@ -20,6 +20,7 @@ import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numba
@@ -100,7 +101,7 @@ class FfcvReader:
         """Set the resolution of the images from the next epoch on, without compiling again."""
         for node in self.graph.root_nodes:
             if isinstance(node.decoder, DecodeImages):
-                node.decoder.side = side
+                node.decoder.transform = replace(node.decoder.transform, side=side)
 
     def batches(self, order: Sequence[int], key: int = 0) -> Iterator[Batch]:
         """Yield the batches of these samples. The last one may be smaller.

@@ -17,7 +17,7 @@ which takes seconds, so import this module locally.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numba
@@ -68,19 +68,15 @@ class Failed(AllocationQuery):  # type: ignore[misc]
 
 @dataclass(eq=False)
 class DecodeImages(Operation):  # type: ignore[misc]
-    """Decodes images of any size to ``side`` x ``side`` pixels.
+    """Decodes images of any size to squares of the transform's side.
 
-    It takes a random crop if ``scale`` is given, else a centre crop.
+    It takes a random crop if the transform has a ``scale``, else a centre crop.
     """
 
-    side: int
-    _: KW_ONLY
-    scale: tuple[float, float] | None = None
-    aspect: tuple[float, float] = (3 / 4, 4 / 3)
-    center_ratio: float = 1.0
+    transform: ImageTransformConfig
 
     def declare_state_and_memory(self, previous_state: Any) -> tuple[Any, Any]:
-        shape = (self.side, self.side, 3)
+        shape = (self.transform.side, self.transform.side, 3)
         state = replace(previous_state, jit_mode=True, shape=shape, dtype=_BYTE)
         return state, (AllocationQuery(shape, _BYTE), Key(), Failed())
 
@@ -89,9 +85,10 @@ class DecodeImages(Operation):  # type: ignore[misc]
         read = self.memory_read
         decode_jpeg, resize = Compiler.compile(imdecode), Compiler.compile(resize_crop)
         copy = Compiler.compile(memcpy)
-        is_random = self.scale is not None
-        scale = np.array(self.scale or (1.0, 1.0))
-        log_ratio, ratio = np.log(np.array(self.aspect)), self.center_ratio
+        transform = self.transform
+        is_random = transform.scale is not None
+        scale = np.array(transform.scale or (1.0, 1.0))
+        log_ratio, ratio = np.log(np.array(transform.aspect)), transform.center_ratio
 
         def decode(batch_indices: Any, memory: Any, metadata: Any, storage_state: Any) -> Any:
             destination, key, failed = memory
@@ -126,17 +123,14 @@ class DecodeImages(Operation):  # type: ignore[misc]
         return decode
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class Augment(Operation):  # type: ignore[misc]
-    """Flips and shifts uint8 images (n, height, width, 3) and blanks a square."""
+    """Flips and shifts uint8 images (n, height, width, 3) and blanks a square.
 
-    flip: bool = False
-    """Flip every second image on average."""
-    shift: int = 0
-    """Maximum shift in pixels. Blank areas are set to ``fill``."""
-    cutout: int = 0
-    """Side of the square that is set to ``fill``."""
-    fill: tuple[int, int, int] = (0, 0, 0)
+    Every second image is flipped on average. Blank areas have the transform's colour ``fill``.
+    """
+
+    transform: ImageTransformConfig
 
     def declare_state_and_memory(self, previous_state: Any) -> tuple[Any, Any]:
         query = AllocationQuery(previous_state.shape, previous_state.dtype)
@@ -144,8 +138,9 @@ class Augment(Operation):  # type: ignore[misc]
 
     def generate_code(self) -> Callable[..., Any]:
         threads = Compiler.get_iterator()
-        may_flip, shift, cutout = self.flip, self.shift, self.cutout
-        fill = np.array(self.fill, dtype=_BYTE)
+        transform = self.transform
+        may_flip, shift, cutout = transform.flip, transform.shift, transform.cutout
+        fill = np.array(transform.fill, dtype=_BYTE)
 
         def augment(images: Any, memory: Any, indices: Any) -> Any:
             destination, key = memory
@@ -283,20 +278,10 @@ def value_pipeline(type_id: int, device: torch.device) -> list[Any]:
 def _image_pipeline(
     device: torch.device, dtype: torch.dtype, transform: ImageTransformConfig
 ) -> list[Any]:
-    decode = DecodeImages(
-        transform.side,
-        scale=transform.scale,
-        aspect=transform.aspect,
-        center_ratio=transform.center_ratio,
-    )
     augments = transform.flip or transform.shift or transform.cutout
-    fill = transform.fill
-    augment = Augment(
-        flip=transform.flip, shift=transform.shift, cutout=transform.cutout, fill=fill
-    )
     return [
-        decode,
-        *([augment] if augments else []),
+        DecodeImages(transform),
+        *([Augment(transform)] if augments else []),
         ToTensor(),
         *_to_device(device),
         ToTorchImage(),
