@@ -14,12 +14,13 @@ from typing import Any
 
 from msgspec import Struct
 
-from ltui.app.launch.class_path_check import class_faults, class_uses
 from ltui.app.launch.launch_defaults import with_launch_defaults
 from ltui.app.launch.local_machine import detect_machine
 from ltui.app.launch.training_interpreter import (
     REQUIRED_PACKAGES,
     choose_python,
+    class_faults,
+    class_uses,
     malicious_packages,
     missing_class_imports,
     missing_packages,

@@ -16,8 +16,7 @@ from msgspec.structs import replace
 from ltui.app.compare.alignment import BAND_NAMES
 from ltui.app.compare.compared_run import keep_colours, run_colours
 from ltui.app.compare.comparison import Comparison, Grouping, groups_of
-from ltui.app.compare.comparison_json import comparison_json
-from ltui.app.compare.comparison_report import report_lines
+from ltui.app.compare.comparison_report import comparison_json, report_lines
 from ltui.app.compare.comparison_tables import EQUAL, settings_table
 from ltui.app.compare.read_run import default_metrics, read_runs
 from ltui.app.compare.view_settings import ViewSettings, reference_id
