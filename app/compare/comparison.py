@@ -172,6 +172,11 @@ class Comparison(Struct, frozen=True, kw_only=True, dict=True):
         return groups + groups_of(others, self.grouping)
 
     @cached_property
+    def grouped(self) -> set[str]:
+        """The ids of the runs that are in a group."""
+        return {run_id for group in self.groups for run_id in group.runs}
+
+    @cached_property
     def differing_settings(self) -> list[str]:
         """The names of the settings, and of the parts of the code, that are not the same."""
         return differing([run.described for run in self.runs], self._starting)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from ltui.app.compare.alignment import BAND_NAMES
+from ltui.app.compare.alignment import BAND_NAMES, Line
 from ltui.app.compare.compared_run import ComparedRun
 from ltui.app.compare.comparison import Comparison
 from ltui.app.compare.view_settings import (
@@ -51,7 +51,7 @@ def comparison_charts(comparison: Comparison, settings: ViewSettings) -> list[Ch
 def _chart(comparison: Comparison, settings: ViewSettings, metric: str) -> ChartViewModel:
     smoothing = settings.chart.smoothing if is_smoothed(metric) else 0.0
     series = _group_series(comparison, settings, metric, smoothing) if settings.grouped else []
-    grouped = _grouped_runs(comparison) if settings.grouped else set()
+    grouped = comparison.grouped if settings.grouped else set()
     alone = [run.id for run in comparison.runs if run.id not in grouped | settings.hidden]
     series += _run_series(comparison, metric, smoothing, alone)
     axis = comparison.axis
@@ -83,35 +83,21 @@ def _run_series(
     series = []
     if smoothing > 0 and len(shown) <= MAX_RAW:
         raw = comparison.lines(metric)
-        series += [
-            _series(comparison, run_id, raw[run_id].x, raw[run_id].y, dim=True) for run_id in shown
-        ]
+        series += [_series(comparison, run_id, raw[run_id], dim=True) for run_id in shown]
+    suffix = SMOOTHED if smoothing > 0 else ""
     return series + [
-        _series(
-            comparison,
-            run_id,
-            smoothed[run_id].x,
-            smoothed[run_id].y,
-            suffix=SMOOTHED if smoothing > 0 else "",
-        )
-        for run_id in shown
+        _series(comparison, run_id, smoothed[run_id], suffix=suffix) for run_id in shown
     ]
 
 
 def _series(
-    comparison: Comparison,
-    run_id: str,
-    x: np.ndarray,
-    y: np.ndarray,
-    *,
-    dim: bool = False,
-    suffix: str = "",
+    comparison: Comparison, run_id: str, line: Line, *, dim: bool = False, suffix: str = ""
 ) -> ChartSeries:
     return ChartSeries(
         name=f"{clean_name(comparison.names[run_id])}{suffix}",
         suffix=suffix,
-        x=x,
-        y=y,
+        x=line.x,
+        y=line.y,
         colour=comparison.colours[run_id],
         dim=dim,
         is_logged=True,
@@ -129,7 +115,7 @@ def _group_series(
         if group_key(group) in settings.opened:
             lines = comparison.lines(metric, smoothing)
             series += [
-                _series(comparison, run_id, lines[run_id].x, lines[run_id].y, dim=True)
+                _series(comparison, run_id, lines[run_id], dim=True)
                 for run_id in group.runs
                 if run_id in lines
             ]
@@ -158,10 +144,6 @@ def _group_series(
                     )
                 )
     return series
-
-
-def _grouped_runs(comparison: Comparison) -> set[str]:
-    return {run_id for group in comparison.groups for run_id in group.runs}
 
 
 def charts_caption(comparison: Comparison, settings: ViewSettings) -> str:

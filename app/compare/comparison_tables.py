@@ -177,15 +177,14 @@ def _settings(names: Sequence[str], *, importance: int) -> list[Column]:
 
 def _rows(comparison: Comparison, settings: ViewSettings) -> Iterator[TableRow]:
     """Yield the groups with their unfolded members, then the other runs."""
-    grouped: set[str] = set()
     if settings.grouped:
         for group in ordered_groups(comparison, settings):
-            grouped |= {*group.runs}
             yield _group_row(comparison, settings, group)
             if group_key(group) in settings.opened:
                 members = [comparison.by_id[run_id] for run_id in group.runs]
                 for run in ordered_runs(comparison, settings, members):
                     yield _run_row(comparison, settings, run.id, indent="  ")
+    grouped = comparison.grouped if settings.grouped else set()
     alone = [run for run in comparison.runs if run.id not in grouped]
     for run in ordered_runs(comparison, settings, alone):
         yield _run_row(comparison, settings, run.id)
@@ -317,7 +316,7 @@ _Members = list[tuple[str, str, tuple[str, ...]]]
 
 def _columns(comparison: Comparison, *, grouped: bool) -> _Members:
     groups = comparison.groups if grouped else []
-    in_group = {run_id for group in groups for run_id in group.runs}
+    in_group = comparison.grouped if grouped else set()
     return [
         *((group_key(group), f"{group.label} ({len(group.runs)})", group.runs) for group in groups),
         *(
