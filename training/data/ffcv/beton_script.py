@@ -22,7 +22,7 @@ from typing import Any
 
 from ltui.training.data.data_files import data_folder
 from ltui.training.data.ffcv.beton_file import BetonError
-from ltui.training.data.ffcv.beton_sources import SourceError, open_source
+from ltui.training.data.ffcv.beton_sources import open_source
 
 EXIT_BAD_INPUT = 2
 _PR_SET_PDEATHSIG = 1
@@ -65,8 +65,6 @@ def main(arguments: list[str]) -> int:
     sys.path.append(str(Path.cwd()))
     try:
         return {"build": _build, "verify": _verify}[request["do"]](request, reporter)
-    except SourceError as error:
-        reporter.problem(error.where, error.what, error.remedy)
     except BetonError as error:
         where, _, text = str(error).partition(": ")
         reporter.problem(where, text)
