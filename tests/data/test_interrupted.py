@@ -145,7 +145,7 @@ WRITE = """
 import multiprocessing, os, signal, sys, time
 from multiprocessing.synchronize import Event
 from pathlib import Path
-from ltui.training.data.ffcv.beton_sources import SourceError
+from ltui.training.data.ffcv.beton_file import BetonError
 from ltui.training.data.ffcv.beton_writer import WriteOptions, write
 
 case, path = sys.argv[1], Path(sys.argv[2])
@@ -179,7 +179,7 @@ if case == "locked":
 page_bytes = 64 << 20 if case == "ahead" else 2 << 20
 try:
     write(Numbers(), path, WriteOptions(workers=2, page_bytes=page_bytes), progress)
-except SourceError as error:
+except BetonError as error:
     print(error)
 """
 
