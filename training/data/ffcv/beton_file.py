@@ -48,8 +48,10 @@ JPEG, RAW = 0, 1
 
 
 class BetonError(ValueError):
-    """A ``.beton`` file can't be read or built. The text begins with the file or its source, a colon
-    and a blank, and names the sample if it is known."""
+    """A ``.beton`` file can't be read or built.
+
+    The text begins with the file or its source and a colon, and names the sample if it is known.
+    """
 
 
 @dataclass(frozen=True, slots=True)
