@@ -6,8 +6,8 @@ copied to the GPU. This module therefore runs FFCV's compiled code in a thread o
 
 FFCV's memory managers never check the result of a read: of 2,000 images in a file that became
 shorter, 1,830 were wrong without an error. They wait forever if a reading thread failed, and build
-tables of Python objects as long as the dataset. Only their compiled code and their schedule of
-pages are used.
+tables of Python objects as long as the dataset. Only the compiled code of the process cache and
+its schedule of pages are used.
 
 All returned batches are copies, so that they stay valid. Imports FFCV.
 """
@@ -18,7 +18,7 @@ import contextlib
 import itertools
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from ffcv.loader.epoch_iterator import select_buffer
-from ffcv.memory_managers import OSCacheManager, ProcessCacheManager
+from ffcv.memory_managers import ProcessCacheManager
 from ffcv.memory_managers.process_cache.schedule import compute_schedule
 from ffcv.pipeline import PipelineSpec
 from ffcv.pipeline.compiler import Compiler
@@ -294,7 +294,7 @@ AHEAD = 3
 _PAGE_READERS = 4
 
 
-class OsCache(OSCacheManager):  # type: ignore[misc]
+class OsCache:
     """The complete file, mapped. The ranks of a machine share its pages in memory."""
 
     def __init__(self, file: BetonFile) -> None:
@@ -306,6 +306,19 @@ class OsCache(OSCacheManager):  # type: ignore[misc]
             np.ascontiguousarray(table["ptr"]),
             np.ascontiguousarray(table["size"]),
         )
+
+    def compile_reader(self) -> Callable[..., Any]:
+        """Return the compiled function that reads the content at an address.
+
+        FFCV's own changes numba's type of writable arrays for the whole process.
+        """
+
+        def read(address: Any, state: Any) -> Any:
+            size = state[2][np.searchsorted(state[1], address)]
+            return state[0][address : address + size]
+
+        compiled: Callable[..., Any] = Compiler.compile(read)
+        return compiled
 
     def begin(self, batches: Batches) -> OsCache:  # noqa: ARG002
         """Start an epoch."""
