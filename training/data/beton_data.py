@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -213,17 +212,15 @@ class BetonData(RankData):
     def loader_variants(self, counts: Sequence[int]) -> list[Variant]:
         """Return the variants that ``ltui bench data`` compares: FFCV and torch's DataLoader."""
         file = BetonFile(self.path_of("train"))
-        loaders = {
-            "ffcv": ("FFCV", self.through_ffcv),
-            "torch": ("DataLoader", self.through_dataloader),
-        }
+        loaders = [("ffcv", "FFCV", self.through_ffcv)] if has_ffcv() else []
+        loaders.append(("torch", "DataLoader", self.through_dataloader))
         variants = []
-        for key, (name, open_with) in loaders.items():
-            for workers in counts if key == "torch" or has_ffcv() else ():
+        for key, name, open_with in loaders:
+            for workers in counts:
                 order = self.epoch_order(file, train=True)
                 loader = BetonLoader(order, open_with(file, order, True, workers))
                 settings = {"data.init_args.loader": key, "data.init_args.num_workers": workers}
-                variants.append(Variant(name, workers, partial(_identity, loader), settings))
+                variants.append(Variant(name, workers, lambda it=loader: it, settings))
         return variants
 
     def device_and_dtype(self) -> tuple[torch.device, torch.dtype]:
@@ -267,10 +264,6 @@ class BetonData(RankData):
             shift=self.shift if shifted else 0,
             cutout=self.cutout,
         )
-
-
-def _identity(loader: BetonLoader) -> BetonLoader:
-    return loader
 
 
 def _check(**numbers: int | None) -> None:
