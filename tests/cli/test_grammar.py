@@ -133,8 +133,8 @@ def offers(ltui: Ltui, folder: Path, words: list[str], shell: str = "bash") -> l
 def log_metrics(home: Path, *names: str) -> None:
     """Store a run that has logged metrics of these names."""
     writer = StoreWriter(stored_run(home, "brave-owl-3f2a").db_path)
-    samples = [(0, seq, name, 1, 0, 1.0, 0.5) for seq, name in enumerate(names)]
-    writer.commit(1, Batch(samples=samples))
+    logged = enumerate(names)
+    writer.commit(1, Batch(samples=[(0, seq, name, 1, 0, 1.0, 0.5) for seq, name in logged]))
     writer.close()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -220,7 +221,7 @@ class BetonData(RankData):
                 order = self.epoch_order(file, train=True)
                 loader = BetonLoader(order, open_with(file, order, True, workers))
                 settings = {"data.init_args.loader": key, "data.init_args.num_workers": workers}
-                variants.append(Variant(name, workers, lambda it=loader: it, settings))
+                variants.append(Variant(name, workers, partial(_identity, loader), settings))
         return variants
 
     def device_and_dtype(self) -> tuple[torch.device, torch.dtype]:
@@ -264,6 +265,10 @@ class BetonData(RankData):
             shift=self.shift if shifted else 0,
             cutout=self.cutout,
         )
+
+
+def _identity(loader: BetonLoader) -> BetonLoader:
+    return loader
 
 
 def _check(**numbers: int | None) -> None:
