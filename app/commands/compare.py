@@ -11,11 +11,9 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from ltui.app.commands.dashboard import require_terminal
-from ltui.app.compare.comparison import Comparison
-from ltui.app.compare.comparison_json import comparison_json
-from ltui.app.compare.comparison_report import report_lines
+from ltui.app.compare.comparison import Comparison, Grouping, check_grouping
+from ltui.app.compare.comparison_report import comparison_json, report_lines
 from ltui.app.compare.read_run import read_runs
-from ltui.app.compare.run_groups import Grouping, check_grouping
 from ltui.app.exit_codes import EXIT_DONE, EXIT_FAILED
 from ltui.app.open_dashboard import open_app
 from ltui.app.output_file import print_json

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import shtab
 
-from ltui.app.commands.parser import NAMES, build_parser
+from ltui.app.commands.launch_arguments import COMPLETED_NAMES
+from ltui.app.commands.parser import build_parser
 from ltui.app.exit_codes import EXIT_DONE
 from ltui.training.config.preset_discovery import preset_names
 from ltui.training.config.presets import load_preset
@@ -75,7 +76,7 @@ _COMPLETERS = {
 
 def print_script(options: Namespace) -> int:
     """Run ``ltui completion SHELL``, or print names for such a script."""
-    if options.what in NAMES:
+    if options.what in COMPLETED_NAMES:
         print(*sorted(set(_names(options.what, options.words))), sep="\n")
         return EXIT_DONE
     parser = build_parser()

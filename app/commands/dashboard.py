@@ -62,6 +62,9 @@ def show_demo(options: Namespace) -> int:
         raise ProblemError.of(where=f"ltui demo {options.what}", what="the demo needs a terminal.")
     if options.what == "nodes" and options.recording is not None:
         raise ProblemError.of(where="ltui demo nodes", what="--recording is for `ltui demo gpus`.")
+    if options.what == "gpus" and (options.nodes, options.gpus_per_node) != (None, None):
+        message = "--nodes and --gpus-per-node are for `ltui demo nodes`."
+        raise ProblemError.of(where="ltui demo gpus", what=message)
     # Local: as below.
     from ltui.app.open_dashboard import open_app
 
@@ -74,11 +77,6 @@ def _gpu_demo(options: Namespace) -> LtuiApp:
     from ltui.app.demo.gpu_demo import DemoApp, recorded_demo
     from ltui.training.gpu.recording import read_recording
 
-    if options.nodes is not None or options.gpus_per_node is not None:
-        raise ProblemError.of(
-            where="ltui demo gpus",
-            what="--nodes and --gpus-per-node are for `ltui demo nodes`.",
-        )
     if options.recording is None:
         return DemoApp()
     try:

@@ -15,7 +15,6 @@ from pathlib import Path
 from msgspec import Struct
 
 from ltui.app.exit_codes import EXIT_DONE
-from ltui.app.launch.cuda_probe import probe_cuda
 from ltui.app.launch.local_machine import (
     DRIVER_TIMEOUT_S,
     SHARED_MEMORY,
@@ -30,6 +29,7 @@ from ltui.app.launch.training_interpreter import (
     installed_version,
     malicious_packages,
     pip_names,
+    probe_cuda,
     probe_interpreter,
 )
 from ltui.app.output_file import print_json

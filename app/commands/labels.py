@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
@@ -36,7 +36,7 @@ def tag(options: Namespace) -> int:
         return replace(labels, tags=with_tags(labels, added, removed, "--add"))
 
     return _print(
-        options,
+        options.runs,
         lambda labels: ", ".join(labels.tags) or "no tags",
         change if added or removed else None,
     )
@@ -46,7 +46,7 @@ def group(options: Namespace) -> int:
     """Run ``ltui group RUN... [--name GROUP | --remove]``."""
     name = checked_group(options.name or "", "--name")
     return _print(
-        options,
+        options.runs,
         lambda labels: labels.group or "no group",
         None
         if options.name is None and not options.remove
@@ -58,7 +58,7 @@ def note(options: Namespace) -> int:
     """Run ``ltui note RUN [TEXT]``."""
     text = checked_note(options.text or "", "TEXT")
     return _print(
-        options,
+        [options.run],
         lambda labels: labels.note or "no note",
         None if options.text is None else lambda labels: replace(labels, note=text),
     )
@@ -67,9 +67,9 @@ def note(options: Namespace) -> int:
 def rename(options: Namespace) -> int:
     """Run ``ltui rename RUN NAME``."""
     name = checked_name(options.name, "NAME")
-    renamed = find_runs(ltui_home(to_write=True), options.runs)
+    renamed = find_runs(ltui_home(to_write=True), [options.run])
     status = _print(
-        options,
+        [options.run],
         lambda labels: labels.name or "named by its id",
         lambda labels: replace(labels, name=name),
     )
@@ -83,7 +83,7 @@ def rename(options: Namespace) -> int:
 def star(options: Namespace) -> int:
     """Run ``ltui star RUN... [--remove]``."""
     return _print(
-        options,
+        options.runs,
         lambda labels: "starred" if labels.star else "not starred",
         lambda labels: replace(labels, star=not options.remove),
     )
@@ -99,7 +99,7 @@ def label_files(options: Namespace) -> dict[str, str]:
 
 
 def _print(
-    options: Namespace,
+    runs: Sequence[str],
     text_of: Callable[[RunLabels], str],
     change: Callable[[RunLabels], RunLabels] | None,
 ) -> int:
@@ -107,7 +107,7 @@ def _print(
 
     Nothing is changed unless all of the runs were found.
     """
-    for run_dir in find_runs(ltui_home(to_write=change is not None), options.runs):
+    for run_dir in find_runs(ltui_home(to_write=change is not None), runs):
         labels = read_labels(run_dir) if change is None else change_labels(run_dir, change)
         print(f"{run_dir.id}: {text_of(labels)}")
     return EXIT_DONE

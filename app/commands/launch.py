@@ -11,8 +11,9 @@ import shutil
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -23,19 +24,32 @@ from ltui.training.problem import ProblemError
 from ltui.training.store.find_run import find_run
 from ltui.training.store.run_directory import RunDir, ltui_home, new_run_id
 
+if TYPE_CHECKING:
+    from ltui.training.config.device_selection import Machine
+    from ltui.training.state.run_snapshot import CheckpointInfo
+
 
 def run(options: Namespace) -> int:
     """Run ``ltui run PRESET|FILE``."""
+    return _launch(options, _preset_spec)
+
+
+def execute(options: Namespace) -> int:
+    """Run ``ltui exec -- COMMAND...``."""
+    return _launch(options, _command_spec)
+
+
+def _launch(
+    options: Namespace,
+    spec_of: Callable[[Namespace, Path, Machine, Sequence[str] | None], RunSpec],
+) -> int:
+    """Start the run that ``spec_of`` specifies, or join it if a launcher has started it."""
     from ltui.app.commands.labels import label_files
-    from ltui.app.launch.build_spec import prepare_launch
-    from ltui.app.launch.check_and_launch import apply_start_from
-    from ltui.app.launch.local_machine import freeze_warnings, print_warnings
     from ltui.app.nodes.node_options import (
         agent_nodes,
         check_fewer_nodes,
         launch_machine,
         listed_hosts,
-        node_overrides,
         with_node_options,
     )
     from ltui.training.lifecycle.launch_run import launch
@@ -44,60 +58,56 @@ def run(options: Namespace) -> int:
     labels = label_files(options)
     hosts = listed_hosts(options.nodes)
     machine = launch_machine(options, hosts)
-    nodes = agent_nodes(options, machine, options.overrides)
+    nodes = agent_nodes(options, machine, getattr(options, "overrides", ()))
     if nodes is not None:
         return _join_and_follow(nodes, options, home)
-    overrides = node_overrides(options.overrides, hosts)
-    request = prepare_launch(options.preset, overrides, options.python, machine)
-    run_id, name = new_run_id(home, options.name)
-    spec = with_node_options(request.spec(run_id, name, time.time()), options, hosts)
+    spec = with_node_options(spec_of(options, home, machine, hosts), options, hosts)
     if spec.nodes is not None and spec.nodes.rank > 0:
         return _join_and_follow(spec.nodes, options, home)
     spec = with_run_options(spec, options)
-    start_from = None
-    if options.start_from is not None:
+    start_from: CheckpointInfo | None = None
+    if spec.config is not None and options.start_from is not None:
+        from ltui.app.launch.build_spec import apply_start_from
+
         spec, start_from = apply_start_from(home, spec, options.start_from)
     spec = check_fewer_nodes(with_stall_options(spec, options.on_stall, options.on_verdict))
-    print_warnings(freeze_warnings(spec))
+    if spec.config is not None:
+        from ltui.app.launch.local_machine import freeze_warnings, print_warnings
+
+        print_warnings(freeze_warnings(spec))
     return _launch_and_follow(
         spec,
         options,
         home,
         lambda files: launch(
-            spec, home, start_from, interpreter_checked=True, private_files={**labels, **files}
+            spec,
+            home,
+            start_from,
+            interpreter_checked=spec.config is not None,
+            private_files={**labels, **files},
         ),
     )
 
 
-def execute(options: Namespace) -> int:
-    """Run ``ltui exec -- COMMAND...``."""
-    from ltui.app.commands.labels import label_files
-    from ltui.app.nodes.node_options import (
-        agent_nodes,
-        check_fewer_nodes,
-        command_nodes,
-        launch_machine,
-        listed_hosts,
-        with_node_options,
-    )
-    from ltui.training.lifecycle.launch_run import launch
+def _preset_spec(
+    options: Namespace, home: Path, machine: Machine, hosts: Sequence[str] | None
+) -> RunSpec:
+    from ltui.app.launch.build_spec import prepare_launch
+    from ltui.app.nodes.node_options import node_overrides
 
-    home = ltui_home()
-    labels = label_files(options)
-    hosts = listed_hosts(options.nodes)
-    machine = launch_machine(options, hosts)
-    nodes = agent_nodes(options, machine)
-    if nodes is not None:
-        return _join_and_follow(nodes, options, home)
+    overrides = node_overrides(options.overrides, hosts)
+    request = prepare_launch(options.preset, overrides, options.python, machine)
+    run_id, name = new_run_id(home, options.name)
+    return request.spec(run_id, name, time.time())
+
+
+def _command_spec(
+    options: Namespace, home: Path, machine: Machine, hosts: Sequence[str] | None
+) -> RunSpec:
+    from ltui.app.nodes.node_options import command_nodes
+
     spec = command_spec(options, home)
-    nodes = command_nodes(options, machine, hosts, spec.command or ())
-    spec = with_node_options(spec.with_changes(nodes=nodes), options, hosts)
-    if spec.nodes is not None and spec.nodes.rank > 0:
-        return _join_and_follow(spec.nodes, options, home)
-    spec = check_fewer_nodes(with_stall_options(spec, options.on_stall, options.on_verdict))
-    return _launch_and_follow(
-        spec, options, home, lambda files: launch(spec, home, private_files={**labels, **files})
-    )
+    return spec.with_changes(nodes=command_nodes(options, machine, hosts, spec.command or ()))
 
 
 def command_spec(options: Namespace, home: Path) -> RunSpec:
@@ -137,8 +147,8 @@ def command_spec(options: Namespace, home: Path) -> RunSpec:
         nproc=0,
         # Kept, so that a resume from another shell finds the same program.
         env={"PATH": path},
-        restarts=defaults.restarts if options.restarts is None else options.restarts,
-        mirror=options.mirror or defaults.mirror,
+        restarts=defaults.restarts,
+        mirror=defaults.mirror,
         checkpoint=_checkpoint_policy(options.keep_best, defaults.checkpoint),
         stall=defaults.stall,
         stop_signal=options.stop_signal,

@@ -12,12 +12,10 @@ from contextlib import closing
 from ltui.app.exit_codes import EXIT_DONE
 from ltui.app.output_file import print_json, print_json_list
 from ltui.app.runs.filter_runs import fields_of, run_filter, unknown_names
-from ltui.app.runs.run_entry import RunEntry
+from ltui.app.runs.list_layout import sort_key, sorted_runs
+from ltui.app.runs.run_entry import RunEntry, run_document
 from ltui.app.runs.run_fields import FIELDS, SETTING, Kind, kind_of, value_of, value_text
-from ltui.app.runs.run_json import run_document
-from ltui.app.runs.run_list import RunList, recovered_snapshot
-from ltui.app.runs.slow_values import read_settings
-from ltui.app.runs.sort_runs import sort_key, sorted_runs
+from ltui.app.runs.run_list import RunList, read_settings, recovered_snapshot
 from ltui.training.json_codec import to_json
 from ltui.training.problem import ProblemError
 from ltui.training.store.find_run import find_run
@@ -34,16 +32,16 @@ CELLS = 60
 
 def list_all(options: Namespace) -> int:
     """Run ``ltui runs``."""
-    now = time.time()
-    matches = run_filter(options.filter, now)
+    now, filter_text = time.time(), options.filter or ""
+    matches = run_filter(filter_text, now)
     chosen = [name.strip() for name in (options.columns or "").split(",") if name.strip()]
     sort = None if options.sort is None else sort_key(options.sort)
-    used = {*fields_of(options.filter), *chosen, *([sort[0]] if sort else [])}
+    used = {*fields_of(filter_text), *chosen, *([sort[0]] if sort else [])}
     with closing(RunList(ltui_home(to_write=False))) as runs:
         every_run = runs.poll()
         # The settings of all runs are needed to know whether a name is that of a setting.
         settings = {name for name in used if name.startswith(SETTING)}
-        every_run = runs.complete(every_run, settings | fields_of(options.filter))
+        every_run = runs.complete(every_run, settings | fields_of(filter_text))
         shown = list(runs.complete([entry for entry in every_run if matches(entry)], used))
         if sort is not None:
             shown = sorted_runs(shown, sort[0], reverse=sort[1])

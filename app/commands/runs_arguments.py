@@ -1,14 +1,101 @@
-"""The arguments of ``ltui runs`` and ``prune``, which share filters. Imports nothing heavy."""
+"""The arguments of the commands that look at runs and change them. Imports nothing heavy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from ltui.app.commands.data_arguments import add_flag, add_json_option
+from ltui.app.commands.launch_arguments import JSON, RUN_HELP
 from ltui.app.runs.export_formats import EXPORT_FORMATS
+from ltui.training.shared.defaults import STOP_TIMEOUT_S
 
-_EPILOG = """\
+_RUN = f"RUN  {RUN_HELP}\n"
+_RUNS = f"RUN ...  {RUN_HELP}\n"
+
+FILTER_HELP = """\
+filter:
+  fox quickstart            both words occur in name, program, state, tags, group or note
+  tag:base* name:/^a.*9$/   a field matches a pattern (* ? [abc]), a part or an expression
+  state=failed epoch>=3     = != < <= > >= on fields and metrics
+  val/loss<0.2 lr.max<1e-3  a metric's last value; .min and .max are its extremes
+  started>3d ago            a time; also 2026-11-20 or 2026-11-20T18:30
+  elapsed<1h30m size>5GB    durations and sizes
+  config.lr<1e-3 config.optimizer:adam*  settings, by their name or its end
+  has:note not has:star     the run has a value
+  (a or b) and not c        terms next to each other are joined by `and`
+
+fields: id name program state tag group note detail star running created started ended
+elapsed step epoch attempt ranks exit progress speed metric size; config.NAME is a
+setting or hyperparameter; other names are metrics.
+"""
+
+COMMANDS = f"""\
+=== runs  runs:list_all  list the runs, newest first
+--filter EXPR        only the runs that match, see below
+--sort FIELD
+    sort by a field, metric or setting, lowest first; --sort=-FIELD: highest first
+--columns FIELD,...  print the id and these fields, metrics or settings
+{JSON}
+{FILTER_HELP}
+examples:
+  ltui runs --filter 'tag:baseline val/loss<0.2' --sort val/loss
+  ltui runs --filter 'state=failed started>2d ago' --columns program,step,detail
+  ltui runs --columns size,tag --sort=-size --json
+  ltui runs --columns config.lr,val/acc --sort=-val/acc
+
+=== show  runs:show  show one run: state, ranks, metrics, checkpoints
+{_RUN}\
+--code
+    print what code it was started with: commit, uncommitted changes, packages, command
+{JSON}
+=== diagnose  diagnose:diagnose  find out which rank stalls, where, why and what to do
+{_RUN}{JSON}\
+-o FILE  write the report to a file, for example for a bug report
+--force  replace the file if it exists
+
+Works at any time. For a live run, ltui examines every rank, which takes a few
+seconds and does not disturb training: which rank stalls, which ranks wait, the
+collective and the line of code where each rank is, and what to do. For a run
+that has ended: which rank died first and why, from the evidence kept then.
+
+examples:
+  ltui diagnose last
+  ltui diagnose brave-owl -o report.txt
+  ltui diagnose last --json
+
+=== logs  logs:print_logs  print the logs of a run
+{_RUN}\
+--rank N     only this rank: its number, or machine and number (gpu-b:12)
+--node NODE  only the ranks and the launcher of this machine, by number or name
+--attempt N  the logs of attempt N (default: the latest attempt)
+--follow     keep printing until the run ends
+
+Without --rank, each line of a rank begins with the rank (r0, r1, ...), on several
+machines with the machine and the rank (gpu-b:12, ...). Lines that
+begin with a date and a time are merged by it; a line without one stays behind the
+line before it, and a log without any is printed whole. On a terminal, control
+sequences are removed; into a pipe or a file, the bytes are copied unchanged.
+
+examples:
+  ltui logs last --follow
+  ltui logs brave-owl --rank 1 --attempt 2
+  ltui logs brave-owl --node gpu-b
+
+=== compare  compare:compare  compare runs: metrics, speed, settings
+[RUN ...]        {RUN_HELP}; a pattern such as 'sweep-*' is every run whose id matches
+--filter EXPR    also the runs that match, such as 'group:sweep'; see `ltui runs --help`
+--metric GLOB ...
+    compare the metrics whose name matches, such as 'val/*'; can be repeated (default: the loss
+    and the results of validation)
+--by {{step,epoch,time}} = step
+    compare curves at the same step, epoch or training time (default: step)
+--group-by KEY ...
+    runs with the same value of a setting are a group; can be repeated (default: runs that differ
+    only in the seed)
+--ignore KEY ...
+    runs that differ only in the seed and in this setting are a group; can be repeated
+--band {{minmax,std,stderr,ci95}} = minmax
+    the band of a group: minimum to maximum (default), standard deviation, standard error, or
+    95 %% interval of the mean
+--watch          open the comparison in the dashboard; live runs go on growing
+{JSON}
 For each metric: its final and its best value and the step of that, and the value
 at the last step, epoch or time that all these runs have reached. The step of an
 old value is written ~4128 if the history holds only a window of steps around it.
@@ -25,111 +112,19 @@ examples:
   ltui compare --filter 'group:sweep val/acc>0.9'
   ltui compare 'sweep-*' --group-by lr --json
   ltui compare brave-owl calm-fox --watch
-"""
 
+=== export  export_and_import:export  write the metrics of runs to a file
+{_RUNS}\
+--to, --format {{{",".join(EXPORT_FORMATS)}}} = csv
+    the format (default: csv); parquet and tensorboard need the packages pyarrow and tensorboard
+--metric GLOB ...
+    only metrics whose name matches, such as 'val/*'; can be repeated
+--follow
+    with --to tensorboard: write the values of a live run as they arrive, until it ends
+-o FILE
+    write to a file, which appears when it is complete; a folder for tensorboard
+--force  replace the file if it exists
 
-def add_compare(add: Callable[..., Any], run_help: str) -> None:
-    """Add ``ltui compare``."""
-    compare = add("compare", "compare:compare", "compare runs: metrics, speed, settings", _EPILOG)
-    compare.add_argument(
-        "runs",
-        metavar="RUN",
-        nargs="*",
-        help=f"{run_help}; a pattern such as 'sweep-*' is every run whose id matches",
-    )
-    compare.add_argument(
-        "--filter",
-        metavar="EXPR",
-        help="also the runs that match, such as 'group:sweep'; see `ltui runs --help`",
-    )
-    compare.add_argument(
-        "--metric",
-        metavar="GLOB",
-        action="append",
-        default=[],
-        help="compare the metrics whose name matches, such as 'val/*'; can be repeated (default: "
-        "the loss and the results of validation)",
-    )
-    compare.add_argument(
-        "--by",
-        choices=("step", "epoch", "time"),
-        default="step",
-        help="compare curves at the same step, epoch or training time (default: step)",
-    )
-    compare.add_argument(
-        "--group-by",
-        metavar="KEY",
-        action="append",
-        default=[],
-        help="runs with the same value of a setting are a group; can be repeated (default: runs "
-        "that differ only in the seed)",
-    )
-    compare.add_argument(
-        "--ignore",
-        metavar="KEY",
-        action="append",
-        default=[],
-        help="runs that differ only in the seed and in this setting are a group; can be repeated",
-    )
-    compare.add_argument(
-        "--band",
-        choices=("minmax", "std", "stderr", "ci95"),
-        default="minmax",
-        help="the band of a group: minimum to maximum (default), standard deviation, standard "
-        "error, or 95 %% interval of the mean",
-    )
-    add_flag(compare, "--watch", "open the comparison in the dashboard; live runs go on growing")
-    add_json_option(compare)
-
-
-def add_export(add: Callable[..., Any], run_help: str) -> None:
-    """Add ``ltui export``."""
-    export = add("export", "export:export", "write the metrics of runs to a file", _EXPORT_EPILOG)
-    export.add_argument("run", metavar="RUN", nargs="+", help=run_help)
-    export.add_argument(
-        "--to",
-        "--format",
-        choices=tuple(EXPORT_FORMATS),
-        default="csv",
-        help="the format (default: csv); parquet and tensorboard need the packages "
-        "pyarrow and tensorboard",
-    )
-    export.add_argument(
-        "--metric",
-        metavar="GLOB",
-        action="append",
-        default=[],
-        help="only metrics whose name matches, such as 'val/*'; can be repeated",
-    )
-    add_flag(
-        export,
-        "--follow",
-        "with --to tensorboard: write the values of a live run as they arrive, until it ends",
-    )
-    export.add_argument(
-        "-o",
-        dest="output",
-        metavar="FILE",
-        help="write to a file, which appears when it is complete; a folder for tensorboard",
-    )
-    add_flag(export, "--force", "replace the file if it exists")
-
-
-def add_import(add: Callable[..., Any]) -> None:
-    """Add ``ltui import``."""
-    import_runs = add(
-        "import", "import_runs:import_all", "make runs of other tools' metrics", _IMPORT_EPILOG
-    )
-    import_runs.add_argument(
-        "path",
-        metavar="FOLDER",
-        nargs="+",
-        help="the folder of a logger, or one that contains such folders",
-    )
-    import_runs.add_argument("--name", help="a name for the runs (default: the name of the folder)")
-
-
-_EXPORT_EPILOG = """\
 --to csv, json and parquet write one table, a row for each metric, step and rank:
 
   metric,step,epoch,time,rank,value,first_step,min,max,count
@@ -162,9 +157,11 @@ examples:
   ltui export brave-owl calm-fox --to parquet -o both.parquet
   ltui export brave-owl calm-fox --to tensorboard -o events
   ltui export last --to tensorboard -o events --follow
-"""
 
-_IMPORT_EPILOG = """\
+=== import  export_and_import:import_all  make runs of other tools' metrics
+FOLDER ...   the folder of a logger, or one that contains such folders
+--name NAME  a name for the runs (default: the name of the folder)
+
 Reads the metrics.csv of Lightning's CSVLogger, and TensorBoard event files (this
 needs the package tensorboard). Every folder with such a file
 becomes an ended run with the tag `imported`, which can be shown, compared and
@@ -175,155 +172,105 @@ A metrics.csv holds no times, so the curves of such a run have none.
 examples:
   ltui import lightning_logs
   ltui import lightning_logs/version_3 --name baseline
-"""
 
+=== stop  stop_and_pause:stop  stop a run, with a checkpoint if it can save one
+{_RUN}\
+--timeout S = {STOP_TIMEOUT_S}
+    seconds for the ranks to save a checkpoint and exit; after that they are interrupted, then
+    killed (default: {STOP_TIMEOUT_S:g})
+--kill      kill at once, without a checkpoint
+--requeue   give the SLURM job's nodes back, and continue in a later job
+schedule a stop and return at once (the first condition that is met stops the run):
+--at-step N     at exactly step N
+--at-epoch-end  at the end of the current epoch
+--when METRIC<VALUE ...
+    when a metric passes a value (<, <=, >, >=); can be repeated
+--at TIME       at a time such as 18:30, or after +90s, +20min, +2h, +1d
+--cancel        cancel every scheduled stop
 
-def add_label_commands(add: AddCommand, run_help: str) -> None:
-    """Add ``ltui rename``, ``tag``, ``group``, ``note`` and ``star``."""
+All ranks agree on a step, save a checkpoint there and exit. If they do not do so
+within the timeout, they are interrupted, then killed, and ltui reports it.
 
-    def labels(name: str, about: str) -> Any:
-        command = add(name, f"labels:{name}", about, _LABEL_EPILOGS[name])
-        command.add_argument("runs", metavar="RUN", nargs="+", help=run_help)
-        return command
-
-    tag = labels("tag", "print, add and remove the tags of runs")
-    for option in ("--add", "--remove"):
-        tag.add_argument(
-            option,
-            metavar="TAG",
-            action="append",
-            default=[],
-            help=f"{option[2:]} a tag, or several with commas between them; can be repeated",
-        )
-    group = labels("group", "print or set the group of runs")
-    change = group.add_mutually_exclusive_group()
-    change.add_argument("--name", metavar="GROUP", help="put the runs into this group")
-    add_flag(change, "--remove", "take the runs out of their group")
-    rename = add("rename", "labels:rename", "give a run another name", _LABEL_EPILOGS["rename"])
-    rename.add_argument("runs", metavar="RUN", nargs=1, help=run_help)
-    rename.add_argument("name", metavar="NAME", help="the name; '' restores that of the id")
-    note = add("note", "labels:note", "print or set the note of a run", _LABEL_EPILOGS["note"])
-    note.add_argument("runs", metavar="RUN", nargs=1, help=run_help)
-    note.add_argument("text", metavar="TEXT", nargs="?", help="the note; '' removes it")
-    star = labels("star", "mark runs that are kept and easy to find")
-    add_flag(star, "--remove", "take the star away")
-
-
-def add_label_options(parser: Any) -> None:
-    """Add ``--tag``, ``--group`` and ``--note`` to a command that launches a run."""
-    parser.add_argument(
-        "--tag",
-        metavar="TAG",
-        action="append",
-        default=[],
-        help="a tag for the run, or several with commas between them; can be repeated",
-    )
-    parser.add_argument("--group", metavar="GROUP", help="the group of the run")
-    parser.add_argument("--note", metavar="TEXT", help="a note about the run, one line")
-
-
-_LABEL_EPILOGS = {
-    "rename": """\
-A name may have any characters. The id of the run stays, and both name it in commands.
+A scheduled stop stays in force until it happens or is cancelled, even if nobody
+watches the run. A new one replaces one of the same kind (step, epoch, time, or
+the same metric).
 
 examples:
-  ltui rename brave-owl 'ResNet, rate 0.1 (best)'
-  ltui rename brave-owl ''
-""",
-    "tag": """\
+  ltui stop last
+  ltui stop brave-owl --timeout 300
+  ltui stop last --at-step 500
+  ltui stop last --when 'val/loss<0.2' --at 18:30
+  ltui stop last --cancel
+
+=== pause  stop_and_pause:pause  pause a run between two steps
+RUN  {RUN_HELP}
+
+=== continue  stop_and_pause:continue_run  continue a paused run
+RUN  {RUN_HELP}
+
+=== checkpoint  stop_and_pause:checkpoint  save a checkpoint now and keep training
+RUN  {RUN_HELP}
+
+=== delete  prune:delete  move runs to the bin, where they can be restored
+{_RUNS}\
+--now      remove them for ever, with history, logs and checkpoints
+--dry-run  only print what would be deleted, with its disk use
+
+=== tag  labels:tag  print, add and remove the tags of runs
+{_RUNS}\
+--add TAG ...     add a tag, or several with commas between them; can be repeated
+--remove TAG ...  remove a tag, or several with commas between them; can be repeated
+
 A tag has at most 40 letters, digits and . : / = + @ - _ without blanks. Without an
 option, the tags are printed.
 
 examples:
   ltui tag last --add baseline,v2
   ltui tag brave-owl calm-fox --add keep --remove draft
-""",
-    "group": """\
+
+=== group  labels:group  print or set the group of runs
+{_RUNS}\
+one of:
+--name GROUP  put the runs into this group
+--remove      take the runs out of their group
+
 A run is in one group or in none. Without an option, the group is printed.
 
 examples:
   ltui group brave-owl calm-fox --name lr-sweep
   ltui group brave-owl --remove
-""",
-    "note": """\
+
+=== rename  labels:rename  give a run another name
+{_RUN}NAME  the name; '' restores that of the id
+
+A name may have any characters. The id of the run stays, and both name it in commands.
+
+examples:
+  ltui rename brave-owl 'ResNet, rate 0.1 (best)'
+  ltui rename brave-owl ''
+
+=== note  labels:note  print or set the note of a run
+{_RUN}[TEXT]  the note; '' removes it
+
 examples:
   ltui note last 'the first one with the cleaned labels'
   ltui note last ''
-""",
-    "star": """\
+
+=== star  labels:star  mark runs that are kept and easy to find
+{_RUNS}--remove  take the star away
+
 `ltui prune` never deletes a run with a star.
 
 examples:
   ltui star brave-owl
   ltui star brave-owl --remove
-""",
-}
 
+=== prune  prune:prune  delete the ended runs that match a filter
+--filter EXPR  which runs, see below
+--now          free the space at once; the runs can't be restored
+--bin          remove the deleted runs in the bin for ever
+--dry-run      only print what would be deleted, with its disk use
 
-AddCommand = Callable[..., Any]
-
-
-def add_runs_command(add: AddCommand) -> None:
-    """Add ``ltui runs``."""
-    runs = add("runs", "runs:list_all", "list the runs, newest first", _RUNS_EPILOG)
-    runs.add_argument(
-        "--filter", metavar="EXPR", default="", help="only the runs that match, see below"
-    )
-    runs.add_argument(
-        "--sort",
-        metavar="FIELD",
-        help="sort by a field, metric or setting, lowest first; --sort=-FIELD: highest first",
-    )
-    runs.add_argument(
-        "--columns", metavar="FIELD,...", help="print the id and these fields, metrics or settings"
-    )
-    add_json_option(runs)
-
-
-def add_prune_command(add: AddCommand) -> None:
-    """Add ``ltui prune``."""
-    prune = add("prune", "prune:prune", "delete the ended runs that match a filter", _PRUNE_EPILOG)
-    prune.add_argument("--filter", metavar="EXPR", help="which runs, see below")
-    add_flag(prune, "--now", "free the space at once; the runs can't be restored")
-    add_flag(prune, "--bin", "remove the deleted runs in the bin for ever")
-    add_flag(prune, "--dry-run", "only print what would be deleted, with its disk use")
-
-
-def add_restore_command(add: AddCommand) -> None:
-    """Add ``ltui restore``."""
-    restore = add("restore", "prune:restore", "bring deleted runs back, or list the bin")
-    restore.add_argument(
-        "runs", metavar="RUN", nargs="*", help="id, name or a prefix; without it, list the bin"
-    )
-
-
-FILTER_HELP = """\
-filter:
-  fox quickstart            both words occur in name, program, state, tags, group or note
-  tag:base* name:/^a.*9$/   a field matches a pattern (* ? [abc]), a part or an expression
-  state=failed epoch>=3     = != < <= > >= on fields and metrics
-  val/loss<0.2 lr.max<1e-3  a metric's last value; .min and .max are its extremes
-  started>3d ago            a time; also 2026-11-20 or 2026-11-20T18:30
-  elapsed<1h30m size>5GB    durations and sizes
-  config.lr<1e-3 config.optimizer:adam*  settings, by their name or its end
-  has:note not has:star     the run has a value
-  (a or b) and not c        terms next to each other are joined by `and`
-
-fields: id name program state tag group note detail star running created started ended
-elapsed step epoch attempt ranks exit progress speed metric size; config.NAME is a
-setting or hyperparameter; other names are metrics.
-"""
-
-_RUNS_EPILOG = f"""\
-{FILTER_HELP}
-examples:
-  ltui runs --filter 'tag:baseline val/loss<0.2' --sort val/loss
-  ltui runs --filter 'state=failed started>2d ago' --columns program,step,detail
-  ltui runs --columns size,tag --sort=-size --json
-  ltui runs --columns config.lr,val/acc --sort=-val/acc
-"""
-
-_PRUNE_EPILOG = f"""\
 Live runs, runs with a star and runs that cannot be read are never deleted. A deleted
 run is in the bin for a week, from which `ltui restore RUN` brings it back.
 
@@ -332,4 +279,7 @@ examples:
   ltui prune --filter 'state=failed ended<30d ago' --dry-run
   ltui prune --filter 'size>10GB not has:tag' --now
   ltui prune --bin
-"""
+
+=== restore  prune:restore  bring deleted runs back, or list the bin
+[RUN ...]  id, name or a prefix; without it, list the bin
+"""  # noqa: S608 - a help text

@@ -63,6 +63,10 @@ def job_options(options: Namespace) -> JobOptions:
 
 def _spec(options: Namespace, job: JobOptions) -> RunSpec:
     """Return the specification of the run. Raises ``ProblemError`` with every problem found."""
+    # Imported here: a wrong option is reported without it.
+    from ltui.app.commands.launch import with_run_options
+    from ltui.training.lifecycle.engine_start_checks import check_start
+
     if options.command and options.preset:
         raise ProblemError.of(
             where=f"ltui submit {options.preset}",
@@ -76,13 +80,15 @@ def _spec(options: Namespace, job: JobOptions) -> RunSpec:
             remedy="Give a preset, a configuration file, or a command: "
             "ltui submit -- python train.py",
         )
-    return _command_spec(options) if options.command else _preset_spec(options, job)
+    spec = _command_spec(options) if options.command else _preset_spec(options, job)
+    spec = with_run_options(spec, options)
+    check_start(spec, interpreter_checked=not options.command)
+    return spec
 
 
 def _command_spec(options: Namespace) -> RunSpec:
     # Imported here: a preset does not need it.
     from ltui.app.commands.launch import command_spec
-    from ltui.training.lifecycle.engine_start_checks import check_start
 
     if options.overrides:
         raise ProblemError.of(
@@ -90,16 +96,12 @@ def _command_spec(options: Namespace) -> RunSpec:
             what="a command has no configuration that --set could change.",
             remedy="Give it as an argument of the command.",
         )
-    spec = command_spec(options, ltui_home())
-    check_start(spec)
-    return spec
+    return command_spec(options, ltui_home())
 
 
 def _preset_spec(options: Namespace, job: JobOptions) -> RunSpec:
     # Imported here: a command does not need it.
-    from ltui.app.commands.launch import with_run_options
     from ltui.app.launch.build_spec import prepare_launch
-    from ltui.training.lifecycle.engine_start_checks import check_start
 
     set_keys = overridden_paths(options.overrides)
     overrides = list(options.overrides)
@@ -125,6 +127,4 @@ def _preset_spec(options: Namespace, job: JobOptions) -> RunSpec:
             what="this configuration trains on the CPU.",
             remedy="Add --set trainer.accelerator=gpu, or leave out --gpus-per-node.",
         )
-    spec = with_run_options(spec, options)
-    check_start(spec, interpreter_checked=True)
     return spec

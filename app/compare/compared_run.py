@@ -1,23 +1,33 @@
-"""One run as it is compared with others: its facts, settings, curves and metrics.
+"""One run as it is compared with others: its facts, settings, curves, metrics, colour and sign.
 
-Final and best value of a metric, and the steps at which they were logged. Pure: a curve is read
-again around a point that merges several values, by the function that the caller gives.
+Final and best value of a metric, and the steps at which they were logged: a curve is read again
+around a point that merges several values, by the function that the caller gives. A run keeps its
+colour and its sign once it has been compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import zlib
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ltui.app.compare.alignment import Clock, Line, line_of, positions_of
 from ltui.app.live.curve_arithmetic import smooth
 from ltui.app.live.run_marks import RunMark
 from ltui.app.presentation.chart_axis import chart_marks
+from ltui.training.problem import ProblemError
+from ltui.training.state.run_labels import MOST_COLOURS, RunLabels
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot
 from ltui.training.store.curve_reader import Curve, FloatArray
+from ltui.training.store.labels_file import change_labels
+from ltui.training.store.run_directory import RunDir
+from ltui.widgets.charts.chart_options import COLOURS, LINES, sign_of
 from ltui.widgets.view_models import ChartMark
 
 ReadSteps = Callable[["int | None", "int | None"], Curve]
@@ -33,7 +43,7 @@ class Logged(Struct, frozen=True):
     value: float
     """NaN if NaN was logged."""
     step: int
-    exact: bool = True
+    step_is_exact: bool = True
     """False if the step is that of a window of the history that contains the value."""
 
 
@@ -189,3 +199,58 @@ class ComparedRun(Struct, frozen=True, kw_only=True, eq=False, dict=True):
             reference=self._longest,
             steps_per_epoch=self.snapshot.batches_per_epoch,
         )
+
+
+def run_colours(kept: Mapping[str, int | None], leaders: Collection[str] = ()) -> dict[str, int]:
+    """Return an index for each run, from which charts take the colour and the sign.
+
+    ``kept`` has the index of each run that was compared before; None for the others. A run keeps
+    its colour, and its sign unless another run here has it. Each of the others gets the index that
+    its id gives, or the next one with a sign and a colour that few have. The ``leaders`` of groups
+    choose first. Where there are more runs than signs, those with the same sign have different
+    lines (``dash_of``). The order of the runs changes nothing.
+    """
+    colours: dict[str, int] = {}
+    uses: Counter[object] = Counter()
+    for run_id in sorted(kept, key=lambda one: (one not in leaders, kept[one] is None, one)):
+        index = kept[run_id]
+        if index is None:
+            first = zlib.crc32(run_id.encode("utf-8", "replace"))
+            candidates = [(first + n) % MOST_COLOURS for n in range(MOST_COLOURS)]
+        else:
+            candidates = [(index + n * COLOURS) % MOST_COLOURS for n in range(COLOURS)]
+        chosen = min(candidates, key=lambda one: [uses[part] for part in _parts(one)])
+        line = uses["sign", sign_of(chosen)] % LINES
+        uses.update(_parts(chosen))
+        colours[run_id] = chosen + line * MOST_COLOURS
+    return {run_id: colours[run_id] for run_id in kept}
+
+
+def _parts(index: int) -> tuple[object, ...]:
+    """Return what runs should not share, the most important first: sign, all of it, colour."""
+    return ("sign", sign_of(index)), index, ("colour", index % COLOURS)
+
+
+def keep_colours(
+    runs: Sequence[ComparedRun], run_dirs: Sequence[RunDir]
+) -> tuple[ComparedRun, ...]:
+    """Store the colours of runs that have none yet, and return the runs with them.
+
+    A run whose directory cannot be written is returned as it is.
+    """
+    colours = run_colours({run.id: run.colour for run in runs})
+    dirs = {run_dir.id: run_dir for run_dir in run_dirs}
+
+    def kept(run: ComparedRun) -> ComparedRun:
+        def with_colour(labels: RunLabels) -> RunLabels:
+            # Another dashboard may have been faster.
+            if labels.colour is not None:
+                return labels
+            return replace(labels, colour=colours[run.id] % MOST_COLOURS)
+
+        if run.colour is None:
+            with suppress(ProblemError):
+                return replace(run, colour=change_labels(dirs[run.id], with_colour).colour)
+        return run
+
+    return tuple(kept(run) for run in runs)

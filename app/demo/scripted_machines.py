@@ -7,10 +7,9 @@ nothing here describes the machine on which the demo runs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from ltui.training.gpu.reading import THERMAL
 from ltui.training.state.run_snapshot import (
@@ -128,28 +127,28 @@ def loss_at(step: float) -> float:
 
 
 def _node(cluster: Cluster, node: int, seconds: float) -> NodeSnapshot:
-    snapshot = NodeSnapshot(
+    # Addresses that are reserved for documentation.
+    address = f"192.0.2.{node % 250 + 1}"
+    cut_s, state = _cut_s(cluster, node, seconds), NodeState.CONNECTED
+    note: str | None = None
+    link_age_s = None if node == 0 else 0.1 + 0.05 * (node % 3)
+    if cut_s is not None:
+        link_age_s = cut_s
+        state = NodeState.SILENT if cut_s >= SILENT_AFTER_S else state
+        if cut_s >= UNREACHABLE_AFTER_S:
+            state = NodeState.UNREACHABLE
+            note = f"no answer from {address} for {math.floor(cut_s)} s"
+    return NodeSnapshot(
         node=node,
         name=name_of(node),
         host=name_of(node),
-        # Addresses that are reserved for documentation.
-        address=f"192.0.2.{node % 250 + 1}",
-        state=NodeState.CONNECTED,
+        address=address,
+        state=state,
         ranks=cluster.ranks_of(node),
-        link_age_s=None if node == 0 else 0.1 + 0.05 * (node % 3),
+        link_age_s=link_age_s,
         clock_skew_s=None if node == 0 else 0.004 * node,
+        note=note,
     )
-    cut_s = _cut_s(cluster, node, seconds)
-    if cut_s is None:
-        return snapshot
-    state = NodeState.CONNECTED
-    note = None
-    if cut_s >= UNREACHABLE_AFTER_S:
-        state = NodeState.UNREACHABLE
-        note = f"no answer from {snapshot.address} for {math.floor(cut_s)} s"
-    elif cut_s >= SILENT_AFTER_S:
-        state = NodeState.SILENT
-    return replace(snapshot, state=state, link_age_s=cut_s, note=note)
 
 
 def _cut_s(cluster: Cluster, node: int, seconds: float) -> float | None:
@@ -230,69 +229,50 @@ def _uuid(rank: int) -> str:
 
 
 def _verdicts(cluster: Cluster, seconds: float, started_at: float) -> Iterator[Verdict]:
-    parts: tuple[Callable[[Cluster, float], Verdict | None], ...] = (_stall, _straggler, _link)
-    for part in parts:
-        if (verdict := part(cluster, seconds)) is not None:
-            began = verdict.began or 0.0
-            yield replace(verdict, began=started_at + seconds - began)
-
-
-def _stall(cluster: Cluster, seconds: float) -> Verdict | None:
-    """Return the verdict on the rank that waits for its data. ``began`` is its age."""
-    age_s = _within(STALL_S, seconds)
-    if age_s is None or age_s < 3:
-        return None
-    rank = cluster.stalled_rank
-    node = rank // cluster.gpus_per_node
-    waiting = tuple(other for other in range(cluster.world_size) if other != rank)
-    others = f"; the other {len(waiting)} ranks wait in all_reduce" if waiting else ""
-    return Verdict(
-        kind=VerdictKind.WORKER_FROZEN,
-        level="stalled",
-        culprits=(rank,),
-        waiting=waiting,
-        nodes=(node,),
-        place="augment.py:88",
-        cause=f"rank {rank} on {name_of(node)} waits for a DataLoader worker{others}",
-        began=age_s,
-    )
-
-
-def _straggler(cluster: Cluster, seconds: float) -> Verdict | None:
-    age_s = _within(SLOW_S, seconds)
-    if age_s is None or age_s < 5:
-        return None
-    rank = cluster.slow_rank
-    node, index = divmod(rank, cluster.gpus_per_node)
-    return Verdict(
-        kind=VerdictKind.STRAGGLER,
-        level="slow",
-        culprits=(rank,),
-        nodes=(node,),
-        cause=(
-            f"rank {rank} on {name_of(node)} takes 2.2 times as long as the others for a step: "
-            f"its GPU {name_of(node)}:{index} is slowed down by heat"
-        ),
-        began=age_s,
-        evidence={"gpus": [index]},
-    )
-
-
-def _link(cluster: Cluster, seconds: float) -> Verdict | None:
-    node = cluster.nodes - 1
-    age_s = _cut_s(cluster, node, seconds)
-    if age_s is None or age_s < UNREACHABLE_AFTER_S:
-        return None
-    ranks = formats.rank_words(cluster.ranks_of(node))
-    return Verdict(
-        kind=VerdictKind.NODE_UNREACHABLE,
-        level="warning",
-        nodes=(node,),
-        place=f"machine {name_of(node)}",
-        cause=(
-            f"machine {name_of(node)} does not answer: the link is cut or it is down; "
-            f"{ranks} cannot be observed"
-        ),
-        remedy=f"Check the link and whether {name_of(node)} runs (ping, ssh).",
-        began=age_s,
-    )
+    now, last = started_at + seconds, cluster.nodes - 1
+    stalled_s, slow_s = _within(STALL_S, seconds), _within(SLOW_S, seconds)
+    cut_s = _cut_s(cluster, last, seconds)
+    if stalled_s is not None and stalled_s >= 3:
+        rank = cluster.stalled_rank
+        node = rank // cluster.gpus_per_node
+        waiting = tuple(other for other in range(cluster.world_size) if other != rank)
+        others = f"; the other {len(waiting)} ranks wait in all_reduce" if waiting else ""
+        yield Verdict(
+            kind=VerdictKind.WORKER_FROZEN,
+            level="stalled",
+            culprits=(rank,),
+            waiting=waiting,
+            nodes=(node,),
+            place="augment.py:88",
+            cause=f"rank {rank} on {name_of(node)} waits for a DataLoader worker{others}",
+            began=now - stalled_s,
+        )
+    if slow_s is not None and slow_s >= 5:
+        rank = cluster.slow_rank
+        node, index = divmod(rank, cluster.gpus_per_node)
+        yield Verdict(
+            kind=VerdictKind.STRAGGLER,
+            level="slow",
+            culprits=(rank,),
+            nodes=(node,),
+            cause=(
+                f"rank {rank} on {name_of(node)} takes 2.2 times as long as the others for a step: "
+                f"its GPU {name_of(node)}:{index} is slowed down by heat"
+            ),
+            began=now - slow_s,
+            evidence={"gpus": [index]},
+        )
+    if cut_s is not None and cut_s >= UNREACHABLE_AFTER_S:
+        machine = name_of(last)
+        yield Verdict(
+            kind=VerdictKind.NODE_UNREACHABLE,
+            level="warning",
+            nodes=(last,),
+            place=f"machine {machine}",
+            cause=(
+                f"machine {machine} does not answer: the link is cut or it is down; "
+                f"{formats.rank_words(cluster.ranks_of(last))} cannot be observed"
+            ),
+            remedy=f"Check the link and whether {machine} runs (ping, ssh).",
+            began=now - cut_s,
+        )

@@ -1,7 +1,8 @@
 """Run a program of the rank package in the training interpreter, and read what it reports.
 
 Such a program prints one JSON object per line (``training/data/ffcv/beton_script.py``). This
-process imports neither torch nor FFCV.
+process imports neither torch nor FFCV. The slow part of ``ltui check`` is such a program, too: it
+loads the real classes.
 """
 
 from __future__ import annotations
@@ -11,14 +12,23 @@ import os
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from ltui.training.config.preflight import overridden_paths
+from ltui.training.config.structure_check import locate_fault
+from ltui.training.config.yaml_document import Fault
+from ltui.training.json_codec import to_json
 from ltui.training.lifecycle.rank_package import install_rank_package
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.python_command import module_command
 from ltui.training.store.run_directory import ltui_home
 from ltui.widgets.sanitise import clean_line
+
+if TYPE_CHECKING:
+    from ltui.app.launch.build_spec import LaunchRequest
 
 _UNWIND_S = 20.0
 """Seconds for the program to remove its files after SIGTERM."""
@@ -103,3 +113,60 @@ def _parse_problem(document: Mapping[str, Any]) -> Problem:
         what=clean_line(str(document.get("what")), 1000),
         remedy=clean_line(str(remedy)) if remedy else None,
     )
+
+
+CHECK_S = 300.0
+"""Seconds for the check. Importing a large project over a network file system is slow, but not
+that slow."""
+
+
+def check_with_classes(request: LaunchRequest) -> list[Problem]:
+    """Check the configuration with LightningCLI, without starting a run.
+
+    Raises ``ProblemError`` with the errors that LightningCLI reports. Returns warnings about code
+    of the module that Lightning accepts but that freezes ranks.
+    """
+    spec = request.spec("check", "check", time.time())
+    with tempfile.TemporaryDirectory(prefix="ltui-check-") as folder:
+        # The document that a rank would get, except for the checkpoint folder.
+        document = {
+            "config": spec.config,
+            "after_fit": spec.after_fit,
+            "python_path": spec.python_path,
+            "checkpoints_dir": folder,
+            "cwd": spec.cwd,
+        }
+        config = Path(folder) / "config.json"
+        config.write_text(json.dumps(to_json(document)), encoding="utf-8")
+        program = ("ltui.training.rank.train_preset", "--check", str(config))
+        try:
+            process = subprocess.run(
+                module_command(*program, python=spec.python),
+                cwd=spec.cwd,
+                env=rank_environment(),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=CHECK_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            message = f"the classes were not loaded within {CHECK_S:.0f} s."
+            raise ProblemError.of(where=spec.python, what=message) from error
+    # The user's code may print other lines.
+    lines = map(_decode_line, process.stdout.splitlines())
+    reported = [_parse_problem(line) for line in lines if {"where", "what", "remedy"} <= {*line}]
+    faults = [
+        Fault(path="" if where == "configuration" else where, what=what, remedy=remedy)
+        for where, what, remedy, _ in reported
+    ]
+    if process.returncode == 0:
+        return [Problem(where=fault.path, what=fault.what, remedy=fault.remedy) for fault in faults]
+    preset, keys = request.preset, overridden_paths(request.overrides)
+    problems = [locate_fault(fault, preset.where, preset.lines, keys) for fault in faults]
+    if not problems:
+        errors = [line for line in process.stderr.splitlines() if line.strip()]
+        last = errors[-1] if errors else f"the check failed with exit code {process.returncode}."
+        problems = [Problem(where=preset.where, what=clean_line(last, 500))]
+    raise ProblemError(*problems)

@@ -1,7 +1,14 @@
-"""The interpreter that trains: choose it, and check that it has what a run needs."""
+"""The interpreter that trains: choose it, check that it has what a run needs, and ask what its
+torch sees of this machine's GPUs.
+
+The classes that a configuration names must exist and accept the given arguments. That is checked
+with what ``probe_script.py`` read from the sources without importing them. Checks that need the
+real classes are in ``run_in_interpreter.py``.
+"""
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import shutil
@@ -17,7 +24,9 @@ from msgspec import Struct, field
 import ltui.training
 from ltui.app.launch import probe_script
 from ltui.training.config.presets import DISTRIBUTIONS
+from ltui.training.config.yaml_document import Fault, parse_value
 from ltui.training.problem import Problem, ProblemError
+from ltui.training.process.python_command import program_command
 
 MIN_PYTHON = (3, 10)
 """Oldest supported version of Python."""
@@ -205,3 +214,163 @@ def _version_numbers(version: str) -> tuple[int, ...]:
 
 def _join_names(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+_TIMEOUT_S = 60.0
+"""Seconds to wait for the answer. To import torch and to open the driver takes some seconds."""
+_PROGRAM = """
+import json, os, warnings
+# With this variable, which Lightning sets, torch counts the GPUs of NVML and does not try CUDA.
+os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    import torch
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+try:
+    nccl = ".".join(map(str, torch.cuda.nccl.version()))
+except Exception:
+    nccl = None
+reasons = [str(warning.message) for warning in caught if "CUDA" in str(warning.message)]
+print(json.dumps({
+    "cuda": torch.version.cuda, "nccl": nccl, "devices": devices,
+    "reason": reasons[-1] if reasons else None,
+}))
+"""
+
+
+class CudaReport(Struct, frozen=True, kw_only=True):
+    """What torch says about CUDA."""
+
+    cuda: str | None
+    """Version of CUDA that torch is built for; None for a build without CUDA."""
+    nccl: str | None
+    devices: int
+    """GPUs that torch can use."""
+    reason: str | None = None
+    """Torch's warning, usually why there are none."""
+
+    def versions(self) -> str:
+        """Return the versions, such as ``CUDA 13.0, NCCL 2.28.9``."""
+        names = (("CUDA", self.cuda), ("NCCL", self.nccl))
+        return ", ".join(f"{name} {version}" for name, version in names if version is not None)
+
+    def why_no_device(self) -> str:
+        """Return why torch can use no GPU of this machine, in a line."""
+        if self.cuda is None:
+            return "it is built without CUDA"
+        first = (self.reason or "").partition("(Triggered")[0].partition(". ")[0].strip()
+        return f"{self.versions()}: {first or 'none is visible to it'}"
+
+
+def probe_cuda(python: str) -> CudaReport | None:
+    """Run the probe in ``python``, which takes some seconds; None if it gives no answer."""
+    try:
+        done = subprocess.run(
+            program_command(_PROGRAM, python=python),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=True,
+        )
+        return CudaReport(**json.loads(done.stdout))
+    except (OSError, ValueError, TypeError, subprocess.SubprocessError):
+        return None
+
+
+class ClassUse(Struct, frozen=True):
+    """A ``class_path`` in a configuration."""
+
+    place: str
+    """Path in the configuration: ``model``, ``trainer.callbacks.0``."""
+    class_path: str
+    init_args: Mapping[str, Any]
+
+
+def class_uses(document: object, place: str = "") -> list[ClassUse]:
+    """Return every full class path in a configuration, with its arguments."""
+    uses: list[ClassUse] = []
+    if isinstance(document, Mapping):
+        path = document.get("class_path")
+        if isinstance(path, str) and "." in path:
+            arguments = document.get("init_args")
+            uses.append(ClassUse(place, path, arguments if isinstance(arguments, Mapping) else {}))
+        for key, value in document.items():
+            uses += class_uses(value, f"{place}.{key}" if place else str(key))
+    elif isinstance(document, (list, tuple)):
+        for index, value in enumerate(document):
+            uses += class_uses(value, f"{place}.{index}")
+    return uses
+
+
+def class_faults(uses: Sequence[ClassUse], report: InterpreterReport) -> list[Fault]:
+    """Return the classes that cannot be imported, and the arguments that an ``__init__`` does
+    not accept."""
+    faults: list[Fault] = []
+    for use in uses:
+        facts = report.classes.get(use.place) or {}
+        if facts.get("missing"):
+            faults.append(_missing_class(use, facts))
+        elif facts.get("parameters") is not None:
+            faults += _wrong_arguments(use, facts["parameters"])
+    return faults
+
+
+def _missing_class(use: ClassUse, facts: Mapping[str, Any]) -> Fault:
+    because = {
+        "module": f"no module named `{facts['name']}`",
+        "source": str(facts["name"]),
+        "class": f"{facts.get('file')} has no `{facts['name']}`",
+    }[facts["missing"]]
+    close_matches = difflib.get_close_matches(facts["name"], facts.get("known", ()), n=1)
+    remedy = {
+        "module": "Correct the path, or start ltui in the folder that contains the module.",
+        "source": "Correct the file.",
+        "class": f"Did you mean `{close_matches[0]}`?" if close_matches else "Correct the name.",
+    }[facts["missing"]]
+    message = f"`{use.class_path}` cannot be imported: {because}."
+    return Fault(path=f"{use.place}.class_path", what=message, remedy=remedy)
+
+
+def _wrong_arguments(use: ClassUse, parameters: Mapping[str, str]) -> list[Fault]:
+    faults = []
+    for name, value in use.init_args.items():
+        path = f"{use.place}.init_args.{name}"
+        if name not in parameters:
+            close_matches = difflib.get_close_matches(str(name), parameters, n=1)
+            takes = (
+                f"Its arguments: {', '.join(parameters)}." if parameters else "It has no arguments."
+            )
+            message = f"`{use.class_path}` has no argument of that name."
+            remedy = f"Did you mean `{close_matches[0]}`?" if close_matches else takes
+            faults.append(Fault(path=path, what=message, remedy=remedy))
+        elif not value_fits(value, parameters[name]):
+            message = (
+                f"must be {_TYPE_WORDS.get(parameters[name], parameters[name])} (got {value!r})."
+            )
+            faults.append(Fault(path=path, what=message))
+    return faults
+
+
+_TYPE_WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+
+
+def value_fits(value: object, annotation: str) -> bool:
+    """Return whether ``value`` can have the annotated type.
+
+    Only numbers and booleans are checked; any other annotation gives True. A string that reads as
+    such a value fits, because LightningCLI converts it.
+    """
+    kinds = {kind.strip() for kind in annotation.split("|")}
+    if not kinds <= {"int", "float", "bool", "None"}:
+        return True
+    if isinstance(value, str):
+        try:
+            value = parse_value(value)
+        except ValueError:
+            return False
+    if value is None or isinstance(value, bool):
+        return ("None" if value is None else "bool") in kinds
+    if isinstance(value, int):
+        return bool(kinds & {"int", "float"})
+    return isinstance(value, float) and "float" in kinds

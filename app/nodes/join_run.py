@@ -11,11 +11,12 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ltui.app.launch.class_path_check import class_faults, class_uses
 from ltui.app.launch.local_machine import detect_machine
 from ltui.app.launch.training_interpreter import (
     REQUIRED_PACKAGES,
     choose_python,
+    class_faults,
+    class_uses,
     malicious_packages,
     missing_packages,
     probe_interpreter,

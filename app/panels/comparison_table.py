@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from textual.binding import BindingType
 
-from ltui.app.compare.table_view import TableRow, TableView
+from ltui.app.compare.view_settings import TableRow, TableView
 from ltui.widgets.columns import Cells, Column
 from ltui.widgets.make_bindings import bindings
 from ltui.widgets.table import Table

@@ -212,7 +212,7 @@ class FormPanel(Panel):
             problems += error.problems
         if texts.start_from:
             # Imported here: most runs start from the beginning.
-            from ltui.app.launch.check_and_launch import describe_start
+            from ltui.app.launch.build_spec import describe_start
 
             try:
                 start = describe_start(self.home, texts.start_from)
@@ -247,7 +247,7 @@ class FormPanel(Panel):
     def _deep_check(self, preset: Preset, texts: dict[str, str]) -> None:
         # Imported here, in the worker's thread: the first frame checks nothing.
         from ltui.app.launch.build_spec import prepare_preset_launch
-        from ltui.app.launch.real_class_check import check_with_classes
+        from ltui.app.launch.run_in_interpreter import check_with_classes
         from ltui.training.config.preset_form import apply_form
         from ltui.training.problem import ProblemError
 
@@ -316,7 +316,7 @@ class FormPanel(Panel):
     @work(thread=True, group="launch")
     def _launch(self, preset: Preset, texts: FormTexts) -> None:
         # Imported here, in the worker's thread: the first frame launches nothing.
-        from ltui.app.launch.check_and_launch import start_run
+        from ltui.app.launch.build_spec import start_run
         from ltui.training.problem import ProblemError
 
         try:

@@ -239,7 +239,7 @@ class RunsPanel(FilterPanel):
 
     def _ordered(self, lines: list[RunEntry]) -> list[RunEntry]:
         # Imported here: the first frame shows no run.
-        from ltui.app.runs.sort_runs import sort_key, sorted_runs
+        from ltui.app.runs.list_layout import sort_key, sorted_runs
 
         if not self.list_layout.order:
             return lines
@@ -263,7 +263,7 @@ class RunsPanel(FilterPanel):
 
     def _summary(self, shown: int) -> str:
         # Imported here: the first frame shows no run.
-        from ltui.app.runs.sort_runs import order_text
+        from ltui.app.runs.list_layout import order_text
         from ltui.widgets.formats import size
 
         count = len(self.lines)
@@ -365,7 +365,7 @@ class RunsPanel(FilterPanel):
     def on_table_title_clicked(self, event: Table.TitleClicked) -> None:
         """Sort the runs by the column; if they are, in the opposite order."""
         # Imported here: the first frame shows no run.
-        from ltui.app.runs.sort_runs import first_order
+        from ltui.app.runs.list_layout import first_order
 
         event.stop()
         name = self.table.field_of(event.column)
@@ -377,7 +377,7 @@ class RunsPanel(FilterPanel):
     def next_order(self) -> None:
         """Sort the runs by the next column."""
         # Imported here: the first frame shows no run.
-        from ltui.app.runs.sort_runs import next_order
+        from ltui.app.runs.list_layout import next_order
 
         columns, order = self.list_layout
         self.use_layout(self.list_layout._replace(order=next_order(order, columns)))
@@ -385,7 +385,7 @@ class RunsPanel(FilterPanel):
     def reverse_order(self) -> None:
         """Sort the runs in the opposite order."""
         # Imported here: the first frame shows no run.
-        from ltui.app.runs.sort_runs import reversed_order
+        from ltui.app.runs.list_layout import reversed_order
 
         order = reversed_order(self.list_layout.order)
         self.use_layout(self.list_layout._replace(order=order))

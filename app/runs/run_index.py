@@ -15,19 +15,19 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
-from ltui.app.runs.run_entry import RunEntry
-from ltui.app.runs.run_summary import MetricValues, summary_from_row
+from ltui.app.runs.run_entry import MetricValues, RunEntry, RunSummary
 from ltui.training.json_codec import WRONG_CONTENT
 from ltui.training.state.run_labels import NO_LABELS, labels_from_document
 from ltui.training.store.run_directory import RunDir
 
 INDEX_NAME = "index.db"
-VERSION = 5
+VERSION = 6
 """Version of the rows (``user_version``). Raise it when ``RunSummary`` or a table changes."""
 _TABLES = """
-CREATE TABLE runs (id TEXT PRIMARY KEY, stamp TEXT, row TEXT, metrics BLOB) WITHOUT ROWID;
+CREATE TABLE runs (id TEXT PRIMARY KEY, stamp TEXT, row BLOB, metrics BLOB) WITHOUT ROWID;
 CREATE TABLE heads (id TEXT PRIMARY KEY, head TEXT) WITHOUT ROWID;
 CREATE TABLE slow_values (
     kind TEXT, id TEXT, stamp TEXT, value TEXT, PRIMARY KEY (kind, id)
@@ -75,29 +75,20 @@ class RunIndex:
         except _DAMAGE:
             self._begin_anew()
             return {}
-        try:
-            # One document, so that equal keys and the names of metrics are stored once.
-            documents = json.loads(f"[{','.join(row[2] for row in rows)}]")
-            if len(documents) != len(rows):
-                raise ValueError("a row holds several documents")
-        except WRONG_CONTENT:
-            documents = [_document(row[2]) for row in rows]
         names: dict[tuple[str, ...], tuple[str, ...]] = {}
         indexed: dict[str, IndexedRun] = {}
         folder = self._home / "runs"
-        for (run_id, stamp, _, packed), document in zip(rows, documents, strict=True):
+        decode = msgspec.msgpack.Decoder(_Row).decode
+        for run_id, stamp, packed_row, packed in rows:
             with suppress(*WRONG_CONTENT):
-                run_names = tuple(document["names"])
-                metrics = MetricValues(names.setdefault(run_names, run_names), packed)
-                summary, problem = document["summary"], document["problem"]
+                row = decode(packed_row)
                 entry = RunEntry(
                     run_dir=RunDir(folder / run_id),
-                    summary=None if summary is None else summary_from_row(summary),
-                    labels=NO_LABELS
-                    if (labels := document["labels"]) is None
-                    else labels_from_document(labels),
-                    metrics=metrics,
-                    problem=problem,
+                    summary=row.summary,
+                    labels=NO_LABELS if row.labels is None else labels_from_document(row.labels),
+                    # The names of metrics are stored once.
+                    metrics=MetricValues(names.setdefault(row.names, row.names), packed),
+                    problem=row.problem,
                 )
                 indexed[run_id] = IndexedRun(stamp, entry)
         return indexed
@@ -114,8 +105,11 @@ class RunIndex:
         tried again when the runs are read the next time."""
         rows, heads, gone = [], [], [(run_id,) for run_id in removed]
         for run in changed:
-            rows.append((run.entry.id, run.stamp, _row(run.entry), run.entry.metrics.packed))
-            heads.append((run.entry.id, json.dumps(run.head)))
+            # A text that is no Unicode cannot be packed: such a run is read anew by every ltui.
+            with suppress(UnicodeEncodeError):
+                row = _packed_row(run.entry)
+                rows.append((run.entry.id, run.stamp, row, run.entry.metrics.packed))
+                heads.append((run.entry.id, json.dumps(run.head)))
         if not rows and not gone:
             return
         with suppress(*_DAMAGE), self._connection as connection:
@@ -200,19 +194,15 @@ def _create(connection: sqlite3.Connection) -> sqlite3.Connection:
     return connection
 
 
-def _row(entry: RunEntry) -> str:
-    document = {
-        "summary": None if entry.summary is None else entry.summary.to_row(),
-        "problem": entry.problem,
-        "labels": None if entry.labels == NO_LABELS else entry.labels.to_document(),
-        "names": entry.metrics.names,
-    }
-    return json.dumps(document)
+class _Row(Struct):
+    """What the index holds of an entry. MessagePack can hold NaN, which JSON cannot."""
+
+    summary: RunSummary | None
+    problem: str | None
+    labels: dict[str, Any] | None
+    names: tuple[str, ...]
 
 
-def _document(text: Any) -> Mapping[str, Any] | None:
-    try:
-        document = json.loads(text)
-    except WRONG_CONTENT:
-        return None
-    return document if isinstance(document, dict) else None
+def _packed_row(entry: RunEntry) -> bytes:
+    labels = None if entry.labels == NO_LABELS else entry.labels.to_document()
+    return msgspec.msgpack.encode(_Row(entry.summary, entry.problem, labels, entry.metrics.names))

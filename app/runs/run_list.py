@@ -1,28 +1,34 @@
 """All runs of a home. They are read again once a second, so reading must be cheap.
 
 A run that has ended is read again only if its files changed; the index keeps it between starts of
-ltui. There is no thread here: the home screen calls ``poll`` from its own thread.
+ltui. What takes long to read, disk use and settings, is read only if a list needs it, once for each
+version of a run's files. There is no thread here: the home screen calls ``poll`` from its own
+thread.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import sqlite3
+import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from ltui.app.runs.run_entry import DAMAGED, RunEntry
-from ltui.app.runs.run_index import IndexedRun, RunIndex
-from ltui.app.runs.run_json import head_document
-from ltui.app.runs.run_summary import MetricValues, summarise
-from ltui.app.runs.slow_values import SlowValues, slow_kinds
+from msgspec.structs import replace
+
+from ltui.app.runs.run_entry import DAMAGED, MetricValues, RunEntry, head_document, summarise
+from ltui.app.runs.run_fields import SETTING
+from ltui.app.runs.run_index import IndexedRun, RunIndex, Stamped
 from ltui.training.json_codec import WRONG_CONTENT
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import HEAD_FIELDS, LIVE, RunSnapshot
 from ltui.training.store.labels_file import read_labels
-from ltui.training.store.run_directory import RunDir
+from ltui.training.store.run_directory import RunDir, disk_use
 from ltui.widgets.sanitise import clean_name
 
 SETTLED_S = 2.0
@@ -34,6 +40,42 @@ _FILES = (
 )
 """Files of a run that change whenever the run does, and folders whose files come and go then. The
 specification is the first one."""
+SIZES, SETTINGS = "size", "settings"
+"""The kinds of slow values."""
+_FIELD_OF = {SIZES: "size_bytes", SETTINGS: "settings"}
+"""The field of an entry with the values of a kind."""
+LIVE_READ_S = {SIZES: 60.0, SETTINGS: 5.0}
+"""Seconds after which a value of a live run is read again."""
+_SETTINGS_FILES = 3
+"""Number of words of a stamp with the files that settings are in: specification and history."""
+
+
+def read_settings(run_dir: RunDir) -> dict[str, str]:
+    """Return the settings of a run; none if its specification cannot be read."""
+    # Imported here: only a list that needs settings reads a history, with NumPy, and YAML.
+    from ltui.app.runs.run_settings import run_settings
+    from ltui.training.store.history_reader import RunStore
+
+    reported: Mapping[str, Any] = {}
+    # Files that were edited by hand may hold anything.
+    with suppress(*WRONG_CONTENT), RunStore(run_dir) as store:
+        reported = store.hyperparameters()
+    try:
+        return _shared(run_settings(run_dir.read_spec(), reported))
+    except WRONG_CONTENT:
+        return {}
+
+
+def _checked(kind: str, value: Any) -> Any:
+    """Return a value of the index; None if it is damaged."""
+    if kind == SETTINGS:
+        return _shared(value) if isinstance(value, dict) else None
+    return value if isinstance(value, float) else None
+
+
+def _shared(settings: Mapping[Any, Any]) -> dict[str, str]:
+    """Return settings whose texts share their memory with those of other runs."""
+    return {sys.intern(str(name)): sys.intern(str(value)) for name, value in settings.items()}
 
 
 def recovered_snapshot(run_dir: RunDir) -> RunSnapshot:
@@ -57,7 +99,12 @@ class RunList:
         self._stamps: dict[str, str] = {}
         self._listed: dict[str, RunEntry] = {}
         """The runs of the last ``poll`` by id."""
-        self._slow_values = SlowValues(self._index)
+        self._slow_values: dict[str, dict[str, Stamped]] = {}
+        """What is known of the slow values, by kind and run."""
+        self._read_at: dict[tuple[str, str], float] = {}
+        """Time of the monotonic clock at which such a value was read, by kind and run."""
+        self._completed: dict[str, tuple[RunEntry, frozenset[str], RunEntry]] = {}
+        """An entry as it was given, the kinds that were added to it, and the result, by run."""
         self.unread = 0
         """Number of runs that the last ``poll`` did not read, because its time was over."""
         self.incomplete = 0
@@ -95,7 +142,10 @@ class RunList:
         gone = self._ended.keys() - self._stamps.keys()
         for run_id in gone:
             del self._ended[run_id]
-        self._slow_values.forget(gone)
+            self._completed.pop(run_id, None)
+            for kind, values in self._slow_values.items():
+                values.pop(run_id, None)
+                self._read_at.pop((kind, run_id), None)
         self._index.write(changed, gone)
         self._listed = {entry.id: entry for entry in entries}
         return tuple(sorted(entries, key=lambda entry: not entry.live))
@@ -109,10 +159,67 @@ class RunList:
         With ``limit_s``, runs lack what was not read when so many seconds are over; the next call
         continues with them.
         """
-        completed, self.incomplete = self._slow_values.add(
-            entries, self._stamps, slow_kinds(names), limit_s
+        kinds = frozenset(
+            SIZES if name == "size" else SETTINGS
+            for name in names
+            if name == "size" or name.startswith(SETTING)
         )
-        return completed
+        self.incomplete = 0
+        if not kinds:
+            return tuple(entries)
+        deadline = None if limit_s is None else time.monotonic() + limit_s
+        for kind in kinds - self._slow_values.keys():
+            self._slow_values[kind] = {
+                run_id: Stamped(stored.stamp, value)
+                for run_id, stored in self._index.read_values(kind).items()
+                if (value := _checked(kind, stored.value)) is not None
+            }
+        completed = []
+        read: dict[str, dict[str, Stamped]] = {kind: {} for kind in kinds}
+        for entry in entries:
+            before, had, result = self._completed.get(entry.id, (None, kinds, entry))
+            if before is not entry or had != kinds:
+                values = {kind: self._slow_value(kind, entry, deadline, read) for kind in kinds}
+                known = {
+                    _FIELD_OF[kind]: value for kind, value in values.items() if value is not None
+                }
+                result = replace(entry, **known)
+                if len(known) < len(kinds):
+                    self.incomplete += 1
+                elif not entry.live:
+                    self._completed[entry.id] = entry, kinds, result
+            completed.append(result)
+        for kind, values_read in read.items():
+            self._index.write_values(kind, values_read)
+        return tuple(completed)
+
+    def _slow_value(
+        self,
+        kind: str,
+        entry: RunEntry,
+        deadline: float | None,
+        read: dict[str, dict[str, Stamped]],
+    ) -> Any:
+        """Return a value that is known, or read it; None if the time is over."""
+        stamp = self._stamps[entry.id]
+        if kind == SETTINGS:
+            stamp = " ".join(stamp.split(" ")[:_SETTINGS_FILES])
+        stored, now = self._slow_values[kind].get(entry.id), time.monotonic()
+        is_recent = (
+            entry.live
+            and now - self._read_at.get((kind, entry.id), -math.inf) < (LIVE_READ_S[kind])
+        )
+        if stored is not None and (stored.stamp == stamp or is_recent):
+            return stored.value
+        if deadline is not None and now > deadline:
+            return None
+        self._read_at[kind, entry.id] = now
+        is_size = kind == SIZES
+        value = float(disk_use(entry.run_dir.path)) if is_size else read_settings(entry.run_dir)
+        stored = self._slow_values[kind][entry.id] = Stamped(stamp, value)
+        if not entry.live:
+            read[kind][entry.id] = stored
+        return value
 
     def head(self, entry: RunEntry) -> str:
         """Return the run's part of ``ltui runs --json`` without its labels, as JSON."""

@@ -10,9 +10,8 @@ from types import MappingProxyType
 from msgspec import Struct, field
 
 from ltui.app.presentation.snapshot_text import rank_word
-from ltui.app.runs.run_entry import DAMAGED, RunEntry
+from ltui.app.runs.run_entry import DAMAGED, RunEntry, RunSummary
 from ltui.app.runs.run_fields import SETTING, setting_texts, value_of, value_text
-from ltui.app.runs.run_summary import RunSummary
 from ltui.app.state_words import waiting_reason
 from ltui.training.state.run_snapshot import RankState, RunSnapshot, RunState
 from ltui.widgets import formats

@@ -14,9 +14,15 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from ltui.app.presentation.metric_list import matching
-from ltui.app.runs.list_layout import DEFAULT_LAYOUT, ListLayout, with_column
+from ltui.app.runs.list_layout import (
+    DEFAULT_LAYOUT,
+    ListLayout,
+    first_order,
+    order_text,
+    reversed_order,
+    with_column,
+)
 from ltui.app.runs.run_fields import FIELD_NAMES, FIELDS, SETTING
-from ltui.app.runs.sort_runs import first_order, order_text, reversed_order
 from ltui.app.screens.dialog import Dialog
 from ltui.widgets.changing_list import ChangingList
 from ltui.widgets.columns import shortened

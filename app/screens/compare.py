@@ -16,14 +16,11 @@ from textual.containers import Horizontal, Vertical
 from textual.worker import get_current_worker
 
 from ltui.app.compare.alignment import AXES
-from ltui.app.compare.compared_runs_table import parameters_table, runs_table
-from ltui.app.compare.comparison import Comparison
-from ltui.app.compare.comparison_charts import charts_caption, comparison_charts
-from ltui.app.compare.parallel_axes import parallel_view
+from ltui.app.compare.compared_run import keep_colours
+from ltui.app.compare.comparison import Comparison, Grouping
+from ltui.app.compare.comparison_charts import charts_caption, comparison_charts, parallel_view
+from ltui.app.compare.comparison_tables import EQUAL, parameters_table, runs_table, settings_table
 from ltui.app.compare.read_run import ReadSnapshot, RunsRead, read_again, read_runs
-from ltui.app.compare.run_groups import Grouping
-from ltui.app.compare.run_signs import keep_colours
-from ltui.app.compare.settings_table import EQUAL, settings_table
 from ltui.app.compare.view_settings import ViewSettings, chosen_metric, group_key
 from ltui.app.keys.footer import KeyFooter, KeyHint
 from ltui.app.panels.comparison_table import ComparisonTable, SettingsTable

@@ -53,7 +53,7 @@ LIFE_S = 20.0
 LEAVING = ("q", "ctrl+q", "ctrl+c")
 """Keys that may close the dashboard; they come seldom, so that a life lasts."""
 STARTS = (
-    "ltui.app.launch.check_and_launch.start_run",
+    "ltui.app.launch.build_spec.start_run",
     "ltui.training.lifecycle.launch_run.launch",
     "ltui.training.lifecycle.resume_run.resume",
     "ltui.app.live.run_requests.send_request",

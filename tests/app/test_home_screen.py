@@ -16,7 +16,8 @@ from textual.widget import Widget
 from textual.widgets import Input, OptionList, Static, TextArea
 
 from ltui.app.keys.footer import KeyFooter
-from ltui.app.launch import check_and_launch, local_machine
+from ltui.app.launch import build_spec as check_and_launch
+from ltui.app.launch import local_machine
 from ltui.app.panels.form_fields import (
     MOST_WORDS,
     FieldHint,

@@ -9,7 +9,7 @@ import pytest
 from ltui.app.launch.past_run import NEWEST, RESUME, Choice, PastRun, _as_preset, check_choice
 from ltui.app.presentation.run_report import checkpoint_rows, show_lines
 from ltui.app.presentation.snapshot_text import newest_checkpoint_text
-from ltui.app.runs.run_json import run_document
+from ltui.app.runs.run_entry import run_document
 from ltui.app.screens.resume_or_rerun import _checkpoint_options
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.run_spec import RunSpec

@@ -13,7 +13,7 @@ from textual.pilot import Pilot
 from textual.widgets import Static
 
 from ltui.app.panels.runs_table import RunsTable
-from ltui.app.runs import slow_values
+from ltui.app.runs import run_list
 from ltui.app.screens.home import HomeScreen
 from ltui.app.textual_app import LtuiApp
 from ltui.training.state.run_labels import RunLabels
@@ -91,7 +91,7 @@ def test_home(
     runs: int,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(slow_values, "disk_use", lambda _: 1_000_000)
+    monkeypatch.setattr(run_list, "disk_use", lambda _: 1_000_000)
     (private_home / "runs").mkdir(parents=True)
     if runs:
         some_runs(private_home)

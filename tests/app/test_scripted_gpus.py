@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from ltui.app.demo.scripted_gpus import GPUS, LOST_S, ScriptedGpus
+from ltui.app.demo.gpu_demo import GPUS, LOST_S, ScriptedGpus
 from ltui.training.gpu.run_gpus import RunGpus
 from ltui.training.state.run_snapshot import RankSnapshot, RankState
 

@@ -15,7 +15,7 @@ from ltui.app.presentation.notifications import refusal
 from ltui.app.presentation.rank_metrics import RankMetricColumn
 from ltui.app.presentation.run_report import show_lines
 from ltui.app.presentation.snapshot_text import rank_line
-from ltui.app.runs.run_summary import summarise
+from ltui.app.runs.run_entry import summarise
 from ltui.training.shared.record_types import StepField
 from ltui.training.state.good_checkpoints import last_good_checkpoint
 from ltui.training.state.run_snapshot import CheckpointInfo, RankState, RunState, Verdict

@@ -117,7 +117,7 @@ def test_a_feed_whose_watch_fails_tells_so_with_its_age_and_recovers() -> None:
 def test_the_dashboard_needs_no_torch() -> None:
     code = (
         "import sys, ltui.app.textual_app, ltui.app.screens.run, ltui.app.screens.home;"
-        "import ltui.app.launch.check_and_launch, ltui.app.live.run_requests;"
+        "import ltui.app.launch.build_spec, ltui.app.live.run_requests;"
         "import ltui.training.lifecycle.launch_run;"
         "print([m for m in ('torch', 'lightning') if m in sys.modules])"
     )

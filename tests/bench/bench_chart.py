@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from typing import Any
 
 import numpy as np
 from textual.app import App, ComposeResult
 
 from ltui.widgets.charts.chart import Chart
 from ltui.widgets.view_models import ChartSeries, ChartViewModel
+from tests.bench.row import Row, row
 
 WIDTH, HEIGHT, SERIES = 160, 50, 4
 LENGTHS = (1_000, 100_000, 1_000_000)
@@ -24,11 +24,11 @@ class _OneChart(App[None]):
         yield Chart()
 
 
-def measure() -> list[dict[str, Any]]:
+def measure() -> list[Row]:
     return asyncio.run(_measure())
 
 
-async def _measure() -> list[dict[str, Any]]:
+async def _measure() -> list[Row]:
     app = _OneChart()
     async with app.run_test(size=(WIDTH, HEIGHT)) as pilot:
         await pilot.pause()
@@ -36,14 +36,10 @@ async def _measure() -> list[dict[str, Any]]:
         return [_row(chart, points) for points in LENGTHS]
 
 
-def _row(chart: Chart, points: int) -> dict[str, Any]:
+def _row(chart: Chart, points: int) -> Row:
     taken = [_repaint(chart, _shape(points, seed)) for seed in range(ROUNDS)]
-    return {
-        "what": f"chart repaint, {SERIES} series of {points:,} points, {WIDTH}x{HEIGHT}, median",
-        "value": statistics.median(taken),
-        "unit": "ms",
-        "bound": BOUND_MS,
-    }
+    what = f"chart repaint, {SERIES} series of {points:,} points, {WIDTH}x{HEIGHT}, median"
+    return row(what, statistics.median(taken), "ms", BOUND_MS)
 
 
 def _shape(points: int, seed: int) -> ChartViewModel:

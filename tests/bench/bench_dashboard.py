@@ -8,12 +8,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from ltui.training.config.preset_discovery import shipped_names
 from tests.bench.bench_run import _ltui, torchrun
+from tests.bench.row import Row, row
 from tests.bench.terminal_process import COLUMNS, LINES, on_terminal, read_painted
 from tests.bench.terminal_screen import TerminalScreen
 
@@ -55,7 +55,7 @@ def _start(key: bool) -> tuple[float, float]:
             return first_screen_s, time.monotonic() - began
 
 
-def _starting() -> list[dict[str, Any]]:
+def _starting() -> list[Row]:
     keyed = [_start(key=True) for _ in range(STARTS)]
     whole = [_start(key=False) for _ in range(STARTS)]
     figures = {
@@ -64,12 +64,7 @@ def _starting() -> list[dict[str, Any]]:
         "ltui to the whole home screen": ([t[1] for t in whole], 0.8),
     }
     return [
-        {
-            "what": f"{what} (median of {len(times)})",
-            "value": statistics.median(times),
-            "unit": "s",
-            "bound": bound,
-        }
+        row(f"{what} (median of {len(times)})", statistics.median(times), "s", bound)
         for what, (times, bound) in figures.items()
     ]
 
@@ -103,14 +98,14 @@ def _watching(ranks: int) -> tuple[float, float, float]:
             _ltui(home, "stop", "last", "--kill")
 
 
-def measure() -> list[dict[str, Any]]:
+def measure() -> list[Row]:
     two, _, at_home = _watching(2)
     eight, memory, _ = _watching(8)
     core = "% of a core"
     return [
         *_starting(),
-        {"what": "dashboard CPU, live run, 2 ranks", "value": two, "unit": core, "bound": 3},
-        {"what": "dashboard CPU, live run, 8 ranks", "value": eight, "unit": core, "bound": 3},
-        {"what": "dashboard CPU, home", "value": at_home, "unit": core, "bound": 1},
-        {"what": "dashboard resident memory, 8 ranks", "value": memory, "unit": "MB", "bound": 120},
+        row("dashboard CPU, live run, 2 ranks", two, core, 3),
+        row("dashboard CPU, live run, 8 ranks", eight, core, 3),
+        row("dashboard CPU, home", at_home, core, 1),
+        row("dashboard resident memory, 8 ranks", memory, "MB", 120),
     ]

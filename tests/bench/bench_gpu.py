@@ -11,8 +11,8 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from tests.bench.row import Row, row
 from tests.gpu.standin import nvml_stand_in
 
 SECONDS = 12.0
@@ -99,7 +99,7 @@ finally:
 """
 
 
-def _supervised(library: Path) -> list[dict[str, Any]]:
+def _supervised(library: Path) -> list[Row]:
     """A whole supervisor, of a run whose one process sleeps."""
     hung = "gpus 8 h100\nhang 5 DeviceGetPowerUsage forever\n"
     with tempfile.TemporaryDirectory() as home:
@@ -108,55 +108,28 @@ def _supervised(library: Path) -> list[dict[str, Any]]:
             library, script, _SUPERVISED, str(SECONDS), hung, env={"LTUI_HOME": home}
         )
     return [
-        {
-            "what": "supervisor with 8 simulated GPUs at 1 Hz, CPU",
-            "value": 100 * share,
-            "unit": "%",
-            "bound": 2.0,
-        },
-        {
-            "what": "supervisor with 8 simulated GPUs, resident memory",
-            "value": rss,
-            "unit": "MiB",
-            "bound": 100.0,
-        },
-        {
-            "what": "control answers while a driver call hangs, worst of 401",
-            "value": 1e3 * worst,
-            "unit": "ms",
-            "bound": 100.0,
-        },
+        row("supervisor with 8 simulated GPUs at 1 Hz, CPU", 100 * share, "%", 2.0),
+        row("supervisor with 8 simulated GPUs, resident memory", rss, "MiB", 100.0),
+        row("control answers while a driver call hangs, worst of 401", 1e3 * worst, "ms", 100.0),
     ]
 
 
-def measure() -> list[dict[str, Any]]:
+def measure() -> list[Row]:
     if nvml_stand_in.compiler() is None:
-        return [{"what": "GPU sampler: no C compiler", "value": None, "unit": "%", "bound": None}]
+        return [row("GPU sampler: no C compiler", None, "%")]
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         library = nvml_stand_in.build(Path(folder))
         for what, script in _SCRIPTS.items():
             share, calls = _run(library, script, _SAMPLING, str(SECONDS))
-            rows.append(
-                {
-                    "what": f"GPU sampler, {what} at 1 Hz, CPU ({calls:.0f} calls/s)",
-                    "value": 100 * share,
-                    "unit": "%",
-                    # Of one core; the whole supervisor has 2 % with 8 GPUs.
-                    "bound": 2.0 if what.startswith("8 ") else None,
-                }
-            )
+            # Of one core; the whole supervisor has 2 % with 8 GPUs.
+            bound = 2.0 if what.startswith("8 ") else None
+            what = f"GPU sampler, {what} at 1 Hz, CPU ({calls:.0f} calls/s)"
+            rows.append(row(what, 100 * share, "%", bound))
         (worst,) = _run(library, _HUNG, _HANGING)
         rows += _supervised(library)
-    rows.append(
-        {
-            "what": "newest readings asked for while the driver hangs, worst of 2000",
-            "value": 1e3 * worst,
-            "unit": "ms",
-            "bound": 100.0,
-        }
-    )
-    return rows
+    what = "newest readings asked for while the driver hangs, worst of 2000"
+    return [*rows, row(what, 1e3 * worst, "ms", 100.0)]
 
 
 def _run(

@@ -7,7 +7,6 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -21,6 +20,7 @@ from ltui.training.shared.record_types import Phase
 from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.state.run_snapshot import NodeSnapshot, NodeState
 from ltui.training.tensor_queue.heartbeat_table import BEAT_S, TABLE_FILE_NAME, HeartbeatTable
+from tests.bench.row import Row, row
 from tests.diagnosis.recordings import load
 from tests.state.records import pulse, steps
 
@@ -145,18 +145,14 @@ def _heartbeat() -> float:
     return statistics.median(times) / 1e3
 
 
-def measure() -> list[dict[str, Any]]:
+def measure() -> list[Row]:
     beat_us = _heartbeat()
     nodes = _machines(LARGE_NODES, LARGE_RANKS)
     on_nodes = f"{LARGE_RANKS} ranks on {LARGE_NODES} machines"
     return [
-        {"what": f"judging {RANKS} ranks, one stalled", "value": _stalled() * 1e3, "unit": "ms",
-         "bound": 200},
-        {"what": f"judging {on_nodes}, healthy", "value": _healthy(LARGE_RANKS, nodes) * 1e3,
-         "unit": "ms", "bound": 250},
-        {"what": f"judging {on_nodes}, one stalled", "value": _stalled(LARGE_RANKS, nodes) * 1e3,
-         "unit": "ms", "bound": 250},
-        {"what": "the heartbeat thread, one beat", "value": beat_us, "unit": "us"},
-        {"what": "the heartbeat thread, share of a core", "value": beat_us / BEAT_S / 1e4,
-         "unit": "%", "bound": 0.1},
-    ]  # fmt: skip
+        row(f"judging {RANKS} ranks, one stalled", _stalled() * 1e3, "ms", 200),
+        row(f"judging {on_nodes}, healthy", _healthy(LARGE_RANKS, nodes) * 1e3, "ms", 250),
+        row(f"judging {on_nodes}, one stalled", _stalled(LARGE_RANKS, nodes) * 1e3, "ms", 250),
+        row("the heartbeat thread, one beat", beat_us, "us"),
+        row("the heartbeat thread, share of a core", beat_us / BEAT_S / 1e4, "%", 0.1),
+    ]

@@ -11,11 +11,11 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from tests.bench.row import Row, row
 from tests.ltui_command import LTUI
 
 IMAGES, LEAST_SIDE, WORKERS = 600, 256, 2
@@ -28,10 +28,10 @@ data:
 """
 
 
-def measure() -> list[dict[str, Any]]:
+def measure() -> list[Row]:
     """Samples a second of both, and how one is to the other."""
     if find_spec("ffcv") is None:
-        return [{"what": "FFCV is not installed", "value": None, "unit": "", "bound": None}]
+        return [row("FFCV is not installed", None, "")]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         _photographs(folder / "photos")
@@ -40,12 +40,9 @@ def measure() -> list[dict[str, Any]]:
         said = _ltui(folder, "bench", "data", "bench.yaml", "--workers", str(WORKERS), "--json")
     variants = {v["loader"]: v for v in json.loads(said)["variants"]}
     rates = {name: median(v["samples_per_s"]) for name, v in variants.items()}
-    rows = [
-        {"what": f"{name}, {WORKERS} workers", "value": rate, "unit": "images/s", "bound": None}
-        for name, rate in rates.items()
-    ]
+    rows = [row(f"{name}, {WORKERS} workers", rate, "images/s") for name, rate in rates.items()]
     share = rates["DataLoader"] / rates["FFCV"]
-    return [*rows, {"what": "DataLoader's rate by FFCV's", "value": share, "unit": "", "bound": 1}]
+    return [*rows, row("DataLoader's rate by FFCV's", share, "", 1)]
 
 
 def _photographs(folder: Path) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from typing import Any
 
 from ltui.app.demo.machines_demo import MachinesDemoApp, SimulatedMachines
 from ltui.app.demo.scripted_machines import CUT_S, STALL_S, Cluster
@@ -17,6 +16,7 @@ from ltui.app.live.frame import Frame
 from ltui.app.panels.ranks_panel import MachineTable, RanksPanel
 from ltui.app.presentation.machine_rows import RowSelection
 from ltui.app.screens.run import RunScreen
+from tests.bench.row import Row, row
 
 CLUSTER = Cluster(nodes=128, gpus_per_node=8)
 SIZES = ((80, 24), (160, 50))
@@ -25,11 +25,11 @@ ROUNDS = 9
 BOUND_MS = 50.0
 
 
-def measure() -> list[dict[str, Any]]:
+def measure() -> list[Row]:
     return asyncio.run(_measure())
 
 
-async def _measure() -> list[dict[str, Any]]:
+async def _measure() -> list[Row]:
     machines = SimulatedMachines(CLUSTER, lambda: 0.0)
     frames = [machines.poll(second, 0) for second in _seconds()]
     rows = []
@@ -42,10 +42,10 @@ async def _measure() -> list[dict[str, Any]]:
                 await pilot.press("4")
                 await pilot.pause(0.1)
             name = f"repaint of {CLUSTER.world_size:,} ranks, {size[0]}x{size[1]}"
-            rows.append(_row(name, [_repaint_ms(screen, frame) for frame in frames]))
+            rows.append(_row(name, screen, frames))
             screen.query_one(RanksPanel)._selection = UNFOLDED
             name = f"{name}, all machines unfolded"
-            rows.append(_row(name, [_repaint_ms(screen, frame) for frame in frames]))
+            rows.append(_row(name, screen, frames))
     return rows
 
 
@@ -62,6 +62,6 @@ def _repaint_ms(screen: RunScreen, frame: Frame) -> float:
     return (time.thread_time() - began) * 1e3
 
 
-def _row(what: str, taken_ms: list[float]) -> dict[str, Any]:
-    value = statistics.median(taken_ms)
-    return {"what": f"{what}, median", "value": value, "unit": "ms", "bound": BOUND_MS}
+def _row(what: str, screen: RunScreen, frames: list[Frame]) -> Row:
+    value = statistics.median(_repaint_ms(screen, frame) for frame in frames)
+    return row(f"{what}, median", value, "ms", BOUND_MS)

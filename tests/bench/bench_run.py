@@ -114,10 +114,10 @@ def _launch() -> list[dict[str, Any]]:
             ours.append(_first_step(home, [*LTUI, "exec", "--", *torchrun(2), "1", "0"]))
     plain, watched = min(bare), min(ours)
     return [
-        {"what": f"first step, bare torchrun (fastest of {_PAIRS})", "value": plain, "unit": "s"},
-        {"what": "first step, ltui exec torchrun", "value": watched, "unit": "s"},
-        {"what": "the same, median", "value": statistics.median(ours), "unit": "s"},
-        {"what": "bare torchrun, median", "value": statistics.median(bare), "unit": "s"},
+        row(f"first step, bare torchrun (fastest of {_PAIRS})", plain, "s"),
+        row("first step, ltui exec torchrun", watched, "s"),
+        row("the same, median", statistics.median(ours), "s"),
+        row("bare torchrun, median", statistics.median(bare), "s"),
         row("what ltui adds to the launch", watched - plain, "s", 0.5),
     ]
 

@@ -105,27 +105,11 @@ echo "${COMPREPLY[@]}"
 """
 
 
-_NAMED = [
-    (["export", "brave-owl", "--metric", "val"], "val_loss"),
-    (["compare", "brave-owl", "--metric", "val"], "val_loss"),
-    (["run", "quickstart", "--set", "trainer.max_ep"], "trainer.max_epochs="),
-    (["resume", "brave-owl", "--set", "trainer.max_ep"], "trainer.max_epochs="),
-]
-
-
-@pytest.mark.parametrize(("words", "offered"), _NAMED)
-@pytest.mark.parametrize("shell", ["bash", "fish"])
-def test_metrics_and_keys_are_completed(
-    ltui: Ltui, tmp_path: Path, private_home: Path, shell: str, words: list[str], offered: str
-) -> None:
+def offers(ltui: Ltui, folder: Path, words: list[str], shell: str = "bash") -> list[str]:
+    """Return what a shell offers to complete these words of ``ltui``."""
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
-    run = stored_run(private_home, "brave-owl-3f2a")
-    writer = StoreWriter(run.db_path)
-    named = enumerate(("val_loss", "lr"))
-    writer.commit(1, Batch(samples=[(0, seq, name, 1, 0, 1.0, 0.5) for seq, name in named]))
-    writer.close()
-    script = tmp_path / "completion"
+    script = folder / "completion"
     script.write_text(ltui("completion", shell).stdout)
     line = f"source {script}; complete -C 'ltui {' '.join(words)}'"
     command = {
@@ -134,10 +118,41 @@ def test_metrics_and_keys_are_completed(
     }[shell]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=100, env={**os.environ, "PATH": path}
+        command,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        cwd=folder,
+        env={**os.environ, "PATH": path},
     )
-    offers = [line.partition("\t")[0].strip() for line in done.stdout.splitlines()]
-    assert offers == [offered], done.stderr
+    assert done.stdout, done.stderr
+    found = [line.partition("\t")[0].strip() for line in done.stdout.splitlines()]
+    return [word for line in found for word in line.split()] if shell == "bash" else found
+
+
+def log_metrics(home: Path, *names: str) -> None:
+    """Store a run that has logged metrics of these names."""
+    writer = StoreWriter(stored_run(home, "brave-owl-3f2a").db_path)
+    logged = enumerate(names)
+    writer.commit(1, Batch(samples=[(0, seq, name, 1, 0, 1.0, 0.5) for seq, name in logged]))
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["export", "brave-owl", "--metric", "val"], "val_loss"),
+        (["compare", "brave-owl", "--metric", "val"], "val_loss"),
+        (["run", "quickstart", "--set", "trainer.max_ep"], "trainer.max_epochs="),
+        (["resume", "brave-owl", "--set", "trainer.max_ep"], "trainer.max_epochs="),
+    ],
+)
+@pytest.mark.parametrize("shell", ["bash", "fish"])
+def test_metrics_and_keys_are_completed(
+    ltui: Ltui, tmp_path: Path, private_home: Path, shell: str, words: list[str], offered: str
+) -> None:
+    log_metrics(private_home, "val_loss", "lr")
+    assert offers(ltui, tmp_path, words, shell) == [offered]
 
 
 @pytest.mark.parametrize(
@@ -155,15 +170,7 @@ def test_bash_completes(
     ltui: Ltui, tmp_path: Path, private_home: Path, words: list[str], offered: set[str]
 ) -> None:
     (private_home / "runs" / "brave-owl-3f2a").mkdir(parents=True)
-    script = tmp_path / "completion"
-    script.write_text(ltui("completion", "bash").stdout)
-    done = subprocess.run(
-        ["bash", "-c", _COMPLETE, "bash", str(script), "ltui", *words],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert set(done.stdout.split()) == offered, done.stderr
+    assert set(offers(ltui, tmp_path, words)) == offered
 
 
 @pytest.mark.parametrize("words", [["show", ""], ["export", "brave-owl", "--metric", ""]])
@@ -173,23 +180,11 @@ def test_bash_completes(
 def test_bash_neither_runs_nor_offers_what_a_name_contains(
     ltui: Ltui, tmp_path: Path, private_home: Path, words: list[str], trap: str
 ) -> None:
-    run = stored_run(private_home, "brave-owl-3f2a")
-    writer = StoreWriter(run.db_path)
-    writer.commit(1, Batch(samples=[(0, 0, trap, 1, 0, 1.0, 0.5), (0, 1, "lr", 1, 0, 1.0, 0.5)]))
-    writer.close()
+    log_metrics(private_home, trap, "lr")
     (private_home / "runs" / f"{trap}-1234").mkdir()
-    script = tmp_path / "completion"
-    script.write_text(ltui("completion", "bash").stdout)
-    done = subprocess.run(
-        ["bash", "-c", _COMPLETE, "bash", str(script), "ltui", *words],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=tmp_path,
-        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
-    )
-    assert "touch" not in done.stdout
-    assert ("lr" if "--metric" in words else "brave-owl") in done.stdout.split(), done.stderr
+    offered = offers(ltui, tmp_path, words)
+    assert not any("touch" in word for word in offered)
+    assert ("lr" if "--metric" in words else "brave-owl") in offered
     assert not list(tmp_path.rglob("trap"))
     assert not list(private_home.rglob("trap"))
 

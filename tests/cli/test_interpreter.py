@@ -11,15 +11,18 @@ from pathlib import Path
 import pytest
 
 from ltui.app.launch.build_spec import prepare_launch
-from ltui.app.launch.class_path_check import ClassUse, class_faults, class_uses, value_fits
 from ltui.app.launch.training_interpreter import (
     REQUIRED_PACKAGES,
+    ClassUse,
     InterpreterReport,
     choose_python,
+    class_faults,
+    class_uses,
     malicious_packages,
     missing_class_imports,
     missing_packages,
     probe_interpreter,
+    value_fits,
 )
 from ltui.training.problem import ProblemError
 

@@ -14,13 +14,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from ltui.app.compare.alignment import BAND_NAMES
-from ltui.app.compare.comparison import Comparison
-from ltui.app.compare.comparison_json import comparison_json
-from ltui.app.compare.comparison_report import report_lines
+from ltui.app.compare.compared_run import keep_colours, run_colours
+from ltui.app.compare.comparison import Comparison, Grouping, groups_of
+from ltui.app.compare.comparison_report import comparison_json, report_lines
+from ltui.app.compare.comparison_tables import EQUAL, settings_table
 from ltui.app.compare.read_run import default_metrics, read_runs
-from ltui.app.compare.run_groups import Grouping, groups_of
-from ltui.app.compare.run_signs import keep_colours, run_colours
-from ltui.app.compare.settings_table import EQUAL, settings_table
 from ltui.app.compare.view_settings import ViewSettings, reference_id
 from ltui.app.runs.run_settings import command_settings, is_seed
 from ltui.training.lifecycle.recover_runs import current_snapshot
@@ -53,7 +51,7 @@ def test_final_and_best_are_exact_even_if_the_curve_is_merged(tmp_path: Path, st
     assert summary.best is not None
     assert summary.best.value == min(values)
     assert summary.best.step == int(np.argmin(values)) + 1
-    assert summary.best.exact
+    assert summary.best.step_is_exact
     assert summary.highest is not None
     assert summary.highest.step == int(np.argmax(values)) + 1
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ltui.app.compare.comparison import Comparison
-from ltui.app.compare.comparison_json import comparison_json
-from ltui.app.compare.parallel_axes import MISSING_SHARE, parallel_view, scaled_axis
+from ltui.app.compare.comparison_charts import MISSING_SHARE, parallel_view, scaled_axis
+from ltui.app.compare.comparison_report import comparison_json
 from ltui.app.compare.read_run import read_runs
 from ltui.app.compare.view_settings import ViewSettings
 from ltui.app.runs.run_settings import number_of

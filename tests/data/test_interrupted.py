@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ltui.training.data.atomic_file import atomic_write
+from ltui.training.data.data_files import atomic_write
 from tests.data.conftest import ltui, needs_ffcv
 from tests.ltui_command import LTUI
 from tests.waiting import wait_for
@@ -34,7 +34,7 @@ class Slow:
 HOLD = """
 import sys, time
 from pathlib import Path
-from ltui.training.data.atomic_file import atomic_write
+from ltui.training.data.data_files import atomic_write
 with atomic_write(Path(sys.argv[1])) as part:
     part.write_bytes(b"half")
     print("writing", flush=True)
@@ -145,7 +145,7 @@ WRITE = """
 import multiprocessing, os, signal, sys, time
 from multiprocessing.synchronize import Event
 from pathlib import Path
-from ltui.training.data.ffcv.beton_sources import SourceError
+from ltui.training.data.ffcv.beton_file import BetonError
 from ltui.training.data.ffcv.beton_writer import WriteOptions, write
 
 case, path = sys.argv[1], Path(sys.argv[2])
@@ -179,7 +179,7 @@ if case == "locked":
 page_bytes = 64 << 20 if case == "ahead" else 2 << 20
 try:
     write(Numbers(), path, WriteOptions(workers=2, page_bytes=page_bytes), progress)
-except SourceError as error:
+except BetonError as error:
     print(error)
 """
 

@@ -27,7 +27,7 @@ from ltui.training.data.ffcv.torch_dataset import BetonSamples
 from ltui.training.data.ffcv.epoch_order import BetonLoader, EpochOrder
 from ltui.training.data.ffcv.field_pipelines import image_pipelines, value_pipeline
 from ltui.training.data.ffcv.ffcv_reader import FfcvReader
-from ltui.training.data.ffcv.image_transform_config import ImageTransformConfig
+from ltui.training.data.ffcv.image_transform import ImageTransformConfig
 
 CPU = torch.device("cpu")
 good, damaged = (BetonFile(Path(p)) for p in sys.argv[1:3])
@@ -39,8 +39,9 @@ def threads():
 def raw_pixels():
     # Without a conversion, so that what FFCV's code hands out stands in its buffers.
     from ffcv.transforms import ToTensor
-    from ltui.training.data.ffcv.pipeline_operations import DecodeImages
-    return {"image": [DecodeImages(32), ToTensor()], "label": value_pipeline(1, CPU)}
+    from ltui.training.data.ffcv.field_pipelines import DecodeImages
+    decode = DecodeImages(ImageTransformConfig(side=32))
+    return {"image": [decode, ToTensor()], "label": value_pipeline(1, CPU)}
 
 def batches_are_kept():
     reader = FfcvReader(good, raw_pixels(), batch_size=4, device=CPU, batches_ahead=1)

@@ -26,9 +26,7 @@ from ltui.app.runs.filter_syntax import (
     Word,
     parse_filter,
 )
-from ltui.app.runs.run_entry import RunEntry
-from ltui.app.runs.run_summary import MetricValues, summarise
-from ltui.app.runs.sort_runs import (
+from ltui.app.runs.list_layout import (
     first_order,
     next_order,
     order_text,
@@ -36,6 +34,7 @@ from ltui.app.runs.sort_runs import (
     sort_key,
     sorted_runs,
 )
+from ltui.app.runs.run_entry import MetricValues, RunEntry, summarise
 from ltui.training.state.run_labels import RunLabels
 from ltui.training.state.run_snapshot import MetricValue, RunState
 from ltui.training.store.run_directory import RunDir

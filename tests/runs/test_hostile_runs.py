@@ -162,19 +162,6 @@ def test_a_low_limit_for_files_is_refused_before_a_run_starts(private_home: Path
     assert done.stderr.count("\n") == 1
 
 
-def test_too_little_memory_is_one_sentence(
-    evil: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fails(*_: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr("ltui.app.commands.runs.list_all", fails)
-    assert main(["runs"]) == 1
-    error = capsys.readouterr().err
-    assert "not enough memory" in error
-    assert error.count("\n") == 1
-
-
 def test_a_run_that_cannot_be_read_is_listed_as_damaged_and_named(evil: RunDir) -> None:
     text("spec.yaml", DEEP)(evil)
     evil.db_path.write_bytes(b"no database")
@@ -223,13 +210,6 @@ def test_a_schema_that_is_no_text_is_damage(evil: RunDir) -> None:
     code, text = output_of(("export", "evil-0001"))
     assert code == 2
     assert "history is damaged" in text
-
-
-def test_an_argument_with_escapes_is_named_without_them(evil: RunDir) -> None:
-    code, error = output_of(("logs", "evil-0001", "--rank", "\x1b[31mx"))
-    assert code == 2
-    assert "\x1b" not in error
-    assert "--rank" in error
 
 
 def test_an_unexpected_error_is_one_sentence_that_names_the_log(

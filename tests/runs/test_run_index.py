@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 import stat
@@ -12,10 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
-from ltui.app.runs import run_index, run_list, slow_values
+from ltui.app.runs import run_index, run_list
 from ltui.app.runs.filter_runs import run_filter
 from ltui.app.runs.run_fields import value_of
 from ltui.app.runs.run_index import INDEX_NAME, VERSION
@@ -123,15 +123,17 @@ def _other_rows(path: Path) -> None:
 
 def _deep_row(path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("UPDATE runs SET row = ? WHERE id = ?", ("[" * 200_000, IDS[0]))
+        connection.execute("UPDATE runs SET row = ? WHERE id = ?", (b"\x91" * 200_000, IDS[0]))
 
 
 def _other_types(path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection, connection:
-        (text,) = connection.execute("SELECT row FROM runs WHERE id = ?", (IDS[0],)).fetchone()
-        row = json.loads(text)
+        (packed,) = connection.execute("SELECT row FROM runs WHERE id = ?", (IDS[0],)).fetchone()
+        row = msgspec.msgpack.decode(packed)
         row["summary"] = [[value] for value in row["summary"]]
-        connection.execute("UPDATE runs SET row = ? WHERE id = ?", (json.dumps(row), IDS[0]))
+        connection.execute(
+            "UPDATE runs SET row = ? WHERE id = ?", (msgspec.msgpack.encode(row), IDS[0])
+        )
 
 
 def _no_text(path: Path) -> None:
@@ -230,7 +232,7 @@ def test_disk_use_and_settings_are_read_once_for_each_version_of_the_files(
         measured.append(folder.name)
         return disk_use(folder)
 
-    monkeypatch.setattr(slow_values, "disk_use", measure)
+    monkeypatch.setattr(run_list, "disk_use", measure)
     first = opened()
     (calm,) = [run for run in first.complete(first.poll(), ("size",)) if run.id == IDS[0]]
     assert sorted(measured) == sorted(IDS)

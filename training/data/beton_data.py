@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 import torch
 
-from ltui.training.data.cache_folder import data_folder
 from ltui.training.data.cpu_memory_limits import available_bytes, cores_per_rank, keep_torch_threads
+from ltui.training.data.data_files import data_folder
 from ltui.training.data.ffcv.beton_file import BetonError, BetonFile
 from ltui.training.data.ffcv.epoch_order import (
     BetonLoader,
@@ -27,11 +27,7 @@ from ltui.training.data.ffcv.epoch_order import (
     side_at_epoch,
     uniform_side,
 )
-from ltui.training.data.ffcv.image_transform_config import (
-    ImageTransformConfig,
-    Triple,
-    precision_dtype,
-)
+from ltui.training.data.ffcv.image_transform import ImageTransformConfig, Triple, precision_dtype
 from ltui.training.data.ffcv.in_memory_images import has_ffcv, uses_ffcv
 from ltui.training.data.ffcv.torch_dataset import NO_LABEL as NO_LABEL
 from ltui.training.data.ffcv.torch_dataset import BetonSamples
@@ -217,13 +213,11 @@ class BetonData(RankData):
     def loader_variants(self, counts: Sequence[int]) -> list[Variant]:
         """Return the variants that ``ltui bench data`` compares: FFCV and torch's DataLoader."""
         file = BetonFile(self.path_of("train"))
-        loaders = {
-            "ffcv": ("FFCV", self.through_ffcv),
-            "torch": ("DataLoader", self.through_dataloader),
-        }
+        loaders = [("ffcv", "FFCV", self.through_ffcv)] if has_ffcv() else []
+        loaders.append(("torch", "DataLoader", self.through_dataloader))
         variants = []
-        for key, (name, open_with) in loaders.items():
-            for workers in counts if key == "torch" or has_ffcv() else ():
+        for key, name, open_with in loaders:
+            for workers in counts:
                 order = self.epoch_order(file, train=True)
                 loader = BetonLoader(order, open_with(file, order, True, workers))
                 settings = {"data.init_args.loader": key, "data.init_args.num_workers": workers}

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import TensorDataset
 from torchvision.datasets import CIFAR10
 
-from ltui.training.data.cache_folder import data_folder
+from ltui.training.data.data_files import data_folder
 from ltui.training.data.rank_data_module import NO_LABEL, RankData
 from ltui.training.data.sample_order import RankLoader, RankOrder
 

@@ -1,4 +1,4 @@
-"""Cores and memory of the machine that a rank may use. Linux, standard library only."""
+"""Cores, threads and memory of the machine that a rank may use. Linux only."""
 
 from __future__ import annotations
 
@@ -14,6 +14,16 @@ def cores_per_rank() -> int:
     """Return the allowed cores of this process per rank of the machine; at least 1."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     return max(1, len(os.sched_getaffinity(0)) // ranks)
+
+
+@contextmanager
+def keep_torch_threads() -> Iterator[None]:
+    """Restore torch's number of threads at the end: FFCV and numba change it."""
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def available_bytes() -> int | None:
@@ -52,13 +62,3 @@ def _cgroup_available() -> int | None:
             continue
         return max(0, limit - used)
     return None
-
-
-@contextmanager
-def keep_torch_threads() -> Iterator[None]:
-    """Restore torch's number of threads at the end."""
-    threads = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

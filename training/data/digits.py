@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import TensorDataset
 
-from ltui.training.data.cache_folder import data_folder
+from ltui.training.data.data_files import data_folder
 from ltui.training.data.ffcv.in_memory_images import beton_batches, has_ffcv, uses_ffcv, write_beton
 from ltui.training.data.rank_data_module import NO_LABEL, RankData, Variant
 from ltui.training.data.sample_order import OpenBatches, RankLoader, RankOrder

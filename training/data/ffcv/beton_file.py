@@ -48,7 +48,10 @@ JPEG, RAW = 0, 1
 
 
 class BetonError(ValueError):
-    """A ``.beton`` file can't be read. The text names the file and, if known, the sample."""
+    """A ``.beton`` file can't be read or built.
+
+    The text begins with the file or its source and a colon, and names the sample if it is known.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ltui.training.data.cache_folder import data_folder
+from ltui.training.data.data_files import data_folder
 from ltui.training.data.ffcv.beton_file import BetonError
-from ltui.training.data.ffcv.beton_sources import SourceError, open_source
+from ltui.training.data.ffcv.beton_sources import open_source
 
 EXIT_BAD_INPUT = 2
 _PR_SET_PDEATHSIG = 1
@@ -65,8 +65,6 @@ def main(arguments: list[str]) -> int:
     sys.path.append(str(Path.cwd()))
     try:
         return {"build": _build, "verify": _verify}[request["do"]](request, reporter)
-    except SourceError as error:
-        reporter.problem(error.where, error.what, error.remedy)
     except BetonError as error:
         where, _, text = str(error).partition(": ")
         reporter.problem(where, text)
@@ -119,7 +117,7 @@ def _build(request: Mapping[str, Any], reporter: Reporter) -> int:
 
 
 def _verify(request: Mapping[str, Any], reporter: Reporter) -> int:
-    from ltui.training.data.ffcv.verify_beton import verify
+    from ltui.training.data.ffcv.torch_dataset import verify
 
     bad = verify(Path(request["file"]), request["workers"], reporter.progress)
     reporter.write(result={"bad": [{"sample": sample, "what": text} for sample, text in bad]})

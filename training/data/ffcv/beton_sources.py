@@ -16,17 +16,11 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import parse_qsl
 
+from ltui.training.data.ffcv.beton_file import BetonError
+
 IMAGE_ENDINGS = frozenset(
     (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 )
-
-
-class SourceError(ValueError):
-    """A source can't be used. ``where``: the source, ``what``: the problem, ``remedy``: advice."""
-
-    def __init__(self, where: str, what: str, remedy: str | None = None) -> None:
-        self.where, self.what, self.remedy = where, what, remedy
-        super().__init__(f"{where}: {what}" + (f" {remedy}" if remedy else ""))
 
 
 class IndexedDataset(Protocol):
@@ -58,10 +52,9 @@ class ImageFolder:
             if path.suffix.lower() in IMAGE_ENDINGS and not path.is_dir()
         ]
         if not self.samples:
-            raise SourceError(
-                str(root),
-                "it contains no folders with images.",
-                "Put the images of each class into a separate folder: photos/cat/1.jpg.",
+            raise BetonError(
+                f"{root}: it contains no folders with images. Put the images of each class into a "
+                "separate folder: photos/cat/1.jpg."
             )
 
     def __len__(self) -> int:
@@ -77,7 +70,7 @@ class ImageFolder:
 
 
 def open_source(source: str, downloads: Path) -> IndexedDataset:
-    """Return the dataset of ``source``. Raises ``SourceError`` if there is none.
+    """Return the dataset of ``source``. Raises ``BetonError`` if there is none.
 
     ``downloads``: folder of torchvision's downloads.
     """
@@ -86,10 +79,9 @@ def open_source(source: str, downloads: Path) -> IndexedDataset:
         return ImageFolder(folder)
     path, _, query = source.partition("?")
     if "/" in path or (":" not in path and "." not in path):
-        raise SourceError(
-            source,
-            "there is no such folder.",
-            "Give a folder of images, torchvision:CIFAR10, or a class such as my_data.Scans.",
+        raise BetonError(
+            f"{source}: there is no such folder. Give a folder of images, torchvision:CIFAR10, or "
+            "a class such as my_data.Scans."
         )
     arguments = {name: _value(text) for name, text in parse_qsl(query, keep_blank_values=True)}
     if path.startswith("torchvision:"):
@@ -110,13 +102,12 @@ def _import_class(source: str, path: str) -> Any:
     try:
         target = getattr(importlib.import_module(module), name, None)
     except ModuleNotFoundError as error:
-        raise SourceError(
-            source,
-            f"the module {error.name!r} can't be imported.",
-            "Correct the path, or start ltui where that module can be imported from.",
+        raise BetonError(
+            f"{source}: the module {error.name!r} can't be imported. Correct the path, or start "
+            "ltui where that module can be imported from."
         ) from error
     if not callable(target):
-        raise SourceError(source, f"{module} has no class or function {name!r}.")
+        raise BetonError(f"{source}: {module} has no class or function {name!r}.")
     return target
 
 
@@ -124,11 +115,10 @@ def _call(source: str, factory: Any, arguments: Mapping[str, Any]) -> Any:
     try:
         return factory(**arguments)
     except Exception as error:
-        raise SourceError(
-            source,
-            f"it could not be created ({type(error).__name__}: {error}).",
-            f"Its parameters are {_signature(factory)}; give arguments after a question mark: "
-            f"{_example(source)}.",
+        example = f"{source.partition('?')[0]}?split=train&size=32"
+        raise BetonError(
+            f"{source}: it could not be created ({type(error).__name__}: {error}). Its parameters "
+            f"are {_signature(factory)}; give arguments after a question mark: {example}."
         ) from error
 
 
@@ -139,19 +129,14 @@ def _signature(factory: Any) -> str:
         return "unknown"
 
 
-def _example(source: str) -> str:
-    return f"{source.partition('?')[0]}?split=train&size=32"
-
-
 def _as_dataset(source: str, dataset: Any) -> IndexedDataset:
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-        raise SourceError(
-            source,
-            f"it is not a dataset: {type(dataset).__name__} has no __len__ and __getitem__.",
-            "Give a class with indexed samples, like torch.utils.data.Dataset.",
+        raise BetonError(
+            f"{source}: it is not a dataset: {type(dataset).__name__} has no __len__ and "
+            "__getitem__. Give a class with indexed samples, like torch.utils.data.Dataset."
         )
     if len(dataset) == 0:
-        raise SourceError(source, "it contains no samples.")
+        raise BetonError(f"{source}: it contains no samples.")
     return dataset  # type: ignore[no-any-return]
 
 
@@ -164,7 +149,7 @@ def _torchvision(
     factory = getattr(datasets, name, None)
     if factory is None:
         names = ", ".join(n for n in datasets.__all__ if not n.startswith("Dataset"))
-        raise SourceError(source, f"torchvision has no dataset {name!r}. It has: {names}.")
+        raise BetonError(f"{source}: torchvision has no dataset {name!r}. It has: {names}.")
     parameters = inspect.signature(factory).parameters
     defaults: dict[str, Any] = {}
     if "root" in parameters:

@@ -29,7 +29,7 @@ from ffcv.libffcv import imdecode
 from PIL import Image, UnidentifiedImageError
 from torch.utils.data import DataLoader, Dataset
 
-from ltui.training.data.atomic_file import atomic_write
+from ltui.training.data.data_files import atomic_write
 from ltui.training.data.ffcv.beton_file import (
     ALLOCATION,
     ARRAY,
@@ -41,10 +41,11 @@ from ltui.training.data.ffcv.beton_file import (
     JPEG,
     RAW,
     VERSION,
+    BetonError,
     Field,
     metadata_type,
 )
-from ltui.training.data.ffcv.beton_sources import ImageFile, IndexedDataset, SourceError
+from ltui.training.data.ffcv.beton_sources import ImageFile, IndexedDataset
 
 _CHUNK, _CHUNK_BYTES = 8, 64 << 20
 """Maximum number and size of the samples that a worker takes at a time."""
@@ -101,7 +102,7 @@ def write(
     """Write ``dataset`` to ``path`` and return the samples that were left out.
 
     ``progress(done, samples)`` is called periodically. Raises ``BadSamplesError`` and writes no
-    file if there are bad samples and ``skip_bad`` is not set, ``SourceError`` if samples have a
+    file if there are bad samples and ``skip_bad`` is not set, ``BetonError`` if samples have a
     type that can't be stored, and ``OSError``.
     """
     columns = _columns(dataset)
@@ -131,13 +132,13 @@ def write(
 
 @contextlib.contextmanager
 def _open_for_writing(path: Path) -> Iterator[BinaryIO]:
-    """Open a file. An ``OSError`` in the block becomes a ``SourceError`` that names the file."""
+    """Open a file. An ``OSError`` in the block becomes a ``BetonError`` that names the file."""
     try:
         with path.open("r+b") as file:
             yield file
     except OSError as error:
         reason = error.strerror or error
-        raise SourceError(str(path), f"it can't be written ({reason}).") from error
+        raise BetonError(f"{path}: it can't be written ({reason}).") from error
 
 
 # Columns of the samples.
@@ -159,10 +160,10 @@ def _columns(dataset: IndexedDataset) -> list[Field]:
     for place, (key, value) in enumerate(values):
         kind = kind_of(value)
         if kind is None:
-            raise SourceError(
-                f"sample 0 of {type(dataset).__name__}",
-                f"its part {place} is a {type(value).__name__}, which can't be stored.",
-                "Parts may be images, integers, floats, and arrays or tensors of equal shape.",
+            raise BetonError(
+                f"sample 0 of {type(dataset).__name__}: its part {place} is a "
+                f"{type(value).__name__}, which can't be stored. Parts may be images, integers, "
+                "floats, and arrays or tensors of equal shape."
             )
         name = key or _default_name(kind, place, {c.name for c in columns})
         array = np.asarray(value if kind == ARRAY else 0)
@@ -245,9 +246,14 @@ def jpeg_of(value: Any, max_side: int | None) -> tuple[bytes, int, int] | None:
     width, height = image.size
     if image.format != "JPEG" or image.mode != "RGB" or max(image.size) > (max_side or 65535):
         return None
+    return (data, height, width) if is_decodable(data, height, width) else None
+
+
+def is_decodable(data: bytes, height: int, width: int) -> bool:
+    """Return whether FFCV's decoder accepts a JPEG of this size."""
     pixels = np.empty(height * width * 3, np.uint8)
-    refused = imdecode(np.frombuffer(data, np.uint8), pixels, height, width, height, width)
-    return None if refused else (data, height, width)
+    result = imdecode(np.frombuffer(data, np.uint8), pixels, height, width, height, width)
+    return bool(result == 0)
 
 
 class _StoredSamples(Dataset[Any]):
@@ -318,7 +324,7 @@ class _StoredSamples(Dataset[Any]):
 def _read_in_processes(samples: Dataset[Any], workers: int, chunk: int) -> Iterator[Iterator[Any]]:
     """Yield an iterator of all samples in their order.
 
-    Raises ``SourceError`` if a worker process dies, which interrupts the block at any line.
+    Raises ``BetonError`` if a worker process dies, which interrupts the block at any line.
     """
     loader = DataLoader(
         samples,
@@ -340,8 +346,9 @@ def _read_in_processes(samples: Dataset[Any], workers: int, chunk: int) -> Itera
         if not dead:
             raise
         reason = f"killed by signal {-dead[0]}" if dead[0] < 0 else f"exit code {dead[0]}"
-        text = f"it ended before it was finished ({reason})."
-        raise SourceError("a writer process", text) from error
+        raise BetonError(
+            f"a writer process: it ended before it was finished ({reason})."
+        ) from error
     finally:
         # torch would wait for a slow sample, and forever for a lock of a killed process. It raises
         # RuntimeError about the end of a worker.

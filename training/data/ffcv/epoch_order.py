@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from ltui.training.data.ffcv.beton_file import BetonFile
-from ltui.training.data.ffcv.keyed_random import epoch_key
+from ltui.training.data.ffcv.image_transform import epoch_key
 from ltui.training.data.ffcv.torch_dataset import FILLERS, BetonSamples, collate
 from ltui.training.data.sample_order import OpenBatches, RankLoader, RankOrder, torch_batches
 

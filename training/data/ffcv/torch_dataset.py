@@ -1,7 +1,7 @@
 """Dataset of a ``.beton`` file for torch's DataLoader, decoded by Pillow.
 
 Crops, flips and labels are the same as with FFCV. It is used on machines without FFCV, and to
-compare the two.
+compare the two, and to verify a file by decoding every sample.
 """
 
 from __future__ import annotations
@@ -9,7 +9,10 @@ from __future__ import annotations
 import io
 import math
 import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,10 +22,10 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from ltui.training.data.ffcv.beton_file import FLOAT, IMAGE, INT, JPEG, BetonError, BetonFile, Field
-from ltui.training.data.ffcv.image_transform_config import ImageTransformConfig
-from ltui.training.data.ffcv.keyed_random import (
+from ltui.training.data.ffcv.image_transform import (
     AUGMENT_SALT,
     CROP_SALT,
+    ImageTransformConfig,
     centre_crop,
     draw,
     first_state,
@@ -30,6 +33,7 @@ from ltui.training.data.ffcv.keyed_random import (
     random_crop,
     random_shift,
 )
+from ltui.training.data.ffcv.in_memory_images import has_ffcv
 
 NO_LABEL = -1
 FILLERS = {INT: NO_LABEL, FLOAT: math.nan}
@@ -151,7 +155,7 @@ class BetonSamples(Dataset[tuple[Any, ...]]):
 def augment(
     image: npt.NDArray[np.uint8], transform: ImageTransformConfig, state: Any
 ) -> npt.NDArray[np.uint8]:
-    """Return an augmented image, like ``pipeline_operations.Augment``."""
+    """Return an augmented image, like ``field_pipelines.Augment``."""
     height, width, _ = image.shape
     flip = transform.flip and draw(state, 1) < 0.5
     dy, dx = (random_shift(state, number, transform.shift) for number in (2, 3))
@@ -187,3 +191,72 @@ def _stack(values: list[Any]) -> torch.Tensor:
     stacked = torch.stack(values)
     is_images = stacked.ndim == 4 and stacked.shape[3] == 3 and stacked.is_floating_point()
     return stacked.permute(0, 3, 1, 2) if is_images else stacked
+
+
+# Verification.
+
+_CHUNK = 64
+Bad = tuple[int, str]
+
+
+def verify(path: Path, workers: int, progress: Callable[[int, int], None]) -> list[Bad]:
+    """Return the bad samples and their problems. Raises ``BetonError`` if the file is damaged.
+
+    The decoder is that of FFCV if it is installed, else Pillow.
+    """
+    file = BetonFile(path)
+    samples = BetonSamples(file, None, ImageTransformConfig(side=1), torch.float32)
+    decode = _ffcv_decoder()
+
+    def check_chunk(begin: int) -> list[Bad]:
+        problems = []
+        for sample in range(begin, min(file.samples, begin + _CHUNK)):
+            problems += [(sample, text) for text in _check_sample(samples, sample, decode)]
+        return problems
+
+    bad: list[Bad] = []
+    with ThreadPoolExecutor(workers) as pool:
+        for number, problems in enumerate(pool.map(check_chunk, range(0, file.samples, _CHUNK))):
+            bad += problems
+            progress(min(file.samples, (number + 1) * _CHUNK), file.samples)
+    return bad
+
+
+def _check_sample(
+    samples: BetonSamples, sample: int, decode: Callable[[bytes, int, int], bool] | None
+) -> Iterator[str]:
+    file = samples.file
+    for column, field in enumerate(file.fields):
+        if not field.stored_in_pages:
+            continue
+        entry = file.metadata[f"f{column}"][sample]
+        try:
+            data = samples.content(sample, column)
+            if field.type_id != IMAGE or entry["mode"] != JPEG:
+                continue
+            height, width = int(entry["height"]), int(entry["width"])
+            if decode is None:
+                samples.decode(sample, column, data)
+            elif _size(data) != (width, height):
+                yield f"the image in {field.name!r} is not a JPEG of {width}x{height} pixels"
+            elif not decode(data, height, width):
+                yield f"the image in {field.name!r} is damaged and can't be decoded"
+        except BetonError as error:
+            yield str(error).partition(f"sample {sample}: ")[2] or str(error)
+
+
+def _size(data: bytes) -> tuple[int, int] | None:
+    try:
+        return Image.open(io.BytesIO(data)).size
+    except (OSError, SyntaxError, ValueError):
+        return None
+
+
+def _ffcv_decoder() -> Callable[[bytes, int, int], bool] | None:
+    """Return whether FFCV decodes a JPEG, as training would meet it; None without FFCV."""
+    if not has_ffcv():
+        return None
+    # Local: importing FFCV takes seconds.
+    from ltui.training.data.ffcv.beton_writer import is_decodable
+
+    return is_decodable

@@ -1,4 +1,6 @@
-"""Atomic creation of files: a file appears complete or not at all.
+"""Files that presets generate or download: their folder, and their atomic creation.
+
+A file appears complete or not at all.
 
 A file is written under a temporary name in the same folder. Its writer holds a lock on it. By that
 lock, the next writer of the file distinguishes the remains of a killed writer from a temporary file
@@ -66,3 +68,18 @@ def _create_locked(part: Path) -> int:
         if part.exists():
             return descriptor
         os.close(descriptor)
+
+
+def data_folder(folder: str | None = None) -> Path:
+    """Return ``folder``, by default ``data`` in ltui's home. It is created if it does not exist."""
+    path = Path(folder).expanduser() if folder else _default_folder()
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _default_folder() -> Path:
+    if home := os.environ.get("LTUI_HOME"):
+        return Path(home) / "data"
+    if run_dir := os.environ.get("LTUI_RUN_DIR"):
+        return Path(run_dir).parent.parent / "data"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ltui" / "data"

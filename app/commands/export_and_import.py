@@ -1,4 +1,4 @@
-"""``ltui export``: write the metrics of runs as a table or as TensorBoard event files."""
+"""``ltui export`` and ``import``: write the metrics of runs, make runs of foreign ones."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from ltui.app.exit_codes import EXIT_DONE
 from ltui.app.output_file import refuse_existing
 from ltui.app.runs.export_formats import FOLDER_FORMAT, PRINTED_FORMATS
 from ltui.app.runs.export_runs import export_runs, folder_errors, metrics_to_export
-from ltui.training.problem import ProblemError
+from ltui.training.lifecycle.import_run import import_run
+from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.run_snapshot import LIVE
 from ltui.training.store.database_schema import NoHistoryError
 from ltui.training.store.find_run import find_runs
+from ltui.training.store.foreign_metrics import find_foreign_runs, read_foreign_run
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir, ltui_home
+from ltui.widgets.sanitise import clean_line, clean_name
 
 FOLLOW_S = 5.0
 """Seconds between two looks for new values with ``--follow``."""
@@ -34,7 +37,7 @@ def export(options: Namespace) -> int:
             remedy=f"Name a {'folder' if options.to == FOLDER_FORMAT else 'file'} with -o.",
         )
     refuse_existing(options.output, force=options.force)
-    runs = {run.id: run for run in find_runs(ltui_home(to_write=False), options.run)}
+    runs = {run.id: run for run in find_runs(ltui_home(to_write=False), options.runs)}
     if options.follow:
         return _follow(options, list(runs.values()))
     for sentence in export_runs(runs, options.to, options.output, options.metric):
@@ -71,3 +74,40 @@ def _follow(options: Namespace, runs: Sequence[RunDir]) -> int:
             if live:
                 time.sleep(FOLLOW_S)
     return EXIT_DONE
+
+
+def import_all(options: Namespace) -> int:
+    """Run ``ltui import FOLDER...``. A folder that cannot be read does not keep back the others."""
+    home = ltui_home()
+    problems: list[Problem] = []
+    for path in options.folders:
+        try:
+            folders = find_foreign_runs(Path(path))
+        except ProblemError as error:
+            problems += error.problems
+            continue
+        for folder in folders:
+            try:
+                _import(folder, home, options.name)
+            except ProblemError as error:
+                problems += error.problems
+    if problems:
+        raise ProblemError(*problems)
+    sys.stderr.write(
+        "The steps are the logger's. Lightning's loggers count them from 0, ltui from 1.\n"
+    )
+    return EXIT_DONE
+
+
+def _import(folder: Path, home: Path, name: str | None) -> None:
+    run = read_foreign_run(folder)
+    run_dir = import_run(run, home, name)
+    count = sum(len(points) for points in run.points.values())
+    values = f"{count} value{'' if count == 1 else 's'}"
+    metrics = f"{len(run.points)} metric{'' if len(run.points) == 1 else 's'}"
+    print(f"{run_dir.id}: {values} of {metrics}, imported from {clean_line(str(folder))}")
+    for column, number in run.not_numbers.items():
+        sys.stderr.write(
+            f"{run_dir.id}: {number} values of {clean_name(column)} are not numbers and were "
+            "left out.\n"
+        )
