@@ -1,7 +1,7 @@
 """Lay out the parts of a diagnosis as lines of cells for a given width.
 
 The screen and the text report use the same lines. Every mark is a sign or a word as well as a tone.
-Pure.
+The report is printed, copied, or attached to the description of a bug. Pure.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from rich.cells import cell_len, set_cell_size
 
+from ltui.widgets import diagnosis_lines as parts
 from ltui.widgets.columns import Cells, Column, fit_columns, row_line, shortened, title_line
 from ltui.widgets.tone import Tone
 from ltui.widgets.view_models import (
@@ -304,3 +305,31 @@ def _pad_or_cut(text: str, width: int) -> str:
 def _padded(cells: Cells, width: int) -> Cells:
     used = sum(cell_len(c.text) for c in cells)
     return cells if used >= width else (*cells, Cell(text=" " * (width - used)))
+
+
+WIDTH = 100
+"""Columns of a report that is not printed on a terminal."""
+
+
+def report(view_model: DiagnosisViewModel, width: int = WIDTH) -> str:
+    """Return every part that is not empty, each under its title."""
+    named: list[tuple[str, parts.Lines]] = []
+    if view_model.verdicts or view_model.earlier:
+        named.append(("problems and remedies", parts.verdicts_lines(view_model, width)))
+    if view_model.collectives:
+        named.append(("collectives", parts.collectives_lines(view_model, width)))
+    if view_model.last_output:
+        named.append(("last log lines", parts.last_output_lines(view_model, width)))
+    if view_model.stacks:
+        named.append(("stacks (innermost call first)", parts.stacks_lines(view_model, width)))
+    if view_model.processes or view_model.machine or view_model.missing:
+        named.append(("processes", parts.processes_lines(view_model, width)))
+    text = [parts.plain(parts.headline_lines(view_model, width))]
+    for title, lines in named:
+        text.append(f"-- {title} {'-' * max(3, width - len(title) - 4)}\n{parts.plain(lines)}")
+    return "\n\n".join(text) + "\n"
+
+
+def file_name(run_id: str) -> str:
+    """Return ``ltui-brave-owl-3f2a-diagnosis``, without a suffix."""
+    return f"ltui-{run_id}-diagnosis"

@@ -21,8 +21,7 @@ from textual.widgets import Input, Static
 
 from ltui.widgets.columns import centred
 from ltui.widgets.formats import LOADING, NA
-from ltui.widgets.log_buffer import LogBuffer, occurrences, unfolded
-from ltui.widgets.log_rows import LogLevel, LogRows, shown_text
+from ltui.widgets.log_rows import LogBuffer, LogLevel, LogRows, occurrences, shown_text, unfolded
 from ltui.widgets.make_bindings import bindings
 from ltui.widgets.palette import LineStyles, cells_strip, line_styles
 from ltui.widgets.tone import Tone

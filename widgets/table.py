@@ -21,6 +21,7 @@ from textual.strip import Strip
 from ltui.widgets.columns import (
     Cells,
     Column,
+    LazyRows,
     PlacedColumn,
     centred,
     changed_columns,
@@ -31,7 +32,6 @@ from ltui.widgets.columns import (
     title_line,
 )
 from ltui.widgets.formats import LOADING
-from ltui.widgets.lazy_rows import LazyRows
 from ltui.widgets.make_bindings import bindings
 from ltui.widgets.palette import cells_strip, line_styles
 from ltui.widgets.tone import Tone

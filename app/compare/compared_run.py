@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from ltui.app.compare.alignment import Clock, Line, line_of, positions_of
 from ltui.app.live.curve_arithmetic import smooth
-from ltui.app.live.run_marks import RunMark
+from ltui.app.live.frame import RunMark
 from ltui.app.presentation.chart_axis import chart_marks
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot
 from ltui.training.store.curve_reader import Curve, FloatArray

@@ -18,15 +18,13 @@ from textual.app import ComposeResult
 from textual.message import Message
 
 from ltui.app.keys.key_queue import OrderedKeysApp
-from ltui.app.panels.launch_line import LaunchLine
-from ltui.app.panels.panel import Panel
-from ltui.app.panels.worker_results import call_screen, error_lines
-from ltui.app.screens.dialog import TYPED_AT_ONCE, ProblemScreen
+from ltui.app.panels.panel import LaunchLine, Panel
+from ltui.app.screens.dialog import TYPED_AT_ONCE, ProblemScreen, call_screen, error_lines
 
 if TYPE_CHECKING:
     from textual.timer import Timer
 
-    from ltui.app.panels.preset_fields import FormTexts, LaunchForm
+    from ltui.app.panels.form_fields import FormTexts, LaunchForm
     from ltui.training.config.device_selection import Machine
     from ltui.training.config.preset_form import FormResult
     from ltui.training.config.presets import Preset
@@ -87,8 +85,7 @@ class FormPanel(Panel):
     async def start(self) -> None:
         """Mount the form. It is checked once ``use_machine`` was called."""
         # Imported here: the first frame has no form.
-        from ltui.app.panels.form_fields import FieldHint
-        from ltui.app.panels.preset_fields import LaunchForm
+        from ltui.app.panels.form_fields import FieldHint, LaunchForm
         from ltui.training.config.device_selection import UNKNOWN_MACHINE
 
         self.machine = UNKNOWN_MACHINE

@@ -14,8 +14,7 @@ from textual.reactive import var
 
 from ltui.app.live.curve_arithmetic import LatestCurveRequest
 from ltui.app.live.frame import Frame
-from ltui.app.panels.linked_charts import LinkedCharts
-from ltui.app.panels.metric_grid import GridShape, MetricGrid
+from ltui.app.panels.linked_charts import GridShape, LinkedCharts, MetricGrid
 from ltui.app.panels.panel import LiveText
 from ltui.app.presentation import metric_charts
 from ltui.app.presentation.metric_pages import (

@@ -13,11 +13,10 @@ from textual.app import ComposeResult
 
 from ltui.app.live.curve_arithmetic import LatestCurveRequest
 from ltui.app.live.frame import Frame
-from ltui.app.panels.linked_charts import LinkedCharts
-from ltui.app.panels.metric_grid import GridShape, MetricGrid
+from ltui.app.panels.linked_charts import GridShape, LinkedCharts, MetricGrid
 from ltui.app.panels.panel import LiveText, Panel
 from ltui.app.presentation import chart_axis, metric_charts, metric_pages, run_view
-from ltui.app.presentation.metric_list import MetricChoice
+from ltui.app.presentation.metric_names import MetricChoice
 from ltui.app.presentation.metric_pages import (
     MetricOrder,
     MetricPages,
@@ -159,7 +158,7 @@ class RunCharts(LinkedCharts):
     def choose_metrics(self) -> None:
         """Open the list of metrics for the panel with the focus, and show the chosen ones."""
         # Imported here: the first screen of a run does not need it.
-        from ltui.app.screens.metric_chooser import MetricChooser
+        from ltui.app.screens.choosers import MetricChooser
 
         frame = self._frame
         if frame is None or not frame.curve_names:

@@ -32,10 +32,9 @@ from ltui.app.panels.movable_borders import (
     PanelLayout,
     TableLines,
 )
-from ltui.app.panels.panel import LiveText, Panel, SettingChosen
+from ltui.app.panels.panel import LiveText, Panel, SettingChosen, TabBar
 from ltui.app.panels.ranks_panel import RanksPanel
 from ltui.app.panels.run_charts import RunCharts
-from ltui.app.panels.tab_bar import TabBar
 from ltui.app.presentation import run_details
 from ltui.app.presentation.rank_grid import MIN_RANKS
 from ltui.app.settings import settings_of

@@ -14,7 +14,7 @@ from textual.message import Message
 from textual.widgets import Input, Static
 
 from ltui.app.panels.panel import FilterPanel, SettingChosen
-from ltui.app.panels.worker_results import call_screen, error_lines
+from ltui.app.screens.dialog import call_screen, error_lines
 from ltui.app.settings import settings_of
 from ltui.widgets.sanitise import clean_line
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ltui.app.runs.list_layout import ListLayout
     from ltui.app.runs.run_entry import RunEntry
     from ltui.app.runs.run_list import RunList
-    from ltui.app.screens.column_chooser import ColumnChooser
+    from ltui.app.screens.choosers import ColumnChooser
     from ltui.widgets.table import Table
 
 TITLE = "runs"
@@ -199,7 +199,7 @@ class RunsPanel(FilterPanel):
         from ltui.app.runs.filter_runs import run_filter
         from ltui.app.runs.filter_syntax import FilterError
         from ltui.app.runs.run_rows import distinct_programs, is_empty, run_row
-        from ltui.widgets.lazy_rows import LazyRows
+        from ltui.widgets.columns import LazyRows
 
         now = time.time()
         error_line = self.query_one("#runs-filter-error", Static)

@@ -16,8 +16,8 @@ from ltui.app.state_words import open_verdicts
 from ltui.training.state.run_snapshot import LIVE, GpuProcessSnapshot, GpuSnapshot, Verdict
 from ltui.training.state.verdict_kinds import is_gpu_kind
 from ltui.widgets import formats
+from ltui.widgets.columns import LazyRows
 from ltui.widgets.gpu_table import BELOW, SIGNS
-from ltui.widgets.lazy_rows import LazyRows
 from ltui.widgets.sanitise import clean_line, clean_name
 from ltui.widgets.tone import Tone
 from ltui.widgets.view_models import Cell, GpuRow

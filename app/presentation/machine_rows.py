@@ -30,8 +30,7 @@ from ltui.app.state_words import machine_state_word, open_verdicts
 from ltui.training.config.verdict_severity import BLOCKING_LEVELS
 from ltui.training.state.run_snapshot import LIVE, NodeSnapshot, NodeState, RankSnapshot, RankState
 from ltui.widgets import formats
-from ltui.widgets.columns import Column
-from ltui.widgets.lazy_rows import LazyRows
+from ltui.widgets.columns import Column, LazyRows
 from ltui.widgets.sanitise import clean_name
 from ltui.widgets.tone import Tone
 from ltui.widgets.view_models import Cell, RankMetric, RankRow

@@ -8,8 +8,8 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ltui.app.live.gpu_curves import is_gpu_curve
-from ltui.app.presentation.metric_list import matching
+from ltui.app.live.run_curves import is_gpu_curve
+from ltui.app.presentation.metric_names import matching
 from ltui.training.state.metric_name_patterns import (
     INCIDENTAL,
     LEARNING_RATE,

@@ -11,10 +11,9 @@ from collections.abc import Iterable, Sequence
 from rich.text import Text
 
 from ltui.app.live.frame import Frame
-from ltui.app.presentation.code_lines import short_code_lines
-from ltui.app.presentation.headline_metric import measured_by, ordered_metrics
 from ltui.app.presentation.machines import clock_text, machine_names, rank_range
-from ltui.app.presentation.run_configuration import hyperparameters, settings
+from ltui.app.presentation.metric_names import measured_by, ordered_metrics
+from ltui.app.presentation.run_configuration import hyperparameters, settings, short_code_lines
 from ltui.app.presentation.snapshot_text import (
     checkpoint_text,
     job_text,

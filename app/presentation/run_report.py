@@ -6,14 +6,15 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from ltui.app.presentation.headline_metric import measured_by, ordered_metrics
-from ltui.app.presentation.machine_lines import (
+from ltui.app.presentation.machines import (
     all_ranks_text,
     listed_ranks,
+    machine_count,
+    machine_names,
     machine_table,
     padded_labels,
 )
-from ltui.app.presentation.machines import machine_count, machine_names
+from ltui.app.presentation.metric_names import measured_by, ordered_metrics
 from ltui.app.presentation.snapshot_text import (
     checkpoint_text,
     current_rate,
@@ -32,13 +33,14 @@ from ltui.app.presentation.snapshot_text import (
     stop_text,
     title,
 )
-from ltui.app.presentation.verdict_text import verdict_line, warning_line
 from ltui.app.state_words import (
     bad_loss_sentence,
     ended_sentence,
     needs_help,
     open_verdicts,
     state_word,
+    verdict_line,
+    warning_line,
 )
 from ltui.training.state.good_checkpoints import (
     advice_before_nan,

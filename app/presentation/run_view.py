@@ -21,17 +21,19 @@ from ltui.app.presentation.snapshot_text import (
     stop_text,
     total_epochs,
 )
-from ltui.app.presentation.verdict_text import recovery_text, verdict_banner_text, warning_line
 from ltui.app.state_words import (
     FAILED,
     bad_loss_sentence,
     ended_detail,
     is_blocked,
     open_verdicts,
+    recovery_text,
     state_sign,
     state_word,
+    verdict_banner_text,
     verdict_note,
     waiting_reason,
+    warning_line,
 )
 from ltui.training.config.verdict_severity import BLOCKING_LEVELS
 from ltui.training.state.run_snapshot import (
@@ -145,7 +147,7 @@ def verdict_banner(frame: Frame) -> tuple[str | None, Tone]:
     recent = [c for c in frame.resolved_verdicts if frame.now - c.at < RECOVERY_SHOWN_S]
     # A rank that was slow until the run stopped has not recovered.
     if recent and frame.snapshot.state in LIVE and frame.snapshot.state is not RunState.STOPPING:
-        return recovery_text(recent[-1]), Tone.GOOD
+        return recovery_text(recent[-1].verdict, recent[-1].lasted_s), Tone.GOOD
     return None, Tone.BAD
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 
-from ltui.app.presentation.headline_metric import ordered_metrics
+from ltui.app.presentation.metric_names import ordered_metrics
 from ltui.app.state_words import open_verdicts, rank_note
 from ltui.training.state.good_checkpoints import (
     FINITE,

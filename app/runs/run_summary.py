@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from ltui.app.presentation.headline_metric import headline_metric
+from ltui.app.presentation.metric_names import headline_metric
 from ltui.app.presentation.snapshot_text import done_fraction, position, program_text, shown_epoch
 from ltui.app.state_words import detail_words, reason_text, state_sign, state_word
 from ltui.training.state.good_checkpoints import is_resumable

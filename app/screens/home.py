@@ -24,8 +24,8 @@ from ltui.app.panels.launch_panel import READONLY, FormPanel
 from ltui.app.panels.panel import Panel, SettingChosen
 from ltui.app.panels.presets_panel import OWN_SCRIPT, PresetCatalog, PresetEntry, PresetsPanel
 from ltui.app.panels.runs_panel import RunsPanel
-from ltui.app.panels.worker_results import call_screen
 from ltui.app.presentation.home_layout import FORM, PANELS, PRESETS, RUNS, SIDE_WIDTH, HomeLayout
+from ltui.app.screens.dialog import call_screen
 from ltui.app.screens.marked_runs import MarkedRunsScreen
 from ltui.app.settings import settings_of
 from ltui.training.config.preset_discovery import shipped_names
@@ -169,7 +169,7 @@ class HomeScreen(MarkedRunsScreen):
             self._load_runs()
             self._listed.wait(FIRST_PAINT_TIMEOUT_S)
         # Imported here, in the worker's thread: the first frame has no form.
-        from ltui.app.panels import preset_fields  # noqa: F401
+        from ltui.app.panels import form_fields  # noqa: F401
 
         folder = Path.cwd()
         first = self._catalog.read_first(first_name, folder)
@@ -240,7 +240,7 @@ class HomeScreen(MarkedRunsScreen):
 
     def _show_gpus(self) -> None:
         # Imported here: only machines with GPUs need it.
-        from ltui.app.presentation.free_gpus import free_gpus_text
+        from ltui.app.presentation.launch_summary import free_gpus_text
 
         form = self.form_panel.form
         if self._gpus is not None and form is not None:

@@ -80,7 +80,7 @@ class RunListScreen(FullScreen[None]):
 
     def action_columns(self) -> None:
         # Imported here: the first frame shows no run.
-        from ltui.app.screens.column_chooser import ColumnChooser
+        from ltui.app.screens.choosers import ColumnChooser
 
         panel = self.runs_panel
 

@@ -11,15 +11,14 @@ from textual import work
 
 from ltui.app.keys.footer import KeyFooter
 from ltui.app.panels.launch_panel import READONLY
-from ltui.app.panels.worker_results import call_screen, show_error
-from ltui.app.screens.dialog import ConfirmScreen, CountQuestion
+from ltui.app.screens.dialog import ConfirmScreen, CountQuestion, call_screen, show_error
 from ltui.app.screens.home_runs import RunListScreen
 from ltui.widgets.sanitise import clean_line, clean_name
 
 if TYPE_CHECKING:
     from ltui.app.runs.label_changes import LabelChange, Outcome
     from ltui.app.runs.run_entry import RunEntry
-    from ltui.app.screens.export_question import ExportChoice
+    from ltui.app.screens.run_questions import ExportChoice
     from ltui.training.state.run_labels import RunLabels
     from ltui.training.store.run_directory import RunDir
 
@@ -108,7 +107,7 @@ class MarkedRunsScreen(RunListScreen):
             return
         # Imported here: the first frame stops nothing.
         from ltui.app.live.run_requests import send_request
-        from ltui.app.screens.stop_question import question_for_several, stop_question
+        from ltui.app.screens.run_commands import question_for_several, stop_question
 
         live = [entry for entry in entries if entry.live]
         snapshots = [entry.snapshot for entry in live if entry.snapshot is not None]
@@ -202,7 +201,7 @@ class MarkedRunsScreen(RunListScreen):
             self.notify("Only one run can be named at a time.", severity="warning")
             return
         # Imported here: the first frame asks nothing.
-        from ltui.app.screens.label_question import LabelQuestion
+        from ltui.app.screens.run_questions import LabelQuestion
 
         def answered(change: Callable[[RunLabels], RunLabels] | None) -> None:
             if change is not None:
@@ -257,7 +256,7 @@ class MarkedRunsScreen(RunListScreen):
         if not entries:
             return
         # Imported here: the first frame exports nothing.
-        from ltui.app.screens.export_question import ExportQuestion
+        from ltui.app.screens.run_questions import ExportQuestion
 
         def answered(choice: ExportChoice | None) -> None:
             if choice is not None:

@@ -11,11 +11,11 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.widgets import Input
 
-from ltui.app.keys.chart_keys import CHART_HINTS, CHART_KEYS, SCALE_HINTS
 from ltui.app.keys.footer import FIELD_HELP_HINT, KeyFooter, KeyHint
+from ltui.app.keys.run_keys import CHART_HINTS, CHART_KEYS, SCALE_HINTS
 from ltui.app.panels.metric_board import MetricBoard
 from ltui.app.presentation.metric_pages import ORDERS
-from ltui.app.screens.chart_screen import ChartKeysScreen
+from ltui.app.screens.panel_screen import ChartKeysScreen
 from ltui.widgets.charts.chart import Chart
 from ltui.widgets.make_bindings import bindings
 from ltui.widgets.sanitise import clean_name

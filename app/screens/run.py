@@ -22,6 +22,7 @@ from ltui.app.live.curve_arithmetic import LatestCurveRequest
 from ltui.app.live.frame import Frame
 from ltui.app.live.poller_thread import Poller, PollerThread
 from ltui.app.live.run_poller import RunPoller
+from ltui.app.panels.gpu_panel import GpuScreen
 from ltui.app.panels.log_panel import log_sources
 from ltui.app.panels.panel import LiveText
 from ltui.app.panels.run_charts import RunCharts
@@ -34,9 +35,7 @@ from ltui.app.presentation.notifications import (
     still_live,
     toasts_for,
 )
-from ltui.app.screens.chart_screen import ChartKeysScreen
-from ltui.app.screens.gpu_details import GpuScreen
-from ltui.app.screens.panel_screen import TabbedScreen
+from ltui.app.screens.panel_screen import ChartKeysScreen, TabbedScreen
 from ltui.app.screens.run_commands import RunCommandScreen
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot
 from ltui.training.store.run_directory import RunDir
@@ -252,7 +251,7 @@ class RunScreen(RunCommandScreen, ChartKeysScreen, TabbedScreen):
             self.panels.log_panel.next_source(self.frame)
             return
         # Imported here: only runs on several machines have so many logs.
-        from ltui.app.screens.log_chooser import LogChooser
+        from ltui.app.screens.choosers import LogChooser
 
         log = self.panels.log_panel
         sources = log_sources(self.frame)

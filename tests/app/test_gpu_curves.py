@@ -7,8 +7,14 @@ from pathlib import Path
 import numpy as np
 
 from ltui.app.live.curve_arithmetic import CurveRequest, LatestCurveRequest
-from ltui.app.live.gpu_curves import MAX_POINTS, GpuCurves, gpu_curve_names, is_gpu_curve
-from ltui.app.live.run_curves import RunCurves, stored_curve
+from ltui.app.live.run_curves import (
+    GPU_POINTS,
+    GpuCurves,
+    RunCurves,
+    gpu_curve_names,
+    is_gpu_curve,
+    stored_curve,
+)
 from ltui.training.state.run_snapshot import NODE_GPU_STRIDE
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.history_writer import Batch, StoreWriter
@@ -49,10 +55,10 @@ def test_stored_readings_lie_at_the_steps_of_their_times(tmp_path: Path) -> None
 
 
 def test_many_readings_are_merged_and_none_is_lost(tmp_path: Path) -> None:
-    curve = loaded(store_readings(tmp_path, readings=2 * MAX_POINTS), POWER).curves()[POWER]
-    assert len(curve) == MAX_POINTS
-    assert curve.count.sum() == 2 * MAX_POINTS
-    assert (curve.low.min(), curve.high.max()) == (600.0, 600.0 + 2 * MAX_POINTS - 1)
+    curve = loaded(store_readings(tmp_path, readings=2 * GPU_POINTS), POWER).curves()[POWER]
+    assert len(curve) == GPU_POINTS
+    assert curve.count.sum() == 2 * GPU_POINTS
+    assert (curve.low.min(), curve.high.max()) == (600.0, 600.0 + 2 * GPU_POINTS - 1)
     assert (np.diff(curve.steps) >= 0).all()
 
 

@@ -13,9 +13,8 @@ from textual.app import App, ComposeResult
 from ltui.app.demo.gpu_demo import DemoApp
 from ltui.app.live.frame import Frame
 from ltui.app.live.gpu_history import GpuHistory, GpuSeries, window_means
-from ltui.app.panels.gpu_panel import GpuOverview
+from ltui.app.panels.gpu_panel import GpuOverview, GpuScreen
 from ltui.app.presentation import gpu_view
-from ltui.app.screens.gpu_details import GpuScreen
 from ltui.training.gpu.findings import Finding, verdicts
 from ltui.training.state.gpu_values import GPU_READINGS
 from ltui.training.state.run_snapshot import GpuProcessSnapshot, RunState

@@ -23,25 +23,24 @@ from ltui.app.panels.form_fields import (
     FormField,
     KnobField,
     LabelField,
+    LaunchForm,
     StartField,
 )
-from ltui.app.panels.launch_line import LaunchLine
 from ltui.app.panels.launch_panel import FormPanel
-from ltui.app.panels.panel import Panel
-from ltui.app.panels.preset_fields import LaunchForm
+from ltui.app.panels.panel import LaunchLine, Panel
 from ltui.app.panels.runs_table import RunsTable
-from ltui.app.preferences import write_preference
 from ltui.app.presentation.home_layout import PANELS
 from ltui.app.runs.list_layout import DEFAULT_LAYOUT
 from ltui.app.runs.run_entry import RunEntry
 from ltui.app.runs.run_list import RunList
 from ltui.app.runs.run_rows import DEFAULT_COLUMNS
-from ltui.app.screens.column_chooser import ColumnChooser
+from ltui.app.screens.choosers import ColumnChooser
 from ltui.app.screens.dialog import ConfirmScreen, ProblemScreen
 from ltui.app.screens.help import HelpScreen
 from ltui.app.screens.home import HomeScreen
 from ltui.app.screens.run import RunScreen
 from ltui.app.screens.yaml_editor import YamlScreen
+from ltui.app.settings import write_preference
 from ltui.app.textual_app import LtuiApp
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.presets import build_spec

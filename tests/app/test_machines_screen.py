@@ -11,11 +11,10 @@ from textual.geometry import Region
 from textual.pilot import Pilot
 from textual.widgets import Input, OptionList
 
-from ltui.app.keys.footer import KeyFooter
-from ltui.app.keys.listed_keys import listed_keys
+from ltui.app.keys.footer import KeyFooter, listed_keys
 from ltui.app.panels.gpu_panel import GpuPanel
 from ltui.app.panels.ranks_panel import MachineTable, RanksPanel
-from ltui.app.screens.log_chooser import LogChooser
+from ltui.app.screens.choosers import LogChooser
 from ltui.app.screens.run import RunScreen
 from ltui.training.state.run_snapshot import RunSnapshot
 from ltui.widgets.header import RunHeader

@@ -18,11 +18,11 @@ from textual.widgets import Input, Static
 
 from ltui.app.keys.footer import KeyFooter
 from ltui.app.live.frame import Frame
-from ltui.app.preferences import read_preferences
 from ltui.app.presentation.metric_charts import ChartSettings
 from ltui.app.screens.help import HelpScreen
 from ltui.app.screens.metrics import MetricsScreen
 from ltui.app.screens.run import RunScreen
+from ltui.app.settings import read_preferences
 from ltui.training.state.run_snapshot import MetricValue
 from ltui.widgets.charts.chart import Chart
 from tests.app.frames import curve, frame, snapshot

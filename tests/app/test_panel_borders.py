@@ -12,7 +12,7 @@ from textual.widget import Widget
 
 from ltui.app.panels.movable_borders import DETAILS_WIDTH, FIRST_CHART_WIDTH, Regions
 from ltui.app.panels.run_panels import RunPanels
-from ltui.app.preferences import read_preferences, write_preference
+from ltui.app.settings import read_preferences, write_preference
 from tests.app.one_run import settled, shown, until
 from tests.app.test_themes import Started
 from tests.app.test_user_config import noticed, write_config

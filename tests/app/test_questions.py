@@ -13,12 +13,11 @@ from textual.widgets import Input, OptionList, Static
 
 from ltui.app.keys.key_queue import HeldKey
 from ltui.app.runs.list_layout import DEFAULT_LAYOUT
-from ltui.app.screens.column_chooser import ColumnChooser
+from ltui.app.screens.choosers import ColumnChooser, MetricChooser
 from ltui.app.screens.dialog import ConfirmScreen
-from ltui.app.screens.metric_chooser import MetricChooser
 from ltui.app.screens.resume_or_rerun import RerunScreen
 from ltui.app.screens.run import RunScreen
-from ltui.app.screens.stop_question import InterruptScreen
+from ltui.app.screens.run_commands import InterruptScreen
 from ltui.app.textual_app import LtuiApp
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.run_directory import RunDir

@@ -23,7 +23,7 @@ from ltui.app.launch.past_run import (
     read_past_run,
 )
 from ltui.app.panels.form_fields import FormField
-from ltui.app.panels.launch_line import LaunchLine
+from ltui.app.panels.panel import LaunchLine
 from ltui.app.panels.runs_table import RunsTable
 from ltui.app.presentation.snapshot_text import checkpoint_text
 from ltui.app.screens.home import HomeScreen

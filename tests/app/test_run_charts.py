@@ -11,11 +11,11 @@ from ltui.app.keys.footer import KeyFooter
 from ltui.app.live.frame import Frame
 from ltui.app.panels.panel import Panel
 from ltui.app.panels.run_charts import RunCharts
-from ltui.app.preferences import read_preferences
-from ltui.app.presentation.metric_list import DESCRIPTIONS, MetricChoice
-from ltui.app.screens.metric_chooser import MetricChooser
+from ltui.app.presentation.metric_names import DESCRIPTIONS, MetricChoice
+from ltui.app.screens.choosers import MetricChooser
 from ltui.app.screens.metrics import MetricsScreen
 from ltui.app.screens.run import RunScreen
+from ltui.app.settings import read_preferences
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets.charts.chart import Chart
 from ltui.widgets.view_models import ChartViewModel

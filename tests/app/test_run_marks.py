@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ltui.app.live.run_marks import MarkKind, RunMark, checkpoint_marks, stored_marks
+from ltui.app.live.frame import MarkKind, RunMark, checkpoint_marks, stored_marks
 from ltui.training.state.run_snapshot import CheckpointInfo, Verdict
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.history_writer import StoreWriter

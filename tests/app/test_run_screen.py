@@ -13,15 +13,15 @@ from textual.widgets import Static
 from ltui.app.keys.footer import KeyFooter
 from ltui.app.live.frame import Frame
 from ltui.app.panels.movable_borders import DETAILS, PANELS
+from ltui.app.panels.panel import TabBar
 from ltui.app.panels.run_charts import RunCharts
 from ltui.app.panels.run_panels import DetailsView
-from ltui.app.panels.tab_bar import TabBar
 from ltui.app.presentation.notifications import still_live
 from ltui.app.screens.diagnosis import DiagnoseScreen
 from ltui.app.screens.dialog import ConfirmScreen
 from ltui.app.screens.help import HelpScreen
 from ltui.app.screens.run import FrameArrived, RunScreen
-from ltui.app.screens.stop_question import StopWhenScreen
+from ltui.app.screens.run_commands import StopWhenScreen
 from ltui.training.state.run_snapshot import CheckpointInfo, RankState, RunState, Verdict
 from ltui.widgets.charts.chart import Chart
 from ltui.widgets.header import RunHeader

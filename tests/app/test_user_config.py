@@ -8,19 +8,18 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from ltui.app.keys.footer import KeyFooter
-from ltui.app.keys.listed_keys import listed_keys
+from ltui.app.keys.footer import KeyFooter, listed_keys
 from ltui.app.keys.own_keys import default_keys, textual_key
 from ltui.app.panels.runs_table import RunsTable
-from ltui.app.preferences import (
+from ltui.app.screens.choosers import ThemeScreen
+from ltui.app.screens.dialog import ConfirmScreen
+from ltui.app.settings import (
+    config_path,
     read_preferences,
     read_script_preferences,
     write_preference,
     write_script_preferences,
 )
-from ltui.app.screens.dialog import ConfirmScreen
-from ltui.app.screens.palette import ThemeScreen
-from ltui.app.settings import config_path
 from ltui.app.textual_app import LtuiApp
 from ltui.training.state.run_snapshot import RunState
 from tests.app.frames import frame, snapshot

@@ -27,7 +27,7 @@ from ltui.app.runs.run_entry import RunEntry
 from ltui.app.runs.run_json import run_document
 from ltui.app.runs.run_rows import run_row
 from ltui.app.runs.run_summary import summarise
-from ltui.app.screens.stop_question import stop_question
+from ltui.app.screens.run_commands import stop_question
 from ltui.app.state_words import state_sentence, state_sign, state_word
 from ltui.training.json_codec import to_json
 from ltui.training.state.run_snapshot import (

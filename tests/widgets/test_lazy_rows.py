@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ltui.widgets.lazy_rows import SAMPLES, LazyRows
+from ltui.widgets.columns import SAMPLES, LazyRows
 from ltui.widgets.rank_table import RankTable
 from ltui.widgets.view_models import RankRow
 from tests.widgets.test_tables import Tables, rank_row, text_of

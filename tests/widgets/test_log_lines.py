@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ltui.widgets.log_buffer import LogBuffer, occurrences, unfolded
+from ltui.widgets.log_rows import LogBuffer, occurrences, unfolded
 from ltui.widgets.tone import Tone
 from ltui.widgets.view_models import LogLine
 

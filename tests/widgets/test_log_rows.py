@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from ltui.widgets.log_buffer import LogBuffer
-from ltui.widgets.log_rows import LogLevel, LogRows, wrap_rows
+from ltui.widgets.log_rows import LogBuffer, LogLevel, LogRows, wrap_rows
 from ltui.widgets.tone import Tone
 from ltui.widgets.view_models import LogLine
 
