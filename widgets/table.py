@@ -221,26 +221,18 @@ class Table(ScrollView, Generic[Row], can_focus=True):
             self._scrolled = max(0, self._scrolled + by)
             self.on_resize()
 
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        self._wheel_sideways(event, 1)
-
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        self._wheel_sideways(event, -1)
-
-    def on_mouse_scroll_right(self, event: events.MouseScrollRight) -> None:
-        self._wheel_sideways(event, 1, is_sideways=True)
-
-    def on_mouse_scroll_left(self, event: events.MouseScrollLeft) -> None:
-        self._wheel_sideways(event, -1, is_sideways=True)
-
-    def _wheel_sideways(
-        self, event: events.MouseEvent, by: int, *, is_sideways: bool = False
-    ) -> None:
+    @on(events.MouseScrollDown)
+    @on(events.MouseScrollUp)
+    @on(events.MouseScrollRight)
+    @on(events.MouseScrollLeft)
+    def _wheel_sideways(self, event: events.MouseEvent) -> None:
         """Scroll the columns by the wheel with shift, or by a wheel that turns sideways."""
+        is_sideways = isinstance(event, (events.MouseScrollRight, events.MouseScrollLeft))
         if self.SCROLLS_SIDEWAYS and (is_sideways or event.shift):
             event.stop()
             event.prevent_default()
-            self.action_sideways(by)
+            forwards = isinstance(event, (events.MouseScrollDown, events.MouseScrollRight))
+            self.action_sideways(1 if forwards else -1)
 
     def _update_virtual_size(self) -> None:
         width = max(1, self.scrollable_content_region.width)

@@ -5,7 +5,8 @@ With it the parts that several screens have: a filter, the line of tabs, the lin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rich.style import Style
@@ -38,12 +39,12 @@ class LiveText(Static):
             self.update(text, layout=self._wraps or not same_lines)
 
 
+@dataclass
 class SettingChosen(Message):
     """The user changed a setting of ``user_config.SETTINGS``; None stands for its default."""
 
-    def __init__(self, setting: str, value: Any) -> None:
-        super().__init__()
-        self.setting, self.value = setting, value
+    setting: str
+    value: Any
 
 
 class Panel(Vertical):
@@ -65,6 +66,22 @@ class Panel(Vertical):
             self.border_title = left
         if self.border_subtitle != right:
             self.border_subtitle = right
+
+
+def panel_around(widget: Widget | None, names: Container[str]) -> str | None:
+    """Return the name of the panel, one of ``names``, in which a widget is."""
+    above = [] if widget is None else widget.ancestors_with_self
+    panels = (node.id for node in above if isinstance(node, Panel) and node.id is not None)
+    return next((name for name in panels if name in names), None)
+
+
+def focus_in(panel: Widget, *, with_filter: bool = True) -> bool:
+    """Move the focus to the first widget of a panel that can take it, if there is one."""
+    for widget in panel.query("*"):
+        if widget.focusable and widget.display and (with_filter or not widget.has_class("filter")):
+            widget.focus()
+            return True
+    return False
 
 
 class FilterPanel(Panel):

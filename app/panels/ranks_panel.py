@@ -6,6 +6,7 @@ that nothing changes on one machine.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
@@ -61,12 +62,11 @@ class MachineTable(RankTable):
         """,
     )
 
+    @dataclass
     class FoldPressed(Message):
         """The user folds or unfolds the machine of a row, or all machines if ``key`` is None."""
 
-        def __init__(self, key: str | None) -> None:
-            super().__init__()
-            self.key = key
+        key: str | None
 
     class FilterPressed(Message):
         """The user opens the filter."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, cast
@@ -46,12 +47,11 @@ class RunsPanel(FilterPanel):
 
     LIST: ClassVar[str] = "#runs-table"
 
+    @dataclass
     class Opened(Message):
         """A run was opened with Enter or a click."""
 
-        def __init__(self, line: RunEntry) -> None:
-            super().__init__()
-            self.line = line
+        line: RunEntry
 
     class Listed(Message):
         """The runs were read and are listed; also if that failed."""
@@ -221,10 +221,13 @@ class RunsPanel(FilterPanel):
         )
         table.columns, table.order = columns, layout.order
         table.note = NO_MATCH if self.lines and not shown else None
-        places = range(len(shown))
         used = frozenset(line.summary.short_program for line in shown if line.summary is not None)
         programs = distinct_programs(used)
-        longest = [max(places, key=length) for length in _lengths(shown, programs)] if shown else []
+        names = [programs[line.summary.short_program] if line.summary else "" for line in shown]
+        # The longest texts decide the widths of columns.
+        texts = ([line.name for line in shown], [line.state for line in shown], names)
+        lengths = [[len(text) for text in column] for column in texts if column]
+        longest = [column.index(max(column)) for column in lengths]
         table.set_rows(
             LazyRows(
                 [line.id for line in shown],
@@ -393,15 +396,3 @@ class RunsPanel(FilterPanel):
 
 def _columns(count: int) -> str:
     return f"{count} column{'s' if count > 1 else ''}"
-
-
-def _lengths(
-    lines: Sequence[RunEntry], programs: Mapping[str, str]
-) -> tuple[Callable[[int], int], ...]:
-    """Return functions for the lengths of the texts that decide the widths of columns."""
-    shown = [programs[line.summary.short_program] if line.summary else "" for line in lines]
-    return (
-        lambda i: len(lines[i].name),
-        lambda i: len(lines[i].state),
-        lambda i: len(shown[i]),
-    )

@@ -24,8 +24,13 @@ from ltui.app.presentation.machines import (
     ranks_by_machine,
     report_age_text,
 )
-from ltui.app.presentation.rank_metrics import rank_metrics
-from ltui.app.presentation.run_view import RankVerdicts, rank_row, rank_state, rank_verdicts
+from ltui.app.presentation.run_view import (
+    RankVerdicts,
+    rank_metrics,
+    rank_row,
+    rank_state,
+    rank_verdicts,
+)
 from ltui.app.state_words import machine_state_word, open_verdicts
 from ltui.training.config.verdict_severity import BLOCKING_LEVELS
 from ltui.training.state.run_snapshot import LIVE, NodeSnapshot, NodeState, RankSnapshot, RankState

@@ -21,7 +21,7 @@ from ltui.app.keys.footer import KeyFooter
 from ltui.app.keys.home_keys import KEYS, home_hints
 from ltui.app.keys.key_queue import OrderedKeysApp
 from ltui.app.panels.launch_panel import READONLY, FormPanel
-from ltui.app.panels.panel import Panel, SettingChosen
+from ltui.app.panels.panel import Panel, SettingChosen, focus_in, panel_around
 from ltui.app.panels.presets_panel import OWN_SCRIPT, PresetCatalog, PresetEntry, PresetsPanel
 from ltui.app.panels.runs_panel import RunsPanel
 from ltui.app.presentation.home_layout import FORM, PANELS, PRESETS, RUNS, SIDE_WIDTH, HomeLayout
@@ -130,17 +130,12 @@ class HomeScreen(MarkedRunsScreen):
         self._focus_moved(self.focused)
 
     def _panel_in_focus(self) -> str | None:
-        """Return the name of the panel that has the focus."""
-        above = [] if self.focused is None else self.focused.ancestors
-        return next((node.id for node in above if node.id in PANELS), None)
+        return panel_around(self.focused, PANELS)
 
     def _focus_in(self, panel: str) -> None:
         """Move the focus into a visible panel."""
-        for widget in self.query_one(f"#{panel}").query("*"):
-            if widget.focusable and widget.display and not widget.has_class("filter"):
-                widget.focus()
-                return
-        self.set_focus(None)
+        if not focus_in(self.query_one(f"#{panel}"), with_filter=False):
+            self.set_focus(None)
 
     def _focus_moved(self, focused: Widget | None) -> None:
         panel = self._panel_in_focus()
@@ -335,9 +330,9 @@ class HomeScreen(MarkedRunsScreen):
     # -- moving ------------------------------------------------------------------------------------
 
     def _in_runs(self) -> bool:
-        if self.focused is None:
-            return self.home_layout.shows_runs
-        return self.runs_panel in self.focused.ancestors
+        return (
+            self.home_layout.shows_runs if self.focused is None else self._panel_in_focus() == RUNS
+        )
 
     def action_filter(self) -> None:
         (self.runs_panel if self._in_runs() else self.presets_panel).open_filter()

@@ -13,7 +13,7 @@ from textual.widget import Widget
 
 from ltui.app.live.frame import Frame
 from ltui.app.panels.linked_charts import LinkedCharts
-from ltui.app.panels.panel import Panel, TabBar
+from ltui.app.panels.panel import Panel, TabBar, focus_in, panel_around
 from ltui.app.presentation.chart_axis import AXES
 from ltui.app.screens.dialog import FullScreen
 
@@ -105,16 +105,12 @@ class PanelScreen(TabbedScreen):
         """Show a panel and move the focus into it."""
         self.chosen = name
         self.lay_out()
-        for child in self.query_one(f"#{name}").query("*"):
-            if child.focusable and child.display:
-                child.focus()
-                break
+        focus_in(self.query_one(f"#{name}"))
 
     @on(events.DescendantFocus)
     def _focus_moved(self, event: events.DescendantFocus) -> None:
-        panels = [node for node in event.widget.ancestors if isinstance(node, Panel)]
-        name = panels[0].id if panels else None
-        if name is not None and name in self.PANELS and name != self.chosen:
+        name = panel_around(event.widget, self.PANELS)
+        if name is not None and name != self.chosen:
             self.chosen = name
             self.lay_out()
 

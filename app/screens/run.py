@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
@@ -46,12 +47,11 @@ from ltui.widgets.make_bindings import bindings
 from ltui.widgets.sanitise import clean_name
 
 
+@dataclass
 class FrameArrived(Message):
     """A new frame of the run. Only the latest of several waiting frames is handled."""
 
-    def __init__(self, frame: Frame) -> None:
-        super().__init__()
-        self.frame = frame
+    frame: Frame
 
     def can_replace(self, message: Message) -> bool:
         return isinstance(message, FrameArrived)
@@ -64,12 +64,12 @@ class RunScreen(RunCommandScreen, ChartKeysScreen, TabbedScreen):
     ABOUT = "Closing this screen never stops the run: training continues."
     BINDINGS: ClassVar[list[BindingType]] = bindings("run", KEYS)
 
+    @dataclass
     class Happened(Message):
         """An event of the run that a person may want to notice."""
 
-        def __init__(self, sentence: str, severity: Severity) -> None:
-            super().__init__()
-            self.sentence, self.severity = sentence, severity
+        sentence: str
+        severity: Severity
 
     frame: var[Frame | None] = var(None, init=False)
     """The newest frame; screens above this one watch it."""

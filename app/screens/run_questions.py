@@ -1,4 +1,7 @@
-"""The questions about runs: their name, tags, group and note, and where to export their metrics."""
+"""The questions about runs: their name, tags, group and note, and where to export their metrics.
+
+With them what the commands for marked runs say and undo. The first frame needs none of this.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,8 @@ from textual.widgets import Input, Static
 
 from ltui.app.panels.form_fields import Form, FormField
 from ltui.app.runs.export_formats import EXPORT_FORMATS, FOLDER_FORMAT
+from ltui.app.runs.label_changes import LabelChange, Outcome, for_each, undo, what_changed
+from ltui.app.runs.run_entry import RunEntry
 from ltui.app.screens.dialog import ConfirmScreen, Dialog
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.run_labels import (
@@ -30,6 +35,11 @@ from ltui.training.state.run_labels import (
     checked_tags,
     with_tags,
 )
+from ltui.training.store.find_run import name_note
+from ltui.training.store.labels_file import read_labels
+from ltui.training.store.run_bin import find_deleted, restore
+from ltui.training.store.run_directory import RunDir, list_runs
+from ltui.widgets.formats import size
 from ltui.widgets.make_bindings import bindings
 from ltui.widgets.sanitise import clean_line
 
@@ -158,6 +168,8 @@ def label_change(kind: str, text: str) -> Change | None:
     return lambda labels: replace(labels, tags=with_tags(labels, added, removed, kind))
 
 
+MOST_NAMES = 5
+"""Number of runs that a question names, and the maximum number of those left out."""
 FORMAT, TARGET = "format", "file"
 
 
@@ -248,3 +260,52 @@ def _problem(form: str, text: str, path: Path) -> str | None:
 
 def _file_name(name: str, form: str) -> str:
     return f"{name}-events" if form == FOLDER_FORMAT else f"{name}.{form}"
+
+
+def current_labels(entries: Sequence[RunEntry]) -> list[RunLabels]:
+    """Return the labels as they are now. The list knows those of a moment ago, and a tag that was
+    added since would be removed without a question."""
+    return [read_labels(entry.run_dir) for entry in entries]
+
+
+def delete_question(ended: Sequence[RunEntry]) -> str:
+    """Return the question that names the runs, and what can be undone for how long."""
+    one = len(ended) == 1
+    question = f"Delete {ended[0].name if one else f'{len(ended)} runs'}?{names_below(ended)}"
+    if starred := sum(entry.labels.star for entry in ended):
+        question += "\nIt has a star." if one else f"\n{starred} of them with a star."
+    question += f"\n{'It' if one else 'They'} can be restored for 7 days (ltui restore)."
+    if all(entry.size_bytes is not None for entry in ended):
+        total = size(sum(entry.size_bytes or 0.0 for entry in ended))
+        question += f" Then {total} are freed."
+    return question
+
+
+def names_below(entries: Sequence[RunEntry]) -> str:
+    """Return a line with the names of several runs; empty for one, which the question names."""
+    names = [entry.name for entry in entries[:MOST_NAMES]]
+    return f"\n{with_more(names, len(entries))}" if len(entries) > 1 else ""
+
+
+def with_more(texts: Sequence[str], count: int) -> str:
+    """Return the texts, and how many more there are."""
+    more = count - len(texts)
+    return f"{', '.join(texts)}{f' and {more} more' if more > 0 else ''}"
+
+
+def new_name_note(changes: Sequence[LabelChange]) -> str:
+    """Return what to say if the new name of a run does not name it alone."""
+    notes = (name_note(list_runs(c.run_dir.home), c.run_dir, c.after.name) for c in changes)
+    return clean_line(" ".join(filter(None, notes)))
+
+
+def undo_labels(changes: Sequence[LabelChange]) -> tuple[Outcome, str]:
+    """Undo changes of labels. Return how it went, and in words what was undone."""
+    outcome, text = undo(changes), f"Undid: {what_changed(changes)}"
+    return outcome, f"{text}, for {{}}" if outcome.failed else text
+
+
+def restore_runs(home: Path, run_ids: Sequence[str]) -> tuple[Outcome, str]:
+    """Move deleted runs from the bin back to the list."""
+    run_dirs = [RunDir(home / "runs" / run_id) for run_id in run_ids]
+    return for_each(run_dirs, lambda run: restore(find_deleted(home, run.id))), "Restored {}"

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from textual.app import App, ComposeResult
 from textual.containers import Horizontal
 
-from ltui.app.presentation.rank_metrics import RANK_METRICS
+from ltui.app.presentation.run_view import RANK_METRICS
 from ltui.widgets.charts.chart import Chart
 from ltui.widgets.gpu_table import GpuTable
 from ltui.widgets.header import RunHeader
