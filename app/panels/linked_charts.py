@@ -21,9 +21,11 @@ from textual.markup import escape
 
 from ltui.app.live.curve_arithmetic import CurveRequest, LatestCurveRequest
 from ltui.app.live.frame import Frame
+from ltui.app.presentation import metric_pages
 from ltui.app.presentation.chart_axis import Axis
 from ltui.app.presentation.metric_charts import ChartSettings
 from ltui.app.presentation.metric_names import preference_key
+from ltui.app.presentation.metric_pages import MetricOrder, MetricPages, pages_from_json
 from ltui.app.settings import read_script_preferences, write_script_preferences
 from ltui.widgets import formats
 from ltui.widgets.charts.axis_scale import AxisRange
@@ -142,6 +144,10 @@ class LinkedCharts(Container):
         self._home, self._requests = home, requests
         self._script = ""
         """The preset or script of the run; empty until it is known."""
+        self._frame: Frame | None = None
+        self.pages = MetricPages()
+        """What the user chose on the screen of all metrics."""
+        self._order = MetricOrder()
 
     @abstractmethod
     def redraw(self) -> None:
@@ -152,6 +158,7 @@ class LinkedCharts(Container):
     def use_remembered(self, remembered: Mapping[str, Any]) -> None:
         """Use what was chosen before for this preset or script, by key."""
         self.settings = self.settings.with_json(remembered.get(PREFERENCE))
+        self.pages = pages_from_json(remembered.get(metric_pages.PREFERENCE))
 
     def read_preferences(self, frame: Frame) -> None:
         """Use what was chosen before, once the preset or script of the run is known."""
@@ -159,11 +166,7 @@ class LinkedCharts(Container):
         script = preference_key(run.preset, run.command)
         if script and script != self._script:
             self._script = script
-            self.use_remembered(self.remembered())
-
-    def remembered(self) -> dict[str, Any]:
-        """Return what is remembered for the preset or script, by key."""
-        return read_script_preferences(self._home, self._script)
+            self.use_remembered(read_script_preferences(self._home, self._script))
 
     def remember(self, choices: Mapping[str, Any]) -> None:
         """Remember choices by their keys."""
@@ -178,7 +181,8 @@ class LinkedCharts(Container):
             )
 
     def adopt(self, other: LinkedCharts) -> None:
-        """Use the axis and the smoothing of the charts of another screen."""
+        """Use the axis, the smoothing and the pages of the charts of another screen."""
+        self.pages = other.pages
         axis, smoothing = other.settings.axis, other.settings.smoothing
         settings = replace(self.settings, axis=axis, smoothing=smoothing)
         if settings != self.settings:

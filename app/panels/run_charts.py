@@ -15,14 +15,9 @@ from ltui.app.live.curve_arithmetic import LatestCurveRequest
 from ltui.app.live.frame import Frame
 from ltui.app.panels.linked_charts import GridShape, LinkedCharts, MetricGrid
 from ltui.app.panels.panel import LiveText, Panel
-from ltui.app.presentation import chart_axis, metric_charts, metric_pages, run_view
+from ltui.app.presentation import chart_axis, metric_charts, run_view
 from ltui.app.presentation.metric_names import MetricChoice
-from ltui.app.presentation.metric_pages import (
-    MetricOrder,
-    MetricPages,
-    pages_from_json,
-    shape_of_small_charts,
-)
+from ltui.app.presentation.metric_pages import shape_of_small_charts
 from ltui.training.state.metric_name_patterns import THROUGHPUT
 from ltui.widgets.charts.chart import Chart
 from ltui.widgets.view_models import ChartMark
@@ -48,11 +43,7 @@ class RunCharts(LinkedCharts):
 
     def __init__(self, home: Path, requests: LatestCurveRequest, *, id: str) -> None:  # noqa: A002 - Textual's
         super().__init__(home, requests, id=id)
-        self._frame: Frame | None = None
         self._visible: frozenset[str] = frozenset()
-        self._pages = MetricPages()
-        """What the user chose on the screen of all metrics."""
-        self._order = MetricOrder()
         self._small: tuple[tuple[str, ...], GridShape] | None = None
         """The metrics with small charts, if the first panel has these."""
         self._drawn: dict[str, tuple[Any, ...]] = {}
@@ -89,7 +80,7 @@ class RunCharts(LinkedCharts):
 
     def _small_charts(self, frame: Frame) -> tuple[tuple[str, ...], GridShape] | None:
         """Return the metrics that fit into the first panel, and the shape of their grid."""
-        self._order.update(self._pages, frame.curve_names, frame.snapshot.metrics)
+        self._order.update(self.pages, frame.curve_names, frame.snapshot.metrics)
         shape = GridShape(*shape_of_small_charts(*self.query_one(MetricGrid).size))
         names = self._order.names[: shape.places]
         return (names, shape) if names else None
@@ -219,11 +210,6 @@ class RunCharts(LinkedCharts):
             joined=remembered.get(JOINED_PREFERENCE) is True,
             every=remembered.get(EVERY_PREFERENCE) is True,
         )
-        self._pages = pages_from_json(remembered.get(metric_pages.PREFERENCE))
-
-    def adopt(self, other: LinkedCharts) -> None:
-        super().adopt(other)
-        self._pages = pages_from_json(self.remembered().get(metric_pages.PREFERENCE))
 
     def _request(self, frame: Frame) -> None:
         first, second = self.settings.metrics, self.settings.second or ()

@@ -74,35 +74,18 @@ class RowSelection(Struct, frozen=True, kw_only=True):
     unfolded: Mapping[int, bool] = field(default_factory=dict)
     """Machines that the user unfolded (True) or folded (False)."""
     query: str = ""
-    """Words that each listed rank matches; see ``RankFilter``."""
-
-    def with_fold(self, node: int, *, unfolded: bool) -> RowSelection:
-        """Return the selection after the user folded or unfolded a machine."""
-        return replace(self, unfolded={**self.unfolded, node: unfolded})
-
-
-class RankFilter(Struct, frozen=True):
-    """Words to filter ranks by: machine, rank or state.
-
-    ``12``, ``r12`` and ``0-15`` select ranks, ``gpu-b:12`` a rank of a machine. Any other word is a
-    part of the name, the host, the address or the state of a machine, or of the state of a rank.
-    """
-
-    words: tuple[str, ...]
-
-    @classmethod
-    def of(cls, query: str) -> RankFilter:
-        return cls(tuple(query.lower().split()))
-
-    def matches(self, machine: str, rank: int, state: str) -> bool:
-        """Return True if all words match. ``machine``: the lower-case words about the machine."""
-        return all(_matches(word, machine, rank, state) for word in self.words)
+    """Words that each listed rank matches; see ``matches``."""
 
 
 _RANKS = re.compile(r"r?(\d+)(?:-r?(\d+))?$")
 
 
-def _matches(word: str, machine: str, rank: int, state: str) -> bool:
+def matches(word: str, machine: str, rank: int, state: str) -> bool:
+    """Return whether a word selects a rank. ``machine``: the lower-case words about its machine.
+
+    ``12``, ``r12`` and ``0-15`` select ranks, ``gpu-b:12`` a rank of a machine. Any other word is a
+    part of the name, the host, the address or the state of a machine, or of the state of a rank.
+    """
     name, colon, number = word.rpartition(":")
     if colon and name in machine and number.isdigit():
         return int(number) == rank
@@ -170,13 +153,13 @@ class MachineRows:
 
     def rows(self) -> LazyRows[RankRow]:
         """Return the rows of machines, and below each unfolded machine those of its ranks."""
-        wanted = RankFilter.of(self._selection.query)
+        words = self._selection.query.lower().split()
         machines = []
         self.listed_ranks = 0
         for number, node in self._nodes.items():
             ranks = self._ranks.get(number, [])
-            shown = self._matching(wanted, node, ranks) if wanted.words else ranks
-            if wanted.words and not shown:
+            shown = self._matching(words, node, ranks) if words else ranks
+            if words and not shown:
                 continue
             self.listed_ranks += len(shown)
             machines.append((self._machine_severity(node, ranks), node, ranks, shown))
@@ -223,16 +206,17 @@ class MachineRows:
     # -- severity ----------------------------------------------------------------------------------
 
     def _matching(
-        self, wanted: RankFilter, node: NodeSnapshot, ranks: Sequence[RankSnapshot]
+        self, words: Sequence[str], node: NodeSnapshot, ranks: Sequence[RankSnapshot]
     ) -> list[RankSnapshot]:
         parts = (self._names.get(node.node), node.name, node.host, node.address)
         machine = " ".join(part for part in parts if part).lower()
         if node.state is not NodeState.CONNECTED:
             machine += f" {machine_state_word(node.state)}"
+        states = {rank.rank: self._rank_state(node, rank).text for rank in ranks}
         return [
             rank
             for rank in ranks
-            if wanted.matches(machine, rank.rank, self._rank_state(node, rank).text)
+            if all(matches(word, machine, rank.rank, states[rank.rank]) for word in words)
         ]
 
     def _rank_state(self, node: NodeSnapshot, rank: RankSnapshot) -> Cell:

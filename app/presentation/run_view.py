@@ -119,7 +119,7 @@ SILENT_AFTER_S = 5.0
 PROCESS_ROWS = 16
 """Maximum number of ranks listed on a machine without GPU readings."""
 
-RANK_TONES: dict[RankState, Tone] = {
+_RANK_TONES: dict[RankState, Tone] = {
     RankState.STARTING: Tone.DIM,
     RankState.OK: Tone.PLAIN,
     RankState.RUNNING: Tone.PLAIN,
@@ -130,11 +130,8 @@ RANK_TONES: dict[RankState, Tone] = {
     RankState.ENDED: Tone.DIM,
     RankState.UNKNOWN: Tone.DIM,
 }
-"""The tone of each state of a rank."""
-
-
 RANK_STATE_CELLS = {
-    state: Cell(text=rank_word(state), tone=tone) for state, tone in RANK_TONES.items()
+    state: Cell(text=rank_word(state), tone=tone) for state, tone in _RANK_TONES.items()
 }
 """The word for each state of a rank, in its tone."""
 SLOW = Cell(text="slow", tone=Tone.WARN)

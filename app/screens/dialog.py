@@ -153,6 +153,16 @@ class ConfirmScreen(Dialog[bool]):
             self.dismiss(yes)
 
 
+def do_after(node: DOMNode, question: ConfirmScreen, action: Callable[[], object]) -> None:
+    """Ask, and carry out ``action`` if the answer is yes."""
+
+    def answered(yes: bool | None) -> None:
+        if yes:
+            action()
+
+    node.app.push_screen(question, answered)
+
+
 class CountQuestion(ConfirmScreen):
     """A question about several things, which takes their number and Enter in place of ``y``."""
 

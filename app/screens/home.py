@@ -330,9 +330,9 @@ class HomeScreen(MarkedRunsScreen):
     # -- moving ------------------------------------------------------------------------------------
 
     def _in_runs(self) -> bool:
-        return (
-            self.home_layout.shows_runs if self.focused is None else self._panel_in_focus() == RUNS
-        )
+        if self.focused is None:
+            return self.home_layout.shows_runs
+        return self._panel_in_focus() == RUNS
 
     def action_filter(self) -> None:
         (self.runs_panel if self._in_runs() else self.presets_panel).open_filter()
@@ -398,15 +398,6 @@ class HomeScreen(MarkedRunsScreen):
 
     def action_leave(self) -> None:
         self.app.exit(message=self.farewell())
-
-    def farewell(self) -> str | None:
-        """Return the message to print when the dashboard is closed: the runs that keep running."""
-        live = [line.id for line in self.runs_panel.lines.values() if line.live]
-        if not live:
-            return None
-        names = ", ".join(live[:4]) + (" and others" if len(live) > 4 else "")
-        verb = "keeps" if len(live) == 1 else "keep"
-        return f"{names} {verb} running. To watch: ltui attach"
 
 
 def _short_path(path: Path) -> str:

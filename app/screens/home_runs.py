@@ -103,6 +103,15 @@ class RunListScreen(FullScreen[None]):
         # The footer omits keys that can't be used for the selected run.
         self.query_one(KeyFooter).refresh()
 
+    def farewell(self) -> str | None:
+        """Return the message to print when the dashboard is closed: the runs that keep running."""
+        live = [line.id for line in self.runs_panel.lines.values() if line.live]
+        if not live:
+            return None
+        names = ", ".join(live[:4]) + (" and others" if len(live) > 4 else "")
+        verb = "keeps" if len(live) == 1 else "keep"
+        return f"{names} {verb} running. To watch: ltui attach"
+
     # -- commands ----------------------------------------------------------------------------------
 
     def refusal_of(self, action: str) -> str | None:

@@ -11,7 +11,7 @@ from textual import work
 
 from ltui.app.keys.footer import KeyFooter
 from ltui.app.panels.launch_panel import READONLY
-from ltui.app.screens.dialog import ConfirmScreen, CountQuestion, call_screen, show_error
+from ltui.app.screens.dialog import ConfirmScreen, CountQuestion, call_screen, do_after, show_error
 from ltui.app.screens.home_runs import RunListScreen
 from ltui.widgets.sanitise import clean_name
 
@@ -290,13 +290,8 @@ class MarkedRunsScreen(RunListScreen):
     ) -> None:
         """Ask, and carry out an action on each run if the answer is yes. ``hint`` returns what is
         shown after it if it worked for a run."""
-
-        def answered(yes: bool | None) -> None:
-            if yes:
-                self._do(text, self._unmarked(entries), action, hint)
-
         question.question += self._hidden_marks()
-        self.app.push_screen(question, answered)
+        do_after(self, question, lambda: self._do(text, self._unmarked(entries), action, hint))
 
     @work(thread=True, group="marked runs")
     def _do(

@@ -26,6 +26,7 @@ from ltui.app.screens.dialog import (
     Dialog,
     FullScreen,
     call_screen,
+    do_after,
     show_error,
 )
 from ltui.training.problem import ProblemError
@@ -119,12 +120,7 @@ class RunCommandScreen(FullScreen[None]):
         self, question: ConfirmScreen, request: dict[str, Any], confirmation: str
     ) -> None:
         """Ask ``question``, and send a request if the answer is yes."""
-
-        def answered(yes: bool | None) -> None:
-            if yes:
-                self._send_request(request, confirmation)
-
-        self.app.push_screen(question, answered)
+        do_after(self, question, lambda: self._send_request(request, confirmation))
 
     @work(thread=True, exclusive=True, group="command")
     def _send_request(self, request: dict[str, Any], confirmation: str | None) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -25,7 +24,7 @@ from ltui.app.panels.form_fields import Form, FormField
 from ltui.app.runs.export_formats import EXPORT_FORMATS, FOLDER_FORMAT
 from ltui.app.runs.label_changes import LabelChange, Outcome, for_each, undo, what_changed
 from ltui.app.runs.run_entry import RunEntry
-from ltui.app.screens.dialog import ConfirmScreen, Dialog
+from ltui.app.screens.dialog import ConfirmScreen, Dialog, do_after
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.run_labels import (
     RunLabels,
@@ -135,12 +134,7 @@ class LabelQuestion(Dialog[Change | None]):
         they = self._runs if losing == len(self._labels) else f"{losing} of {self._runs}"
         what = "these tags" if self._kind == "tags" else f"the {self._kind}"
         question = ConfirmScreen(f"Remove {what} of {they}?", yes="remove", no="keep")
-
-        def answered(yes: bool | None) -> None:
-            if yes:
-                self.dismiss(change)
-
-        self.app.push_screen(question, answered)
+        do_after(self, question, lambda: self.dismiss(change))
 
 
 def _loses(before: RunLabels, after: RunLabels) -> bool:
@@ -238,12 +232,8 @@ class ExportQuestion(Dialog[ExportChoice | None]):
                 yes="replace it",
                 no="choose another name",
             )
-            self.app.push_screen(question, partial(self._replace, choice))
+            do_after(self, question, lambda: self.dismiss(choice))
         else:
-            self.dismiss(choice)
-
-    def _replace(self, choice: ExportChoice, yes: bool | None) -> None:
-        if yes:
             self.dismiss(choice)
 
 
