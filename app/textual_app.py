@@ -263,7 +263,7 @@ class LtuiApp(OrderedKeysApp):
         self.remember(message.setting, message.value)
 
     def action_choose_theme(self) -> None:
-        from ltui.app.screens.choosers import ThemeScreen
+        from ltui.app.screens.palette import ThemeScreen
 
         if not isinstance(self.screen, ThemeScreen):
             self.push_screen(ThemeScreen(theme_names(self.available_themes)), self._use_theme)
@@ -353,8 +353,8 @@ class LtuiApp(OrderedKeysApp):
     def action_command_palette(self) -> None:
         """Open the palette, except on a question, which only its own keys answer."""
         # Imported here: the first screen has no palette and asks nothing.
-        from ltui.app.screens.choosers import Palette
         from ltui.app.screens.dialog import ConfirmScreen
+        from ltui.app.screens.palette import Palette
 
         if not isinstance(self.screen, ConfirmScreen) and not isinstance(self.screen, Palette):
             hint = "Search keys, metrics, runs and presets…"

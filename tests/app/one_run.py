@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,20 @@ async def shown(pilot: Pilot[Any], app: OneRun) -> RunScreen:
     await until(pilot, lambda: app.run_screen.query_one(RunHeader).view_model is not None)
     await pilot.pause()
     return app.run_screen
+
+
+@asynccontextmanager
+async def one_run(
+    source: Frame | Script,
+    size: tuple[int, int] = (160, 50),
+    *,
+    readonly: bool = False,
+    notifications: bool = False,
+) -> AsyncIterator[tuple[Pilot[Any], OneRun, RunScreen]]:
+    """Yield pilot, app and screen of a run, once it shows its first frame."""
+    app = OneRun(source if isinstance(source, Script) else Script(source), readonly=readonly)
+    async with app.run_test(size=size, notifications=notifications) as pilot:
+        yield pilot, app, await shown(pilot, app)
 
 
 async def settled(pilot: Pilot[Any]) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,16 @@ async def ready(pilot: Pilot[Any], app: LtuiApp) -> HomeScreen:
     return screen
 
 
+@asynccontextmanager
+async def opened(
+    home: Path, size: tuple[int, int] = (160, 50), **options: bool
+) -> AsyncIterator[tuple[Pilot[Any], LtuiApp, HomeScreen]]:
+    """Yield pilot, app and home screen, once its runs and its form are shown."""
+    app = LtuiApp(home, readonly=options.pop("readonly", False))
+    async with app.run_test(size=size, **options) as pilot:
+        yield pilot, app, await ready(pilot, app)
+
+
 def preset_name(screen: HomeScreen) -> str | None:
     preset = screen.form_panel.preset
     return None if preset is None else preset.name
@@ -137,9 +148,7 @@ def beside(screen: HomeScreen, key: str) -> str:
 
 
 async def test_a_newcomer_sees_presets_a_form_and_what_to_press(home: Path, place: Path) -> None:
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, _, screen):
         assert screen.form_panel.preset is not None
         assert screen.form_panel.preset.name == "quickstart"
         assert len(screen.query(KnobField)) >= 3
@@ -166,9 +175,7 @@ async def test_a_newcomer_sees_presets_a_form_and_what_to_press(home: Path, plac
 
 @pytest.mark.parametrize("size", [(80, 24), (100, 30), (160, 50), (40, 10)])
 async def test_every_size_is_drawn(home: Path, place: Path, size: tuple[int, int]) -> None:
-    app = LtuiApp(home)
-    async with app.run_test(size=size) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home, size) as (pilot, _, screen):
         assert screen.query_one("#tiny").display == (size == (40, 10))
         assert screen.query_one("#yaml").display == (size == (160, 50))
         await pilot.resize_terminal(120, 40)
@@ -177,9 +184,7 @@ async def test_every_size_is_drawn(home: Path, place: Path, size: tuple[int, int
 
 
 async def test_a_mistake_stands_beside_its_field_and_goes(home: Path, place: Path) -> None:
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, _, screen):
         epochs = field(screen, "trainer.max_epochs")
         epochs.value = "many"
         await until(pilot, lambda: "whole number" in beside(screen, "trainer.max_epochs"))
@@ -205,9 +210,7 @@ async def test_a_mistake_stands_beside_its_field_and_goes(home: Path, place: Pat
 
 
 async def test_keys_typed_into_a_field_stay_there(home: Path, place: Path) -> None:
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, app, screen):
         field(screen, "trainer.max_epochs").focus()
         await pilot.press("e", "c", "q", "slash")
         assert app.screen is screen
@@ -217,9 +220,7 @@ async def test_keys_typed_into_a_field_stay_there(home: Path, place: Path) -> No
 
 
 async def test_a_launch_with_a_mistake_is_refused_with_its_place(home: Path, place: Path) -> None:
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, app, screen):
         field(screen, "trainer.max_epochs").value = "0"
         # Enter on a preset only goes to its form, also if it is pressed twice.
         line, now = screen.query_one(LaunchLine), app.clock()
@@ -238,9 +239,7 @@ async def test_a_launch_with_a_mistake_is_refused_with_its_place(home: Path, pla
 
 
 async def test_a_file_of_ones_own_and_a_broken_one(home: Path, place: Path) -> None:
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, app, screen):
         await choose(pilot, screen, "./mine.yaml")
         assert "mine" in str(screen.query_one("#form").border_title)
         options = screen.query_one("#preset-list", OptionList)
@@ -260,9 +259,7 @@ async def test_a_file_of_ones_own_and_a_broken_one(home: Path, place: Path) -> N
 
 
 async def test_the_filter_narrows_by_name_and_tag(home: Path, place: Path) -> None:
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, _, screen):
         options = screen.query_one("#preset-list", OptionList)
         await pilot.press("slash", *"digits")
         assert options.option_count == 1
@@ -272,9 +269,7 @@ async def test_the_filter_narrows_by_name_and_tag(home: Path, place: Path) -> No
 
 
 async def test_the_configuration_can_be_edited(home: Path, place: Path) -> None:
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, app, screen):
         await choose(pilot, screen, "./mine.yaml")
         await pilot.press("e")
         await until(pilot, lambda: isinstance(app.screen, YamlScreen))
@@ -293,9 +288,7 @@ async def test_the_configuration_can_be_edited(home: Path, place: Path) -> None:
 
 async def test_runs_are_listed_opened_and_deleted_with_a_question(home: Path, place: Path) -> None:
     run_dir = a_run(home, "calm-fox-1a2b")
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, app, screen):
         table = screen.query_one(RunsTable)
         await until(pilot, lambda: len(table.rows) == 1)
         assert table.rows[0].name == "calm-fox"
@@ -313,9 +306,7 @@ async def test_runs_are_listed_opened_and_deleted_with_a_question(home: Path, pl
 async def test_a_damaged_run_is_a_line_and_hides_no_other(home: Path, place: Path) -> None:
     a_run(home, "calm-fox-1a2b")
     a_run(home, "bad-bear-ffff").spec_path.write_text("version: 99\n")
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, _, screen):
         table = screen.query_one(RunsTable)
         await until(pilot, lambda: len(table.rows) == 2)
         (bad,) = [row for row in table.rows if row.id == "bad-bear-ffff"]
@@ -325,9 +316,7 @@ async def test_a_damaged_run_is_a_line_and_hides_no_other(home: Path, place: Pat
 
 async def test_readonly_launches_and_deletes_nothing(home: Path, place: Path) -> None:
     run_dir = a_run(home, "calm-fox-1a2b")
-    app = LtuiApp(home, readonly=True)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home, readonly=True) as (pilot, app, screen):
         await until(pilot, lambda: len(screen.query_one(RunsTable).rows) == 1)
         form = required(screen.form_panel.form)
         texts = form.texts()
@@ -346,9 +335,7 @@ async def test_a_page_that_only_watches_names_the_option_of_its_server(
     home: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LtuiApp, "is_web", True)
-    app = LtuiApp(home, readonly=True)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home, readonly=True) as (pilot, _, screen):
         line = screen.query_one(LaunchLine)
         await until(pilot, lambda: "watching only (ltui serve --control)" in str(line.content))
 
@@ -363,9 +350,7 @@ async def test_what_a_run_would_start_from_is_said_beside_the_field(
     publish_checkpoint(
         partial_path(path), path, 0, global_step=12, epoch=0, reason="request", attempt=1, fit=1
     )
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, _, screen):
         start = screen.query_one(StartField)
         note = start.query_one(".field-note", Static)
         assert "RUN or RUN:STEP" in str(note.content)
@@ -384,9 +369,7 @@ async def test_what_a_run_would_start_from_is_said_beside_the_field(
 
 
 async def test_a_run_that_can_not_start_from_there_is_not_launched(home: Path, place: Path) -> None:
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, app, screen):
         screen.query_one(StartField).query_one(Input).value = "nobody"
         screen.form_panel.launch()
         await until(pilot, lambda: isinstance(app.screen, ProblemScreen))
@@ -403,9 +386,7 @@ async def test_labels_are_typed_in_the_form_checked_and_given_to_the_run(
         return a_run(home, spec.id)
 
     monkeypatch.setattr(check_and_launch, "launch", launch)
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, _, screen):
         fields = {field.key: field for field in screen.query(LabelField)}
         assert list(fields) == ["name", "tags", "group", "note"]
         fields["tags"].text, fields["group"].text = "b!d, v2", "two words"
@@ -425,9 +406,7 @@ async def test_labels_are_typed_in_the_form_checked_and_given_to_the_run(
 
 
 async def test_titles_of_presets_are_not_markup(home: Path, place: Path) -> None:
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, _, screen):
         await choose(pilot, screen, "./mine.yaml")
         assert "[bold]mine[/bold]" in screen.query_one("#form")._border_title.plain  # type: ignore[union-attr]
         assert isinstance(screen.query_one("#launch-form"), LaunchForm)
@@ -442,9 +421,7 @@ def offset_of(screen: HomeScreen, name: str) -> tuple[int, int]:
 async def test_a_click_selects_and_only_a_double_click_on_the_selected_opens_the_form(
     home: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, app, screen):
         launched: list[str] = []
         monkeypatch.setattr(FormPanel, "launch", lambda panel: launched.append(panel.preset.name))
         line = screen.query_one(LaunchLine)
@@ -463,9 +440,7 @@ async def test_a_click_selects_and_only_a_double_click_on_the_selected_opens_the
 
 
 async def test_a_line_says_what_a_launch_would_start(home: Path, place: Path) -> None:
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, _, screen):
         line = screen.query_one(LaunchLine)
         await until(pilot, lambda: "2 ranks, 30 epochs, on the CPU" in str(line.content))
         field(screen, "trainer.max_epochs").value = "3"
@@ -475,9 +450,7 @@ async def test_a_line_says_what_a_launch_would_start(home: Path, place: Path) ->
 
 
 async def test_the_help_of_a_field_stands_once_below_the_form(home: Path, place: Path) -> None:
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, _, screen):
         fields = list(screen.query(FormField))
         assert all(len(field.meaning.split()) <= MOST_WORDS for field in fields)
         assert all(field.size.height == 1 for field in fields)
@@ -489,9 +462,7 @@ async def test_the_help_of_a_field_stands_once_below_the_form(home: Path, place:
 
 
 async def test_what_was_typed_is_kept_for_each_preset(home: Path, place: Path) -> None:
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, _, screen):
         field(screen, "trainer.max_epochs").value = "40"
         screen.query_one(StartField).query_one(Input).value = "brave-owl"
         await choose(pilot, screen, "./mine.yaml")
@@ -515,9 +486,7 @@ async def test_what_was_typed_is_kept_for_each_preset(home: Path, place: Path) -
 async def test_escape_clears_the_filter_and_no_match_leaves_no_preset(
     home: Path, place: Path
 ) -> None:
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, app, screen):
         options = screen.query_one("#preset-list", OptionList)
         count = options.option_count
         await pilot.press("slash", *"zzz")
@@ -539,9 +508,7 @@ async def test_the_footer_offers_no_letter_while_a_field_has_the_focus(
     home: Path, place: Path
 ) -> None:
     a_run(home, "calm-fox-1a2b")
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, app, screen):
         await until(pilot, lambda: len(screen.query_one(RunsTable).rows) == 1)
         footer = screen.query_one(KeyFooter)
 
@@ -563,9 +530,7 @@ async def test_the_footer_offers_no_letter_while_a_field_has_the_focus(
 async def test_leaving_a_run_puts_the_focus_on_its_row(home: Path, place: Path) -> None:
     for run_id in ("calm-fox-1a2b", "brave-owl-3f2a", "old-pine-77cc"):
         a_run(home, run_id)
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, app, screen):
         table = screen.query_one(RunsTable)
         await until(pilot, lambda: len(table.rows) == 3)
         last = table.rows[2].id
@@ -584,9 +549,7 @@ async def test_escape_in_the_list_of_runs_never_leads_to_a_launch(
     launched: list[RunSpec] = []
     monkeypatch.setattr(check_and_launch, "launch", lambda spec, *_, **__: launched.append(spec))
     a_run(home, "calm-fox-1a2b")
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, app, screen):
         table = screen.query_one(RunsTable)
         await until(pilot, lambda: len(table.rows) == 1)
         await pilot.press("3", "enter")
@@ -607,9 +570,7 @@ async def test_escape_in_the_list_of_runs_never_leads_to_a_launch(
 async def test_a_refused_launch_names_the_mistakes_of_every_field_at_once(
     home: Path, place: Path
 ) -> None:
-    app = LtuiApp(home)
-    async with app.run_test(size=(80, 24)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home, (80, 24)) as (pilot, app, screen):
         field(screen, "trainer.max_epochs").value = "many"
         screen.query_one(StartField).text = "no-such-run:7"
         labels = {label.key: label for label in screen.query(LabelField)}
@@ -627,9 +588,7 @@ async def test_a_refused_launch_names_the_mistakes_of_every_field_at_once(
 
 
 async def test_the_reset_of_the_form_empties_every_field(home: Path, place: Path) -> None:
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, _, screen):
         field(screen, "trainer.max_epochs").value = "3"
         screen.query_one(StartField).text = "no-such-run:7"
         for label in screen.query(LabelField):
@@ -643,9 +602,7 @@ async def test_the_reset_of_the_form_empties_every_field(home: Path, place: Path
 async def test_runs_are_filtered_and_sorted(home: Path, place: Path) -> None:
     for run_id in ("calm-fox-1a2b", "brave-owl-3f2a", "old-pine-77cc"):
         a_run(home, run_id)
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, app, screen):
         table, panel = screen.query_one(RunsTable), screen.query_one("#runs")
         await until(pilot, lambda: len(table.rows) == 3)
         await pilot.press("3", "o")
@@ -663,9 +620,7 @@ async def test_runs_are_filtered_and_sorted(home: Path, place: Path) -> None:
 
 async def test_the_columns_to_choose_are_described_in_full_at_80_columns(home: Path) -> None:
     names = ["config.model.init_args.learning_rate"]
-    app = LtuiApp(home)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await ready(pilot, app)
+    async with opened(home, (80, 24)) as (pilot, app, _):
         app.push_screen(ColumnChooser(DEFAULT_LAYOUT, names))
         await until(pilot, lambda: isinstance(app.screen, ColumnChooser))
         await pilot.resize_terminal(80, 60)
@@ -685,9 +640,7 @@ async def test_columns_and_order_are_chosen_and_remembered(home: Path, place: Pa
             metrics={"val/acc": 0.1 * epochs},
             config={"trainer": {"max_epochs": epochs}},
         )
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, app, screen):
         table, panel = screen.query_one(RunsTable), screen.query_one("#runs")
         await until(pilot, lambda: len(table.rows) == 3)
         await until(pilot, lambda: "3 runs, none running, " in str(panel.border_subtitle))
@@ -708,9 +661,7 @@ async def test_columns_and_order_are_chosen_and_remembered(home: Path, place: Pa
         await until(pilot, lambda: app.screen is screen)
         chosen = ("config.trainer.max_epochs", "val/acc", "detail")
         assert screen.runs_panel.list_layout == (chosen, "val/acc")
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, _, screen):
         table, panel = screen.query_one(RunsTable), screen.query_one("#runs")
         await until(pilot, lambda: len(table.rows) == 3 and table.rows[0].texts["val/acc"])
         assert screen.runs_panel.list_layout.columns == chosen
@@ -739,9 +690,7 @@ async def test_columns_and_order_are_chosen_and_remembered(home: Path, place: Pa
 async def test_a_click_selects_a_run_and_a_double_click_opens_it(home: Path, place: Path) -> None:
     for run_id in ("calm-fox-1a2b", "brave-owl-3f2a", "old-pine-77cc"):
         stored_run(home, run_id)
-    app = LtuiApp(home)
-    async with app.run_test(size=(120, 40)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home, (120, 40)) as (pilot, app, screen):
         table = screen.query_one(RunsTable)
         await until(pilot, lambda: len(table.rows) == 3)
         await pilot.click(table, offset=(8, 3))
@@ -756,9 +705,7 @@ async def test_hidden_columns_are_counted_and_scrolled_to(home: Path, place: Pat
     metrics = {f"val/metric_{n}": float(n) for n in range(6)}
     stored_run(home, "calm-fox-1a2b", metrics=metrics)
     write_preference(home, "runs.columns", ["state", *metrics])
-    app = LtuiApp(home)
-    async with app.run_test(size=(80, 24)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home, (80, 24)) as (pilot, _, screen):
         table, panel = screen.query_one(RunsTable), screen.query_one("#runs")
         await until(pilot, lambda: "+3 columns →" in str(panel.border_subtitle))
         first = [placed.column.title for placed in table._placed]
@@ -779,9 +726,7 @@ async def test_live_runs_stay_on_top_in_every_order(home: Path, place: Path) -> 
     ids = ("calm-fox-1a2b", "brave-owl-3f2a", "old-pine-77cc")
     for run_id in ids:
         stored_run(home, run_id)
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, _, screen):
         panel = screen.runs_panel
         await until(pilot, lambda: len(panel.lines) == 3)
         entry = panel.lines[ids[2]]
@@ -834,9 +779,7 @@ async def test_runs_come_first_and_a_new_run_is_one_key_away(
     home: Path, place: Path, size: tuple[int, int], shown: set[str]
 ) -> None:
     stored_run(home, "calm-fox-1a2b")
-    app = LtuiApp(home)
-    async with app.run_test(size=size) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home, size) as (pilot, app, screen):
 
         def visible() -> set[str]:
             return {name for name in PANELS if screen.query_one(f"#{name}").display}
@@ -862,9 +805,7 @@ async def test_a_maximised_panel_is_restored_and_the_list_is_remembered(
 ) -> None:
     stored_run(home, "calm-fox-1a2b")
     for beside in (True, False):
-        app = LtuiApp(home)
-        async with app.run_test(size=(160, 50)) as pilot:
-            screen = await ready(pilot, app)
+        async with opened(home) as (pilot, app, screen):
             presets = screen.query_one("#presets")
             assert presets.display == beside
             await pilot.press("z")
@@ -883,9 +824,7 @@ async def test_a_maximised_panel_is_restored_and_the_list_is_remembered(
 
 async def test_the_palette_shows_a_metric_as_a_column(home: Path, place: Path) -> None:
     stored_run(home, "calm-fox-1a2b", metrics={"val/acc": 0.5})
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, app, screen):
         table = screen.query_one(RunsTable)
         await until(pilot, lambda: len(table.rows) == 1)
 
@@ -902,9 +841,7 @@ async def test_the_palette_shows_a_metric_as_a_column(home: Path, place: Path) -
 async def test_marked_runs_get_a_star_and_are_found_by_it(home: Path, place: Path) -> None:
     for run_id in ("calm-fox-1a2b", "brave-owl-3f2a", "old-pine-77cc"):
         a_run(home, run_id)
-    app = LtuiApp(home)
-    async with app.run_test(size=(80, 24)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home, (80, 24)) as (pilot, app, screen):
         table, panel = screen.query_one(RunsTable), screen.runs_panel
         await until(pilot, lambda: len(table.rows) == 3)
         await pilot.press("3", "home", "space", "space")
@@ -928,9 +865,7 @@ async def test_marked_runs_get_a_star_and_are_found_by_it(home: Path, place: Pat
 
 async def test_enter_answers_no_question_that_destroys(home: Path, place: Path) -> None:
     run_dir = a_run(home, "calm-fox-1a2b")
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, app, screen):
         await until(pilot, lambda: len(screen.query_one(RunsTable).rows) == 1)
         screen.runs_panel.lines["calm-fox-1a2b"] = RunEntry(run_dir=run_dir, problem="damaged")
         await pilot.press("3")
@@ -948,9 +883,7 @@ async def test_enter_answers_no_question_that_destroys(home: Path, place: Path) 
 async def test_the_editor_keeps_the_policies_and_asks_before_it_discards(
     home: Path, place: Path
 ) -> None:
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, app, screen):
         await choose(pilot, screen, "./mine.yaml")
         await pilot.press("e")
         await until(pilot, lambda: isinstance(app.screen, YamlScreen))
@@ -1056,9 +989,7 @@ def _edges(widget: Widget) -> tuple[str, str]:
 
 
 async def test_the_palette_goes_to_a_preset_that_the_filter_hides(home: Path, place: Path) -> None:
-    app = LtuiApp(home)
-    async with app.run_test(size=(120, 40)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home, (120, 40)) as (pilot, app, screen):
         await pilot.press("slash", *"digits", "enter")
         app.open_preset("gpt-fsdp")
         await until(
@@ -1076,9 +1007,7 @@ async def test_a_form_that_was_reached_by_typed_keys_starts_nothing(
     launched: list[RunSpec] = []
     monkeypatch.setattr(check_and_launch, "launch", lambda spec, *_, **__: launched.append(spec))
     a_run(home, "calm-fox-1a2b")
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50), notifications=True) as pilot:
-        await ready(pilot, app)
+    async with opened(home, notifications=True) as (pilot, app, _):
         now = [app.clock() + 100.0]
         app.clock = lambda: now[0]
         for key in ("N", "enter", "a", "enter"):

@@ -30,7 +30,7 @@ from ltui.widgets.charts.chart import Chart
 from ltui.widgets.log_view import LogLines, LogView
 from ltui.widgets.table import Table
 from tests.app.frames import frame, snapshot
-from tests.app.one_run import OneRun, Script, shown, until
+from tests.app.one_run import OneRun, Script, one_run, shown, until
 from tests.stored_runs import stored_run
 
 RUN_KEYS = {"s", "S", "p", "c", "k", "r", "d", "v", "/", "1", "z", "x", "y", "+", "-", "0", "q"}
@@ -44,9 +44,7 @@ WIDGET_KEYS = {"↑", "←", "shift+←", "home", "end", "g", "f", "n", "enter"}
 
 @pytest.mark.parametrize("focus", ["1", "4", "5"])
 async def test_help_lists_every_key_whatever_has_the_focus(focus: str) -> None:
-    app = OneRun(Script(frame()))
-    async with app.run_test(size=(160, 50)) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame()) as (pilot, app, _):
         await pilot.press(focus, "question_mark")
         await until(pilot, lambda: isinstance(app.screen, HelpScreen))
         assert isinstance(app.screen, HelpScreen)
@@ -60,9 +58,7 @@ async def test_help_lists_every_key_whatever_has_the_focus(focus: str) -> None:
 
 @pytest.mark.parametrize("opening", ["S", "slash", "n"])
 async def test_f1_helps_while_a_field_takes_every_sign(opening: str) -> None:
-    app = OneRun(Script(frame()))
-    async with app.run_test(size=(160, 50)) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame()) as (pilot, app, _):
         if opening == "n":
             app.push_screen(LabelQuestion("note", "brave-owl", [RunLabels()], set()))
         else:
@@ -85,9 +81,7 @@ async def test_f1_helps_while_a_field_takes_every_sign(opening: str) -> None:
 
 async def test_help_marks_what_can_not_be_done_now() -> None:
     ended = snapshot(state=RunState.FINISHED, detail="finished at step 9")
-    app = OneRun(Script(frame(snapshot=ended)))
-    async with app.run_test(size=(80, 24)) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame(snapshot=ended), (80, 24)) as (pilot, app, _):
         await pilot.press("question_mark")
         await until(pilot, lambda: isinstance(app.screen, HelpScreen))
         assert isinstance(app.screen, HelpScreen)
@@ -103,9 +97,7 @@ async def test_help_marks_what_can_not_be_done_now() -> None:
 
 async def test_the_palette_offers_each_thing_once_and_nothing_that_is_refused() -> None:
     script = Script(frame())
-    app = OneRun(script)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(script) as (pilot, app, screen):
         titles = [command.title for command in app.get_system_commands(screen)]
         assert len(titles) == len({title.lower() for title in titles})
         assert {"Stop", "Kill", "Checkpoint", "Log", "Theme", "Quit"} <= set(titles)
@@ -117,9 +109,7 @@ async def test_the_palette_offers_each_thing_once_and_nothing_that_is_refused() 
 
 
 async def test_the_palette_shows_a_metric() -> None:
-    app = OneRun(Script(frame()))
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(frame()) as (_, app, screen):
         assert screen.frame is not None
         charts = screen.query_one(RunCharts)
         before = shown_metrics(screen.frame, charts.settings)
@@ -204,9 +194,7 @@ async def test_the_palette_finds_a_run_by_the_name_that_it_was_given(private_hom
 
 
 async def test_the_palette_names_the_key_of_each_command_and_leaves_out_esc() -> None:
-    app = OneRun(Script(frame()))
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(frame()) as (_, app, screen):
         commands = {c.title: c.help for c in app.get_system_commands(screen)}
         assert commands["Stop"].endswith(" · key s")
         assert not {"Cancel", "Clear"} & set(commands)
@@ -214,9 +202,7 @@ async def test_the_palette_names_the_key_of_each_command_and_leaves_out_esc() ->
 
 
 async def test_the_palette_looks_like_the_other_dialogs() -> None:
-    app = OneRun(Script(frame()))
-    async with app.run_test(size=(160, 50)) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame()) as (pilot, app, _):
         await pilot.press("ctrl+p")
         await until(pilot, lambda: isinstance(app.screen, CommandPalette))
         palette = app.screen
@@ -267,9 +253,7 @@ def unknown_hints(screen: Screen[Any]) -> list[str]:
 @pytest.mark.parametrize("focus", ["1", "2", "3", "4", "5"])
 @pytest.mark.parametrize("state", [RunState.RUNNING, RunState.PAUSED, RunState.FAILED])
 async def test_every_key_of_the_footer_is_bound(focus: str, state: RunState) -> None:
-    app = OneRun(Script(frame(snapshot=snapshot(state=state))))
-    async with app.run_test(size=(200, 50)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(frame(snapshot=snapshot(state=state)), (200, 50)) as (pilot, _, screen):
         await pilot.press(focus)
         await pilot.pause()
         assert unknown_hints(screen) == []
@@ -284,9 +268,7 @@ async def test_every_key_of_the_footer_at_home_is_bound(private_home: Path) -> N
 
 
 async def test_a_chart_names_its_keys_in_the_footer() -> None:
-    app = OneRun(Script(frame()))
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(frame()) as (pilot, _, screen):
         await pilot.press("1")
         await until(pilot, lambda: "crosshair" in str(screen.query_one(KeyFooter).render()))
         assert "zoom" in str(screen.query_one(KeyFooter).render())
@@ -295,9 +277,7 @@ async def test_a_chart_names_its_keys_in_the_footer() -> None:
 
 
 async def test_escape_does_not_quit_a_run_that_was_opened_alone() -> None:
-    app = OneRun(Script(frame()))
-    async with app.run_test(size=(100, 30), notifications=True) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame(), (100, 30), notifications=True) as (pilot, app, _):
         await pilot.press("escape", "escape")
         notices = app._notifications
         await until(pilot, lambda: any("training continues" in n.message for n in notices))
@@ -309,9 +289,9 @@ async def test_escape_does_not_quit_a_run_that_was_opened_alone() -> None:
 
 
 async def test_escape_in_a_run_that_has_ended_does_not_state_that_training_continues() -> None:
-    app = OneRun(Script(frame(snapshot=snapshot(state=RunState.FINISHED))))
-    async with app.run_test(size=(100, 30), notifications=True) as pilot:
-        await shown(pilot, app)
+    async with one_run(
+        frame(snapshot=snapshot(state=RunState.FINISHED)), (100, 30), notifications=True
+    ) as (pilot, app, _):
         await pilot.press("escape", "escape")
         notices = app._notifications
         await until(pilot, lambda: [n.message for n in notices][:1] == ["q quits ltui"])
@@ -340,9 +320,7 @@ def test_every_binding_of_a_widget_says_what_it_does() -> None:
 @pytest.mark.parametrize("size", [(160, 50), (80, 24), (60, 15)])
 @pytest.mark.parametrize("key", ["question_mark", "s", "S", "k"])
 async def test_dialogs_are_whole_at_every_size(size: tuple[int, int], key: str) -> None:
-    app = OneRun(Script(frame()))
-    async with app.run_test(size=size) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame(), size) as (pilot, app, _):
         await pilot.press(key)
         await until(pilot, lambda: not isinstance(app.screen, RunScreen))
         await pilot.pause()

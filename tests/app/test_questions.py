@@ -22,7 +22,7 @@ from ltui.app.textual_app import LtuiApp
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.run_directory import RunDir
 from tests.app.frames import frame, snapshot
-from tests.app.one_run import OneRun, Script, answer, later, shown, until
+from tests.app.one_run import OneRun, Script, answer, later, one_run, shown, until
 
 
 class Clock:
@@ -68,9 +68,7 @@ async def test_y_alone_answers_and_not_within_half_a_second(key: str, request_: 
 
 @pytest.mark.parametrize("other", ["k", "enter", "space", "a", "tab", "Y"])
 async def test_every_key_that_is_no_answer_answers_no(other: str) -> None:
-    app = OneRun(Script(frame()))
-    async with app.run_test(size=(100, 30)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(frame(), (100, 30)) as (pilot, app, screen):
         await asked(pilot, "s")
         await pilot.press(other)
         assert app.screen is screen
@@ -172,9 +170,11 @@ async def test_a_held_key_asks_once_and_does_not_answer() -> None:
 
 async def test_a_key_held_while_the_run_is_stopping_shows_one_notice() -> None:
     detail = "stopping: waiting for the ranks to stop together, 3 s of 60 s"
-    app = OneRun(Script(frame(snapshot=snapshot(state=RunState.STOPPING, detail=detail))))
-    async with app.run_test(size=(100, 30), notifications=True) as pilot:
-        await shown(pilot, app)
+    async with one_run(
+        frame(snapshot=snapshot(state=RunState.STOPPING, detail=detail)),
+        (100, 30),
+        notifications=True,
+    ) as (pilot, app, _):
         await pilot.press(*"ssss")
         assert [n.message for n in app._notifications] == [f"brave-owl: {detail}"]
 
@@ -217,9 +217,7 @@ async def test_ctrl_c_asks_and_a_second_one_does_nothing(readonly: bool) -> None
 
 @pytest.mark.parametrize("state", [RunState.FINISHED, RunState.STOPPED])
 async def test_ctrl_c_quits_where_nothing_runs(state: RunState) -> None:
-    app = OneRun(Script(frame(snapshot=snapshot(state=state))))
-    async with app.run_test(size=(100, 30)) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame(snapshot=snapshot(state=state)), (100, 30)) as (pilot, app, _):
         await pilot.press("ctrl+c")
         await until(pilot, lambda: not app.is_running)
 
@@ -232,9 +230,11 @@ async def test_ctrl_c_quits_at_home(private_home: Path) -> None:
 
 
 async def test_ctrl_c_stops_nothing_that_is_stopping() -> None:
-    app = OneRun(Script(frame(snapshot=snapshot(state=RunState.STOPPING))))
-    async with app.run_test(size=(100, 30)) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame(snapshot=snapshot(state=RunState.STOPPING)), (100, 30)) as (
+        pilot,
+        app,
+        _,
+    ):
         question = await asked(pilot, "ctrl+c")
         later(app)
         await pilot.press("y")
@@ -243,9 +243,7 @@ async def test_ctrl_c_stops_nothing_that_is_stopping() -> None:
 
 
 async def test_several_pasted_lines_in_a_field_of_one_line_are_named() -> None:
-    app = OneRun(Script(frame()))
-    async with app.run_test(size=(100, 30), notifications=True) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame(), (100, 30), notifications=True) as (pilot, app, _):
         await pilot.press("S")
         await until(pilot, lambda: isinstance(app.focused, Input))
         app.post_message(events.Paste("500\n600\n700"))

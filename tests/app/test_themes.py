@@ -8,7 +8,7 @@ import pytest
 from rich.color import Color, ColorType
 from textual.widgets import OptionList
 
-from ltui.app.screens.choosers import ThemeScreen
+from ltui.app.screens.palette import ThemeScreen
 from ltui.app.settings import read_preferences, write_preference
 from ltui.app.textual_app import LtuiApp, has_light_background
 from ltui.widgets.palette import COLOURBLIND_SERIES, DARK_SERIES, LTUI_ANSI, THEMES
