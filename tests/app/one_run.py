@@ -84,14 +84,17 @@ async def shown(pilot: Pilot[Any], app: OneRun) -> RunScreen:
 
 @asynccontextmanager
 async def one_run(
-    source: Frame | Script,
+    source: Frame | Script | OneRun,
     size: tuple[int, int] = (160, 50),
     *,
     readonly: bool = False,
     notifications: bool = False,
 ) -> AsyncIterator[tuple[Pilot[Any], OneRun, RunScreen]]:
     """Yield pilot, app and screen of a run, once it shows its first frame."""
-    app = OneRun(source if isinstance(source, Script) else Script(source), readonly=readonly)
+    if isinstance(source, OneRun):
+        app = source
+    else:
+        app = OneRun(source if isinstance(source, Script) else Script(source), readonly=readonly)
     async with app.run_test(size=size, notifications=notifications) as pilot:
         yield pilot, app, await shown(pilot, app)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,14 @@ class Clock:
         return self.now
 
 
+@asynccontextmanager
+async def on_a_clock() -> AsyncIterator[tuple[Pilot[Any], OneRun, Clock]]:
+    """Yield pilot and app of a run, and the clock that the app has."""
+    async with one_run(frame(), (100, 30)) as (pilot, app, _):
+        app.clock = clock = Clock()
+        yield pilot, app, clock
+
+
 async def asked(pilot: Pilot[Any], key: str) -> ConfirmScreen:
     """Press a key and return the question that it opens."""
     await pilot.press(key)
@@ -47,10 +57,7 @@ async def asked(pilot: Pilot[Any], key: str) -> ConfirmScreen:
 
 @pytest.mark.parametrize(("key", "request_"), [("s", "stop"), ("k", "kill"), ("ctrl+c", "stop")])
 async def test_y_alone_answers_and_not_within_half_a_second(key: str, request_: str) -> None:
-    app, clock = OneRun(Script(frame())), Clock()
-    async with app.run_test(size=(100, 30)) as pilot:
-        await shown(pilot, app)
-        app.clock = clock
+    async with on_a_clock() as (pilot, app, clock):
         question = await asked(pilot, key)
         clock.now += 0.3
         await pilot.press("y")
@@ -85,19 +92,13 @@ async def typed(pilot: Pilot[Any], clock: Clock, text: str, seconds: float) -> N
 
 
 async def test_a_sentence_that_was_meant_for_another_window_stops_nothing() -> None:
-    app, clock = OneRun(Script(frame())), Clock()
-    async with app.run_test(size=(100, 30)) as pilot:
-        await shown(pilot, app)
-        app.clock = clock
+    async with on_a_clock() as (pilot, app, clock):
         await typed(pilot, clock, "loss is okay today", 0.15)
     assert app.asked == []
 
 
 async def test_a_quick_q_after_ctrl_c_closes_ltui() -> None:
-    app, clock = OneRun(Script(frame())), Clock()
-    async with app.run_test(size=(100, 30)) as pilot:
-        await shown(pilot, app)
-        app.clock = clock
+    async with on_a_clock() as (pilot, app, clock):
         await asked(pilot, "ctrl+c")
         clock.now += 0.1
         await pilot.press("q")
@@ -106,10 +107,7 @@ async def test_a_quick_q_after_ctrl_c_closes_ltui() -> None:
 
 
 async def test_a_condition_to_stop_that_is_typed_at_once_schedules_nothing() -> None:
-    app, clock = OneRun(Script(frame())), Clock()
-    async with app.run_test(size=(100, 30)) as pilot:
-        await shown(pilot, app)
-        app.clock = clock
+    async with on_a_clock() as (pilot, app, clock):
         await pilot.press("S")
         await until(pilot, lambda: isinstance(app.focused, Input))
         clock.now += 0.1
@@ -121,10 +119,7 @@ async def test_a_condition_to_stop_that_is_typed_at_once_schedules_nothing() -> 
 
 
 async def test_a_click_soon_after_the_question_appeared_is_no_answer() -> None:
-    app, clock = OneRun(Script(frame())), Clock()
-    async with app.run_test(size=(100, 30)) as pilot:
-        await shown(pilot, app)
-        app.clock = clock
+    async with on_a_clock() as (pilot, app, clock):
         question = await asked(pilot, "k")
         # Not by the pilot, whose clicks bypass the app.
         x, y = question.query_one("#answers").content_region.offset
@@ -142,10 +137,7 @@ async def test_a_click_soon_after_the_question_appeared_is_no_answer() -> None:
 
 
 async def test_a_held_key_asks_once_and_does_not_answer() -> None:
-    app, clock = OneRun(Script(frame())), Clock()
-    async with app.run_test(size=(100, 30)) as pilot:
-        await shown(pilot, app)
-        app.clock = clock
+    async with on_a_clock() as (pilot, app, clock):
 
         async def hold(key: str) -> None:
             await pilot.press(key)
@@ -170,11 +162,8 @@ async def test_a_held_key_asks_once_and_does_not_answer() -> None:
 
 async def test_a_key_held_while_the_run_is_stopping_shows_one_notice() -> None:
     detail = "stopping: waiting for the ranks to stop together, 3 s of 60 s"
-    async with one_run(
-        frame(snapshot=snapshot(state=RunState.STOPPING, detail=detail)),
-        (100, 30),
-        notifications=True,
-    ) as (pilot, app, _):
+    stopping = frame(snapshot=snapshot(state=RunState.STOPPING, detail=detail))
+    async with one_run(stopping, (100, 30), notifications=True) as (pilot, app, _):
         await pilot.press(*"ssss")
         assert [n.message for n in app._notifications] == [f"brave-owl: {detail}"]
 
@@ -230,11 +219,8 @@ async def test_ctrl_c_quits_at_home(private_home: Path) -> None:
 
 
 async def test_ctrl_c_stops_nothing_that_is_stopping() -> None:
-    async with one_run(frame(snapshot=snapshot(state=RunState.STOPPING)), (100, 30)) as (
-        pilot,
-        app,
-        _,
-    ):
+    stopping = frame(snapshot=snapshot(state=RunState.STOPPING))
+    async with one_run(stopping, (100, 30)) as (pilot, app, _):
         question = await asked(pilot, "ctrl+c")
         later(app)
         await pilot.press("y")

@@ -13,7 +13,7 @@ from ltui.app.settings import read_preferences, write_preference
 from ltui.app.textual_app import LtuiApp, has_light_background
 from ltui.widgets.palette import COLOURBLIND_SERIES, DARK_SERIES, LTUI_ANSI, THEMES
 from tests.app.frames import frame
-from tests.app.one_run import OneRun, Script, settled, shown, until
+from tests.app.one_run import OneRun, Script, one_run, settled, until
 
 
 class Started(OneRun):
@@ -26,9 +26,7 @@ class Started(OneRun):
 
 
 async def test_every_theme_of_the_list_can_be_shown(tmp_path: Path) -> None:
-    app = Started(tmp_path)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await shown(pilot, app)
+    async with one_run(Started(tmp_path), (120, 40)) as (pilot, app, _):
         await pilot.press("t")
         await until(pilot, lambda: isinstance(app.screen, ThemeScreen))
         names = [option.id for option in app.screen.query_one(OptionList).options]
@@ -57,18 +55,14 @@ async def test_the_ansi_theme_draws_with_the_16_colours_only(
     tmp_path: Path, keys: list[str]
 ) -> None:
     write_preference(tmp_path, "theme", "ltui-ansi")
-    app = Started(tmp_path)
-    async with app.run_test(size=(160, 50)) as pilot:
-        await shown(pilot, app)
+    async with one_run(Started(tmp_path)) as (pilot, app, _):
         await pilot.press(*keys)
         await settled(pilot)
         assert {c.type for c in colours_on(app)} <= {ColorType.DEFAULT, ColorType.STANDARD}
 
 
 async def test_a_theme_with_other_curves_alone_repaints_them(tmp_path: Path) -> None:
-    app = Started(tmp_path)
-    async with app.run_test(size=(160, 50)) as pilot:
-        await shown(pilot, app)
+    async with one_run(Started(tmp_path)) as (pilot, app, _):
         await until(pilot, lambda: Color.parse(DARK_SERIES[0]) in colours_on(app))
         app.theme = "ltui-colourblind"
         await until(pilot, lambda: Color.parse(COLOURBLIND_SERIES[1]) in colours_on(app))
@@ -76,9 +70,7 @@ async def test_a_theme_with_other_curves_alone_repaints_them(tmp_path: Path) -> 
 
 
 async def test_escape_restores_the_theme_and_enter_remembers_it(tmp_path: Path) -> None:
-    app = Started(tmp_path)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await shown(pilot, app)
+    async with one_run(Started(tmp_path), (120, 40)) as (pilot, app, _):
         await pilot.press("t", "down")
         await until(pilot, lambda: app.theme == THEMES[1].name)
         await pilot.press("escape")
@@ -90,9 +82,8 @@ async def test_escape_restores_the_theme_and_enter_remembers_it(tmp_path: Path) 
 
 
 async def test_a_home_that_cannot_be_written_costs_only_the_memory(tmp_path: Path) -> None:
-    app = Started(tmp_path / "missing")
-    async with app.run_test(size=(120, 40), notifications=True) as pilot:
-        await shown(pilot, app)
+    started = Started(tmp_path / "missing")
+    async with one_run(started, (120, 40), notifications=True) as (pilot, app, _):
         await pilot.press("t", "down", "enter")
         await until(pilot, lambda: any("remembered" in n.message for n in app._notifications))
         assert app.theme == THEMES[1].name
