@@ -281,7 +281,9 @@ class RunCurves:
         """Read what the screen requests: whole curves if they are new, else their new points."""
         with store.one_state():
             position = store.queue_position(self._attempt)
-            if any(_restarted(loaded.position, position) for loaded in self._loaded.values()):
+            before = (loaded.position for loaded in self._loaded.values())
+            # With another queue of rank 0 than before, its steps begin again.
+            if position is not None and any(b is not None and b[1] != position[1] for b in before):
                 self.forget()
             if not self._stored_names:
                 self._read_names(store)
@@ -373,8 +375,3 @@ class RunCurves:
         # Before the first step readings belong to no curve.
         if snapshot.global_step is not None:
             self._gpus.add(snapshot.gpus, float(snapshot.global_step), float(snapshot.epoch or 0))
-
-
-def _restarted(before: tuple[int, int] | None, now: tuple[int, int] | None) -> bool:
-    """Return whether rank 0 has another queue than before, so that its steps begin again."""
-    return before is not None and now is not None and before[1] != now[1]

@@ -99,7 +99,8 @@ class RunCharts(LinkedCharts):
             hidden, remedy = len(self._order.names) - len(names), "(M: all)"
         more = [f"{hidden} more {remedy}"] if hidden > 0 else []
         figures = metric_charts.metrics_subtitle(frame, self.settings)
-        self._caption("loss", metric_charts.metrics_title(view_models), figures, *more)
+        title = view_models[0].title if len(view_models) == 1 else "metrics"
+        self._caption("loss", title, figures, *more)
         self._add_legend(view_models[0].marks)
 
     def _is_due(self, name: str, frame: Frame) -> bool:

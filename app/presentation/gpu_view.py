@@ -117,8 +117,9 @@ def gpu_blocks(frame: Frame, rows: Sequence[GpuRow]) -> tuple[GpuRow, ...]:
         note = row.note or (f"throttled: {row.throttle}" if row.throttle and not own else "")
         if note and not any(note in line.text for line in lines):
             lines.insert(0, Cell(text=note, tone=row.tone if row.tone in SIGNS else Tone.WARN))
-        processes = sorted(gpu.processes or (), key=lambda p: -(p.memory_bytes or 0))
-        lines += [_process_cell(process) for process in processes]
+        for process in sorted(gpu.processes or (), key=lambda p: -(p.memory_bytes or 0)):
+            tone = Tone.WARN if process.owner == "foreign" else Tone.DIM
+            lines.append(Cell(text=_process_line(process), tone=tone))
         blocks.append(replace(row, in_block=True))
         blocks += [
             replace(row, index=f"{row.index}{BELOW}{n}", line=(Cell(text=" " * 8), cell))
@@ -133,11 +134,6 @@ def _finding_line(finding: Verdict) -> Cell:
     about = re.match(r"GPU \S+: ", cause)
     text = cause[about.end() :] if about is not None else cause
     return Cell(text=f"{SIGNS[tone]} {text}{_rank_suffix(finding)}", tone=tone)
-
-
-def _process_cell(process: GpuProcessSnapshot) -> Cell:
-    tone = Tone.WARN if process.owner == "foreign" else Tone.DIM
-    return Cell(text=_process_line(process), tone=tone)
 
 
 def note_text(frame: Frame) -> Text:

@@ -220,11 +220,6 @@ def _series(
     )
 
 
-def metrics_title(charts: Sequence[ChartViewModel]) -> str:
-    """Return the title of the panel: the quantity of its only chart, or ``metrics``."""
-    return charts[0].title if len(charts) == 1 else "metrics"
-
-
 def metrics_subtitle(frame: Frame, settings: ChartSettings) -> str:
     """Return validation scores that no curve shows, and the smoothing of the curves."""
     names = shown_metrics(frame, settings)

@@ -308,8 +308,9 @@ def _combined_text(snapshot: RunSnapshot) -> str:
 def _times_text(snapshot: RunSnapshot, now: float) -> str:
     """Return ``started 2 h ago, attempt 2 started 4 m ago, 12 m 08 s left``."""
     started = snapshot.started_at
+    first = started if snapshot.created_at is None else snapshot.created_at
     times = []
-    if (first := _first_start(snapshot)) is not None:
+    if first is not None:
         times.append(f"started {ago(now - first)}")
     if snapshot.attempt > 1 and started is not None:
         times.append(f"attempt {snapshot.attempt} started {ago(now - started)}")
@@ -332,10 +333,6 @@ def _job_text(snapshot: RunSnapshot, now: float) -> str:
         "" if job.ends_at is None else f", time limit in {duration(max(0.0, job.ends_at - now))}"
     )
     return f"{job_text(job)}{limit}"
-
-
-def _first_start(snapshot: RunSnapshot) -> float | None:
-    return snapshot.started_at if snapshot.created_at is None else snapshot.created_at
 
 
 def _attempt_text(snapshot: RunSnapshot) -> str:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 PAGE_HINTS = (
     KeyHint("n N", "page", "screen.page(1)"),
     KeyHint("/", "filter", "screen.filter"),
-    KeyHint("< >", "columns", "screen.columns(1)"),
-    KeyHint("( )", "rows", "screen.rows(1)"),
+    KeyHint("< >", "columns", "screen.shape(1, 0)"),
+    KeyHint("( )", "rows", "screen.shape(0, 1)"),
     KeyHint("*", "favourite", "screen.favourite"),
     KeyHint("O", "order", "screen.order"),
     KeyHint("z", "one chart", "screen.zoom"),
@@ -67,10 +67,10 @@ class MetricsScreen(ChartKeysScreen):
         [Pages]
         n,pagedown | page(1)    | next page      | Next page; with one chart, the next metric
         N,pageup   | page(-1)   | previous page  | Previous page
-        greater_than_sign | columns(1)  | more columns  | More columns of charts
-        less_than_sign    | columns(-1) | fewer columns | Fewer columns of charts
-        right_parenthesis | rows(1)     | more rows     | More rows of charts
-        left_parenthesis  | rows(-1)    | fewer rows    | Fewer rows of charts
+        greater_than_sign | shape(1, 0)  | more columns  | More columns of charts
+        less_than_sign    | shape(-1, 0) | fewer columns | Fewer columns of charts
+        right_parenthesis | shape(0, 1)  | more rows     | More rows of charts
+        left_parenthesis  | shape(0, -1) | fewer rows    | Fewer rows of charts
         /          | filter     | filter         | Filter: part of a name, val/* or /loss$/
         O          | order      | order          | Order by name, or recently changed first
         *          | favourite  | favourite      | Show this metric first, or no longer
@@ -122,11 +122,8 @@ class MetricsScreen(ChartKeysScreen):
     def action_page(self, by: int) -> None:
         self.charts.turn(by)
 
-    def action_columns(self, by: int) -> None:
-        self.charts.change_shape(by, 0)
-
-    def action_rows(self, by: int) -> None:
-        self.charts.change_shape(0, by)
+    def action_shape(self, columns: int, rows: int) -> None:
+        self.charts.change_shape(columns, rows)
 
     def action_order(self) -> None:
         board = self.charts

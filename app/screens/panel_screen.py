@@ -145,17 +145,11 @@ class ChartKeysScreen(FullScreen[Any]):
         """The charts of the screen."""
         raise NotImplementedError
 
-    @property
-    def is_top(self) -> bool:
-        """Return whether no other screen lies above this one."""
-        # A screen below one with a background is current for Textual, although nobody sees it.
-        return self.is_current and self.app.screen is self
-
     def is_due(self, frame: Frame) -> bool:
         """Return whether to draw a frame. Few are drawn below a dialog, because Textual
         then paints the whole terminal for every change."""
-        is_due = self.is_top or (
-            self.is_current and abs(frame.now - self._drawn_at) >= _BELOW_DIALOG_S
+        is_due = self.is_current and (
+            self.app.screen is self or abs(frame.now - self._drawn_at) >= _BELOW_DIALOG_S
         )
         if is_due:
             self._drawn_at = frame.now
