@@ -80,7 +80,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def home(private_home: Path) -> Path:
+def home(private_home: Path, place: Path) -> Path:
+    """The home directory of ltui. The working directory is ``place``."""
     (private_home / "runs").mkdir(parents=True)
     return private_home
 
@@ -147,7 +148,7 @@ def beside(screen: HomeScreen, key: str) -> str:
     return str(matching_field.query_one(".field-note", Static).content)
 
 
-async def test_a_newcomer_sees_presets_a_form_and_what_to_press(home: Path, place: Path) -> None:
+async def test_a_newcomer_sees_presets_a_form_and_what_to_press(home: Path) -> None:
     async with opened(home) as (pilot, _, screen):
         assert screen.form_panel.preset is not None
         assert screen.form_panel.preset.name == "quickstart"
@@ -174,7 +175,7 @@ async def test_a_newcomer_sees_presets_a_form_and_what_to_press(home: Path, plac
 
 
 @pytest.mark.parametrize("size", [(80, 24), (100, 30), (160, 50), (40, 10)])
-async def test_every_size_is_drawn(home: Path, place: Path, size: tuple[int, int]) -> None:
+async def test_every_size_is_drawn(home: Path, size: tuple[int, int]) -> None:
     async with opened(home, size) as (pilot, _, screen):
         assert screen.query_one("#tiny").display == (size == (40, 10))
         assert screen.query_one("#yaml").display == (size == (160, 50))
@@ -183,7 +184,7 @@ async def test_every_size_is_drawn(home: Path, place: Path, size: tuple[int, int
         assert not screen.query_one("#tiny").display
 
 
-async def test_a_mistake_stands_beside_its_field_and_goes(home: Path, place: Path) -> None:
+async def test_a_mistake_stands_beside_its_field_and_goes(home: Path) -> None:
     async with opened(home) as (pilot, _, screen):
         epochs = field(screen, "trainer.max_epochs")
         epochs.value = "many"
@@ -209,7 +210,7 @@ async def test_a_mistake_stands_beside_its_field_and_goes(home: Path, place: Pat
         await until(pilot, lambda: marked() == [])
 
 
-async def test_keys_typed_into_a_field_stay_there(home: Path, place: Path) -> None:
+async def test_keys_typed_into_a_field_stay_there(home: Path) -> None:
     async with opened(home) as (pilot, app, screen):
         field(screen, "trainer.max_epochs").focus()
         await pilot.press("e", "c", "q", "slash")
@@ -219,7 +220,7 @@ async def test_keys_typed_into_a_field_stay_there(home: Path, place: Path) -> No
         assert app.focused is screen.query_one("#preset-list")
 
 
-async def test_a_launch_with_a_mistake_is_refused_with_its_place(home: Path, place: Path) -> None:
+async def test_a_launch_with_a_mistake_is_refused_with_its_place(home: Path) -> None:
     async with opened(home) as (pilot, app, screen):
         field(screen, "trainer.max_epochs").value = "0"
         # Enter on a preset only goes to its form, also if it is pressed twice.
@@ -238,7 +239,7 @@ async def test_a_launch_with_a_mistake_is_refused_with_its_place(home: Path, pla
         assert not list((home / "runs").iterdir())
 
 
-async def test_a_file_of_ones_own_and_a_broken_one(home: Path, place: Path) -> None:
+async def test_a_file_of_ones_own_and_a_broken_one(home: Path) -> None:
     async with opened(home) as (pilot, app, screen):
         await choose(pilot, screen, "./mine.yaml")
         assert "mine" in str(screen.query_one("#form").border_title)
@@ -258,7 +259,7 @@ async def test_a_file_of_ones_own_and_a_broken_one(home: Path, place: Path) -> N
         )
 
 
-async def test_the_filter_narrows_by_name_and_tag(home: Path, place: Path) -> None:
+async def test_the_filter_narrows_by_name_and_tag(home: Path) -> None:
     async with opened(home) as (pilot, _, screen):
         options = screen.query_one("#preset-list", OptionList)
         await pilot.press("slash", *"digits")
@@ -268,7 +269,7 @@ async def test_the_filter_narrows_by_name_and_tag(home: Path, place: Path) -> No
         assert options.get_option_at_index(0).disabled
 
 
-async def test_the_configuration_can_be_edited(home: Path, place: Path) -> None:
+async def test_the_configuration_can_be_edited(home: Path) -> None:
     async with opened(home) as (pilot, app, screen):
         await choose(pilot, screen, "./mine.yaml")
         await pilot.press("e")
@@ -286,7 +287,7 @@ async def test_the_configuration_can_be_edited(home: Path, place: Path) -> None:
         await until(pilot, lambda: field(screen, "trainer.max_epochs").value == "5")
 
 
-async def test_runs_are_listed_opened_and_deleted_with_a_question(home: Path, place: Path) -> None:
+async def test_runs_are_listed_opened_and_deleted_with_a_question(home: Path) -> None:
     run_dir = a_run(home, "calm-fox-1a2b")
     async with opened(home) as (pilot, app, screen):
         table = screen.query_one(RunsTable)
@@ -303,7 +304,7 @@ async def test_runs_are_listed_opened_and_deleted_with_a_question(home: Path, pl
             assert not run_dir.path.exists()
 
 
-async def test_a_damaged_run_is_a_line_and_hides_no_other(home: Path, place: Path) -> None:
+async def test_a_damaged_run_is_a_line_and_hides_no_other(home: Path) -> None:
     a_run(home, "calm-fox-1a2b")
     a_run(home, "bad-bear-ffff").spec_path.write_text("version: 99\n")
     async with opened(home) as (pilot, _, screen):
@@ -314,7 +315,7 @@ async def test_a_damaged_run_is_a_line_and_hides_no_other(home: Path, place: Pat
         assert "newer" in bad.note.text
 
 
-async def test_readonly_launches_and_deletes_nothing(home: Path, place: Path) -> None:
+async def test_readonly_launches_and_deletes_nothing(home: Path) -> None:
     run_dir = a_run(home, "calm-fox-1a2b")
     async with opened(home, readonly=True) as (pilot, app, screen):
         await until(pilot, lambda: len(screen.query_one(RunsTable).rows) == 1)
@@ -332,7 +333,7 @@ async def test_readonly_launches_and_deletes_nothing(home: Path, place: Path) ->
 
 
 async def test_a_page_that_only_watches_names_the_option_of_its_server(
-    home: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LtuiApp, "is_web", True)
     async with opened(home, readonly=True) as (pilot, _, screen):
@@ -340,9 +341,7 @@ async def test_a_page_that_only_watches_names_the_option_of_its_server(
         await until(pilot, lambda: "watching only (ltui serve --control)" in str(line.content))
 
 
-async def test_what_a_run_would_start_from_is_said_beside_the_field(
-    home: Path, place: Path
-) -> None:
+async def test_what_a_run_would_start_from_is_said_beside_the_field(home: Path) -> None:
     run_dir = a_run(home, "brave-owl-3f2a")
     run_dir.checkpoints_dir.mkdir()
     path = run_dir.checkpoints_dir / checkpoint_name(12, "request")
@@ -368,7 +367,7 @@ async def test_what_a_run_would_start_from_is_said_beside_the_field(
         assert len(screen.query(StartField)) == 1
 
 
-async def test_a_run_that_can_not_start_from_there_is_not_launched(home: Path, place: Path) -> None:
+async def test_a_run_that_can_not_start_from_there_is_not_launched(home: Path) -> None:
     async with opened(home) as (pilot, app, screen):
         screen.query_one(StartField).query_one(Input).value = "nobody"
         screen.form_panel.launch()
@@ -377,7 +376,7 @@ async def test_a_run_that_can_not_start_from_there_is_not_launched(home: Path, p
 
 
 async def test_labels_are_typed_in_the_form_checked_and_given_to_the_run(
-    home: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched: list[Mapping[str, str]] = []
 
@@ -405,7 +404,7 @@ async def test_labels_are_typed_in_the_form_checked_and_given_to_the_run(
         assert [run.name[:-5] for run in (home / "runs").iterdir()] == ["Groe-2"]
 
 
-async def test_titles_of_presets_are_not_markup(home: Path, place: Path) -> None:
+async def test_titles_of_presets_are_not_markup(home: Path) -> None:
     async with opened(home) as (pilot, _, screen):
         await choose(pilot, screen, "./mine.yaml")
         assert "[bold]mine[/bold]" in screen.query_one("#form")._border_title.plain  # type: ignore[union-attr]
@@ -419,7 +418,7 @@ def offset_of(screen: HomeScreen, name: str) -> tuple[int, int]:
 
 
 async def test_a_click_selects_and_only_a_double_click_on_the_selected_opens_the_form(
-    home: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(home) as (pilot, app, screen):
         launched: list[str] = []
@@ -439,7 +438,7 @@ async def test_a_click_selects_and_only_a_double_click_on_the_selected_opens_the
         await until(pilot, lambda: launched == ["cifar10-cnn"])
 
 
-async def test_a_line_says_what_a_launch_would_start(home: Path, place: Path) -> None:
+async def test_a_line_says_what_a_launch_would_start(home: Path) -> None:
     async with opened(home) as (pilot, _, screen):
         line = screen.query_one(LaunchLine)
         await until(pilot, lambda: "2 ranks, 30 epochs, on the CPU" in str(line.content))
@@ -449,7 +448,7 @@ async def test_a_line_says_what_a_launch_would_start(home: Path, place: Path) ->
         await until(pilot, lambda: "✗ epochs: " in str(line.content))
 
 
-async def test_the_help_of_a_field_stands_once_below_the_form(home: Path, place: Path) -> None:
+async def test_the_help_of_a_field_stands_once_below_the_form(home: Path) -> None:
     async with opened(home) as (pilot, _, screen):
         fields = list(screen.query(FormField))
         assert all(len(field.meaning.split()) <= MOST_WORDS for field in fields)
@@ -461,7 +460,7 @@ async def test_the_help_of_a_field_stands_once_below_the_form(home: Path, place:
         await until(pilot, lambda: not str(hint.content))
 
 
-async def test_what_was_typed_is_kept_for_each_preset(home: Path, place: Path) -> None:
+async def test_what_was_typed_is_kept_for_each_preset(home: Path) -> None:
     async with opened(home) as (pilot, _, screen):
         field(screen, "trainer.max_epochs").value = "40"
         screen.query_one(StartField).query_one(Input).value = "brave-owl"
@@ -483,9 +482,7 @@ async def test_what_was_typed_is_kept_for_each_preset(home: Path, place: Path) -
         await until(pilot, lambda: field(screen, "trainer.max_epochs").value == "30")
 
 
-async def test_escape_clears_the_filter_and_no_match_leaves_no_preset(
-    home: Path, place: Path
-) -> None:
+async def test_escape_clears_the_filter_and_no_match_leaves_no_preset(home: Path) -> None:
     async with opened(home) as (pilot, app, screen):
         options = screen.query_one("#preset-list", OptionList)
         count = options.option_count
@@ -504,9 +501,7 @@ async def test_escape_clears_the_filter_and_no_match_leaves_no_preset(
         assert screen.form_panel.preset.name == "quickstart"
 
 
-async def test_the_footer_offers_no_letter_while_a_field_has_the_focus(
-    home: Path, place: Path
-) -> None:
+async def test_the_footer_offers_no_letter_while_a_field_has_the_focus(home: Path) -> None:
     a_run(home, "calm-fox-1a2b")
     async with opened(home) as (pilot, app, screen):
         await until(pilot, lambda: len(screen.query_one(RunsTable).rows) == 1)
@@ -527,7 +522,7 @@ async def test_the_footer_offers_no_letter_while_a_field_has_the_focus(
         await until(pilot, lambda: {"N", "r", "o"} <= keys())
 
 
-async def test_leaving_a_run_puts_the_focus_on_its_row(home: Path, place: Path) -> None:
+async def test_leaving_a_run_puts_the_focus_on_its_row(home: Path) -> None:
     for run_id in ("calm-fox-1a2b", "brave-owl-3f2a", "old-pine-77cc"):
         a_run(home, run_id)
     async with opened(home) as (pilot, app, screen):
@@ -543,7 +538,7 @@ async def test_leaving_a_run_puts_the_focus_on_its_row(home: Path, place: Path) 
 
 
 async def test_escape_in_the_list_of_runs_never_leads_to_a_launch(
-    home: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Someone who leaves a run with one Escape too many, and then presses Enter, opens it again."""
     launched: list[RunSpec] = []
@@ -567,9 +562,7 @@ async def test_escape_in_the_list_of_runs_never_leads_to_a_launch(
         assert not launched
 
 
-async def test_a_refused_launch_names_the_mistakes_of_every_field_at_once(
-    home: Path, place: Path
-) -> None:
+async def test_a_refused_launch_names_the_mistakes_of_every_field_at_once(home: Path) -> None:
     async with opened(home, (80, 24)) as (pilot, app, screen):
         field(screen, "trainer.max_epochs").value = "many"
         screen.query_one(StartField).text = "no-such-run:7"
@@ -587,7 +580,7 @@ async def test_a_refused_launch_names_the_mistakes_of_every_field_at_once(
         assert [text.split()[1].rstrip(":") for text in problems] == ["epochs", "tags", "start"]
 
 
-async def test_the_reset_of_the_form_empties_every_field(home: Path, place: Path) -> None:
+async def test_the_reset_of_the_form_empties_every_field(home: Path) -> None:
     async with opened(home) as (pilot, _, screen):
         field(screen, "trainer.max_epochs").value = "3"
         screen.query_one(StartField).text = "no-such-run:7"
@@ -599,7 +592,7 @@ async def test_the_reset_of_the_form_empties_every_field(home: Path, place: Path
         assert {label.text for label in screen.query(LabelField)} == {""}
 
 
-async def test_runs_are_filtered_and_sorted(home: Path, place: Path) -> None:
+async def test_runs_are_filtered_and_sorted(home: Path) -> None:
     for run_id in ("calm-fox-1a2b", "brave-owl-3f2a", "old-pine-77cc"):
         a_run(home, run_id)
     async with opened(home) as (pilot, app, screen):
@@ -632,7 +625,7 @@ async def test_the_columns_to_choose_are_described_in_full_at_80_columns(home: P
         assert app.screen.query_one("#answers").size.height == 1
 
 
-async def test_columns_and_order_are_chosen_and_remembered(home: Path, place: Path) -> None:
+async def test_columns_and_order_are_chosen_and_remembered(home: Path) -> None:
     for epochs, run_id in enumerate(("calm-fox-1a2b", "brave-owl-3f2a", "old-pine-77cc"), 7):
         stored_run(
             home,
@@ -687,7 +680,7 @@ async def test_columns_and_order_are_chosen_and_remembered(home: Path, place: Pa
         await until(pilot, lambda: screen.runs_panel.list_layout == (DEFAULT_COLUMNS, ""))
 
 
-async def test_a_click_selects_a_run_and_a_double_click_opens_it(home: Path, place: Path) -> None:
+async def test_a_click_selects_a_run_and_a_double_click_opens_it(home: Path) -> None:
     for run_id in ("calm-fox-1a2b", "brave-owl-3f2a", "old-pine-77cc"):
         stored_run(home, run_id)
     async with opened(home, (120, 40)) as (pilot, app, screen):
@@ -701,7 +694,7 @@ async def test_a_click_selects_a_run_and_a_double_click_opens_it(home: Path, pla
         assert app.screen.run_dir.id == table.keys[1]  # type: ignore[attr-defined]
 
 
-async def test_hidden_columns_are_counted_and_scrolled_to(home: Path, place: Path) -> None:
+async def test_hidden_columns_are_counted_and_scrolled_to(home: Path) -> None:
     metrics = {f"val/metric_{n}": float(n) for n in range(6)}
     stored_run(home, "calm-fox-1a2b", metrics=metrics)
     write_preference(home, "runs.columns", ["state", *metrics])
@@ -722,7 +715,7 @@ async def test_hidden_columns_are_counted_and_scrolled_to(home: Path, place: Pat
         await until(pilot, lambda: [placed.column.title for placed in table._placed] == first)
 
 
-async def test_live_runs_stay_on_top_in_every_order(home: Path, place: Path) -> None:
+async def test_live_runs_stay_on_top_in_every_order(home: Path) -> None:
     ids = ("calm-fox-1a2b", "brave-owl-3f2a", "old-pine-77cc")
     for run_id in ids:
         stored_run(home, run_id)
@@ -738,7 +731,7 @@ async def test_live_runs_stay_on_top_in_every_order(home: Path, place: Path) -> 
 
 
 async def test_keys_that_are_typed_while_the_runs_are_read_go_to_the_list(
-    home: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched: list[RunSpec] = []
     monkeypatch.setattr(check_and_launch, "launch", lambda spec, *_, **__: launched.append(spec))
@@ -776,7 +769,7 @@ async def test_keys_that_are_typed_while_the_runs_are_read_go_to_the_list(
     ],
 )
 async def test_runs_come_first_and_a_new_run_is_one_key_away(
-    home: Path, place: Path, size: tuple[int, int], shown: set[str]
+    home: Path, size: tuple[int, int], shown: set[str]
 ) -> None:
     stored_run(home, "calm-fox-1a2b")
     async with opened(home, size) as (pilot, app, screen):
@@ -800,9 +793,7 @@ async def test_runs_come_first_and_a_new_run_is_one_key_away(
         assert visible() == shown
 
 
-async def test_a_maximised_panel_is_restored_and_the_list_is_remembered(
-    home: Path, place: Path
-) -> None:
+async def test_a_maximised_panel_is_restored_and_the_list_is_remembered(home: Path) -> None:
     stored_run(home, "calm-fox-1a2b")
     for beside in (True, False):
         async with opened(home) as (pilot, app, screen):
@@ -822,7 +813,7 @@ async def test_a_maximised_panel_is_restored_and_the_list_is_remembered(
                 assert presets.display
 
 
-async def test_the_palette_shows_a_metric_as_a_column(home: Path, place: Path) -> None:
+async def test_the_palette_shows_a_metric_as_a_column(home: Path) -> None:
     stored_run(home, "calm-fox-1a2b", metrics={"val/acc": 0.5})
     async with opened(home) as (pilot, app, screen):
         table = screen.query_one(RunsTable)
@@ -838,7 +829,7 @@ async def test_the_palette_shows_a_metric_as_a_column(home: Path, place: Path) -
         assert "Show metric val/acc" not in commands()
 
 
-async def test_marked_runs_get_a_star_and_are_found_by_it(home: Path, place: Path) -> None:
+async def test_marked_runs_get_a_star_and_are_found_by_it(home: Path) -> None:
     for run_id in ("calm-fox-1a2b", "brave-owl-3f2a", "old-pine-77cc"):
         a_run(home, run_id)
     async with opened(home, (80, 24)) as (pilot, app, screen):
@@ -863,7 +854,7 @@ async def test_marked_runs_get_a_star_and_are_found_by_it(home: Path, place: Pat
         await until(pilot, lambda: not error.display and len(table.keys) == 3)
 
 
-async def test_enter_answers_no_question_that_destroys(home: Path, place: Path) -> None:
+async def test_enter_answers_no_question_that_destroys(home: Path) -> None:
     run_dir = a_run(home, "calm-fox-1a2b")
     async with opened(home) as (pilot, app, screen):
         await until(pilot, lambda: len(screen.query_one(RunsTable).rows) == 1)
@@ -929,7 +920,7 @@ async def test_the_editor_keeps_the_policies_and_asks_before_it_discards(
 
 
 async def test_the_form_does_not_wait_for_the_machine_or_undo_the_first_key(
-    home: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, real = threading.Event(), local_machine.detect_machine
 
@@ -959,7 +950,7 @@ async def test_the_form_does_not_wait_for_the_machine_or_undo_the_first_key(
         assert screen.presets_panel.highlighted_name == first
 
 
-async def test_fields_have_edges_that_need_no_colour(home: Path, place: Path) -> None:
+async def test_fields_have_edges_that_need_no_colour(home: Path) -> None:
     async with LtuiApp(home).run_test(size=(120, 40)) as pilot:
         await until(pilot, lambda: bool(pilot.app.screen.query("FormField SelectCurrent")))
         screen = pilot.app.screen
@@ -988,7 +979,7 @@ def _edges(widget: Widget) -> tuple[str, str]:
     return widget.styles.border_left[0], widget.styles.border_right[0]
 
 
-async def test_the_palette_goes_to_a_preset_that_the_filter_hides(home: Path, place: Path) -> None:
+async def test_the_palette_goes_to_a_preset_that_the_filter_hides(home: Path) -> None:
     async with opened(home, (120, 40)) as (pilot, app, screen):
         await pilot.press("slash", *"digits", "enter")
         app.open_preset("gpt-fsdp")
@@ -1002,7 +993,7 @@ async def test_the_palette_goes_to_a_preset_that_the_filter_hides(home: Path, pl
 
 
 async def test_a_form_that_was_reached_by_typed_keys_starts_nothing(
-    home: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched: list[RunSpec] = []
     monkeypatch.setattr(check_and_launch, "launch", lambda spec, *_, **__: launched.append(spec))

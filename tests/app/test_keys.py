@@ -30,7 +30,7 @@ from ltui.widgets.charts.chart import Chart
 from ltui.widgets.log_view import LogLines, LogView
 from ltui.widgets.table import Table
 from tests.app.frames import frame, snapshot
-from tests.app.one_run import OneRun, Script, one_run, shown, until
+from tests.app.one_run import Script, one_run, until
 from tests.stored_runs import stored_run
 
 RUN_KEYS = {"s", "S", "p", "c", "k", "r", "d", "v", "/", "1", "z", "x", "y", "+", "-", "0", "q"}
@@ -144,10 +144,7 @@ async def test_the_palette_goes_to_another_run(private_home: Path) -> None:
     for name in ("calm-fox-1111", "brave-owl-3f2a"):
         (private_home / "runs" / name).mkdir(parents=True)
         (private_home / "runs" / name / "spec.yaml").write_text("")
-    app = OneRun(Script(frame()))
-    app.home = private_home
-    async with app.run_test(size=(160, 50)) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame(), home=private_home) as (pilot, app, _):
         await choose(pilot, app, "open calm-fox", "Open run calm-fox-1111")
         await until(pilot, lambda: opened(app) == "calm-fox-1111")
         await choose(pilot, app, "open brave-owl", "Open run brave-owl-3f2a")
@@ -163,10 +160,7 @@ async def test_the_palette_finds_a_run_by_its_labels_and_a_preset_from_anywhere(
         stored_run(private_home, name)
     tagged = RunDir(private_home / "runs" / "old-pine-2222")
     change_labels(tagged, lambda _: RunLabels(tags=("baseline",), note="[b]try[/] again"))
-    app = OneRun(Script(frame()))
-    app.home = private_home
-    async with app.run_test(size=(160, 50)) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame(), home=private_home) as (pilot, app, _):
         await choose(pilot, app, "open baseline", "Open run old-pine-2222")
         await until(pilot, lambda: opened(app) == "old-pine-2222")
         await choose(pilot, app, "preset gpt-fsdp", "Go to preset gpt-fsdp")
@@ -185,10 +179,7 @@ async def test_the_palette_finds_a_run_by_the_name_that_it_was_given(private_hom
     stored_run(private_home, "old-pine-2222")
     named = RunDir(private_home / "runs" / "old-pine-2222")
     change_labels(named, lambda _: RunLabels(name="Größe [b]12"))
-    app = OneRun(Script(frame()))
-    app.home = private_home
-    async with app.run_test(size=(160, 50)) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame(), home=private_home) as (pilot, app, _):
         await choose(pilot, app, "open größe", "Open run Größe [b]12 (old-pine-2222)")
         await until(pilot, lambda: opened(app) == "old-pine-2222")
 
@@ -220,10 +211,7 @@ async def test_the_palette_offers_at_most_fifty_of_thousands_of_runs(private_hom
         folder = private_home / "runs" / f"calm-fox-{number:04}"
         folder.mkdir(parents=True)
         (folder / "spec.yaml").write_text("")
-    app = OneRun(Script(frame()))
-    app.home = private_home
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(frame(), home=private_home) as (_, app, screen):
         runs, presets = read_places(app, None)
         assert (len(runs), presets[0].title) == (400, "Go to preset quickstart")
         provider = PlacesProvider(screen)
@@ -250,13 +238,13 @@ def unknown_hints(screen: Screen[Any]) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("focus", ["1", "2", "3", "4", "5"])
 @pytest.mark.parametrize("state", [RunState.RUNNING, RunState.PAUSED, RunState.FAILED])
-async def test_every_key_of_the_footer_is_bound(focus: str, state: RunState) -> None:
+async def test_every_key_of_the_footer_is_bound(state: RunState) -> None:
     async with one_run(frame(snapshot=snapshot(state=state)), (200, 50)) as (pilot, _, screen):
-        await pilot.press(focus)
-        await pilot.pause()
-        assert unknown_hints(screen) == []
+        for focus in "12345":
+            await pilot.press(focus)
+            await pilot.pause()
+            assert unknown_hints(screen) == [], focus
 
 
 async def test_every_key_of_the_footer_at_home_is_bound(private_home: Path) -> None:
@@ -299,10 +287,8 @@ async def test_escape_in_a_run_that_has_ended_does_not_state_that_training_conti
 
 async def test_readonly_is_marked_on_every_screen(private_home: Path) -> None:
     (private_home / "runs").mkdir(parents=True)
-    run = OneRun(Script(frame()), readonly=True)
-    async with run.run_test(size=(60, 15)) as pilot:
-        await shown(pilot, run)
-        assert READONLY_BADGE in str(run.screen.query_one(KeyFooter).render())
+    async with one_run(frame(), (60, 15), readonly=True) as (_, _, screen):
+        assert READONLY_BADGE in str(screen.query_one(KeyFooter).render())
     home = LtuiApp(private_home, readonly=True)
     async with home.run_test(size=(60, 15)) as pilot:
         assert isinstance(home.screen, HomeScreen)

@@ -24,7 +24,7 @@ from ltui.app.textual_app import LtuiApp
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.run_directory import RunDir
 from tests.app.frames import frame, snapshot
-from tests.app.one_run import OneRun, Script, answer, later, one_run, shown, until
+from tests.app.one_run import OneRun, Script, answer, later, one_run, until
 
 
 class Clock:
@@ -181,9 +181,7 @@ def test_a_repeat_is_told_from_a_second_press() -> None:
 
 @pytest.mark.parametrize("readonly", [False, True])
 async def test_ctrl_c_asks_and_a_second_one_does_nothing(readonly: bool) -> None:
-    app = OneRun(Script(frame()), readonly=readonly)
-    async with app.run_test(size=(100, 30)) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame(), (100, 30), readonly=readonly) as (pilot, app, _):
         await pilot.press("ctrl+c")
         if readonly:
             await until(pilot, lambda: not app.is_running)

@@ -12,10 +12,10 @@ from textual.widgets import Static
 
 from ltui.app.keys.footer import KeyFooter
 from ltui.app.live.frame import Frame
-from ltui.app.panels.movable_borders import DETAILS, PANELS
+from ltui.app.panels.movable_borders import DETAILS, PANELS, PanelLayout
 from ltui.app.panels.panel import TabBar
 from ltui.app.panels.run_charts import RunCharts
-from ltui.app.panels.run_panels import DetailsView
+from ltui.app.panels.run_panels import DetailsView, table_lines
 from ltui.app.presentation.notifications import still_live
 from ltui.app.screens.diagnosis import DiagnoseScreen
 from ltui.app.screens.dialog import ConfirmScreen
@@ -28,7 +28,7 @@ from ltui.widgets.header import RunHeader
 from ltui.widgets.log_view import LogLines, LogView
 from ltui.widgets.rank_table import RankTable
 from tests.app.frames import frame, log_lines, rank, snapshot
-from tests.app.one_run import OneRun, Script, answer, later, one_run, shown, until
+from tests.app.one_run import OneRun, Script, answer, later, one_run, until
 
 FIVE = set(PANELS) - {DETAILS}
 
@@ -69,15 +69,13 @@ async def test_resizing_switches_layouts_and_loses_nothing() -> None:
 
 
 async def test_tabs_switch_and_zoom_gives_the_screen() -> None:
-    async with one_run(frame(), (80, 24)) as (pilot, app, screen):
+    async with one_run(frame(), (80, 24)) as (pilot, _, screen):
         for key, name in zip("123456", PANELS, strict=True):
             await pilot.press(key)
             await pilot.pause()
             # Tables of few rows leave the rest of the screen to the log.
             assert visible(screen) == ({name, "log"} if name in ("gpus", "ranks") else {name})
-    async with OneRun(Script(frame())).run_test(size=(160, 50)) as pilot:
-        app = pilot.app  # type: ignore[assignment]
-        screen = await shown(pilot, app)
+    async with one_run(frame()) as (pilot, _, screen):
         await pilot.press("4", "z")
         assert visible(screen) == {"ranks"}
         await pilot.press("5")
@@ -194,9 +192,9 @@ async def test_two_ranks_on_a_cpu_leave_the_room_to_charts_and_log() -> None:
         assert "gpus" not in visible(screen)
 
 
-async def test_many_ranks_are_a_tab_where_they_do_not_fit() -> None:
-    async with one_run(on_cpu(16), (100, 26)) as (_, _, screen):
-        assert visible(screen) == {"loss", "throughput", "ranks"}
+def test_many_ranks_are_a_tab_where_they_do_not_fit() -> None:
+    layout = PanelLayout(width=100, height=26, needs=table_lines(on_cpu(16).snapshot))
+    assert layout.visible() == {"loss", "throughput", "ranks"}
 
 
 async def test_a_click_focuses_a_panel() -> None:

@@ -24,7 +24,6 @@ from ltui.app.textual_app import LtuiApp
 from ltui.training.state.run_snapshot import RunState
 from tests.app.frames import frame, snapshot
 from tests.app.one_run import OneRun, Script, answer, one_run, shown, until
-from tests.app.test_themes import Started
 from tests.stored_runs import stored_run
 
 
@@ -122,9 +121,7 @@ def test_what_is_chosen_for_one_preset_leaves_what_is_remembered_for_others(tmp_
 async def test_the_file_wins_over_the_remembered_theme_and_says_so(tmp_path: Path) -> None:
     write_preference(tmp_path, "theme", "nord")
     write_config("\ntheme: ltui-light\n")
-    app = Started(tmp_path)
-    async with app.run_test(size=(120, 40), notifications=True) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame(), (120, 40), notifications=True, home=tmp_path) as (pilot, app, _):
         assert app.theme == "ltui-light"
         await pilot.press("t", "down", "enter")
         await noticed(pilot, app, "config.yaml:2 sets theme: the choice holds until you quit.")
