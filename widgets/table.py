@@ -100,18 +100,13 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         table: Table[Any]
         column: str
 
-    def __init__(
-        self,
-        rows: Sequence[Row] = (),
-        *,
-        id: str | None = None,  # noqa: A002 - Textual's name for it
-    ) -> None:
+    def __init__(self, *, id: str | None = None) -> None:  # noqa: A002 - Textual's name for it
         super().__init__(id=id)
-        self._rows: Sequence[Row] = tuple(rows)
+        self._rows: Sequence[Row] = ()
         self._placed: tuple[PlacedColumn, ...] = ()
-        self._keys: tuple[str, ...] = tuple(self.key_of(r) for r in self._rows)
+        self._keys: tuple[str, ...] = ()
         self._cells: dict[str, tuple[Row, Mapping[str, Cells]]] = {}
-        self._is_loading = not rows
+        self._is_loading = True
         """True until the first rows are set, even if these are none."""
         self._scrolled = 0
         """Number of columns after the first one that are scrolled out to the left."""

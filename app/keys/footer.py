@@ -184,7 +184,7 @@ FIELD_HELP_HINT = KeyHint("f1", "help", "app.help")
 """The help while a text field has the focus, which takes a question mark as input."""
 
 
-def fitting(hints: Sequence[KeyHint], width: int, gap: int = 2) -> list[KeyHint]:
+def fitting(hints: Sequence[KeyHint], width: int) -> list[KeyHint]:
     """Return the hints that fit into ``width`` cells, in order. Hints to keep are placed first."""
     free_width = width - 2
     chosen: set[int] = set()
@@ -192,7 +192,8 @@ def fitting(hints: Sequence[KeyHint], width: int, gap: int = 2) -> list[KeyHint]
         for i, hint in enumerate(hints):
             if hint.keep is not must_keep:
                 continue
-            need = hint.width + (gap if chosen else 0)
+            # Two blanks are between two hints.
+            need = hint.width + (2 if chosen else 0)
             if need > free_width:
                 break
             chosen.add(i)

@@ -236,8 +236,7 @@ def findings_text(frame: Frame, max_lines: int, *, more: str = ": d diagnose") -
 def _rank_suffix(finding: Verdict) -> str:
     if not finding.culprits or "rank" in finding.cause:
         return ""
-    word = "rank" if len(finding.culprits) == 1 else "ranks"
-    return f" ({word} {formats.ranks(finding.culprits)})"
+    return f" ({formats.rank_words(finding.culprits)})"
 
 
 def gpus_title(frame: Frame) -> str:

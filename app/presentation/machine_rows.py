@@ -18,8 +18,10 @@ from ltui.app.live.frame import Frame
 from ltui.app.presentation.machines import (
     NO_REPORT,
     NOT_REPORTING,
+    QUIET_STATES,
     machine_names,
     machine_note,
+    machine_utilisation,
     rank_range,
     ranks_by_machine,
     report_age_text,
@@ -65,7 +67,6 @@ _MACHINE_SEVERITY = {
     NodeState.SILENT: 3,
     NodeState.JOINING: 1,
 }
-_QUIET_STATES = frozenset({NodeState.CONNECTED, NodeState.ENDED})
 
 
 class RowSelection(Struct, frozen=True, kw_only=True):
@@ -144,12 +145,7 @@ class MachineRows:
 
     @cached_property
     def _machine_utilisation(self) -> dict[int, float]:
-        """The mean utilisation of the GPUs of each machine, 0 to 1."""
-        values: dict[int, list[float]] = {}
-        for gpu in self._frame.snapshot.gpus:
-            if gpu.utilisation_percent is not None and gpu.error is None:
-                values.setdefault(gpu.node, []).append(gpu.utilisation_percent / 100)
-        return {node: sum(parts) / len(parts) for node, parts in values.items()}
+        return machine_utilisation(self._frame.snapshot)
 
     def rows(self) -> LazyRows[RankRow]:
         """Return the rows of machines, and below each unfolded machine those of its ranks."""
@@ -299,7 +295,7 @@ class MachineRows:
 
     def _machine_state(self, node: NodeSnapshot, ranks: Sequence[RankSnapshot]) -> tuple[Cell, str]:
         """Return the state of a machine, and the reason for it or the states of other ranks."""
-        if self._live and node.state not in _QUIET_STATES:
+        if self._live and node.state not in QUIET_STATES:
             tone = Tone.BAD if _MACHINE_SEVERITY[node.state] >= 4 else Tone.WARN
             note = machine_note(node)
             if not note and node.state in NOT_REPORTING:

@@ -25,7 +25,7 @@ from ltui.training.state.run_snapshot import (
     RunSnapshot,
 )
 from ltui.widgets import formats
-from ltui.widgets.formats import duration, percent
+from ltui.widgets.formats import duration
 from ltui.widgets.sanitise import clean_line, clean_name
 from ltui.widgets.view_models import LAUNCHER
 
@@ -47,6 +47,8 @@ NOT_REPORTING = frozenset(
     }
 )
 """States in which the values of a machine are those of its last report."""
+QUIET_STATES = frozenset({NodeState.CONNECTED, NodeState.ENDED})
+"""States of which nothing is to be said."""
 
 
 def machine_names(run: RunSnapshot) -> dict[int, str]:
@@ -162,6 +164,15 @@ def report_age_text(node: NodeSnapshot, *, since_snapshot_s: float, live: bool) 
     return f"< {NORMAL_AGE_S} s" if age_s < NORMAL_AGE_S else formats.age(float(int(age_s)))
 
 
+def machine_utilisation(run: RunSnapshot) -> dict[int, float]:
+    """Return the mean utilisation of the GPUs of each machine, 0 to 1."""
+    values: dict[int, list[float]] = {}
+    for gpu in run.gpus:
+        if gpu.utilisation_percent is not None and gpu.error is None:
+            values.setdefault(gpu.node, []).append(gpu.utilisation_percent / 100)
+    return {node: sum(parts) / len(parts) for node, parts in values.items()}
+
+
 def machine_note(node: NodeSnapshot) -> str:
     """Return the reason for the state of a machine; empty if it reports normally."""
     return clean_line(node.note, 120) if node.note else ""
@@ -177,14 +188,14 @@ def clock_text(skew_s: float | None) -> str:
 def machine_table(run: RunSnapshot) -> list[tuple[str, ...]]:
     """Return a row for each machine: name, ranks, state, slowest step, GPU use, last report."""
     names, live = machine_names(run), run.state in LIVE
-    ranks = ranks_by_machine(run)
+    ranks, use = ranks_by_machine(run), machine_utilisation(run)
     return [
         (
             names[node.node],
             f"ranks {rank_range([r.rank for r in ranks[node.node]] or node.ranks)}",
             _state_text(node, ranks[node.node], live=live),
             _slowest_step_text(ranks[node.node]) if live else "",
-            _gpu_text(run, node) if live else "",
+            f"GPUs {formats.percent(use[node.node])} busy" if live and node.node in use else "",
             _report_text(node, live=live),
             clean_name(node.address or node.host or ""),
             ", ".join(part for part in (machine_note(node), clock_text(node.clock_skew_s)) if part),
@@ -237,8 +248,7 @@ def padded_labels(run: RunSnapshot) -> dict[int, str]:
 
 
 def _state_text(node: NodeSnapshot, ranks: Sequence[RankSnapshot], *, live: bool) -> str:
-    quiet = node.state in (NodeState.CONNECTED, NodeState.ENDED)
-    if (live and not quiet) or not ranks:
+    if (live and node.state not in QUIET_STATES) or not ranks:
         return machine_state_word(node.state)
     return rank_counts(tuple(ranks))
 
@@ -246,15 +256,6 @@ def _state_text(node: NodeSnapshot, ranks: Sequence[RankSnapshot], *, live: bool
 def _slowest_step_text(ranks: Sequence[RankSnapshot]) -> str:
     slowest = max((rank.step_s for rank in ranks if rank.step_s), default=None)
     return "" if slowest is None else f"slowest step {duration(slowest)}"
-
-
-def _gpu_text(run: RunSnapshot, node: NodeSnapshot) -> str:
-    values = [
-        gpu.utilisation_percent
-        for gpu in run.gpus
-        if gpu.node == node.node and gpu.utilisation_percent is not None and gpu.error is None
-    ]
-    return f"GPUs {percent(sum(values) / len(values) / 100)} busy" if values else ""
 
 
 def _report_text(node: NodeSnapshot, *, live: bool) -> str:

@@ -22,16 +22,6 @@ from ltui.app.keys.key_queue import OrderedKeysApp
 from ltui.widgets.make_bindings import bindings
 
 
-def uncover(screen: Screen[Any]) -> bool:
-    """Close what is above a screen. Return False if the screen itself is closed already."""
-    stack = screen.app.screen_stack
-    if screen not in stack[1:]:
-        return False
-    for _ in stack[stack.index(screen) + 1 :]:
-        screen.app.pop_screen()
-    return True
-
-
 class ClosableScreen(Screen[ScreenResultType]):
     """A screen that may be closed twice, and before it was drawn.
 
@@ -48,7 +38,13 @@ class ClosableScreen(Screen[ScreenResultType]):
             await super().on_event(event)
 
     def dismiss(self, result: ScreenResultType | None = None) -> AwaitComplete:
-        return super().dismiss(result) if uncover(self) else AwaitComplete()
+        stack = self.app.screen_stack
+        if self not in stack[1:]:
+            return AwaitComplete()
+        # What is above is closed first.
+        for _ in stack[stack.index(self) + 1 :]:
+            self.app.pop_screen()
+        return super().dismiss(result)
 
 
 class Dialog(ModalScreen[ScreenResultType], ClosableScreen[ScreenResultType]):

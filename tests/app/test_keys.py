@@ -290,7 +290,7 @@ async def test_readonly_is_marked_on_every_screen(private_home: Path) -> None:
     async with one_run(frame(), (60, 15), readonly=True) as (_, _, screen):
         assert READONLY_BADGE in str(screen.query_one(KeyFooter).render())
     home = LtuiApp(private_home, readonly=True)
-    async with home.run_test(size=(60, 15)) as pilot:
+    async with home.run_test(size=(60, 15)):
         assert isinstance(home.screen, HomeScreen)
         assert READONLY_BADGE in str(home.screen.query_one(KeyFooter).render())
 

@@ -211,7 +211,7 @@ async def test_a_resume_with_changes_from_an_earlier_checkpoint(
 ) -> None:
     run_dir, started = a_run(home), Started(monkeypatch)
     monkeypatch.setattr("ltui.app.launch.build_spec._interpreter_problems", lambda *_: [])
-    async with form(home, "r") as (pilot, app, screen):
+    async with form(home, "r") as (pilot, _, screen):
         await filled(pilot, screen)
         assert field(screen, EPOCHS).text == "7"
         field(screen, EPOCHS).query_one(Input).value = "9"

@@ -65,8 +65,12 @@ class Tables(App[None]):
         self.seen: list[tuple[str, str | None]] = []
 
     def compose(self) -> ComposeResult:
-        yield GpuTable([gpu_row(n) for n in range(2)])
-        yield RankTable([rank_row(n) for n in range(self.count)])
+        gpus, ranks = GpuTable(), RankTable()
+        gpus.set_rows([gpu_row(n) for n in range(2)])
+        if self.count:
+            ranks.set_rows([rank_row(n) for n in range(self.count)])
+        yield gpus
+        yield ranks
 
     def on_table_row_selected(self, message: Table.RowSelected) -> None:
         self.seen.append(("selected", message.key))
