@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 from rich.cells import cell_len, set_cell_size
 
-from ltui.widgets import diagnosis_lines as parts
 from ltui.widgets.columns import Cells, Column, fit_columns, row_line, shortened, title_line
 from ltui.widgets.tone import Tone
 from ltui.widgets.view_models import (
@@ -313,20 +312,20 @@ WIDTH = 100
 
 def report(view_model: DiagnosisViewModel, width: int = WIDTH) -> str:
     """Return every part that is not empty, each under its title."""
-    named: list[tuple[str, parts.Lines]] = []
+    named: list[tuple[str, Lines]] = []
     if view_model.verdicts or view_model.earlier:
-        named.append(("problems and remedies", parts.verdicts_lines(view_model, width)))
+        named.append(("problems and remedies", verdicts_lines(view_model, width)))
     if view_model.collectives:
-        named.append(("collectives", parts.collectives_lines(view_model, width)))
+        named.append(("collectives", collectives_lines(view_model, width)))
     if view_model.last_output:
-        named.append(("last log lines", parts.last_output_lines(view_model, width)))
+        named.append(("last log lines", last_output_lines(view_model, width)))
     if view_model.stacks:
-        named.append(("stacks (innermost call first)", parts.stacks_lines(view_model, width)))
+        named.append(("stacks (innermost call first)", stacks_lines(view_model, width)))
     if view_model.processes or view_model.machine or view_model.missing:
-        named.append(("processes", parts.processes_lines(view_model, width)))
-    text = [parts.plain(parts.headline_lines(view_model, width))]
+        named.append(("processes", processes_lines(view_model, width)))
+    text = [plain(headline_lines(view_model, width))]
     for title, lines in named:
-        text.append(f"-- {title} {'-' * max(3, width - len(title) - 4)}\n{parts.plain(lines)}")
+        text.append(f"-- {title} {'-' * max(3, width - len(title) - 4)}\n{plain(lines)}")
     return "\n\n".join(text) + "\n"
 
 

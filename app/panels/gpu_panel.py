@@ -292,7 +292,6 @@ CHARTS_FROM = 100
 class GpuScreen(Dialog[None]):
     """A dialog that follows the newest frame. ``[`` and ``]`` go to the previous and next GPU."""
 
-    SCOPE = "gpu"
     BINDINGS: ClassVar[list[BindingType]] = bindings(
         "gpu",
         """

@@ -123,7 +123,6 @@ class CompareScreen(PanelScreen):
     PANELS: ClassVar[Mapping[str, str]] = {
         name: name for name in ("curves", "runs", "settings", "parameters")
     }
-    SCOPE = "compare"
     ABOUT = "Each run keeps its colour, and its sign unless another run here has it."
     BINDINGS: ClassVar[list[BindingType]] = list(KEYS)
 

@@ -68,7 +68,6 @@ class DiagnoseScreen(PanelScreen):
 
     PANELS: ClassVar[Mapping[str, str]] = {**TITLES, "verdict": "what to do"}
     MIN_HEIGHT: ClassVar[int] = 34
-    SCOPE = "diagnose"
     ABOUT = "The diagnosis does not disturb the ranks. ≠ marks where one rank differs."
     BINDINGS: ClassVar[list[BindingType]] = bindings(
         "diagnose",

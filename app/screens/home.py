@@ -57,7 +57,6 @@ NOT_HELD = ("ctrl+q", "ctrl+c")
 class HomeScreen(MarkedRunsScreen):
     """Runs to open, and presets to launch."""
 
-    SCOPE = "home"
     ABOUT = "Quitting ltui never stops a run."
     AUTO_FOCUS = ""
     BINDINGS: ClassVar[list[BindingType]] = bindings("home", KEYS)

@@ -56,7 +56,6 @@ FILTER_HINTS = (
 class MetricsScreen(ChartKeysScreen):
     """Charts in pages, which follow the newest frame of the run screen below."""
 
-    SCOPE = "metrics"
     ABOUT = "Only the visible charts are read and drawn. The choice is remembered for each script."
     AUTO_FOCUS = "Chart"
     BINDINGS: ClassVar[list[BindingType]] = bindings(

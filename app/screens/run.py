@@ -60,7 +60,6 @@ class FrameArrived(Message):
 class RunScreen(RunCommandScreen, ChartKeysScreen, TabbedScreen):
     """The screen of one run."""
 
-    SCOPE = "run"
     ABOUT = "Closing this screen never stops the run: training continues."
     BINDINGS: ClassVar[list[BindingType]] = bindings("run", KEYS)
 
