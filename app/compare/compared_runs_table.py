@@ -14,7 +14,7 @@ from ltui.app.compare.view_settings import ViewSettings, chosen_metric, group_ke
 from ltui.app.runs.run_settings import number_of
 from ltui.app.state_words import state_word
 from ltui.widgets import formats
-from ltui.widgets.charts.canvas import sign_of
+from ltui.widgets.charts.chart_options import sign_of
 from ltui.widgets.columns import Cells, Column
 from ltui.widgets.formats import NA
 from ltui.widgets.sanitise import clean_line, clean_name

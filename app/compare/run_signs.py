@@ -14,7 +14,7 @@ from ltui.training.problem import ProblemError
 from ltui.training.state.run_labels import MOST_COLOURS, RunLabels
 from ltui.training.store.labels_file import change_labels
 from ltui.training.store.run_directory import RunDir
-from ltui.widgets.charts.canvas import COLOURS, LINES, sign_of
+from ltui.widgets.charts.chart_options import COLOURS, LINES, sign_of
 
 
 def run_colours(kept: Mapping[str, int | None], leaders: Collection[str] = ()) -> dict[str, int]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ltui.app.compare.comparison import Comparison
 from ltui.app.compare.table_view import MAX_NAME, MAX_VALUE, TableRow, TableView, sized
 from ltui.app.compare.view_settings import ViewSettings, group_key, reference_id
-from ltui.widgets.charts.canvas import sign_of
+from ltui.widgets.charts.chart_options import sign_of
 from ltui.widgets.columns import Cells, Column, shortened
 from ltui.widgets.formats import NA
 from ltui.widgets.sanitise import clean_line, clean_name

@@ -18,8 +18,8 @@ from ltui.app.presentation.metric_charts import ChartSettings, charts_of_names
 from ltui.app.screens.metrics import MetricsScreen
 from ltui.app.settings import read_preferences
 from ltui.training.store.history_writer import Batch, StoreWriter
-from ltui.widgets.charts.canvas import ChartOptions
 from ltui.widgets.charts.chart import Chart
+from ltui.widgets.charts.chart_options import ChartOptions
 from ltui.widgets.charts.plot import Plot, plot
 from tests.app.one_run import Script, one_run, until
 from tests.app.test_run_charts import OneRunAt

@@ -15,7 +15,7 @@ from ltui.app.live.curve_arithmetic import LatestCurveRequest
 from ltui.app.live.run_poller import RunPoller
 from ltui.app.presentation.metric_charts import ChartSettings, metric_charts, second_chart
 from ltui.training.store.run_directory import RunDir
-from ltui.widgets.charts.canvas import ChartOptions
+from ltui.widgets.charts.chart_options import ChartOptions
 from ltui.widgets.charts.plot import plot
 from tests.bench.terminal_process import COLUMNS, LINES
 

@@ -24,8 +24,8 @@ from ltui.training.state.run_snapshot import RunSnapshot, RunState
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.history_writer import StoreWriter
 from ltui.training.store.run_directory import RunDir, list_runs
-from ltui.widgets.charts.canvas import sign_of
 from ltui.widgets.charts.chart import Chart
+from ltui.widgets.charts.chart_options import sign_of
 from ltui.widgets.charts.parallel_chart import ParallelChart
 from ltui.widgets.view_models import ChartSeries
 from tests.compare.stored_runs import (

@@ -29,7 +29,7 @@ from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.code_record import CodeRecord, write_record
 from ltui.training.store.labels_file import change_labels, read_labels
 from ltui.training.store.run_directory import RunDir
-from ltui.widgets.charts.canvas import COLOURS, MARKERS, dash_of, sign_of
+from ltui.widgets.charts.chart_options import COLOURS, MARKERS, dash_of, sign_of
 from tests.compare.stored_runs import EPOCH, accuracies, config, losses, write_run, write_seeds
 from tests.required import required
 

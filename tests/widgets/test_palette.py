@@ -12,7 +12,7 @@ from textual.app import App
 from textual.color import Color as TextualColor
 from textual.theme import Theme
 
-from ltui.widgets.charts.canvas import MARKERS
+from ltui.widgets.charts.chart_options import MARKERS
 from ltui.widgets.palette import (
     COLOURBLIND_SERIES,
     CONTRAST_SERIES,

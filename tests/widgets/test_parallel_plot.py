@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ltui.widgets.charts.canvas import COLOURS, INK_SERIES
+from ltui.widgets.charts.chart_options import COLOURS, INK_SERIES
 from ltui.widgets.charts.parallel_plot import (
     MIN_SPACING,
     ParallelAxis,

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from ltui.widgets.charts.axis_scale import Viewport
-from ltui.widgets.charts.canvas import Canvas, ChartOptions, changed_spans
+from ltui.widgets.charts.canvas import Canvas, changed_spans
+from ltui.widgets.charts.chart_options import ChartOptions
 from ltui.widgets.charts.picture import Area, Label, picture
 from ltui.widgets.charts.plot import plot
 from ltui.widgets.view_models import ChartMark, ChartSeries, ChartViewModel

@@ -11,7 +11,8 @@ from rich.cells import cell_len, set_cell_size
 
 from ltui.widgets import formats
 from ltui.widgets.charts.axis_scale import clock_label
-from ltui.widgets.charts.canvas import INK_DIM, INK_TEXT, Canvas, ChartOptions, ink_of, marker_of
+from ltui.widgets.charts.canvas import Canvas
+from ltui.widgets.charts.chart_options import INK_DIM, INK_TEXT, ChartOptions, ink_of, marker_of
 from ltui.widgets.view_models import ChartSeries, ChartViewModel
 
 _GAP = "   "

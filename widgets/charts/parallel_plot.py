@@ -13,12 +13,12 @@ from msgspec.structs import replace
 from rich.cells import cell_len
 
 from ltui.widgets.charts import braille
-from ltui.widgets.charts.canvas import (
+from ltui.widgets.charts.canvas import Canvas
+from ltui.widgets.charts.chart_options import (
     COLOURS,
     INK_DIM,
     INK_SERIES,
     INK_TEXT,
-    Canvas,
     dash_of,
     sign_of,
 )

@@ -26,10 +26,10 @@ from ltui.widgets.charts.axis_scale import (
     sticky_range,
     visible_range,
 )
-from ltui.widgets.charts.canvas import (
+from ltui.widgets.charts.canvas import Canvas
+from ltui.widgets.charts.chart_options import (
     INK_DIM,
     INK_FAINT,
-    Canvas,
     ChartOptions,
     dash_of,
     ink_of,

@@ -11,7 +11,8 @@ from msgspec import Struct
 from rich.cells import cell_len
 
 from ltui.widgets.charts.axis_scale import AxisRange, linear_ticks
-from ltui.widgets.charts.canvas import INK_CURSOR, INK_DIM, INK_FAINT, INK_TEXT, Canvas
+from ltui.widgets.charts.canvas import Canvas
+from ltui.widgets.charts.chart_options import INK_CURSOR, INK_DIM, INK_FAINT, INK_TEXT
 from ltui.widgets.view_models import ChartMark, ChartViewModel
 
 MARGIN = 7
