@@ -21,6 +21,7 @@ from ltui.app.settings import Settings, read_user_config
 from ltui.app.user_config import UserConfig
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.store.run_directory import RunDir, open_private_log
+from ltui.widgets.make_bindings import bindings
 from ltui.widgets.palette import LTUI_DARK, LTUI_LIGHT, THEMES
 from ltui.widgets.sanitise import clean_line
 
@@ -69,41 +70,21 @@ class LtuiApp(OrderedKeysApp):
     COMMANDS = App.COMMANDS | {_places_provider}
     VERTICAL_BREAKPOINTS = [(0, "-short"), (20, "-high")]  # noqa: RUF012 - as Textual declares it
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding(
-            "t",
-            "choose_theme",
-            "theme",
-            id="theme",
-            show=False,
-            tooltip="Choose a colour theme from a list",
+        # In a text field a question mark is typed.
+        *bindings(
+            "",
+            """
+            t                | choose_theme | theme | Choose a colour theme from a list
+            question_mark,f1 | help         | help  | List every key of this screen
+            """,
         ),
-        Binding(
-            # In a text field a question mark is typed.
-            "question_mark,f1",
-            "help",
-            "help",
-            id="help",
-            tooltip="List every key of this screen",
-        ),
-        Binding(
-            "ctrl+q",
-            "leave",
-            "quit",
-            id="quit",
-            show=False,
-            priority=True,
-            tooltip="Quit ltui (training continues)",
-        ),
+        *bindings("", "ctrl+q | leave | quit | Quit ltui (training continues)", priority=True),
         # Without an id, because it can't be changed. The help lists it (footer.py).
         Binding("ctrl+c", "interrupt", show=False, priority=True),
-        Binding(
-            "ctrl+p",
-            "command_palette",
-            "palette",
-            id="palette",
-            show=False,
+        *bindings(
+            "",
+            "ctrl+p|command_palette|palette|Find an action, a run, a metric or a preset by its name",
             priority=True,
-            tooltip="Find an action, a run, a metric or a preset by its name",
         ),
     ]
 

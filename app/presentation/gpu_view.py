@@ -266,7 +266,7 @@ def readings_text(gpu: GpuSnapshot, frame: Frame) -> Text:
     for finding in active_findings(frame):
         if _is_about(finding, gpu):
             out.append(f"{SIGNS[_finding_tone(finding)]} {clean_line(finding.cause)}\n", "bold")
-    for title, lines in _reading_groups(gpu, frame.now):
+    for title, lines in _reading_groups(gpu, frame.now).items():
         out.append(f"{title}\n", "bold")
         for label, value in lines:
             out.append(f"  {label:<22}", "dim")
@@ -278,24 +278,20 @@ def readings_text(gpu: GpuSnapshot, frame: Frame) -> Text:
 Lines = list[tuple[str, str]]
 
 
-def _reading_groups(gpu: GpuSnapshot, now: float) -> list[tuple[str, Lines]]:
-    return [
-        ("GPU", _identity_lines(gpu, now)),
-        ("work", _work_lines(gpu)),
-        ("power and heat", _heat_lines(gpu)),
-        ("links", _link_lines(gpu)),
-        ("memory health", _health_lines(gpu)),
-    ]
-
-
-def _identity_lines(gpu: GpuSnapshot, now: float) -> Lines:
+def _reading_groups(gpu: GpuSnapshot, now: float) -> dict[str, Lines]:
     age = None if gpu.sampled_at is None else max(0.0, now - gpu.sampled_at)
-    return [
-        ("model", clean_name(gpu.name or formats.NA)),
-        ("UUID", clean_name(gpu.uuid or formats.NA)),
-        ("ranks", formats.ranks(gpu.ranks) if gpu.ranks else "none"),
-        ("sampled", formats.ago(age)),
-    ]
+    return {
+        "GPU": [
+            ("model", clean_name(gpu.name or formats.NA)),
+            ("UUID", clean_name(gpu.uuid or formats.NA)),
+            ("ranks", formats.ranks(gpu.ranks) if gpu.ranks else "none"),
+            ("sampled", formats.ago(age)),
+        ],
+        "work": _work_lines(gpu),
+        "power and heat": _heat_lines(gpu),
+        "links": _link_lines(gpu),
+        "memory health": _health_lines(gpu),
+    }
 
 
 def _work_lines(gpu: GpuSnapshot) -> Lines:
