@@ -83,7 +83,8 @@ class LtuiApp(OrderedKeysApp):
         Binding("ctrl+c", "interrupt", show=False, priority=True),
         *bindings(
             "",
-            "ctrl+p|command_palette|palette|Find an action, a run, a metric or a preset by its name",
+            "ctrl+p | command_palette | palette | "
+            "Find an action, a run, a metric or a preset by its name",
             priority=True,
         ),
     ]
