@@ -16,9 +16,10 @@ from textual.worker import Worker
 from ltui.app.panels.linked_charts import toggle_log, toggle_outliers
 from ltui.app.panels.presets_panel import PresetCatalog
 from ltui.app.panels.runs_panel import RunsPanel
-from ltui.app.screens.choosers import ChangingList, Palette
+from ltui.app.screens.choosers import ChangingList
 from ltui.app.screens.dialog import call_screen
 from ltui.app.screens.help import HelpScreen
+from ltui.app.screens.palette import Palette
 from ltui.app.screens.run import RunScreen
 from ltui.app.textual_app import LtuiApp
 from ltui.training.store.run_directory import RunDir
