@@ -17,6 +17,7 @@ from textual.message import Message
 from textual.widget import Widget
 from textual.widgets import Input, Select, Static
 
+from ltui.app.panels.panel import Submitted
 from ltui.training.config.ltui_section import Knob
 from ltui.training.config.preset_form import START_FROM, field_text, field_texts
 from ltui.training.config.presets import Preset
@@ -41,9 +42,6 @@ class FormField(Horizontal):
 
     class Changed(Message):
         """The text of the field changed."""
-
-    class Entered(Message):
-        """Enter was pressed in the field."""
 
     def __init__(
         self,
@@ -127,7 +125,7 @@ class FormField(Horizontal):
     @on(Input.Submitted)
     def _submitted(self, event: Input.Submitted) -> None:
         event.stop()
-        self.post_message(self.Entered())
+        self.post_message(Submitted())
 
 
 class FieldHint(Static):

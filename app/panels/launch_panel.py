@@ -19,7 +19,7 @@ from textual.app import ComposeResult
 from textual.message import Message
 
 from ltui.app.keys.key_queue import OrderedKeysApp
-from ltui.app.panels.panel import LaunchLine, Panel
+from ltui.app.panels.panel import LaunchLine, Panel, Submitted
 from ltui.app.screens.dialog import TYPED_AT_ONCE, ProblemScreen, call_screen, error_lines
 
 if TYPE_CHECKING:
@@ -155,10 +155,6 @@ class FormPanel(Panel):
         if self._check_timer is not None:
             self._check_timer.stop()
         self._check_timer = self.set_timer(CHECK_AFTER_S, self._check_form)
-
-    def on_form_field_entered(self, event: Message) -> None:
-        event.stop()
-        self.launch()
 
     def _check_form(self) -> None:
         form = self.form
@@ -349,8 +345,8 @@ class FormPanel(Panel):
         """Show the reason why nothing was done."""
         self.notify(reason, severity="warning", markup=False)
 
-    @on(LaunchLine.Pressed)
-    def _pressed(self, event: LaunchLine.Pressed) -> None:
+    @on(Submitted)
+    def _submitted(self, event: Submitted) -> None:
         event.stop()
         self.launch()
 

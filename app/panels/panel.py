@@ -154,6 +154,10 @@ class TabBar(Widget):
         return line
 
 
+class Submitted(Message):
+    """Enter was pressed in a field of a form, or the line that launches was pressed."""
+
+
 class LaunchLine(Static, can_focus=True):
     """A button to launch, followed by a description of the run."""
 
@@ -168,9 +172,6 @@ class LaunchLine(Static, can_focus=True):
         ),
     ]
 
-    class Pressed(Message):
-        """The line was clicked, or Enter was pressed on it."""
-
     def show(self, description: str, *, ready: bool, name: str = "Launch") -> None:
         """Show the button ``name``, bright if it is ``ready``, and the description after it."""
         style = "bold reverse" if ready else "dim"
@@ -182,7 +183,7 @@ class LaunchLine(Static, can_focus=True):
 
     def on_click(self, event: events.Click) -> None:
         event.stop()
-        self.post_message(self.Pressed())
+        self.post_message(Submitted())
 
     def action_press(self) -> None:
-        self.post_message(self.Pressed())
+        self.post_message(Submitted())

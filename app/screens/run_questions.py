@@ -21,6 +21,7 @@ from textual.suggester import SuggestFromList
 from textual.widgets import Input, Static
 
 from ltui.app.panels.form_fields import Form, FormField
+from ltui.app.panels.panel import Submitted
 from ltui.app.runs.export_formats import EXPORT_FORMATS, FOLDER_FORMAT
 from ltui.app.runs.label_changes import LabelChange, Outcome, for_each, undo, what_changed
 from ltui.app.runs.run_entry import RunEntry
@@ -216,7 +217,8 @@ class ExportQuestion(Dialog[ExportChoice | None]):
             target.text = proposed
         self._field(TARGET).show_problems(())
 
-    def on_form_field_entered(self, event: Message) -> None:
+    @on(Submitted)
+    def _form_submitted(self, event: Submitted) -> None:
         event.stop()
         self.action_submit()
 
