@@ -115,11 +115,15 @@ async def ready(pilot: Pilot[Any], app: LtuiApp) -> HomeScreen:
 
 @asynccontextmanager
 async def opened(
-    home: Path, size: tuple[int, int] = (160, 50), **options: bool
+    home: Path,
+    size: tuple[int, int] = (160, 50),
+    *,
+    readonly: bool = False,
+    notifications: bool = False,
 ) -> AsyncIterator[tuple[Pilot[Any], LtuiApp, HomeScreen]]:
     """Yield pilot, app and home screen, once its runs and its form are shown."""
-    app = LtuiApp(home, readonly=options.pop("readonly", False))
-    async with app.run_test(size=size, **options) as pilot:
+    app = LtuiApp(home, readonly=readonly)
+    async with app.run_test(size=size, notifications=notifications) as pilot:
         yield pilot, app, await ready(pilot, app)
 
 
