@@ -75,8 +75,8 @@ def _is_used(text: str) -> bool:
 
 def _from_source(path: Path, source: Source) -> UserConfig:
     settings, faults = _read_settings(source.values)
-    keys, key_faults = _read_keys(source.values.get("keys"))
-    launch, launch_faults = _read_launch(source.values.get("launch"))
+    keys, key_faults = _read_keys(source.values)
+    launch, launch_faults = _read_launch(source.values)
     config = UserConfig(path=path, values=settings, keys=keys, launch=launch, lines=source.lines)
     return replace(
         config,
@@ -125,16 +125,13 @@ def _argument(setting: Setting) -> Argument:
     )
 
 
-def _read_keys(section: Any) -> tuple[dict[str, tuple[str, ...]], list[Fault]]:
-    if section is None:
-        return {}, []
-    if not isinstance(section, Mapping):
-        return {}, [_not_a_mapping("keys", section)]
+def _read_keys(values: Mapping[str, Any]) -> tuple[dict[str, tuple[str, ...]], list[Fault]]:
+    section, faults = _section(values, "keys")
     keys: dict[str, tuple[str, ...]] = {}
-    faults: list[Fault] = []
     for name, value in section.items():
         # YAML reads a digit as a number; it is the key of that digit.
-        items = [str(v) if type(v) is int else v for v in _as_list(value)]
+        written = value if isinstance(value, list) else [value]
+        items = [str(v) if type(v) is int else v for v in written]
         if items and all(isinstance(item, str) and item for item in items):
             keys[str(name)] = tuple(items)
         else:
@@ -144,24 +141,25 @@ def _read_keys(section: Any) -> tuple[dict[str, tuple[str, ...]], list[Fault]]:
     return keys, faults
 
 
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
-def _read_launch(section: Any) -> tuple[dict[str, Any], list[Fault]]:
+def _read_launch(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
     """Check the section as that of a preset, which has the same keys."""
-    if section is None:
-        return {}, []
-    if not isinstance(section, Mapping):
-        return {}, [_not_a_mapping("launch", section)]
+    section, faults = _section(values, "launch")
     unknown = [key for key in section if key not in LAUNCH_KEYS]
-    faults = [unknown_section_key(f"launch.{key}", LAUNCH_KEYS) for key in unknown]
+    faults += [unknown_section_key(f"launch.{key}", LAUNCH_KEYS) for key in unknown]
     known = {key: value for key, value in section.items() if key in LAUNCH_KEYS}
     faults += [
         Fault(path=fault.path.replace("ltui", "launch", 1), what=fault.what, remedy=fault.remedy)
         for fault in read_section(known)[1]
     ]
     return ({} if faults else known), faults
+
+
+def _section(values: Mapping[str, Any], name: str) -> tuple[Mapping[str, Any], list[Fault]]:
+    """Return a part of the file; empty if it is missing or is no mapping, which is an error."""
+    section = values.get(name)
+    if section is None or isinstance(section, Mapping):
+        return section or {}, []
+    return {}, [_not_a_mapping(name, section)]
 
 
 def _not_a_mapping(path: str, value: Any) -> Fault:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+import sys
+import time
+import traceback
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,11 +18,11 @@ from textual.screen import Screen
 
 from ltui.app.keys.key_queue import OrderedKeysApp
 from ltui.app.settings import Settings, read_user_config
-from ltui.app.theme_choice import first_theme, theme_names
 from ltui.app.user_config import UserConfig
 from ltui.training.problem import Problem, ProblemError
-from ltui.training.store.run_directory import RunDir
-from ltui.widgets.palette import THEMES
+from ltui.training.store.run_directory import RunDir, open_private_log
+from ltui.widgets.make_bindings import bindings
+from ltui.widgets.palette import LTUI_DARK, LTUI_LIGHT, THEMES
 from ltui.widgets.sanitise import clean_line
 
 if TYPE_CHECKING:
@@ -28,6 +31,28 @@ if TYPE_CHECKING:
     from ltui.app.panels.panel import SettingChosen
     from ltui.app.screens.run import RunScreen
     from ltui.widgets.charts.chart import Chart
+
+LIGHT_BACKGROUNDS = frozenset({"7", *(str(number) for number in range(9, 16))})
+"""Numbers of the light colours among the terminal's 16: white, and all bright ones except grey."""
+
+
+def theme_names(available: Iterable[str]) -> list[str]:
+    """Return ltui's own themes, then the other ``available`` ones in alphabetical order."""
+    ltui_themes = [theme.name for theme in THEMES]
+    return ltui_themes + sorted(name for name in available if name not in ltui_themes)
+
+
+def first_theme(settings: Settings, available: Collection[str], environ: Mapping[str, str]) -> str:
+    """Return the chosen theme, or the one that suits the terminal's background."""
+    chosen = settings.value("theme")
+    if isinstance(chosen, str) and chosen in available:
+        return chosen
+    return LTUI_LIGHT.name if has_light_background(environ) else LTUI_DARK.name
+
+
+def has_light_background(environ: Mapping[str, str]) -> bool:
+    """Return whether ``COLORFGBG`` (``15;0``, ``0;default;15``) names a light background."""
+    return environ.get("COLORFGBG", "").rpartition(";")[2].strip() in LIGHT_BACKGROUNDS
 
 
 def _places_provider() -> type[Provider]:
@@ -45,41 +70,22 @@ class LtuiApp(OrderedKeysApp):
     COMMANDS = App.COMMANDS | {_places_provider}
     VERTICAL_BREAKPOINTS = [(0, "-short"), (20, "-high")]  # noqa: RUF012 - as Textual declares it
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding(
-            "t",
-            "choose_theme",
-            "theme",
-            id="theme",
-            show=False,
-            tooltip="Choose a colour theme from a list",
+        # In a text field a question mark is typed.
+        *bindings(
+            "",
+            """
+            t                | choose_theme | theme | Choose a colour theme from a list
+            question_mark,f1 | help         | help  | List every key of this screen
+            """,
         ),
-        Binding(
-            # In a text field a question mark is typed.
-            "question_mark,f1",
-            "help",
-            "help",
-            id="help",
-            tooltip="List every key of this screen",
-        ),
-        Binding(
-            "ctrl+q",
-            "leave",
-            "quit",
-            id="quit",
-            show=False,
-            priority=True,
-            tooltip="Quit ltui (training continues)",
-        ),
-        # Without an id, because it can't be changed. The help lists it (listed_keys.py).
+        *bindings("", "ctrl+q | leave | quit | Quit ltui (training continues)", priority=True),
+        # Without an id, because it can't be changed. The help lists it (footer.py).
         Binding("ctrl+c", "interrupt", show=False, priority=True),
-        Binding(
-            "ctrl+p",
-            "command_palette",
-            "palette",
-            id="palette",
-            show=False,
+        *bindings(
+            "",
+            "ctrl+p | command_palette | palette | "
+            "Find an action, a run, a metric or a preset by its name",
             priority=True,
-            tooltip="Find an action, a run, a metric or a preset by its name",
         ),
     ]
 
@@ -133,7 +139,7 @@ class LtuiApp(OrderedKeysApp):
         # Imported here, in the worker's thread: most users have no keys of their own.
         from ltui.app.config_file import locate
         from ltui.app.keys.own_keys import action_faults, default_keys
-        from ltui.app.panels.worker_results import call_screen
+        from ltui.app.screens.dialog import call_screen
 
         config = self.settings.config
         faults = action_faults(config.keys, self.own_keys, default_keys(LtuiApp))
@@ -289,20 +295,12 @@ class LtuiApp(OrderedKeysApp):
 
     def _fatal_error(self) -> None:
         """Close after an unexpected error, with one sentence that names the log."""
-        # Imported here: the first screen has not crashed.
-        import sys
-
-        from ltui.app.crash_log import log_error
-
         error = sys.exc_info()[1]
         if error is not None and self._crash is None:
             self._crash = log_error(self.home, error, "The dashboard has crashed")
         self._close_messages_no_wait()
 
     def show_worker_error(self, error: Exception) -> None:
-        # Imported here: no worker of the first screen has failed.
-        from ltui.app.crash_log import log_error
-
         happened = "An action in the background has failed"
         sentence = log_error(self.home, error, happened).split("\n", 1)[0]
         self.notify(sentence, severity="error", timeout=20, markup=False)
@@ -311,9 +309,6 @@ class LtuiApp(OrderedKeysApp):
         """Print why the dashboard has ended, once the terminal is restored."""
         super()._print_error_renderables()
         if self._crash is not None:
-            # Imported here: the first screen has not crashed.
-            import sys
-
             print(self._crash, file=sys.stderr)
 
     def action_leave(self) -> None:
@@ -328,8 +323,7 @@ class LtuiApp(OrderedKeysApp):
         Quit where no live run is shown, or where this dashboard cannot stop it.
         """
         # Imported here: the home screen needs no commands of a run.
-        from ltui.app.screens.run_commands import RunCommandScreen
-        from ltui.app.screens.stop_question import InterruptScreen
+        from ltui.app.screens.run_commands import InterruptScreen, RunCommandScreen
 
         if isinstance(self.screen, InterruptScreen):
             return
@@ -347,3 +341,28 @@ class LtuiApp(OrderedKeysApp):
         if not isinstance(self.screen, ConfirmScreen) and not isinstance(self.screen, Palette):
             hint = "Search keys, metrics, runs and presets…"
             self.push_screen(Palette(placeholder=hint))
+
+
+LOG_NAME = "dashboard.log"
+MOST_BYTES = 1 << 20
+"""Size from which the log begins anew."""
+
+
+def log_error(home: Path, error: BaseException, happened: str) -> str:
+    """Write a traceback to the log, and return the sentence for the user: what has happened.
+
+    If the log cannot be written, the traceback follows the sentence.
+    """
+    path = home / LOG_NAME
+    text = "".join(traceback.format_exception(error))
+    reason = clean_line(f"{type(error).__name__}: {error}", 200)
+    sentence = f"{happened} ({reason}). Training continues. The traceback"
+    try:
+        if path.exists() and path.stat().st_size > MOST_BYTES:
+            path.unlink()
+        with open_private_log(path) as log:
+            entry = f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n{text}\n"
+            log.write(entry.encode(errors="backslashreplace"))
+    except OSError as unwritable:
+        return f"{sentence} cannot be written to {path} ({unwritable.strerror}):\n{text}"
+    return f"{sentence} is in {path}"

@@ -34,7 +34,7 @@ def bar_cells(share: float | None, width: int, tone: Tone = Tone.PLAIN) -> tuple
     return Cell(text=filled, tone=tone), Cell(text=track, tone=Tone.FAINT)
 
 
-def strip(values: Sequence[float], width: int, low: float = 0.0, high: float | None = None) -> str:
+def strip(values: Sequence[float], width: int, *, high: float | None = None) -> str:
     """Return the newest ``width`` values as blocks, the newest on the right; NaN is a gap.
 
     ``high`` is the value of a full block; by default the maximum of the values.
@@ -42,14 +42,13 @@ def strip(values: Sequence[float], width: int, low: float = 0.0, high: float | N
     shown = list(values)[-width:] if width > 0 else []
     finite = [v for v in shown if math.isfinite(v)]
     top = high if high is not None else max(finite, default=1.0)
-    text = "".join(_block(v, low, top) for v in shown)
-    return text.rjust(width)
+    return "".join(_block(v, top) for v in shown).rjust(width)
 
 
-def _block(value: float, low: float, high: float) -> str:
+def _block(value: float, high: float) -> str:
     if not math.isfinite(value):
         return " "
-    share = (value - low) / (high - low) if high > low else 0.0
+    share = value / high if high > 0 else 0.0
     return HEIGHTS[min(len(HEIGHTS) - 1, max(0, math.floor(share * len(HEIGHTS))))]
 
 

@@ -1,7 +1,7 @@
 """Lay out the parts of a diagnosis as lines of cells for a given width.
 
 The screen and the text report use the same lines. Every mark is a sign or a word as well as a tone.
-Pure.
+The report is printed, copied, or attached to the description of a bug. Pure.
 """
 
 from __future__ import annotations
@@ -304,3 +304,31 @@ def _pad_or_cut(text: str, width: int) -> str:
 def _padded(cells: Cells, width: int) -> Cells:
     used = sum(cell_len(c.text) for c in cells)
     return cells if used >= width else (*cells, Cell(text=" " * (width - used)))
+
+
+WIDTH = 100
+"""Columns of a report that is not printed on a terminal."""
+
+
+def report(view_model: DiagnosisViewModel, width: int = WIDTH) -> str:
+    """Return every part that is not empty, each under its title."""
+    named: list[tuple[str, Lines]] = []
+    if view_model.verdicts or view_model.earlier:
+        named.append(("problems and remedies", verdicts_lines(view_model, width)))
+    if view_model.collectives:
+        named.append(("collectives", collectives_lines(view_model, width)))
+    if view_model.last_output:
+        named.append(("last log lines", last_output_lines(view_model, width)))
+    if view_model.stacks:
+        named.append(("stacks (innermost call first)", stacks_lines(view_model, width)))
+    if view_model.processes or view_model.machine or view_model.missing:
+        named.append(("processes", processes_lines(view_model, width)))
+    text = [plain(headline_lines(view_model, width))]
+    for title, lines in named:
+        text.append(f"-- {title} {'-' * max(3, width - len(title) - 4)}\n{plain(lines)}")
+    return "\n\n".join(text) + "\n"
+
+
+def file_name(run_id: str) -> str:
+    """Return ``ltui-brave-owl-3f2a-diagnosis``, without a suffix."""
+    return f"ltui-{run_id}-diagnosis"

@@ -21,8 +21,7 @@ from textual.widgets import Input, Static
 
 from ltui.widgets.columns import centred
 from ltui.widgets.formats import LOADING, NA
-from ltui.widgets.log_buffer import LogBuffer, occurrences, unfolded
-from ltui.widgets.log_rows import LogLevel, LogRows, shown_text
+from ltui.widgets.log_rows import LogBuffer, LogLevel, LogRows, occurrences, shown_text, unfolded
 from ltui.widgets.make_bindings import bindings
 from ltui.widgets.palette import LineStyles, cells_strip, line_styles
 from ltui.widgets.tone import Tone
@@ -175,14 +174,12 @@ class LogLines(ScrollView, can_focus=True):
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         super().watch_scroll_y(old_value, new_value)
-        if new_value < old_value and new_value < self.max_scroll_y and not self._shows_all_rows():
+        # If all rows fit, the view moved up without being scrolled.
+        fits = len(self._rows) <= self.size.height
+        if new_value < old_value and new_value < self.max_scroll_y and not fits:
             self.follow = False
         elif new_value >= self.max_scroll_y > 0:
             self.follow = True
-
-    def _shows_all_rows(self) -> bool:
-        """Return True if all rows fit, so that the view moved up without being scrolled."""
-        return len(self._rows) <= self.size.height
 
     # Search
 
@@ -232,8 +229,9 @@ class LogLines(ScrollView, can_focus=True):
         width, height = self.size
         base, styles = self.visual_style.rich_style, line_styles(self.app)
         if not len(self._rows):
+            note = f"no lines to show: {self.level.value}" if len(self._lines) else self.note
             is_middle = y == (height - 1) // 2
-            return cells_strip(centred(self._empty_note(), width) if is_middle else (), width, self)
+            return cells_strip(centred(note, width) if is_middle else (), width, self)
         index = self.scroll_offset.y + y
         if index >= len(self._rows):
             return Strip.blank(width, base)
@@ -251,9 +249,6 @@ class LogLines(ScrollView, can_focus=True):
             Strip(text.render(self.app.console, end="")).crop_extend(left, left + text_width, base),
         )
         return Strip.join(strips).adjust_cell_length(width, base).apply_style(base)
-
-    def _empty_note(self) -> str:
-        return f"no lines to show: {self.level.value}" if len(self._lines) else self.note
 
     def _prefix(self, line: LogLine, styles: LineStyles) -> Text:
         text = Text(no_wrap=True, end="")

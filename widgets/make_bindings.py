@@ -10,7 +10,7 @@ from textual.binding import Binding, BindingType
 
 def bindings(scope: str, table: str, *, priority: bool = False) -> list[BindingType]:
     """Return one binding per line ``keys | action | words | description``, with ids
-    ``scope.words``.
+    ``scope.words``; without a scope the ids are the words.
 
     A line ``[Charts]`` names the help's group for the lines below it.
     """
@@ -26,7 +26,7 @@ def bindings(scope: str, table: str, *, priority: bool = False) -> list[BindingT
                 keys,
                 action,
                 words,
-                id=f"{scope}.{words.replace(' ', '_').lower()}",
+                id=f"{scope}.{words.replace(' ', '_').lower()}".lstrip("."),
                 tooltip=tooltip,
                 priority=priority,
                 group=group,

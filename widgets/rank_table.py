@@ -61,14 +61,19 @@ class RankTable(Table[RankRow]):
         notes = [row.note for row in rows]
         if rows and rows[0].key:
             fixed, state = _grouped(fixed, state, rows)
-        return [*fixed, *shown, state, *([_widen(note, notes)] if _has_values(notes) else [])]
+        # The column of notes is as wide as the longest one; less important columns give way.
+        longest = max(map(len, notes), default=0)
+        note = replace(note, width=min(max(note.width, longest), NOTE_CELLS))
+        return [*fixed, *shown, state, *([note] if _has_values(notes) else [])]
 
     def cells_of(self, row: RankRow) -> Mapping[str, Cells]:
         strong = Tone.BAD if row.state.tone is Tone.BAD else Tone.PLAIN
         weak = Tone.BAD if row.state.tone is Tone.BAD else Tone.DIM
         if row.is_old:
             strong = weak = Tone.DIM
-        sign = _SIGNS.get(row.state.tone, "  ")
+        sign, metrics = _SIGNS.get(row.state.tone, "  "), row.metrics
+        if row.is_old:
+            metrics = tuple(replace(m, cell=replace(m.cell, tone=Tone.DIM)) for m in metrics)
         return {
             "rank": (Cell(text=row.rank, tone=strong),),
             "pid": (Cell(text=row.pid, tone=Tone.DIM),),
@@ -79,7 +84,7 @@ class RankTable(Table[RankRow]):
             "strip": (Cell(text=step_strip(row.strip, STRIP_WIDTH), tone=weak),),
             "state": (Cell(text=sign + row.state.text, tone=row.state.tone),),
             "note": (Cell(text=row.note, tone=strong),),
-            **{m.column.key: (_dimmed(m.cell) if row.is_old else m.cell,) for m in row.metrics},
+            **{metric.column.key: (metric.cell,) for metric in metrics},
         }
 
 
@@ -100,13 +105,3 @@ def _grouped(
         [replace(label, title=GROUPED_TITLE, width=width), *shown],
         replace(state, width=GROUPED_STATE_CELLS),
     )
-
-
-def _dimmed(cell: Cell) -> Cell:
-    return replace(cell, tone=Tone.DIM)
-
-
-def _widen(column: Column, notes: Sequence[str]) -> Column:
-    """Return the column of notes as wide as the longest note; less important columns give way."""
-    longest = max(map(len, notes), default=0)
-    return replace(column, width=min(max(column.width, longest), NOTE_CELLS))

@@ -21,6 +21,7 @@ from textual.strip import Strip
 from ltui.widgets.columns import (
     Cells,
     Column,
+    LazyRows,
     PlacedColumn,
     centred,
     changed_columns,
@@ -31,7 +32,6 @@ from ltui.widgets.columns import (
     title_line,
 )
 from ltui.widgets.formats import LOADING
-from ltui.widgets.lazy_rows import LazyRows
 from ltui.widgets.make_bindings import bindings
 from ltui.widgets.palette import cells_strip, line_styles
 from ltui.widgets.tone import Tone
@@ -100,18 +100,13 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         table: Table[Any]
         column: str
 
-    def __init__(
-        self,
-        rows: Sequence[Row] = (),
-        *,
-        id: str | None = None,  # noqa: A002 - Textual's name for it
-    ) -> None:
+    def __init__(self, *, id: str | None = None) -> None:  # noqa: A002 - Textual's name for it
         super().__init__(id=id)
-        self._rows: Sequence[Row] = tuple(rows)
+        self._rows: Sequence[Row] = ()
         self._placed: tuple[PlacedColumn, ...] = ()
-        self._keys: tuple[str, ...] = tuple(self.key_of(r) for r in self._rows)
+        self._keys: tuple[str, ...] = ()
         self._cells: dict[str, tuple[Row, Mapping[str, Cells]]] = {}
-        self._is_loading = not rows
+        self._is_loading = True
         """True until the first rows are set, even if these are none."""
         self._scrolled = 0
         """Number of columns after the first one that are scrolled out to the left."""
@@ -221,26 +216,18 @@ class Table(ScrollView, Generic[Row], can_focus=True):
             self._scrolled = max(0, self._scrolled + by)
             self.on_resize()
 
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        self._wheel_sideways(event, 1)
-
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        self._wheel_sideways(event, -1)
-
-    def on_mouse_scroll_right(self, event: events.MouseScrollRight) -> None:
-        self._wheel_sideways(event, 1, is_sideways=True)
-
-    def on_mouse_scroll_left(self, event: events.MouseScrollLeft) -> None:
-        self._wheel_sideways(event, -1, is_sideways=True)
-
-    def _wheel_sideways(
-        self, event: events.MouseEvent, by: int, *, is_sideways: bool = False
-    ) -> None:
+    @on(events.MouseScrollDown)
+    @on(events.MouseScrollUp)
+    @on(events.MouseScrollRight)
+    @on(events.MouseScrollLeft)
+    def _wheel_sideways(self, event: events.MouseEvent) -> None:
         """Scroll the columns by the wheel with shift, or by a wheel that turns sideways."""
+        is_sideways = isinstance(event, (events.MouseScrollRight, events.MouseScrollLeft))
         if self.SCROLLS_SIDEWAYS and (is_sideways or event.shift):
             event.stop()
             event.prevent_default()
-            self.action_sideways(by)
+            forwards = isinstance(event, (events.MouseScrollDown, events.MouseScrollRight))
+            self.action_sideways(1 if forwards else -1)
 
     def _update_virtual_size(self) -> None:
         width = max(1, self.scrollable_content_region.width)

@@ -19,8 +19,7 @@ from ltui.app.config_file import locate, theme_faults
 from ltui.app.exit_codes import EXIT_DONE
 from ltui.app.keys.own_keys import action_faults, default_keys, usable_keys
 from ltui.app.settings import Settings, config_path, read_user_config
-from ltui.app.textual_app import LtuiApp
-from ltui.app.theme_choice import first_theme
+from ltui.app.textual_app import LtuiApp, first_theme
 from ltui.app.user_config import SETTINGS, UserConfig
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.store.private_folder import make_private_folders

@@ -9,11 +9,11 @@ from argparse import Namespace
 
 from ltui.app.diagnosis.diagnosis_view import DiagnosisContext, diagnosis_view_model
 from ltui.app.diagnosis.request_diagnosis import DiagnosisResult, request_diagnosis
-from ltui.app.diagnosis.text_report import WIDTH, report
 from ltui.app.exit_codes import EXIT_DONE
 from ltui.app.output_file import output, print_json, refuse_existing
 from ltui.training.store.find_run import find_run
 from ltui.training.store.run_directory import ltui_home
+from ltui.widgets.diagnosis_lines import WIDTH, report
 from ltui.widgets.sanitise import clean_line
 
 NARROWEST, WIDEST = 60, 140

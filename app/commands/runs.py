@@ -149,7 +149,7 @@ def show(options: Namespace) -> int:
 def _show_code(run_dir: RunDir, *, as_json: bool) -> int:
     """Print what code the last attempt of a run was started with."""
     # Imported here: other commands do not need it.
-    from ltui.app.presentation.code_lines import code_lines
+    from ltui.app.presentation.run_configuration import code_lines
     from ltui.training.store.code_record import read_diff, read_records
 
     records = read_records(run_dir)

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from ltui.app.compare.alignment import Clock, Line, line_of, positions_of
 from ltui.app.live.curve_arithmetic import smooth
-from ltui.app.live.run_marks import RunMark
+from ltui.app.live.frame import RunMark
 from ltui.app.presentation.chart_axis import chart_marks
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_labels import MOST_COLOURS, RunLabels

@@ -13,10 +13,10 @@ from msgspec import Struct
 
 from ltui.app.compare.alignment import Clock
 from ltui.app.compare.compared_run import ComparedRun, summarise
-from ltui.app.live.default_metrics import default_choice
-from ltui.app.live.run_marks import checkpoint_marks, stored_marks
-from ltui.app.presentation.code_lines import COMMIT_DIGITS
-from ltui.app.presentation.headline_metric import headline_first
+from ltui.app.live.curve_arithmetic import default_choice
+from ltui.app.live.frame import checkpoint_marks, stored_marks
+from ltui.app.presentation.metric_names import headline_first
+from ltui.app.presentation.run_configuration import COMMIT_DIGITS
 from ltui.app.runs.run_settings import run_settings
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.metric_name_patterns import better_direction, is_evaluation

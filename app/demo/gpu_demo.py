@@ -24,11 +24,10 @@ from textual.widgets import Static
 from ltui.app.keys.footer import KeyFooter, KeyHint
 from ltui.app.live.frame import Frame
 from ltui.app.live.gpu_history import GpuHistory
-from ltui.app.panels.gpu_panel import GpuOverview
+from ltui.app.panels.gpu_panel import GpuOverview, GpuScreen
 from ltui.app.panels.panel import Panel
 from ltui.app.presentation.gpu_view import gpus_title
 from ltui.app.screens.dialog import ClosableScreen
-from ltui.app.screens.gpu_details import GpuScreen
 from ltui.app.textual_app import LtuiApp
 from ltui.training.gpu.findings import verdicts
 from ltui.training.gpu.reading import THERMAL, GpuProcess, GpuReading, GpuView, Xid

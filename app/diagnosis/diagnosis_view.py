@@ -19,8 +19,7 @@ from ltui.app.diagnosis.process_rows import (
     stack_title,
 )
 from ltui.app.presentation.snapshot_text import program_text
-from ltui.app.presentation.verdict_text import DURATION, level_word
-from ltui.app.state_words import state_word
+from ltui.app.state_words import DURATION, level_word, state_word
 from ltui.training.config.run_spec import BLOCKING_LEVELS
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence, RankEvidence
 from ltui.training.diagnosis.verdict_words import rank_machines

@@ -11,13 +11,14 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from ltui.app.presentation.machine_lines import (
+from ltui.app.presentation.machines import (
     all_ranks_text,
     listed_ranks,
+    machine_count,
     machine_problem_lines,
+    missing_machines,
     padded_labels,
 )
-from ltui.app.presentation.machines import machine_count, missing_machines
 from ltui.app.presentation.snapshot_text import (
     done_fraction,
     metrics_text,
@@ -27,8 +28,7 @@ from ltui.app.presentation.snapshot_text import (
     speed_text,
     title,
 )
-from ltui.app.presentation.verdict_text import verdict_line
-from ltui.app.state_words import is_blocked, needs_help, open_verdicts, state_word
+from ltui.app.state_words import is_blocked, needs_help, open_verdicts, state_word, verdict_line
 from ltui.training.state.metric_name_patterns import is_evaluation
 from ltui.training.state.run_snapshot import LIVE, RankState, RunSnapshot, RunState
 from ltui.widgets.formats import duration, percent

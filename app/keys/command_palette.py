@@ -17,7 +17,7 @@ from textual.markup import escape
 from textual.screen import ModalScreen, Screen
 
 from ltui.app.closing_screens import is_closing
-from ltui.app.keys.listed_keys import ListedKey, listed_keys, refusal_of
+from ltui.app.keys.footer import ListedKey, listed_keys, refusal_of
 from ltui.app.runs.run_entry import RunEntry
 from ltui.app.runs.run_list import RunList
 from ltui.training.config.preset_discovery import preset_names

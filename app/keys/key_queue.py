@@ -66,11 +66,11 @@ class HeldKey:
 class OrderedKeysApp(ClosingScreensApp):
     """An app that handles one key at a time."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.clock = clock
+        self.clock: Callable[[], float] = time.monotonic
         """Seconds, for what depends on when a key was pressed."""
-        self.input_at = clock()
+        self.input_at = self.clock()
         """Time of the clock at which the key or the click was pressed that is handled now."""
         self.is_repeat = False
         """Whether the key that is handled now repeats a held one."""

@@ -1,11 +1,13 @@
-"""The keys of the run screen, and the hints that its footer shows for the widget in focus."""
+"""The keys of the run screen, and the hints that its footer shows for the widget in focus.
+
+``CHART_KEYS`` are the same on every screen with linked charts.
+"""
 
 from __future__ import annotations
 
 from textual.widget import Widget
 from textual.widgets import Input
 
-from ltui.app.keys.chart_keys import CHART_HINTS, CHART_KEYS, SCALE_HINTS
 from ltui.app.keys.footer import FIELD_HELP_HINT, KeyHint
 from ltui.app.presentation.notifications import CONTROLS, refusal
 from ltui.training.config.run_spec import BLOCKING_LEVELS
@@ -14,6 +16,29 @@ from ltui.widgets.charts.chart import Chart
 from ltui.widgets.gpu_table import GpuTable
 from ltui.widgets.log_view import LogLines
 from ltui.widgets.rank_table import RankTable
+
+CHART_KEYS = """
+x      | axis                | x axis           | Steps, epochs, time, time of day or samples
+y      | log_scale           | y scale          | Switch between a linear and a logarithmic y axis
+o      | outliers            | outliers         | Show all values, or cut outliers off the y axis
++,=    | smooth(1)           | more smoothing   | Smooth the curves more
+-      | smooth(-1)          | less smoothing   | Smooth the curves less
+"""
+CHART_HINTS = (
+    KeyHint("↑↓", "zoom", "focused.zoom(1)"),
+    KeyHint("←→", "crosshair", "focused.move(1)"),
+    KeyHint("shift+←→", "pan", "focused.pan(1)"),
+    KeyHint("home", "show all", "focused.show_all"),
+    KeyHint(", .", "marks", "focused.mark(1)"),
+)
+"""Hints while a chart has the focus."""
+SCALE_HINTS = (
+    KeyHint("x", "x axis", "screen.axis"),
+    KeyHint("y", "y scale", "screen.log_scale"),
+    KeyHint("+-", "smoothing", "screen.smooth(1)"),
+)
+"""Hints for all charts of a screen."""
+
 
 KEYS = f"""
 [Run]

@@ -1,13 +1,15 @@
-"""Arithmetic on curves: append, smooth, position on an x axis. Pure, NumPy only."""
+"""The curves that a screen requests, and arithmetic on them. Pure, NumPy only."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
+from ltui.training.state.metric_name_patterns import GOALS, TRAIN_LOSS, is_evaluation
 from ltui.training.store.curve_reader import Curve, FloatArray
 from ltui.training.store.history_reader import ROW_SERIES, STEP_LOSS, STEP_SERIES
 
@@ -21,7 +23,7 @@ class CurveRequest(Struct, frozen=True, kw_only=True):
     """The curves that a screen shows, and their level of detail."""
 
     names: frozenset[str] | None = None
-    """Names of the curves; None means the default choice of ``default_metrics.py``."""
+    """Names of the curves; None means ``default_choice``."""
     steps: tuple[int, int] | None = None
     """First and last step of the visible part; None if everything is visible."""
 
@@ -121,3 +123,37 @@ def epoch_positions(
     knots_x = np.append(begins, begins[-1] + per_epoch)
     knots_y = np.append(epochs, epochs[-1] + 1)
     return np.asarray(np.interp(steps, knots_x, knots_y), dtype=np.float64)
+
+
+MAX_DEFAULT_METRICS = 5
+"""Maximum number of metrics in the default choice."""
+
+
+def default_choice(names: Collection[str]) -> tuple[str, ...]:
+    """Return the metrics shown by default, usually the loss of training and of validation.
+
+    If no loss is logged, or a reward is logged, the choice is what the script optimises instead.
+    """
+    logged = sorted(name for name in names if name not in STEP_CURVES or name == TRAIN_LOSS)
+    for goal in GOALS:
+        matches = [
+            name for name in logged if goal.search(name) and not _is_part_of_loss(name, goal)
+        ]
+        if matches:
+            return _training_first(matches)[:MAX_DEFAULT_METRICS]
+    return tuple(logged[:1])
+
+
+def _is_part_of_loss(name: str, goal: re.Pattern[str]) -> bool:
+    """Return whether another goal is only named inside a loss, as in ``reward_model_loss``."""
+    return "loss" in name.lower() and goal.pattern != "loss"
+
+
+def _training_first(names: Iterable[str]) -> tuple[str, ...]:
+    """Return one training curve, per step if there is one, then the curves of validation."""
+    names = list(names)
+    training = [name for name in names if not is_evaluation(name)]
+    stepwise = [n for n in training if "epoch" not in n.lower()]
+    named = [n for n in stepwise if "train" in n.lower()]
+    first = [TRAIN_LOSS] if TRAIN_LOSS in training else (named or stepwise or training)[:1]
+    return (*first, *(name for name in names if is_evaluation(name)))

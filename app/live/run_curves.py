@@ -1,11 +1,16 @@
 """The curves of one run that its screens request: metrics, throughput and readings of GPUs.
 
 They are read from the store when a screen requests them, and continued with the rows that the
-supervisor has written since. There is no thread and no clock here.
+supervisor has written since. Readings of GPUs are curves over the steps of the run, so that they
+are metrics like any other. There is no thread and no clock here.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection, Sequence
+
+import numpy as np
 from msgspec import Struct
 
 from ltui.app.live.curve_arithmetic import (
@@ -13,19 +18,109 @@ from ltui.app.live.curve_arithmetic import (
     STEP_SECONDS,
     LatestCurveRequest,
     concatenate,
+    default_choice,
+    empty_curve,
     splice,
 )
-from ltui.app.live.default_metrics import default_choice
-from ltui.app.live.gpu_curves import GpuCurves, gpu_curve_names, is_gpu_curve
 from ltui.training.state.metric_name_patterns import (
     MAX_RANK_RATES,
     THROUGHPUT,
     TOTAL_RANK,
     TRAIN_LOSS,
 )
-from ltui.training.state.run_snapshot import RunSnapshot
-from ltui.training.store.curve_reader import Curve
+from ltui.training.state.run_snapshot import GpuSnapshot, RunSnapshot
+from ltui.training.store.curve_reader import Curve, FloatArray, merge_points, to_curve
 from ltui.training.store.history_reader import CurveEnd, RunStore
+
+GIB = float(1 << 30)
+STORED_S = 6 * 3600.0
+"""Seconds of stored readings that a curve begins with; the store keeps no more."""
+GPU_POINTS = 2000
+"""Maximum number of points that stored readings are merged into."""
+_READINGS = {
+    "utilisation_percent": ("utilisation_percent", 1.0),
+    "memory_gib": ("memory_used_bytes", 1 / GIB),
+    "power_w": ("power_w", 1.0),
+    "temperature_c": ("temperature_c", 1.0),
+}
+"""Last part of a curve's name -> field of a reading, and the factor of its values."""
+_NAME = re.compile(r"gpu/(\d+)/(\w+)")
+
+
+def gpu_curve_names(gpus: Sequence[GpuSnapshot]) -> list[str]:
+    """Return the names of all curves of these GPUs: ``gpu/0/power_w``."""
+    return [f"gpu/{gpu.number}/{reading}" for gpu in gpus for reading in _READINGS]
+
+
+def is_gpu_curve(name: str) -> bool:
+    """Return whether a name is that of a GPU's curve, not of a logged metric."""
+    match = _NAME.fullmatch(name)
+    return match is not None and match[2] in _READINGS
+
+
+class GpuCurves:
+    """The requested curves of GPUs: stored readings, then those of each new snapshot."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        """Changes when a curve changes."""
+        self._curves: dict[str, Curve] = {}
+        self._last_at: dict[int, float] = {}
+
+    def curves(self) -> dict[str, Curve]:
+        """Return the loaded curves by name."""
+        return dict(self._curves)
+
+    def add(self, gpus: Sequence[GpuSnapshot], step: float, epoch: float) -> None:
+        """Add the newest readings, taken at this step. Readings that were added are skipped."""
+        for gpu in gpus:
+            at = gpu.sampled_at
+            if at is None or gpu.error is not None or at <= self._last_at.get(gpu.number, 0.0):
+                continue
+            self._last_at[gpu.number] = at
+            for reading, (field, factor) in _READINGS.items():
+                name, value = f"gpu/{gpu.number}/{reading}", getattr(gpu, field)
+                if value is None or name not in self._curves:
+                    continue
+                value *= factor
+                point = to_curve([(step, epoch, at, value, value, value, 1)])
+                curve = concatenate([self._curves[name], point])
+                if len(curve) > 2 * GPU_POINTS:
+                    curve = merge_points(curve, GPU_POINTS)
+                self._curves[name] = curve
+                self.version += 1
+
+    def read(self, store: RunStore, names: Collection[str], training: Curve) -> None:
+        """Load stored readings. ``training`` gives the step and the epoch of each time."""
+        for name in names:
+            match = _NAME.fullmatch(name)
+            if match is None:
+                continue
+            readings = store.gpu_history(int(match[1]), STORED_S)
+            field, factor = _READINGS[match[2]]
+            self._curves[name] = _over_steps(readings["t"], factor * readings[field], training)
+            self.version += 1
+
+    def forget(self, names: Collection[str]) -> None:
+        """Drop these curves."""
+        for name in names:
+            self._curves.pop(name, None)
+
+
+def _over_steps(times: FloatArray, values: FloatArray, training: Curve) -> Curve:
+    finite = np.isfinite(training.times)
+    if not len(times) or not finite.any():
+        return empty_curve()
+    order = np.argsort(training.times[finite], kind="stable")
+    known, steps = training.times[finite][order], training.steps[finite][order]
+    epochs = training.epochs[finite][order]
+    # Several readings may belong to one step, as during a validation.
+    at = np.maximum.accumulate(np.interp(times, known, steps))
+    curve = Curve(
+        at, np.interp(times, known, epochs), times, values, values, values, np.ones(len(times))
+    )
+    return merge_points(curve, GPU_POINTS)
+
 
 TAIL_STEPS = 2048
 """Number of steps at the end of a curve that are read one by one. The end of the smoothed curve
@@ -186,7 +281,9 @@ class RunCurves:
         """Read what the screen requests: whole curves if they are new, else their new points."""
         with store.one_state():
             position = store.queue_position(self._attempt)
-            if any(_restarted(loaded.position, position) for loaded in self._loaded.values()):
+            before = (loaded.position for loaded in self._loaded.values())
+            # With another queue of rank 0 than before, its steps begin again.
+            if position is not None and any(b is not None and b[1] != position[1] for b in before):
                 self.forget()
             if not self._stored_names:
                 self._read_names(store)
@@ -278,8 +375,3 @@ class RunCurves:
         # Before the first step readings belong to no curve.
         if snapshot.global_step is not None:
             self._gpus.add(snapshot.gpus, float(snapshot.global_step), float(snapshot.epoch or 0))
-
-
-def _restarted(before: tuple[int, int] | None, now: tuple[int, int] | None) -> bool:
-    """Return whether rank 0 has another queue than before, so that its steps begin again."""
-    return before is not None and now is not None and before[1] != now[1]

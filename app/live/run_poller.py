@@ -16,11 +16,17 @@ from contextlib import suppress
 from typing import Any
 
 from ltui.app.live.curve_arithmetic import LatestCurveRequest
-from ltui.app.live.frame import Frame, RankException, ResolvedVerdict
+from ltui.app.live.frame import (
+    Frame,
+    RankException,
+    ResolvedVerdict,
+    RunMark,
+    checkpoint_marks,
+    stored_marks,
+)
 from ltui.app.live.gpu_history import HISTORY_S, GpuHistory
 from ltui.app.live.log_tail import LogTail
 from ltui.app.live.run_curves import RunCurves, stored_attempt_ranks
-from ltui.app.live.run_marks import RunMark, checkpoint_marks, stored_marks
 from ltui.training.config.run_spec import RunSpec, VerdictLevel
 from ltui.training.lifecycle.recover_runs import current_snapshot
 from ltui.training.lifecycle.supervisor_client import ControlClient

@@ -1,20 +1,26 @@
-"""The GPU panel: heat strips of many GPUs, one row for each GPU, and the findings about them."""
+"""The GPU panel: heat strips of many GPUs, one row for each GPU, and the findings about them.
+
+A dialog shows all readings of one GPU. Charts show the last minutes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
-from textual import on
+import numpy as np
+from rich.text import Text
+from textual import events, on
 from textual.app import ComposeResult
-from textual.containers import Grid, Vertical
+from textual.binding import BindingType
+from textual.containers import Grid, Horizontal, Vertical, VerticalScroll
+from textual.widgets import Static
 
 from ltui.app.live.frame import Frame
 from ltui.app.live.gpu_history import HEAT_S, GpuSeries
 from ltui.app.panels.panel import LiveText, Panel
 from ltui.app.presentation import run_view
-from ltui.app.presentation.gpu_charts import CHART_NAMES, gpu_charts
 from ltui.app.presentation.gpu_view import (
     HEAT_STRIP_MIN_GPUS,
     find_gpu,
@@ -23,14 +29,72 @@ from ltui.app.presentation.gpu_view import (
     gpu_rows,
     gpus_title,
     note_text,
+    readings_text,
 )
 from ltui.app.presentation.rank_grid import gpu_grid, has_gpu_grid
+from ltui.app.screens.dialog import Dialog
 from ltui.training.state.run_snapshot import GpuSnapshot, RunSnapshot
 from ltui.widgets.cell_grid import grid_lines
 from ltui.widgets.charts.chart import Chart
 from ltui.widgets.gpu_table import BELOW, GpuTable, heat_lines
 from ltui.widgets.line_sheet import LiveLines
-from ltui.widgets.view_models import GpuRow
+from ltui.widgets.make_bindings import bindings
+from ltui.widgets.view_models import ChartSeries, ChartViewModel, GpuRow
+
+GIB = float(1 << 30)
+
+
+class _Line(NamedTuple):
+    name: str
+    reading: str
+    """One of ``GPU_READINGS``."""
+    colour: int
+    factor: float = 1.0
+    """The reading times this is in the unit of the chart."""
+
+
+_LINES = {
+    "activity": (
+        _Line("util", "utilisation_percent", 0),
+        _Line("SM", "sm_activity", 1, 100.0),
+        _Line("tensor cores", "tensor_activity", 2, 100.0),
+        _Line("DRAM", "dram_activity", 3, 100.0),
+    ),
+    "power": (_Line("power", "power_w", 1),),
+    "temperature": (_Line("temperature", "temperature_c", 5),),
+    "memory": (_Line("memory", "memory_used_bytes", 4, 1 / GIB),),
+}
+_UNITS = {"activity": "% of time", "power": "W", "temperature": "°C", "memory": "GiB"}
+CHART_NAMES = tuple(_LINES)
+"""Names of the charts, in their order on the screen."""
+_NO_DATA = "not available on this GPU, or not sampled yet"
+
+
+def gpu_charts(history: GpuSeries) -> dict[str, ChartViewModel]:
+    """Return the charts by name: activity, power, temperature and memory.
+
+    They show the past; the present readings are in the table or the list beside them.
+    """
+    times = np.array(history.values("t"), dtype=np.float64)
+    x = times - times[0] if len(times) else times
+    charts = {}
+    for name, lines in _LINES.items():
+        series = []
+        for line in lines:
+            y = line.factor * np.array(history.values(line.reading), dtype=np.float64)
+            if np.isfinite(y).any():
+                series.append(ChartSeries(name=line.name, x=x, y=y, colour=line.colour))
+        charts[name] = ChartViewModel(
+            title=f"{name}, {_UNITS[name]}",
+            series=tuple(series),
+            x_label="time",
+            x_time=True,
+            note=None if series else _NO_DATA,
+            is_rate=name != "temperature",
+            shows_values=False,
+        )
+    return charts
+
 
 TITLE = "GPUs"
 MAX_TABLE_LINES = 9
@@ -217,3 +281,66 @@ class GpuOverview(Vertical):
         else:
             heat.show(partial(heat_lines, rows, min(available, len(rows)), HEAT_S))
         return len(heat.lines_for(max(1, heat.size.width or self.size.width)))
+
+
+REFRESH_S = 1.0
+"""Seconds between two updates of the screen."""
+CHARTS_FROM = 100
+"""Minimum cells of width to show charts next to the readings."""
+
+
+class GpuScreen(Dialog[None]):
+    """A dialog that follows the newest frame. ``[`` and ``]`` go to the previous and next GPU."""
+
+    BINDINGS: ClassVar[list[BindingType]] = bindings(
+        "gpu",
+        """
+        escape,q,enter | dismiss  | close    | Close
+        [,left         | other(-1) | previous | Previous GPU
+        ],right        | other(1)  | next     | Next GPU
+        """,
+    )
+
+    def __init__(
+        self, frame_of: Callable[[], Frame | None], name: str, *, label: str = "GPU"
+    ) -> None:
+        super().__init__()
+        self._frame_of, self.gpu, self._label = frame_of, name, label
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog -wide"):
+            with Horizontal(id="one-gpu"):
+                with VerticalScroll(id="readings-scroll"):
+                    yield LiveText(id="readings", wraps=True)
+                yield GpuCharts(id="gpu-charts")
+            yield Static(Text("Esc: close   [ ]: previous, next GPU   ↑↓: scroll"), id="answers")
+
+    def on_mount(self) -> None:
+        self.query_one("#readings-scroll").focus()
+        self._fit_width(self.app.size.width)
+        self._update()
+        self.set_interval(REFRESH_S, self._update)
+
+    def on_resize(self, event: events.Resize) -> None:
+        self._fit_width(event.size.width)
+
+    def _fit_width(self, width: int) -> None:
+        self.query_one("#gpu-charts").display = width >= CHARTS_FROM
+
+    def _update(self) -> None:
+        frame = self._frame_of()
+        gpu = find_gpu(frame, self.gpu) if frame is not None else None
+        self.query_one(".dialog").border_title = f"{self._label} {self.gpu}"
+        readings = self.query_one("#readings", LiveText)
+        if frame is None or gpu is None:
+            readings.show(Text("no readings of this GPU at present"))
+            return
+        readings.show(readings_text(gpu, frame))
+        self.query_one(GpuCharts).show(frame, gpu)
+
+    def action_other(self, by: int) -> None:
+        frame = self._frame_of()
+        names = [row.index for row in gpu_rows(frame)] if frame is not None else []
+        if self.gpu in names:
+            self.gpu = names[(names.index(self.gpu) + by) % len(names)]
+            self._update()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -18,15 +19,13 @@ from textual.app import ComposeResult
 from textual.message import Message
 
 from ltui.app.keys.key_queue import OrderedKeysApp
-from ltui.app.panels.launch_line import LaunchLine
-from ltui.app.panels.panel import Panel
-from ltui.app.panels.worker_results import call_screen, error_lines
-from ltui.app.screens.dialog import TYPED_AT_ONCE, ProblemScreen
+from ltui.app.panels.panel import LaunchLine, Panel, Submitted
+from ltui.app.screens.dialog import TYPED_AT_ONCE, ProblemScreen, call_screen, error_lines
 
 if TYPE_CHECKING:
     from textual.timer import Timer
 
-    from ltui.app.panels.preset_fields import FormTexts, LaunchForm
+    from ltui.app.panels.form_fields import FormTexts, LaunchForm
     from ltui.training.config.device_selection import Machine
     from ltui.training.config.preset_form import FormResult
     from ltui.training.config.presets import Preset
@@ -42,21 +41,19 @@ NOTHING_SELECTED = "Select a preset that can be read."
 class FormPanel(Panel):
     """The panel with the form, its checks and its launch line."""
 
+    @dataclass
     class Launched(Message):
         """A run was launched, and its supervisor answered."""
 
-        def __init__(self, run_dir: RunDir) -> None:
-            super().__init__()
-            self.run_dir = run_dir
+        run_dir: RunDir
 
+    @dataclass
     class Checked(Message):
-        """The form was checked; ``text`` is the configuration that Lightning would get.
+        """The form was checked; ``text`` is the configuration that Lightning would get."""
 
-        ``changed``: the lines, from 0, that differ from the preset."""
-
-        def __init__(self, text: str, changed: frozenset[int]) -> None:
-            super().__init__()
-            self.text, self.changed = text, changed
+        text: str
+        changed: frozenset[int]
+        """The lines, from 0, that differ from the preset."""
 
     def __init__(self, home: Path, *, readonly: bool, id: str) -> None:  # noqa: A002
         super().__init__(2, "reading presets …", id=id)
@@ -87,8 +84,7 @@ class FormPanel(Panel):
     async def start(self) -> None:
         """Mount the form. It is checked once ``use_machine`` was called."""
         # Imported here: the first frame has no form.
-        from ltui.app.panels.form_fields import FieldHint
-        from ltui.app.panels.preset_fields import LaunchForm
+        from ltui.app.panels.form_fields import FieldHint, LaunchForm
         from ltui.training.config.device_selection import UNKNOWN_MACHINE
 
         self.machine = UNKNOWN_MACHINE
@@ -160,10 +156,6 @@ class FormPanel(Panel):
             self._check_timer.stop()
         self._check_timer = self.set_timer(CHECK_AFTER_S, self._check_form)
 
-    def on_form_field_entered(self, event: Message) -> None:
-        event.stop()
-        self.launch()
-
     def _check_form(self) -> None:
         form = self.form
         if form is None or not self._has_machine:
@@ -232,16 +224,19 @@ class FormPanel(Panel):
         else:
             line.show(summary, ready=True)
 
+    def _usable_form(self) -> tuple[Preset, FormTexts] | None:
+        """Return the preset with the texts of its fields; None, after the reason was shown, if
+        there is none or nobody may use it."""
+        if not self.readonly and self.preset is not None and self.form is not None:
+            return self.preset, self.form.texts()
+        self.refuse(READONLY if self.readonly else NOTHING_SELECTED)
+        return None
+
     def check_with_classes(self) -> None:
         """Check the form by importing the classes of its configuration, which runs their code."""
-        if self.readonly:
-            self.refuse(READONLY)
-            return
-        if self.preset is None or self.form is None:
-            self.refuse(NOTHING_SELECTED)
-            return
-        self.notify("checking (a few seconds) …", timeout=4)
-        self._deep_check(self.preset, self.form.texts().settings)
+        if (shown := self._usable_form()) is not None:
+            self.notify("checking (a few seconds) …", timeout=4)
+            self._deep_check(shown[0], shown[1].settings)
 
     @work(thread=True, exclusive=True, group="deep check")
     def _deep_check(self, preset: Preset, texts: dict[str, str]) -> None:
@@ -266,11 +261,7 @@ class FormPanel(Panel):
 
     def edit(self) -> None:
         """Open the configuration as YAML."""
-        if self.readonly:
-            self.refuse(READONLY)
-            return
-        if self.preset is None or self.form is None:
-            self.refuse(NOTHING_SELECTED)
+        if (usable := self._usable_form()) is None:
             return
         # Imported here: the first frame has no editor.
         from ltui.app.launch.launch_defaults import with_launch_defaults
@@ -279,13 +270,12 @@ class FormPanel(Panel):
         from ltui.training.config.preset_form import apply_form
         from ltui.training.problem import ProblemError
 
-        preset = shown = self.preset
+        preset, texts = usable
+        shown = preset
         # A launch reports what is wrong with the defaults.
         with suppress(ProblemError):
             shown = with_launch_defaults(preset)
-        text = editor_text(
-            shown, apply_form(preset, self.form.texts().settings, self.machine).document
-        )
+        text = editor_text(shown, apply_form(preset, texts.settings, self.machine).document)
 
         async def edited(new: str | None) -> None:
             if new is not None and new != text:
@@ -302,16 +292,14 @@ class FormPanel(Panel):
 
     def launch(self) -> None:
         """Launch the run that the launch line describes."""
-        keys = cast(OrderedKeysApp, self.app)
-        if self.readonly:
-            self.refuse(READONLY)
-        elif self.preset is None or self.form is None:
-            self.refuse(NOTHING_SELECTED)
-        elif not keys.had_pause(self._focused_at):
+        shown = self._usable_form()
+        if shown is None:
+            return
+        if not cast(OrderedKeysApp, self.app).had_pause(self._focused_at):
             self.refuse(TYPED_AT_ONCE)
         elif not self._launching:
             self._launching = True
-            self._launch(self.preset, self.form.texts())
+            self._launch(*shown)
 
     @work(thread=True, group="launch")
     def _launch(self, preset: Preset, texts: FormTexts) -> None:
@@ -357,8 +345,8 @@ class FormPanel(Panel):
         """Show the reason why nothing was done."""
         self.notify(reason, severity="warning", markup=False)
 
-    @on(LaunchLine.Pressed)
-    def _pressed(self, event: LaunchLine.Pressed) -> None:
+    @on(Submitted)
+    def _submitted(self, event: Submitted) -> None:
         event.stop()
         self.launch()
 

@@ -1,6 +1,7 @@
 """Charts that show the same part of the x axis and the same crosshair, and their settings.
 
-The settings are remembered for the preset or script.
+The settings are remembered for the preset or script. A grid has as many charts as fit, or as many
+as the user wants.
 """
 
 from __future__ import annotations
@@ -11,19 +12,124 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
-from textual import on
+from textual import events, on
+from textual.app import ComposeResult
 from textual.containers import Container
+from textual.markup import escape
 
 from ltui.app.live.curve_arithmetic import CurveRequest, LatestCurveRequest
 from ltui.app.live.frame import Frame
-from ltui.app.preferences import read_script_preferences, write_script_preferences
+from ltui.app.presentation import metric_pages
 from ltui.app.presentation.chart_axis import Axis
 from ltui.app.presentation.metric_charts import ChartSettings
-from ltui.app.presentation.metric_list import preference_key
+from ltui.app.presentation.metric_names import preference_key
+from ltui.app.presentation.metric_pages import MetricOrder, MetricPages, pages_from_json
+from ltui.app.settings import read_script_preferences, write_script_preferences
 from ltui.widgets import formats
 from ltui.widgets.charts.axis_scale import AxisRange
 from ltui.widgets.charts.chart import Chart
+from ltui.widgets.view_models import ChartViewModel
+
+MAX_CHARTS = 8
+MIN_CHART_LINES = 6
+"""Minimum lines of a chart: legend, axis and four lines of curves."""
+TWO_COLUMNS_FROM = 120
+"""Minimum cells of width for two columns of charts."""
+
+
+class GridShape(Struct, frozen=True):
+    """Columns and rows of a grid."""
+
+    columns: int
+    rows: int
+
+    @property
+    def places(self) -> int:
+        return self.columns * self.rows
+
+
+class MetricGrid(Container):
+    """Charts in columns and rows."""
+
+    DEFAULT_CSS = """
+    MetricGrid { layout: grid; grid-size: 1; height: 1fr; width: 1fr; }
+    MetricGrid Chart { height: 1fr; }
+    MetricGrid.-titled Chart {
+        border-top: solid $border-blurred; border-title-color: $foreground;
+    }
+    MetricGrid.-titled Chart:focus { border-top: heavy $primary; border-title-style: bold; }
+    """
+
+    def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's name for it
+        super().__init__(id=id)
+        self._view_models: tuple[ChartViewModel, ...] = ()
+        self._shape: GridShape | None = None
+        self._shown = 0
+
+    def compose(self) -> ComposeResult:
+        yield Chart(id="loss-chart")
+
+    @property
+    def charts(self) -> list[Chart]:
+        """The visible charts, in the order of their view models."""
+        return list(self.query(Chart))[: self._shown]
+
+    @property
+    def hidden_charts(self) -> int:
+        """Number of charts that do not fit."""
+        return len(self._view_models) - self._shown
+
+    def show(
+        self,
+        view_models: Sequence[ChartViewModel],
+        shape: GridShape | None = None,
+        *,
+        titled: bool = False,
+    ) -> None:
+        """Draw the first of the charts: as many as ``shape`` has places, or as many as fit.
+
+        With ``titled`` each chart has its title above it.
+        """
+        self.set_class(titled, "-titled")
+        self._view_models, self._shape = tuple(view_models), shape
+        places = shape or self._capacity()
+        most = places.places if shape else min(places.places, MAX_CHARTS)
+        self._shown = max(1, min(len(self._view_models), most))
+        columns = places.columns if shape else min(places.columns, max(1, self._shown - 1))
+        if self.styles.grid_size_columns != columns:
+            self.styles.grid_size_columns = columns
+        rows = places.rows if shape else 0
+        if self.styles.grid_size_rows != rows:
+            self.styles.grid_size_rows = rows
+        charts = list(self.query(Chart))
+        for number in range(len(charts), self._shown):
+            charts.append(Chart(id=f"metric-chart-{number}"))
+            # A new chart shows the part of the x axis that the others show.
+            charts[-1].set_reactive(Chart.view, charts[0].view)
+            self.mount(charts[-1])
+        for number, chart in enumerate(charts):
+            visible = number < self._shown
+            if chart.display != visible:
+                chart.display = visible
+            if visible and number < len(self._view_models):
+                self._draw(chart, self._view_models[number])
+
+    def _draw(self, chart: Chart, view_model: ChartViewModel) -> None:
+        chart.view_model = view_model
+        title = escape(view_model.title) if self.has_class("-titled") else None
+        if chart.border_title != title:
+            chart.border_title = title
+
+    def on_resize(self, event: events.Resize) -> None:  # noqa: ARG002
+        if self._view_models:
+            self.show(self._view_models, self._shape, titled=self.has_class("-titled"))
+
+    def _capacity(self) -> GridShape:
+        columns = 2 if self.size.width >= TWO_COLUMNS_FROM else 1
+        return GridShape(columns, max(1, self.size.height // MIN_CHART_LINES))
+
 
 PREFERENCE = "charts"
 """Key in ``preferences.json`` of a mapping from preset or script to axis and smoothing."""
@@ -38,6 +144,10 @@ class LinkedCharts(Container):
         self._home, self._requests = home, requests
         self._script = ""
         """The preset or script of the run; empty until it is known."""
+        self._frame: Frame | None = None
+        self.pages = MetricPages()
+        """What the user chose on the screen of all metrics."""
+        self._order = MetricOrder()
 
     @abstractmethod
     def redraw(self) -> None:
@@ -48,6 +158,7 @@ class LinkedCharts(Container):
     def use_remembered(self, remembered: Mapping[str, Any]) -> None:
         """Use what was chosen before for this preset or script, by key."""
         self.settings = self.settings.with_json(remembered.get(PREFERENCE))
+        self.pages = pages_from_json(remembered.get(metric_pages.PREFERENCE))
 
     def read_preferences(self, frame: Frame) -> None:
         """Use what was chosen before, once the preset or script of the run is known."""
@@ -55,11 +166,7 @@ class LinkedCharts(Container):
         script = preference_key(run.preset, run.command)
         if script and script != self._script:
             self._script = script
-            self.use_remembered(self.remembered())
-
-    def remembered(self) -> dict[str, Any]:
-        """Return what is remembered for the preset or script, by key."""
-        return read_script_preferences(self._home, self._script)
+            self.use_remembered(read_script_preferences(self._home, self._script))
 
     def remember(self, choices: Mapping[str, Any]) -> None:
         """Remember choices by their keys."""
@@ -74,7 +181,8 @@ class LinkedCharts(Container):
             )
 
     def adopt(self, other: LinkedCharts) -> None:
-        """Use the axis and the smoothing of the charts of another screen."""
+        """Use the axis, the smoothing and the pages of the charts of another screen."""
+        self.pages = other.pages
         axis, smoothing = other.settings.axis, other.settings.smoothing
         settings = replace(self.settings, axis=axis, smoothing=smoothing)
         if settings != self.settings:

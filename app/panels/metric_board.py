@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from msgspec import to_builtins
 from msgspec.structs import replace
 from rich.text import Text
 from textual import events
@@ -14,8 +13,7 @@ from textual.reactive import var
 
 from ltui.app.live.curve_arithmetic import LatestCurveRequest
 from ltui.app.live.frame import Frame
-from ltui.app.panels.linked_charts import LinkedCharts
-from ltui.app.panels.metric_grid import GridShape, MetricGrid
+from ltui.app.panels.linked_charts import GridShape, LinkedCharts, MetricGrid
 from ltui.app.panels.panel import LiveText
 from ltui.app.presentation import metric_charts
 from ltui.app.presentation.metric_pages import (
@@ -24,9 +22,7 @@ from ltui.app.presentation.metric_pages import (
     MAX_ROWS,
     ORDERS,
     PREFERENCE,
-    MetricOrder,
     MetricPages,
-    pages_from_json,
     shape_for,
 )
 from ltui.widgets.sanitise import clean_name
@@ -45,9 +41,6 @@ class MetricBoard(LinkedCharts):
 
     def __init__(self, home: Path, requests: LatestCurveRequest, *, id: str) -> None:  # noqa: A002 - Textual's
         super().__init__(home, requests, id=id)
-        self.pages = MetricPages()
-        self._frame: Frame | None = None
-        self._order = MetricOrder()
         self._first = 0
         """Place of the first visible metric."""
         self._drawn: tuple[object, ...] = ()
@@ -166,7 +159,7 @@ class MetricBoard(LinkedCharts):
         self.pages = pages
         self._order.invalidate()
         self.redraw()
-        self.remember({PREFERENCE: pages.to_json()})
+        self.remember({PREFERENCE: to_builtins(pages)})
 
     def change_shape(self, columns: int, rows: int) -> None:
         """Add columns and rows; negative numbers remove some."""
@@ -185,10 +178,6 @@ class MetricBoard(LinkedCharts):
         super().reset()
         self._scales.clear()
         self.use(replace(self.pages, columns=None, rows=None))
-
-    def use_remembered(self, remembered: Mapping[str, Any]) -> None:
-        super().use_remembered(remembered)
-        self.pages = pages_from_json(remembered.get(PREFERENCE))
 
     # -- the line above the charts -----------------------------------------------------------------
 

@@ -7,6 +7,7 @@ methods are called in a worker's thread, because reading takes longer than one f
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -80,12 +81,11 @@ class PresetsPanel(FilterPanel):
 
     LIST: ClassVar[str] = "#preset-list"
 
+    @dataclass
     class Highlighted(Message):
         """The cursor moved to another preset; ``name`` is None if no preset matches the filter."""
 
-        def __init__(self, name: str | None) -> None:
-            super().__init__()
-            self.name = name
+        name: str | None
 
     class Entered(Message):
         """The highlighted preset was selected with Enter or a double click."""

@@ -6,9 +6,11 @@ that nothing changes on one machine.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
+from msgspec.structs import replace
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import BindingType
@@ -61,12 +63,11 @@ class MachineTable(RankTable):
         """,
     )
 
+    @dataclass
     class FoldPressed(Message):
         """The user folds or unfolds the machine of a row, or all machines if ``key`` is None."""
 
-        def __init__(self, key: str | None) -> None:
-            super().__init__()
-            self.key = key
+        key: str | None
 
     class FilterPressed(Message):
         """The user opens the filter."""
@@ -211,7 +212,8 @@ class RanksPanel(FilterPanel):
         self.table.cursor = index
         node = int(keys[index].removeprefix(MACHINE_KEY))
         unfolded = not _is_unfolded(self.table.rows[index])
-        self._selection = self._selection.with_fold(node, unfolded=unfolded)
+        folds = {**self._selection.unfolded, node: unfolded}
+        self._selection = replace(self._selection, unfolded=folds)
         self._redraw()
 
     def _fold_all(self) -> None:
@@ -222,9 +224,7 @@ class RanksPanel(FilterPanel):
             if key.startswith(MACHINE_KEY)
         }
         unfold = not any(map(_is_unfolded, machines.values()))
-        self._selection = RowSelection(
-            unfolded=dict.fromkeys(machines, unfold), query=self._selection.query
-        )
+        self._selection = replace(self._selection, unfolded=dict.fromkeys(machines, unfold))
         self._redraw()
 
 

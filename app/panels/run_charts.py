@@ -13,17 +13,11 @@ from textual.app import ComposeResult
 
 from ltui.app.live.curve_arithmetic import LatestCurveRequest
 from ltui.app.live.frame import Frame
-from ltui.app.panels.linked_charts import LinkedCharts
-from ltui.app.panels.metric_grid import GridShape, MetricGrid
+from ltui.app.panels.linked_charts import GridShape, LinkedCharts, MetricGrid
 from ltui.app.panels.panel import LiveText, Panel
-from ltui.app.presentation import chart_axis, metric_charts, metric_pages, run_view
-from ltui.app.presentation.metric_list import MetricChoice
-from ltui.app.presentation.metric_pages import (
-    MetricOrder,
-    MetricPages,
-    pages_from_json,
-    shape_of_small_charts,
-)
+from ltui.app.presentation import chart_axis, metric_charts, run_view
+from ltui.app.presentation.metric_names import MetricChoice
+from ltui.app.presentation.metric_pages import shape_of_small_charts
 from ltui.training.state.metric_name_patterns import THROUGHPUT
 from ltui.widgets.charts.chart import Chart
 from ltui.widgets.view_models import ChartMark
@@ -49,11 +43,7 @@ class RunCharts(LinkedCharts):
 
     def __init__(self, home: Path, requests: LatestCurveRequest, *, id: str) -> None:  # noqa: A002 - Textual's
         super().__init__(home, requests, id=id)
-        self._frame: Frame | None = None
         self._visible: frozenset[str] = frozenset()
-        self._pages = MetricPages()
-        """What the user chose on the screen of all metrics."""
-        self._order = MetricOrder()
         self._small: tuple[tuple[str, ...], GridShape] | None = None
         """The metrics with small charts, if the first panel has these."""
         self._drawn: dict[str, tuple[Any, ...]] = {}
@@ -90,7 +80,7 @@ class RunCharts(LinkedCharts):
 
     def _small_charts(self, frame: Frame) -> tuple[tuple[str, ...], GridShape] | None:
         """Return the metrics that fit into the first panel, and the shape of their grid."""
-        self._order.update(self._pages, frame.curve_names, frame.snapshot.metrics)
+        self._order.update(self.pages, frame.curve_names, frame.snapshot.metrics)
         shape = GridShape(*shape_of_small_charts(*self.query_one(MetricGrid).size))
         names = self._order.names[: shape.places]
         return (names, shape) if names else None
@@ -109,7 +99,8 @@ class RunCharts(LinkedCharts):
             hidden, remedy = len(self._order.names) - len(names), "(M: all)"
         more = [f"{hidden} more {remedy}"] if hidden > 0 else []
         figures = metric_charts.metrics_subtitle(frame, self.settings)
-        self._caption("loss", metric_charts.metrics_title(view_models), figures, *more)
+        title = view_models[0].title if len(view_models) == 1 else "metrics"
+        self._caption("loss", title, figures, *more)
         self._add_legend(view_models[0].marks)
 
     def _is_due(self, name: str, frame: Frame) -> bool:
@@ -159,7 +150,7 @@ class RunCharts(LinkedCharts):
     def choose_metrics(self) -> None:
         """Open the list of metrics for the panel with the focus, and show the chosen ones."""
         # Imported here: the first screen of a run does not need it.
-        from ltui.app.screens.metric_chooser import MetricChooser
+        from ltui.app.screens.choosers import MetricChooser
 
         frame = self._frame
         if frame is None or not frame.curve_names:
@@ -220,11 +211,6 @@ class RunCharts(LinkedCharts):
             joined=remembered.get(JOINED_PREFERENCE) is True,
             every=remembered.get(EVERY_PREFERENCE) is True,
         )
-        self._pages = pages_from_json(remembered.get(metric_pages.PREFERENCE))
-
-    def adopt(self, other: LinkedCharts) -> None:
-        super().adopt(other)
-        self._pages = pages_from_json(self.remembered().get(metric_pages.PREFERENCE))
 
     def _request(self, frame: Frame) -> None:
         first, second = self.settings.metrics, self.settings.second or ()

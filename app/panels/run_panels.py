@@ -14,7 +14,6 @@ from textual import events, on
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.message import Message
-from textual.widget import Widget
 from textual.widgets import Static
 
 from ltui.app.live.curve_arithmetic import LatestCurveRequest
@@ -32,10 +31,9 @@ from ltui.app.panels.movable_borders import (
     PanelLayout,
     TableLines,
 )
-from ltui.app.panels.panel import LiveText, Panel, SettingChosen
+from ltui.app.panels.panel import LiveText, Panel, SettingChosen, TabBar, focus_in, panel_around
 from ltui.app.panels.ranks_panel import RanksPanel
 from ltui.app.panels.run_charts import RunCharts
-from ltui.app.panels.tab_bar import TabBar
 from ltui.app.presentation import run_details
 from ltui.app.presentation.rank_grid import MIN_RANKS
 from ltui.app.settings import settings_of
@@ -247,15 +245,12 @@ class RunPanels(MovableBorders):
     def choose(self, name: str) -> None:
         """Show a panel and move the focus into it."""
         self._apply_layout(self.panel_layout.choose(name))
-        for child in self.query_one(f"#{name}").query("*"):
-            if child.focusable and child.display:
-                child.focus()
-                break
+        focus_in(self.query_one(f"#{name}"))
 
     def toggle_zoom(self) -> None:
         """Maximise the panel with the focus, or restore all panels."""
         layout, focused = self.panel_layout, self.screen.focused
-        name = None if layout.zoomed or focused is None else _panel_of(focused)
+        name = None if layout.zoomed else panel_around(focused, PANELS)
         layout = layout if name is None else layout.choose(name)
         self._apply_layout(replace(layout, zoomed=not layout.zoomed))
 
@@ -280,7 +275,7 @@ class RunPanels(MovableBorders):
 
     @on(events.DescendantFocus)
     def _focus_moved(self, event: events.DescendantFocus) -> None:
-        name = _panel_of(event.widget)
+        name = panel_around(event.widget, PANELS)
         if name is None or self.panel_layout.zoomed:
             return
         layout = self.panel_layout.choose(name)
@@ -298,12 +293,6 @@ class RunPanels(MovableBorders):
             self.choose("log")
             if self._frame is not None:
                 self.log_panel.show(self._frame)
-
-
-def _panel_of(widget: Widget) -> str | None:
-    """Return the name of the panel around ``widget``."""
-    names = (node.id for node in widget.ancestors_with_self if isinstance(node, Panel))
-    return next((name for name in names if name in PANELS), None)
 
 
 def table_lines(snapshot: RunSnapshot) -> TableLines:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, cast
@@ -14,7 +15,7 @@ from textual.message import Message
 from textual.widgets import Input, Static
 
 from ltui.app.panels.panel import FilterPanel, SettingChosen
-from ltui.app.panels.worker_results import call_screen, error_lines
+from ltui.app.screens.dialog import call_screen, error_lines
 from ltui.app.settings import settings_of
 from ltui.widgets.sanitise import clean_line
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from ltui.app.runs.list_layout import ListLayout
     from ltui.app.runs.run_entry import RunEntry
     from ltui.app.runs.run_list import RunList
-    from ltui.app.screens.column_chooser import ColumnChooser
+    from ltui.app.screens.choosers import ColumnChooser
     from ltui.widgets.table import Table
 
 TITLE = "runs"
@@ -46,12 +47,11 @@ class RunsPanel(FilterPanel):
 
     LIST: ClassVar[str] = "#runs-table"
 
+    @dataclass
     class Opened(Message):
         """A run was opened with Enter or a click."""
 
-        def __init__(self, line: RunEntry) -> None:
-            super().__init__()
-            self.line = line
+        line: RunEntry
 
     class Listed(Message):
         """The runs were read and are listed; also if that failed."""
@@ -199,7 +199,7 @@ class RunsPanel(FilterPanel):
         from ltui.app.runs.filter_runs import run_filter
         from ltui.app.runs.filter_syntax import FilterError
         from ltui.app.runs.run_rows import distinct_programs, is_empty, run_row
-        from ltui.widgets.lazy_rows import LazyRows
+        from ltui.widgets.columns import LazyRows
 
         now = time.time()
         error_line = self.query_one("#runs-filter-error", Static)
@@ -221,10 +221,13 @@ class RunsPanel(FilterPanel):
         )
         table.columns, table.order = columns, layout.order
         table.note = NO_MATCH if self.lines and not shown else None
-        places = range(len(shown))
         used = frozenset(line.summary.short_program for line in shown if line.summary is not None)
         programs = distinct_programs(used)
-        longest = [max(places, key=length) for length in _lengths(shown, programs)] if shown else []
+        names = [programs[line.summary.short_program] if line.summary else "" for line in shown]
+        # The longest texts decide the widths of columns.
+        texts = ([line.name for line in shown], [line.state for line in shown], names)
+        lengths = [[len(text) for text in column] for column in texts if column]
+        longest = [column.index(max(column)) for column in lengths]
         table.set_rows(
             LazyRows(
                 [line.id for line in shown],
@@ -393,15 +396,3 @@ class RunsPanel(FilterPanel):
 
 def _columns(count: int) -> str:
     return f"{count} column{'s' if count > 1 else ''}"
-
-
-def _lengths(
-    lines: Sequence[RunEntry], programs: Mapping[str, str]
-) -> tuple[Callable[[int], int], ...]:
-    """Return functions for the lengths of the texts that decide the widths of columns."""
-    shown = [programs[line.summary.short_program] if line.summary else "" for line in lines]
-    return (
-        lambda i: len(lines[i].name),
-        lambda i: len(lines[i].state),
-        lambda i: len(shown[i]),
-    )

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from ltui.app.live.curve_arithmetic import epoch_positions, select_points
-from ltui.app.live.frame import Frame
-from ltui.app.live.gpu_curves import is_gpu_curve
-from ltui.app.live.run_marks import MarkKind, RunMark
+from ltui.app.live.frame import Frame, MarkKind, RunMark
+from ltui.app.live.run_curves import is_gpu_curve
 from ltui.training.state.metric_name_patterns import THROUGHPUT
 from ltui.training.state.run_snapshot import LIVE
 from ltui.training.store.curve_reader import Curve, FloatArray

@@ -16,8 +16,8 @@ from ltui.app.state_words import open_verdicts
 from ltui.training.state.run_snapshot import LIVE, GpuProcessSnapshot, GpuSnapshot, Verdict
 from ltui.training.state.verdict_kinds import is_gpu_kind
 from ltui.widgets import formats
+from ltui.widgets.columns import LazyRows
 from ltui.widgets.gpu_table import BELOW, SIGNS
-from ltui.widgets.lazy_rows import LazyRows
 from ltui.widgets.sanitise import clean_line, clean_name
 from ltui.widgets.tone import Tone
 from ltui.widgets.view_models import Cell, GpuRow
@@ -117,8 +117,9 @@ def gpu_blocks(frame: Frame, rows: Sequence[GpuRow]) -> tuple[GpuRow, ...]:
         note = row.note or (f"throttled: {row.throttle}" if row.throttle and not own else "")
         if note and not any(note in line.text for line in lines):
             lines.insert(0, Cell(text=note, tone=row.tone if row.tone in SIGNS else Tone.WARN))
-        processes = sorted(gpu.processes or (), key=lambda p: -(p.memory_bytes or 0))
-        lines += [_process_cell(process) for process in processes]
+        for process in sorted(gpu.processes or (), key=lambda p: -(p.memory_bytes or 0)):
+            tone = Tone.WARN if process.owner == "foreign" else Tone.DIM
+            lines.append(Cell(text=_process_line(process), tone=tone))
         blocks.append(replace(row, in_block=True))
         blocks += [
             replace(row, index=f"{row.index}{BELOW}{n}", line=(Cell(text=" " * 8), cell))
@@ -133,11 +134,6 @@ def _finding_line(finding: Verdict) -> Cell:
     about = re.match(r"GPU \S+: ", cause)
     text = cause[about.end() :] if about is not None else cause
     return Cell(text=f"{SIGNS[tone]} {text}{_rank_suffix(finding)}", tone=tone)
-
-
-def _process_cell(process: GpuProcessSnapshot) -> Cell:
-    tone = Tone.WARN if process.owner == "foreign" else Tone.DIM
-    return Cell(text=_process_line(process), tone=tone)
 
 
 def note_text(frame: Frame) -> Text:
@@ -240,8 +236,7 @@ def findings_text(frame: Frame, max_lines: int, *, more: str = ": d diagnose") -
 def _rank_suffix(finding: Verdict) -> str:
     if not finding.culprits or "rank" in finding.cause:
         return ""
-    word = "rank" if len(finding.culprits) == 1 else "ranks"
-    return f" ({word} {formats.ranks(finding.culprits)})"
+    return f" ({formats.rank_words(finding.culprits)})"
 
 
 def gpus_title(frame: Frame) -> str:
@@ -271,7 +266,7 @@ def readings_text(gpu: GpuSnapshot, frame: Frame) -> Text:
     for finding in active_findings(frame):
         if _is_about(finding, gpu):
             out.append(f"{SIGNS[_finding_tone(finding)]} {clean_line(finding.cause)}\n", "bold")
-    for title, lines in _reading_groups(gpu, frame.now):
+    for title, lines in _reading_groups(gpu, frame.now).items():
         out.append(f"{title}\n", "bold")
         for label, value in lines:
             out.append(f"  {label:<22}", "dim")
@@ -283,24 +278,20 @@ def readings_text(gpu: GpuSnapshot, frame: Frame) -> Text:
 Lines = list[tuple[str, str]]
 
 
-def _reading_groups(gpu: GpuSnapshot, now: float) -> list[tuple[str, Lines]]:
-    return [
-        ("GPU", _identity_lines(gpu, now)),
-        ("work", _work_lines(gpu)),
-        ("power and heat", _heat_lines(gpu)),
-        ("links", _link_lines(gpu)),
-        ("memory health", _health_lines(gpu)),
-    ]
-
-
-def _identity_lines(gpu: GpuSnapshot, now: float) -> Lines:
+def _reading_groups(gpu: GpuSnapshot, now: float) -> dict[str, Lines]:
     age = None if gpu.sampled_at is None else max(0.0, now - gpu.sampled_at)
-    return [
-        ("model", clean_name(gpu.name or formats.NA)),
-        ("UUID", clean_name(gpu.uuid or formats.NA)),
-        ("ranks", formats.ranks(gpu.ranks) if gpu.ranks else "none"),
-        ("sampled", formats.ago(age)),
-    ]
+    return {
+        "GPU": [
+            ("model", clean_name(gpu.name or formats.NA)),
+            ("UUID", clean_name(gpu.uuid or formats.NA)),
+            ("ranks", formats.ranks(gpu.ranks) if gpu.ranks else "none"),
+            ("sampled", formats.ago(age)),
+        ],
+        "work": _work_lines(gpu),
+        "power and heat": _heat_lines(gpu),
+        "links": _link_lines(gpu),
+        "memory health": _health_lines(gpu),
+    }
 
 
 def _work_lines(gpu: GpuSnapshot) -> Lines:

@@ -1,14 +1,19 @@
-"""One line that describes what a launch would start: ranks, length and GPUs. Pure."""
+"""What a launch would start, in one line, and the free GPUs to choose from. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from rich.text import Text
+
+from ltui.app.presentation.snapshot_text import gpu_name
 from ltui.training.config.device_selection import Machine, choose_devices
 from ltui.training.config.node_environment import choose_nodes
 from ltui.training.config.yaml_document import resolve
+from ltui.training.gpu.reading import GpuReading, GpuView, busy_reason, usable_gpus
 from ltui.widgets import formats
+from ltui.widgets.sanitise import clean_line
 
 
 def launch_summary(document: Mapping[str, Any], machine: Machine, cpu_ranks: int) -> str:
@@ -50,3 +55,44 @@ def _device_text(accelerator: str, devices: int | list[int], free: str | None) -
         return "the first GPU to be free" if count == "1" else f"the first {count} GPUs to be free"
     numbers = list(range(devices)) if isinstance(devices, int) else sorted(devices)
     return f"GPU {numbers[0]}" if len(numbers) == 1 else f"GPUs {formats.ranks(tuple(numbers))}"
+
+
+MAX_GPUS = 8
+"""Maximum number of GPUs with a line each. If there are more, those in use come first."""
+
+
+def free_gpus_text(view: GpuView) -> Text:
+    """Return the number of free GPUs, and a line per GPU with its free memory or its user."""
+    readings = usable_gpus(view.readings)
+    if not readings:
+        return Text(f"GPUs: {clean_line(view.note or 'none')}", "dim")
+    occupants = {reading.index: busy_reason(reading) for reading in readings}
+    free = sum(reason is None for reason in occupants.values())
+    out = Text()
+    out.append(f"GPUs: {free} of {len(readings)} free", "bold")
+    if free:
+        number = "one" if free == 1 else "two"
+        out.append(f"; free:{min(free, 2)} chooses the {number} with the most free memory", "dim")
+    if view.note is not None:
+        out.append(f"\n! {clean_line(view.note)}", "bold")
+    shown = list(readings)
+    if len(shown) > MAX_GPUS:
+        shown.sort(key=lambda r: (occupants[r.index] is None, r.index))
+        shown = shown[:MAX_GPUS]
+    for reading in shown:
+        _append_gpu(out, reading, occupants[reading.index])
+    if len(readings) > len(shown):
+        out.append(f"\n  and {len(readings) - len(shown)} more", "dim")
+    return out
+
+
+def _append_gpu(out: Text, reading: GpuReading, occupant: str | None) -> None:
+    name = gpu_name(reading.name)
+    used, total = reading.memory_used_bytes, reading.memory_total_bytes
+    memory = None if used is None or total is None else total - used
+    sign = "○" if occupant is None else "●"
+    state = "free" if occupant is None else clean_line(occupant)
+    out.append(
+        f"\n  {sign} {reading.label:>3}  {name:<16.16}  {formats.size(memory):>8} left  {state}",
+        "" if occupant is None else "dim",
+    )

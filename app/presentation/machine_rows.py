@@ -18,20 +18,26 @@ from ltui.app.live.frame import Frame
 from ltui.app.presentation.machines import (
     NO_REPORT,
     NOT_REPORTING,
+    QUIET_STATES,
     machine_names,
     machine_note,
+    machine_utilisation,
     rank_range,
     ranks_by_machine,
     report_age_text,
 )
-from ltui.app.presentation.rank_metrics import rank_metrics
-from ltui.app.presentation.run_view import RankVerdicts, rank_row, rank_state, rank_verdicts
+from ltui.app.presentation.run_view import (
+    RankVerdicts,
+    rank_metrics,
+    rank_row,
+    rank_state,
+    rank_verdicts,
+)
 from ltui.app.state_words import machine_state_word, open_verdicts
 from ltui.training.config.run_spec import BLOCKING_LEVELS
 from ltui.training.state.run_snapshot import LIVE, NodeSnapshot, NodeState, RankSnapshot, RankState
 from ltui.widgets import formats
-from ltui.widgets.columns import Column
-from ltui.widgets.lazy_rows import LazyRows
+from ltui.widgets.columns import Column, LazyRows
 from ltui.widgets.sanitise import clean_name
 from ltui.widgets.tone import Tone
 from ltui.widgets.view_models import Cell, RankMetric, RankRow
@@ -61,7 +67,6 @@ _MACHINE_SEVERITY = {
     NodeState.SILENT: 3,
     NodeState.JOINING: 1,
 }
-_QUIET_STATES = frozenset({NodeState.CONNECTED, NodeState.ENDED})
 
 
 class RowSelection(Struct, frozen=True, kw_only=True):
@@ -70,35 +75,18 @@ class RowSelection(Struct, frozen=True, kw_only=True):
     unfolded: Mapping[int, bool] = field(default_factory=dict)
     """Machines that the user unfolded (True) or folded (False)."""
     query: str = ""
-    """Words that each listed rank matches; see ``RankFilter``."""
-
-    def with_fold(self, node: int, *, unfolded: bool) -> RowSelection:
-        """Return the selection after the user folded or unfolded a machine."""
-        return replace(self, unfolded={**self.unfolded, node: unfolded})
-
-
-class RankFilter(Struct, frozen=True):
-    """Words to filter ranks by: machine, rank or state.
-
-    ``12``, ``r12`` and ``0-15`` select ranks, ``gpu-b:12`` a rank of a machine. Any other word is a
-    part of the name, the host, the address or the state of a machine, or of the state of a rank.
-    """
-
-    words: tuple[str, ...]
-
-    @classmethod
-    def of(cls, query: str) -> RankFilter:
-        return cls(tuple(query.lower().split()))
-
-    def matches(self, machine: str, rank: int, state: str) -> bool:
-        """Return True if all words match. ``machine``: the lower-case words about the machine."""
-        return all(_matches(word, machine, rank, state) for word in self.words)
+    """Words that each listed rank matches; see ``matches``."""
 
 
 _RANKS = re.compile(r"r?(\d+)(?:-r?(\d+))?$")
 
 
-def _matches(word: str, machine: str, rank: int, state: str) -> bool:
+def matches(word: str, machine: str, rank: int, state: str) -> bool:
+    """Return whether a word selects a rank. ``machine``: the lower-case words about its machine.
+
+    ``12``, ``r12`` and ``0-15`` select ranks, ``gpu-b:12`` a rank of a machine. Any other word is a
+    part of the name, the host, the address or the state of a machine, or of the state of a rank.
+    """
     name, colon, number = word.rpartition(":")
     if colon and name in machine and number.isdigit():
         return int(number) == rank
@@ -157,22 +145,17 @@ class MachineRows:
 
     @cached_property
     def _machine_utilisation(self) -> dict[int, float]:
-        """The mean utilisation of the GPUs of each machine, 0 to 1."""
-        values: dict[int, list[float]] = {}
-        for gpu in self._frame.snapshot.gpus:
-            if gpu.utilisation_percent is not None and gpu.error is None:
-                values.setdefault(gpu.node, []).append(gpu.utilisation_percent / 100)
-        return {node: sum(parts) / len(parts) for node, parts in values.items()}
+        return machine_utilisation(self._frame.snapshot)
 
     def rows(self) -> LazyRows[RankRow]:
         """Return the rows of machines, and below each unfolded machine those of its ranks."""
-        wanted = RankFilter.of(self._selection.query)
+        words = self._selection.query.lower().split()
         machines = []
         self.listed_ranks = 0
         for number, node in self._nodes.items():
             ranks = self._ranks.get(number, [])
-            shown = self._matching(wanted, node, ranks) if wanted.words else ranks
-            if wanted.words and not shown:
+            shown = self._matching(words, node, ranks) if words else ranks
+            if words and not shown:
                 continue
             self.listed_ranks += len(shown)
             machines.append((self._machine_severity(node, ranks), node, ranks, shown))
@@ -219,16 +202,17 @@ class MachineRows:
     # -- severity ----------------------------------------------------------------------------------
 
     def _matching(
-        self, wanted: RankFilter, node: NodeSnapshot, ranks: Sequence[RankSnapshot]
+        self, words: Sequence[str], node: NodeSnapshot, ranks: Sequence[RankSnapshot]
     ) -> list[RankSnapshot]:
         parts = (self._names.get(node.node), node.name, node.host, node.address)
         machine = " ".join(part for part in parts if part).lower()
         if node.state is not NodeState.CONNECTED:
             machine += f" {machine_state_word(node.state)}"
+        states = {rank.rank: self._rank_state(node, rank).text for rank in ranks}
         return [
             rank
             for rank in ranks
-            if wanted.matches(machine, rank.rank, self._rank_state(node, rank).text)
+            if all(matches(word, machine, rank.rank, states[rank.rank]) for word in words)
         ]
 
     def _rank_state(self, node: NodeSnapshot, rank: RankSnapshot) -> Cell:
@@ -311,7 +295,7 @@ class MachineRows:
 
     def _machine_state(self, node: NodeSnapshot, ranks: Sequence[RankSnapshot]) -> tuple[Cell, str]:
         """Return the state of a machine, and the reason for it or the states of other ranks."""
-        if self._live and node.state not in _QUIET_STATES:
+        if self._live and node.state not in QUIET_STATES:
             tone = Tone.BAD if _MACHINE_SEVERITY[node.state] >= 4 else Tone.WARN
             note = machine_note(node)
             if not note and node.state in NOT_REPORTING:

@@ -1,14 +1,21 @@
 """Names and states of the machines of a run on several machines, and labels of ranks. Pure.
 
-On one machine ``RunSnapshot.nodes`` is empty, and every function here returns an empty result.
+On one machine ``RunSnapshot.nodes`` is empty, and the functions about machines return an empty
+result. The second part has plain lines, for ``ltui show`` and a run in the foreground.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
-from ltui.app.presentation.snapshot_text import rank_counts, slow_ranks
+from ltui.app.presentation.snapshot_text import (
+    LOUD_RANK_STATES,
+    rank_counts,
+    ranks_text,
+    slow_ranks,
+)
+from ltui.app.state_words import machine_state_word, waiting_reason
 from ltui.training.state.run_snapshot import (
     LIVE,
     NodeSnapshot,
@@ -18,6 +25,7 @@ from ltui.training.state.run_snapshot import (
     RunSnapshot,
 )
 from ltui.widgets import formats
+from ltui.widgets.formats import duration
 from ltui.widgets.sanitise import clean_line, clean_name
 from ltui.widgets.view_models import LAUNCHER
 
@@ -39,6 +47,8 @@ NOT_REPORTING = frozenset(
     }
 )
 """States in which the values of a machine are those of its last report."""
+QUIET_STATES = frozenset({NodeState.CONNECTED, NodeState.ENDED})
+"""States of which nothing is to be said."""
 
 
 def machine_names(run: RunSnapshot) -> dict[int, str]:
@@ -154,6 +164,15 @@ def report_age_text(node: NodeSnapshot, *, since_snapshot_s: float, live: bool) 
     return f"< {NORMAL_AGE_S} s" if age_s < NORMAL_AGE_S else formats.age(float(int(age_s)))
 
 
+def machine_utilisation(run: RunSnapshot) -> dict[int, float]:
+    """Return the mean utilisation of the GPUs of each machine, 0 to 1."""
+    values: dict[int, list[float]] = {}
+    for gpu in run.gpus:
+        if gpu.utilisation_percent is not None and gpu.error is None:
+            values.setdefault(gpu.node, []).append(gpu.utilisation_percent / 100)
+    return {node: sum(parts) / len(parts) for node, parts in values.items()}
+
+
 def machine_note(node: NodeSnapshot) -> str:
     """Return the reason for the state of a machine; empty if it reports normally."""
     return clean_line(node.note, 120) if node.note else ""
@@ -164,3 +183,83 @@ def clock_text(skew_s: float | None) -> str:
     if skew_s is None or abs(skew_s) < 1:
         return ""
     return f"clock {formats.age(abs(round(skew_s)))} {'ahead' if skew_s > 0 else 'behind'}"
+
+
+def machine_table(run: RunSnapshot) -> list[tuple[str, ...]]:
+    """Return a row for each machine: name, ranks, state, slowest step, GPU use, last report."""
+    names, live = machine_names(run), run.state in LIVE
+    ranks, use = ranks_by_machine(run), machine_utilisation(run)
+    return [
+        (
+            names[node.node],
+            f"ranks {rank_range([r.rank for r in ranks[node.node]] or node.ranks)}",
+            _state_text(node, ranks[node.node], live=live),
+            _slowest_step_text(ranks[node.node]) if live else "",
+            f"GPUs {formats.percent(use[node.node])} busy" if live and node.node in use else "",
+            _report_text(node, live=live),
+            clean_name(node.address or node.host or ""),
+            ", ".join(part for part in (machine_note(node), clock_text(node.clock_skew_s)) if part),
+        )
+        for node in run.nodes
+    ]
+
+
+def machine_problem_lines(run: RunSnapshot) -> list[str]:
+    """Return a line for each machine that does not report or has not joined yet."""
+    names = machine_names(run)
+    shown = [n for n in run.nodes if n.state in NOT_REPORTING or n.state is NodeState.JOINING]
+    lines = []
+    for node in shown:
+        parts = [f"{names[node.node]}: {machine_state_word(node.state)}", machine_note(node)]
+        lines.append("  ".join(part for part in parts if part))
+    return lines
+
+
+def listed_ranks(
+    run: RunSnapshot, limit: int
+) -> tuple[Sequence[RankSnapshot], tuple[RankSnapshot, ...]]:
+    """Return the ranks to list and the others.
+
+    If not all ranks of several machines can be listed, those that need help come first.
+    """
+    ranks: Sequence[RankSnapshot] = run.ranks
+    if run.nodes and len(ranks) > limit:
+        ranks = sorted(ranks, key=lambda rank: rank.state not in LOUD_RANK_STATES)
+    return ranks[:limit], tuple(ranks[limit:])
+
+
+def all_ranks_text(run: RunSnapshot) -> str:
+    """Return the ranks by state: ``2 ranks ok``, ``1 STALLED, 3 ok``, ``8 ok, 8 no report``.
+
+    Before the training begins, return what the ranks wait for, such as a machine that must join.
+    """
+    if missing_machines(run):
+        return rank_summary(run)
+    loud = any(rank.state in LOUD_RANK_STATES for rank in run.ranks)
+    waits = "" if loud else waiting_reason(run)
+    return waits or ranks_text(run.ranks, slow_ranks(run))
+
+
+def padded_labels(run: RunSnapshot) -> dict[int, str]:
+    """Return the labels ``gpu-b:12`` of all ranks in one width; empty on one machine."""
+    labels = rank_labels(run)
+    width = max(map(len, labels.values()), default=0)
+    return {rank: label.ljust(width) for rank, label in labels.items()}
+
+
+def _state_text(node: NodeSnapshot, ranks: Sequence[RankSnapshot], *, live: bool) -> str:
+    if (live and node.state not in QUIET_STATES) or not ranks:
+        return machine_state_word(node.state)
+    return rank_counts(tuple(ranks))
+
+
+def _slowest_step_text(ranks: Sequence[RankSnapshot]) -> str:
+    slowest = max((rank.step_s for rank in ranks if rank.step_s), default=None)
+    return "" if slowest is None else f"slowest step {duration(slowest)}"
+
+
+def _report_text(node: NodeSnapshot, *, live: bool) -> str:
+    text = report_age_text(node, since_snapshot_s=0.0, live=live)
+    if not text or text == LOCAL:
+        return text
+    return "no report yet" if node.link_age_s is None else f"last report {text} ago"

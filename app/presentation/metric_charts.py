@@ -9,12 +9,10 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ltui.app.live.curve_arithmetic import STEP_SECONDS, smooth
-from ltui.app.live.default_metrics import default_choice
+from ltui.app.live.curve_arithmetic import STEP_SECONDS, default_choice, smooth
 from ltui.app.live.frame import Frame
 from ltui.app.presentation.chart_axis import AXES, SAMPLES, Axis
-from ltui.app.presentation.metric_list import chart_groups, metric_quantity
-from ltui.app.presentation.printed_metrics import pattern_hint
+from ltui.app.presentation.metric_names import chart_groups, metric_quantity, pattern_hint
 from ltui.app.presentation.run_view import silence_text
 from ltui.app.presentation.snapshot_text import STEPS_PER_S, rate
 from ltui.app.state_words import is_blocked
@@ -220,11 +218,6 @@ def _series(
     return ChartSeries(
         name=name, x=positions, y=curve.mean, colour=colour, dim=dim, low=low, high=high
     )
-
-
-def metrics_title(charts: Sequence[ChartViewModel]) -> str:
-    """Return the title of the panel: the quantity of its only chart, or ``metrics``."""
-    return charts[0].title if len(charts) == 1 else "metrics"
 
 
 def metrics_subtitle(frame: Frame, settings: ChartSettings) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ltui.app.live.gpu_curves import is_gpu_curve
-from ltui.app.presentation.metric_list import matching
+from ltui.app.live.run_curves import is_gpu_curve
+from ltui.app.presentation.metric_names import matching
 from ltui.training.state.metric_name_patterns import (
     INCIDENTAL,
     LEARNING_RATE,
@@ -30,8 +29,9 @@ MAX_COLUMNS, MAX_ROWS = 6, 8
 FAVOURITE_SIGN = "★"
 
 
-class MetricPages(Struct, frozen=True, kw_only=True):
-    """What the user chose on the screen of all metrics, as it is remembered."""
+class MetricPages(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the user chose on the screen of all metrics. What differs from the default is
+    remembered."""
 
     columns: int | None = None
     """Columns of charts; None means as many as the terminal has room for."""
@@ -63,17 +63,6 @@ class MetricPages(Struct, frozen=True, kw_only=True):
             shown.sort(key=lambda name: changed_at.get(name, -1.0), reverse=True)
         first = [name for name in self.favourites if name in shown]
         return (*first, *(name for name in shown if name not in first))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what differs from the default."""
-        values = {
-            "columns": self.columns,
-            "rows": self.rows,
-            "order": self.order if self.order != "matters" else None,
-            "favourites": list(self.favourites),
-            "filter": self.filter,
-        }
-        return {key: value for key, value in values.items() if value}
 
 
 def _weight(name: str) -> int:

@@ -11,10 +11,9 @@ from collections.abc import Iterable, Sequence
 from rich.text import Text
 
 from ltui.app.live.frame import Frame
-from ltui.app.presentation.code_lines import short_code_lines
-from ltui.app.presentation.headline_metric import measured_by, ordered_metrics
-from ltui.app.presentation.machines import clock_text, machine_names, rank_range
-from ltui.app.presentation.run_configuration import hyperparameters, settings
+from ltui.app.presentation.machines import QUIET_STATES, clock_text, machine_names, rank_range
+from ltui.app.presentation.metric_names import measured_by, ordered_metrics
+from ltui.app.presentation.run_configuration import hyperparameters, settings, short_code_lines
 from ltui.app.presentation.snapshot_text import (
     checkpoint_text,
     job_text,
@@ -23,7 +22,7 @@ from ltui.app.presentation.snapshot_text import (
     script_checkpoints_title,
 )
 from ltui.app.state_words import machine_state_word
-from ltui.training.state.run_snapshot import LIVE, CheckpointInfo, NodeState
+from ltui.training.state.run_snapshot import LIVE, CheckpointInfo
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line, clean_name
 
@@ -168,7 +167,7 @@ def _append_machines(out: Text, frame: Frame) -> None:
     names = machine_names(run)
     out.append("\nmachines\n", "bold")
     for node in run.nodes[:MAX_MACHINES]:
-        quiet = node.state in (NodeState.CONNECTED, NodeState.ENDED) or run.state not in LIVE
+        quiet = node.state in QUIET_STATES or run.state not in LIVE
         parts = [
             clean_name(node.address or node.host or ""),
             f"ranks {rank_range(node.ranks)}",

@@ -6,14 +6,15 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from ltui.app.presentation.headline_metric import measured_by, ordered_metrics
-from ltui.app.presentation.machine_lines import (
+from ltui.app.presentation.machines import (
     all_ranks_text,
     listed_ranks,
+    machine_count,
+    machine_names,
     machine_table,
     padded_labels,
 )
-from ltui.app.presentation.machines import machine_count, machine_names
+from ltui.app.presentation.metric_names import measured_by, ordered_metrics
 from ltui.app.presentation.snapshot_text import (
     checkpoint_text,
     current_rate,
@@ -32,13 +33,14 @@ from ltui.app.presentation.snapshot_text import (
     stop_text,
     title,
 )
-from ltui.app.presentation.verdict_text import verdict_line, warning_line
 from ltui.app.state_words import (
     bad_loss_sentence,
     ended_sentence,
     needs_help,
     open_verdicts,
     state_word,
+    verdict_line,
+    warning_line,
 )
 from ltui.training.state.good_checkpoints import (
     advice_before_nan,
@@ -306,8 +308,9 @@ def _combined_text(snapshot: RunSnapshot) -> str:
 def _times_text(snapshot: RunSnapshot, now: float) -> str:
     """Return ``started 2 h ago, attempt 2 started 4 m ago, 12 m 08 s left``."""
     started = snapshot.started_at
+    first = started if snapshot.created_at is None else snapshot.created_at
     times = []
-    if (first := _first_start(snapshot)) is not None:
+    if first is not None:
         times.append(f"started {ago(now - first)}")
     if snapshot.attempt > 1 and started is not None:
         times.append(f"attempt {snapshot.attempt} started {ago(now - started)}")
@@ -330,10 +333,6 @@ def _job_text(snapshot: RunSnapshot, now: float) -> str:
         "" if job.ends_at is None else f", time limit in {duration(max(0.0, job.ends_at - now))}"
     )
     return f"{job_text(job)}{limit}"
-
-
-def _first_start(snapshot: RunSnapshot) -> float | None:
-    return snapshot.started_at if snapshot.created_at is None else snapshot.created_at
 
 
 def _attempt_text(snapshot: RunSnapshot) -> str:

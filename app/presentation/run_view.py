@@ -1,15 +1,19 @@
-"""View models of a run screen's header, notes, ranks and end. Pure."""
+"""View models of a run screen's header, notes, ranks and end. Pure.
+
+A new column of the rank table is one more entry of ``RANK_METRICS``. Its value is a field of
+``RankSnapshot`` or a ``StepField``, which the rank sends with every batch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 from rich.text import Text
 
 from ltui.app.live.frame import Frame, RankException
 from ltui.app.presentation.machines import machine_count, rank_labels
-from ltui.app.presentation.rank_metrics import cpu_text, memory_text, rank_metrics
 from ltui.app.presentation.snapshot_text import (
     done_fraction,
     newest_checkpoint_text,
@@ -21,19 +25,22 @@ from ltui.app.presentation.snapshot_text import (
     stop_text,
     total_epochs,
 )
-from ltui.app.presentation.verdict_text import recovery_text, verdict_banner_text, warning_line
 from ltui.app.state_words import (
     FAILED,
     bad_loss_sentence,
     ended_detail,
     is_blocked,
     open_verdicts,
+    recovery_text,
     state_sign,
     state_word,
+    verdict_banner_text,
     verdict_note,
     waiting_reason,
+    warning_line,
 )
 from ltui.training.config.run_spec import BLOCKING_LEVELS
+from ltui.training.shared.record_types import StepField
 from ltui.training.state.run_snapshot import (
     LIVE,
     RankSnapshot,
@@ -44,9 +51,66 @@ from ltui.training.state.run_snapshot import (
 )
 from ltui.training.state.verdict_tracker import most_severe_first
 from ltui.widgets import formats
+from ltui.widgets.columns import Column
 from ltui.widgets.sanitise import clean_line, clean_name
 from ltui.widgets.tone import Tone
-from ltui.widgets.view_models import Cell, HeaderViewModel, RankRow
+from ltui.widgets.view_models import Cell, HeaderViewModel, RankMetric, RankRow
+
+
+class RankMetricColumn(Struct, frozen=True):
+    """A column of the rank table that shows one metric."""
+
+    column: Column
+    text: Callable[[RankSnapshot, Sequence[float]], str]
+    """Return the metric of a rank with its unit; ``n/a`` if it is unknown. The arguments are the
+    snapshot of the rank and the values of ``StepField`` for its last batch."""
+    tone: Tone = Tone.DIM
+
+
+def cpu_text(rank: RankSnapshot) -> str:
+    """Return the CPU utilisation of a rank's processes: ``104 %``."""
+    return formats.NA if rank.cpu_percent is None else f"{rank.cpu_percent:.0f} %"
+
+
+def memory_text(rank: RankSnapshot) -> str:
+    """Return the resident memory of a rank's processes: ``2.10 GiB``."""
+    return formats.size(rank.rss_bytes)
+
+
+RANK_METRICS = (
+    RankMetricColumn(
+        Column(key="rate", title="samples/s", width=11, right=True, importance=5),
+        lambda rank, _: formats.rate(rank.samples_per_s, ""),
+        Tone.PLAIN,
+    ),
+    RankMetricColumn(
+        Column(key="cpu", title="CPU", width=7, right=True, importance=6, optional=True),
+        lambda rank, _: cpu_text(rank),
+    ),
+    RankMetricColumn(
+        Column(key="memory", title="memory", width=10, right=True, importance=6, optional=True),
+        lambda rank, _: memory_text(rank),
+    ),
+)
+"""The metric columns, in the order in which they are shown."""
+
+
+def rank_metrics(
+    rank: RankSnapshot, last_step: Sequence[float] | None, *, live: bool
+) -> tuple[RankMetric, ...]:
+    """Return the metrics of a rank. ``last_step`` is None before its first batch.
+
+    A metric is ``n/a`` once the run has ended, because it describes a running process.
+    """
+    step = last_step or (math.nan,) * len(StepField)
+    return tuple(
+        RankMetric(
+            column=metric.column,
+            cell=Cell(text=metric.text(rank, step) if live else formats.NA, tone=metric.tone),
+        )
+        for metric in RANK_METRICS
+    )
+
 
 RECOVERY_SHOWN_S = 10.0
 """Seconds for which a banner reports that a verdict has ended."""
@@ -55,7 +119,7 @@ SILENT_AFTER_S = 5.0
 PROCESS_ROWS = 16
 """Maximum number of ranks listed on a machine without GPU readings."""
 
-RANK_TONES: dict[RankState, Tone] = {
+_RANK_TONES: dict[RankState, Tone] = {
     RankState.STARTING: Tone.DIM,
     RankState.OK: Tone.PLAIN,
     RankState.RUNNING: Tone.PLAIN,
@@ -66,19 +130,12 @@ RANK_TONES: dict[RankState, Tone] = {
     RankState.ENDED: Tone.DIM,
     RankState.UNKNOWN: Tone.DIM,
 }
-"""The tone of each state of a rank."""
-
-
 RANK_STATE_CELLS = {
-    state: Cell(text=rank_word(state), tone=tone) for state, tone in RANK_TONES.items()
+    state: Cell(text=rank_word(state), tone=tone) for state, tone in _RANK_TONES.items()
 }
 """The word for each state of a rank, in its tone."""
 SLOW = Cell(text="slow", tone=Tone.WARN)
 """The state of a rank that moves but is slower than the others."""
-
-
-def _cell(text: str, tone: Tone = Tone.PLAIN) -> Cell:
-    return Cell(text=text, tone=tone)
 
 
 def header(frame: Frame) -> HeaderViewModel:
@@ -87,9 +144,10 @@ def header(frame: Frame) -> HeaderViewModel:
     sign, word, tone = state_sign(run)
     banner, banner_tone = verdict_banner(frame)
     moving = run.state in (RunState.RUNNING, RunState.PAUSING) and not is_blocked(run)
+    kind = f"{run.program} · " if run.program else ""
     return HeaderViewModel(
         name=clean_name(run.name),
-        preset=clean_name(_program_and_kind(run)),
+        preset=clean_name(f"{kind}{program_text(run)}"),
         state=word,
         state_sign=sign,
         tone=tone,
@@ -105,12 +163,6 @@ def header(frame: Frame) -> HeaderViewModel:
         banner_tone=banner_tone,
         notes=note_lines(frame),
     )
-
-
-def _program_and_kind(run: RunSnapshot) -> str:
-    """Return ``PyTorch DDP · torchrun train.py``."""
-    text = program_text(run)
-    return f"{run.program} · {text}" if run.program else text
 
 
 def _elapsed_text(run: RunSnapshot) -> str:
@@ -141,16 +193,13 @@ def verdict_banner(frame: Frame) -> tuple[str | None, Tone]:
     active = open_verdicts(frame.snapshot)
     if active and frame.snapshot.state in LIVE:
         worst, *others = most_severe_first(active)
-        return verdict_banner_text(worst, frame.now, more=len(others)), _verdict_tone(worst)
+        tone = Tone.BAD if worst.level in BLOCKING_LEVELS else Tone.WARN
+        return verdict_banner_text(worst, frame.now, more=len(others)), tone
     recent = [c for c in frame.resolved_verdicts if frame.now - c.at < RECOVERY_SHOWN_S]
     # A rank that was slow until the run stopped has not recovered.
     if recent and frame.snapshot.state in LIVE and frame.snapshot.state is not RunState.STOPPING:
-        return recovery_text(recent[-1]), Tone.GOOD
+        return recovery_text(recent[-1].verdict, recent[-1].lasted_s), Tone.GOOD
     return None, Tone.BAD
-
-
-def _verdict_tone(verdict: Verdict) -> Tone:
-    return Tone.BAD if verdict.level in BLOCKING_LEVELS else Tone.WARN
 
 
 def note_lines(frame: Frame) -> tuple[str, ...]:
@@ -226,24 +275,21 @@ def rank_row(frame: Frame, rank: RankSnapshot, verdicts: RankVerdicts) -> RankRo
         note = verdict_note(verdict)
     if not note and rank.missed_records:
         note = f"{formats.count(rank.missed_records)} records missed"
+    # A starting rank of a resumed run has not loaded its checkpoint yet.
+    is_new = frame.snapshot.attempt > 1 and rank.state is RankState.STARTING
     return RankRow(
         rank=f"r{rank.rank}",
         pid=formats.NA if rank.pid is None else str(rank.pid),
         device=_device_text(rank.device),
         # A rank that has ended is in no phase, and its state says so.
         phase="" if rank.state is RankState.ENDED else clean_name(rank.phase or formats.NA),
-        step=formats.step(None if _has_no_step(frame.snapshot, rank) else rank.global_step),
+        step=formats.step(None if is_new and not rank.global_step else rank.global_step),
         age=formats.age(rank.age_s) if live else "",
         strip=rank.recent_step_s,
         state=rank_state(rank, verdicts),
         note=clean_name(note),
         metrics=rank_metrics(rank, frame.last_steps.get(rank.rank), live=live),
     )
-
-
-def _has_no_step(run: RunSnapshot, rank: RankSnapshot) -> bool:
-    """Return whether a rank of a resumed run has not loaded its checkpoint yet."""
-    return run.attempt > 1 and rank.state is RankState.STARTING and not rank.global_step
 
 
 def rank_state(rank: RankSnapshot, verdicts: RankVerdicts) -> Cell:
@@ -274,14 +320,9 @@ def ranks_title(frame: Frame) -> str:
 # -- without GPUs ----------------------------------------------------------------------------------
 
 
-def gpus_missing(frame: Frame) -> str:
-    """Return why there are no GPU rows."""
-    return clean_line(frame.snapshot.gpu_note or "no GPU readings yet")
-
-
 def processes_text(frame: Frame) -> Text:
     """Return the reason for missing GPU readings, with CPU and memory of each rank."""
-    out = Text(gpus_missing(frame), "dim")
+    out = Text(clean_line(frame.snapshot.gpu_note or "no GPU readings yet"), "dim")
     live, labels = frame.snapshot.state in LIVE, rank_labels(frame.snapshot)
     for rank in sorted(frame.snapshot.ranks, key=lambda r: r.rank)[:PROCESS_ROWS]:
         pid = formats.NA if rank.pid is None else str(rank.pid)
@@ -318,19 +359,19 @@ def end_cells(frame: Frame) -> tuple[Cell, ...]:
     detail = ended_detail(run) or state_word(run)
     # The line above already has the state and the step.
     if bad or not detail.startswith((f"{run.state.value} at step ", run.state.value + ",")):
-        lines.append(_cell(detail, Tone.BAD if bad else Tone.PLAIN))
+        lines.append(Cell(text=detail, tone=Tone.BAD if bad else Tone.PLAIN))
     # The header has the step of a bad loss; the first rank is news only among several.
     if (run.world_size or 1) > 1 and (loss := bad_loss_sentence(run)):
-        lines.append(_cell(loss, Tone.WARN))
+        lines.append(Cell(text=loss, tone=Tone.WARN))
     # Leave the exception out if the first line repeats it.
     exceptions = [_exception_text(e) for e in frame.rank_exceptions[:1]]
-    lines += [_cell(text, Tone.BAD) for text in exceptions if not detail.startswith(text)]
+    lines += [Cell(text=text, tone=Tone.BAD) for text in exceptions if not detail.startswith(text)]
     if len(frame.rank_exceptions) > 1:
         others = tuple(e.rank for e in frame.rank_exceptions[1:])
-        lines.append(_cell(f"after it, rank {formats.ranks(others)} failed too", Tone.DIM))
+        lines.append(Cell(text=f"after it, rank {formats.ranks(others)} failed too", tone=Tone.DIM))
     elif bad and not frame.rank_exceptions:
         lines += [
-            _cell(f"rank {r.rank}: {clean_line(r.note)}", Tone.BAD)
+            Cell(text=f"rank {r.rank}: {clean_line(r.note)}", tone=Tone.BAD)
             for r in run.ranks
             if r.note and (r.state is RankState.DEAD or r.exit_code)
         ][:2]
@@ -340,9 +381,9 @@ def end_cells(frame: Frame) -> tuple[Cell, ...]:
         sentence = f"no checkpoint was saved{suffix}"
         # Leave it out if the first line says it.
         if not detail.endswith(sentence):
-            lines.append(_cell(sentence, Tone.DIM))
+            lines.append(Cell(text=sentence, tone=Tone.DIM))
     else:
-        lines.append(_cell(checkpoint))
+        lines.append(Cell(text=checkpoint))
     return tuple(lines)
 
 

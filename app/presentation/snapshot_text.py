@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 
-from ltui.app.presentation.headline_metric import ordered_metrics
+from ltui.app.presentation.metric_names import ordered_metrics
 from ltui.app.state_words import open_verdicts, rank_note
 from ltui.training.state.good_checkpoints import (
     FINITE,
@@ -118,7 +118,7 @@ def done_fraction(snapshot: RunSnapshot) -> float | None:
     return None
 
 
-def metrics_text(snapshot: RunSnapshot, limit: int = METRICS_SHOWN) -> str:
+def metrics_text(snapshot: RunSnapshot) -> str:
     """Return the validation metrics and the loss: ``val/acc 0.9510 train/loss 0.8412``.
 
     A run that logs no loss shows the other metrics that it logs.
@@ -131,7 +131,7 @@ def metrics_text(snapshot: RunSnapshot, limit: int = METRICS_SHOWN) -> str:
         for name, value in ordered
         if is_evaluation(name) or name == loss or (others and not LEARNING_RATE.search(name))
     ]
-    return "  ".join(f"{clean_name(n, 40)} {metric(v.last)}" for n, v in chosen[:limit])
+    return "  ".join(f"{clean_name(n, 40)} {metric(v.last)}" for n, v in chosen[:METRICS_SHOWN])
 
 
 def speed_text(snapshot: RunSnapshot) -> str:

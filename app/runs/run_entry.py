@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from ltui.app.presentation.headline_metric import headline_metric
+from ltui.app.presentation.metric_names import headline_metric
 from ltui.app.presentation.snapshot_text import done_fraction, position, program_text, shown_epoch
 from ltui.app.state_words import detail_words, reason_text, state_sign, state_word
 from ltui.training.json_codec import to_json

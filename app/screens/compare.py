@@ -25,19 +25,18 @@ from ltui.app.compare.view_settings import ViewSettings, chosen_metric, group_ke
 from ltui.app.keys.footer import KeyFooter, KeyHint
 from ltui.app.panels.comparison_table import ComparisonTable, SettingsTable
 from ltui.app.panels.linked_charts import (
+    MetricGrid,
     link_crosshair,
     link_view,
     show_whole_axis,
     toggle_log,
     toggle_outliers,
 )
-from ltui.app.panels.metric_grid import MetricGrid
-from ltui.app.panels.panel import Panel
-from ltui.app.panels.tab_bar import TabBar
-from ltui.app.panels.worker_results import call_screen, error_lines
+from ltui.app.panels.panel import Panel, TabBar
 from ltui.app.presentation.chart_axis import marks_legend
-from ltui.app.presentation.metric_list import MetricChoice
-from ltui.app.screens.metric_chooser import MetricChooser
+from ltui.app.presentation.metric_names import MetricChoice
+from ltui.app.screens.choosers import MetricChooser
+from ltui.app.screens.dialog import call_screen, error_lines
 from ltui.app.screens.panel_screen import PanelScreen
 from ltui.training.lifecycle.recover_runs import current_snapshot
 from ltui.training.store.run_directory import RunDir
@@ -121,7 +120,6 @@ class CompareScreen(PanelScreen):
     PANELS: ClassVar[Mapping[str, str]] = {
         name: name for name in ("curves", "runs", "settings", "parameters")
     }
-    SCOPE = "compare"
     ABOUT = "Each run keeps its colour, and its sign unless another run here has it."
     BINDINGS: ClassVar[list[BindingType]] = list(KEYS)
 

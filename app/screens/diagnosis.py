@@ -20,18 +20,17 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 
 from ltui.app.diagnosis.diagnosis_view import DiagnosisContext, diagnosis_view_model
 from ltui.app.diagnosis.request_diagnosis import DiagnosisResult, from_snapshot, request_diagnosis
-from ltui.app.diagnosis.text_report import file_name, report
 from ltui.app.keys.footer import KeyFooter, KeyHint
 from ltui.app.live.frame import Frame
-from ltui.app.panels.panel import Panel
-from ltui.app.panels.tab_bar import TabBar
-from ltui.app.panels.worker_results import call_screen
+from ltui.app.panels.panel import Panel, TabBar
 from ltui.app.presentation.run_view import note_lines
+from ltui.app.screens.dialog import call_screen
 from ltui.app.screens.panel_screen import PanelScreen
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets import diagnosis_lines as parts
+from ltui.widgets.diagnosis_lines import file_name, report
 from ltui.widgets.line_sheet import LineSheet
 from ltui.widgets.make_bindings import bindings
 from ltui.widgets.tone import Tone
@@ -69,7 +68,6 @@ class DiagnoseScreen(PanelScreen):
 
     PANELS: ClassVar[Mapping[str, str]] = {**TITLES, "verdict": "what to do"}
     MIN_HEIGHT: ClassVar[int] = 34
-    SCOPE = "diagnose"
     ABOUT = "The diagnosis does not disturb the ranks. ≠ marks where one rank differs."
     BINDINGS: ClassVar[list[BindingType]] = bindings(
         "diagnose",

@@ -1,8 +1,9 @@
-"""The base of all dialogs, and how a screen closes itself alone."""
+"""The base of all dialogs, how a screen closes itself alone, and how it gets a worker's result."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
 from rich.text import Text
@@ -11,22 +12,14 @@ from textual.app import ComposeResult
 from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
+from textual.dom import DOMNode
 from textual.screen import ModalScreen, Screen, ScreenResultType
 from textual.widgets import Static
+from textual.worker import get_current_worker
 
 from ltui.app.closing_screens import is_closing
 from ltui.app.keys.key_queue import OrderedKeysApp
 from ltui.widgets.make_bindings import bindings
-
-
-def uncover(screen: Screen[Any]) -> bool:
-    """Close what is above a screen. Return False if the screen itself is closed already."""
-    stack = screen.app.screen_stack
-    if screen not in stack[1:]:
-        return False
-    for _ in stack[stack.index(screen) + 1 :]:
-        screen.app.pop_screen()
-    return True
 
 
 class ClosableScreen(Screen[ScreenResultType]):
@@ -45,7 +38,13 @@ class ClosableScreen(Screen[ScreenResultType]):
             await super().on_event(event)
 
     def dismiss(self, result: ScreenResultType | None = None) -> AwaitComplete:
-        return super().dismiss(result) if uncover(self) else AwaitComplete()
+        stack = self.app.screen_stack
+        if self not in stack[1:]:
+            return AwaitComplete()
+        # What is above is closed first.
+        for _ in stack[stack.index(self) + 1 :]:
+            self.app.pop_screen()
+        return super().dismiss(result)
 
 
 class Dialog(ModalScreen[ScreenResultType], ClosableScreen[ScreenResultType]):
@@ -150,6 +149,16 @@ class ConfirmScreen(Dialog[bool]):
             self.dismiss(yes)
 
 
+def do_after(node: DOMNode, question: ConfirmScreen, action: Callable[[], object]) -> None:
+    """Ask, and carry out ``action`` if the answer is yes."""
+
+    def answered(yes: bool | None) -> None:
+        if yes:
+            action()
+
+    node.app.push_screen(question, answered)
+
+
 class CountQuestion(ConfirmScreen):
     """A question about several things, which takes their number and Enter in place of ``y``."""
 
@@ -209,3 +218,31 @@ class ProblemScreen(Dialog[None]):
             for line in self._lines:
                 yield Static(Text(f"✗ {line}"), classes="problem")
             yield Static(Text("Enter or Esc: close"), id="answers")
+
+
+def call_screen(node: DOMNode, function: Callable[..., Any], *values: object) -> None:
+    """Call ``function`` on the event loop, unless the worker was cancelled or the screen of
+    ``node`` is being closed."""
+    worker = get_current_worker()
+
+    def call() -> Any:
+        return None if worker.is_cancelled or is_closing(node) else function(*values)
+
+    if not worker.is_cancelled and node.app.is_running:
+        node.app.call_from_thread(call)
+
+
+def error_lines(error: Exception) -> list[str]:
+    """Return the problems of an error, one line each; an unexpected error with its type."""
+    # Imported here: the first frame shows no problem.
+    from ltui.training.problem import ProblemError
+
+    if isinstance(error, ProblemError):
+        return [str(problem) for problem in error.problems]
+    return [f"{type(error).__name__}: {error}"]
+
+
+def show_error(node: DOMNode, title: str, error: Exception) -> None:
+    """Show the problems of an action that failed in the worker's thread."""
+    lines = error_lines(error)
+    call_screen(node, lambda: node.app.push_screen(ProblemScreen(title, lines)))

@@ -14,7 +14,7 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import Screen
 from textual.widgets import Input, Static, TextArea
 
-from ltui.app.keys.listed_keys import EVERYWHERE, SCREEN, groups_of, listed_keys, refusal_of
+from ltui.app.keys.footer import EVERYWHERE, SCREEN, groups_of, listed_keys, refusal_of
 from ltui.app.screens.dialog import Dialog
 from ltui.widgets.columns import Cells
 from ltui.widgets.line_sheet import LineSheet

@@ -21,11 +21,11 @@ from ltui.app.keys.footer import KeyFooter
 from ltui.app.keys.home_keys import KEYS, home_hints
 from ltui.app.keys.key_queue import OrderedKeysApp
 from ltui.app.panels.launch_panel import READONLY, FormPanel
-from ltui.app.panels.panel import Panel, SettingChosen
+from ltui.app.panels.panel import Panel, SettingChosen, focus_in, panel_around
 from ltui.app.panels.presets_panel import OWN_SCRIPT, PresetCatalog, PresetEntry, PresetsPanel
 from ltui.app.panels.runs_panel import RunsPanel
-from ltui.app.panels.worker_results import call_screen
 from ltui.app.presentation.home_layout import FORM, PANELS, PRESETS, RUNS, SIDE_WIDTH, HomeLayout
+from ltui.app.screens.dialog import call_screen
 from ltui.app.screens.marked_runs import MarkedRunsScreen
 from ltui.app.settings import settings_of
 from ltui.training.config.preset_discovery import shipped_names
@@ -57,7 +57,6 @@ NOT_HELD = ("ctrl+q", "ctrl+c")
 class HomeScreen(MarkedRunsScreen):
     """Runs to open, and presets to launch."""
 
-    SCOPE = "home"
     ABOUT = "Quitting ltui never stops a run."
     AUTO_FOCUS = ""
     BINDINGS: ClassVar[list[BindingType]] = bindings("home", KEYS)
@@ -130,17 +129,12 @@ class HomeScreen(MarkedRunsScreen):
         self._focus_moved(self.focused)
 
     def _panel_in_focus(self) -> str | None:
-        """Return the name of the panel that has the focus."""
-        above = [] if self.focused is None else self.focused.ancestors
-        return next((node.id for node in above if node.id in PANELS), None)
+        return panel_around(self.focused, PANELS)
 
     def _focus_in(self, panel: str) -> None:
         """Move the focus into a visible panel."""
-        for widget in self.query_one(f"#{panel}").query("*"):
-            if widget.focusable and widget.display and not widget.has_class("filter"):
-                widget.focus()
-                return
-        self.set_focus(None)
+        if not focus_in(self.query_one(f"#{panel}"), with_filter=False):
+            self.set_focus(None)
 
     def _focus_moved(self, focused: Widget | None) -> None:
         panel = self._panel_in_focus()
@@ -169,7 +163,7 @@ class HomeScreen(MarkedRunsScreen):
             self._load_runs()
             self._listed.wait(FIRST_PAINT_TIMEOUT_S)
         # Imported here, in the worker's thread: the first frame has no form.
-        from ltui.app.panels import preset_fields  # noqa: F401
+        from ltui.app.panels import form_fields  # noqa: F401
 
         folder = Path.cwd()
         first = self._catalog.read_first(first_name, folder)
@@ -240,7 +234,7 @@ class HomeScreen(MarkedRunsScreen):
 
     def _show_gpus(self) -> None:
         # Imported here: only machines with GPUs need it.
-        from ltui.app.presentation.free_gpus import free_gpus_text
+        from ltui.app.presentation.launch_summary import free_gpus_text
 
         form = self.form_panel.form
         if self._gpus is not None and form is not None:
@@ -337,7 +331,7 @@ class HomeScreen(MarkedRunsScreen):
     def _in_runs(self) -> bool:
         if self.focused is None:
             return self.home_layout.shows_runs
-        return self.runs_panel in self.focused.ancestors
+        return self._panel_in_focus() == RUNS
 
     def action_filter(self) -> None:
         (self.runs_panel if self._in_runs() else self.presets_panel).open_filter()
@@ -403,15 +397,6 @@ class HomeScreen(MarkedRunsScreen):
 
     def action_leave(self) -> None:
         self.app.exit(message=self.farewell())
-
-    def farewell(self) -> str | None:
-        """Return the message to print when the dashboard is closed: the runs that keep running."""
-        live = [line.id for line in self.runs_panel.lines.values() if line.live]
-        if not live:
-            return None
-        names = ", ".join(live[:4]) + (" and others" if len(live) > 4 else "")
-        verb = "keeps" if len(live) == 1 else "keep"
-        return f"{names} {verb} running. To watch: ltui attach"
 
 
 def _short_path(path: Path) -> str:

@@ -80,7 +80,7 @@ class RunListScreen(FullScreen[None]):
 
     def action_columns(self) -> None:
         # Imported here: the first frame shows no run.
-        from ltui.app.screens.column_chooser import ColumnChooser
+        from ltui.app.screens.choosers import ColumnChooser
 
         panel = self.runs_panel
 
@@ -102,6 +102,15 @@ class RunListScreen(FullScreen[None]):
     def on_table_row_highlighted(self) -> None:
         # The footer omits keys that can't be used for the selected run.
         self.query_one(KeyFooter).refresh()
+
+    def farewell(self) -> str | None:
+        """Return the message to print when the dashboard is closed: the runs that keep running."""
+        live = [line.id for line in self.runs_panel.lines.values() if line.live]
+        if not live:
+            return None
+        names = ", ".join(live[:4]) + (" and others" if len(live) > 4 else "")
+        verb = "keeps" if len(live) == 1 else "keep"
+        return f"{names} {verb} running. To watch: ltui attach"
 
     # -- commands ----------------------------------------------------------------------------------
 

@@ -11,22 +11,19 @@ from textual import work
 
 from ltui.app.keys.footer import KeyFooter
 from ltui.app.panels.launch_panel import READONLY
-from ltui.app.panels.worker_results import call_screen, show_error
-from ltui.app.screens.dialog import ConfirmScreen, CountQuestion
+from ltui.app.screens.dialog import ConfirmScreen, CountQuestion, call_screen, do_after, show_error
 from ltui.app.screens.home_runs import RunListScreen
-from ltui.widgets.sanitise import clean_line, clean_name
+from ltui.widgets.sanitise import clean_name
 
 if TYPE_CHECKING:
-    from ltui.app.runs.label_changes import LabelChange, Outcome
+    from ltui.app.runs.label_changes import Outcome
     from ltui.app.runs.run_entry import RunEntry
-    from ltui.app.screens.export_question import ExportChoice
+    from ltui.app.screens.run_questions import ExportChoice
     from ltui.training.state.run_labels import RunLabels
     from ltui.training.store.run_directory import RunDir
 
 ACTIONS = frozenset({"stop", "resume", "delete", "star", "label", "export"})
 """Actions on marked runs, or on the selected one. All but the export change runs."""
-MOST_NAMES = 5
-"""Number of runs that a question names, and the maximum number of those left out."""
 MARK_TWO = "Mark at least two runs with Space, then press C to compare them."
 
 
@@ -108,7 +105,7 @@ class MarkedRunsScreen(RunListScreen):
             return
         # Imported here: the first frame stops nothing.
         from ltui.app.live.run_requests import send_request
-        from ltui.app.screens.stop_question import question_for_several, stop_question
+        from ltui.app.screens.run_commands import question_for_several, stop_question
 
         live = [entry for entry in entries if entry.live]
         snapshots = [entry.snapshot for entry in live if entry.snapshot is not None]
@@ -136,17 +133,18 @@ class MarkedRunsScreen(RunListScreen):
         if not entries:
             return
         # Imported here: the first frame starts nothing.
+        from ltui.app.screens.run_questions import MOST_NAMES, names_below, with_more
         from ltui.training.lifecycle.resume_run import resume
 
         resumable = [entry for entry in entries if _is_resumable(entry)]
         each, them = ("each ", "them") if len(resumable) > 1 else ("", "it")
         text = f"Resume {self._named(resumable)}, {each}from its last checkpoint?"
-        text += _names_below(resumable)
+        text += names_below(resumable)
         text += f"\n{'They all start' if each else 'It starts'} now."
         others = [entry for entry in entries if not _is_resumable(entry)]
         if others:
             reasons = [f"{entry.name} ({_not_resumable(entry)})" for entry in others[:MOST_NAMES]]
-            text += f"\nNot resumed: {_with_more(reasons, len(others))}."
+            text += f"\nNot resumed: {with_more(reasons, len(others))}."
         question = ConfirmScreen(text, yes=f"resume {them}", no="start nothing")
         self._do_after(question, "Resumed {}", entries, resume)
 
@@ -155,11 +153,12 @@ class MarkedRunsScreen(RunListScreen):
         if not entries:
             return
         # Imported here: the first frame deletes nothing.
+        from ltui.app.screens.run_questions import delete_question
         from ltui.training.lifecycle.delete_runs import delete
         from ltui.training.problem import ProblemError
 
         ended = [entry for entry in entries if not entry.live]
-        question = _delete_question(ended)
+        question = delete_question(ended)
         live = {entry.id for entry in entries if entry.live}
         if live:
             verb = "is" if len(live) == 1 else "are"
@@ -179,7 +178,10 @@ class MarkedRunsScreen(RunListScreen):
 
     def _can_restore(self, outcome: Outcome) -> str:
         """Let an undo restore the runs that were deleted, and return how to do it."""
-        self._undo_last = partial(_restore, self.runs_panel.home, outcome.done)
+        # Imported here: the first frame deletes nothing.
+        from ltui.app.screens.run_questions import restore_runs
+
+        self._undo_last = partial(restore_runs, self.runs_panel.home, outcome.done)
         return f"u restores {'it' if len(outcome.done) == 1 else 'them'}; for a week: " + " ".join(
             ["ltui restore", *map(clean_name, outcome.done)]
         )
@@ -191,7 +193,9 @@ class MarkedRunsScreen(RunListScreen):
         # Imported here: the first frame changes no run.
         from msgspec.structs import replace
 
-        star = not all(labels.star for labels in _labels(entries))
+        from ltui.app.screens.run_questions import current_labels
+
+        star = not all(labels.star for labels in current_labels(entries))
         self._change_labels(self._unmarked(entries), lambda labels: replace(labels, star=star))
 
     def action_label(self, kind: str) -> None:
@@ -202,7 +206,7 @@ class MarkedRunsScreen(RunListScreen):
             self.notify("Only one run can be named at a time.", severity="warning")
             return
         # Imported here: the first frame asks nothing.
-        from ltui.app.screens.label_question import LabelQuestion
+        from ltui.app.screens.run_questions import LabelQuestion, current_labels
 
         def answered(change: Callable[[RunLabels], RunLabels] | None) -> None:
             if change is not None:
@@ -210,9 +214,8 @@ class MarkedRunsScreen(RunListScreen):
 
         groups = {entry.labels.group for entry in self.runs_panel.lines.values()} - {""}
         used = groups if kind == "group" else set()
-        self.app.push_screen(
-            LabelQuestion(kind, self._named(entries), _labels(entries), used), answered
-        )
+        question = LabelQuestion(kind, self._named(entries), current_labels(entries), used)
+        self.app.push_screen(question, answered)
 
     @work(thread=True, group="marked runs")
     def _change_labels(
@@ -224,15 +227,16 @@ class MarkedRunsScreen(RunListScreen):
     ) -> None:
         # Imported here: the first frame changes no run.
         from ltui.app.runs.label_changes import change_several, what_changed
+        from ltui.app.screens.run_questions import new_name_note, undo_labels
 
         outcome, changes = change_several(run_dirs, change)
         if changes:
-            call_screen(self, self._remember, partial(_undo_labels, changes))
+            call_screen(self, self._remember, partial(undo_labels, changes))
         text = what_changed(changes)
         sentence = f"{text[:1].upper()}{text[1:]}." if changes else "Nothing changed."
         if outcome.failed:
             sentence = outcome.sentence("Changed the labels of {}")
-        note = _name_note(changes) if named else ""
+        note = new_name_note(changes) if named else ""
         call_screen(self, self._report, f"{sentence} {note}".rstrip(), not outcome.failed)
 
     def _remember(self, undo: Callable[[], tuple[Outcome, str]]) -> None:
@@ -257,7 +261,7 @@ class MarkedRunsScreen(RunListScreen):
         if not entries:
             return
         # Imported here: the first frame exports nothing.
-        from ltui.app.screens.export_question import ExportQuestion
+        from ltui.app.screens.run_questions import ExportQuestion
 
         def answered(choice: ExportChoice | None) -> None:
             if choice is not None:
@@ -286,13 +290,8 @@ class MarkedRunsScreen(RunListScreen):
     ) -> None:
         """Ask, and carry out an action on each run if the answer is yes. ``hint`` returns what is
         shown after it if it worked for a run."""
-
-        def answered(yes: bool | None) -> None:
-            if yes:
-                self._do(text, self._unmarked(entries), action, hint)
-
         question.question += self._hidden_marks()
-        self.app.push_screen(question, answered)
+        do_after(self, question, lambda: self._do(text, self._unmarked(entries), action, hint))
 
     @work(thread=True, group="marked runs")
     def _do(
@@ -343,71 +342,6 @@ class MarkedRunsScreen(RunListScreen):
             # A sentence with reasons needs more time to be read.
             self.notify(message, severity="warning", timeout=15.0, markup=False)
         self.runs_panel.refresh_runs()
-
-
-def _labels(entries: Sequence[RunEntry]) -> list[RunLabels]:
-    """Return the labels as they are now. The list knows those of a moment ago, and a tag that was
-    added since would be removed without a question."""
-    # Imported here: the first frame changes no run.
-    from ltui.training.store.labels_file import read_labels
-
-    return [read_labels(entry.run_dir) for entry in entries]
-
-
-def _delete_question(ended: Sequence[RunEntry]) -> str:
-    """Return the question that names the runs, and what can be undone for how long."""
-    # Imported here: the first frame deletes nothing.
-    from ltui.widgets.formats import size
-
-    one = len(ended) == 1
-    question = f"Delete {ended[0].name if one else f'{len(ended)} runs'}?{_names_below(ended)}"
-    if starred := sum(entry.labels.star for entry in ended):
-        question += "\nIt has a star." if one else f"\n{starred} of them with a star."
-    question += f"\n{'It' if one else 'They'} can be restored for 7 days (ltui restore)."
-    if all(entry.size_bytes is not None for entry in ended):
-        total = size(sum(entry.size_bytes or 0.0 for entry in ended))
-        question += f" Then {total} are freed."
-    return question
-
-
-def _names_below(entries: Sequence[RunEntry]) -> str:
-    """Return a line with the names of several runs; empty for one, which the question names."""
-    names = [entry.name for entry in entries[:MOST_NAMES]]
-    return f"\n{_with_more(names, len(entries))}" if len(entries) > 1 else ""
-
-
-def _with_more(texts: Sequence[str], count: int) -> str:
-    more = count - len(texts)
-    return f"{', '.join(texts)}{f' and {more} more' if more > 0 else ''}"
-
-
-def _name_note(changes: Sequence[LabelChange]) -> str:
-    """Return what to say if the new name of a run does not name it alone."""
-    # Imported here: the first frame renames no run.
-    from ltui.training.store.find_run import name_note
-    from ltui.training.store.run_directory import list_runs
-
-    notes = (name_note(list_runs(c.run_dir.home), c.run_dir, c.after.name) for c in changes)
-    return clean_line(" ".join(filter(None, notes)))
-
-
-def _undo_labels(changes: Sequence[LabelChange]) -> tuple[Outcome, str]:
-    # Imported here: the first frame changes no run.
-    from ltui.app.runs.label_changes import undo, what_changed
-
-    outcome, text = undo(changes), f"Undid: {what_changed(changes)}"
-    return outcome, f"{text}, for {{}}" if outcome.failed else text
-
-
-def _restore(home: Path, run_ids: Sequence[str]) -> tuple[Outcome, str]:
-    """Move deleted runs from the bin back to the list."""
-    # Imported here: the first frame restores no run.
-    from ltui.app.runs.label_changes import for_each
-    from ltui.training.store.find_run import find_deleted, restore
-    from ltui.training.store.run_directory import RunDir
-
-    run_dirs = [RunDir(home / "runs" / run_id) for run_id in run_ids]
-    return for_each(run_dirs, lambda run: restore(find_deleted(home, run.id))), "Restored {}"
 
 
 def _not_resumable(entry: RunEntry) -> str:

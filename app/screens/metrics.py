@@ -11,11 +11,11 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.widgets import Input
 
-from ltui.app.keys.chart_keys import CHART_HINTS, CHART_KEYS, SCALE_HINTS
 from ltui.app.keys.footer import FIELD_HELP_HINT, KeyFooter, KeyHint
+from ltui.app.keys.run_keys import CHART_HINTS, CHART_KEYS, SCALE_HINTS
 from ltui.app.panels.metric_board import MetricBoard
 from ltui.app.presentation.metric_pages import ORDERS
-from ltui.app.screens.chart_screen import ChartKeysScreen
+from ltui.app.screens.panel_screen import ChartKeysScreen
 from ltui.widgets.charts.chart import Chart
 from ltui.widgets.make_bindings import bindings
 from ltui.widgets.sanitise import clean_name
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 PAGE_HINTS = (
     KeyHint("n N", "page", "screen.page(1)"),
     KeyHint("/", "filter", "screen.filter"),
-    KeyHint("< >", "columns", "screen.columns(1)"),
-    KeyHint("( )", "rows", "screen.rows(1)"),
+    KeyHint("< >", "columns", "screen.shape(1, 0)"),
+    KeyHint("( )", "rows", "screen.shape(0, 1)"),
     KeyHint("*", "favourite", "screen.favourite"),
     KeyHint("O", "order", "screen.order"),
     KeyHint("z", "one chart", "screen.zoom"),
@@ -56,7 +56,6 @@ FILTER_HINTS = (
 class MetricsScreen(ChartKeysScreen):
     """Charts in pages, which follow the newest frame of the run screen below."""
 
-    SCOPE = "metrics"
     ABOUT = "Only the visible charts are read and drawn. The choice is remembered for each script."
     AUTO_FOCUS = "Chart"
     BINDINGS: ClassVar[list[BindingType]] = bindings(
@@ -67,10 +66,10 @@ class MetricsScreen(ChartKeysScreen):
         [Pages]
         n,pagedown | page(1)    | next page      | Next page; with one chart, the next metric
         N,pageup   | page(-1)   | previous page  | Previous page
-        greater_than_sign | columns(1)  | more columns  | More columns of charts
-        less_than_sign    | columns(-1) | fewer columns | Fewer columns of charts
-        right_parenthesis | rows(1)     | more rows     | More rows of charts
-        left_parenthesis  | rows(-1)    | fewer rows    | Fewer rows of charts
+        greater_than_sign | shape(1, 0)  | more columns  | More columns of charts
+        less_than_sign    | shape(-1, 0) | fewer columns | Fewer columns of charts
+        right_parenthesis | shape(0, 1)  | more rows     | More rows of charts
+        left_parenthesis  | shape(0, -1) | fewer rows    | Fewer rows of charts
         /          | filter     | filter         | Filter: part of a name, val/* or /loss$/
         O          | order      | order          | Order by name, or recently changed first
         *          | favourite  | favourite      | Show this metric first, or no longer
@@ -122,11 +121,8 @@ class MetricsScreen(ChartKeysScreen):
     def action_page(self, by: int) -> None:
         self.charts.turn(by)
 
-    def action_columns(self, by: int) -> None:
-        self.charts.change_shape(by, 0)
-
-    def action_rows(self, by: int) -> None:
-        self.charts.change_shape(0, by)
+    def action_shape(self, columns: int, rows: int) -> None:
+        self.charts.change_shape(columns, rows)
 
     def action_order(self) -> None:
         board = self.charts

@@ -1,4 +1,4 @@
-"""The screen of the command palette."""
+"""The list of themes, and the screen of the command palette."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from textual.containers import Vertical
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
+from ltui.app.screens.choosers import ChangingList
 from ltui.app.screens.dialog import ClosableScreen, Dialog
-from ltui.widgets.changing_list import ChangingList
 from ltui.widgets.make_bindings import bindings
 
 

@@ -1,4 +1,7 @@
-"""A screen of numbered panels. A small terminal shows one of them at a time, with tabs."""
+"""The bases of screens with numbered panels, and of screens with linked charts.
+
+A small terminal shows one panel at a time, with tabs.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,10 @@ from typing import Any, ClassVar
 from textual import events, on
 from textual.widget import Widget
 
-from ltui.app.panels.panel import Panel
-from ltui.app.panels.tab_bar import TabBar
+from ltui.app.live.frame import Frame
+from ltui.app.panels.linked_charts import LinkedCharts
+from ltui.app.panels.panel import Panel, TabBar, focus_in, panel_around
+from ltui.app.presentation.chart_axis import AXES
 from ltui.app.screens.dialog import FullScreen
 
 
@@ -100,16 +105,12 @@ class PanelScreen(TabbedScreen):
         """Show a panel and move the focus into it."""
         self.chosen = name
         self.lay_out()
-        for child in self.query_one(f"#{name}").query("*"):
-            if child.focusable and child.display:
-                child.focus()
-                break
+        focus_in(self.query_one(f"#{name}"))
 
     @on(events.DescendantFocus)
     def _focus_moved(self, event: events.DescendantFocus) -> None:
-        panels = [node for node in event.widget.ancestors if isinstance(node, Panel)]
-        name = panels[0].id if panels else None
-        if name is not None and name in self.PANELS and name != self.chosen:
+        name = panel_around(event.widget, self.PANELS)
+        if name is not None and name != self.chosen:
             self.chosen = name
             self.lay_out()
 
@@ -127,3 +128,42 @@ class PanelScreen(TabbedScreen):
     def leave(self) -> None:
         """Go back to the screen before."""
         self.dismiss(None)
+
+
+_BELOW_DIALOG_S = 2.0
+"""Seconds between two frames that are drawn below a dialog. A frame a second took 6 % of a core."""
+
+
+class ChartKeysScreen(FullScreen[Any]):
+    """A screen whose linked charts are changed by ``CHART_KEYS``."""
+
+    _drawn_at = 0.0
+    """Time of the last frame for which ``is_due`` was true."""
+
+    @property
+    def charts(self) -> LinkedCharts:
+        """The charts of the screen."""
+        raise NotImplementedError
+
+    def is_due(self, frame: Frame) -> bool:
+        """Return whether to draw a frame. Few are drawn below a dialog, because Textual
+        then paints the whole terminal for every change."""
+        is_due = self.is_current and (
+            self.app.screen is self or abs(frame.now - self._drawn_at) >= _BELOW_DIALOG_S
+        )
+        if is_due:
+            self._drawn_at = frame.now
+        return is_due
+
+    def action_axis(self) -> None:
+        self.charts.next_axis()
+        self.notify(f"x axis: {AXES[self.charts.settings.axis]}", timeout=2)
+
+    def action_log_scale(self) -> None:
+        self.charts.toggle_log()
+
+    def action_outliers(self) -> None:
+        self.charts.toggle_outliers()
+
+    def action_smooth(self, by: int) -> None:
+        self.charts.smooth(by)

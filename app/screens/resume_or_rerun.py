@@ -30,10 +30,9 @@ from ltui.app.launch.past_run import (
     start_choice,
 )
 from ltui.app.panels.form_fields import FieldHint, Form, FormField, KnobField
-from ltui.app.panels.launch_line import LaunchLine
-from ltui.app.panels.worker_results import call_screen
+from ltui.app.panels.panel import LaunchLine, Submitted
 from ltui.app.presentation.snapshot_text import SUPERSEDED, saved_when, weights_text
-from ltui.app.screens.dialog import TYPED_AT_ONCE, Dialog, ProblemScreen
+from ltui.app.screens.dialog import TYPED_AT_ONCE, Dialog, ProblemScreen, call_screen
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.preset_form import field_text
 from ltui.training.problem import Problem
@@ -176,12 +175,8 @@ class RerunScreen(Dialog[RunDir]):
 
     # -- starting ----------------------------------------------------------------------------------
 
-    def on_form_field_entered(self, event: Message) -> None:
-        event.stop()
-        self.action_submit()
-
-    @on(LaunchLine.Pressed)
-    def _pressed(self, event: LaunchLine.Pressed) -> None:
+    @on(Submitted)
+    def _form_submitted(self, event: Submitted) -> None:
         event.stop()
         self.action_submit()
 

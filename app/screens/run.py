@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
@@ -22,6 +23,7 @@ from ltui.app.live.curve_arithmetic import LatestCurveRequest
 from ltui.app.live.frame import Frame
 from ltui.app.live.poller_thread import Poller, PollerThread
 from ltui.app.live.run_poller import RunPoller
+from ltui.app.panels.gpu_panel import GpuScreen
 from ltui.app.panels.log_panel import log_sources
 from ltui.app.panels.panel import LiveText
 from ltui.app.panels.run_charts import RunCharts
@@ -34,9 +36,7 @@ from ltui.app.presentation.notifications import (
     still_live,
     toasts_for,
 )
-from ltui.app.screens.chart_screen import ChartKeysScreen
-from ltui.app.screens.gpu_details import GpuScreen
-from ltui.app.screens.panel_screen import TabbedScreen
+from ltui.app.screens.panel_screen import ChartKeysScreen, TabbedScreen
 from ltui.app.screens.run_commands import RunCommandScreen
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot
 from ltui.training.store.run_directory import RunDir
@@ -47,12 +47,11 @@ from ltui.widgets.make_bindings import bindings
 from ltui.widgets.sanitise import clean_name
 
 
+@dataclass
 class FrameArrived(Message):
     """A new frame of the run. Only the latest of several waiting frames is handled."""
 
-    def __init__(self, frame: Frame) -> None:
-        super().__init__()
-        self.frame = frame
+    frame: Frame
 
     def can_replace(self, message: Message) -> bool:
         return isinstance(message, FrameArrived)
@@ -61,16 +60,15 @@ class FrameArrived(Message):
 class RunScreen(RunCommandScreen, ChartKeysScreen, TabbedScreen):
     """The screen of one run."""
 
-    SCOPE = "run"
     ABOUT = "Closing this screen never stops the run: training continues."
     BINDINGS: ClassVar[list[BindingType]] = bindings("run", KEYS)
 
+    @dataclass
     class Happened(Message):
         """An event of the run that a person may want to notice."""
 
-        def __init__(self, sentence: str, severity: Severity) -> None:
-            super().__init__()
-            self.sentence, self.severity = sentence, severity
+        sentence: str
+        severity: Severity
 
     frame: var[Frame | None] = var(None, init=False)
     """The newest frame; screens above this one watch it."""
@@ -252,7 +250,7 @@ class RunScreen(RunCommandScreen, ChartKeysScreen, TabbedScreen):
             self.panels.log_panel.next_source(self.frame)
             return
         # Imported here: only runs on several machines have so many logs.
-        from ltui.app.screens.log_chooser import LogChooser
+        from ltui.app.screens.choosers import LogChooser
 
         log = self.panels.log_panel
         sources = log_sources(self.frame)

@@ -12,7 +12,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.widgets import Static, TextArea
 
-from ltui.app.screens.dialog import ConfirmScreen, Dialog
+from ltui.app.screens.dialog import ConfirmScreen, Dialog, do_after
 from ltui.training.problem import Problem
 from ltui.widgets.make_bindings import bindings
 from ltui.widgets.sanitise import clean_line
@@ -86,12 +86,6 @@ class YamlScreen(Dialog[str]):
         if self.query_one(TextArea).text == self._text:
             self.dismiss(None)
             return
-
-        def answered(yes: bool | None) -> None:
-            if yes:
-                self.dismiss(None)
-
-        question = "Discard the changes to this configuration?"
-        self.app.push_screen(
-            ConfirmScreen(question, yes="discard them", no="keep editing"), answered
-        )
+        text = "Discard the changes to this configuration?"
+        question = ConfirmScreen(text, yes="discard them", no="keep editing")
+        do_after(self, question, lambda: self.dismiss(None))

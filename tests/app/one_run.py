@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,15 @@ class Script:
 
 
 class OneRun(LtuiApp):
-    """The app at one run with frames from a script. Commands are recorded, not sent."""
+    """The app at one run with frames from a script. Commands are recorded, not sent.
 
-    def __init__(self, script: Script, *, readonly: bool = False) -> None:
-        super().__init__(Path("/nowhere"), readonly=readonly)
+    ``home`` is where the dashboard remembers its settings; the run is nowhere.
+    """
+
+    def __init__(
+        self, script: Script, *, readonly: bool = False, home: Path = Path("/nowhere")
+    ) -> None:
+        super().__init__(home, readonly=readonly)
         self.script = script
         self.asked: list[Any] = []
         self.confirmations: list[str | None] = []
@@ -79,6 +85,25 @@ async def shown(pilot: Pilot[Any], app: OneRun) -> RunScreen:
     await until(pilot, lambda: app.run_screen.query_one(RunHeader).view_model is not None)
     await pilot.pause()
     return app.run_screen
+
+
+@asynccontextmanager
+async def one_run(
+    source: Frame | Script | OneRun,
+    size: tuple[int, int] = (160, 50),
+    *,
+    readonly: bool = False,
+    notifications: bool = False,
+    home: Path = Path("/nowhere"),
+) -> AsyncIterator[tuple[Pilot[Any], OneRun, RunScreen]]:
+    """Yield pilot, app and screen of a run, once it shows its first frame."""
+    if isinstance(source, OneRun):
+        app = source
+    else:
+        script = source if isinstance(source, Script) else Script(source)
+        app = OneRun(script, readonly=readonly, home=home)
+    async with app.run_test(size=size, notifications=notifications) as pilot:
+        yield pilot, app, await shown(pilot, app)
 
 
 async def settled(pilot: Pilot[Any]) -> None:

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from ltui.app.live.curve_arithmetic import STEP_SECONDS
-from ltui.app.live.default_metrics import default_choice
-from ltui.app.live.run_marks import MarkKind, RunMark
+from ltui.app.live.curve_arithmetic import STEP_SECONDS, default_choice
+from ltui.app.live.frame import MarkKind, RunMark
 from ltui.app.presentation.chart_axis import AXES, EPOCH_SIGN, Axis, marks_legend
 from ltui.app.presentation.metric_charts import (
     ChartSettings,
@@ -19,7 +18,7 @@ from ltui.app.presentation.metric_charts import (
     step_phases_text,
     throughput_chart,
 )
-from ltui.app.presentation.metric_list import matching, preference_key
+from ltui.app.presentation.metric_names import matching, preference_key
 from ltui.app.presentation.metric_pages import MetricPages
 from ltui.app.presentation.run_report import show_lines
 from ltui.training.shared.record_types import StepField

@@ -20,7 +20,6 @@ from ltui.app.diagnosis.request_diagnosis import (
     post_mortem,
     stored_diagnoses,
 )
-from ltui.app.diagnosis.text_report import report
 from ltui.app.screens.diagnosis import DiagnoseScreen
 from ltui.app.state_words import state_sentence
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence, Frame, RankEvidence
@@ -28,6 +27,7 @@ from ltui.training.diagnosis.observations.collective_positions import collective
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.run_snapshot import CheckpointInfo, NodeSnapshot, RunState, Verdict
 from ltui.training.store.run_directory import RunDir
+from ltui.widgets.diagnosis_lines import report
 from ltui.widgets.tone import Tone
 from ltui.widgets.view_models import DiagnosisViewModel
 from tests.app.diagnoses import CAUSE, NOW, TRAIN, collective, diverged, healthy, stalled

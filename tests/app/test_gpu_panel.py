@@ -13,16 +13,15 @@ from textual.app import App, ComposeResult
 from ltui.app.demo.gpu_demo import DemoApp
 from ltui.app.live.frame import Frame
 from ltui.app.live.gpu_history import GpuHistory, GpuSeries, window_means
-from ltui.app.panels.gpu_panel import GpuOverview
+from ltui.app.panels.gpu_panel import GpuOverview, GpuScreen
 from ltui.app.presentation import gpu_view
-from ltui.app.screens.gpu_details import GpuScreen
 from ltui.training.gpu.findings import Finding, verdicts
 from ltui.training.state.gpu_values import GPU_READINGS
 from ltui.training.state.run_snapshot import GpuProcessSnapshot, RunState
 from ltui.widgets.gpu_table import GpuTable
 from ltui.widgets.tone import Tone
 from tests.app.frames import NOW, frame, gpu, gpu_row, snapshot
-from tests.app.one_run import OneRun, Script, shown, until
+from tests.app.one_run import one_run, until
 
 
 def finding(index: int, text: str, *, kind: str = "thermal", level: str = "warning") -> Finding:
@@ -127,9 +126,7 @@ async def test_each_reading_stands_once(opened: bool) -> None:
     for second in range(20):
         history.add([gpu(0, sampled_at=NOW - 20 + second, **readings)])
     drawn = frame(snapshot=snapshot(gpus=(gpu(0, **readings),)), gpu_series=history.series())
-    app = OneRun(Script(drawn))
-    async with app.run_test(size=(160, 50)) as pilot:
-        await shown(pilot, app)
+    async with one_run(drawn) as (pilot, app, _):
         await pilot.press("3", "z", *(["enter"] if opened else []))
         await until(pilot, lambda: isinstance(app.screen, GpuScreen) is opened)
         await until(pilot, lambda: any("memory, GiB" in line for line in board_lines(app)))
@@ -163,9 +160,7 @@ def test_the_book_is_bounded_and_takes_a_reading_once() -> None:
 @pytest.mark.parametrize(("count", "heat"), [(4, False), (9, True)])
 async def test_enter_opens_a_gpu(count: int, heat: bool) -> None:
     gpus = tuple(gpu(i) for i in range(count))
-    app = OneRun(Script(frame(snapshot=snapshot(gpus=gpus))))
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(frame(snapshot=snapshot(gpus=gpus))) as (pilot, app, screen):
         assert screen.query_one("#gpu-heat").display == heat
         assert len(screen.query_one(GpuTable).rows) == count
         await pilot.press("3", "down", "enter")
@@ -289,9 +284,7 @@ async def test_the_lines_below_the_gpus_show_the_history_of_the_selected_one(
 
 
 async def test_bars_of_utilisation_and_memory_fit_into_eighty_columns() -> None:
-    app = OneRun(Script(with_findings()))
-    async with app.run_test(size=(80, 24)) as pilot:
-        await shown(pilot, app)
+    async with one_run(with_findings(), (80, 24)) as (pilot, app, _):
         await pilot.press("3")
         table = app.screen.query_one(GpuTable)
         keys = {placed.column.key for placed in table._placed_columns()}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,25 +25,24 @@ from ltui.app.panels.form_fields import (
     FormField,
     KnobField,
     LabelField,
+    LaunchForm,
     StartField,
 )
-from ltui.app.panels.launch_line import LaunchLine
 from ltui.app.panels.launch_panel import FormPanel
-from ltui.app.panels.panel import Panel
-from ltui.app.panels.preset_fields import LaunchForm
+from ltui.app.panels.panel import LaunchLine, Panel
 from ltui.app.panels.runs_table import RunsTable
-from ltui.app.preferences import write_preference
 from ltui.app.presentation.home_layout import PANELS
 from ltui.app.runs.list_layout import DEFAULT_LAYOUT
 from ltui.app.runs.run_entry import RunEntry
 from ltui.app.runs.run_list import RunList
 from ltui.app.runs.run_rows import DEFAULT_COLUMNS
-from ltui.app.screens.column_chooser import ColumnChooser
+from ltui.app.screens.choosers import ColumnChooser
 from ltui.app.screens.dialog import ConfirmScreen, ProblemScreen
 from ltui.app.screens.help import HelpScreen
 from ltui.app.screens.home import HomeScreen
 from ltui.app.screens.run import RunScreen
 from ltui.app.screens.yaml_editor import YamlScreen
+from ltui.app.settings import write_preference
 from ltui.app.textual_app import LtuiApp
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.presets import build_spec
@@ -80,7 +80,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def home(private_home: Path) -> Path:
+def home(private_home: Path, place: Path) -> Path:
+    """The home directory of ltui. The working directory is ``place``."""
     (private_home / "runs").mkdir(parents=True)
     return private_home
 
@@ -112,6 +113,20 @@ async def ready(pilot: Pilot[Any], app: LtuiApp) -> HomeScreen:
     return screen
 
 
+@asynccontextmanager
+async def opened(
+    home: Path,
+    size: tuple[int, int] = (160, 50),
+    *,
+    readonly: bool = False,
+    notifications: bool = False,
+) -> AsyncIterator[tuple[Pilot[Any], LtuiApp, HomeScreen]]:
+    """Yield pilot, app and home screen, once its runs and its form are shown."""
+    app = LtuiApp(home, readonly=readonly)
+    async with app.run_test(size=size, notifications=notifications) as pilot:
+        yield pilot, app, await ready(pilot, app)
+
+
 def preset_name(screen: HomeScreen) -> str | None:
     preset = screen.form_panel.preset
     return None if preset is None else preset.name
@@ -137,10 +152,8 @@ def beside(screen: HomeScreen, key: str) -> str:
     return str(matching_field.query_one(".field-note", Static).content)
 
 
-async def test_a_newcomer_sees_presets_a_form_and_what_to_press(home: Path, place: Path) -> None:
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+async def test_a_newcomer_sees_presets_a_form_and_what_to_press(home: Path) -> None:
+    async with opened(home) as (pilot, _, screen):
         assert screen.form_panel.preset is not None
         assert screen.form_panel.preset.name == "quickstart"
         assert len(screen.query(KnobField)) >= 3
@@ -166,10 +179,8 @@ async def test_a_newcomer_sees_presets_a_form_and_what_to_press(home: Path, plac
 
 
 @pytest.mark.parametrize("size", [(80, 24), (100, 30), (160, 50), (40, 10)])
-async def test_every_size_is_drawn(home: Path, place: Path, size: tuple[int, int]) -> None:
-    app = LtuiApp(home)
-    async with app.run_test(size=size) as pilot:
-        screen = await ready(pilot, app)
+async def test_every_size_is_drawn(home: Path, size: tuple[int, int]) -> None:
+    async with opened(home, size) as (pilot, _, screen):
         assert screen.query_one("#tiny").display == (size == (40, 10))
         assert screen.query_one("#yaml").display == (size == (160, 50))
         await pilot.resize_terminal(120, 40)
@@ -177,10 +188,8 @@ async def test_every_size_is_drawn(home: Path, place: Path, size: tuple[int, int
         assert not screen.query_one("#tiny").display
 
 
-async def test_a_mistake_stands_beside_its_field_and_goes(home: Path, place: Path) -> None:
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+async def test_a_mistake_stands_beside_its_field_and_goes(home: Path) -> None:
+    async with opened(home) as (pilot, _, screen):
         epochs = field(screen, "trainer.max_epochs")
         epochs.value = "many"
         await until(pilot, lambda: "whole number" in beside(screen, "trainer.max_epochs"))
@@ -205,10 +214,8 @@ async def test_a_mistake_stands_beside_its_field_and_goes(home: Path, place: Pat
         await until(pilot, lambda: marked() == [])
 
 
-async def test_keys_typed_into_a_field_stay_there(home: Path, place: Path) -> None:
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+async def test_keys_typed_into_a_field_stay_there(home: Path) -> None:
+    async with opened(home) as (pilot, app, screen):
         field(screen, "trainer.max_epochs").focus()
         await pilot.press("e", "c", "q", "slash")
         assert app.screen is screen
@@ -217,10 +224,8 @@ async def test_keys_typed_into_a_field_stay_there(home: Path, place: Path) -> No
         assert app.focused is screen.query_one("#preset-list")
 
 
-async def test_a_launch_with_a_mistake_is_refused_with_its_place(home: Path, place: Path) -> None:
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+async def test_a_launch_with_a_mistake_is_refused_with_its_place(home: Path) -> None:
+    async with opened(home) as (pilot, app, screen):
         field(screen, "trainer.max_epochs").value = "0"
         # Enter on a preset only goes to its form, also if it is pressed twice.
         line, now = screen.query_one(LaunchLine), app.clock()
@@ -238,10 +243,8 @@ async def test_a_launch_with_a_mistake_is_refused_with_its_place(home: Path, pla
         assert not list((home / "runs").iterdir())
 
 
-async def test_a_file_of_ones_own_and_a_broken_one(home: Path, place: Path) -> None:
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+async def test_a_file_of_ones_own_and_a_broken_one(home: Path) -> None:
+    async with opened(home) as (pilot, app, screen):
         await choose(pilot, screen, "./mine.yaml")
         assert "mine" in str(screen.query_one("#form").border_title)
         options = screen.query_one("#preset-list", OptionList)
@@ -260,10 +263,8 @@ async def test_a_file_of_ones_own_and_a_broken_one(home: Path, place: Path) -> N
         )
 
 
-async def test_the_filter_narrows_by_name_and_tag(home: Path, place: Path) -> None:
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+async def test_the_filter_narrows_by_name_and_tag(home: Path) -> None:
+    async with opened(home) as (pilot, _, screen):
         options = screen.query_one("#preset-list", OptionList)
         await pilot.press("slash", *"digits")
         assert options.option_count == 1
@@ -272,10 +273,8 @@ async def test_the_filter_narrows_by_name_and_tag(home: Path, place: Path) -> No
         assert options.get_option_at_index(0).disabled
 
 
-async def test_the_configuration_can_be_edited(home: Path, place: Path) -> None:
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+async def test_the_configuration_can_be_edited(home: Path) -> None:
+    async with opened(home) as (pilot, app, screen):
         await choose(pilot, screen, "./mine.yaml")
         await pilot.press("e")
         await until(pilot, lambda: isinstance(app.screen, YamlScreen))
@@ -292,11 +291,9 @@ async def test_the_configuration_can_be_edited(home: Path, place: Path) -> None:
         await until(pilot, lambda: field(screen, "trainer.max_epochs").value == "5")
 
 
-async def test_runs_are_listed_opened_and_deleted_with_a_question(home: Path, place: Path) -> None:
+async def test_runs_are_listed_opened_and_deleted_with_a_question(home: Path) -> None:
     run_dir = a_run(home, "calm-fox-1a2b")
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, app, screen):
         table = screen.query_one(RunsTable)
         await until(pilot, lambda: len(table.rows) == 1)
         assert table.rows[0].name == "calm-fox"
@@ -311,12 +308,10 @@ async def test_runs_are_listed_opened_and_deleted_with_a_question(home: Path, pl
             assert not run_dir.path.exists()
 
 
-async def test_a_damaged_run_is_a_line_and_hides_no_other(home: Path, place: Path) -> None:
+async def test_a_damaged_run_is_a_line_and_hides_no_other(home: Path) -> None:
     a_run(home, "calm-fox-1a2b")
     a_run(home, "bad-bear-ffff").spec_path.write_text("version: 99\n")
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, _, screen):
         table = screen.query_one(RunsTable)
         await until(pilot, lambda: len(table.rows) == 2)
         (bad,) = [row for row in table.rows if row.id == "bad-bear-ffff"]
@@ -324,11 +319,9 @@ async def test_a_damaged_run_is_a_line_and_hides_no_other(home: Path, place: Pat
         assert "newer" in bad.note.text
 
 
-async def test_readonly_launches_and_deletes_nothing(home: Path, place: Path) -> None:
+async def test_readonly_launches_and_deletes_nothing(home: Path) -> None:
     run_dir = a_run(home, "calm-fox-1a2b")
-    app = LtuiApp(home, readonly=True)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home, readonly=True) as (pilot, app, screen):
         await until(pilot, lambda: len(screen.query_one(RunsTable).rows) == 1)
         form = required(screen.form_panel.form)
         texts = form.texts()
@@ -344,19 +337,15 @@ async def test_readonly_launches_and_deletes_nothing(home: Path, place: Path) ->
 
 
 async def test_a_page_that_only_watches_names_the_option_of_its_server(
-    home: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LtuiApp, "is_web", True)
-    app = LtuiApp(home, readonly=True)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home, readonly=True) as (pilot, _, screen):
         line = screen.query_one(LaunchLine)
         await until(pilot, lambda: "watching only (ltui serve --control)" in str(line.content))
 
 
-async def test_what_a_run_would_start_from_is_said_beside_the_field(
-    home: Path, place: Path
-) -> None:
+async def test_what_a_run_would_start_from_is_said_beside_the_field(home: Path) -> None:
     run_dir = a_run(home, "brave-owl-3f2a")
     run_dir.checkpoints_dir.mkdir()
     path = run_dir.checkpoints_dir / checkpoint_name(12, "request")
@@ -364,9 +353,7 @@ async def test_what_a_run_would_start_from_is_said_beside_the_field(
     publish_checkpoint(
         partial_path(path), path, 0, global_step=12, epoch=0, reason="request", attempt=1, fit=1
     )
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, _, screen):
         start = screen.query_one(StartField)
         note = start.query_one(".field-note", Static)
         assert "RUN or RUN:STEP" in str(note.content)
@@ -384,10 +371,8 @@ async def test_what_a_run_would_start_from_is_said_beside_the_field(
         assert len(screen.query(StartField)) == 1
 
 
-async def test_a_run_that_can_not_start_from_there_is_not_launched(home: Path, place: Path) -> None:
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+async def test_a_run_that_can_not_start_from_there_is_not_launched(home: Path) -> None:
+    async with opened(home) as (pilot, app, screen):
         screen.query_one(StartField).query_one(Input).value = "nobody"
         screen.form_panel.launch()
         await until(pilot, lambda: isinstance(app.screen, ProblemScreen))
@@ -395,7 +380,7 @@ async def test_a_run_that_can_not_start_from_there_is_not_launched(home: Path, p
 
 
 async def test_labels_are_typed_in_the_form_checked_and_given_to_the_run(
-    home: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched: list[Mapping[str, str]] = []
 
@@ -404,9 +389,7 @@ async def test_labels_are_typed_in_the_form_checked_and_given_to_the_run(
         return a_run(home, spec.id)
 
     monkeypatch.setattr(check_and_launch, "launch", launch)
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, _, screen):
         fields = {field.key: field for field in screen.query(LabelField)}
         assert list(fields) == ["name", "tags", "group", "note"]
         fields["tags"].text, fields["group"].text = "b!d, v2", "two words"
@@ -425,10 +408,8 @@ async def test_labels_are_typed_in_the_form_checked_and_given_to_the_run(
         assert [run.name[:-5] for run in (home / "runs").iterdir()] == ["Groe-2"]
 
 
-async def test_titles_of_presets_are_not_markup(home: Path, place: Path) -> None:
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+async def test_titles_of_presets_are_not_markup(home: Path) -> None:
+    async with opened(home) as (pilot, _, screen):
         await choose(pilot, screen, "./mine.yaml")
         assert "[bold]mine[/bold]" in screen.query_one("#form")._border_title.plain  # type: ignore[union-attr]
         assert isinstance(screen.query_one("#launch-form"), LaunchForm)
@@ -441,11 +422,9 @@ def offset_of(screen: HomeScreen, name: str) -> tuple[int, int]:
 
 
 async def test_a_click_selects_and_only_a_double_click_on_the_selected_opens_the_form(
-    home: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, app, screen):
         launched: list[str] = []
         monkeypatch.setattr(FormPanel, "launch", lambda panel: launched.append(panel.preset.name))
         line = screen.query_one(LaunchLine)
@@ -463,10 +442,8 @@ async def test_a_click_selects_and_only_a_double_click_on_the_selected_opens_the
         await until(pilot, lambda: launched == ["cifar10-cnn"])
 
 
-async def test_a_line_says_what_a_launch_would_start(home: Path, place: Path) -> None:
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+async def test_a_line_says_what_a_launch_would_start(home: Path) -> None:
+    async with opened(home) as (pilot, _, screen):
         line = screen.query_one(LaunchLine)
         await until(pilot, lambda: "2 ranks, 30 epochs, on the CPU" in str(line.content))
         field(screen, "trainer.max_epochs").value = "3"
@@ -475,10 +452,8 @@ async def test_a_line_says_what_a_launch_would_start(home: Path, place: Path) ->
         await until(pilot, lambda: "✗ epochs: " in str(line.content))
 
 
-async def test_the_help_of_a_field_stands_once_below_the_form(home: Path, place: Path) -> None:
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+async def test_the_help_of_a_field_stands_once_below_the_form(home: Path) -> None:
+    async with opened(home) as (pilot, _, screen):
         fields = list(screen.query(FormField))
         assert all(len(field.meaning.split()) <= MOST_WORDS for field in fields)
         assert all(field.size.height == 1 for field in fields)
@@ -489,10 +464,8 @@ async def test_the_help_of_a_field_stands_once_below_the_form(home: Path, place:
         await until(pilot, lambda: not str(hint.content))
 
 
-async def test_what_was_typed_is_kept_for_each_preset(home: Path, place: Path) -> None:
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+async def test_what_was_typed_is_kept_for_each_preset(home: Path) -> None:
+    async with opened(home) as (pilot, _, screen):
         field(screen, "trainer.max_epochs").value = "40"
         screen.query_one(StartField).query_one(Input).value = "brave-owl"
         await choose(pilot, screen, "./mine.yaml")
@@ -513,12 +486,8 @@ async def test_what_was_typed_is_kept_for_each_preset(home: Path, place: Path) -
         await until(pilot, lambda: field(screen, "trainer.max_epochs").value == "30")
 
 
-async def test_escape_clears_the_filter_and_no_match_leaves_no_preset(
-    home: Path, place: Path
-) -> None:
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+async def test_escape_clears_the_filter_and_no_match_leaves_no_preset(home: Path) -> None:
+    async with opened(home) as (pilot, app, screen):
         options = screen.query_one("#preset-list", OptionList)
         count = options.option_count
         await pilot.press("slash", *"zzz")
@@ -536,13 +505,9 @@ async def test_escape_clears_the_filter_and_no_match_leaves_no_preset(
         assert screen.form_panel.preset.name == "quickstart"
 
 
-async def test_the_footer_offers_no_letter_while_a_field_has_the_focus(
-    home: Path, place: Path
-) -> None:
+async def test_the_footer_offers_no_letter_while_a_field_has_the_focus(home: Path) -> None:
     a_run(home, "calm-fox-1a2b")
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, app, screen):
         await until(pilot, lambda: len(screen.query_one(RunsTable).rows) == 1)
         footer = screen.query_one(KeyFooter)
 
@@ -561,12 +526,10 @@ async def test_the_footer_offers_no_letter_while_a_field_has_the_focus(
         await until(pilot, lambda: {"N", "r", "o"} <= keys())
 
 
-async def test_leaving_a_run_puts_the_focus_on_its_row(home: Path, place: Path) -> None:
+async def test_leaving_a_run_puts_the_focus_on_its_row(home: Path) -> None:
     for run_id in ("calm-fox-1a2b", "brave-owl-3f2a", "old-pine-77cc"):
         a_run(home, run_id)
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, app, screen):
         table = screen.query_one(RunsTable)
         await until(pilot, lambda: len(table.rows) == 3)
         last = table.rows[2].id
@@ -579,15 +542,13 @@ async def test_leaving_a_run_puts_the_focus_on_its_row(home: Path, place: Path) 
 
 
 async def test_escape_in_the_list_of_runs_never_leads_to_a_launch(
-    home: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Someone who leaves a run with one Escape too many, and then presses Enter, opens it again."""
     launched: list[RunSpec] = []
     monkeypatch.setattr(check_and_launch, "launch", lambda spec, *_, **__: launched.append(spec))
     a_run(home, "calm-fox-1a2b")
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, app, screen):
         table = screen.query_one(RunsTable)
         await until(pilot, lambda: len(table.rows) == 1)
         await pilot.press("3", "enter")
@@ -605,12 +566,8 @@ async def test_escape_in_the_list_of_runs_never_leads_to_a_launch(
         assert not launched
 
 
-async def test_a_refused_launch_names_the_mistakes_of_every_field_at_once(
-    home: Path, place: Path
-) -> None:
-    app = LtuiApp(home)
-    async with app.run_test(size=(80, 24)) as pilot:
-        screen = await ready(pilot, app)
+async def test_a_refused_launch_names_the_mistakes_of_every_field_at_once(home: Path) -> None:
+    async with opened(home, (80, 24)) as (pilot, app, screen):
         field(screen, "trainer.max_epochs").value = "many"
         screen.query_one(StartField).text = "no-such-run:7"
         labels = {label.key: label for label in screen.query(LabelField)}
@@ -627,10 +584,8 @@ async def test_a_refused_launch_names_the_mistakes_of_every_field_at_once(
         assert [text.split()[1].rstrip(":") for text in problems] == ["epochs", "tags", "start"]
 
 
-async def test_the_reset_of_the_form_empties_every_field(home: Path, place: Path) -> None:
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+async def test_the_reset_of_the_form_empties_every_field(home: Path) -> None:
+    async with opened(home) as (pilot, _, screen):
         field(screen, "trainer.max_epochs").value = "3"
         screen.query_one(StartField).text = "no-such-run:7"
         for label in screen.query(LabelField):
@@ -641,12 +596,10 @@ async def test_the_reset_of_the_form_empties_every_field(home: Path, place: Path
         assert {label.text for label in screen.query(LabelField)} == {""}
 
 
-async def test_runs_are_filtered_and_sorted(home: Path, place: Path) -> None:
+async def test_runs_are_filtered_and_sorted(home: Path) -> None:
     for run_id in ("calm-fox-1a2b", "brave-owl-3f2a", "old-pine-77cc"):
         a_run(home, run_id)
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, app, screen):
         table, panel = screen.query_one(RunsTable), screen.query_one("#runs")
         await until(pilot, lambda: len(table.rows) == 3)
         await pilot.press("3", "o")
@@ -664,9 +617,7 @@ async def test_runs_are_filtered_and_sorted(home: Path, place: Path) -> None:
 
 async def test_the_columns_to_choose_are_described_in_full_at_80_columns(home: Path) -> None:
     names = ["config.model.init_args.learning_rate"]
-    app = LtuiApp(home)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await ready(pilot, app)
+    async with opened(home, (80, 24)) as (pilot, app, _):
         app.push_screen(ColumnChooser(DEFAULT_LAYOUT, names))
         await until(pilot, lambda: isinstance(app.screen, ColumnChooser))
         await pilot.resize_terminal(80, 60)
@@ -678,7 +629,7 @@ async def test_the_columns_to_choose_are_described_in_full_at_80_columns(home: P
         assert app.screen.query_one("#answers").size.height == 1
 
 
-async def test_columns_and_order_are_chosen_and_remembered(home: Path, place: Path) -> None:
+async def test_columns_and_order_are_chosen_and_remembered(home: Path) -> None:
     for epochs, run_id in enumerate(("calm-fox-1a2b", "brave-owl-3f2a", "old-pine-77cc"), 7):
         stored_run(
             home,
@@ -686,9 +637,7 @@ async def test_columns_and_order_are_chosen_and_remembered(home: Path, place: Pa
             metrics={"val/acc": 0.1 * epochs},
             config={"trainer": {"max_epochs": epochs}},
         )
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, app, screen):
         table, panel = screen.query_one(RunsTable), screen.query_one("#runs")
         await until(pilot, lambda: len(table.rows) == 3)
         await until(pilot, lambda: "3 runs, none running, " in str(panel.border_subtitle))
@@ -709,9 +658,7 @@ async def test_columns_and_order_are_chosen_and_remembered(home: Path, place: Pa
         await until(pilot, lambda: app.screen is screen)
         chosen = ("config.trainer.max_epochs", "val/acc", "detail")
         assert screen.runs_panel.list_layout == (chosen, "val/acc")
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, _, screen):
         table, panel = screen.query_one(RunsTable), screen.query_one("#runs")
         await until(pilot, lambda: len(table.rows) == 3 and table.rows[0].texts["val/acc"])
         assert screen.runs_panel.list_layout.columns == chosen
@@ -737,12 +684,10 @@ async def test_columns_and_order_are_chosen_and_remembered(home: Path, place: Pa
         await until(pilot, lambda: screen.runs_panel.list_layout == (DEFAULT_COLUMNS, ""))
 
 
-async def test_a_click_selects_a_run_and_a_double_click_opens_it(home: Path, place: Path) -> None:
+async def test_a_click_selects_a_run_and_a_double_click_opens_it(home: Path) -> None:
     for run_id in ("calm-fox-1a2b", "brave-owl-3f2a", "old-pine-77cc"):
         stored_run(home, run_id)
-    app = LtuiApp(home)
-    async with app.run_test(size=(120, 40)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home, (120, 40)) as (pilot, app, screen):
         table = screen.query_one(RunsTable)
         await until(pilot, lambda: len(table.rows) == 3)
         await pilot.click(table, offset=(8, 3))
@@ -753,13 +698,11 @@ async def test_a_click_selects_a_run_and_a_double_click_opens_it(home: Path, pla
         assert app.screen.run_dir.id == table.keys[1]  # type: ignore[attr-defined]
 
 
-async def test_hidden_columns_are_counted_and_scrolled_to(home: Path, place: Path) -> None:
+async def test_hidden_columns_are_counted_and_scrolled_to(home: Path) -> None:
     metrics = {f"val/metric_{n}": float(n) for n in range(6)}
     stored_run(home, "calm-fox-1a2b", metrics=metrics)
     write_preference(home, "runs.columns", ["state", *metrics])
-    app = LtuiApp(home)
-    async with app.run_test(size=(80, 24)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home, (80, 24)) as (pilot, _, screen):
         table, panel = screen.query_one(RunsTable), screen.query_one("#runs")
         await until(pilot, lambda: "+3 columns →" in str(panel.border_subtitle))
         first = [placed.column.title for placed in table._placed]
@@ -776,13 +719,11 @@ async def test_hidden_columns_are_counted_and_scrolled_to(home: Path, place: Pat
         await until(pilot, lambda: [placed.column.title for placed in table._placed] == first)
 
 
-async def test_live_runs_stay_on_top_in_every_order(home: Path, place: Path) -> None:
+async def test_live_runs_stay_on_top_in_every_order(home: Path) -> None:
     ids = ("calm-fox-1a2b", "brave-owl-3f2a", "old-pine-77cc")
     for run_id in ids:
         stored_run(home, run_id)
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, _, screen):
         panel = screen.runs_panel
         await until(pilot, lambda: len(panel.lines) == 3)
         entry = panel.lines[ids[2]]
@@ -794,7 +735,7 @@ async def test_live_runs_stay_on_top_in_every_order(home: Path, place: Path) -> 
 
 
 async def test_keys_that_are_typed_while_the_runs_are_read_go_to_the_list(
-    home: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched: list[RunSpec] = []
     monkeypatch.setattr(check_and_launch, "launch", lambda spec, *_, **__: launched.append(spec))
@@ -832,12 +773,10 @@ async def test_keys_that_are_typed_while_the_runs_are_read_go_to_the_list(
     ],
 )
 async def test_runs_come_first_and_a_new_run_is_one_key_away(
-    home: Path, place: Path, size: tuple[int, int], shown: set[str]
+    home: Path, size: tuple[int, int], shown: set[str]
 ) -> None:
     stored_run(home, "calm-fox-1a2b")
-    app = LtuiApp(home)
-    async with app.run_test(size=size) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home, size) as (pilot, app, screen):
 
         def visible() -> set[str]:
             return {name for name in PANELS if screen.query_one(f"#{name}").display}
@@ -858,14 +797,10 @@ async def test_runs_come_first_and_a_new_run_is_one_key_away(
         assert visible() == shown
 
 
-async def test_a_maximised_panel_is_restored_and_the_list_is_remembered(
-    home: Path, place: Path
-) -> None:
+async def test_a_maximised_panel_is_restored_and_the_list_is_remembered(home: Path) -> None:
     stored_run(home, "calm-fox-1a2b")
     for beside in (True, False):
-        app = LtuiApp(home)
-        async with app.run_test(size=(160, 50)) as pilot:
-            screen = await ready(pilot, app)
+        async with opened(home) as (pilot, app, screen):
             presets = screen.query_one("#presets")
             assert presets.display == beside
             await pilot.press("z")
@@ -882,11 +817,9 @@ async def test_a_maximised_panel_is_restored_and_the_list_is_remembered(
                 assert presets.display
 
 
-async def test_the_palette_shows_a_metric_as_a_column(home: Path, place: Path) -> None:
+async def test_the_palette_shows_a_metric_as_a_column(home: Path) -> None:
     stored_run(home, "calm-fox-1a2b", metrics={"val/acc": 0.5})
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, app, screen):
         table = screen.query_one(RunsTable)
         await until(pilot, lambda: len(table.rows) == 1)
 
@@ -900,12 +833,10 @@ async def test_the_palette_shows_a_metric_as_a_column(home: Path, place: Path) -
         assert "Show metric val/acc" not in commands()
 
 
-async def test_marked_runs_get_a_star_and_are_found_by_it(home: Path, place: Path) -> None:
+async def test_marked_runs_get_a_star_and_are_found_by_it(home: Path) -> None:
     for run_id in ("calm-fox-1a2b", "brave-owl-3f2a", "old-pine-77cc"):
         a_run(home, run_id)
-    app = LtuiApp(home)
-    async with app.run_test(size=(80, 24)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home, (80, 24)) as (pilot, app, screen):
         table, panel = screen.query_one(RunsTable), screen.runs_panel
         await until(pilot, lambda: len(table.rows) == 3)
         await pilot.press("3", "home", "space", "space")
@@ -927,11 +858,9 @@ async def test_marked_runs_get_a_star_and_are_found_by_it(home: Path, place: Pat
         await until(pilot, lambda: not error.display and len(table.keys) == 3)
 
 
-async def test_enter_answers_no_question_that_destroys(home: Path, place: Path) -> None:
+async def test_enter_answers_no_question_that_destroys(home: Path) -> None:
     run_dir = a_run(home, "calm-fox-1a2b")
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, app, screen):
         await until(pilot, lambda: len(screen.query_one(RunsTable).rows) == 1)
         screen.runs_panel.lines["calm-fox-1a2b"] = RunEntry(run_dir=run_dir, problem="damaged")
         await pilot.press("3")
@@ -949,9 +878,7 @@ async def test_enter_answers_no_question_that_destroys(home: Path, place: Path) 
 async def test_the_editor_keeps_the_policies_and_asks_before_it_discards(
     home: Path, place: Path
 ) -> None:
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await ready(pilot, app)
+    async with opened(home) as (pilot, app, screen):
         await choose(pilot, screen, "./mine.yaml")
         await pilot.press("e")
         await until(pilot, lambda: isinstance(app.screen, YamlScreen))
@@ -997,7 +924,7 @@ async def test_the_editor_keeps_the_policies_and_asks_before_it_discards(
 
 
 async def test_the_form_does_not_wait_for_the_machine_or_undo_the_first_key(
-    home: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, real = threading.Event(), local_machine.detect_machine
 
@@ -1027,7 +954,7 @@ async def test_the_form_does_not_wait_for_the_machine_or_undo_the_first_key(
         assert screen.presets_panel.highlighted_name == first
 
 
-async def test_fields_have_edges_that_need_no_colour(home: Path, place: Path) -> None:
+async def test_fields_have_edges_that_need_no_colour(home: Path) -> None:
     async with LtuiApp(home).run_test(size=(120, 40)) as pilot:
         await until(pilot, lambda: bool(pilot.app.screen.query("FormField SelectCurrent")))
         screen = pilot.app.screen
@@ -1056,10 +983,8 @@ def _edges(widget: Widget) -> tuple[str, str]:
     return widget.styles.border_left[0], widget.styles.border_right[0]
 
 
-async def test_the_palette_goes_to_a_preset_that_the_filter_hides(home: Path, place: Path) -> None:
-    app = LtuiApp(home)
-    async with app.run_test(size=(120, 40)) as pilot:
-        screen = await ready(pilot, app)
+async def test_the_palette_goes_to_a_preset_that_the_filter_hides(home: Path) -> None:
+    async with opened(home, (120, 40)) as (pilot, app, screen):
         await pilot.press("slash", *"digits", "enter")
         app.open_preset("gpt-fsdp")
         await until(
@@ -1072,14 +997,12 @@ async def test_the_palette_goes_to_a_preset_that_the_filter_hides(home: Path, pl
 
 
 async def test_a_form_that_was_reached_by_typed_keys_starts_nothing(
-    home: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched: list[RunSpec] = []
     monkeypatch.setattr(check_and_launch, "launch", lambda spec, *_, **__: launched.append(spec))
     a_run(home, "calm-fox-1a2b")
-    app = LtuiApp(home)
-    async with app.run_test(size=(160, 50), notifications=True) as pilot:
-        await ready(pilot, app)
+    async with opened(home, notifications=True) as (pilot, app, _):
         now = [app.clock() + 100.0]
         app.clock = lambda: now[0]
         for key in ("N", "enter", "a", "enter"):

@@ -16,13 +16,13 @@ from textual.worker import Worker
 from ltui.app.panels.linked_charts import toggle_log, toggle_outliers
 from ltui.app.panels.presets_panel import PresetCatalog
 from ltui.app.panels.runs_panel import RunsPanel
-from ltui.app.panels.worker_results import call_screen
+from ltui.app.screens.choosers import ChangingList
+from ltui.app.screens.dialog import call_screen
 from ltui.app.screens.help import HelpScreen
 from ltui.app.screens.palette import Palette
 from ltui.app.screens.run import RunScreen
 from ltui.app.textual_app import LtuiApp
 from ltui.training.store.run_directory import RunDir
-from ltui.widgets.changing_list import ChangingList
 from tests.app.key_storm import Storm, nothing_starts
 from tests.app.one_run import until
 from tests.stored_runs import stored_run

@@ -14,14 +14,13 @@ from textual.widget import Widget
 from textual.widgets import Input
 
 from ltui.app.keys.command_palette import MAX_RUNS, PlacesProvider, read_places
-from ltui.app.keys.footer import READONLY_BADGE, KeyFooter
-from ltui.app.keys.listed_keys import SCREEN, listed_keys
+from ltui.app.keys.footer import READONLY_BADGE, SCREEN, KeyFooter, listed_keys
 from ltui.app.panels.run_charts import RunCharts
 from ltui.app.presentation.metric_charts import shown_metrics
 from ltui.app.screens.help import TYPING, HelpScreen, help_lines
 from ltui.app.screens.home import HomeScreen
-from ltui.app.screens.label_question import LabelQuestion
 from ltui.app.screens.run import RunScreen
+from ltui.app.screens.run_questions import LabelQuestion
 from ltui.app.textual_app import LtuiApp
 from ltui.training.state.run_labels import RunLabels
 from ltui.training.state.run_snapshot import RunState
@@ -31,7 +30,7 @@ from ltui.widgets.charts.chart import Chart
 from ltui.widgets.log_view import LogLines, LogView
 from ltui.widgets.table import Table
 from tests.app.frames import frame, snapshot
-from tests.app.one_run import OneRun, Script, shown, until
+from tests.app.one_run import Script, one_run, until
 from tests.stored_runs import stored_run
 
 RUN_KEYS = {"s", "S", "p", "c", "k", "r", "d", "v", "/", "1", "z", "x", "y", "+", "-", "0", "q"}
@@ -45,9 +44,7 @@ WIDGET_KEYS = {"↑", "←", "shift+←", "home", "end", "g", "f", "n", "enter"}
 
 @pytest.mark.parametrize("focus", ["1", "4", "5"])
 async def test_help_lists_every_key_whatever_has_the_focus(focus: str) -> None:
-    app = OneRun(Script(frame()))
-    async with app.run_test(size=(160, 50)) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame()) as (pilot, app, _):
         await pilot.press(focus, "question_mark")
         await until(pilot, lambda: isinstance(app.screen, HelpScreen))
         assert isinstance(app.screen, HelpScreen)
@@ -61,9 +58,7 @@ async def test_help_lists_every_key_whatever_has_the_focus(focus: str) -> None:
 
 @pytest.mark.parametrize("opening", ["S", "slash", "n"])
 async def test_f1_helps_while_a_field_takes_every_sign(opening: str) -> None:
-    app = OneRun(Script(frame()))
-    async with app.run_test(size=(160, 50)) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame()) as (pilot, app, _):
         if opening == "n":
             app.push_screen(LabelQuestion("note", "brave-owl", [RunLabels()], set()))
         else:
@@ -86,9 +81,7 @@ async def test_f1_helps_while_a_field_takes_every_sign(opening: str) -> None:
 
 async def test_help_marks_what_can_not_be_done_now() -> None:
     ended = snapshot(state=RunState.FINISHED, detail="finished at step 9")
-    app = OneRun(Script(frame(snapshot=ended)))
-    async with app.run_test(size=(80, 24)) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame(snapshot=ended), (80, 24)) as (pilot, app, _):
         await pilot.press("question_mark")
         await until(pilot, lambda: isinstance(app.screen, HelpScreen))
         assert isinstance(app.screen, HelpScreen)
@@ -104,9 +97,7 @@ async def test_help_marks_what_can_not_be_done_now() -> None:
 
 async def test_the_palette_offers_each_thing_once_and_nothing_that_is_refused() -> None:
     script = Script(frame())
-    app = OneRun(script)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(script) as (pilot, app, screen):
         titles = [command.title for command in app.get_system_commands(screen)]
         assert len(titles) == len({title.lower() for title in titles})
         assert {"Stop", "Kill", "Checkpoint", "Log", "Theme", "Quit"} <= set(titles)
@@ -118,9 +109,7 @@ async def test_the_palette_offers_each_thing_once_and_nothing_that_is_refused() 
 
 
 async def test_the_palette_shows_a_metric() -> None:
-    app = OneRun(Script(frame()))
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(frame()) as (_, app, screen):
         assert screen.frame is not None
         charts = screen.query_one(RunCharts)
         before = shown_metrics(screen.frame, charts.settings)
@@ -155,10 +144,7 @@ async def test_the_palette_goes_to_another_run(private_home: Path) -> None:
     for name in ("calm-fox-1111", "brave-owl-3f2a"):
         (private_home / "runs" / name).mkdir(parents=True)
         (private_home / "runs" / name / "spec.yaml").write_text("")
-    app = OneRun(Script(frame()))
-    app.home = private_home
-    async with app.run_test(size=(160, 50)) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame(), home=private_home) as (pilot, app, _):
         await choose(pilot, app, "open calm-fox", "Open run calm-fox-1111")
         await until(pilot, lambda: opened(app) == "calm-fox-1111")
         await choose(pilot, app, "open brave-owl", "Open run brave-owl-3f2a")
@@ -174,10 +160,7 @@ async def test_the_palette_finds_a_run_by_its_labels_and_a_preset_from_anywhere(
         stored_run(private_home, name)
     tagged = RunDir(private_home / "runs" / "old-pine-2222")
     change_labels(tagged, lambda _: RunLabels(tags=("baseline",), note="[b]try[/] again"))
-    app = OneRun(Script(frame()))
-    app.home = private_home
-    async with app.run_test(size=(160, 50)) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame(), home=private_home) as (pilot, app, _):
         await choose(pilot, app, "open baseline", "Open run old-pine-2222")
         await until(pilot, lambda: opened(app) == "old-pine-2222")
         await choose(pilot, app, "preset gpt-fsdp", "Go to preset gpt-fsdp")
@@ -196,18 +179,13 @@ async def test_the_palette_finds_a_run_by_the_name_that_it_was_given(private_hom
     stored_run(private_home, "old-pine-2222")
     named = RunDir(private_home / "runs" / "old-pine-2222")
     change_labels(named, lambda _: RunLabels(name="Größe [b]12"))
-    app = OneRun(Script(frame()))
-    app.home = private_home
-    async with app.run_test(size=(160, 50)) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame(), home=private_home) as (pilot, app, _):
         await choose(pilot, app, "open größe", "Open run Größe [b]12 (old-pine-2222)")
         await until(pilot, lambda: opened(app) == "old-pine-2222")
 
 
 async def test_the_palette_names_the_key_of_each_command_and_leaves_out_esc() -> None:
-    app = OneRun(Script(frame()))
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(frame()) as (_, app, screen):
         commands = {c.title: c.help for c in app.get_system_commands(screen)}
         assert commands["Stop"].endswith(" · key s")
         assert not {"Cancel", "Clear"} & set(commands)
@@ -215,9 +193,7 @@ async def test_the_palette_names_the_key_of_each_command_and_leaves_out_esc() ->
 
 
 async def test_the_palette_looks_like_the_other_dialogs() -> None:
-    app = OneRun(Script(frame()))
-    async with app.run_test(size=(160, 50)) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame()) as (pilot, app, _):
         await pilot.press("ctrl+p")
         await until(pilot, lambda: isinstance(app.screen, CommandPalette))
         palette = app.screen
@@ -235,10 +211,7 @@ async def test_the_palette_offers_at_most_fifty_of_thousands_of_runs(private_hom
         folder = private_home / "runs" / f"calm-fox-{number:04}"
         folder.mkdir(parents=True)
         (folder / "spec.yaml").write_text("")
-    app = OneRun(Script(frame()))
-    app.home = private_home
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(frame(), home=private_home) as (_, app, screen):
         runs, presets = read_places(app, None)
         assert (len(runs), presets[0].title) == (400, "Go to preset quickstart")
         provider = PlacesProvider(screen)
@@ -265,15 +238,13 @@ def unknown_hints(screen: Screen[Any]) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("focus", ["1", "2", "3", "4", "5"])
 @pytest.mark.parametrize("state", [RunState.RUNNING, RunState.PAUSED, RunState.FAILED])
-async def test_every_key_of_the_footer_is_bound(focus: str, state: RunState) -> None:
-    app = OneRun(Script(frame(snapshot=snapshot(state=state))))
-    async with app.run_test(size=(200, 50)) as pilot:
-        screen = await shown(pilot, app)
-        await pilot.press(focus)
-        await pilot.pause()
-        assert unknown_hints(screen) == []
+async def test_every_key_of_the_footer_is_bound(state: RunState) -> None:
+    async with one_run(frame(snapshot=snapshot(state=state)), (200, 50)) as (pilot, _, screen):
+        for focus in "12345":
+            await pilot.press(focus)
+            await pilot.pause()
+            assert unknown_hints(screen) == [], focus
 
 
 async def test_every_key_of_the_footer_at_home_is_bound(private_home: Path) -> None:
@@ -285,9 +256,7 @@ async def test_every_key_of_the_footer_at_home_is_bound(private_home: Path) -> N
 
 
 async def test_a_chart_names_its_keys_in_the_footer() -> None:
-    app = OneRun(Script(frame()))
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(frame()) as (pilot, _, screen):
         await pilot.press("1")
         await until(pilot, lambda: "crosshair" in str(screen.query_one(KeyFooter).render()))
         assert "zoom" in str(screen.query_one(KeyFooter).render())
@@ -296,9 +265,7 @@ async def test_a_chart_names_its_keys_in_the_footer() -> None:
 
 
 async def test_escape_does_not_quit_a_run_that_was_opened_alone() -> None:
-    app = OneRun(Script(frame()))
-    async with app.run_test(size=(100, 30), notifications=True) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame(), (100, 30), notifications=True) as (pilot, app, _):
         await pilot.press("escape", "escape")
         notices = app._notifications
         await until(pilot, lambda: any("training continues" in n.message for n in notices))
@@ -310,9 +277,9 @@ async def test_escape_does_not_quit_a_run_that_was_opened_alone() -> None:
 
 
 async def test_escape_in_a_run_that_has_ended_does_not_state_that_training_continues() -> None:
-    app = OneRun(Script(frame(snapshot=snapshot(state=RunState.FINISHED))))
-    async with app.run_test(size=(100, 30), notifications=True) as pilot:
-        await shown(pilot, app)
+    async with one_run(
+        frame(snapshot=snapshot(state=RunState.FINISHED)), (100, 30), notifications=True
+    ) as (pilot, app, _):
         await pilot.press("escape", "escape")
         notices = app._notifications
         await until(pilot, lambda: [n.message for n in notices][:1] == ["q quits ltui"])
@@ -320,12 +287,10 @@ async def test_escape_in_a_run_that_has_ended_does_not_state_that_training_conti
 
 async def test_readonly_is_marked_on_every_screen(private_home: Path) -> None:
     (private_home / "runs").mkdir(parents=True)
-    run = OneRun(Script(frame()), readonly=True)
-    async with run.run_test(size=(60, 15)) as pilot:
-        await shown(pilot, run)
-        assert READONLY_BADGE in str(run.screen.query_one(KeyFooter).render())
+    async with one_run(frame(), (60, 15), readonly=True) as (_, _, screen):
+        assert READONLY_BADGE in str(screen.query_one(KeyFooter).render())
     home = LtuiApp(private_home, readonly=True)
-    async with home.run_test(size=(60, 15)) as pilot:
+    async with home.run_test(size=(60, 15)):
         assert isinstance(home.screen, HomeScreen)
         assert READONLY_BADGE in str(home.screen.query_one(KeyFooter).render())
 
@@ -341,9 +306,7 @@ def test_every_binding_of_a_widget_says_what_it_does() -> None:
 @pytest.mark.parametrize("size", [(160, 50), (80, 24), (60, 15)])
 @pytest.mark.parametrize("key", ["question_mark", "s", "S", "k"])
 async def test_dialogs_are_whole_at_every_size(size: tuple[int, int], key: str) -> None:
-    app = OneRun(Script(frame()))
-    async with app.run_test(size=size) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame(), size) as (pilot, app, _):
         await pilot.press(key)
         await until(pilot, lambda: not isinstance(app.screen, RunScreen))
         await pilot.pause()

@@ -11,7 +11,7 @@ from ltui.app.foreground.progress_display import panel_lines, plain_line
 from ltui.app.live.log_tail import node_of_launcher_log
 from ltui.app.panels.log_panel import is_from, log_sources
 from ltui.app.presentation import gpu_view, run_view
-from ltui.app.presentation.machine_rows import MachineRows, RankFilter, RowSelection
+from ltui.app.presentation.machine_rows import MachineRows, RowSelection, matches
 from ltui.app.presentation.machines import (
     machine_count,
     machine_names,
@@ -161,8 +161,8 @@ def test_a_machine_is_found_by_its_state() -> None:
 
 
 def test_a_number_in_the_name_of_a_machine_is_found() -> None:
-    assert RankFilter.of("12").matches("12 rack-12", 3, "ok")
-    assert not RankFilter.of("12").matches("rack-12", 3, "ok")
+    assert matches("12", "12 rack-12", 3, "ok")
+    assert not matches("12", "rack-12", 3, "ok")
 
 
 # -- names and labels ------------------------------------------------------------------------------

@@ -11,11 +11,10 @@ from textual.geometry import Region
 from textual.pilot import Pilot
 from textual.widgets import Input, OptionList
 
-from ltui.app.keys.footer import KeyFooter
-from ltui.app.keys.listed_keys import listed_keys
+from ltui.app.keys.footer import KeyFooter, listed_keys
 from ltui.app.panels.gpu_panel import GpuPanel
 from ltui.app.panels.ranks_panel import MachineTable, RanksPanel
-from ltui.app.screens.log_chooser import LogChooser
+from ltui.app.screens.choosers import LogChooser
 from ltui.app.screens.run import RunScreen
 from ltui.training.state.run_snapshot import RunSnapshot
 from ltui.widgets.header import RunHeader
@@ -24,7 +23,7 @@ from ltui.widgets.log_view import LogLines
 from ltui.widgets.rank_table import RankTable
 from tests.app.frames import frame
 from tests.app.machine_frames import large_run, machine_frame, machine_run, stalled_run, unreachable
-from tests.app.one_run import OneRun, Script, settled, shown, until
+from tests.app.one_run import OneRun, Script, one_run, settled, shown, until
 
 SMALL, NORMAL = (80, 24), (160, 50)
 
@@ -73,9 +72,7 @@ def test_pictures(snap_compare: Callable[..., bool], name: str, size: tuple[int,
 
 
 async def test_enter_and_space_unfold_a_machine_and_fold_it_again() -> None:
-    app = OneRun(Script(machine_frame()))
-    async with app.run_test(size=NORMAL) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(machine_frame(), NORMAL) as (pilot, _, screen):
         await pilot.press("4")
         await until(pilot, lambda: isinstance(screen.focused, MachineTable))
         await listed(pilot, screen, ["n0", "n1"])
@@ -92,9 +89,7 @@ async def test_enter_and_space_unfold_a_machine_and_fold_it_again() -> None:
 
 async def test_the_choice_of_the_user_stays_and_rows_follow_the_frames() -> None:
     script = Script(machine_frame())
-    app = OneRun(script)
-    async with app.run_test(size=NORMAL) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(script, NORMAL) as (pilot, _, screen):
         script.frame = machine_frame(stalled_run())
         await until(pilot, lambda: keys(screen) == ["n1", "r11", "n0"])
         await pilot.press("4", "home", "enter")
@@ -106,9 +101,7 @@ async def test_the_choice_of_the_user_stays_and_rows_follow_the_frames() -> None
 
 
 async def test_the_filter_lists_what_matches_and_escape_clears_it() -> None:
-    app = OneRun(Script(machine_frame(stalled_run())))
-    async with app.run_test(size=NORMAL) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(machine_frame(stalled_run()), NORMAL) as (pilot, _, screen):
         await pilot.press("4", "slash")
         await until(pilot, lambda: isinstance(screen.focused, Input))
         await pilot.press(*"stalled")
@@ -129,9 +122,7 @@ async def test_the_filter_lists_what_matches_and_escape_clears_it() -> None:
 
 
 async def test_the_rows_that_match_a_filter_fit_into_the_panel() -> None:
-    app = OneRun(Script(machine_frame()))
-    async with app.run_test(size=NORMAL) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(machine_frame(), NORMAL) as (pilot, _, screen):
         await pilot.press("4", "slash")
         await until(pilot, lambda: isinstance(screen.focused, Input))
         await pilot.press(*"gpu-b")
@@ -144,26 +135,20 @@ async def test_the_rows_that_match_a_filter_fit_into_the_panel() -> None:
 
 
 async def test_slash_elsewhere_finds_in_the_log() -> None:
-    app = OneRun(Script(machine_frame()))
-    async with app.run_test(size=NORMAL) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(machine_frame(), NORMAL) as (pilot, _, screen):
         await pilot.press("5", "slash")
         await until(pilot, lambda: focused_id(screen) == "log-query")
 
 
 async def test_enter_on_a_rank_opens_its_log_with_the_name_of_its_machine() -> None:
-    app = OneRun(Script(machine_frame(stalled_run())))
-    async with app.run_test(size=NORMAL) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(machine_frame(stalled_run()), NORMAL) as (pilot, _, screen):
         await pilot.press("4", "home", "down", "enter")
         await until(pilot, lambda: screen.panels.log_panel.source == 11)
         assert "log, gpu-b:11" in str(screen.query_one("#log").border_title)
 
 
 async def test_a_log_is_chosen_from_a_list() -> None:
-    app = OneRun(Script(machine_frame()))
-    async with app.run_test(size=NORMAL) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(machine_frame(), NORMAL) as (pilot, app, screen):
         assert any("gpu-b:" in line for line in text_of(screen.query_one(LogLines)))
         await pilot.press("v")
         await until(pilot, lambda: isinstance(app.screen, LogChooser))
@@ -181,9 +166,7 @@ async def test_a_log_is_chosen_from_a_list() -> None:
 
 
 async def test_a_thousand_ranks_are_readable_on_a_small_terminal() -> None:
-    app = OneRun(Script(machine_frame(large_run())))
-    async with app.run_test(size=SMALL) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(machine_frame(large_run()), SMALL) as (pilot, _, screen):
         assert "128 machines, 1" in screen.query_one(RunHeader).render_line(0).text
         await pilot.press("4")
         await settled(pilot)
@@ -199,9 +182,7 @@ async def test_a_thousand_ranks_are_readable_on_a_small_terminal() -> None:
 
 
 async def test_every_size_shows_machines_and_gpus() -> None:
-    app = OneRun(Script(machine_frame(large_run())))
-    async with app.run_test(size=(200, 60)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(machine_frame(large_run()), (200, 60)) as (pilot, _, screen):
         for size in ((80, 24), (60, 15), (100, 30), (130, 40), (160, 48), (160, 50), (200, 60)):
             await pilot.resize_terminal(*size)
             for key in "34":
@@ -215,9 +196,7 @@ async def test_every_size_shows_machines_and_gpus() -> None:
 async def test_only_the_rows_that_changed_are_repainted(monkeypatch: pytest.MonkeyPatch) -> None:
     first = machine_frame(large_run())
     script = Script(first)
-    app = OneRun(script)
-    async with app.run_test(size=NORMAL) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(script, NORMAL) as (pilot, _, screen):
         await settled(pilot)
         painted: list[Region] = []
         widgets = (screen.query_one(MachineTable), screen.query_one("#rank-grid", LiveLines))
@@ -236,9 +215,7 @@ async def test_only_the_rows_that_changed_are_repainted(monkeypatch: pytest.Monk
 
 
 async def test_on_one_machine_there_is_neither_a_filter_nor_a_key_for_it() -> None:
-    app = OneRun(Script(frame()))
-    async with app.run_test(size=NORMAL) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(frame(), NORMAL) as (pilot, _, screen):
         assert not screen.query(MachineTable)
         assert not screen.query("#rank-filter")
         assert not any("Unfold" in key.about for key in listed_keys(screen))
@@ -249,9 +226,7 @@ async def test_on_one_machine_there_is_neither_a_filter_nor_a_key_for_it() -> No
 async def test_machines_that_appear_later_replace_the_table_of_ranks() -> None:
     run: RunSnapshot = machine_run()
     script = Script(machine_frame(replace(run, nodes=())))
-    app = OneRun(script)
-    async with app.run_test(size=NORMAL) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(script, NORMAL) as (pilot, _, screen):
         await pilot.press("4")
         await until(pilot, lambda: isinstance(screen.focused, RankTable))
         script.frame = machine_frame(run)
@@ -265,9 +240,7 @@ async def test_lines_of_machines_that_join_later_get_the_names_of_the_machines()
     unnamed = tuple(replace(node, ranks=()) for node in run.nodes)
     lines = machine_frame(run).log
     script = Script(machine_frame(replace(run, nodes=unnamed, ranks=()), log=lines))
-    app = OneRun(script)
-    async with app.run_test(size=NORMAL) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(script, NORMAL) as (pilot, _, screen):
         log = screen.query_one(LogLines)
         assert not any("gpu-b:10" in line for line in text_of(log))
         script.frame = machine_frame(run)

@@ -20,9 +20,8 @@ from ltui.app.panels.runs_table import RunsTable
 from ltui.app.runs.label_changes import Outcome, change_several, undo, what_changed
 from ltui.app.screens.compare import CompareScreen
 from ltui.app.screens.dialog import ConfirmScreen
-from ltui.app.screens.export_question import ExportQuestion
 from ltui.app.screens.home import HomeScreen
-from ltui.app.screens.label_question import LabelQuestion, label_change
+from ltui.app.screens.run_questions import ExportQuestion, LabelQuestion, label_change
 from ltui.app.textual_app import LtuiApp
 from ltui.training.lifecycle import resume_run
 from ltui.training.lifecycle.run_status import resolve_snapshot

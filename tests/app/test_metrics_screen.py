@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -18,15 +20,15 @@ from textual.widgets import Input, Static
 
 from ltui.app.keys.footer import KeyFooter
 from ltui.app.live.frame import Frame
-from ltui.app.preferences import read_preferences
 from ltui.app.presentation.metric_charts import ChartSettings
 from ltui.app.screens.help import HelpScreen
 from ltui.app.screens.metrics import MetricsScreen
 from ltui.app.screens.run import RunScreen
+from ltui.app.settings import read_preferences
 from ltui.training.state.run_snapshot import MetricValue
 from ltui.widgets.charts.chart import Chart
 from tests.app.frames import curve, frame, snapshot
-from tests.app.one_run import OneRun, Script, settled, shown, until
+from tests.app.one_run import OneRun, Script, one_run, settled, until
 from tests.app.test_keys import unknown_hints
 from tests.app.test_run_charts import OneRunAt
 
@@ -41,14 +43,20 @@ def many(count: int = COUNT) -> Frame:
     return frame(curves=curves, curve_names=tuple(sorted(curves)), snapshot=snapshot(metrics=steps))
 
 
-async def opened(pilot: Pilot[Any], app: OneRun) -> MetricsScreen:
-    await shown(pilot, app)
-    await pilot.press("M")
-    await until(pilot, lambda: isinstance(app.screen, MetricsScreen) and charts(app))
-    await until(pilot, lambda: isinstance(app.screen.focused, Chart))
-    screen = app.screen
-    assert isinstance(screen, MetricsScreen)
-    return screen
+@asynccontextmanager
+async def all_metrics(
+    home: Path, source: Frame | Script | None = None, *, size: tuple[int, int] = (160, 50)
+) -> AsyncIterator[tuple[Pilot[Any], OneRun, MetricsScreen]]:
+    """Yield pilot, app and screen, once the first charts are shown."""
+    home.joinpath("runs").mkdir(exist_ok=True)
+    script = source if isinstance(source, Script) else Script(source or many())
+    async with one_run(OneRunAt(home, script), size) as (pilot, app, _):
+        await pilot.press("M")
+        await until(pilot, lambda: isinstance(app.screen, MetricsScreen) and charts(app))
+        await until(pilot, lambda: isinstance(app.screen.focused, Chart))
+        screen = app.screen
+        assert isinstance(screen, MetricsScreen)
+        yield pilot, app, screen
 
 
 def footer(app: OneRun) -> str:
@@ -71,9 +79,7 @@ def home(tmp_path: Path) -> Path:
 
 async def test_one_metric_is_not_many(tmp_path: Path) -> None:
     one = replace(many(3), curve_names=("layer.000/grad_norm",))
-    app = OneRunAt(home(tmp_path), Script(one))
-    async with app.run_test(size=(160, 50)) as pilot:
-        await opened(pilot, app)
+    async with all_metrics(tmp_path, one) as (_, app, _):
         assert line(app).startswith("brave-owl · page 1/1 · 1 metric ·")
 
 
@@ -99,9 +105,7 @@ async def test_opened_before_the_first_values_it_has_its_keys(tmp_path: Path) ->
 
 
 async def test_only_the_visible_charts_are_requested_and_pages_turn(tmp_path: Path) -> None:
-    app = OneRunAt(home(tmp_path), Script(many()))
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await opened(pilot, app)
+    async with all_metrics(tmp_path) as (pilot, app, screen):
         assert len(charts(app)) == 12
         assert line(app).startswith("brave-owl · page 1/42 · 500 metrics")
         first = charts(app)
@@ -118,9 +122,7 @@ async def test_only_the_visible_charts_are_requested_and_pages_turn(tmp_path: Pa
 async def test_a_small_terminal_shows_four_charts_and_rows_and_columns_change(
     tmp_path: Path,
 ) -> None:
-    app = OneRunAt(home(tmp_path), Script(many()))
-    async with app.run_test(size=(80, 24)) as pilot:
-        await opened(pilot, app)
+    async with all_metrics(tmp_path, size=(80, 24)) as (pilot, app, _):
         assert len(charts(app)) == 4
         await pilot.press("right_parenthesis", "less_than_sign")
         await until(pilot, lambda: len(charts(app)) == 3)
@@ -131,17 +133,13 @@ async def test_a_small_terminal_shows_four_charts_and_rows_and_columns_change(
 
 
 async def test_filter_order_and_favourites_are_remembered(tmp_path: Path) -> None:
-    app = OneRunAt(home(tmp_path), Script(many()))
-    async with app.run_test(size=(160, 50)) as pilot:
-        await opened(pilot, app)
+    async with all_metrics(tmp_path) as (pilot, app, _):
         await pilot.press("slash", *"/00[1-3]")
         await until(pilot, lambda: len(charts(app)) == 3)
         await pilot.press("enter", "asterisk", "O")
         await until(pilot, lambda: charts(app)[0].startswith("★"))
         assert [title[-13:-10] for title in charts(app)] == ["001", "003", "002"]
-    again = OneRunAt(tmp_path, Script(many()))
-    async with again.run_test(size=(160, 50)) as pilot:
-        await opened(pilot, again)
+    async with all_metrics(tmp_path) as (pilot, again, _):
         assert [title[-13:-10] for title in charts(again)] == ["001", "003", "002"]
         assert "3 of 500" in line(again)
         await pilot.press("escape")
@@ -152,9 +150,7 @@ async def test_filter_order_and_favourites_are_remembered(tmp_path: Path) -> Non
 
 
 async def test_a_wrong_expression_says_where_and_the_charts_stay(tmp_path: Path) -> None:
-    app = OneRunAt(home(tmp_path), Script(many()))
-    async with app.run_test(size=(160, 50)) as pilot:
-        await opened(pilot, app)
+    async with all_metrics(tmp_path) as (pilot, app, _):
         await pilot.press("slash", *"/layer(")
         await until(pilot, lambda: "wrong at character 7" in line(app))
         assert len(charts(app)) == 12
@@ -163,9 +159,7 @@ async def test_a_wrong_expression_says_where_and_the_charts_stay(tmp_path: Path)
 
 async def test_new_metrics_appear_and_the_order_stays(tmp_path: Path) -> None:
     script = Script(many(4))
-    app = OneRunAt(home(tmp_path), script)
-    async with app.run_test(size=(160, 50)) as pilot:
-        await opened(pilot, app)
+    async with all_metrics(tmp_path, script) as (pilot, app, _):
         before = charts(app)
         assert len(before) == 4
         more = many(4)
@@ -179,9 +173,7 @@ async def test_new_metrics_appear_and_the_order_stays(tmp_path: Path) -> None:
 
 
 async def test_one_chart_fills_the_screen_and_pages_become_metrics(tmp_path: Path) -> None:
-    app = OneRunAt(home(tmp_path), Script(many()))
-    async with app.run_test(size=(160, 50)) as pilot:
-        await opened(pilot, app)
+    async with all_metrics(tmp_path) as (pilot, app, _):
         first = charts(app)
         await pilot.press("z")
         await until(pilot, lambda: charts(app) == first[:1])
@@ -195,9 +187,7 @@ async def test_one_chart_fills_the_screen_and_pages_become_metrics(tmp_path: Pat
 
 
 async def test_crosshair_and_zoom_are_linked_over_all_charts(tmp_path: Path) -> None:
-    app = OneRunAt(home(tmp_path), Script(many()))
-    async with app.run_test(size=(160, 50)) as pilot:
-        await opened(pilot, app)
+    async with all_metrics(tmp_path) as (pilot, app, _):
         await pilot.press("left", "left", "up")
         every = [c for c in app.screen.query(Chart) if c.display]
         await until(pilot, lambda: len({c.crosshair for c in every}) == 1)
@@ -211,9 +201,7 @@ async def test_crosshair_and_zoom_are_linked_over_all_charts(tmp_path: Path) -> 
 
 
 async def test_a_metric_goes_to_the_panels_of_the_run(tmp_path: Path) -> None:
-    app = OneRunAt(home(tmp_path), Script(many()))
-    async with app.run_test(size=(160, 50)) as pilot:
-        await opened(pilot, app)
+    async with all_metrics(tmp_path) as (pilot, app, _):
         await pilot.press("2", "tab", "1", "q")
         await until(pilot, lambda: isinstance(app.screen, RunScreen))
         settings = app.run_screen.charts.settings
@@ -226,9 +214,7 @@ async def test_a_chart_is_saved_with_title_axes_and_legend(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    app = OneRunAt(home(tmp_path), Script(many()))
-    async with app.run_test(size=(160, 50)) as pilot:
-        await opened(pilot, app)
+    async with all_metrics(tmp_path) as (pilot, app, _):
         key = "w" if form == "svg" else "W"
         await pilot.press(key, key, "Y")
         path = tmp_path / f"ltui-brave-owl-layer.000-grad_norm.{form}"
@@ -249,9 +235,7 @@ async def test_saving_as_png_without_pillow_says_what_to_install(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(__import__("sys").modules, "PIL", None)
-    app = OneRunAt(home(tmp_path), Script(many()))
-    async with app.run_test(size=(160, 50)) as pilot:
-        await opened(pilot, app)
+    async with all_metrics(tmp_path) as (pilot, app, _):
         await pilot.press("W")
         await until(pilot, lambda: any("install pillow" in n.message for n in app._notifications))
     assert not list(tmp_path.glob("*.png"))
@@ -261,9 +245,7 @@ async def test_only_changed_cells_are_painted_while_the_run_screen_is_hidden(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = Script(many())
-    app = OneRunAt(home(tmp_path), script)
-    async with app.run_test(size=(160, 50)) as pilot:
-        await opened(pilot, app)
+    async with all_metrics(tmp_path, script) as (pilot, app, _):
         await settled(pilot)
         painted: list[str] = []
         for kind in ("render_full_update", "render_partial_update"):
@@ -294,9 +276,7 @@ async def test_only_changed_cells_are_painted_while_the_run_screen_is_hidden(
 async def test_axis_and_smoothing_are_the_same_on_both_screens_and_remembered(
     tmp_path: Path,
 ) -> None:
-    app = OneRunAt(home(tmp_path), Script(many()))
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await opened(pilot, app)
+    async with all_metrics(tmp_path) as (pilot, app, screen):
         await pilot.press("x", "minus")
         chosen = screen.charts.settings
         await pilot.press("q")
@@ -305,9 +285,7 @@ async def test_axis_and_smoothing_are_the_same_on_both_screens_and_remembered(
         assert app.run_screen.charts.settings.axis == "epoch"
         await pilot.press("x")
         assert app.run_screen.charts.settings.axis == "time"
-    again = OneRunAt(tmp_path, Script(many()))
-    async with again.run_test(size=(160, 50)) as pilot:
-        screen = await opened(pilot, again)
+    async with all_metrics(tmp_path) as (pilot, again, screen):
         for settings in (screen.charts.settings, again.run_screen.charts.settings):
             assert (settings.axis, settings.smoothing) == ("time", 0.8)
         await pilot.press("0", "q")
@@ -325,9 +303,7 @@ def test_damaged_settings_of_charts_are_left_out(stored: object) -> None:
 
 
 async def test_a_star_and_the_scale_belong_to_the_metric_not_to_the_place(tmp_path: Path) -> None:
-    app = OneRunAt(home(tmp_path), Script(many()))
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await opened(pilot, app)
+    async with all_metrics(tmp_path) as (pilot, app, screen):
         first = charts(app)
         await pilot.press("y", "o", "asterisk")
         await until(pilot, lambda: charts(app) == [f"★ {first[0]}", *first[1:]])

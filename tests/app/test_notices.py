@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from ltui.app.keys.run_keys import run_hints
 from ltui.app.presentation.notifications import CONTROLS, farewell, refusal, toasts_for
-from ltui.app.screens.stop_question import kill_question, question_for_several, stop_question
+from ltui.app.screens.run_commands import kill_question, question_for_several, stop_question
 from ltui.training.state.run_snapshot import LIVE, CheckpointInfo, RunState
 from tests.app.frames import snapshot
 

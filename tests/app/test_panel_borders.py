@@ -12,19 +12,17 @@ from textual.widget import Widget
 
 from ltui.app.panels.movable_borders import DETAILS_WIDTH, FIRST_CHART_WIDTH, Regions
 from ltui.app.panels.run_panels import RunPanels
-from ltui.app.preferences import read_preferences, write_preference
-from tests.app.one_run import settled, shown, until
-from tests.app.test_themes import Started
+from ltui.app.settings import read_preferences, write_preference
+from tests.app.frames import frame
+from tests.app.one_run import OneRun, one_run, settled, until
 from tests.app.test_user_config import noticed, write_config
 
 
-def region(app: Started, name: str) -> Region:
+def region(app: OneRun, name: str) -> Region:
     return app.run_screen.query_one(f"#{name}", Widget).region
 
 
-async def drag(
-    pilot: Pilot[Any], app: Started, start: tuple[int, int], by: tuple[int, int]
-) -> None:
+async def drag(pilot: Pilot[Any], app: OneRun, start: tuple[int, int], by: tuple[int, int]) -> None:
     panels = app.run_screen.query_one(RunPanels)
     x, y = start[0] - panels.region.x, start[1] - panels.region.y
     await pilot.mouse_down(panels, offset=(x, y))
@@ -36,9 +34,7 @@ async def drag(
 async def test_keys_move_the_border_of_the_panel_in_focus_and_it_is_remembered(
     tmp_path: Path,
 ) -> None:
-    app = Started(tmp_path)
-    async with app.run_test(size=(160, 50)) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame(), home=tmp_path) as (pilot, app, _):
         await settled(pilot)
         width, height = region(app, "loss").width, region(app, "charts").height
         await pilot.press("1", "ctrl+right", "ctrl+right", "ctrl+up", "left_parenthesis")
@@ -47,9 +43,7 @@ async def test_keys_move_the_border_of_the_panel_in_focus_and_it_is_remembered(
         assert moved[0] > width + 10
         assert moved[1] < height
         assert len(read_preferences(tmp_path)) == 2
-    again = Started(tmp_path)
-    async with again.run_test(size=(160, 50)) as pilot:
-        await shown(pilot, again)
+    async with one_run(frame(), home=tmp_path) as (pilot, again, _):
         await settled(pilot)
         assert (region(again, "loss").width, region(again, "charts").height) == moved
         await pilot.press("0")
@@ -59,9 +53,7 @@ async def test_keys_move_the_border_of_the_panel_in_focus_and_it_is_remembered(
 
 
 async def test_the_mouse_drags_borders(tmp_path: Path) -> None:
-    app = Started(tmp_path)
-    async with app.run_test(size=(200, 50)) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame(), (200, 50), home=tmp_path) as (pilot, app, _):
         await settled(pilot)
         loss, charts = region(app, "loss"), region(app, "charts")
         await drag(pilot, app, (loss.right - 1, loss.y + 3), (-20, 0))
@@ -84,9 +76,7 @@ async def test_the_mouse_drags_borders(tmp_path: Path) -> None:
 async def test_no_panel_disappears_however_far_a_border_is_moved(
     tmp_path: Path, key: str, size: tuple[int, int]
 ) -> None:
-    app = Started(tmp_path)
-    async with app.run_test(size=size) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(frame(), size, home=tmp_path) as (pilot, app, screen):
         await pilot.press(*([key] * 20))
         await settled(pilot)
         for name in screen.panels.panel_layout.visible():
@@ -99,9 +89,7 @@ async def test_no_panel_disappears_however_far_a_border_is_moved(
 async def test_small_terminals_have_no_border_and_say_so(tmp_path: Path) -> None:
     write_preference(tmp_path, FIRST_CHART_WIDTH, 20)
     write_preference(tmp_path, "layout.charts_height", 90)
-    app = Started(tmp_path)
-    async with app.run_test(size=(80, 24), notifications=True) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame(), (80, 24), notifications=True, home=tmp_path) as (pilot, app, _):
         await pilot.press("ctrl+right")
         await noticed(pilot, app, "There is no border to move here.")
         for key, name in (("1", "loss"), ("2", "throughput"), ("5", "log")):
@@ -113,9 +101,7 @@ async def test_small_terminals_have_no_border_and_say_so(tmp_path: Path) -> None
 async def test_the_file_wins_over_a_moved_border_which_holds_until_the_end(tmp_path: Path) -> None:
     write_preference(tmp_path, FIRST_CHART_WIDTH, 70)
     write_config("layout: {first_chart_width: 30, details: true}\n")
-    app = Started(tmp_path)
-    async with app.run_test(size=(160, 50), notifications=True) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame(), notifications=True, home=tmp_path) as (pilot, app, _):
         await settled(pilot)
         assert region(app, "details").width == 56
         width = region(app, "loss").width
@@ -128,14 +114,10 @@ async def test_the_file_wins_over_a_moved_border_which_holds_until_the_end(tmp_p
 
 
 async def test_whether_the_details_are_shown_is_remembered(tmp_path: Path) -> None:
-    app = Started(tmp_path)
-    async with app.run_test(size=(160, 50)) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame(), home=tmp_path) as (pilot, _, _):
         await pilot.press("right_square_bracket")
         await until(pilot, lambda: read_preferences(tmp_path) == {"layout.details": True})
-    again = Started(tmp_path)
-    async with again.run_test(size=(160, 50)) as pilot:
-        await shown(pilot, again)
+    async with one_run(frame(), home=tmp_path) as (pilot, again, _):
         await until(pilot, lambda: region(again, "details").width == 56)
 
 
@@ -143,9 +125,7 @@ async def test_whether_the_details_are_shown_is_remembered(tmp_path: Path) -> No
 async def test_a_damaged_size_does_no_harm(tmp_path: Path, stored: object) -> None:
     write_preference(tmp_path, DETAILS_WIDTH, stored)
     write_preference(tmp_path, FIRST_CHART_WIDTH, stored)
-    app = Started(tmp_path)
-    async with app.run_test(size=(200, 50)) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame(), (200, 50), home=tmp_path) as (pilot, app, _):
         await settled(pilot)
         assert 30 <= region(app, "details").width <= 120
         assert region(app, "loss").width >= 8

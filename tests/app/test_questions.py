@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +15,16 @@ from textual.widgets import Input, OptionList, Static
 
 from ltui.app.keys.key_queue import HeldKey
 from ltui.app.runs.list_layout import DEFAULT_LAYOUT
-from ltui.app.screens.column_chooser import ColumnChooser
+from ltui.app.screens.choosers import ColumnChooser, MetricChooser
 from ltui.app.screens.dialog import ConfirmScreen
-from ltui.app.screens.metric_chooser import MetricChooser
 from ltui.app.screens.resume_or_rerun import RerunScreen
 from ltui.app.screens.run import RunScreen
-from ltui.app.screens.stop_question import InterruptScreen
+from ltui.app.screens.run_commands import InterruptScreen
 from ltui.app.textual_app import LtuiApp
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.run_directory import RunDir
 from tests.app.frames import frame, snapshot
-from tests.app.one_run import OneRun, Script, answer, later, shown, until
+from tests.app.one_run import OneRun, Script, answer, later, one_run, until
 
 
 class Clock:
@@ -34,6 +35,14 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+@asynccontextmanager
+async def on_a_clock() -> AsyncIterator[tuple[Pilot[Any], OneRun, Clock]]:
+    """Yield pilot and app of a run, and the clock that the app has."""
+    async with one_run(frame(), (100, 30)) as (pilot, app, _):
+        app.clock = clock = Clock()
+        yield pilot, app, clock
 
 
 async def asked(pilot: Pilot[Any], key: str) -> ConfirmScreen:
@@ -48,10 +57,7 @@ async def asked(pilot: Pilot[Any], key: str) -> ConfirmScreen:
 
 @pytest.mark.parametrize(("key", "request_"), [("s", "stop"), ("k", "kill"), ("ctrl+c", "stop")])
 async def test_y_alone_answers_and_not_within_half_a_second(key: str, request_: str) -> None:
-    app, clock = OneRun(Script(frame())), Clock()
-    async with app.run_test(size=(100, 30)) as pilot:
-        await shown(pilot, app)
-        app.clock = clock
+    async with on_a_clock() as (pilot, app, clock):
         question = await asked(pilot, key)
         clock.now += 0.3
         await pilot.press("y")
@@ -69,9 +75,7 @@ async def test_y_alone_answers_and_not_within_half_a_second(key: str, request_: 
 
 @pytest.mark.parametrize("other", ["k", "enter", "space", "a", "tab", "Y"])
 async def test_every_key_that_is_no_answer_answers_no(other: str) -> None:
-    app = OneRun(Script(frame()))
-    async with app.run_test(size=(100, 30)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(frame(), (100, 30)) as (pilot, app, screen):
         await asked(pilot, "s")
         await pilot.press(other)
         assert app.screen is screen
@@ -88,19 +92,13 @@ async def typed(pilot: Pilot[Any], clock: Clock, text: str, seconds: float) -> N
 
 
 async def test_a_sentence_that_was_meant_for_another_window_stops_nothing() -> None:
-    app, clock = OneRun(Script(frame())), Clock()
-    async with app.run_test(size=(100, 30)) as pilot:
-        await shown(pilot, app)
-        app.clock = clock
+    async with on_a_clock() as (pilot, app, clock):
         await typed(pilot, clock, "loss is okay today", 0.15)
     assert app.asked == []
 
 
 async def test_a_quick_q_after_ctrl_c_closes_ltui() -> None:
-    app, clock = OneRun(Script(frame())), Clock()
-    async with app.run_test(size=(100, 30)) as pilot:
-        await shown(pilot, app)
-        app.clock = clock
+    async with on_a_clock() as (pilot, app, clock):
         await asked(pilot, "ctrl+c")
         clock.now += 0.1
         await pilot.press("q")
@@ -109,10 +107,7 @@ async def test_a_quick_q_after_ctrl_c_closes_ltui() -> None:
 
 
 async def test_a_condition_to_stop_that_is_typed_at_once_schedules_nothing() -> None:
-    app, clock = OneRun(Script(frame())), Clock()
-    async with app.run_test(size=(100, 30)) as pilot:
-        await shown(pilot, app)
-        app.clock = clock
+    async with on_a_clock() as (pilot, app, clock):
         await pilot.press("S")
         await until(pilot, lambda: isinstance(app.focused, Input))
         clock.now += 0.1
@@ -124,10 +119,7 @@ async def test_a_condition_to_stop_that_is_typed_at_once_schedules_nothing() -> 
 
 
 async def test_a_click_soon_after_the_question_appeared_is_no_answer() -> None:
-    app, clock = OneRun(Script(frame())), Clock()
-    async with app.run_test(size=(100, 30)) as pilot:
-        await shown(pilot, app)
-        app.clock = clock
+    async with on_a_clock() as (pilot, app, clock):
         question = await asked(pilot, "k")
         # Not by the pilot, whose clicks bypass the app.
         x, y = question.query_one("#answers").content_region.offset
@@ -145,10 +137,7 @@ async def test_a_click_soon_after_the_question_appeared_is_no_answer() -> None:
 
 
 async def test_a_held_key_asks_once_and_does_not_answer() -> None:
-    app, clock = OneRun(Script(frame())), Clock()
-    async with app.run_test(size=(100, 30)) as pilot:
-        await shown(pilot, app)
-        app.clock = clock
+    async with on_a_clock() as (pilot, app, clock):
 
         async def hold(key: str) -> None:
             await pilot.press(key)
@@ -173,9 +162,8 @@ async def test_a_held_key_asks_once_and_does_not_answer() -> None:
 
 async def test_a_key_held_while_the_run_is_stopping_shows_one_notice() -> None:
     detail = "stopping: waiting for the ranks to stop together, 3 s of 60 s"
-    app = OneRun(Script(frame(snapshot=snapshot(state=RunState.STOPPING, detail=detail))))
-    async with app.run_test(size=(100, 30), notifications=True) as pilot:
-        await shown(pilot, app)
+    stopping = frame(snapshot=snapshot(state=RunState.STOPPING, detail=detail))
+    async with one_run(stopping, (100, 30), notifications=True) as (pilot, app, _):
         await pilot.press(*"ssss")
         assert [n.message for n in app._notifications] == [f"brave-owl: {detail}"]
 
@@ -193,9 +181,7 @@ def test_a_repeat_is_told_from_a_second_press() -> None:
 
 @pytest.mark.parametrize("readonly", [False, True])
 async def test_ctrl_c_asks_and_a_second_one_does_nothing(readonly: bool) -> None:
-    app = OneRun(Script(frame()), readonly=readonly)
-    async with app.run_test(size=(100, 30)) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame(), (100, 30), readonly=readonly) as (pilot, app, _):
         await pilot.press("ctrl+c")
         if readonly:
             await until(pilot, lambda: not app.is_running)
@@ -218,9 +204,7 @@ async def test_ctrl_c_asks_and_a_second_one_does_nothing(readonly: bool) -> None
 
 @pytest.mark.parametrize("state", [RunState.FINISHED, RunState.STOPPED])
 async def test_ctrl_c_quits_where_nothing_runs(state: RunState) -> None:
-    app = OneRun(Script(frame(snapshot=snapshot(state=state))))
-    async with app.run_test(size=(100, 30)) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame(snapshot=snapshot(state=state)), (100, 30)) as (pilot, app, _):
         await pilot.press("ctrl+c")
         await until(pilot, lambda: not app.is_running)
 
@@ -233,9 +217,8 @@ async def test_ctrl_c_quits_at_home(private_home: Path) -> None:
 
 
 async def test_ctrl_c_stops_nothing_that_is_stopping() -> None:
-    app = OneRun(Script(frame(snapshot=snapshot(state=RunState.STOPPING))))
-    async with app.run_test(size=(100, 30)) as pilot:
-        await shown(pilot, app)
+    stopping = frame(snapshot=snapshot(state=RunState.STOPPING))
+    async with one_run(stopping, (100, 30)) as (pilot, app, _):
         question = await asked(pilot, "ctrl+c")
         later(app)
         await pilot.press("y")
@@ -244,9 +227,7 @@ async def test_ctrl_c_stops_nothing_that_is_stopping() -> None:
 
 
 async def test_several_pasted_lines_in_a_field_of_one_line_are_named() -> None:
-    app = OneRun(Script(frame()))
-    async with app.run_test(size=(100, 30), notifications=True) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame(), (100, 30), notifications=True) as (pilot, app, _):
         await pilot.press("S")
         await until(pilot, lambda: isinstance(app.focused, Input))
         app.post_message(events.Paste("500\n600\n700"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from ltui.app.launch.past_run import (
     read_past_run,
 )
 from ltui.app.panels.form_fields import FormField
-from ltui.app.panels.launch_line import LaunchLine
+from ltui.app.panels.panel import LaunchLine
 from ltui.app.panels.runs_table import RunsTable
 from ltui.app.presentation.snapshot_text import checkpoint_text
 from ltui.app.screens.home import HomeScreen
@@ -121,6 +123,16 @@ async def opened(pilot: Pilot[Any], app: LtuiApp, key: str) -> RerunScreen:
     return screen
 
 
+@asynccontextmanager
+async def form(
+    home: Path, key: str, *, size: tuple[int, int] = (120, 40)
+) -> AsyncIterator[tuple[Pilot[Any], LtuiApp, RerunScreen]]:
+    """Yield pilot, app and form, which ``key`` has opened at home."""
+    app = LtuiApp(home)
+    async with app.run_test(size=size) as pilot:
+        yield pilot, app, await opened(pilot, app, key)
+
+
 def field(screen: RerunScreen, key: str) -> FormField:
     (found,) = [f for f in screen.query(FormField) if f.key == key]
     return found
@@ -134,9 +146,7 @@ async def test_r_and_enter_resume_as_the_run_was(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir, started = a_run(home), Started(monkeypatch)
-    app = LtuiApp(home)
-    async with app.run_test(size=(120, 40)) as pilot:
-        screen = await opened(pilot, app, "r")
+    async with form(home, "r") as (pilot, app, screen):
         # Enter is kept, should it come before the run is read.
         await pilot.press("enter")
         await until(pilot, lambda: started.resumed)
@@ -184,9 +194,7 @@ async def test_a_key_does_not_hide_that_the_run_is_being_started(
         return run_dir
 
     monkeypatch.setattr("ltui.app.screens.resume_or_rerun.start_choice", start)
-    app = LtuiApp(home)
-    async with app.run_test(size=(120, 40)) as pilot:
-        screen = await opened(pilot, app, "r")
+    async with form(home, "r") as (pilot, app, screen):
         await filled(pilot, screen)
         await pilot.press("enter")
         field(screen, EPOCHS).query_one(Input).value = "9"
@@ -202,9 +210,7 @@ async def test_a_resume_with_changes_from_an_earlier_checkpoint(
 ) -> None:
     run_dir, started = a_run(home), Started(monkeypatch)
     monkeypatch.setattr("ltui.app.launch.build_spec._interpreter_problems", lambda *_: [])
-    app = LtuiApp(home)
-    async with app.run_test(size=(120, 40)) as pilot:
-        screen = await opened(pilot, app, "r")
+    async with form(home, "r") as (pilot, _, screen):
         await filled(pilot, screen)
         assert field(screen, EPOCHS).text == "7"
         field(screen, EPOCHS).query_one(Input).value = "9"
@@ -234,9 +240,7 @@ async def test_the_form_of_a_finished_run_begins_at_the_field_to_raise(
         "ltui.app.screens.resume_or_rerun.read_past_run",
         lambda _: replace(past, state=RunState.FINISHED),
     )
-    app = LtuiApp(home)
-    async with app.run_test(size=(120, 40)) as pilot:
-        screen = await opened(pilot, app, "r")
+    async with form(home, "r") as (pilot, _, screen):
         await filled(pilot, screen)
         await until(pilot, lambda: screen.focused in set(field(screen, EPOCHS).query(Input)))
 
@@ -246,9 +250,7 @@ async def test_a_wrong_change_is_shown_beside_its_field_and_nothing_starts(
 ) -> None:
     a_run(home)
     started = Started(monkeypatch)
-    app = LtuiApp(home)
-    async with app.run_test(size=(120, 40)) as pilot:
-        screen = await opened(pilot, app, "r")
+    async with form(home, "r") as (pilot, app, screen):
         await filled(pilot, screen)
         field(screen, OTHER_CHANGES).query_one(Input).value = "trainer.max_epoch=9"
         await until(pilot, lambda: field(screen, OTHER_CHANGES).has_class("-wrong"))
@@ -264,9 +266,7 @@ async def test_run_again_starts_a_new_run_from_the_beginning_or_a_checkpoint(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir, started = a_run(home), Started(monkeypatch)
-    app = LtuiApp(home)
-    async with app.run_test(size=(120, 40)) as pilot:
-        screen = await opened(pilot, app, "R")
+    async with form(home, "R") as (pilot, app, screen):
         await filled(pilot, screen)
         assert field(screen, START).text == FROM_START
         assert not field(screen, CHECKPOINT).display
@@ -329,9 +329,7 @@ def test_a_command_can_be_resumed_and_run_again_without_changes(home: Path) -> N
 @pytest.mark.parametrize("size", [(80, 24), (60, 15)])
 async def test_the_form_fits_small_terminals(home: Path, size: tuple[int, int]) -> None:
     a_run(home)
-    app = LtuiApp(home)
-    async with app.run_test(size=size) as pilot:
-        screen = await opened(pilot, app, "r")
+    async with form(home, "r", size=size) as (pilot, _, screen):
         await filled(pilot, screen)
         await pilot.pause()
         dialog = screen.query_one(".dialog").content_region

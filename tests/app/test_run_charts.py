@@ -11,16 +11,16 @@ from ltui.app.keys.footer import KeyFooter
 from ltui.app.live.frame import Frame
 from ltui.app.panels.panel import Panel
 from ltui.app.panels.run_charts import RunCharts
-from ltui.app.preferences import read_preferences
-from ltui.app.presentation.metric_list import DESCRIPTIONS, MetricChoice
-from ltui.app.screens.metric_chooser import MetricChooser
+from ltui.app.presentation.metric_names import DESCRIPTIONS, MetricChoice
+from ltui.app.screens.choosers import MetricChooser
 from ltui.app.screens.metrics import MetricsScreen
 from ltui.app.screens.run import RunScreen
+from ltui.app.settings import read_preferences
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets.charts.chart import Chart
 from ltui.widgets.view_models import ChartViewModel
 from tests.app.frames import curve, frame, snapshot
-from tests.app.one_run import OneRun, Script, shown, until
+from tests.app.one_run import OneRun, Script, one_run, until
 
 NAMES = ("step/lr", "train/loss", "val/acc", "val/loss")
 many_chart = ChartViewModel(title="")
@@ -54,9 +54,7 @@ def titles(screen: RunScreen) -> list[str]:
 
 async def test_metrics_are_chosen_filtered_and_remembered(tmp_path: Path) -> None:
     tmp_path.joinpath("runs").mkdir()
-    app = OneRunAt(tmp_path, Script(many()))
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(OneRunAt(tmp_path, Script(many()))) as (pilot, app, screen):
         assert titles(screen) == ["loss"]
         await pilot.press("m")
         await until(pilot, lambda: isinstance(app.screen, MetricChooser))
@@ -75,9 +73,7 @@ async def test_metrics_are_chosen_filtered_and_remembered(tmp_path: Path) -> Non
         assert read_preferences(tmp_path)["metrics"] == {
             "cifar10-cnn": ["train/loss", "val/loss", "step/lr", "val/acc"]
         }
-    again = OneRunAt(tmp_path, Script(many()))
-    async with again.run_test(size=(160, 50)) as pilot:
-        screen = await shown(pilot, again)
+    async with one_run(OneRunAt(tmp_path, Script(many()))) as (pilot, again, screen):
         assert titles(screen) == ["loss", "step/lr", "acc"]
         await pilot.press("m")
         await until(pilot, lambda: isinstance(again.screen, MetricChooser))
@@ -89,9 +85,8 @@ async def test_metrics_are_chosen_filtered_and_remembered(tmp_path: Path) -> Non
 
 async def test_the_metrics_to_choose_are_described_in_full_at_80_columns(tmp_path: Path) -> None:
     names = tuple(DESCRIPTIONS)
-    app = OneRunAt(tmp_path, Script(frame(curves={}, curve_names=names)))
-    async with app.run_test(size=(80, 24)) as pilot:
-        await shown(pilot, app)
+    script = Script(frame(curves={}, curve_names=names))
+    async with one_run(OneRunAt(tmp_path, script), (80, 24)) as (pilot, app, _):
         await pilot.press("m")
         await until(pilot, lambda: isinstance(app.screen, MetricChooser))
         listed = app.screen.query_one(OptionList)
@@ -103,9 +98,7 @@ async def test_the_metrics_to_choose_are_described_in_full_at_80_columns(tmp_pat
 
 
 async def test_a_filter_takes_letters_that_are_keys_elsewhere(tmp_path: Path) -> None:
-    app = OneRunAt(tmp_path, Script(many()))
-    async with app.run_test(size=(100, 30)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(OneRunAt(tmp_path, Script(many())), (100, 30)) as (pilot, app, screen):
         await pilot.press("m")
         await until(pilot, lambda: isinstance(app.screen, MetricChooser))
         await pilot.press("slash", *"d q/")
@@ -115,9 +108,7 @@ async def test_a_filter_takes_letters_that_are_keys_elsewhere(tmp_path: Path) ->
 
 
 async def test_charts_zoom_together_and_say_what_is_in_view(tmp_path: Path) -> None:
-    app = OneRunAt(tmp_path, Script(many()))
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(OneRunAt(tmp_path, Script(many()))) as (pilot, _, screen):
         loss = screen.query_one("#loss-chart", Chart)
         rates = screen.query_one("#throughput-chart", Chart)
         loss.focus()
@@ -143,9 +134,7 @@ async def test_charts_zoom_together_and_say_what_is_in_view(tmp_path: Path) -> N
 
 
 async def test_the_footer_names_the_keys_of_the_chart_that_has_the_focus(tmp_path: Path) -> None:
-    app = OneRunAt(tmp_path, Script(many()))
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(OneRunAt(tmp_path, Script(many()))) as (pilot, _, screen):
 
         def words() -> set[str]:
             return {hint.words for hint in screen.query_one(KeyFooter)._hints}
@@ -157,9 +146,7 @@ async def test_the_footer_names_the_keys_of_the_chart_that_has_the_focus(tmp_pat
 
 
 async def test_outliers_and_scale_are_switched_for_every_metric(tmp_path: Path) -> None:
-    app = OneRunAt(tmp_path, Script(many()))
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(OneRunAt(tmp_path, Script(many()))) as (pilot, _, screen):
         charts = screen.query_one(RunCharts)
         grid = list(screen.query("#metric-grid Chart").results(Chart))
         await pilot.press("4", "o", "y")
@@ -172,9 +159,7 @@ async def test_charts_without_room_are_counted(tmp_path: Path) -> None:
     names = [f"metric-{n}" for n in range(9)]
     curves = {name: curve(np.arange(50.0)) for name in names}
     shown_frame = frame(curves=curves, curve_names=tuple(names), snapshot=snapshot(metrics={}))
-    app = OneRunAt(tmp_path, Script(shown_frame))
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(OneRunAt(tmp_path, Script(shown_frame))) as (pilot, _, screen):
         charts = screen.query_one(RunCharts)
         charts._use_first(MetricChoice(tuple(names)))
         await until(pilot, lambda: len(titles(screen)) > 1)
@@ -186,9 +171,7 @@ async def test_charts_without_room_are_counted(tmp_path: Path) -> None:
 
 
 async def test_each_metric_takes_one_line_of_a_narrow_list(tmp_path: Path) -> None:
-    app = OneRunAt(tmp_path, Script(many()))
-    async with app.run_test(size=(60, 20)) as pilot:
-        await shown(pilot, app)
+    async with one_run(OneRunAt(tmp_path, Script(many())), (60, 20)) as (pilot, app, _):
         await pilot.press("m")
         await until(pilot, lambda: isinstance(app.screen, MetricChooser))
         listed = app.screen.query_one(OptionList)
@@ -198,9 +181,7 @@ async def test_each_metric_takes_one_line_of_a_narrow_list(tmp_path: Path) -> No
 
 async def test_several_metrics_share_the_first_chart_and_the_second_panel(tmp_path: Path) -> None:
     tmp_path.joinpath("runs").mkdir()
-    app = OneRunAt(tmp_path, Script(many()))
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(OneRunAt(tmp_path, Script(many()))) as (pilot, app, screen):
         await pilot.press("m")
         await until(pilot, lambda: isinstance(app.screen, MetricChooser))
         await pilot.press("space", "j", "enter")
@@ -213,18 +194,14 @@ async def test_several_metrics_share_the_first_chart_and_the_second_panel(tmp_pa
         await pilot.press("down", "space", "enter")
         second = screen.query_one("#throughput-chart", Chart)
         await until(pilot, lambda: "val/acc" in (second.view_model or many_chart).title)
-    again = OneRunAt(tmp_path, Script(many()))
-    async with again.run_test(size=(160, 50)) as pilot:
-        screen = await shown(pilot, again)
+    async with one_run(OneRunAt(tmp_path, Script(many()))) as (pilot, _, screen):
         assert titles(screen) == ["train/loss, val/loss, step/lr"]
         second = screen.query_one("#throughput-chart", Chart)
         await until(pilot, lambda: "val/acc" in (second.view_model or many_chart).title)
 
 
 async def test_a_wrong_expression_in_the_list_says_where(tmp_path: Path) -> None:
-    app = OneRunAt(tmp_path, Script(many()))
-    async with app.run_test(size=(100, 30)) as pilot:
-        await shown(pilot, app)
+    async with one_run(OneRunAt(tmp_path, Script(many())), (100, 30)) as (pilot, app, _):
         await pilot.press("m")
         await until(pilot, lambda: isinstance(app.screen, MetricChooser))
         await pilot.press("slash", *"/[a")
@@ -236,9 +213,7 @@ async def test_panel_1_shows_every_metric_in_small_charts_if_wanted(tmp_path: Pa
     tmp_path.joinpath("runs").mkdir()
     curves = {f"layer.{n:02}": curve(np.arange(50.0) + n) for n in range(40)}
     of_layers = frame(curves=curves, curve_names=tuple(curves))
-    app = OneRunAt(tmp_path, Script(of_layers))
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(OneRunAt(tmp_path, Script(of_layers))) as (pilot, app, screen):
         await pilot.press("m")
         await until(pilot, lambda: isinstance(app.screen, MetricChooser))
         await pilot.press("a")
@@ -255,9 +230,7 @@ async def test_panel_1_shows_every_metric_in_small_charts_if_wanted(tmp_path: Pa
         app.screen.charts.go_to("layer.39")
         await pilot.press("asterisk", "q")
         await until(pilot, lambda: titles(screen) == ["layer.39", *small[:-1]])
-    again = OneRunAt(tmp_path, Script(of_layers))
-    async with again.run_test(size=(160, 50)) as pilot:
-        screen = await shown(pilot, again)
+    async with one_run(OneRunAt(tmp_path, Script(of_layers))) as (pilot, again, screen):
         await until(pilot, lambda: titles(screen) == ["layer.39", *small[:-1]])
         await pilot.press("m")
         await until(pilot, lambda: isinstance(again.screen, MetricChooser))
@@ -270,9 +243,8 @@ async def test_panel_1_shows_every_metric_in_small_charts_if_wanted(tmp_path: Pa
 async def test_small_charts_follow_the_size_of_the_panel(tmp_path: Path) -> None:
     tmp_path.joinpath("runs").mkdir()
     curves = {f"layer.{n:02}": curve(np.arange(50.0) + n) for n in range(40)}
-    app = OneRunAt(tmp_path, Script(frame(curves=curves, curve_names=tuple(curves))))
-    async with app.run_test(size=(80, 24)) as pilot:
-        screen = await shown(pilot, app)
+    script = Script(frame(curves=curves, curve_names=tuple(curves)))
+    async with one_run(OneRunAt(tmp_path, script), (80, 24)) as (pilot, _, screen):
         screen.charts._use_first(MetricChoice(every=True))
         await until(pilot, lambda: len(titles(screen)) == 6)
         await pilot.resize_terminal(160, 50)

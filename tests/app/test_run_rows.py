@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from ltui.app.panels.runs_table import RunsTable
-from ltui.app.presentation.headline_metric import headline_metric
+from ltui.app.presentation.metric_names import headline_metric
 from ltui.app.runs.list_layout import sorted_runs, with_column
 from ltui.app.runs.run_entry import RunEntry, summarise
 from ltui.app.runs.run_fields import FIELD_NAMES

@@ -12,23 +12,23 @@ from textual.widgets import Static
 
 from ltui.app.keys.footer import KeyFooter
 from ltui.app.live.frame import Frame
-from ltui.app.panels.movable_borders import DETAILS, PANELS
+from ltui.app.panels.movable_borders import DETAILS, PANELS, PanelLayout
+from ltui.app.panels.panel import TabBar
 from ltui.app.panels.run_charts import RunCharts
-from ltui.app.panels.run_panels import DetailsView
-from ltui.app.panels.tab_bar import TabBar
+from ltui.app.panels.run_panels import DetailsView, table_lines
 from ltui.app.presentation.notifications import still_live
 from ltui.app.screens.diagnosis import DiagnoseScreen
 from ltui.app.screens.dialog import ConfirmScreen
 from ltui.app.screens.help import HelpScreen
 from ltui.app.screens.run import FrameArrived, RunScreen
-from ltui.app.screens.stop_question import StopWhenScreen
+from ltui.app.screens.run_commands import StopWhenScreen
 from ltui.training.state.run_snapshot import CheckpointInfo, RankState, RunState, Verdict
 from ltui.widgets.charts.chart import Chart
 from ltui.widgets.header import RunHeader
 from ltui.widgets.log_view import LogLines, LogView
 from ltui.widgets.rank_table import RankTable
 from tests.app.frames import frame, log_lines, rank, snapshot
-from tests.app.one_run import OneRun, Script, answer, later, shown, until
+from tests.app.one_run import OneRun, Script, answer, later, one_run, until
 
 FIVE = set(PANELS) - {DETAILS}
 
@@ -42,9 +42,7 @@ def visible(screen: RunScreen) -> set[str]:
     [((160, 50), 5), ((100, 26), 3), ((80, 24), 1), ((200, 60), 6), ((40, 10), 0)],
 )
 async def test_every_size_shows_its_panels(size: tuple[int, int], count: int) -> None:
-    app = OneRun(Script(frame()))
-    async with app.run_test(size=size) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(frame(), size) as (_, _, screen):
         assert len(visible(screen)) == count
         assert screen.query_one("#tiny").display == (count == 0)
         assert screen.query_one("#details").display == (size[0] >= 190)
@@ -54,18 +52,14 @@ async def test_every_size_shows_its_panels(size: tuple[int, int], count: int) ->
 
 async def test_a_banner_takes_its_line_from_the_first_frame_on() -> None:
     stall = Verdict(kind="stall", level="stalled", culprits=(2,), cause="rank 2 waits")
-    app = OneRun(Script(frame(snapshot=snapshot(verdicts=(stall,)))))
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(frame(snapshot=snapshot(verdicts=(stall,)))) as (pilot, app, screen):
         await until(pilot, lambda: screen.query_one(RunHeader).size.height == 2)
         app.script.frame = frame()
         await until(pilot, lambda: screen.query_one(RunHeader).size.height == 1)
 
 
 async def test_resizing_switches_layouts_and_loses_nothing() -> None:
-    app = OneRun(Script(frame()))
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(frame()) as (pilot, _, screen):
         await pilot.press("4")
         for size in ((80, 24), (40, 10), (200, 60), (100, 30), (160, 50)):
             await pilot.resize_terminal(*size)
@@ -75,17 +69,13 @@ async def test_resizing_switches_layouts_and_loses_nothing() -> None:
 
 
 async def test_tabs_switch_and_zoom_gives_the_screen() -> None:
-    app = OneRun(Script(frame()))
-    async with app.run_test(size=(80, 24)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(frame(), (80, 24)) as (pilot, _, screen):
         for key, name in zip("123456", PANELS, strict=True):
             await pilot.press(key)
             await pilot.pause()
             # Tables of few rows leave the rest of the screen to the log.
             assert visible(screen) == ({name, "log"} if name in ("gpus", "ranks") else {name})
-    async with OneRun(Script(frame())).run_test(size=(160, 50)) as pilot:
-        app = pilot.app  # type: ignore[assignment]
-        screen = await shown(pilot, app)
+    async with one_run(frame()) as (pilot, _, screen):
         await pilot.press("4", "z")
         assert visible(screen) == {"ranks"}
         await pilot.press("5")
@@ -97,9 +87,7 @@ async def test_tabs_switch_and_zoom_gives_the_screen() -> None:
 
 
 async def test_tab_goes_through_all_panels_where_one_is_shown() -> None:
-    app = OneRun(Script(frame()))
-    async with app.run_test(size=(80, 24)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(frame(), (80, 24)) as (pilot, _, screen):
 
         async def first_panels(key: str) -> list[str]:
             """Press ``key`` until the first panel is shown again."""
@@ -121,9 +109,7 @@ async def test_tab_goes_through_all_panels_where_one_is_shown() -> None:
 
 
 async def test_ranks_are_drawn_while_the_log_below_them_has_the_focus() -> None:
-    app = OneRun(Script(frame()))
-    async with app.run_test(size=(80, 24)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(frame(), (80, 24)) as (pilot, app, screen):
         await pilot.press("4", "tab")
         await until(pilot, lambda: isinstance(screen.focused, LogView | LogLines))
         later = snapshot(ranks=tuple(rank(r, global_step=7777) for r in range(4)))
@@ -136,9 +122,7 @@ async def test_ranks_are_drawn_while_the_log_below_them_has_the_focus() -> None:
 
 async def test_a_run_is_drawn_below_a_dialog_every_two_seconds() -> None:
     first = frame()
-    app = OneRun(Script(first))
-    async with app.run_test(size=(80, 24)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(first, (80, 24)) as (pilot, app, screen):
         header = screen.query_one(RunHeader)
         before = header.view_model
         await pilot.press("s")
@@ -158,9 +142,7 @@ async def test_a_run_is_drawn_below_a_dialog_every_two_seconds() -> None:
 async def test_metrics_checkpoints_and_events_are_reached_at_every_size(
     size: tuple[int, int],
 ) -> None:
-    app = OneRun(Script(frame(events=((1e9, "Attempt 2 began."),))))
-    async with app.run_test(size=size) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(frame(events=((1e9, "Attempt 2 began."),)), size) as (pilot, _, screen):
         await pilot.press("6")
         await pilot.pause()
         assert DETAILS in visible(screen)
@@ -181,9 +163,7 @@ async def test_metrics_checkpoints_and_events_are_reached_at_every_size(
 
 async def test_the_details_come_and_go_with_their_key() -> None:
     for size in ((160, 50), (120, 40)):
-        app = OneRun(Script(on_cpu(2)))
-        async with app.run_test(size=size) as pilot:
-            screen = await shown(pilot, app)
+        async with one_run(on_cpu(2), size) as (pilot, _, screen):
             before = visible(screen)
             await pilot.press("right_square_bracket")
             await pilot.pause()
@@ -200,9 +180,7 @@ def on_cpu(ranks: int) -> Frame:
 
 
 async def test_two_ranks_on_a_cpu_leave_the_room_to_charts_and_log() -> None:
-    app = OneRun(Script(on_cpu(2)))
-    async with app.run_test(size=(120, 40)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(on_cpu(2), (120, 40)) as (pilot, _, screen):
         assert visible(screen) == FIVE - {"gpus"}
         assert screen.query_one("#ranks").size.height == 3
         assert screen.query_one(LogView).size.height >= 8
@@ -214,17 +192,13 @@ async def test_two_ranks_on_a_cpu_leave_the_room_to_charts_and_log() -> None:
         assert "gpus" not in visible(screen)
 
 
-async def test_many_ranks_are_a_tab_where_they_do_not_fit() -> None:
-    app = OneRun(Script(on_cpu(16)))
-    async with app.run_test(size=(100, 26)) as pilot:
-        screen = await shown(pilot, app)
-        assert visible(screen) == {"loss", "throughput", "ranks"}
+def test_many_ranks_are_a_tab_where_they_do_not_fit() -> None:
+    layout = PanelLayout(width=100, height=26, needs=table_lines(on_cpu(16).snapshot))
+    assert layout.visible() == {"loss", "throughput", "ranks"}
 
 
 async def test_a_click_focuses_a_panel() -> None:
-    app = OneRun(Script(frame()))
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(frame()) as (pilot, _, screen):
         await pilot.click("#rank-table")
         assert screen.panels.panel_layout.chosen == "ranks"
         await pilot.press("z")
@@ -233,9 +207,7 @@ async def test_a_click_focuses_a_panel() -> None:
 
 async def test_a_stop_for_later_is_typed_and_refused_where_it_means_nothing() -> None:
     stands = frame(snapshot=snapshot(stops=("at step 500",)))
-    app = OneRun(Script(stands))
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(stands) as (pilot, app, screen):
         view_model = screen.query_one(RunHeader).view_model
         assert view_model is not None
         assert "stops at step 500" in view_model.notes
@@ -269,9 +241,7 @@ async def test_a_stop_for_later_is_typed_and_refused_where_it_means_nothing() ->
 
 
 async def test_control_keys_ask_and_kill_asks_first() -> None:
-    app = OneRun(Script(frame()))
-    async with app.run_test(size=(160, 50)) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame()) as (pilot, app, _):
         await pilot.press("p", "c")
         assert app.asked == ["pause", "checkpoint"]
         await pilot.press("k")
@@ -285,18 +255,14 @@ async def test_control_keys_ask_and_kill_asks_first() -> None:
 
 
 async def test_k_kills_even_where_a_table_has_the_focus() -> None:
-    app = OneRun(Script(frame()))
-    async with app.run_test(size=(160, 50)) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame()) as (pilot, app, _):
         await pilot.press("4", "k")
         await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
 
 
 async def test_paused_continues_and_ended_resumes() -> None:
     script = Script(frame(snapshot=snapshot(state=RunState.PAUSED)))
-    app = OneRun(script)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(script) as (pilot, app, screen):
         await pilot.press("p", "r")
         assert app.asked == ["continue"]
         script.frame = frame(snapshot=snapshot(state=RunState.STOPPED, detail="stopped at step 9"))
@@ -307,9 +273,7 @@ async def test_paused_continues_and_ended_resumes() -> None:
 
 
 async def test_readonly_refuses_every_control_and_says_so() -> None:
-    app = OneRun(Script(frame()), readonly=True)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(frame(), readonly=True) as (pilot, app, screen):
         await pilot.press("s", "p", "c", "k")
         await pilot.pause()
         assert app.asked == []
@@ -320,9 +284,7 @@ async def test_readonly_refuses_every_control_and_says_so() -> None:
 
 
 async def test_axis_smoothing_and_scale() -> None:
-    app = OneRun(Script(frame()))
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(frame()) as (pilot, _, screen):
         chart = screen.query_one("#loss-chart", Chart)
         await pilot.press("x")
         assert chart.view_model is not None
@@ -340,9 +302,7 @@ async def test_axis_smoothing_and_scale() -> None:
 
 async def test_a_failing_feed_is_a_line_with_its_age_and_the_last_figures_stay() -> None:
     script = Script(frame())
-    app = OneRun(script)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(script) as (pilot, _, screen):
         script.frame = OSError("the disk is gone")
         header = screen.query_one(RunHeader)
         await until(pilot, lambda: any("disk is gone" in n for n in header.view_model.notes))  # type: ignore[union-attr]
@@ -353,18 +313,14 @@ async def test_a_failing_feed_is_a_line_with_its_age_and_the_last_figures_stay()
 
 async def test_what_happened_is_said_in_the_past_tense() -> None:
     script = Script(frame())
-    app = OneRun(script)
-    async with app.run_test(size=(160, 50)) as pilot:
-        await shown(pilot, app)
+    async with one_run(script) as (pilot, app, _):
         sentence = "stopped at step 1204, checkpoint verified"
         script.frame = frame(snapshot=snapshot(state=RunState.STOPPED, detail=sentence))
         await until(pilot, lambda: any(sentence in n.message for n in app._notifications))
 
 
 async def test_help_palette_and_diagnosis_open_and_close() -> None:
-    app = OneRun(Script(frame()))
-    async with app.run_test(size=(160, 50)) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame()) as (pilot, app, _):
         await pilot.press("question_mark")
         await until(pilot, lambda: isinstance(app.screen, HelpScreen))
         await pilot.press("escape", "d")
@@ -379,9 +335,7 @@ async def test_help_palette_and_diagnosis_open_and_close() -> None:
 
 async def test_the_log_is_extended_filtered_and_searched() -> None:
     script = Script(frame())
-    app = OneRun(script)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(script) as (pilot, app, screen):
         view = screen.query_one(LogView)
         await until(pilot, lambda: len(view.lines) == 40)
         script.frame = frame(log=log_lines(44), log_count=44)
@@ -397,9 +351,7 @@ async def test_the_log_is_extended_filtered_and_searched() -> None:
 
 
 async def test_enter_on_a_rank_opens_its_log() -> None:
-    app = OneRun(Script(frame()))
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(frame()) as (pilot, _, screen):
         await pilot.press("4", "down", "down", "enter")
         await pilot.pause()
         assert screen.panels.log_panel.source == 2
@@ -414,9 +366,7 @@ async def test_markup_from_a_run_is_shown_as_it_is() -> None:
         name=evil, preset=evil, detail=evil, history_note=evil,
         ranks=(rank(0, note=evil, state=RankState.DEAD),),
     )  # fmt: skip
-    app = OneRun(Script(frame(snapshot=run)))
-    async with app.run_test(size=(200, 60)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(frame(snapshot=run), (200, 60)) as (pilot, app, screen):
         assert screen.query_one(RunHeader).view_model.name == evil  # type: ignore[union-attr]
         assert "[bold red]" in screen.query_one(RunHeader).render_line(0).text
         await pilot.press("d")
@@ -427,9 +377,7 @@ async def test_markup_from_a_run_is_shown_as_it_is() -> None:
 
 async def test_leaving_says_that_the_run_goes_on_and_ends_the_feed() -> None:
     script = Script(frame())
-    app = OneRun(script)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(script) as (pilot, _, screen):
         assert screen.farewell() == (
             "brave-owl keeps running. To watch it: ltui attach brave-owl-3f2a"
         )
@@ -448,9 +396,7 @@ def test_of_two_waiting_frames_the_latest_wins() -> None:
 
 
 async def test_the_log_opens_at_its_end() -> None:
-    app = OneRun(Script(frame(log=log_lines(400), log_count=400)))
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(frame(log=log_lines(400), log_count=400)) as (pilot, _, screen):
         lines = screen.query_one(LogView).lines
         await until(pilot, lambda: len(lines) == 400)
         await pilot.pause()
@@ -464,9 +410,7 @@ async def test_the_line_about_an_ended_run_is_one_line_at_80_columns() -> None:
         path="/c/a.ckpt", global_step=18000, ok=True, size_bytes=803_840, weights="finite"
     )
     ended = snapshot(state=RunState.FINISHED, detail="finished at step 18000", checkpoints=(saved,))
-    app = OneRun(Script(frame(snapshot=ended)))
-    async with app.run_test(size=(80, 24)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(frame(snapshot=ended), (80, 24)) as (pilot, _, screen):
         ending = screen.query_one("#ending", Static)
         await until(pilot, lambda: ending.display)
         await pilot.pause()
@@ -475,9 +419,7 @@ async def test_the_line_about_an_ended_run_is_one_line_at_80_columns() -> None:
 
 
 async def test_the_log_of_a_run_that_has_ended_is_not_live() -> None:
-    app = OneRun(Script(frame(log=log_lines(400), log_count=400)))
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(frame(log=log_lines(400), log_count=400)) as (pilot, app, screen):
         log = screen.query_one("#log")
         await until(pilot, lambda: str(log.border_subtitle).endswith("live"))
         ended = replace(snapshot(), state=RunState.FINISHED)
@@ -490,9 +432,7 @@ async def test_the_log_of_a_run_that_has_ended_is_not_live() -> None:
 async def test_how_a_run_ended_is_one_line_that_escape_hides() -> None:
     saved = CheckpointInfo(path="/c/a.ckpt", global_step=1204, ok=True)
     ended = snapshot(state=RunState.STOPPED, detail="stopped at step 1204", checkpoints=(saved,))
-    app = OneRun(Script(frame(snapshot=ended)))
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(frame(snapshot=ended)) as (pilot, app, screen):
         ending = screen.query_one("#ending", Static)
         await until(pilot, lambda: ending.size.height == 1)
         text = str(ending.render())
@@ -507,9 +447,7 @@ async def test_how_a_run_ended_is_one_line_that_escape_hides() -> None:
 async def test_an_ended_run_without_values_says_of_nothing_that_it_will_come() -> None:
     ended = snapshot(state=RunState.FAILED, ranks=(), gpus=(), metrics={}, checkpoints=())
     empty = frame(snapshot=ended, curves={}, curve_names=(), rates={}, log=(), log_count=0)
-    app = OneRun(Script(empty))
-    async with app.run_test(size=(160, 50)) as pilot:
-        await shown(pilot, app)
+    async with one_run(empty) as (pilot, app, _):
         await pilot.pause()
         text = "\n".join(line.text for line in app.screen._compositor.render_strips())
         assert "no rank reported" in text

@@ -16,7 +16,7 @@ from textual.theme import Theme
 from ltui.app import cli
 from ltui.app.commands import dashboard
 from ltui.app.commands.parser import build_parser
-from ltui.app.preferences import write_preference
+from ltui.app.settings import write_preference
 from ltui.app.textual_app import LtuiApp
 from ltui.widgets.palette import LTUI_DARK, LTUI_LIGHT
 from tests.cli.terminal import Terminal

@@ -8,28 +8,16 @@ import pytest
 from rich.color import Color, ColorType
 from textual.widgets import OptionList
 
-from ltui.app.preferences import read_preferences, write_preference
 from ltui.app.screens.palette import ThemeScreen
-from ltui.app.textual_app import LtuiApp
-from ltui.app.theme_choice import has_light_background
+from ltui.app.settings import read_preferences, write_preference
+from ltui.app.textual_app import LtuiApp, has_light_background
 from ltui.widgets.palette import COLOURBLIND_SERIES, DARK_SERIES, LTUI_ANSI, THEMES
 from tests.app.frames import frame
-from tests.app.one_run import OneRun, Script, settled, shown, until
-
-
-class Started(OneRun):
-    """The dashboard at one run, with a home directory that exists."""
-
-    def __init__(self, home: Path) -> None:
-        LtuiApp.__init__(self, home)
-        self.script = Script(frame())
-        self.asked = []
+from tests.app.one_run import one_run, settled, until
 
 
 async def test_every_theme_of_the_list_can_be_shown(tmp_path: Path) -> None:
-    app = Started(tmp_path)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame(), (120, 40), home=tmp_path) as (pilot, app, _):
         await pilot.press("t")
         await until(pilot, lambda: isinstance(app.screen, ThemeScreen))
         names = [option.id for option in app.screen.query_one(OptionList).options]
@@ -58,18 +46,14 @@ async def test_the_ansi_theme_draws_with_the_16_colours_only(
     tmp_path: Path, keys: list[str]
 ) -> None:
     write_preference(tmp_path, "theme", "ltui-ansi")
-    app = Started(tmp_path)
-    async with app.run_test(size=(160, 50)) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame(), home=tmp_path) as (pilot, app, _):
         await pilot.press(*keys)
         await settled(pilot)
         assert {c.type for c in colours_on(app)} <= {ColorType.DEFAULT, ColorType.STANDARD}
 
 
 async def test_a_theme_with_other_curves_alone_repaints_them(tmp_path: Path) -> None:
-    app = Started(tmp_path)
-    async with app.run_test(size=(160, 50)) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame(), home=tmp_path) as (pilot, app, _):
         await until(pilot, lambda: Color.parse(DARK_SERIES[0]) in colours_on(app))
         app.theme = "ltui-colourblind"
         await until(pilot, lambda: Color.parse(COLOURBLIND_SERIES[1]) in colours_on(app))
@@ -77,9 +61,7 @@ async def test_a_theme_with_other_curves_alone_repaints_them(tmp_path: Path) -> 
 
 
 async def test_escape_restores_the_theme_and_enter_remembers_it(tmp_path: Path) -> None:
-    app = Started(tmp_path)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame(), (120, 40), home=tmp_path) as (pilot, app, _):
         await pilot.press("t", "down")
         await until(pilot, lambda: app.theme == THEMES[1].name)
         await pilot.press("escape")
@@ -91,9 +73,8 @@ async def test_escape_restores_the_theme_and_enter_remembers_it(tmp_path: Path) 
 
 
 async def test_a_home_that_cannot_be_written_costs_only_the_memory(tmp_path: Path) -> None:
-    app = Started(tmp_path / "missing")
-    async with app.run_test(size=(120, 40), notifications=True) as pilot:
-        await shown(pilot, app)
+    missing = tmp_path / "missing"
+    async with one_run(frame(), (120, 40), notifications=True, home=missing) as (pilot, app, _):
         await pilot.press("t", "down", "enter")
         await until(pilot, lambda: any("remembered" in n.message for n in app._notifications))
         assert app.theme == THEMES[1].name

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from ltui.app.live.frame import RankException, ResolvedVerdict
 from ltui.app.live.run_poller import RunPoller
-from ltui.app.presentation import gpu_view, rank_metrics, run_details, run_view
+from ltui.app.presentation import gpu_view, run_details, run_view
 from ltui.app.presentation.notifications import refusal
-from ltui.app.presentation.rank_metrics import RankMetricColumn
 from ltui.app.presentation.run_report import show_lines
+from ltui.app.presentation.run_view import RankMetricColumn
 from ltui.app.presentation.snapshot_text import rank_line
 from ltui.app.runs.run_entry import summarise
 from ltui.training.shared.record_types import StepField
@@ -213,7 +213,7 @@ def test_an_ended_rank_has_no_phase_and_says_that_its_loss_is_nan() -> None:
 def test_a_declared_metric_is_a_column_of_the_rank_table(monkeypatch: pytest.MonkeyPatch) -> None:
     column = Column(key="wait", title="data wait", width=9, right=True)
     waiting = RankMetricColumn(column, lambda rank, _: formats.percent(rank.data_wait_share))
-    monkeypatch.setattr(rank_metrics, "RANK_METRICS", (*rank_metrics.RANK_METRICS, waiting))
+    monkeypatch.setattr(run_view, "RANK_METRICS", (*run_view.RANK_METRICS, waiting))
     rows = run_view.rank_rows(frame(snapshot=snapshot(ranks=(rank(0, data_wait_share=0.25),))))
     table = RankTable()
     assert column in table.columns_of(rows)
@@ -225,7 +225,7 @@ def test_a_field_of_the_step_records_is_a_column_of_the_rank_table(
 ) -> None:
     column = Column(key="lr", title="rate", width=9, right=True)
     rate = RankMetricColumn(column, lambda _, step: formats.significant(step[StepField.LR], 4))
-    monkeypatch.setattr(rank_metrics, "RANK_METRICS", (rate,))
+    monkeypatch.setattr(run_view, "RANK_METRICS", (rate,))
     values = [math.nan] * len(StepField)
     values[StepField.LR] = 0.25
     rows = run_view.rank_rows(frame(last_steps={0: tuple(values)}))

@@ -14,14 +14,14 @@ import pytest
 from ltui.app.live.curve_arithmetic import CurveRequest, LatestCurveRequest
 from ltui.app.live.frame import Frame
 from ltui.app.live.run_poller import RunPoller
-from ltui.app.preferences import read_preferences
 from ltui.app.presentation.metric_charts import ChartSettings, charts_of_names
 from ltui.app.screens.metrics import MetricsScreen
+from ltui.app.settings import read_preferences
 from ltui.training.store.history_writer import Batch, StoreWriter
 from ltui.widgets.charts.chart import Chart
 from ltui.widgets.charts.chart_options import ChartOptions
 from ltui.widgets.charts.plot import Plot, plot
-from tests.app.one_run import Script, shown, until
+from tests.app.one_run import Script, one_run, until
 from tests.app.test_run_charts import OneRunAt
 from tests.store.histories import begin, run_dir, snapshot
 
@@ -109,9 +109,7 @@ async def test_a_name_with_control_characters_is_shown_plain_and_kept_exact(
     frame: Frame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    app = OneRunAt(tmp_path, Script(frame))
-    async with app.run_test(size=(160, 50)) as pilot:
-        await shown(pilot, app)
+    async with one_run(OneRunAt(tmp_path, Script(frame))) as (pilot, app, _):
         await pilot.press("M")
         await until(pilot, lambda: isinstance(app.screen, MetricsScreen))
         screen = app.screen

@@ -8,24 +8,22 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from ltui.app.keys.footer import KeyFooter
-from ltui.app.keys.listed_keys import listed_keys
+from ltui.app.keys.footer import KeyFooter, listed_keys
 from ltui.app.keys.own_keys import default_keys, textual_key
 from ltui.app.panels.runs_table import RunsTable
-from ltui.app.preferences import (
+from ltui.app.screens.dialog import ConfirmScreen
+from ltui.app.screens.palette import ThemeScreen
+from ltui.app.settings import (
+    config_path,
     read_preferences,
     read_script_preferences,
     write_preference,
     write_script_preferences,
 )
-from ltui.app.screens.dialog import ConfirmScreen
-from ltui.app.screens.palette import ThemeScreen
-from ltui.app.settings import config_path
 from ltui.app.textual_app import LtuiApp
 from ltui.training.state.run_snapshot import RunState
 from tests.app.frames import frame, snapshot
-from tests.app.one_run import OneRun, Script, answer, shown, until
-from tests.app.test_themes import Started
+from tests.app.one_run import OneRun, Script, answer, one_run, shown, until
 from tests.stored_runs import stored_run
 
 
@@ -45,9 +43,7 @@ async def noticed(pilot: Pilot[Any], app: LtuiApp, words: str) -> None:
 
 async def test_an_own_key_replaces_the_default_one_everywhere_it_is_named() -> None:
     write_config("keys: {run.stop: [ctrl+s, f9], run.log: '?', help: f1}\n")
-    app = OneRun(Script(frame()))
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = await shown(pilot, app)
+    async with one_run(frame()) as (pilot, app, screen):
         await pilot.press("s")
         await pilot.pause()
         assert app.screen is screen
@@ -66,9 +62,7 @@ async def test_an_own_key_replaces_the_default_one_everywhere_it_is_named() -> N
 
 async def test_an_action_may_have_the_name_of_a_setting() -> None:
     write_config("keys: {theme: f2}\n")
-    app = OneRun(Script(frame()))
-    async with app.run_test(size=(160, 50)) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame()) as (pilot, app, _):
         assert app.theme == "ltui-dark"
         await pilot.press("f2")
         await until(pilot, lambda: isinstance(app.screen, ThemeScreen))
@@ -76,9 +70,7 @@ async def test_an_action_may_have_the_name_of_a_setting() -> None:
 
 async def test_two_actions_can_swap_their_keys() -> None:
     write_config("keys: {run.kill: d, run.diagnose: k}\n")
-    app = OneRun(Script(frame()))
-    async with app.run_test(size=(160, 50)) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame()) as (pilot, app, _):
         await pilot.press("d")
         await answer(pilot)
         await until(pilot, lambda: app.asked == ["kill"])
@@ -86,9 +78,7 @@ async def test_two_actions_can_swap_their_keys() -> None:
 
 async def test_a_damaged_value_is_named_and_the_rest_is_used() -> None:
     write_config("theme: ltui-light\nkeys: {run.stop: ctl+s, run.kill: f9}\nnotifications: 3\n")
-    app = OneRun(Script(frame()))
-    async with app.run_test(size=(160, 50), notifications=True) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame(), notifications=True) as (pilot, app, _):
         await noticed(pilot, app, "config.yaml:3 notifications: must be a mapping")
         assert "And 1 more. `ltui config --check` lists" in notices(app)[0]
         assert app.theme == "ltui-light"
@@ -103,25 +93,19 @@ async def test_a_damaged_value_is_named_and_the_rest_is_used() -> None:
 async def test_a_damaged_file_does_not_prevent_the_start(content: bytes) -> None:
     write_config("")
     config_path().write_bytes(content)
-    app = OneRun(Script(frame()))
-    async with app.run_test(size=(160, 50), notifications=True) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame(), notifications=True) as (pilot, app, _):
         await noticed(pilot, app, "config.yaml")
 
 
 async def test_a_folder_in_the_place_of_the_file_does_not_prevent_the_start() -> None:
     config_path().mkdir(parents=True)
-    app = OneRun(Script(frame()))
-    async with app.run_test(size=(160, 50), notifications=True) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame(), notifications=True) as (pilot, app, _):
         await noticed(pilot, app, "this is not a file")
 
 
 async def test_unknown_actions_and_shared_keys_are_named_after_the_start() -> None:
     write_config("theme: none\nkeys: {run.stp: f9, run.stop: k}\n")
-    app = OneRun(Script(frame()))
-    async with app.run_test(size=(160, 50), notifications=True) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame(), notifications=True) as (pilot, app, _):
         await noticed(pilot, app, "And 2 more. `ltui config --check` lists")
         assert len(notices(app)) == 1
 
@@ -137,9 +121,7 @@ def test_what_is_chosen_for_one_preset_leaves_what_is_remembered_for_others(tmp_
 async def test_the_file_wins_over_the_remembered_theme_and_says_so(tmp_path: Path) -> None:
     write_preference(tmp_path, "theme", "nord")
     write_config("\ntheme: ltui-light\n")
-    app = Started(tmp_path)
-    async with app.run_test(size=(120, 40), notifications=True) as pilot:
-        await shown(pilot, app)
+    async with one_run(frame(), (120, 40), notifications=True, home=tmp_path) as (pilot, app, _):
         assert app.theme == "ltui-light"
         await pilot.press("t", "down", "enter")
         await noticed(pilot, app, "config.yaml:2 sets theme: the choice holds until you quit.")

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ltui.app.preferences import write_preference
-from ltui.app.settings import config_path
+from ltui.app.settings import config_path, write_preference
 from tests.cli.conftest import Ltui
 
 MISTAKES = """\

@@ -25,7 +25,7 @@ from ltui.app.presentation.notifications import stop_effect, stop_progress
 from ltui.app.presentation.run_report import columns, end_report, show_lines
 from ltui.app.runs.run_entry import RunEntry, run_document, summarise
 from ltui.app.runs.run_rows import run_row
-from ltui.app.screens.stop_question import stop_question
+from ltui.app.screens.run_commands import stop_question
 from ltui.app.state_words import state_sentence, state_sign, state_word
 from ltui.training.json_codec import to_json
 from ltui.training.state.run_snapshot import (

@@ -14,10 +14,10 @@ from ltui.app.compare.comparison import Comparison
 from ltui.app.keys.command_palette import read_places
 from ltui.app.keys.footer import KeyFooter
 from ltui.app.panels.comparison_table import ComparisonTable
-from ltui.app.panels.metric_grid import MetricGrid
-from ltui.app.panels.tab_bar import TabBar
+from ltui.app.panels.linked_charts import MetricGrid
+from ltui.app.panels.panel import TabBar
+from ltui.app.screens.choosers import MetricChooser
 from ltui.app.screens.compare import CompareScreen
-from ltui.app.screens.metric_chooser import MetricChooser
 from ltui.app.screens.run import RunScreen
 from ltui.app.textual_app import LtuiApp
 from ltui.training.state.run_snapshot import RunSnapshot, RunState

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ltui.app.presentation.code_lines import code_lines, short_code_lines
+from ltui.app.presentation.run_configuration import code_lines, short_code_lines
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle import record_code as recorder
 from ltui.training.lifecycle.record_code import code_folder, record_code

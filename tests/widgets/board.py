@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from textual.app import App, ComposeResult
 from textual.containers import Horizontal
 
-from ltui.app.presentation.rank_metrics import RANK_METRICS
+from ltui.app.presentation.run_view import RANK_METRICS
 from ltui.widgets.charts.chart import Chart
 from ltui.widgets.gpu_table import GpuTable
 from ltui.widgets.header import RunHeader
@@ -155,11 +155,13 @@ class Board(App[None]):
         with Horizontal(id="charts"):
             yield Chart(loss())
             yield Chart(throughput())
-        yield GpuTable(GPUS)
-        yield RankTable(RANKS)
+        yield GpuTable()
+        yield RankTable()
         yield LogView()
 
     def on_mount(self) -> None:
         self.query_one(LogView).lines.extend(LOG)
+        self.query_one(GpuTable).set_rows(GPUS)
+        self.query_one(RankTable).set_rows(RANKS)
         self.query_one(RankTable).focus()
         self.query(Chart).first(Chart).crosshair = 300.0

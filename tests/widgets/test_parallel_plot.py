@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ltui.widgets.charts.chart_options import COLOURS, INK_SERIES
-from ltui.widgets.charts.parallel_picture import parallel_picture
 from ltui.widgets.charts.parallel_plot import (
     MIN_SPACING,
     ParallelAxis,
@@ -18,7 +17,7 @@ from ltui.widgets.charts.parallel_plot import (
     nearest_line,
     parallel_plot,
 )
-from ltui.widgets.charts.picture import WIDTH, Label, Line, svg
+from ltui.widgets.charts.picture import WIDTH, Label, Line, parallel_picture, svg
 
 TICKS = ((0.0, "0.001"), (0.5, "0.01"), (1.0, "0.1"))
 

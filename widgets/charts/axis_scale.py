@@ -97,9 +97,9 @@ def _round_exponent(exponent: float, *, down: bool) -> float:
     return min(end for end in ends if end >= exponent - 1e-9)
 
 
-def growing_end(low: float, high: float, *, parts: int = 20) -> float:
+def growing_end(low: float, high: float) -> float:
     """Return ``high`` rounded up, so that a growing curve seldom changes its axis."""
-    step = nice_step(high - low, parts)
+    step = nice_step(high - low, 20)
     return max(high, math.ceil(high / step - 1e-9) * step)
 
 

@@ -1,4 +1,7 @@
-"""A grid of characters and inks (indices into a list of styles) that becomes terminal lines."""
+"""A grid of characters and inks (indices into a list of styles) that becomes terminal lines.
+
+The base of the widgets that show a canvas is here, too.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,13 @@ import numpy.typing as npt
 from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
+from textual.geometry import Region
 from textual.strip import Strip
+from textual.widget import Widget
 
 from ltui.widgets.charts.braille import BLANK
+from ltui.widgets.palette import line_styles
+from ltui.widgets.tone import Tone
 
 _SPACE = ord(" ")
 
@@ -78,3 +85,32 @@ def changed_spans(old: Canvas, new: Canvas) -> list[tuple[int, int, int]]:
     first = differs.argmax(axis=1)
     last = new.width - differs[:, ::-1].argmax(axis=1)
     return [(int(y), int(first[y]), int(last[y])) for y in lines]
+
+
+class CanvasWidget(Widget):
+    """A widget whose lines are those of a ``Canvas``. Subclasses draw it."""
+
+    def __init__(self, *, id: str | None = None) -> None:  # noqa: A002 - Textual's name for it
+        super().__init__(id=id)
+        self._inks: list[Style] = []
+
+    def _current_canvas(self) -> Canvas:
+        """Return the drawing of the present data and size; it is drawn once for all lines."""
+        raise NotImplementedError
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        # Get the styles once for each repaint: per line they would cost as much as the curves.
+        self._inks = self._ink_styles()
+        return super().render_lines(crop)
+
+    def render_line(self, y: int) -> Strip:
+        canvas = self._current_canvas()
+        if y >= canvas.height:
+            return Strip.blank(self.size.width, self.rich_style)
+        return canvas.strip(y, self._inks or self._ink_styles())
+
+    def _ink_styles(self) -> list[Style]:
+        """Return the styles in the order of the canvas's inks."""
+        base, styles = self.rich_style, line_styles(self.app)
+        fixed = [styles.of(tone) for tone in (Tone.PLAIN, Tone.DIM, Tone.FAINT, Tone.DIM)]
+        return [base + style for style in (*fixed, *styles.series, *styles.faint_series)]

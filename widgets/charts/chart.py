@@ -22,8 +22,7 @@ from ltui.widgets.charts.axis_scale import (
     visible_range,
     zoom_viewport,
 )
-from ltui.widgets.charts.canvas import Canvas, changed_spans
-from ltui.widgets.charts.canvas_widget import CanvasWidget
+from ltui.widgets.charts.canvas import Canvas, CanvasWidget, changed_spans
 from ltui.widgets.charts.chart_options import ChartOptions
 from ltui.widgets.charts.plot import Plot, data_range, nearest_x, next_x, plot
 from ltui.widgets.make_bindings import bindings

@@ -14,7 +14,10 @@ COLOURS = len(MARKERS)
 LINES = 4
 """Number of line styles: whole, and with gaps after one, two or three pairs of columns."""
 INK_TEXT, INK_DIM, INK_FAINT, INK_CURSOR, INK_SERIES = 0, 1, 2, 3, 4
-"""Style indices of the canvas. INK_SERIES is the first series colour; faint variants follow."""
+"""Style indices of the canvas, in the order of ``CanvasWidget._ink_styles``.
+
+INK_SERIES is the first series colour; faint variants follow.
+"""
 
 
 class ChartOptions(Struct, frozen=True, kw_only=True):

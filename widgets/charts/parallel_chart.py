@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from textual import events
 from textual.message import Message
 
-from ltui.widgets.charts.canvas import Canvas
-from ltui.widgets.charts.canvas_widget import CanvasWidget
+from ltui.widgets.charts.canvas import Canvas, CanvasWidget
 from ltui.widgets.charts.chart import Chart
 from ltui.widgets.charts.parallel_plot import ParallelViewModel, nearest_line, parallel_plot
 
@@ -83,7 +82,7 @@ class ParallelChart(CanvasWidget):
     def picture(self, title: str) -> Picture:
         """Return all axes as a picture."""
         # Imported here: pictures are needed only when one is saved.
-        from ltui.widgets.charts.parallel_picture import parallel_picture
+        from ltui.widgets.charts.picture import parallel_picture
 
         return parallel_picture(self._view_model, title, self._highlighted)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from xml.sax.saxutils import escape
 
@@ -19,6 +19,7 @@ from ltui.widgets.charts.braille import CurveColumns
 from ltui.widgets.charts.canvas import Canvas
 from ltui.widgets.charts.chart_options import ChartOptions
 from ltui.widgets.charts.legend import value_text
+from ltui.widgets.charts.parallel_plot import ParallelViewModel
 from ltui.widgets.charts.plot import Layout, VisibleCurve, data_range, lay_out, scale_note
 from ltui.widgets.formats import THIN
 from ltui.widgets.palette import LIGHT_SERIES
@@ -310,3 +311,44 @@ def png(drawn: Picture) -> bytes:
     file = io.BytesIO()
     image.save(file, "PNG")
     return file.getvalue()
+
+
+_FOOT, _NAMES = 24, 30
+"""Pixels below the axes, and of the line with their names."""
+
+
+def parallel_picture(
+    view_model: ParallelViewModel, title: str, highlighted: Collection[str] = ()
+) -> Picture:
+    """Return all axes and lines with a legend; the ``highlighted`` lines are thick and on top."""
+    drawn = Picture()
+    drawn.items.append(Label(LEFT, 28, plain(title), size=18))
+    if not view_model.is_drawable:
+        drawn.items.append(Label(WIDTH / 2, HEIGHT / 2, plain(view_model.note), "middle"))
+        return drawn
+    chosen = {line.key for line in view_model.lines} & {*highlighted}
+    strength = {
+        line.key: DIM if chosen and line.key not in chosen else 1.0 for line in view_model.lines
+    }
+    legend = [
+        (plain(line.name), mixed_colour(line.colour, strength[line.key]))
+        for line in view_model.lines
+    ]
+    top = TITLE + draw_legend(drawn, legend) * LINE + _NAMES
+    bottom = HEIGHT - _FOOT
+    last = len(view_model.axes) - 1
+    places = [LEFT + number * (WIDTH - LEFT - LEFT - RIGHT) / last for number in range(last + 1)]
+    for line in sorted(view_model.lines, key=lambda line: line.key in chosen):
+        points = [
+            (x, bottom - place * (bottom - top))
+            for x, place in zip(places, line.places, strict=True)
+        ]
+        width = 3.0 if line.key in chosen else 1.8
+        drawn.items.append(Line(points, mixed_colour(line.colour, strength[line.key]), width))
+    for x, axis in zip(places, view_model.axes, strict=True):
+        drawn.items.append(Line([(x, top), (x, bottom)], AXIS))
+        drawn.items.append(Label(x, top - 12, plain(axis.title), "middle"))
+        for place, text in axis.ticks:
+            y = bottom - place * (bottom - top)
+            drawn.items.append(Label(x + 6, y + 4, plain(text), size=11))
+    return drawn
