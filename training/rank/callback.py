@@ -22,15 +22,19 @@ from ltui.training.rank.coordination.stop_exception import RunStopped
 from ltui.training.rank.coordination.trainer_boundaries import TrainerBoundaries
 from ltui.training.rank.heartbeat.heartbeat_thread import publish_barriers, start_heartbeat_thread
 from ltui.training.rank.hyperparameters import send_hyperparameters
-from ltui.training.rank.lightning_version import report_old_lightning
 from ltui.training.rank.node_folders import NodeFolders, node_folders
-from ltui.training.rank.report_script_checkpoints import report_saved_checkpoints
 from ltui.training.rank.resume.exact_state import ExactState, create_exact_state
 from ltui.training.rank.resume.keep_overrides import keep_overrides
 from ltui.training.rank.resume.resume_fit import ReceivedCheckpoint, resume_from
 from ltui.training.rank.telemetry import Telemetry
-from ltui.training.rank.trainer_facts import send_hello, send_plan
-from ltui.training.rank.tuner_fits import TunerFits, active_finder
+from ltui.training.rank.trainer_facts import (
+    TunerFits,
+    active_finder,
+    report_old_lightning,
+    report_saved_checkpoints,
+    send_hello,
+    send_plan,
+)
 from ltui.training.shared.checkpoint_files import fit_number
 from ltui.training.shared.rank_environment import RankEnvironment, rank_from_environment
 from ltui.training.shared.record_types import Outcome, Phase

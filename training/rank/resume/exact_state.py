@@ -27,7 +27,6 @@ import torch
 
 from ltui.training.rank import lightning_internals, torch_internals
 from ltui.training.rank.channel import Channel
-from ltui.training.rank.lightning_version import lightning_version
 from ltui.training.rank.resume.ddp_buckets import DdpBuckets
 from ltui.training.rank.resume.epoch_metric_state import (
     logged_state,
@@ -42,6 +41,7 @@ from ltui.training.rank.resume.random_states import (
     read_random_states,
     restore_random_states,
 )
+from ltui.training.rank.trainer_facts import lightning_version
 from ltui.training.shared.checkpoint_files import rank_file
 
 VERSION = 2
