@@ -75,7 +75,6 @@ def in_step() -> dict[str, Any]:
         seen.update(
             results=results,
             active_results=lightning_internals.active_results(trainer),
-            callback_metrics=lightning_internals.callback_metrics(trainer),
             callback_table=lightning_internals.callback_table(
                 lightning_internals.logger_connector(trainer)
             ),
@@ -158,12 +157,11 @@ def test_metric_tables_are_dictionaries_of_tensors(in_step: dict[str, Any]) -> N
     assert set(in_step["tables"]) == set(lightning_internals.METRIC_TABLES)
     assert all(isinstance(table, dict) for table in in_step["same_tables"])
     # The first batch of the epoch has ended, so its values are stored.
-    assert isinstance(in_step["callback_metrics"]["loss"], torch.Tensor)
-    assert in_step["callback_metrics"] is in_step["same_tables"][0]
+    assert isinstance(in_step["callback_table"]["loss"], torch.Tensor)
+    assert in_step["callback_table"] is in_step["same_tables"][0]
 
 
 def test_a_row_for_loggers_is_readable_within_a_batch(in_step: dict[str, Any]) -> None:
-    assert in_step["callback_table"] is in_step["callback_metrics"]
     assert (in_step["within_batch"], in_step["accumulating"]) == (True, False)
     assert in_step["row"]
     assert all(isinstance(value, torch.Tensor) for value in in_step["row"].values())

@@ -289,7 +289,7 @@ class RankHooks:
         only_tuned = self._tuner.finder is not None and not self._trained
         self._tuner.end()
         if self.telemetry is not None:
-            self.telemetry.flush_metrics()
+            self.telemetry.metrics.flush()
         channel.queue.flush_staged()
         # Set after every stage, because any may be the last. The next stage's setup resets it.
         channel.pulse.set(phase=Phase.TEARDOWN, outcome=Outcome.FINISHED)
@@ -302,7 +302,7 @@ class RankHooks:
         with contextlib.suppress(Exception):  # a second error must not hide the first
             self._boundaries.end(raised=True)
             if self.telemetry is not None:
-                self.telemetry.flush_metrics()
+                self.telemetry.metrics.flush()
             if self.channel is not None and not isinstance(exception, RunStopped):
                 self.channel.send_exception(exception)
 
@@ -318,4 +318,4 @@ class RankHooks:
 
     def _ignore_restored(self, trainer: Any) -> None:
         if self.telemetry is not None:
-            self.telemetry.ignore_restored_metrics(trainer)
+            self.telemetry.metrics.ignore_present(trainer)

@@ -113,17 +113,11 @@ def training_results(trainer: Any) -> Any:
     return trainer.fit_loop.epoch_loop._results
 
 
-def callback_metrics(trainer: Any) -> dict[str, Any]:
+def callback_table(connector: Any) -> dict[str, Any]:
     """Return ``_LoggerConnector._callback_metrics`` without computing any metric.
 
     The public ``Trainer.callback_metrics`` computes pending metrics, which may be a collective.
     """
-    metrics: dict[str, Any] = trainer._logger_connector._callback_metrics
-    return metrics
-
-
-def callback_table(connector: Any) -> dict[str, Any]:
-    """Return what ``callback_metrics`` does, of a ``logger_connector``."""
     metrics: dict[str, Any] = connector._callback_metrics
     return metrics
 

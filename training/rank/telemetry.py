@@ -23,7 +23,7 @@ import torch
 
 from ltui.training.rank import lightning_internals
 from ltui.training.rank.channel import Channel
-from ltui.training.rank.logged_metrics import LoggedMetrics
+from ltui.training.rank.metric_records import LoggedMetrics
 from ltui.training.rank.phase_clock import (
     BACKWARD,
     BATCH_END,
@@ -61,16 +61,16 @@ class Telemetry:
     """
 
     __slots__ = (
-        *("_channel", "_epoch", "_failed", "_list_type", "_log_due", "_memory_due", "_metrics"),
+        *("_channel", "_epoch", "_failed", "_list_type", "_log_due", "_memory_due"),
         *("_nonfinite_reported", "_on_cuda", "_param_group", "_periodic_due", "_phases"),
         *("_publish", "_pulse", "_row", "_scaled_loss", "_steps", "_tensor_type"),
-        *("_wall_offset_s", "global_step", "stepped"),
+        *("_wall_offset_s", "global_step", "metrics", "stepped"),
     )
 
     def __init__(self, channel: Channel, failed: Callable[[BaseException], None]) -> None:
         self._channel = channel
         self._failed = failed
-        self._metrics = LoggedMetrics(channel)
+        self.metrics = LoggedMetrics(channel)
         self._pulse = channel.pulse
         self._phases = PhaseClock(channel.pulse.mark, failed)
         row = channel.queue.row(_STEP, len(StepField))
@@ -149,7 +149,7 @@ class Telemetry:
                     self._failed(error)
             start(*args, **kwargs)
 
-        end, metrics = connector.on_batch_end, self._metrics
+        end, metrics = connector.on_batch_end, self.metrics
 
         def on_batch_end() -> None:
             end()
@@ -266,14 +266,6 @@ class Telemetry:
             self._memory_due = now + _MEMORY_NS
             self._row[StepField.MEMORY_BYTES] = torch.cuda.memory_allocated()
             self._row[StepField.MEMORY_PEAK_BYTES] = torch.cuda.max_memory_allocated()
-
-    def flush_metrics(self) -> None:
-        """Send the user's metrics that still wait to be combined with later ones."""
-        self._metrics.flush()
-
-    def ignore_restored_metrics(self, trainer: Any) -> None:
-        """Do not send the metrics that a resume has restored: they belong to earlier steps."""
-        self._metrics.ignore_present(trainer)
 
 
 def count_samples(batch: Any) -> float:
