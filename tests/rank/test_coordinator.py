@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from ltui.training.rank.coordination.stop_exception import RunStopped
-from ltui.training.rank.coordination.stop_signals import REPEAT_S
+from ltui.training.rank.coordination.stop_signals import REPEAT_S, RunStopped
 from ltui.training.shared.record_types import Outcome, Phase
 from ltui.training.tensor_queue.control_block import Command
 from ltui.training.tensor_queue.queue_writer import QueueWriter

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from ltui.training.rank.coordination.stop_exception import RunStopped
+from ltui.training.rank.coordination.stop_signals import RunStopped
 from ltui.training.shared.record_types import StepField
 from ltui.training.tensor_queue.control_block import Command
 from tests.rank.models import Linear, loader

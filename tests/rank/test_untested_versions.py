@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 
 from ltui.training.rank import lightning_internals, torch_internals
 from ltui.training.rank.channel import Channel
-from ltui.training.rank.coordination.stop_exception import RunStopped
+from ltui.training.rank.coordination.stop_signals import RunStopped
 from ltui.training.tensor_queue.control_block import Command
 from tests.rank.models import Linear, loader
 from tests.rank.runs import RunFolder

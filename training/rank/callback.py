@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ltui.training.rank.channel import Channel, open_channel
-from ltui.training.rank.coordination.stop_exception import RunStopped
+from ltui.training.rank.coordination.stop_signals import RunStopped
 from ltui.training.rank.coordination.trainer_boundaries import TrainerBoundaries
 from ltui.training.rank.heartbeat.heartbeat_thread import publish_barriers, start_heartbeat_thread
 from ltui.training.rank.hyperparameters import send_hyperparameters

@@ -22,7 +22,7 @@ from torchmetrics import MeanMetric
 
 from ltui.training.models.sharding import ShardedStrategy
 from ltui.training.rank.callback_factory import rebuild_callback
-from ltui.training.rank.coordination.stop_exception import RunStopped
+from ltui.training.rank.coordination.stop_signals import RunStopped
 from ltui.training.shared.rank_environment import RankEnvironment
 from ltui.training.tensor_queue.control_block import Command
 from tests.rank.exactness.loaders import BATCH, BATCHES, Rows

@@ -46,7 +46,7 @@ from ltui.training.rank.coordination.step_consensus import (
     table_name,
     waiting_state,
 )
-from ltui.training.rank.coordination.stop_exception import RunStopped
+from ltui.training.rank.coordination.stop_signals import RunStopped
 from ltui.training.rank.node_folders import NodeFolders
 from ltui.training.rank.resume.exact_state import ExactState
 from ltui.training.rank.resume.loop_counters import BoundaryKind, can_act_at, checkpoint_amendment

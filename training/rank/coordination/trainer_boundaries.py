@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from ltui.training.rank.channel import Channel
 from ltui.training.rank.coordination.coordinator import RankCoordinator
-from ltui.training.rank.coordination.stop_exception import RunStopped
 from ltui.training.rank.coordination.stop_signals import (
+    RunStopped,
     StopSignals,
     disable_lightning_handlers,
     replace_lightning_handlers,
