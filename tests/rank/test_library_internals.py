@@ -83,8 +83,7 @@ def in_step() -> dict[str, Any]:
             ),
             accumulating=lightning_internals.is_accumulating(trainer),
             row=results.metrics(True)["log"],
-            tables=lightning_internals.copy_of_metric_tables(trainer),
-            same_tables=[
+            tables=[
                 lightning_internals.metric_table(trainer, name)
                 for name in lightning_internals.METRIC_TABLES
             ],
@@ -154,11 +153,10 @@ def test_logged_values_are_readable_within_a_step(in_step: dict[str, Any]) -> No
 
 
 def test_metric_tables_are_dictionaries_of_tensors(in_step: dict[str, Any]) -> None:
-    assert set(in_step["tables"]) == set(lightning_internals.METRIC_TABLES)
-    assert all(isinstance(table, dict) for table in in_step["same_tables"])
+    assert all(isinstance(table, dict) for table in in_step["tables"])
     # The first batch of the epoch has ended, so its values are stored.
     assert isinstance(in_step["callback_table"]["loss"], torch.Tensor)
-    assert in_step["callback_table"] is in_step["same_tables"][0]
+    assert in_step["callback_table"] is in_step["tables"][0]
 
 
 def test_a_row_for_loggers_is_readable_within_a_batch(in_step: dict[str, Any]) -> None:
@@ -280,14 +278,16 @@ def test_the_ddp_strategy_has_a_setup_method() -> None:
     from lightning.pytorch.strategies import DDPStrategy
 
     strategy = DDPStrategy()
-    original = lightning_internals.setup_model(strategy)
-    assert inspect.ismethod(original)
-    inspect.signature(original).bind(None)
-    lightning_internals.replace_setup_model(strategy, lambda model: model)
-    assert not inspect.ismethod(lightning_internals.setup_model(strategy))
-    lightning_internals.restore_setup_model(strategy)
-    assert lightning_internals.setup_model(strategy) == original
-    assert lightning_internals.setup_model(object()) is None
+    assert inspect.ismethod(strategy._setup_model)
+    inspect.signature(strategy._setup_model).bind(None)
+    called: list[Any] = []
+    lightning_internals.call_after_model_setup(object(), called.append)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DDPStrategy, "_setup_model", lambda _strategy, model: model)
+        lightning_internals.call_after_model_setup(strategy, called.append)
+        assert [strategy._setup_model(n) for n in (1, 2)] == [1, 2]
+    assert called == [1], "only the next model"
+    assert "_setup_model" not in vars(strategy)
 
 
 def test_strategies_that_save_in_collectives_are_recognised() -> None:

@@ -27,12 +27,11 @@ def test_loops_of_another_lightning_are_found_at_the_start(
     run: RunFolder, fit: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ltui.training.rank.coordination import trainer_boundaries
-    from ltui.training.rank.resume import loop_counters
+    from ltui.training.rank.lightning_internals import check_validation_signature
 
-    old = SimpleNamespace(_should_check_val_fx=lambda: True)
-    trainer = SimpleNamespace(fit_loop=SimpleNamespace(epoch_loop=old))
+    old = SimpleNamespace(epoch_loop=SimpleNamespace(_should_check_val_fx=lambda: True))
     monkeypatch.setattr(
-        trainer_boundaries, "check_loops", lambda _: loop_counters.check_loops(trainer)
+        trainer_boundaries, "check_validation_signature", lambda _: check_validation_signature(old)
     )
     fit(Linear(), loader(2), max_epochs=1)
     (off,) = run.events("steering_off")

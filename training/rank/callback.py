@@ -24,8 +24,7 @@ from ltui.training.rank.heartbeat.heartbeat_thread import publish_barriers, star
 from ltui.training.rank.hyperparameters import send_hyperparameters
 from ltui.training.rank.node_folders import NodeFolders, node_folders
 from ltui.training.rank.resume.exact_state import ExactState, create_exact_state
-from ltui.training.rank.resume.keep_overrides import keep_overrides
-from ltui.training.rank.resume.resume_fit import ReceivedCheckpoint, resume_from
+from ltui.training.rank.resume.resume_fit import ReceivedCheckpoint, keep_overrides, resume_from
 from ltui.training.rank.telemetry import Telemetry
 from ltui.training.rank.trainer_facts import (
     TunerFits,

@@ -31,7 +31,7 @@ from ltui.training.data.cpu_memory_limits import cores_per_rank
 from ltui.training.data.ffcv.beton_file import BetonError, BetonFile
 from ltui.training.data.ffcv.page_reader import OsCache, ProcessCache
 from ltui.training.data.ffcv.pipeline_operations import DecodeImages, Failed, Key
-from ltui.training.rank.resume.ffcv_position import describe_inexact_operations
+from ltui.training.rank.resume.loader_positions import describe_inexact_operations
 
 
 @contextmanager

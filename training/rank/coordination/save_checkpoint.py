@@ -32,7 +32,7 @@ import torch
 from ltui.training.rank.file_transfer import FileEntry, copy_files, gather
 from ltui.training.rank.lightning_internals import checkpoint_connector
 from ltui.training.rank.node_folders import NodeFolders, own_path_in_broadcasts
-from ltui.training.rank.resume.nested_tensors import tensor_bytes
+from ltui.training.rank.resume.plain_data import tensor_bytes
 from ltui.training.rank.trainer_facts import lightning_version
 from ltui.training.rank.weights_check import INFINITE, NAN, WeightsCheck
 from ltui.training.shared.checkpoint_files import (

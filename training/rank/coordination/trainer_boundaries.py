@@ -20,9 +20,9 @@ from ltui.training.rank.coordination.stop_signals import (
     disable_lightning_handlers,
     replace_lightning_handlers,
 )
-from ltui.training.rank.lightning_internals import logger_connector
+from ltui.training.rank.lightning_internals import check_validation_signature, logger_connector
 from ltui.training.rank.node_folders import NodeFolders
-from ltui.training.rank.resume.loop_counters import BoundaryKind, check_loops
+from ltui.training.rank.resume.loop_counters import BoundaryKind
 
 if TYPE_CHECKING:
     from ltui.training.rank.resume.exact_state import ExactState
@@ -74,7 +74,7 @@ class TrainerBoundaries:
             return
         if channel.coordinator is None:
             channel.coordinator = RankCoordinator(channel, trainer.global_rank, trainer.world_size)
-        check_loops(trainer)
+        check_validation_signature(trainer.fit_loop)
         self.coordinator = channel.coordinator
         self.coordinator.nodes = nodes
 

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 
 from ltui.training.rank.lightning_internals import FABRIC_PASSES, fabric_loader
 from ltui.training.rank.resume.loader_positions import LoaderPositions
-from ltui.training.rank.resume.random_states import States, restore_random_states
+from ltui.training.rank.resume.plain_data import States, restore_random_states
 from ltui.training.rank.torch_internals import call_after_iterator
 
 

@@ -36,11 +36,7 @@ from ltui.training.rank.resume.epoch_metric_state import (
 )
 from ltui.training.rank.resume.loader_positions import LoaderPositions
 from ltui.training.rank.resume.loop_counters import BoundaryKind, TrainedWeightsCheck
-from ltui.training.rank.resume.random_states import (
-    States,
-    read_random_states,
-    restore_random_states,
-)
+from ltui.training.rank.resume.plain_data import States, read_random_states, restore_random_states
 from ltui.training.rank.trainer_facts import lightning_version
 from ltui.training.shared.checkpoint_files import rank_file
 
@@ -242,7 +238,7 @@ class ExactState:
             return
         # The files of all ranks, because all ranks must restore their states or none.
         files = [rank_file(checkpoint, rank) for rank in range(ranks)]
-        versions = {_load_file(file, mmap=True).get("version") for file in files}
+        versions = {load_plain_data(file, mmap=True).get("version") for file in files}
         if versions != {VERSION}:
             self._inexact.append(
                 "its exact state could not be read when it was saved"
@@ -251,10 +247,10 @@ class ExactState:
             )
             self._report_inexact()
             return
-        saved = self._saved = _load_file(files[trainer.global_rank % ranks])
+        saved = self._saved = load_plain_data(files[trainer.global_rank % ranks])
         if ranks != trainer.world_size:
             # All ranks must reshard the same order, so they use that of rank 0.
-            first = _load_file(files[0])
+            first = load_plain_data(files[0])
             for key in ("loaders", "batches", "over"):
                 saved[key] = first[key]
             saved["logged"]["means"], saved["metrics"] = {}, {}
@@ -359,11 +355,6 @@ class ExactState:
     def detach(self) -> None:
         """Give the user's loaders their own methods back when ``fit`` ends."""
         self._loaders.detach()
-
-
-def _load_file(path: Path, *, mmap: bool = False) -> dict[str, Any]:
-    saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    return saved
 
 
 def set_sampler_epoch(loader: Any, epoch: int) -> None:

@@ -16,11 +16,7 @@ from typing import Any
 
 import torch
 
-from ltui.training.rank.lightning_internals import (
-    check_validation_signature,
-    is_training_done,
-    should_check_validation,
-)
+from ltui.training.rank.lightning_internals import is_training_done, should_check_validation
 from ltui.training.rank.torch_internals import parameter_norms
 
 _FIT = "fit_loop"
@@ -60,11 +56,6 @@ def can_act_at(trainer: Any, boundary: BoundaryKind) -> bool:
         return True
     steps_done = trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps
     return trainer.num_training_batches == 1 and not steps_done
-
-
-def check_loops(trainer: Any) -> None:
-    """Raise ``TypeError`` or ``AttributeError`` if this Lightning's loops are not supported."""
-    check_validation_signature(trainer.fit_loop)
 
 
 def validation_is_due(trainer: Any) -> bool:
