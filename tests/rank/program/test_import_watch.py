@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from ltui.training.rank.program.import_watch import ImportWatch
+from ltui.training.rank.program.program_hooks import ImportWatch
 
 Watch = Callable[..., ImportWatch]
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from ltui.training.rank.program.metric_pattern import MAX_LINE, metric_pattern
-from ltui.training.rank.program.printed_values import PrintedValues
+from ltui.training.rank.program.printed_values import MAX_LINE, PrintedValues, metric_pattern
 
 TRAIN_AND_VAL = {"train/loss": 1, "train/acc": 2, "val/loss": 3, "val/acc": 4}
 

@@ -10,9 +10,7 @@ runs out of data before the others. Therefore a rank that waits gives up after `
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import multiprocessing.util
 import os
 import signal
 import sys
@@ -28,18 +26,25 @@ from ltui.training.rank.coordination.stop_signals import StopSignals, protect_wo
 from ltui.training.rank.heartbeat.heartbeat_thread import start_heartbeat_thread
 from ltui.training.rank.hyperparameters import send_caller_settings
 from ltui.training.rank.metric_records import MetricSender
-from ltui.training.rank.program import printed_values
-from ltui.training.rank.program.import_watch import mark_process
 from ltui.training.rank.program.logged_values import logged_values, send_through
-from ltui.training.rank.program.optimizer_hook import call_after_steps, ignore_step, uncompiled
-from ltui.training.rank.program.program_checkpoint import PathFunction, ProgramCheckpoint
-from ltui.training.rank.program.program_kind import (
+from ltui.training.rank.program.process_role import (
     ProgramKind,
     find_module_of,
+    is_place_known,
+    open_own_channel,
+    read_place,
     read_program_kind,
+    report_missing_values,
     trained_parameter,
 )
-from ltui.training.rank.program.rank_claim import is_place_known, open_own_channel, read_place
+from ltui.training.rank.program.program_checkpoint import PathFunction, ProgramCheckpoint
+from ltui.training.rank.program.program_hooks import (
+    call_after_steps,
+    call_at_exit,
+    ignore_step,
+    mark_process,
+    uncompiled,
+)
 from ltui.training.rank.program.step_telemetry import StepTelemetry
 from ltui.training.rank.program.tracked_loop import stack
 from ltui.training.rank.resume.loop_counters import BoundaryKind
@@ -223,10 +228,7 @@ class ProgramRank:
         torch.autograd.backward = uncompiled(telemetry.marked_backward(torch.autograd.backward))
         self._excepthook = sys.excepthook
         sys.excepthook = self._on_exception
-        if multiprocessing.parent_process() is None:
-            atexit.register(self._on_exit)
-        else:  # a child that was forked ends without the functions of atexit
-            multiprocessing.util.Finalize(None, self._on_exit, exitpriority=0)
+        call_at_exit(self._on_exit)
         os.register_at_fork(after_in_child=self._telemetry.switch_off)
 
     def detach(self) -> None:
@@ -246,8 +248,7 @@ class ProgramRank:
         """Send what other threads logged, and what was on a GPU."""
         logged_values.send_waiting()
         self._channel.queue.flush_staged()
-        logged_values.report_dropped(self._channel)
-        printed_values.report_skipped(self._channel)
+        report_missing_values(self._channel)
 
     # What all ranks do together.
 
@@ -344,10 +345,7 @@ class ProgramRank:
                 channel.pulse.set(outcome=Outcome.FINISHED)
             logged_values.send_waiting()
             self._metrics.flush()
-            logged_values.report_dropped(channel, at_end=True)
-            printed_values.report_skipped(channel)
-            if (text := printed_values.complaint()) is not None:
-                channel.event_from_rank_0("warning", text, remedy="Try it on a line of the log.")
+            report_missing_values(channel, at_end=True)
             channel.ended()
 
 

@@ -36,7 +36,12 @@ from ltui.training.rank.resume.epoch_metric_state import (
 )
 from ltui.training.rank.resume.loader_positions import LoaderPositions
 from ltui.training.rank.resume.loop_counters import BoundaryKind, TrainedWeightsCheck
-from ltui.training.rank.resume.plain_data import States, read_random_states, restore_random_states
+from ltui.training.rank.resume.plain_data import (
+    States,
+    load_plain_data,
+    read_random_states,
+    restore_random_states,
+)
 from ltui.training.rank.trainer_facts import lightning_version
 from ltui.training.shared.checkpoint_files import rank_file
 

@@ -9,7 +9,8 @@ hyperparameters) is loaded in full, but only from the run's own folder, where on
 
 A node that does not see rank 0's folder receives all files of the checkpoint and its manifest,
 because a rank may need the parts of others: ranks may be on other nodes than when they saved, and a
-sharded model may be divided among another number of them. The files are removed when all ranks have read them.
+sharded model may be divided among another number of them. The files are removed when all ranks have
+read them.
 
 Restoring an optimizer or a learning rate schedule also restores its settings, so a learning rate
 that ``--set`` changed for this attempt would have no effect. Therefore the changed settings are set
