@@ -11,7 +11,7 @@ from typing import Any
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from ltui.training.rank.callback_factory import rebuild_callback
-from ltui.training.rank.hyperparameters import MAX_BYTES, send_caller_settings, send_hyperparameters
+from ltui.training.rank.hyperparameters import MAX_BYTES, send_hyperparameters
 from ltui.training.shared.rank_environment import RankEnvironment
 from tests.rank.models import Linear, loader
 from tests.rank.runs import RunFolder
@@ -86,7 +86,7 @@ def test_settings_of_calling_functions_are_sent_with_their_defaults() -> None:
 
     def step() -> None:
         batch = Batch()
-        send_caller_settings(channel)
+        send_hyperparameters(channel)
         del batch
 
     def main(words: list[str]) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ltui.training.shared.record_types import Outcome, Phase
-from ltui.training.tensor_queue.file_layout import PULSE_AT
 from ltui.training.tensor_queue.pulse_block import PULSE_BYTES, PulseWriter, parse_pulse
+from ltui.training.tensor_queue.queue_file import PULSE_AT
 from ltui.training.tensor_queue.queue_reader import QueueReader
 from ltui.training.tensor_queue.ring_writer import RingWriter
 

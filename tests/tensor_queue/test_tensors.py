@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ltui.training.tensor_queue.file_layout import DTYPE_NAMES, Layout
+from ltui.training.tensor_queue.queue_file import DTYPE_NAMES, Layout
 from ltui.training.tensor_queue.queue_reader import QuantizedArray, QueueReader, Record, SparseArray
 from ltui.training.tensor_queue.queue_writer import QueueWriter
 from ltui.training.tensor_queue.torch_codec import DTYPES, to_tensor

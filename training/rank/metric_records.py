@@ -204,7 +204,7 @@ class MetricSender:
             "their count, mean, lowest, highest and last value."
         )
         remedy = "Log fewer values, or less often, to have each of them."
-        self._channel.event_from_rank_0("warning", text, step=window.step, remedy=remedy)
+        self._channel.warn_from_rank_0(text, remedy, step=window.step)
 
 
 def _split(values: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, torch.Tensor]]:

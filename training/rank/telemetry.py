@@ -42,7 +42,7 @@ _PERIODIC_NS = 100_000_000
 _MEMORY_NS = 500_000_000
 """Nanoseconds between reads of the allocated memory, for which torch builds a large dictionary."""
 
-_STEP, _METRICS = int(RecordKind.STEP), int(RecordKind.METRICS)
+_METRICS = int(RecordKind.METRICS)
 
 # Fields of the row as plain numbers: reading a member from an enumeration takes a call.
 _ROW_GLOBAL_STEP, _ROW_BATCH = int(StepField.GLOBAL_STEP), int(StepField.BATCH)
@@ -73,10 +73,8 @@ class Telemetry:
         self.metrics = LoggedMetrics(channel)
         self._pulse = channel.pulse
         self._phases = PhaseClock(channel.pulse.mark, failed)
-        row = channel.queue.row(_STEP, len(StepField))
+        row = channel.step_row()
         self._publish, self._row = row.publish, row.fields
-        for field in StepField:
-            row.fields[field] = _NAN
         self.global_step = 0
         self.stepped = False
         """True if the optimizer stepped in the batch that just ended. The callback resets it."""

@@ -103,8 +103,7 @@ def report_old_lightning(trainer: Any, channel: Channel) -> None:
             f"Lightning {version} is older than {OLDEST_LIGHTNING}, the oldest version that"
             " ltui supports: a stop, a pause, a checkpoint or an exact resume may not work."
         )
-        remedy = "Upgrade it: pip install -U lightning"
-        channel.event_from_rank_0("warning", text, remedy=remedy)
+        channel.warn_from_rank_0(text, "Upgrade it: pip install -U lightning")
 
 
 _TUNER_FILE_PREFIXES = (".lr_find_", ".scale_batch_size_")

@@ -23,7 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ltui.training.shared.record_types import PulseState
-from ltui.training.tensor_queue.file_layout import (
+from ltui.training.tensor_queue.pulse_block import PULSE_BYTES, parse_pulse
+from ltui.training.tensor_queue.queue_file import (
     COALESCED,
     CRC_FROM,
     DTYPE_NAMES,
@@ -34,15 +35,14 @@ from ltui.training.tensor_queue.file_layout import (
     RECORD_BYTES,
     RECORD_MAGIC,
     RING_AT,
+    Head,
     Layout,
+    QueueFile,
     align8,
     find_record,
     pad_word,
     split_parts,
 )
-from ltui.training.tensor_queue.file_layout import QueueFileError as QueueFileError
-from ltui.training.tensor_queue.pulse_block import PULSE_BYTES, parse_pulse
-from ltui.training.tensor_queue.queue_file import Head, QueueFile
 
 Array = npt.NDArray[Any]
 
@@ -124,12 +124,9 @@ def to_payload(
     if layout is Layout.COO:
         indices, values = arrays
         return SparseArray(layout, shape, indices, values, coalesced=coalesced)
-    if layout is Layout.QUANTIZED_TENSOR:
-        values, scale, zero_point = arrays
-        return QuantizedArray(values, scale, zero_point)
-    if layout is Layout.QUANTIZED_CHANNEL:
-        values, scale, zero_point, axis = arrays
-        return QuantizedArray(values, scale, zero_point, int(axis))
+    if layout in (Layout.QUANTIZED_TENSOR, Layout.QUANTIZED_CHANNEL):
+        values, scale, zero_point, *axis = arrays
+        return QuantizedArray(values, scale, zero_point, int(axis[0]) if axis else None)
     compressed, indices, values = arrays
     return SparseArray(layout, shape, indices, values, compressed)
 

@@ -23,8 +23,8 @@ from pathlib import Path
 
 import torch
 
-from ltui.training.tensor_queue.file_layout import FLOAT64_CODE, Layout
 from ltui.training.tensor_queue.pulse_block import PulseWriter
+from ltui.training.tensor_queue.queue_file import FLOAT64_CODE, Layout
 from ltui.training.tensor_queue.ring_writer import RingWriter, Row
 from ltui.training.tensor_queue.torch_codec import EncodedTensor, encode
 

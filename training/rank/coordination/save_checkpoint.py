@@ -10,16 +10,14 @@ Every rank calls ``save_checkpoint`` at the same place and takes part in the sam
 whatever fails. Lightning's own ``save_checkpoint`` leaves the other ranks in a barrier if rank 0's
 disk is full. Therefore its parts are called here one by one.
 
-Bring the parts of a checkpoint from detached nodes to the folder of rank 0. A detached node does
-not see rank 0's folder (``node_folders.py``). Its ranks write their parts into a staging folder of
-that node: ``checkpoint`` for the strategy's own files, and the state file of each rank. Then one
-rank of the node sends them to rank 0, which writes them to the places where they would be on a
-shared file system.
+A detached node does not see rank 0's folder (``node_folders.py``). Its ranks write their parts into
+a staging folder of that node: ``checkpoint`` for the strategy's own files, and the state file of
+each rank. Then one rank of the node sends them to rank 0, which writes them to the places where they
+would be on a shared file system.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -184,7 +182,8 @@ def save_checkpoint(
             error = error or "another rank could not save its part"
     try:
         if may_save:
-            with _own_path(trainer.strategy, temporary, nodes):
+            several = nodes is not None
+            with own_path_in_broadcasts(trainer.strategy, temporary, several_nodes=several):
                 trainer.strategy.save_checkpoint(checkpoint, str(temporary))
             if state is not None:
                 write_state(own_part, state)
@@ -243,14 +242,6 @@ def _own_places(nodes: NodeFolders | None, checkpoint: Path, rank: int) -> tuple
         staging = nodes.staging(checkpoint)
         return staging / STAGED_CHECKPOINT, staging / own.name
     return partial_path(checkpoint), partial_path(own)
-
-
-def _own_path(
-    strategy: Any, path: Path, nodes: NodeFolders | None
-) -> contextlib.AbstractContextManager[None]:
-    if nodes is None:
-        return contextlib.nullcontext()
-    return own_path_in_broadcasts(strategy, path)
 
 
 def saves_with_all_ranks(strategy: Any) -> bool:

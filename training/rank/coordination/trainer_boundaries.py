@@ -97,9 +97,7 @@ class TrainerBoundaries:
                 coordinator.leave()
             if self._signals is not None:
                 self._signals.restore_defaults()
-            reason = f"{type(error).__name__}: {error}"
-            text = f"This rank cannot stop with a checkpoint, pause or save: {reason}"
-            channel.event("steering_off", text, error=reason)
+            channel.coordination_off("stop with a checkpoint, pause or save", error)
 
     # Where the boundaries are. Called once for each Trainer.
 

@@ -277,6 +277,7 @@ class PrintedValues:
         self.failure: str | None = None
         """Why no line is read any more, as the middle of a sentence."""
         self.lines_found = self.lines_read = self.lines_skipped = 0
+        self._has_reported_skipped = False
 
     def write(self, text: str) -> int:
         """Write ``text``, and read the lines that it completes."""
@@ -329,6 +330,13 @@ class PrintedValues:
             return "The metrics pattern found no value in what the program printed."
         return None
 
+    def report_skipped(self, channel: Channel) -> None:
+        """Send once that lines were too long to be read."""
+        if self.lines_skipped and not self._has_reported_skipped:
+            self._has_reported_skipped = True
+            text = f"The metrics pattern skips printed lines of more than {MAX_LINE:,} characters."
+            channel.event_from_rank_0("note", text)
+
 
 def _newest_state(line: str) -> str:
     """Return what a line that is written several times shows at last, without colours."""
@@ -336,31 +344,11 @@ def _newest_state(line: str) -> str:
     return next((state for state in reversed(states) if state.strip()), "")
 
 
-_printed: PrintedValues | None = None
-_has_reported_skipped = False
+printed: PrintedValues | None = None
+"""What this process prints; None without a pattern."""
 
 
 def record_printed_values(find: FindValues, record: Record) -> None:
     """Read what this process prints from now on."""
-    global _printed
-    _printed = PrintedValues(sys.stdout, find, record)
-    sys.stdout = _printed
-
-
-def has_printed() -> bool:
-    """Return True if this process has printed a line that was read."""
-    return _printed is not None and _printed.lines_read > 0
-
-
-def complaint() -> str | None:
-    """Return why nothing, or nothing more, was found in what this process printed."""
-    return None if _printed is None else _printed.complaint()
-
-
-def report_skipped(channel: Channel) -> None:
-    """Send once that lines were too long to be read."""
-    global _has_reported_skipped
-    if _printed is not None and _printed.lines_skipped and not _has_reported_skipped:
-        _has_reported_skipped = True
-        text = f"The metrics pattern skips printed lines of more than {MAX_LINE:,} characters."
-        channel.event_from_rank_0("note", text)
+    global printed
+    sys.stdout = printed = PrintedValues(sys.stdout, find, record)

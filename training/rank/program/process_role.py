@@ -31,8 +31,8 @@ from ltui.training.rank.program.logged_values import Send, Values, logged_values
 from ltui.training.rank.program.program_hooks import KERAS
 from ltui.training.shared.rank_environment import RankEnvironment, rank_from_environment
 from ltui.training.shared.record_types import Outcome
-from ltui.training.tensor_queue.file_layout import PULSE_AT
 from ltui.training.tensor_queue.pulse_block import PULSE_BYTES, parse_pulse
+from ltui.training.tensor_queue.queue_file import PULSE_AT
 
 _claims: dict[Path, int] = {}
 """Claimed file -> its descriptor, which stays open: closing it would give the lock up."""
@@ -211,17 +211,20 @@ def send_at_exit() -> None:
         return
     logged_values.begin_stepless()
     logged_values.send_waiting()
-    is_missing = printed_values.has_printed() and printed_values.complaint() is not None
-    if (is_missing or logged_values.dropped) and (channel := _open()) is not None:
+    printed = printed_values.printed
+    complains = printed is not None and printed.lines_read > 0 and printed.complaint() is not None
+    if (complains or logged_values.dropped) and (channel := _open()) is not None:
         report_missing_values(channel, at_end=True)
 
 
 def report_missing_values(channel: Channel, *, at_end: bool = False) -> None:
     """Send what is missing of the values, and at the end why the pattern found nothing."""
     logged_values.report_dropped(channel, at_end=at_end)
-    printed_values.report_skipped(channel)
-    if at_end and (text := printed_values.complaint()) is not None:
-        channel.event_from_rank_0("warning", text, remedy="Try it on a line of the log.")
+    if (printed := printed_values.printed) is None:
+        return
+    printed.report_skipped(channel)
+    if at_end and (text := printed.complaint()) is not None:
+        channel.warn_from_rank_0(text, "Try it on a line of the log.")
 
 
 def _open() -> Channel | None:

@@ -24,7 +24,7 @@ from ltui.training.rank.channel import Channel
 from ltui.training.rank.coordination.coordinator import RankCoordinator
 from ltui.training.rank.coordination.stop_signals import StopSignals, protect_workers
 from ltui.training.rank.heartbeat.heartbeat_thread import start_heartbeat_thread
-from ltui.training.rank.hyperparameters import send_caller_settings
+from ltui.training.rank.hyperparameters import send_hyperparameters
 from ltui.training.rank.metric_records import MetricSender
 from ltui.training.rank.program.logged_values import logged_values, send_through
 from ltui.training.rank.program.process_role import (
@@ -49,7 +49,7 @@ from ltui.training.rank.program.step_telemetry import StepTelemetry
 from ltui.training.rank.program.tracked_loop import stack
 from ltui.training.rank.resume.loop_counters import BoundaryKind
 from ltui.training.rank.source_changes import watch_sources
-from ltui.training.shared.rank_environment import RankEnvironment
+from ltui.training.shared.rank_environment import RankEnvironment, integer_variable
 from ltui.training.shared.record_types import Outcome, Phase, RecordKind
 
 PATIENCE_S = 60.0
@@ -150,10 +150,9 @@ class ProgramRank:
         _, world_size = read_place()
         reason = _why_no_agreement(self._kind, channel.environment, world_size)
         saves = _checkpoint is not None and reason is None and channel.environment.nodes == 1
-        local_rank = os.environ.get("LOCAL_RANK", "")
         channel.send_hello(
             device,
-            int(local_rank) if local_rank.isdigit() else channel.rank,
+            integer_variable(os.environ, "LOCAL_RANK", channel.rank),
             world_size,
             program=self._kind.describe(),
             saves=saves,
@@ -161,7 +160,7 @@ class ProgramRank:
         )
         if channel.rank == 0:
             with contextlib.suppress(Exception):  # only shown in the dashboard
-                send_caller_settings(channel)
+                send_hyperparameters(channel)
         self._telemetry = StepTelemetry(
             channel,
             optimizer,
@@ -182,20 +181,19 @@ class ProgramRank:
         self._report_resume(saves=saves)
         self._attach()
         self._metrics = MetricSender(channel)
-        watch_sources(
-            lambda what, remedy: channel.event_from_rank_0("warning", what, remedy=remedy)
-        )
+        watch_sources(channel.warn_from_rank_0)
         logged_values.begin(send_through(channel, self._metrics), lambda: self.global_step)
 
     def _report_resume(self, *, saves: bool) -> None:
         """Send where the program has resumed, and what of that is not exact."""
-        send, environment = self._channel.event_from_rank_0, self._channel.environment
+        channel, send = self._channel, self._channel.event_from_rank_0
+        environment = channel.environment
         if _checkpoint is not None and not saves and environment.nodes > 1:
             send("note", "ltui saves checkpoints of such a program on one machine only.")
         resumed = None if _checkpoint is None else _checkpoint.resumed
         if environment.resume_from is not None and resumed is None:
             text = f"The program does not load {environment.resume_from.name}: it starts anew."
-            send("warning", text, remedy="Call ltui_rank.on_checkpoint before the loop.")
+            channel.warn_from_rank_0(text, "Call ltui_rank.on_checkpoint before the loop.")
         if _checkpoint is None or resumed is None:
             return
         step, name = resumed.global_step, resumed.path.name
@@ -306,10 +304,8 @@ class ProgramRank:
                 coordinator.leave()
             if self._signals is not None:
                 self._signals.restore_defaults()
-            reason = f"{type(error).__name__}: {error}"
             actions = "pause" if _checkpoint is None else "stop with a checkpoint, pause or save"
-            text = f"This rank cannot {actions} any more: {reason}."
-            self._channel.event("steering_off", text, error=reason)
+            self._channel.coordination_off(f"{actions} any more", error)
 
     # The end.
 

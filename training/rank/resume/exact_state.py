@@ -67,12 +67,11 @@ def create_exact_state(trainer: Any, channel: Channel) -> ExactState | None:
         )
     except Exception as error:  # noqa: BLE001  (training matters more than exactness)
         versions = f"Lightning {lightning_version(trainer)} and torch {torch.__version__}"
-        channel.event_from_rank_0(
-            "warning",
+        channel.warn_from_rank_0(
             f"Resuming will not be exact: ltui was not tested with {versions} ({error}). A resume "
             "continues from Lightning's own checkpoint, without random states and the position in "
             "the data.",
-            remedy="Upgrade ltui, or install the versions of Lightning and torch that it supports.",
+            "Upgrade ltui, or install the versions of Lightning and torch that it supports.",
         )
         return None
 
@@ -235,21 +234,16 @@ class ExactState:
         self._inexact.clear()
         trainer = self._trainer
         ranks = len(list(checkpoint.parent.glob(f"{checkpoint.name}.rank-*")))
-        if not ranks:
-            self._inexact.append(
-                f"{checkpoint.name} contains no random states and no position in the data"
-            )
-            self._report_inexact()
-            return
         # The files of all ranks, because all ranks must restore their states or none.
         files = [rank_file(checkpoint, rank) for rank in range(ranks)]
         versions = {load_plain_data(file, mmap=True).get("version") for file in files}
         if versions != {VERSION}:
-            self._inexact.append(
-                "its exact state could not be read when it was saved"
-                if _NO_STATE in versions
-                else "it was saved by another version of ltui"
-            )
+            reason = "it was saved by another version of ltui"
+            if not ranks:
+                reason = f"{checkpoint.name} contains no random states and no position in the data"
+            elif _NO_STATE in versions:
+                reason = "its exact state could not be read when it was saved"
+            self._inexact.append(reason)
             self._report_inexact()
             return
         saved = self._saved = load_plain_data(files[trainer.global_rank % ranks])

@@ -23,7 +23,6 @@ import functools
 import inspect
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -118,24 +117,21 @@ class ReceivedCheckpoint:
                 return [], f"{path.name} is gone from {path.parent}."
             return [], None
         try:
-            return _entries_of(path), None
-        except _MissingPartError as missing:
-            return [], str(missing)
+            return _entries_of(path)
         except (OSError, ValueError, KeyError, TypeError) as error:
             return [], f"{path.name} cannot be read: {type(error).__name__}: {error}."
 
 
-class _MissingPartError(Exception):
-    pass
+def _entries_of(path: Path) -> tuple[list[FileEntry], str | None]:
+    """Return the files of a checkpoint, from its manifest if it has one, and the manifest.
 
-
-def _entries_of(path: Path) -> list[FileEntry]:
-    """Return the files of a checkpoint, from its manifest if it has one, and the manifest."""
+    The second value is the error if one of them is missing.
+    """
     manifest_path = Path(f"{path}.json")
     manifest = read_manifest(manifest_path)
     if not manifest:
         files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-        return [_entry(path.parent, file) for file in files]
+        return [_entry(path.parent, file) for file in files], None
     parts = {f"{path.name}/{name}": facts for name, facts in manifest.get("files", {}).items()}
     parts = parts or {path.name: manifest}
     parts |= manifest.get("beside") or {}
@@ -144,12 +140,12 @@ def _entries_of(path: Path) -> list[FileEntry]:
         file, size = path.parent / name, int(facts["size_bytes"])
         if not file.is_file() or file.stat().st_size != size:
             found = "is truncated" if file.is_file() else "is missing"
-            raise _MissingPartError(
+            return [], (
                 f"{path.name} is not complete: {name}, written by node {facts.get('node', 0)}, "
                 f"{found} in {path.parent}."
             )
         entries.append(FileEntry(name=name, size_bytes=size, sha256=facts["sha256"]))
-    return [*entries, _entry(path.parent, manifest_path)]
+    return [*entries, _entry(path.parent, manifest_path)], None
 
 
 def _entry(folder: Path, file: Path) -> FileEntry:
@@ -198,7 +194,7 @@ def resume_from(
             start(checkpoint_path, *args, **kwargs)
             return
         path = checkpoint if received is None else received.receive()
-        with nullcontext() if received is None else own_path_in_broadcasts(trainer.strategy, path):
+        with own_path_in_broadcasts(trainer.strategy, path, several_nodes=received is not None):
             _load(start, path, report, trusted=trusted)
         state = loaded_checkpoint(connector) or read_manifest(Path(f"{path}.json"))
         step, epoch = state.get("global_step", 0), state.get("epoch", 0)
