@@ -26,11 +26,7 @@ def fit(run: RunFolder) -> Iterator[Any]:
     """``fit(model, train, val, **trainer options)`` with the callback, in this process."""
     import lightning.pytorch as pl
 
-    from ltui.training.rank.callback_factory import rebuild_callback
-    from ltui.training.shared.rank_environment import RankEnvironment
-
     def train(model: Any, *data: Any, call: str = "fit", extra: Any = None, **options: Any) -> Any:
-        environment = RankEnvironment.read(run.environment(**(extra or {})))
         trainer = options.pop("trainer", None) or pl.Trainer(
             **{
                 "accelerator": "cpu",
@@ -41,7 +37,7 @@ def fit(run: RunFolder) -> Iterator[Any]:
                 "enable_checkpointing": False,
                 "num_sanity_val_steps": 0,
                 "default_root_dir": run.path,
-                "callbacks": [rebuild_callback("lightning", environment)],
+                "callbacks": [run.callback(**(extra or {}))],
                 **options,
             }
         )

@@ -32,11 +32,7 @@ class Tuned(Linear):
 
 
 def _callbacks(run: RunFolder, *more: Any) -> list[Any]:
-    from ltui.training.rank.callback_factory import rebuild_callback
-    from ltui.training.shared.rank_environment import RankEnvironment
-
-    environment = RankEnvironment.read(run.environment(**PERIODIC))
-    return [*more, rebuild_callback("lightning", environment)]
+    return [*more, run.callback(**PERIODIC)]
 
 
 def test_finders_leave_one_end_checkpoint_and_send_events(run: RunFolder, fit: Any) -> None:

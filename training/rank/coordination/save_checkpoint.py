@@ -12,8 +12,8 @@ disk is full. Therefore its parts are called here one by one.
 
 A detached node does not see rank 0's folder (``node_folders.py``). Its ranks write their parts into
 a staging folder of that node: ``checkpoint`` for the strategy's own files, and the state file of
-each rank. Then one rank of the node sends them to rank 0, which writes them to the places where they
-would be on a shared file system.
+each rank. Then one rank of the node sends them to rank 0, which writes them to the places where
+they would be on a shared file system.
 """
 
 from __future__ import annotations
