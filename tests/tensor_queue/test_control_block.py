@@ -68,16 +68,21 @@ def test_more_decisions_than_the_word_can_count(tmp_path: Path) -> None:
     other_process.close()
 
 
+OPENED = """
+import os, signal, sys
+from pathlib import Path
+from ltui.training.tensor_queue.control_block import ControlFile
+control = ControlFile.open(Path(sys.argv[1]))
+"""
+
+
 def test_a_signal_is_seen_by_other_processes_and_not_from_forked_children(tmp_path: Path) -> None:
     path = tmp_path / "c"
     control = ControlFile.open(path)
     control.poll()
     run_child(
-        "import os, signal, sys\n"
-        "from pathlib import Path\n"
-        "from ltui.training.tensor_queue.control_block import ControlFile\n"
-        "control = ControlFile.open(Path(sys.argv[1]))\n"
-        "signal.signal(signal.SIGUSR1, lambda number, frame: control.raise_signal(number))\n"
+        OPENED
+        + "signal.signal(signal.SIGUSR1, lambda number, frame: control.raise_signal(number))\n"
         "os.kill(os.getpid(), signal.SIGUSR1)\n",
         path,
     )
@@ -85,11 +90,8 @@ def test_a_signal_is_seen_by_other_processes_and_not_from_forked_children(tmp_pa
     control.clear_signal()
     assert required(control.poll()).signal == 0
     run_child(
-        "import os, signal, sys\n"
-        "from pathlib import Path\n"
-        "from ltui.training.tensor_queue.control_block import ControlFile\n"
-        "control = ControlFile.open(Path(sys.argv[1]))\n"
-        "signal.signal(signal.SIGTERM, lambda number, frame: control.raise_signal(number))\n"
+        OPENED
+        + "signal.signal(signal.SIGTERM, lambda number, frame: control.raise_signal(number))\n"
         "pid = os.fork()\n"
         "if pid == 0:\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"

@@ -6,6 +6,7 @@ import ctypes
 import math
 import os
 import warnings
+from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -344,9 +345,11 @@ def test_a_label_alone_carries_no_tensor(loop: Loop) -> None:
         to_tensor(record)
 
 
-def test_a_vector_of_numbers_is_that_of_its_tensor(loop: Loop) -> None:
+def test_a_row_with_a_label_is_that_of_its_tensor(loop: Loop) -> None:
     numbers = [1.5, math.nan, -math.inf, 3.0]
-    loop.writer.put_vector(numbers, 2, b"label")
+    row = loop.writer.row(2, len(numbers), len(b"label"))
+    row.label[:], row.fields[:] = b"label", memoryview(array("d", numbers))
+    row.publish(0)
     loop.writer.put(torch.tensor(numbers, dtype=torch.float64), 2, b"label")
     first, second = loop.reader.poll().records
     assert (first.kind, first.label, first.dtype) == (second.kind, second.label, second.dtype)

@@ -165,11 +165,6 @@ class Channel:
         """Send a warning about all ranks, and what to do about it."""
         self.event_from_rank_0("warning", text, remedy=remedy, **fields)
 
-    def coordination_off(self, what: str, error: BaseException) -> None:
-        """Send that this rank takes no part any more in ``what`` all ranks do together."""
-        reason = f"{type(error).__name__}: {error}"
-        self.event("steering_off", f"This rank cannot {what}: {reason}.", error=reason)
-
     def send_hello(
         self, device: torch.device, local_rank: int, world_size: int, **facts: Any
     ) -> None:

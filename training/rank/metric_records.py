@@ -61,16 +61,37 @@ class _Window:
 
 
 class _Record:
-    """The record of a set of names, which is used again for each row of numbers."""
+    """The record of a set of names, which is used again for each row of numbers.
 
-    __slots__ = ("fields", "place", "publish")
+    To frame it each time would double the cost.
+    """
+
+    __slots__ = ("_fields", "_place", "_publish")
 
     def __init__(self, channel: Channel, names: Names) -> None:
         head = f'{{"names":{_to_json(names)},'.encode()
         row = channel.queue.row(_METRICS, len(names), len(head) + _PLACE_BYTES + 1)
         row.label[:] = head + bytes(_PLACE_BYTES) + b"}"
-        self.place = row.label[len(head) : -1]
-        self.fields, self.publish = row.fields, row.publish
+        self._place = row.label[len(head) : -1]
+        self._fields, self._publish = row.fields, row.publish
+
+    def send(self, values: Mapping[str, Any], place: str) -> bool:
+        """Send numbers. Return False if one of the values is none that can be read at once."""
+        fields, index = self._fields, 0
+        try:
+            for value in values.values():
+                if type(value) is _TENSOR:
+                    if not value.is_cpu:
+                        return False
+                    fields[index] = value.item()
+                else:
+                    fields[index] = value
+                index += 1
+        except (RuntimeError, TypeError, ValueError):  # not one number
+            return False
+        self._place[:] = place.ljust(_PLACE_BYTES).encode()
+        self._publish(time.monotonic_ns())
+        return True
 
 
 class MetricSender:
@@ -104,44 +125,23 @@ class MetricSender:
         if self._values > MAX_VALUES:
             self._combine(values, step, epoch, t)
             return
-        place = _place(step, epoch, t)
-        if self._send_again(values, place):
+        place = record_place(step, epoch, t)
+        record = self._records.get((*values,))
+        if record is not None and record.send(values, place):
             return
         numbers, tensors = _split(values)
         if numbers:
-            names = (*numbers,)
-            self._channel.queue.put_vector([*numbers.values()], _METRICS, _label(names, place))
-            if not tensors and len(numbers) == len(values):
-                if len(self._records) >= _MAX_RECORDS:
-                    self._records.clear()
-                self._records[names] = _Record(self._channel, names)
-        if tensors:
-            for (names, _, _), parts in _groups(tensors):
-                self._channel.queue.put(torch.stack(parts), _METRICS, _label(names, place))
+            self._record_of((*numbers,)).send(numbers, place)
+        for (names, _, _), parts in _groups(tensors):
+            self._channel.queue.put(torch.stack(parts), _METRICS, record_label(names, place))
 
-    def _send_again(self, values: Mapping[str, Any], place: str) -> bool:
-        """Send numbers whose names were sent together before. Return False if they were not.
-
-        A half of what ``put_vector`` costs is to frame the record.
-        """
-        record = self._records.get((*values,))
-        if record is None or len(place) > _PLACE_BYTES:
-            return False
-        fields, index = record.fields, 0
-        try:
-            for value in values.values():
-                if type(value) is _TENSOR:
-                    if not value.is_cpu:
-                        return False
-                    fields[index] = value.item()
-                else:
-                    fields[index] = value
-                index += 1
-        except (RuntimeError, TypeError, ValueError):  # not one number
-            return False
-        record.place[:] = place.ljust(_PLACE_BYTES).encode()
-        record.publish(time.monotonic_ns())
-        return True
+    def _record_of(self, names: Names) -> _Record:
+        record = self._records.get(names)
+        if record is None:
+            if len(self._records) >= _MAX_RECORDS:
+                self._records.clear()
+            record = self._records[names] = _Record(self._channel, names)
+        return record
 
     def flush(self) -> None:
         """Send the windows that are not complete."""
@@ -179,7 +179,7 @@ class MetricSender:
                 self._send_window(group[0], self._windows.pop(group))
 
     def _send_window(self, names: Names, window: _Window) -> None:
-        place = _place(window.step, window.epoch, window.t)
+        place = record_place(window.step, window.epoch, window.t)
         if window.count > 1:
             self._announce(len(names), window)
             place += f',"first_step":{window.first_step},"count":{window.count}'
@@ -191,7 +191,7 @@ class MetricSender:
             part = table[:, first : first + MAX_VALUES]
             if window.count == 1:
                 part = part[0]
-            label = _label(names[first : first + MAX_VALUES], place)
+            label = record_label(names[first : first + MAX_VALUES], place)
             self._channel.queue.put(part, _METRICS, label)
 
     def _announce(self, values: int, window: _Window) -> None:
@@ -236,11 +236,13 @@ def _groups(tensors: Mapping[str, torch.Tensor]) -> list[tuple[Group, list[torch
     return [(((*group,), *key), [*group.values()]) for key, group in groups.items()]
 
 
-def _place(step: int, epoch: int | None, t: float) -> str:
+def record_place(step: int, epoch: int | None, t: float) -> str:
+    """Return step, epoch and unix time as a part of a label."""
     return f'"step":{step},"epoch":{"null" if epoch is None else epoch},"t":{t:.6f}'
 
 
-def _label(names: Names, place: str) -> bytes:
+def record_label(names: Names, place: str) -> bytes:
+    """Return the label of a METRICS record."""
     return f'{{"names":{_to_json(names)},{place}}}'.encode()
 
 

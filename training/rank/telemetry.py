@@ -23,7 +23,7 @@ import torch
 
 from ltui.training.rank import lightning_internals
 from ltui.training.rank.channel import Channel
-from ltui.training.rank.metric_records import LoggedMetrics
+from ltui.training.rank.metric_records import LoggedMetrics, record_label, record_place
 from ltui.training.rank.phase_clock import (
     BACKWARD,
     BATCH_END,
@@ -251,9 +251,8 @@ class Telemetry:
         tensor = loss.detach().reshape(1)
         if factor != 1:
             tensor = tensor.double() * factor
-        place = f'"step":{self.global_step},"epoch":{self._epoch},"t":{time.time():.6f}'
-        label = f'{{"names":["train/loss"],{place}}}'
-        self._channel.queue.put(tensor, _METRICS, label.encode())
+        place = record_place(self.global_step, self._epoch, time.time())
+        self._channel.queue.put(tensor, _METRICS, record_label(("train/loss",), place))
 
     # Less often than once for each batch.
 

@@ -13,18 +13,16 @@ from __future__ import annotations
 
 import ctypes
 import os
-import struct
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from ltui.training.tensor_queue.pulse_block import PulseWriter
-from ltui.training.tensor_queue.queue_file import FLOAT64_CODE, Layout
 from ltui.training.tensor_queue.ring_writer import RingWriter, Row
 from ltui.training.tensor_queue.torch_codec import EncodedTensor, encode
 
@@ -222,24 +220,6 @@ class QueueWriter:
             self._ring.check_size(len(encoded.shape), label, encoded.payload_bytes())
             if not self._staging.add(kind, now_ns, label, encoded):
                 self._ring.skip()
-
-    def put_vector(self, values: Sequence[float], kind: int, label: bytes) -> None:
-        """Publish numbers as a float64 vector, which costs a third of ``put`` with their tensor.
-
-        Raises ``ValueError`` for a record that is too large.
-        """
-        if self._muted:
-            return
-        if self._staging:
-            self.flush_staged()
-        count, now_ns = len(values), time.monotonic_ns()
-        chunks = (struct.pack(f"<{count}d", *values),)
-        self._ring.put(
-            *(kind, now_ns, label, chunks),
-            dtype=FLOAT64_CODE,
-            layout=Layout.STRIDED,
-            shape=(count,),
-        )
 
     def _publish(self, kind: int, t_ns: int, label: bytes, encoded: EncodedTensor) -> None:
         self._ring.put(

@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -48,17 +48,13 @@ STAGED_CHECKPOINT = "checkpoint"
 """Name of the strategy's file or folder in a staging folder."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CollectedParts:
-    """What rank 0 received. ``error`` is None if nothing failed on any rank."""
-
-    error: str | None = None
-    received: Mapping[Path, ReceivedPart] = field(default_factory=dict)
+Collected = tuple[str | None, dict[Path, ReceivedPart]]
+"""The error, None if nothing failed on any rank, and what rank 0 received."""
 
 
 def collect_parts(
     nodes: NodeFolders, checkpoint: Path, temporary: Path, error: str | None
-) -> CollectedParts:
+) -> Collected:
     """Send or receive the parts of ``checkpoint``. All ranks call this together.
 
     ``error`` is that of this rank; nothing is sent if any rank has one. ``temporary`` is where rank
@@ -84,7 +80,7 @@ def _receive(
     checkpoint: Path,
     temporary: Path,
     reports: list[tuple[str | None, list[FileEntry]]],
-) -> CollectedParts:
+) -> Collected:
     errors = {rank: error for rank, (error, _) in enumerate(reports) if error is not None}
     received: dict[Path, ReceivedPart] = {}
     for node, source in sorted(nodes.detached.items()):
@@ -103,12 +99,12 @@ def _receive(
             for path, checksum in zip(paths, report.checksums, strict=True):
                 received[path] = ReceivedPart(node=node, sha256=checksum)
     if not errors:
-        return CollectedParts(received=received)
+        return None, received
     if nodes.rank in errors:
-        return CollectedParts(error=errors[nodes.rank])
+        return errors[nodes.rank], {}
     texts = [f"{nodes.describe_rank(rank)}: {text}" for rank, text in sorted(errors.items())]
     # Only rank 0 reports what failed elsewhere.
-    return CollectedParts(error="; ".join(texts[:3]) if nodes.rank == 0 else None)
+    return "; ".join(texts[:3]) if nodes.rank == 0 else None, {}
 
 
 def _entries(staging: Path) -> list[FileEntry]:
@@ -193,8 +189,7 @@ def save_checkpoint(
     weights = wait_for_all_ranks(trainer.strategy, check, sharded)
     received: Mapping[Path, ReceivedPart] = {}
     if nodes is not None:
-        collected = collect_parts(nodes, path, temporary, error)
-        error, received = collected.error, collected.received
+        error, received = collect_parts(nodes, path, temporary, error)
         manifest_fields = {**manifest_fields, "node_of_rank": nodes.node_of_rank}
     size: int | None = None
     if trainer.is_global_zero:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ltui.training.rank.channel import Channel
-from ltui.training.rank.coordination.coordinator import RankCoordinator
+from ltui.training.rank.coordination.coordinator import RankCoordinator, end_coordination
 from ltui.training.rank.coordination.stop_signals import (
     RunStopped,
     StopSignals,
@@ -92,12 +92,8 @@ class TrainerBoundaries:
         if coordinator is not None and coordinator.error_of_program is error:
             coordinator.leave()
             raise error
-        with contextlib.suppress(Exception):
-            if coordinator is not None:
-                coordinator.leave()
-            if self._signals is not None:
-                self._signals.restore_defaults()
-            channel.coordination_off("stop with a checkpoint, pause or save", error)
+        what = "stop with a checkpoint, pause or save"
+        end_coordination(channel, coordinator, self._signals, what, error)
 
     # Where the boundaries are. Called once for each Trainer.
 

@@ -21,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ltui.training.rank import torch_internals
 from ltui.training.rank.channel import Channel
-from ltui.training.rank.coordination.coordinator import RankCoordinator
+from ltui.training.rank.coordination.coordinator import RankCoordinator, end_coordination
 from ltui.training.rank.coordination.stop_signals import StopSignals, protect_workers
 from ltui.training.rank.heartbeat.heartbeat_thread import start_heartbeat_thread
 from ltui.training.rank.hyperparameters import send_hyperparameters
@@ -299,13 +299,8 @@ class ProgramRank:
     def _leave(self, error: BaseException) -> None:
         """Take no further part in what the ranks agree on, and report ``error``."""
         coordinator, self._coordinator = self._coordinator, None
-        with contextlib.suppress(Exception):
-            if coordinator is not None:
-                coordinator.leave()
-            if self._signals is not None:
-                self._signals.restore_defaults()
-            actions = "pause" if _checkpoint is None else "stop with a checkpoint, pause or save"
-            self._channel.coordination_off(f"{actions} any more", error)
+        what = "pause" if _checkpoint is None else "stop with a checkpoint, pause or save"
+        end_coordination(self._channel, coordinator, self._signals, f"{what} any more", error)
 
     # The end.
 

@@ -54,8 +54,18 @@ def can_act_at(trainer: Any, boundary: BoundaryKind) -> bool:
     loop = trainer.fit_loop.epoch_loop
     if not is_training_done(loop) or validation_is_due(trainer):
         return True
-    steps_done = trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps
-    return trainer.num_training_batches == 1 and not steps_done
+    return trainer.num_training_batches == 1 and not _are_steps_done(trainer)
+
+
+def is_fit_finished(trainer: Any) -> bool:
+    """Return True if no epoch follows, so there is nothing left to stop."""
+    epochs = trainer.fit_loop.epoch_progress.current.completed
+    epochs_done = trainer.max_epochs not in (None, -1) and epochs >= trainer.max_epochs
+    return bool(_are_steps_done(trainer) or epochs_done or trainer.should_stop)
+
+
+def _are_steps_done(trainer: Any) -> bool:
+    return trainer.max_steps != -1 and bool(trainer.global_step >= trainer.max_steps)
 
 
 def validation_is_due(trainer: Any) -> bool:
