@@ -125,7 +125,8 @@ def find_node_folders(trainer: Any, environment: RankEnvironment) -> NodeFolders
     token, resume, head_folder = broadcast((token, resume, own_folder.absolute()))
     folder = next((path for path in (own_folder, head_folder) if _sees(path, token)), None)
     if folder != own_folder and trainer.local_rank == 0 and rank != 0:
-        _remove_leftovers(own_folder)
+        for name in filter(_LEFTOVER.fullmatch, _names(own_folder)):
+            remove(own_folder / name)
     facts = gather((trainer.node_rank, folder is not None))
     if rank == 0:
         remove(own_folder / token)
@@ -172,12 +173,6 @@ def _names(folder: Path) -> set[str]:
         return {path.name for path in folder.iterdir()}
     except OSError:
         return set()
-
-
-def _remove_leftovers(folder: Path) -> None:
-    for name in _names(folder):
-        if _LEFTOVER.fullmatch(name):
-            remove(folder / name)
 
 
 @contextlib.contextmanager

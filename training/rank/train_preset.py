@@ -153,7 +153,9 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         return 2
     if check:
-        _print_freeze_warnings(cli)
+        for warning in find_log_call_warnings(type(cli.model)):
+            problem = ConfigError(where="model", what=warning.what, remedy=warning.remedy)
+            print(json.dumps(problem.to_document()))
     else:
         run(cli, after)
     return 0
@@ -181,13 +183,6 @@ def _dotted_names(value: Any) -> set[str]:
         return {words[0]} if len(words) > 1 and all(w.isidentifier() for w in words) else set()
     children = value.values() if isinstance(value, dict) else value
     return set().union(*map(_dotted_names, children)) if isinstance(value, (dict, list)) else set()
-
-
-def _print_freeze_warnings(cli: Any) -> None:
-    """Print a JSON line for each call of the module that may freeze ranks."""
-    for warning in find_log_call_warnings(type(cli.model)):
-        document = {"where": "model", "what": warning.what, "remedy": warning.remedy}
-        print(json.dumps(document))
 
 
 def die_with_parent() -> None:

@@ -139,18 +139,6 @@ def _stored(dtype: str) -> np.dtype[Any]:
     return stored
 
 
-def _from_bfloat16(bits: Array) -> Array:
-    return (bits.astype(np.uint32) << 16).view(np.float32)
-
-
-def _from_complex32(bits: Array) -> Array:
-    return bits.view("<f2").astype(np.float32).view(np.complex64)
-
-
-def _from_float8(dtype: str) -> Callable[[Array], Array]:
-    return lambda bits: _float8_values(dtype)[bits]
-
-
 @cache
 def _float8_values(dtype: str) -> Array:
     """Return all 256 values of an eight-bit format such as e4m3fn, e5m2 or e4m3fnuz."""
@@ -180,10 +168,15 @@ def _float8_values(dtype: str) -> Array:
 
 
 _WIDEN: dict[str, Callable[[Array], Array]] = {
-    "bfloat16": _from_bfloat16,
-    "complex32": _from_complex32,
-    **{name: _from_float8(name) for name in DTYPE_NAMES if name.startswith("float8")},
+    "bfloat16": lambda bits: (bits.astype(np.uint32) << 16).view(np.float32),
+    "complex32": lambda bits: bits.view("<f2").astype(np.float32).view(np.complex64),
+    **{
+        name: lambda bits, name=name: _float8_values(name)[bits]  # type: ignore[misc]
+        for name in DTYPE_NAMES
+        if name.startswith("float8")
+    },
 }
+"""How the values of types that NumPy does not have are widened exactly."""
 
 
 _CHUNK_BYTES = 256 << 10

@@ -42,7 +42,11 @@ class PinnedCopy:
         # A tensor that is made in inference mode, as in an evaluation, could not be used again
         # outside of it.
         with torch.inference_mode(False):
-            self.parts = [_empty_on_host(source) for source in sources]
+            # The program may have made a GPU the default device.
+            self.parts = [
+                torch.empty(s.shape, dtype=s.dtype, device="cpu", pin_memory=s.is_cuda)
+                for s in sources
+            ]
         devices = {source.device for source in sources if source.is_cuda}
         self._events = [(device, torch.cuda.Event()) for device in devices]  # type: ignore[no-untyped-call]
         self.begin(sources)
@@ -61,11 +65,6 @@ class PinnedCopy:
     def done(self) -> bool:
         """Return True if all bytes have arrived. Never waits."""
         return all(event.query() for _, event in self._events)  # type: ignore[no-untyped-call]
-
-
-def _empty_on_host(source: torch.Tensor) -> torch.Tensor:
-    # The program may have made a GPU the default device.
-    return torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=source.is_cuda)
 
 
 def is_capturing() -> bool:

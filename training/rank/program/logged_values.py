@@ -120,7 +120,10 @@ class LoggedValues:
             self.dropped += len(self._waiting) == MAX_WAITING
             now = time.time()
             self._calls += 1
-            self._newest_own = max(self._newest_own, _own_number(step) or self._calls)
+            own = _number(step)
+            if not isinstance(own, float) or not 1 <= own < 2**53:
+                own = self._calls
+            self._newest_own = max(self._newest_own, int(own))
             self._waiting.append((new, place, now, self._newest_own))
             if self._first_at is None:
                 self._first_at = now
@@ -171,15 +174,10 @@ def send_through(channel: Channel, sender: MetricSender) -> Send:
 
 def _place(step: Any, own_step: int) -> int:
     """Return the step of a value that the program logs with its number ``step``."""
-    number = None if step is None else _number(step)
+    number = _number(step)
     if isinstance(number, float) and abs(number - own_step) <= _STEPS_APART:
         return int(number)
     return own_step
-
-
-def _own_number(step: Any) -> int | None:
-    number = None if step is None else _number(step)
-    return int(number) if isinstance(number, float) and 0 <= number < 2**53 else None
 
 
 def _number(value: Any) -> float | torch.Tensor | None:

@@ -139,11 +139,6 @@ class ProgramKind:
     wrapper: str | None
     """``DDP``, ``FSDP``, ``DeepSpeed``; None if nothing of the kind was found."""
 
-    @property
-    def is_sharded(self) -> bool:
-        """True if each rank has only a part of the model."""
-        return self.wrapper in ("FSDP", "DeepSpeed")
-
     def describe(self) -> str:
         """Return ``PyTorch DDP``."""
         return self.framework if self.wrapper is None else f"{self.framework} {self.wrapper}"

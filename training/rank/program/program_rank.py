@@ -97,7 +97,8 @@ def register(save: PathFunction, load: PathFunction, all_ranks: bool | None = No
         return False
     rank, world_size = read_place()
     if all_ranks is None:
-        all_ranks = read_program_kind().is_sharded
+        # Under these, each rank has only a part of the model.
+        all_ranks = read_program_kind().wrapper in ("FSDP", "DeepSpeed")
     _checkpoint = ProgramCheckpoint(save, load, rank, world_size, all_ranks)
     # Now, because the workers of loaders are started before the first step.
     protect_workers()

@@ -45,8 +45,8 @@ class DdpBuckets:
         After the first step this rebuilds the buckets, as the next step would. That is a
         collective: all ranks must call it.
         """
-        model = self._ddp_model()
-        if model is None:
+        model = self._trainer.strategy.model
+        if not isinstance(model, DistributedDataParallel) or not self._does_order_matter:
             return []
         try:
             if self._layout is None:
@@ -60,11 +60,9 @@ class DdpBuckets:
             return None
         return self._layout
 
-    def _ddp_model(self) -> DistributedDataParallel | None:
-        """Return the model if it is wrapped in DDP and the order of gradients matters."""
-        model = self._trainer.strategy.model
-        is_ddp = isinstance(model, DistributedDataParallel)
-        return model if is_ddp and self._trainer.world_size >= MIN_RANKS else None
+    @property
+    def _does_order_matter(self) -> bool:
+        return bool(self._trainer.world_size >= MIN_RANKS)
 
     def apply_on_wrap(self, layout: Layout | None) -> None:
         """Apply ``layout`` when Lightning next wraps the model in DDP.
@@ -76,7 +74,7 @@ class DdpBuckets:
             if isinstance(model, DistributedDataParallel):
                 self.may_differ = not apply_bucket_layout(model, layout)
 
-        if self._trainer.world_size >= MIN_RANKS:
+        if self._does_order_matter:
             call_after_model_setup(self._trainer.strategy, apply)
 
 
