@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.rank.runs import RunFolder, rank_side
+from tests.rank.runs import QUIET, RunFolder, rank_side
 
 
 @pytest.fixture
@@ -29,12 +29,8 @@ def fit(run: RunFolder) -> Iterator[Any]:
     def train(model: Any, *data: Any, call: str = "fit", extra: Any = None, **options: Any) -> Any:
         trainer = options.pop("trainer", None) or pl.Trainer(
             **{
-                "accelerator": "cpu",
+                **QUIET,
                 "devices": 1,
-                "logger": False,
-                "enable_progress_bar": False,
-                "enable_model_summary": False,
-                "enable_checkpointing": False,
                 "num_sanity_val_steps": 0,
                 "default_root_dir": run.path,
                 "callbacks": [run.callback(**(extra or {}))],

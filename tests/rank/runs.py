@@ -26,6 +26,15 @@ from tests.required import required
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "scripts" / "train.py"
 
+QUIET = {
+    "accelerator": "cpu",
+    "logger": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "enable_checkpointing": False,
+}
+"""Options of a Trainer that prints and writes nothing by itself."""
+
 
 @dataclass
 class RunFolder:

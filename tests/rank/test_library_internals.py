@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, SequentialSampler, TensorDataset
 from ltui.training.rank import lightning_internals, torch_internals
 from ltui.training.rank.coordination.save_checkpoint import saves_with_all_ranks
 from ltui.training.rank.heartbeat.flight_recorder import UNKNOWN, FlightRecorder, dump_functions
+from tests.rank.runs import QUIET
 
 
 class _Model(pl.LightningModule):
@@ -58,9 +59,8 @@ def _loader(**options: Any) -> DataLoader[Any]:
 
 def _trainer(**options: Any) -> pl.Trainer:
     return pl.Trainer(
-        accelerator="cpu", devices=1, max_epochs=1, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0, **options,
-    )  # fmt: skip
+        **{**QUIET, "devices": 1, "max_epochs": 1, "num_sanity_val_steps": 0, **options}
+    )
 
 
 @pytest.fixture(scope="module")
