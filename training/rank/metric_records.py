@@ -1,4 +1,4 @@
-"""METRICS records: values that a program logs, on any device, at one step. And Lightning's rows.
+"""METRICS records: values that a program logs, on any device, and the rows of Lightning.
 
 Up to ``MAX_VALUES`` values of a step are sent one by one. Beyond that, the values of each metric
 are combined into windows (count, mean, lowest, highest and last), so that a program that logs very
