@@ -71,8 +71,7 @@ def test_stop_saves_a_checkpoint_and_ends_the_fit(run: RunFolder, fit: Any) -> N
     (event,) = run.events("stopped")
     assert (event["global_step"], event["checkpoint"]) == (7, str(path))
     assert run.events("exception") == []
-    pulse = run.pulse()
-    assert pulse is not None
+    pulse = required(run.pulse())
     assert (pulse.outcome, pulse.decision_done) == (Outcome.STOPPED, 1)
     assert model.order[-1] == "train 6"
 

@@ -36,8 +36,7 @@ def test_a_row_for_every_batch(run: RunFolder, fit: Any) -> None:
     assert (rows[:, StepField.FORWARD_S] >= 0.01).all()
     assert (rows[:, PARTS].sum(axis=1) <= rows[:, StepField.STEP_S]).all()
     assert (rows[:, PARTS] > 0).all()
-    pulse = run.pulse()
-    assert pulse is not None
+    pulse = required(run.pulse())
     assert (pulse.outcome, pulse.telemetry_ok) == (Outcome.FINISHED, True)
     assert pulse.global_step == 10
     (hello,) = run.labels(RecordKind.HELLO)
@@ -52,8 +51,7 @@ def test_the_pulse_has_the_phase_of_a_step(run: RunFolder, fit: Any) -> None:
     observed: list[tuple[str, Phase, int]] = []
 
     def read_pulse(where: str) -> None:
-        pulse = run.pulse()
-        assert pulse is not None
+        pulse = required(run.pulse())
         observed.append((where, pulse.phase, pulse.batch))
 
     class Watched(Linear):
@@ -233,8 +231,7 @@ def test_an_exception_is_reported_and_raised(run: RunFolder, fit: Any) -> None:
     (event,) = run.events("exception")
     assert (event["type"], event["message"]) == ("ValueError", "the user's own mistake")
     assert "in fail" in event["traceback"]
-    pulse = run.pulse()
-    assert pulse is not None
+    pulse = required(run.pulse())
     assert (pulse.phase, pulse.outcome) == (Phase.EXCEPTION, Outcome.RAISED)
 
 
@@ -278,8 +275,7 @@ def test_failing_telemetry_is_switched_off(run: RunFolder, fit: Any, monkeypatch
     assert trainer.global_step == 10
     (event,) = run.events("telemetry_off")
     assert "telemetry is broken" in event["error"]
-    pulse = run.pulse()
-    assert pulse is not None
+    pulse = required(run.pulse())
     assert (pulse.telemetry_ok, pulse.outcome) == (False, Outcome.FINISHED)
     assert len(run.steps()) == 0
 

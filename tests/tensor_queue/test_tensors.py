@@ -20,6 +20,7 @@ from ltui.training.tensor_queue.queue_file import DTYPE_NAMES, Layout
 from ltui.training.tensor_queue.queue_reader import QuantizedArray, QueueReader, Record, SparseArray
 from ltui.training.tensor_queue.queue_writer import QueueWriter
 from ltui.training.tensor_queue.torch_codec import DTYPES, to_tensor
+from tests.required import required
 from tests.tensor_queue.rows import put_row
 
 pytestmark = pytest.mark.filterwarnings(
@@ -396,8 +397,7 @@ def test_a_forked_child_writes_nothing(loop: Loop) -> None:
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     assert loop.reader.poll().records == ()
-    pulse = loop.reader.pulse()
-    assert pulse is not None
+    pulse = required(loop.reader.pulse())
     assert (pulse.phase, pulse.batch) == (6, 5)
     put_row(loop.writer, [2.0], 1)
     assert len(loop.reader.poll().records) == 1
