@@ -26,7 +26,7 @@ from tests.required import required
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "scripts" / "train.py"
 
-QUIET = {
+QUIET: dict[str, Any] = {
     "accelerator": "cpu",
     "logger": False,
     "enable_progress_bar": False,

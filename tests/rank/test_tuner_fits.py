@@ -64,9 +64,9 @@ def test_a_fit_that_only_tunes_does_not_finish_the_run(run: RunFolder, fit: Any)
     import lightning.pytorch as pl
     from lightning.pytorch.tuner.tuning import Tuner
 
-    options = {"devices": 1, "max_epochs": 1, "num_sanity_val_steps": 0}
+    options = {**QUIET, "devices": 1, "max_epochs": 1, "num_sanity_val_steps": 0}
     callbacks = _callbacks(run)
-    trainer = pl.Trainer(**{**QUIET, **options}, default_root_dir=run.path, callbacks=callbacks)
+    trainer = pl.Trainer(**options, default_root_dir=run.path, callbacks=callbacks)
     model = Tuned()
     Tuner(trainer).lr_find(model, num_training=12)
     assert run.checkpoints == []

@@ -193,7 +193,7 @@ class FreezeWarningHooks:
 
 
 def _ranks_here(trainer: Any) -> int:
-    return max(integer_variable(os.environ, "LOCAL_WORLD_SIZE"), trainer.num_devices)
+    return max(integer_variable(os.environ, "LOCAL_WORLD_SIZE"), int(trainer.num_devices))
 
 
 def _loaders_with_workers(trainer: Any) -> list[Any]:

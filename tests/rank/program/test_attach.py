@@ -78,8 +78,8 @@ for number in range(20_000 + 5):
 
 
 def test_dropped_values_of_a_program_without_steps_are_counted(run: RunFolder) -> None:
-    variables = {"LTUI_METRICS_PATTERN": "pairs", "LTUI_QUEUE_BYTES": str(16 << 20)}
-    run.execute("-c", PRINTS_WITHOUT_STEPS, **variables)
+    size = str(16 << 20)
+    run.execute("-c", PRINTS_WITHOUT_STEPS, LTUI_METRICS_PATTERN="pairs", LTUI_QUEUE_BYTES=size)
     assert [value for _, value in run.metrics()["loss"]] == list(range(5, 20_005))
     (note,) = run.events("note")
     assert (note["dropped"], note["epoch"]) == (5, None)
