@@ -12,10 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from ltui.training.rank.channel import Channel
+from typing import Any
 
 MAX_LINE = 1000
 """Characters of a line that is read; a longer one is no line of metrics, and costs time."""
@@ -330,12 +327,12 @@ class PrintedValues:
             return "The metrics pattern found no value in what the program printed."
         return None
 
-    def report_skipped(self, channel: Channel) -> None:
-        """Send once that lines were too long to be read."""
-        if self.lines_skipped and not self._has_reported_skipped:
-            self._has_reported_skipped = True
-            text = f"The metrics pattern skips printed lines of more than {MAX_LINE:,} characters."
-            channel.event_from_rank_0("note", text)
+    def skipped_note(self) -> str | None:
+        """Return once that lines were too long to be read; None before and after."""
+        if not self.lines_skipped or self._has_reported_skipped:
+            return None
+        self._has_reported_skipped = True
+        return f"The metrics pattern skips printed lines of more than {MAX_LINE:,} characters."
 
 
 def _newest_state(line: str) -> str:

@@ -217,7 +217,8 @@ def report_missing_values(channel: Channel, *, at_end: bool = False) -> None:
     logged_values.report_dropped(channel, at_end=at_end)
     if (printed := printed_values.printed) is None:
         return
-    printed.report_skipped(channel)
+    if (note := printed.skipped_note()) is not None:
+        channel.event_from_rank_0("note", note)
     if at_end and (text := printed.complaint()) is not None:
         channel.warn_from_rank_0(text, "Try it on a line of the log.")
 
