@@ -160,7 +160,7 @@ def command_spec(options: Namespace, home: Path) -> RunSpec:
 def _checked_pattern(text: str | None) -> str | None:
     """Return the value of ``--metrics-pattern`` if it can be used. Raises ``ProblemError``."""
     # Imported here, because most runs have no pattern.
-    from ltui.training.rank.program.metric_pattern import metric_pattern
+    from ltui.training.rank.program.printed_values import metric_pattern
 
     if text is not None:
         try:

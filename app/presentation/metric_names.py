@@ -176,7 +176,7 @@ _LINES = 2
 def pattern_hint(lines: Iterable[LogLine]) -> str:
     """Return how the metrics of a program can be seen, by the first pattern that fits its lines."""
     # Imported here: most programs log their metrics.
-    from ltui.training.rank.program.metric_pattern import metric_pattern
+    from ltui.training.rank.program.printed_values import metric_pattern
 
     texts = [line.text for line in lines]
     for form in _FORMS:

@@ -199,7 +199,7 @@ def what_threads_draw_is_said_on_resume():
     from ffcv.pipeline.operation import Operation
     from ffcv.transforms import Cutout, ModuleWrapper, RandomHorizontalFlip, Squeeze, ToTensor
     from ltui.training.rank.resume.loader_positions import LoaderPositions
-    from ltui.training.rank.resume.ffcv_position import describe_inexact_operations
+    from ltui.training.rank.resume.loader_positions import describe_inexact_operations
 
     class RandomNothing(Operation):
         def declare_state_and_memory(self, previous_state):

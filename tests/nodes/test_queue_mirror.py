@@ -33,9 +33,9 @@ from ltui.training.nodes.queue_tail import (
     unpack_positions,
 )
 from ltui.training.shared.record_types import Outcome, Phase
-from ltui.training.tensor_queue import file_layout
-from ltui.training.tensor_queue.file_layout import QueueFileError
+from ltui.training.tensor_queue import queue_file
 from ltui.training.tensor_queue.pulse_block import PulseWriter
+from ltui.training.tensor_queue.queue_file import QueueFileError
 from ltui.training.tensor_queue.queue_reader import QueueReader, Record
 from ltui.training.tensor_queue.ring_writer import RingWriter
 from tests.tensor_queue.rows import drain
@@ -88,7 +88,7 @@ def test_a_mirror_has_the_same_bytes_at_the_same_positions(folders: Folders) -> 
             copy_all(tail, mirror)
     copy_all(tail, mirror)
     source, copy = folders.source.read_bytes(), folders.mirror.read_bytes()
-    assert source[file_layout.RING_AT :] == copy[file_layout.RING_AT :]
+    assert source[queue_file.RING_AT :] == copy[queue_file.RING_AT :]
     assert stat.S_IMODE(folders.mirror.stat().st_mode) == 0o600
     assert [path.name for path in folders.mirror.parent.iterdir()] == [NAME]
     records, _ = drain(QueueReader(folders.mirror))
@@ -486,8 +486,8 @@ def test_files_without_an_origin_are_read_as_before(folders: Folders) -> None:
     ring = RingWriter.create(folders.source, 4096)
     put(ring, 4)
     with folders.source.open("r+b") as file:
-        file.seek(file_layout.ORIGIN_AT)
-        file.write(bytes(file_layout.ORIGIN.size))
+        file.seek(queue_file.ORIGIN_AT)
+        file.write(bytes(queue_file.ORIGIN.size))
     reader = QueueReader(folders.source)
     (record,) = reader.poll().records
     assert (record.t_ns, record.wall_offset_s) == (4, 0.0)

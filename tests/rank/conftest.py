@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.rank.runs import RunFolder, rank_side
+from tests.rank.runs import QUIET, RunFolder, rank_side
 
 
 @pytest.fixture
@@ -26,22 +26,14 @@ def fit(run: RunFolder) -> Iterator[Any]:
     """``fit(model, train, val, **trainer options)`` with the callback, in this process."""
     import lightning.pytorch as pl
 
-    from ltui.training.rank.callback_factory import rebuild_callback
-    from ltui.training.shared.rank_environment import RankEnvironment
-
     def train(model: Any, *data: Any, call: str = "fit", extra: Any = None, **options: Any) -> Any:
-        environment = RankEnvironment.read(run.environment(**(extra or {})))
         trainer = options.pop("trainer", None) or pl.Trainer(
             **{
-                "accelerator": "cpu",
+                **QUIET,
                 "devices": 1,
-                "logger": False,
-                "enable_progress_bar": False,
-                "enable_model_summary": False,
-                "enable_checkpointing": False,
                 "num_sanity_val_steps": 0,
                 "default_root_dir": run.path,
-                "callbacks": [rebuild_callback("lightning", environment)],
+                "callbacks": [run.callback(**(extra or {}))],
                 **options,
             }
         )

@@ -15,12 +15,25 @@ from typing import Any
 
 import numpy as np
 
+from ltui.training.lifecycle.rank_package import install_rank_package
+from ltui.training.rank.callback_factory import rebuild_callback
+from ltui.training.shared.rank_environment import RankEnvironment
 from ltui.training.shared.record_types import PulseState, RecordKind, StepField
 from ltui.training.tensor_queue.control_block import Command, ControlFile
 from ltui.training.tensor_queue.queue_reader import QueueReader
+from tests.required import required
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "scripts" / "train.py"
+
+QUIET: dict[str, Any] = {
+    "accelerator": "cpu",
+    "logger": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "enable_checkpointing": False,
+}
+"""Options of a Trainer that prints and writes nothing by itself."""
 
 
 @dataclass
@@ -38,6 +51,28 @@ class RunFolder:
             "LTUI_ATTEMPT": str(self.attempt),
             **extra,
         }
+
+    def rank_environment(self, **extra: str) -> RankEnvironment:
+        """Return what a rank reads of ``environment``."""
+        return required(RankEnvironment.read(self.environment(**extra)))
+
+    def callback(self, **extra: str) -> Any:
+        """Return the callback that Lightning's factory makes in a rank of this run."""
+        return rebuild_callback("lightning", self.rank_environment(**extra))
+
+    def execute(
+        self, *arguments: str, folders: tuple[Path, ...] = (), check: bool = True, **variables: str
+    ) -> str:
+        """Run Python in a process of this run, with the rank package and ``folders`` on its path.
+
+        Return what it printed.
+        """
+        paths = os.pathsep.join(map(str, (install_rank_package(self.path), *folders)))
+        environment = {**os.environ, **self.environment(**variables), "PYTHONPATH": paths}
+        return subprocess.run(
+            [sys.executable, *arguments], cwd=self.path, env=environment, check=check,
+            timeout=300, stdout=subprocess.PIPE, text=True,
+        ).stdout  # fmt: skip
 
     @property
     def queue_dir(self) -> Path:

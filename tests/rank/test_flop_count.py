@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import lightning.pytorch as pl
@@ -12,8 +11,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ltui.training.models.gpt import GPT
 from ltui.training.rank import callback_factory
-from ltui.training.shared.rank_environment import RankEnvironment
-from ltui.training.shared.record_types import RecordKind
 from tests.gpu.hardware.model_flops import gpt_flops
 
 
@@ -32,8 +29,7 @@ class Linear(pl.LightningModule):
 
 
 def callbacks(run: Any, *, count: bool) -> list[Any]:
-    environment = RankEnvironment.read(run.environment())
-    callback = callback_factory.rebuild_callback("lightning", environment)
+    callback = run.callback()
     if not count:
         return [callback]
     counter = callback_factory.rebuild_callback("lightning", callback, callback_factory.FLOP_COUNT)
@@ -48,14 +44,9 @@ def train(fit: Any, run: Any, *, count: bool, batches: int = 6) -> Linear:
     return model
 
 
-def counted(run: Any) -> list[dict[str, Any]]:
-    labels = [json.loads(r.label) for r in run.records() if r.kind == RecordKind.EVENT]
-    return [label for label in labels if label["kind"] == "flops"]
-
-
 def test_a_batch_is_counted_once(fit: Any, run: Any) -> None:
     train(fit, run, count=True)
-    (event,) = counted(run)
+    (event,) = run.events("flops")
     # Forward, and the gradient of the weights: two products of 4 x 8 x 3, two operations each.
     assert event["flops"] == 2 * (2 * 4 * 8 * 3)
     assert event["tf32"] is False
@@ -68,18 +59,18 @@ def test_the_count_of_a_gpt_follows_from_its_shapes(fit: Any, run: Any, precisio
     model = GPT(width=32, layers=3, heads=4, context=16)
     counting = callbacks(run, count=True)
     fit(model, loader, max_epochs=1, precision=precision, callbacks=counting)
-    (event,) = counted(run)
+    (event,) = run.events("flops")
     assert event["flops"] == gpt_flops(width=32, layers=3, context=8, batch=2).fused
 
 
 def test_too_few_batches_count_nothing(fit: Any, run: Any) -> None:
     train(fit, run, count=True, batches=2)
-    assert counted(run) == []
+    assert run.events("flops") == []
 
 
 def test_counting_changes_nothing(fit: Any, run: Any) -> None:
     plain = train(fit, run, count=False)
-    assert counted(run) == []
+    assert run.events("flops") == []
     seen = train(fit, run, count=True)
     assert torch.equal(plain.layer.weight, seen.layer.weight)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ltui.training.rank import callback_factory
 from ltui.training.rank.freeze_warnings import find_log_call_warnings, shared_memory_warnings
-from ltui.training.shared.rank_environment import RankEnvironment
-from ltui.training.shared.record_types import RecordKind
 
 _SOURCE = """
 from lightning.pytorch import LightningModule
@@ -94,16 +91,14 @@ def _collate(rows: Any) -> list[torch.Tensor]:
 
 
 def _warnings(run: Any, fit: Any, *, give_size: bool) -> list[dict[str, Any]]:
-    callback = callback_factory.rebuild_callback(
-        "lightning", RankEnvironment.read(run.environment())
-    )
+    callback = run.callback()
     freeze_warnings = callback_factory.rebuild_callback(
         "lightning", callback, callback_factory.FREEZE_WARNINGS
     )
     loader = DataLoader(TensorDataset(torch.randn(32, 8)), batch_size=4, collate_fn=_collate)
     fit(Model(give_size=give_size), loader, max_epochs=2, callbacks=[callback, freeze_warnings])
-    labels = [json.loads(r.label) for r in run.records() if r.kind == RecordKind.EVENT]
-    return [label for label in labels if label["kind"] == "warning"]
+    events: list[dict[str, Any]] = run.events("warning")
+    return events
 
 
 def test_a_guessed_batch_size_is_reported_once(run: Any, fit: Any) -> None:

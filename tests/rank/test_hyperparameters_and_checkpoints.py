@@ -10,9 +10,7 @@ from typing import Any
 
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from ltui.training.rank.callback_factory import rebuild_callback
-from ltui.training.rank.hyperparameters import MAX_BYTES, send_caller_settings, send_hyperparameters
-from ltui.training.shared.rank_environment import RankEnvironment
+from ltui.training.rank.hyperparameters import MAX_BYTES, send_hyperparameters
 from tests.rank.models import Linear, loader
 from tests.rank.runs import RunFolder
 from tests.required import required
@@ -35,7 +33,7 @@ def test_a_script_reports_its_checkpoints_and_hyperparameters(
         loader(3),
         loader(2),
         max_epochs=3,
-        callbacks=[rebuild_callback("lightning", RankEnvironment.read(run.environment())), saver],
+        callbacks=[run.callback(), saver],
         enable_checkpointing=True,
     )
     (sent,) = run.events("hyperparameters")
@@ -86,7 +84,7 @@ def test_settings_of_calling_functions_are_sent_with_their_defaults() -> None:
 
     def step() -> None:
         batch = Batch()
-        send_caller_settings(channel)
+        send_hyperparameters(channel)
         del batch
 
     def main(words: list[str]) -> None:

@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, SequentialSampler, TensorDataset
 from ltui.training.rank import lightning_internals, torch_internals
 from ltui.training.rank.coordination.save_checkpoint import saves_with_all_ranks
 from ltui.training.rank.heartbeat.flight_recorder import UNKNOWN, FlightRecorder, dump_functions
+from tests.rank.runs import QUIET
 
 
 class _Model(pl.LightningModule):
@@ -58,9 +59,8 @@ def _loader(**options: Any) -> DataLoader[Any]:
 
 def _trainer(**options: Any) -> pl.Trainer:
     return pl.Trainer(
-        accelerator="cpu", devices=1, max_epochs=1, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0, **options,
-    )  # fmt: skip
+        **{**QUIET, "devices": 1, "max_epochs": 1, "num_sanity_val_steps": 0, **options}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,6 @@ def in_step() -> dict[str, Any]:
         seen.update(
             results=results,
             active_results=lightning_internals.active_results(trainer),
-            callback_metrics=lightning_internals.callback_metrics(trainer),
             callback_table=lightning_internals.callback_table(
                 lightning_internals.logger_connector(trainer)
             ),
@@ -84,8 +83,7 @@ def in_step() -> dict[str, Any]:
             ),
             accumulating=lightning_internals.is_accumulating(trainer),
             row=results.metrics(True)["log"],
-            tables=lightning_internals.copy_of_metric_tables(trainer),
-            same_tables=[
+            tables=[
                 lightning_internals.metric_table(trainer, name)
                 for name in lightning_internals.METRIC_TABLES
             ],
@@ -155,15 +153,13 @@ def test_logged_values_are_readable_within_a_step(in_step: dict[str, Any]) -> No
 
 
 def test_metric_tables_are_dictionaries_of_tensors(in_step: dict[str, Any]) -> None:
-    assert set(in_step["tables"]) == set(lightning_internals.METRIC_TABLES)
-    assert all(isinstance(table, dict) for table in in_step["same_tables"])
+    assert all(isinstance(table, dict) for table in in_step["tables"])
     # The first batch of the epoch has ended, so its values are stored.
-    assert isinstance(in_step["callback_metrics"]["loss"], torch.Tensor)
-    assert in_step["callback_metrics"] is in_step["same_tables"][0]
+    assert isinstance(in_step["callback_table"]["loss"], torch.Tensor)
+    assert in_step["callback_table"] is in_step["tables"][0]
 
 
 def test_a_row_for_loggers_is_readable_within_a_batch(in_step: dict[str, Any]) -> None:
-    assert in_step["callback_table"] is in_step["callback_metrics"]
     assert (in_step["within_batch"], in_step["accumulating"]) == (True, False)
     assert in_step["row"]
     assert all(isinstance(value, torch.Tensor) for value in in_step["row"].values())
@@ -282,14 +278,16 @@ def test_the_ddp_strategy_has_a_setup_method() -> None:
     from lightning.pytorch.strategies import DDPStrategy
 
     strategy = DDPStrategy()
-    original = lightning_internals.setup_model(strategy)
-    assert inspect.ismethod(original)
-    inspect.signature(original).bind(None)
-    lightning_internals.replace_setup_model(strategy, lambda model: model)
-    assert not inspect.ismethod(lightning_internals.setup_model(strategy))
-    lightning_internals.restore_setup_model(strategy)
-    assert lightning_internals.setup_model(strategy) == original
-    assert lightning_internals.setup_model(object()) is None
+    assert inspect.ismethod(strategy._setup_model)
+    inspect.signature(strategy._setup_model).bind(None)
+    called: list[Any] = []
+    lightning_internals.call_after_model_setup(object(), called.append)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DDPStrategy, "_setup_model", lambda _strategy, model: model)
+        lightning_internals.call_after_model_setup(strategy, called.append)
+        assert [strategy._setup_model(n) for n in (1, 2)] == [1, 2]
+    assert called == [1], "only the next model"
+    assert "_setup_model" not in vars(strategy)
 
 
 def test_strategies_that_save_in_collectives_are_recognised() -> None:

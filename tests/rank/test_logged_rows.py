@@ -16,13 +16,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torchmetrics import MeanMetric
 
 from ltui.training.rank import metric_records
-from ltui.training.rank.callback_factory import rebuild_callback
 from ltui.training.rank.channel import Channel
-from ltui.training.shared.rank_environment import RankEnvironment
 from ltui.training.shared.record_types import RecordKind
 from tests.rank.models import Linear, TwoOptimizers, loader
 from tests.rank.runs import RunFolder
-from tests.required import required
 
 Rows = dict[str, list[tuple[int, float]]]
 
@@ -90,8 +87,7 @@ def board_rows(folder: Path) -> Rows:
 
 
 def callbacks(run: RunFolder, *others: Callback) -> list[Any]:
-    environment = RankEnvironment.read(run.environment())
-    return [*others, rebuild_callback("lightning", environment)]
+    return [*others, run.callback()]
 
 
 @pytest.mark.parametrize(
@@ -263,7 +259,7 @@ def test_a_long_validation_that_logs_each_batch_is_combined(
 
 @pytest.mark.gpu
 def test_windows_of_values_on_a_gpu(run: RunFolder) -> None:
-    channel = Channel(required(RankEnvironment.read(run.environment())), 0)
+    channel = Channel(run.rank_environment(), 0)
     sender = metric_records.MetricSender(channel)
     for step in range(1, 5):
         values = torch.arange(1500.0, device="cuda") + step

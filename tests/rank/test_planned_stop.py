@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ltui.training.rank.coordination.stop_exception import RunStopped
+from ltui.training.rank.coordination.stop_signals import RunStopped
 from ltui.training.tensor_queue.control_block import Command, ControlFile
 from tests.rank.models import Linear, loader
 from tests.rank.runs import RunFolder

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
-from ltui.training.lifecycle.rank_package import install_rank_package
 from ltui.training.shared.record_types import RecordKind, StepField
 from tests.rank.runs import ROOT, RunFolder
 from tests.rank.scripts.stepping_program import EVALUATION_S
@@ -18,14 +13,7 @@ PROGRAM = ROOT / "tests" / "rank" / "scripts" / "stepping_program.py"
 
 def run_program(run: RunFolder, kind: str, *, watched: bool = True) -> str:
     """Return what the program printed."""
-    package = install_rank_package(run.path)
-    environment = {**os.environ, **run.environment(), "PYTHONPATH": str(package)}
-    if not watched:
-        environment["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
-    command = [sys.executable, str(PROGRAM), kind]
-    return subprocess.run(
-        command, env=environment, check=True, capture_output=True, text=True
-    ).stdout
+    return run.execute(str(PROGRAM), kind, TORCH_DEVICE_BACKEND_AUTOLOAD=str(int(watched)))
 
 
 KINDS = "no_grad eval_mode late first forward groups backward sharded"

@@ -6,7 +6,7 @@ import random
 
 import torch
 
-from ltui.training.rank.resume.random_states import preserve_random_states
+from ltui.training.rank.resume.plain_data import preserve_random_states
 
 
 def test_states_are_read_on_the_host_whatever_the_default_device_is() -> None:

@@ -1,4 +1,4 @@
-"""One live process for each rank: the claim of ``rank_claim.py``."""
+"""One live process for each rank: the claim of ``process_role.py``."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ltui.training.rank.program.rank_claim import claim_rank
+from ltui.training.rank.program.process_role import claim_rank
 
 CLAIM = """
 import sys
 from pathlib import Path
-from ltui.training.rank.program.rank_claim import claim_rank
+from ltui.training.rank.program.process_role import claim_rank
 print(claim_rank(Path(sys.argv[1]), 0), flush=True)
 sys.stdin.read()
 """

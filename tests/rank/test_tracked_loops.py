@@ -17,7 +17,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from ltui.training.rank.program import tracked_loop
 from ltui.training.rank.program.tracked_loop import LoopStack, TrackedLoop
-from ltui.training.rank.resume.random_states import States, read_random_states
+from ltui.training.rank.resume.plain_data import States, read_random_states
 
 Program = Callable[[Callable[..., TrackedLoop]], Iterator[Any]]
 """Yields at the end of each body of its innermost loop."""

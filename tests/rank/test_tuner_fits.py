@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from ltui.training.rank.coordination.stop_exception import RunStopped
+from ltui.training.rank.coordination.stop_signals import RunStopped
 from ltui.training.shared.record_types import StepField
 from ltui.training.tensor_queue.control_block import Command
 from tests.rank.models import Linear, loader
-from tests.rank.runs import RunFolder
+from tests.rank.runs import QUIET, RunFolder
 
 PERIODIC = {"LTUI_CHECKPOINT_EVERY_S": "3600", "LTUI_CHECKPOINT_KEEP": "2"}
 
@@ -32,11 +32,7 @@ class Tuned(Linear):
 
 
 def _callbacks(run: RunFolder, *more: Any) -> list[Any]:
-    from ltui.training.rank.callback_factory import rebuild_callback
-    from ltui.training.shared.rank_environment import RankEnvironment
-
-    environment = RankEnvironment.read(run.environment(**PERIODIC))
-    return [*more, rebuild_callback("lightning", environment)]
+    return [*more, run.callback(**PERIODIC)]
 
 
 def test_finders_leave_one_end_checkpoint_and_send_events(run: RunFolder, fit: Any) -> None:
@@ -68,11 +64,9 @@ def test_a_fit_that_only_tunes_does_not_finish_the_run(run: RunFolder, fit: Any)
     import lightning.pytorch as pl
     from lightning.pytorch.tuner.tuning import Tuner
 
-    trainer = pl.Trainer(
-        accelerator="cpu", devices=1, max_epochs=1, logger=False, enable_progress_bar=False,
-        enable_model_summary=False, enable_checkpointing=False, num_sanity_val_steps=0,
-        default_root_dir=run.path, callbacks=_callbacks(run),
-    )  # fmt: skip
+    options = {**QUIET, "devices": 1, "max_epochs": 1, "num_sanity_val_steps": 0}
+    callbacks = _callbacks(run)
+    trainer = pl.Trainer(**options, default_root_dir=run.path, callbacks=callbacks)
     model = Tuned()
     Tuner(trainer).lr_find(model, num_training=12)
     assert run.checkpoints == []

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ltui.training.rank.lightning_version import is_too_old
+from ltui.training.rank.trainer_facts import is_too_old
 from ltui.training.tensor_queue.control_block import Command
 from tests.rank.models import Linear, loader
 from tests.rank.runs import RunFolder
@@ -27,12 +27,11 @@ def test_loops_of_another_lightning_are_found_at_the_start(
     run: RunFolder, fit: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ltui.training.rank.coordination import trainer_boundaries
-    from ltui.training.rank.resume import loop_counters
+    from ltui.training.rank.lightning_internals import check_validation_signature
 
-    old = SimpleNamespace(_should_check_val_fx=lambda: True)
-    trainer = SimpleNamespace(fit_loop=SimpleNamespace(epoch_loop=old))
+    old = SimpleNamespace(epoch_loop=SimpleNamespace(_should_check_val_fx=lambda: True))
     monkeypatch.setattr(
-        trainer_boundaries, "check_loops", lambda _: loop_counters.check_loops(trainer)
+        trainer_boundaries, "check_validation_signature", lambda _: check_validation_signature(old)
     )
     fit(Linear(), loader(2), max_epochs=1)
     (off,) = run.events("steering_off")
@@ -45,14 +44,14 @@ def test_loops_that_the_coordinator_does_not_support_are_reported(
 ) -> None:
     """Lightning 2.0 calls ``_should_check_val_fx`` without an argument."""
 
-    from ltui.training.rank import lightning_version
+    from ltui.training.rank import trainer_facts
     from ltui.training.rank.resume import loop_counters
 
     def fails(trainer: Any) -> bool:
         raise TypeError("_should_check_val_fx() takes 1 positional argument but 2 were given")
 
     monkeypatch.setattr(loop_counters, "validation_is_due", fails)
-    monkeypatch.setattr(lightning_version, "lightning_version", lambda trainer: "2.0.9")
+    monkeypatch.setattr(trainer_facts, "lightning_version", lambda trainer: "2.0.9")
     handlers: list[Any] = []
 
     def do(_: Any, index: int) -> None:

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 
 from ltui.training.rank import lightning_internals, torch_internals
 from ltui.training.rank.channel import Channel
-from ltui.training.rank.coordination.stop_exception import RunStopped
+from ltui.training.rank.coordination.stop_signals import RunStopped
 from ltui.training.tensor_queue.control_block import Command
 from tests.rank.models import Linear, loader
 from tests.rank.runs import RunFolder
@@ -161,7 +161,7 @@ def test_a_resume_that_cannot_be_prepared_is_reported(
 
 
 HAVE_FALLBACKS = (
-    *("loaded_checkpoint", "is_state_loaded", "is_resuming", "setup_model"),
+    *("loaded_checkpoint", "is_state_loaded", "is_resuming"),
     "restore_get_iterator",
 )
 NEEDED_TO_RESUME = ("checkpoint_connector",)
@@ -237,7 +237,6 @@ def test_fallbacks_for_missing_attributes() -> None:
     assert lightning_internals.loaded_checkpoint(object()) == {}
     assert lightning_internals.is_state_loaded(loop) is False
     assert lightning_internals.is_resuming(loop) is True
-    assert lightning_internals.setup_model(object()) is None
     torch_internals.restore_get_iterator(loop)
 
 

@@ -28,6 +28,14 @@ def spoilt(value: float, kind: torch.dtype = torch.float32) -> torch.Tensor:
     return weights
 
 
+def weights_saved_by(save: Callable[[Path], object], folder: Path) -> str | None:
+    """Return what the manifest says of the weights in a program's checkpoint."""
+    checkpoint = ProgramCheckpoint(save, save, rank=0, world_size=1, all_ranks=False)
+    assert checkpoint.save(folder, "stop", 12, bool, {"attempt": 1, "fit": 1}).error is None
+    (stored,) = list_checkpoints(folder)
+    return stored.weights
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_nan_and_infinity_are_found_in_every_kind_of_tensor(kind: torch.dtype) -> None:
     fine = {"a": torch.zeros(3, dtype=kind), "number of batches": torch.tensor(7), "b": None}
@@ -85,10 +93,7 @@ def test_lightning_marks_its_checkpoints_and_keeps_none_with_nan_as_the_best(
 def test_files_of_a_program_are_checked_where_they_are_plain_tensors(
     tmp_path: Path, save: Callable[[Path], object], weights: str | None
 ) -> None:
-    checkpoint = ProgramCheckpoint(save, save, rank=0, world_size=1, all_ranks=False)
-    assert checkpoint.save(tmp_path, "stop", 12, bool, {"attempt": 1, "fit": 1}).error is None
-    (stored,) = list_checkpoints(tmp_path)
-    assert stored.weights == weights
+    assert weights_saved_by(save, tmp_path) == weights
 
 
 @pytest.mark.parametrize(("value", "weights"), [(1.0, "finite"), (math.nan, "NaN")])
@@ -106,7 +111,4 @@ def test_checkpoints_of_the_hugging_face_trainer_are_checked(
         torch.save({"state": spoilt(math.nan)}, path / folder / "optimizer.pt")
         torch.save(BestCheckpoints, path / folder / "training_args.bin")
 
-    checkpoint = ProgramCheckpoint(save, save, rank=0, world_size=1, all_ranks=False)
-    assert checkpoint.save(tmp_path, "stop", 12, bool, {"attempt": 1, "fit": 1}).error is None
-    (stored,) = list_checkpoints(tmp_path)
-    assert stored.weights == weights
+    assert weights_saved_by(save, tmp_path) == weights

@@ -16,6 +16,7 @@ from ltui.training.tensor_queue.control_block import (
     Decision,
     Request,
 )
+from tests.required import required
 from tests.tensor_queue.children import killed_at_every_line, run_child
 
 
@@ -24,19 +25,15 @@ def test_the_first_process_creates_the_file_and_all_read_the_same(tmp_path: Path
     supervisor, rank = ControlFile.open(path), ControlFile.open(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert {p.name for p in tmp_path.iterdir()} <= {"control.bin", "home"}
-    first = rank.poll()
-    assert first is not None
+    first = required(rank.poll())
     assert (first.request, first.decision, first.signal) == (None, None, 0)
     assert rank.poll() is None
     supervisor.request(Command.PAUSE, 1)
-    state = rank.poll()
-    assert state is not None
-    assert state.request == Request(1, Command.PAUSE)
+    assert required(rank.poll()).request == Request(1, Command.PAUSE)
     assert rank.poll() is None
     rank.decide(1, Command.PAUSE, 41)
     supervisor.request(Command.CONTINUE, 2)
-    state = rank.poll()
-    assert state is not None
+    state = required(rank.poll())
     assert (state.request, state.decision) == (
         Request(2, Command.CONTINUE),
         Decision(1, Command.PAUSE, 41),
@@ -52,9 +49,7 @@ def test_the_same_request_again_is_a_change(tmp_path: Path) -> None:
     control.poll()
     for request_id in range(1, 70_000, 997):
         control.request(Command.CHECKPOINT, request_id)
-        state = control.poll()
-        assert state is not None
-        assert state.request == Request(request_id, Command.CHECKPOINT)
+        assert required(control.poll()).request == Request(request_id, Command.CHECKPOINT)
         assert control.poll() is None
     control.close()
 
@@ -63,16 +58,22 @@ def test_more_decisions_than_the_word_can_count(tmp_path: Path) -> None:
     control, other_process = ControlFile.open(tmp_path / "c"), ControlFile.open(tmp_path / "c")
     for decision_id in range(1, (1 << 16) + 10):
         control.decide(decision_id, Command.CHECKPOINT, decision_id)
-    state = other_process.poll()
-    assert state is not None
-    assert state.decision == Decision((1 << 16) + 9, Command.CHECKPOINT, (1 << 16) + 9)
+    assert required(other_process.poll()).decision == Decision(
+        (1 << 16) + 9, Command.CHECKPOINT, (1 << 16) + 9
+    )
     assert other_process.poll() is None
     control.decide(1 << 17, Command.STOP, 3)
-    state = other_process.poll()
-    assert state is not None
-    assert state.decision == Decision(1 << 17, Command.STOP, 3)
+    assert required(other_process.poll()).decision == Decision(1 << 17, Command.STOP, 3)
     control.close()
     other_process.close()
+
+
+OPENED = """
+import os, signal, sys
+from pathlib import Path
+from ltui.training.tensor_queue.control_block import ControlFile
+control = ControlFile.open(Path(sys.argv[1]))
+"""
 
 
 def test_a_signal_is_seen_by_other_processes_and_not_from_forked_children(tmp_path: Path) -> None:
@@ -80,27 +81,17 @@ def test_a_signal_is_seen_by_other_processes_and_not_from_forked_children(tmp_pa
     control = ControlFile.open(path)
     control.poll()
     run_child(
-        "import os, signal, sys\n"
-        "from pathlib import Path\n"
-        "from ltui.training.tensor_queue.control_block import ControlFile\n"
-        "control = ControlFile.open(Path(sys.argv[1]))\n"
-        "signal.signal(signal.SIGUSR1, lambda number, frame: control.raise_signal(number))\n"
+        OPENED
+        + "signal.signal(signal.SIGUSR1, lambda number, frame: control.raise_signal(number))\n"
         "os.kill(os.getpid(), signal.SIGUSR1)\n",
         path,
     )
-    state = control.poll()
-    assert state is not None
-    assert state.signal == signal.SIGUSR1
+    assert required(control.poll()).signal == signal.SIGUSR1
     control.clear_signal()
-    state = control.poll()
-    assert state is not None
-    assert state.signal == 0
+    assert required(control.poll()).signal == 0
     run_child(
-        "import os, signal, sys\n"
-        "from pathlib import Path\n"
-        "from ltui.training.tensor_queue.control_block import ControlFile\n"
-        "control = ControlFile.open(Path(sys.argv[1]))\n"
-        "signal.signal(signal.SIGTERM, lambda number, frame: control.raise_signal(number))\n"
+        OPENED
+        + "signal.signal(signal.SIGTERM, lambda number, frame: control.raise_signal(number))\n"
         "pid = os.fork()\n"
         "if pid == 0:\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
@@ -140,8 +131,7 @@ control.decide(2, Command.STOP, 20)
         other_process.poll()
         control.request(Command.CHECKPOINT, 3)
         control.decide(3, Command.CHECKPOINT, 30)
-        seen = other_process.poll()
-        assert seen is not None
+        seen = required(other_process.poll())
         assert seen.request == Request(3, Command.CHECKPOINT)
         assert seen.decision == Decision(3, Command.CHECKPOINT, 30)
         assert other_process.poll() is None

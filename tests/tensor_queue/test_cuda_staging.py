@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import os
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,6 +18,8 @@ from ltui.training.tensor_queue.queue_reader import QueueReader
 from ltui.training.tensor_queue.queue_writer import PinnedCopy, QueueWriter, StagingQueue
 from ltui.training.tensor_queue.torch_codec import to_tensor
 from tests.tensor_queue.rows import put_row
+
+Queue = tuple[QueueWriter, QueueReader]
 
 
 class ManualCopy:
@@ -51,15 +54,24 @@ def device(monkeypatch: pytest.MonkeyPatch) -> list[ManualCopy]:
     return ManualCopy.made
 
 
+@pytest.fixture
+def queue(tmp_path: Path) -> Iterator[Queue]:
+    """A queue, and a reader of all that is in it."""
+    writer = QueueWriter.create(tmp_path / "q")
+    reader = QueueReader(tmp_path / "q", from_seq=0)
+    yield writer, reader
+    writer.close()
+    reader.close()
+
+
 def numbers(reader: QueueReader) -> list[float]:
     return [float(r.array.reshape(-1)[0]) for r in reader.poll().records]  # type: ignore[union-attr]
 
 
 def test_a_staged_tensor_is_published_when_its_copy_has_arrived(
-    tmp_path: Path, device: list[ManualCopy]
+    queue: Queue, device: list[ManualCopy]
 ) -> None:
-    writer = QueueWriter.create(tmp_path / "q")
-    reader = QueueReader(tmp_path / "q", from_seq=0)
+    writer, reader = queue
     source = torch.full((3,), 5.0)
     writer.put(source, 2, b"loss", t_ns=123)
     source.fill_(6.0)
@@ -71,12 +83,10 @@ def test_a_staged_tensor_is_published_when_its_copy_has_arrived(
     (record,) = reader.poll().records
     assert (record.label, record.t_ns, record.seq) == (b"loss", 123, 1)
     assert to_tensor(record).tolist() == [5.0, 5.0, 5.0]
-    writer.close()
 
 
-def test_staged_tensors_keep_their_order(tmp_path: Path, device: list[ManualCopy]) -> None:
-    writer = QueueWriter.create(tmp_path / "q")
-    reader = QueueReader(tmp_path / "q", from_seq=0)
+def test_staged_tensors_keep_their_order(queue: Queue, device: list[ManualCopy]) -> None:
+    writer, reader = queue
     for number in range(3):
         writer.put(torch.tensor(float(number)), 2)
     device[2].arrive()
@@ -86,14 +96,12 @@ def test_staged_tensors_keep_their_order(tmp_path: Path, device: list[ManualCopy
     device[0].arrive()
     writer.put(torch.tensor(9.0), 2)
     assert numbers(reader) == [0.0, 1.0, 2.0]
-    writer.close()
 
 
 def test_memory_is_used_again_once_its_record_is_published(
-    tmp_path: Path, device: list[ManualCopy]
+    queue: Queue, device: list[ManualCopy]
 ) -> None:
-    writer = QueueWriter.create(tmp_path / "q")
-    reader = QueueReader(tmp_path / "q", from_seq=0)
+    writer, reader = queue
 
     def put(*tensors: torch.Tensor) -> None:
         for tensor in tensors:
@@ -110,7 +118,6 @@ def test_memory_is_used_again_once_its_record_is_published(
     put(torch.full((2,), 6.0), torch.full((1,), 7.0, dtype=torch.float64), torch.ones(5000))
     put(torch.ones(5000))
     assert len(set(map(id, device))) == 7, "another shape or type, and what is large, has its own"
-    writer.close()
 
 
 def test_memory_of_an_evaluation_is_used_again_in_training() -> None:
@@ -131,20 +138,17 @@ def test_copies_are_on_the_host_whatever_the_default_device_is() -> None:
     assert copy.parts[0].tolist() == [1.0, 1.0]
 
 
-def test_a_sparse_tensor_is_staged_part_by_part(tmp_path: Path, device: list[ManualCopy]) -> None:
-    writer = QueueWriter.create(tmp_path / "q")
-    reader = QueueReader(tmp_path / "q")
+def test_a_sparse_tensor_is_staged_part_by_part(queue: Queue, device: list[ManualCopy]) -> None:
+    writer, reader = queue
     writer.put(torch.eye(3).to_sparse(), 2)
     device[0].arrive()
     writer.flush_staged()
     (record,) = reader.poll().records
     assert torch.equal(to_tensor(record).to_dense(), torch.eye(3))
-    writer.close()
 
 
-def test_copies_that_never_arrive_are_missed(tmp_path: Path, device: list[ManualCopy]) -> None:
-    writer = QueueWriter.create(tmp_path / "q")
-    reader = QueueReader(tmp_path / "q", from_seq=0)
+def test_copies_that_never_arrive_are_missed(queue: Queue, device: list[ManualCopy]) -> None:
+    writer, reader = queue
     for _ in range(300):
         writer.put(torch.ones(1), 2)
     assert len(device) == 256, "no more copies are held than that"
@@ -186,11 +190,10 @@ def test_the_size_of_a_payload_is_known_before_it_is_copied() -> None:
 
 
 def test_a_captured_graph_is_left_alone(
-    tmp_path: Path, device: list[ManualCopy], monkeypatch: pytest.MonkeyPatch
+    queue: Queue, device: list[ManualCopy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To query an event would end the program's capture with an error."""
-    writer = QueueWriter.create(tmp_path / "q")
-    reader = QueueReader(tmp_path / "q", from_seq=0)
+    writer, reader = queue
     writer.put(torch.tensor(1.0), 2)
     monkeypatch.setattr(ManualCopy, "done", lambda _self: pytest.fail("queried"))
     monkeypatch.setattr(queue_writer, "is_capturing", lambda: True)
@@ -204,19 +207,17 @@ def test_a_captured_graph_is_left_alone(
     poll = reader.poll()
     assert [float(to_tensor(r)) for r in poll.records] == [1.0]
     assert poll.missed == 1
-    writer.close()
 
 
 def test_a_device_that_failed_does_not_silence_the_queue(
-    tmp_path: Path, device: list[ManualCopy], monkeypatch: pytest.MonkeyPatch
+    queue: Queue, device: list[ManualCopy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The record of the program's exception is put after the device has failed."""
 
     def fail(_self: ManualCopy) -> bool:
         raise RuntimeError("CUDA error: device-side assert triggered")
 
-    writer = QueueWriter.create(tmp_path / "q")
-    reader = QueueReader(tmp_path / "q", from_seq=0)
+    writer, reader = queue
     writer.put(torch.tensor(1.0), 2)
     monkeypatch.setattr(ManualCopy, "done", fail)
     writer.put(None, 3, b"exception")
@@ -255,9 +256,8 @@ def test_a_forked_child_frees_no_memory_of_the_device(
 
 
 @pytest.mark.gpu
-def test_a_real_device_is_never_synchronised(tmp_path: Path) -> None:
-    writer = QueueWriter.create(tmp_path / "q")
-    reader = QueueReader(tmp_path / "q", from_seq=0)
+def test_a_real_device_is_never_synchronised(queue: Queue) -> None:
+    writer, reader = queue
     source = torch.zeros(1000, device="cuda")
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -274,14 +274,11 @@ def test_a_real_device_is_never_synchronised(tmp_path: Path) -> None:
     assert [to_tensor(r).unique().tolist() for r in records] == [
         [float(n)] for n in range(20) for _ in range(2)
     ]
-    writer.close()
-    reader.close()
 
 
 @pytest.mark.gpu
-def test_a_graph_is_captured_while_copies_wait(tmp_path: Path) -> None:
-    writer = QueueWriter.create(tmp_path / "q")
-    reader = QueueReader(tmp_path / "q", from_seq=0)
+def test_a_graph_is_captured_while_copies_wait(queue: Queue) -> None:
+    writer, reader = queue
     source = torch.ones(1000, device="cuda")
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
@@ -298,5 +295,3 @@ def test_a_graph_is_captured_while_copies_wait(tmp_path: Path) -> None:
     assert to_tensor(poll.records[1]).unique().tolist() == [1.0]
     assert source.unique().tolist() == [2.0]
     assert poll.missed == 1
-    writer.close()
-    reader.close()

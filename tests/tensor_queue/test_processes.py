@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from ltui.training.tensor_queue.ring_writer import RingWriter
 from tests.tensor_queue.children import killed_at_every_line, run_child, start_child
 from tests.tensor_queue.rows import drain, put_row
 from tests.tensor_queue.test_ring import values_of
+from tests.waiting import wait_for
 
 WRITE_FOREVER = """
 import sys
@@ -60,6 +64,18 @@ print(json.dumps({"seen": seen, "missed": missed, "polls": polls}))
 """
 
 
+@contextmanager
+def writing_forever(path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that has begun to write to ``path``, until it is killed."""
+    writer = start_child(WRITE_FOREVER, path, 1 << 60)
+    try:
+        wait_for(path.exists, writer, period_s=0.001)
+        yield writer
+    finally:
+        writer.kill()
+        writer.communicate(timeout=30)
+
+
 def check_numbered(path: Path) -> int:
     """Every record says its own number, without a hole after the oldest; how many there are."""
     reader = QueueReader(path)
@@ -83,15 +99,8 @@ def test_a_killed_writer_leaves_all_that_it_published(tmp_path: Path) -> None:
     counts = []
     for turn in range(25):
         path = tmp_path / f"q{turn}"
-        writer = start_child(WRITE_FOREVER, path, 1 << 60)
-        try:
-            while not path.exists():
-                assert writer.poll() is None
-                time.sleep(0.001)
+        with writing_forever(path):
             time.sleep(0.001 * (turn % 13))
-        finally:
-            writer.send_signal(signal.SIGKILL)
-            writer.communicate(timeout=30)
         counts.append(check_numbered(path))
     assert max(counts) > 50
 
@@ -143,10 +152,7 @@ def test_two_readers_at_different_speeds(tmp_path: Path) -> None:
 
 def test_a_reader_while_its_file_is_lapped_again_and_again(tmp_path: Path) -> None:
     path = tmp_path / "q"
-    writer = start_child(WRITE_FOREVER, path, 1 << 60)
-    try:
-        while not path.exists():
-            time.sleep(0.001)
+    with writing_forever(path):
         reader = QueueReader(path, from_seq=0)
         seen = missed = 0
         expected = 0
@@ -162,25 +168,16 @@ def test_a_reader_while_its_file_is_lapped_again_and_again(tmp_path: Path) -> No
             assert seen + missed == reader.next_seq
         assert seen > 0
         reader.close()
-    finally:
-        writer.kill()
-        writer.communicate(timeout=30)
 
 
 def test_a_frozen_writer_stops_no_reader(tmp_path: Path) -> None:
     path = tmp_path / "q"
-    writer = start_child(WRITE_FOREVER, path, 1 << 60)
-    try:
-        while not path.exists():
-            time.sleep(0.001)
+    with writing_forever(path) as writer:
         for _ in range(10):
             time.sleep(0.01)
             os.kill(writer.pid, signal.SIGSTOP)
             check_numbered(path)
             os.kill(writer.pid, signal.SIGCONT)
-    finally:
-        writer.kill()
-        writer.communicate(timeout=30)
 
 
 def test_the_readers_side_needs_no_torch_and_the_ring_no_numpy() -> None:

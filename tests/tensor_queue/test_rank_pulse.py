@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from ltui.training.shared.record_types import Outcome, Phase
-from ltui.training.tensor_queue.file_layout import PULSE_AT
+from ltui.training.shared.record_types import Outcome, Phase, PulseState
 from ltui.training.tensor_queue.pulse_block import PULSE_BYTES, PulseWriter, parse_pulse
+from ltui.training.tensor_queue.queue_file import PULSE_AT
 from ltui.training.tensor_queue.queue_reader import QueueReader
 from ltui.training.tensor_queue.ring_writer import RingWriter
+from tests.required import required
 
 FIELDS = {
     "pid": 4_000_000,
@@ -35,14 +36,17 @@ def block(page: bytearray) -> bytes:
     return bytes(page[PULSE_AT : PULSE_AT + PULSE_BYTES])
 
 
+def read(page: bytearray) -> PulseState:
+    return required(parse_pulse(block(page)))
+
+
 def test_every_field_comes_out_as_it_was_set(tmp_path: Path) -> None:
     ring = RingWriter.create(tmp_path / "q", 4096)
     reader = QueueReader(tmp_path / "q")
     assert reader.pulse() is None
     pulse = PulseWriter(ring.view)
     pulse.set(phase=Phase.BACKWARD, outcome=Outcome.STOPPED, telemetry_ok=False, **FIELDS)
-    state = reader.pulse()
-    assert state is not None
+    state = required(reader.pulse())
     assert {name: getattr(state, name) for name in FIELDS} == FIELDS
     assert (state.phase, state.outcome) == (Phase.BACKWARD, Outcome.STOPPED)
     assert state.telemetry_ok is False
@@ -53,21 +57,17 @@ def test_every_field_comes_out_as_it_was_set(tmp_path: Path) -> None:
 def test_only_progress_changes_the_time_of_the_change(page: bytearray) -> None:
     pulse = PulseWriter(memoryview(page))
     pulse.set(phase=Phase.FETCH)
-    first = parse_pulse(block(page))
+    first = read(page)
     pulse.set(phase=Phase.FETCH)
     pulse.set(decision_done=5, batch=0)
     pulse.beat()
-    still = parse_pulse(block(page))
-    assert first is not None
-    assert still is not None
+    still = read(page)
     assert (still.changed_ns, still.changed_wall_s) == (first.changed_ns, first.changed_wall_s)
     assert still.heartbeat_ns > first.heartbeat_ns
     for change in ({"batch": 1}, {"epoch": 1}, {"global_step": 1}, {"phase": Phase.FORWARD}):
-        before = parse_pulse(block(page))
+        before = read(page)
         pulse.set(**change)
-        after = parse_pulse(block(page))
-        assert before is not None
-        assert after is not None
+        after = read(page)
         assert after.changed_ns > before.changed_ns, change
 
 
@@ -86,17 +86,14 @@ def test_a_slot_written_to_any_point_leaves_the_pulse_before(page: bytearray) ->
     changed = [at for at in range(PULSE_BYTES) if before[at] != after[at]]
     assert len(changed) > 3
     for cut in range(changed[0], changed[-1] + 1):
-        state = parse_pulse(after[:cut] + before[cut:])
-        assert state is not None
+        state = required(parse_pulse(after[:cut] + before[cut:]))
         assert state.batch == 5
-    whole = parse_pulse(after)
-    assert whole is not None
+    whole = required(parse_pulse(after))
     assert whole.batch == 6
 
 
 def test_a_phase_of_a_newer_rank_side_is_unknown(page: bytearray) -> None:
     pulse = PulseWriter(memoryview(page))
     pulse.set(phase=4000, batch=3)
-    state = parse_pulse(block(page))
-    assert state is not None
+    state = read(page)
     assert (state.phase, state.batch) == (Phase.UNKNOWN, 3)

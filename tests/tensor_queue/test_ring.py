@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ltui.training.tensor_queue import file_layout
-from ltui.training.tensor_queue.queue_reader import QueueFileError, QueueReader, Record
+from ltui.training.tensor_queue import queue_file
+from ltui.training.tensor_queue.queue_file import QueueFileError
+from ltui.training.tensor_queue.queue_reader import QueueReader, Record
 from ltui.training.tensor_queue.ring_writer import RingWriter
 from tests.tensor_queue.rows import drain, put_row
 
@@ -135,7 +136,7 @@ def test_a_record_may_fill_the_ring_and_no_more(tmp_path: Path) -> None:
     ring = RingWriter.create(tmp_path / "q", 4096)
     reader = QueueReader(tmp_path / "q")
     put_row(ring, [1.0], 1)
-    largest = 4096 - file_layout.RECORD_BYTES - 8
+    largest = 4096 - queue_file.RECORD_BYTES - 8
     with pytest.raises(ValueError, match="does not fit the queue's 4096 bytes"):
         put_numbered(ring, 1, size=largest + 1)
     put_numbered(ring, 1, size=largest)
@@ -227,12 +228,12 @@ def test_damaged_bytes_anywhere_never_give_a_wrong_record(
 ) -> None:
     folder = tmp_path_factory.mktemp("damage")
     content = bytearray(written(folder))
-    live = st.integers(0, 256) | st.integers(file_layout.RING_AT, len(content) - 1)
+    live = st.integers(0, 256) | st.integers(queue_file.RING_AT, len(content) - 1)
     anywhere = live | st.integers(0, len(content) - 1)
     for at, value in data.draw(st.lists(st.tuples(anywhere, st.integers(0, 255)), max_size=8)):
         content[at] = value
     if data.draw(st.booleans()):
-        start = data.draw(st.integers(file_layout.RING_AT, len(content) - 200))
+        start = data.draw(st.integers(queue_file.RING_AT, len(content) - 200))
         content[start : start + 200] = data.draw(st.binary(min_size=200, max_size=200))
     (folder / "q").write_bytes(content)
     check_never_wrong(folder / "q", 60)
@@ -243,11 +244,11 @@ def test_one_damaged_record_costs_one_record(tmp_path: Path) -> None:
     for number in range(20):
         put_row(ring, [number] * ROW, 1)
     ring.close()
-    size = file_layout.align8(file_layout.RECORD_BYTES + 8 + 8 * ROW)
+    size = queue_file.align8(queue_file.RECORD_BYTES + 8 + 8 * ROW)
     for damaged in (0, 7, 19):
         for offset in range(0, size, 5):
             content = bytearray((tmp_path / "q").read_bytes())
-            content[file_layout.RING_AT + damaged * size + offset] ^= 0x41
+            content[queue_file.RING_AT + damaged * size + offset] ^= 0x41
             (tmp_path / "bad").write_bytes(content)
             records, missed = drain(QueueReader(tmp_path / "bad", from_seq=0))
             numbers = [record.seq for record in records]
@@ -256,7 +257,7 @@ def test_one_damaged_record_costs_one_record(tmp_path: Path) -> None:
 
 def test_a_torn_commit_leaves_the_one_before(tmp_path: Path) -> None:
     content = bytearray(written(tmp_path, count=8))
-    newest = file_layout.SLOTS_AT[8 & 1]
+    newest = queue_file.SLOTS_AT[8 & 1]
     content[newest : newest + 8] = (9).to_bytes(8, "little")
     (tmp_path / "q").write_bytes(content)
     records, missed = drain(QueueReader(tmp_path / "q", from_seq=0))
@@ -281,18 +282,18 @@ def test_what_the_writer_reserved_is_void_though_it_still_looks_whole(
 
 def test_records_of_an_earlier_lap_are_never_taken_for_new_ones(tmp_path: Path) -> None:
     ring = RingWriter.create(tmp_path / "q", 4096)
-    size = file_layout.align8(file_layout.RECORD_BYTES + 8 + 8 * ROW)
+    size = queue_file.align8(queue_file.RECORD_BYTES + 8 + 8 * ROW)
     for number in range(2 * 4096 // size + 3):
         put_row(ring, [number] * ROW, 1)
     ring.close()
     content = bytearray((tmp_path / "q").read_bytes())
     reader = QueueReader(tmp_path / "q")
     newest = reader.poll().records[-1].seq
-    _, position, _ = max(file_layout.SLOT.unpack_from(content, at) for at in file_layout.SLOTS_AT)
+    _, position, _ = max(queue_file.SLOT.unpack_from(content, at) for at in queue_file.SLOTS_AT)
     # As if four more had been committed where whole records of the lap before still stand.
     committed = (newest + 5, position + 4 * size)
-    for at in file_layout.SLOTS_AT:
-        file_layout.SLOT.pack_into(content, at, *committed, file_layout.check_word(*committed))
+    for at in queue_file.SLOTS_AT:
+        queue_file.SLOT.pack_into(content, at, *committed, queue_file.check_word(*committed))
     (tmp_path / "q").write_bytes(content)
     poll = reader.poll()
     assert (poll.records, poll.missed) == ((), 4)
@@ -300,7 +301,7 @@ def test_records_of_an_earlier_lap_are_never_taken_for_new_ones(tmp_path: Path) 
 
 def test_a_file_of_a_newer_layout_is_refused_by_name(tmp_path: Path) -> None:
     content = bytearray(written(tmp_path))
-    struct.pack_into("<I", content, 8, file_layout.LAYOUT_VERSION + 1)
+    struct.pack_into("<I", content, 8, queue_file.LAYOUT_VERSION + 1)
     (tmp_path / "q").write_bytes(content)
     with pytest.raises(QueueFileError, match="newer ltui"):
         QueueReader(tmp_path / "q")
@@ -318,13 +319,13 @@ def test_a_truncated_file_is_an_error_before_and_while_it_is_read(tmp_path: Path
     (tmp_path / "short").write_bytes(content[:-1])
     with pytest.raises(QueueFileError, match="truncated"):
         QueueReader(tmp_path / "short")
-    for kept in (0, 100, file_layout.PULSE_AT + 10, file_layout.RING_AT + 64):
+    for kept in (0, 100, queue_file.PULSE_AT + 10, queue_file.RING_AT + 64):
         (tmp_path / "q").write_bytes(content)
         reader = QueueReader(tmp_path / "q")
         os.truncate(tmp_path / "q", kept)
         with pytest.raises(QueueFileError, match="truncated"):
             drain(reader)
-        if kept < file_layout.RING_AT:
+        if kept < queue_file.RING_AT:
             with pytest.raises(QueueFileError, match="truncated"):
                 reader.pulse()
         reader.close()

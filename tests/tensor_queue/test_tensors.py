@@ -6,6 +6,7 @@ import ctypes
 import math
 import os
 import warnings
+from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,10 +16,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ltui.training.tensor_queue.file_layout import DTYPE_NAMES, Layout
+from ltui.training.tensor_queue.queue_file import DTYPE_NAMES, Layout
 from ltui.training.tensor_queue.queue_reader import QuantizedArray, QueueReader, Record, SparseArray
 from ltui.training.tensor_queue.queue_writer import QueueWriter
 from ltui.training.tensor_queue.torch_codec import DTYPES, to_tensor
+from tests.required import required
 from tests.tensor_queue.rows import put_row
 
 pytestmark = pytest.mark.filterwarnings(
@@ -344,9 +346,11 @@ def test_a_label_alone_carries_no_tensor(loop: Loop) -> None:
         to_tensor(record)
 
 
-def test_a_vector_of_numbers_is_that_of_its_tensor(loop: Loop) -> None:
+def test_a_row_with_a_label_is_that_of_its_tensor(loop: Loop) -> None:
     numbers = [1.5, math.nan, -math.inf, 3.0]
-    loop.writer.put_vector(numbers, 2, b"label")
+    row = loop.writer.row(2, len(numbers), len(b"label"))
+    row.label[:], row.fields[:] = b"label", memoryview(array("d", numbers))
+    row.publish(0)
     loop.writer.put(torch.tensor(numbers, dtype=torch.float64), 2, b"label")
     first, second = loop.reader.poll().records
     assert (first.kind, first.label, first.dtype) == (second.kind, second.label, second.dtype)
@@ -393,8 +397,7 @@ def test_a_forked_child_writes_nothing(loop: Loop) -> None:
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     assert loop.reader.poll().records == ()
-    pulse = loop.reader.pulse()
-    assert pulse is not None
+    pulse = required(loop.reader.pulse())
     assert (pulse.phase, pulse.batch) == (6, 5)
     put_row(loop.writer, [2.0], 1)
     assert len(loop.reader.poll().records) == 1

@@ -18,7 +18,8 @@ from ltui.training.process.identity import ProcessIdentity, is_alive, is_stopped
 from ltui.training.shared.record_types import Outcome, PulseState
 from ltui.training.store.history_writer import Cursor, StoreWriter
 from ltui.training.store.run_directory import RunDir, write_atomically
-from ltui.training.tensor_queue.queue_reader import Poll, QueueFileError, QueueReader, Record
+from ltui.training.tensor_queue.queue_file import QueueFileError
+from ltui.training.tensor_queue.queue_reader import Poll, QueueReader, Record
 
 FILES_FOR_OTHERS = 512
 """Open files of a process besides the queues of ranks."""

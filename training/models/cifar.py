@@ -38,10 +38,6 @@ class CifarCNN(Classifier):
         )
         self.add_metrics(10)
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        scores: torch.Tensor = self.network(images)
-        return scores
-
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.Adam(self.parameters(), lr=self.learning_rate)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, self.step_size, self.gamma)

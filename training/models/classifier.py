@@ -46,9 +46,15 @@ class Classifier(LightningModule):
     """Classifier for batches of inputs and labels, which logs the loss and the accuracy.
 
     ``forward`` gets all parts of a batch except the labels, and returns scores (samples, classes).
+    By default it calls ``network``.
     """
 
     label_smoothing = 0.0
+    network: Any
+
+    def forward(self, *inputs: Any) -> torch.Tensor:
+        scores: torch.Tensor = self.network(*inputs)
+        return scores
 
     def add_metrics(self, classes: int, top5: bool = False) -> None:
         """Create the metrics. Call it once, when the number of classes is known."""

@@ -32,10 +32,6 @@ class DigitsCNN(Classifier):
         )
         self.add_metrics(classes)
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        scores: torch.Tensor = self.network(images)
-        return scores
-
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.parameters(), lr=self.learning_rate)
         steps = max(1, int(self.trainer.estimated_stepping_batches))

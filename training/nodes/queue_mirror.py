@@ -1,7 +1,7 @@
 """Copies of other nodes' queue files in the run directory, which readers read like local ones.
 
 A mirror has the bytes of the rank's file at the same positions of a ring of the same size, and is
-written by the protocol of ``tensor_queue/file_layout.py``: first ``reserved``, then the records,
+written by the protocol of ``tensor_queue/queue_file.py``: first ``reserved``, then the records,
 then a commit slot. Only page 0 differs: it names the node and has the offsets of its clocks. The
 position up to which the file is mirrored is the end position in its commit slot, so a head that is
 started again continues there.
@@ -19,7 +19,8 @@ from pathlib import Path
 
 from ltui.training.lifecycle.rank_queue_poller import allow_queues_of
 from ltui.training.nodes.queue_tail import QueueChunk, QueuePosition
-from ltui.training.tensor_queue.file_layout import (
+from ltui.training.tensor_queue.pulse_block import PULSE_BYTES, PulseMirror
+from ltui.training.tensor_queue.queue_file import (
     CLOCKS,
     CLOCKS_AT,
     PULSE_AT,
@@ -28,12 +29,11 @@ from ltui.training.tensor_queue.file_layout import (
     SLOT,
     SLOTS_AT,
     Origin,
+    QueueFile,
     QueueFileError,
     check_word,
     first_page,
 )
-from ltui.training.tensor_queue.pulse_block import PULSE_BYTES, PulseMirror
-from ltui.training.tensor_queue.queue_file import QueueFile
 
 _AHEAD = 64
 """Fraction of the ring, as a divisor, that is reserved ahead, so that few chunks need to do it."""

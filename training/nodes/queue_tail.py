@@ -19,7 +19,8 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from ltui.training.lifecycle.rank_queue_poller import queue_files
-from ltui.training.tensor_queue.file_layout import (
+from ltui.training.tensor_queue.pulse_block import PULSE_BYTES, pack_pulse
+from ltui.training.tensor_queue.queue_file import (
     MIN_CAPACITY_BYTES,
     PAD,
     PAD_MAGIC,
@@ -28,13 +29,12 @@ from ltui.training.tensor_queue.file_layout import (
     RECORD,
     RECORD_BYTES,
     RECORD_MAGIC,
+    QueueFile,
     QueueFileError,
     align8,
     find_record,
     pad_word,
 )
-from ltui.training.tensor_queue.pulse_block import PULSE_BYTES, pack_pulse
-from ltui.training.tensor_queue.queue_file import QueueFile
 
 _CHUNK = struct.Struct("<iHxxQqQQQQI")
 """Rank, pulse bytes, then the fields of ``QueueChunk`` up to ``next_seq``, data bytes."""

@@ -18,20 +18,22 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ltui.training.rank.channel import Channel, open_channel
-from ltui.training.rank.coordination.stop_exception import RunStopped
+from ltui.training.rank.coordination.stop_signals import RunStopped
 from ltui.training.rank.coordination.trainer_boundaries import TrainerBoundaries
 from ltui.training.rank.heartbeat.heartbeat_thread import publish_barriers, start_heartbeat_thread
 from ltui.training.rank.hyperparameters import send_hyperparameters
-from ltui.training.rank.lightning_version import report_old_lightning
-from ltui.training.rank.node_folders import NodeFolders, node_folders
-from ltui.training.rank.report_script_checkpoints import report_saved_checkpoints
+from ltui.training.rank.node_folders import NodeFolders, node_folders, resume_source
 from ltui.training.rank.resume.exact_state import ExactState, create_exact_state
-from ltui.training.rank.resume.keep_overrides import keep_overrides
-from ltui.training.rank.resume.resume_fit import ReceivedCheckpoint, resume_from
+from ltui.training.rank.resume.resume_fit import ReceivedCheckpoint, keep_overrides, resume_from
 from ltui.training.rank.telemetry import Telemetry
-from ltui.training.rank.trainer_facts import send_hello, send_plan
-from ltui.training.rank.tuner_fits import TunerFits, active_finder
-from ltui.training.shared.checkpoint_files import fit_number
+from ltui.training.rank.trainer_facts import (
+    TunerFits,
+    active_finder,
+    report_old_lightning,
+    report_saved_checkpoints,
+    send_hello,
+    send_plan,
+)
 from ltui.training.shared.rank_environment import RankEnvironment, rank_from_environment
 from ltui.training.shared.record_types import Outcome, Phase
 
@@ -170,25 +172,21 @@ class RankHooks:
 
     def _resume(self, trainer: Any, channel: Channel) -> None:
         """Resume from the run's checkpoint if it was saved in this ``fit``."""
-        path, nodes = self.environment.resume_from, self._nodes
-        source = None if nodes is None else nodes.resume
-        if source is not None:
-            path = source.path
-        if path is None or channel.resumed or self._stage != "fit":
+        nodes = self._nodes
+        source = resume_source(self.environment) if nodes is None else nodes.resume
+        if source is None or source.fit != channel.fit_count:
             return
-        if (fit_number(path) if source is None else source.fit) != channel.fit_count:
+        if channel.resumed or self._stage != "fit":
             return
         channel.resumed = True
-        own_folder = self.environment.checkpoints_dir.resolve()
-        trusted = own_folder in path.resolve().parents if source is None else source.in_folder
         send_event = channel.event_from_rank_0
         resume_from(
             trainer,
-            path,
+            source.path,
             send_event,
-            trusted=trusted,
+            trusted=source.trusted,
             exact=self._exact,
-            received=None if nodes is None or source is None else ReceivedCheckpoint(nodes, source),
+            received=None if nodes is None else ReceivedCheckpoint(nodes, source),
         )
         keep_overrides(trainer, self.environment.overrides, functools.partial(send_event, "note"))
 
@@ -211,7 +209,9 @@ class RankHooks:
             send_plan(self.channel, trainer)
             if self.channel.rank == 0:
                 with contextlib.suppress(Exception):  # only shown in the dashboard
-                    send_hyperparameters(self.channel, trainer, pl_module)
+                    send_hyperparameters(
+                        self.channel, getattr(trainer, "datamodule", None), pl_module
+                    )
             self.telemetry.restart_clock()
             # Set on the object, so that Lightning calls it directly.
             self.on_train_batch_end = self.telemetry.on_train_batch_end  # type: ignore[method-assign]
@@ -285,7 +285,7 @@ class RankHooks:
         only_tuned = self._tuner.finder is not None and not self._trained
         self._tuner.end()
         if self.telemetry is not None:
-            self.telemetry.flush_metrics()
+            self.telemetry.metrics.flush()
         channel.queue.flush_staged()
         # Set after every stage, because any may be the last. The next stage's setup resets it.
         channel.pulse.set(phase=Phase.TEARDOWN, outcome=Outcome.FINISHED)
@@ -298,7 +298,7 @@ class RankHooks:
         with contextlib.suppress(Exception):  # a second error must not hide the first
             self._boundaries.end(raised=True)
             if self.telemetry is not None:
-                self.telemetry.flush_metrics()
+                self.telemetry.metrics.flush()
             if self.channel is not None and not isinstance(exception, RunStopped):
                 self.channel.send_exception(exception)
 
@@ -314,4 +314,4 @@ class RankHooks:
 
     def _ignore_restored(self, trainer: Any) -> None:
         if self.telemetry is not None:
-            self.telemetry.ignore_restored_metrics(trainer)
+            self.telemetry.metrics.ignore_present(trainer)

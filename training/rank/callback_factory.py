@@ -19,7 +19,7 @@ FREEZE_WARNINGS, FLOP_COUNT = "LtuiFreezeWarnings", "LtuiFlops"
 _HOOKS = {
     "LtuiRank": ("callback", "RankHooks"),
     FREEZE_WARNINGS: ("freeze_warnings", "FreezeWarningHooks"),
-    FLOP_COUNT: ("flop_count", "FlopHooks"),
+    FLOP_COUNT: ("trainer_facts", "FlopHooks"),
 }
 """Name of each callback's class -> module and class of its hooks."""
 
@@ -35,17 +35,13 @@ def callbacks() -> list[Any]:
         return []
 
 
-def _imports_main_script() -> bool:
-    """Return True in a child of ``multiprocessing`` that imports the main script: it is no rank."""
-    return getattr(multiprocessing.current_process(), "_inheriting", False)
-
-
 def _create_callbacks(package: str) -> list[Any]:
     # Imported here, because only a run needs it. The caller has already imported Lightning.
     from ltui.training.shared.rank_environment import RankEnvironment
 
     environment = RankEnvironment.read(os.environ)
-    if environment is None or _imports_main_script():
+    # A child of multiprocessing that imports the main script is no rank.
+    if environment is None or getattr(multiprocessing.current_process(), "_inheriting", False):
         return []
     if (program := sys.modules.get("ltui.training.rank.program.program_rank")) is not None:
         program.stop_watching()

@@ -31,9 +31,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ltui.training.rank.source_changes import with_missing_guard
-from ltui.training.shared.rank_environment import RankEnvironment
-from ltui.training.shared.record_types import Outcome, Phase, RecordKind
+from ltui.training.shared.rank_environment import RankEnvironment, integer_variable
+from ltui.training.shared.record_types import Outcome, Phase, RecordKind, StepField
 from ltui.training.tensor_queue.queue_writer import QueueWriter
+from ltui.training.tensor_queue.ring_writer import Row
 
 if TYPE_CHECKING:
     from ltui.training.rank.coordination.coordinator import RankCoordinator
@@ -129,8 +130,8 @@ class Channel:
             pid=self.pid,
             start_ticks=own_start_ticks(),
             rank=rank,
-            local_rank=_parse_integer(os.environ.get("LOCAL_RANK")),
-            world_size=_parse_integer(os.environ.get("WORLD_SIZE"), 1),
+            local_rank=integer_variable(os.environ, "LOCAL_RANK"),
+            world_size=integer_variable(os.environ, "WORLD_SIZE", 1),
             restarts=environment.restarts,
             phase=Phase.STARTING,
             outcome=Outcome.RUNNING,
@@ -152,6 +153,17 @@ class Channel:
         """Send an event about what all ranks do. The other ranks do not repeat it."""
         if self.rank == 0:
             self.event(kind, text, **fields)
+
+    def step_row(self) -> Row:
+        """Return the row of a STEP record, whose fields are not known yet."""
+        row = self.queue.row(RecordKind.STEP, len(StepField))
+        for field in StepField:
+            row.fields[field] = math.nan
+        return row
+
+    def warn_from_rank_0(self, text: str, remedy: str, **fields: Any) -> None:
+        """Send a warning about all ranks, and what to do about it."""
+        self.event_from_rank_0("warning", text, remedy=remedy, **fields)
 
     def send_hello(
         self, device: torch.device, local_rank: int, world_size: int, **facts: Any
@@ -226,10 +238,6 @@ def own_start_ticks() -> int:
             return int(file.read().rpartition(")")[2].split()[19])
     except (OSError, ValueError, IndexError):
         return 0
-
-
-def _parse_integer(text: str | None, default: int = 0) -> int:
-    return int(text) if text and text.isdigit() else default
 
 
 def _replace_nonfinite(value: Any) -> Any:

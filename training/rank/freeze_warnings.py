@@ -24,6 +24,7 @@ import torch
 
 from ltui.training.rank.lightning_internals import active_results, combined_loader, is_synchronised
 from ltui.training.rank.source_changes import watch_sources
+from ltui.training.shared.rank_environment import integer_variable
 
 _LOG_METHODS = ("log", "log_dict")
 _LIBRARIES = ("lightning", "pytorch_lightning", "torch", "torchmetrics", "builtins", "abc")
@@ -156,9 +157,7 @@ class FreezeWarningHooks:
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         channel = self._rank_callback.channel
         if channel is not None:
-            watch_sources(
-                lambda what, remedy: channel.event_from_rank_0("warning", what, remedy=remedy)
-            )
+            watch_sources(channel.warn_from_rank_0)
         if trainer.world_size > 1 and trainer.global_rank == 0:
             self._run_check(lambda: iter(find_log_call_warnings(type(pl_module))))
 
@@ -193,9 +192,8 @@ class FreezeWarningHooks:
         self.on_validation_end = None  # type: ignore[assignment,method-assign]
 
 
-def _local_ranks() -> int:
-    text = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return int(text) if text.isdigit() else 1
+def _ranks_here(trainer: Any) -> int:
+    return max(integer_variable(os.environ, "LOCAL_WORLD_SIZE"), int(trainer.num_devices))
 
 
 def _loaders_with_workers(trainer: Any) -> list[Any]:
@@ -206,7 +204,7 @@ def _loaders_with_workers(trainer: Any) -> list[Any]:
 
 
 def _check_worker_count(trainer: Any) -> Iterator[FreezeWarning]:
-    cores, ranks = len(os.sched_getaffinity(0)), max(_local_ranks(), trainer.num_devices)
+    cores, ranks = len(os.sched_getaffinity(0)), _ranks_here(trainer)
     workers = sum(loader.num_workers for loader in _loaders_with_workers(trainer))
     if workers * ranks > WORKERS_PER_CORE * cores:
         yield FreezeWarning(
@@ -225,7 +223,7 @@ def _check_shared_memory(trainer: Any, batch: Any) -> Iterator[FreezeWarning]:
     yield from shared_memory_warnings(
         batch_bytes=sum(t.nbytes for t in _tensors_of(batch)),
         batches_ahead=int(ahead),
-        ranks=max(_local_ranks(), trainer.num_devices),
+        ranks=_ranks_here(trainer),
         size_bytes=file_system.f_frsize * file_system.f_blocks,
     )
 

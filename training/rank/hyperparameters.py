@@ -35,19 +35,25 @@ _LIBRARY = re.compile(r"[/\\](site-packages|dist-packages|lib[/\\]python3[^/\\]*
 """Files of functions whose variables are not the user's."""
 
 
-def send_hyperparameters(channel: Channel, trainer: Any, module: Any) -> None:
-    """Send what ``save_hyperparameters`` stored, and the settings of the calling functions."""
-    stored: dict[str, Any] = {}
-    for owner in (getattr(trainer, "datamodule", None), module):
+def send_hyperparameters(channel: Channel, *owners: Any) -> None:
+    """Send the settings of the calling functions, and what ``save_hyperparameters`` stored.
+
+    ``owners`` are the data module and the module of a Trainer; a later one counts.
+    """
+    values = settings_of_callers()
+    for owner in owners:
         for name, value in dict(getattr(owner, "hparams", None) or {}).items():
             if not str(name).startswith(_PRIVATE_PREFIX):
-                stored |= dict(_flat(str(name), value))
-    _send(channel, settings_of_callers() | stored)
-
-
-def send_caller_settings(channel: Channel) -> None:
-    """Send the settings of the calling functions, for a program without a Trainer."""
-    _send(channel, settings_of_callers())
+                values |= dict(_flat(str(name), value))
+    sent: dict[str, Any] = {}
+    size = 0
+    for name, value in list(values.items())[:MAX_HYPERPARAMETERS]:
+        size += len(json.dumps({name: value}))
+        if size > MAX_BYTES:
+            break
+        sent[name] = value
+    if sent:
+        channel.event("hyperparameters", "", values=sent)
 
 
 def settings_of_callers() -> dict[str, Any]:
@@ -93,18 +99,6 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _flat(f"{name}.{key}", inner)
     elif not _SECRET.search(name):
         yield name[:MAX_VALUE], _plain_value(value)
-
-
-def _send(channel: Channel, values: dict[str, Any]) -> None:
-    sent: dict[str, Any] = {}
-    size = 0
-    for name, value in list(values.items())[:MAX_HYPERPARAMETERS]:
-        size += len(json.dumps({name: value}))
-        if size > MAX_BYTES:
-            break
-        sent[name] = value
-    if sent:
-        channel.event("hyperparameters", "", values=sent)
 
 
 def _plain_value(value: Any) -> Any:

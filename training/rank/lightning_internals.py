@@ -14,6 +14,7 @@ runs for every batch calls a function here once, when training begins, and keeps
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import sys
 from collections.abc import Callable
@@ -113,17 +114,11 @@ def training_results(trainer: Any) -> Any:
     return trainer.fit_loop.epoch_loop._results
 
 
-def callback_metrics(trainer: Any) -> dict[str, Any]:
+def callback_table(connector: Any) -> dict[str, Any]:
     """Return ``_LoggerConnector._callback_metrics`` without computing any metric.
 
     The public ``Trainer.callback_metrics`` computes pending metrics, which may be a collective.
     """
-    metrics: dict[str, Any] = trainer._logger_connector._callback_metrics
-    return metrics
-
-
-def callback_table(connector: Any) -> dict[str, Any]:
-    """Return what ``callback_metrics`` does, of a ``logger_connector``."""
     metrics: dict[str, Any] = connector._callback_metrics
     return metrics
 
@@ -150,12 +145,6 @@ def metric_table(trainer: Any, name: str) -> dict[str, Any]:
     """Return one of ``METRIC_TABLES`` from the logger connector, to be updated in place."""
     table: dict[str, Any] = getattr(trainer._logger_connector, name)
     return table
-
-
-def copy_of_metric_tables(trainer: Any) -> dict[str, dict[str, Any]]:
-    """Return a shallow copy of each of ``METRIC_TABLES``; a missing table is empty."""
-    connector = trainer._logger_connector
-    return {name: dict(getattr(connector, name, {})) for name in METRIC_TABLES}
 
 
 def is_synchronised(meta: Any) -> bool:
@@ -324,20 +313,23 @@ def silence_idle_profiler(trainer: Any) -> bool:
 # Strategy and samplers.
 
 
-def setup_model(strategy: Any) -> Function | None:
-    """Return ``Strategy._setup_model``, which wraps the model in DDP; None if there is none."""
-    method: Function | None = getattr(strategy, "_setup_model", None)
-    return method
+def call_after_model_setup(strategy: Any, function: Callable[[Any], None]) -> None:
+    """Call ``function`` with the model that ``Strategy._setup_model`` next wraps in DDP.
 
+    Do nothing for a strategy without that method.
+    """
+    setup = getattr(strategy, "_setup_model", None)
+    if setup is None:
+        return
 
-def replace_setup_model(strategy: Any, function: Function) -> None:
-    """Replace ``Strategy._setup_model`` of this object by ``function``."""
-    strategy._setup_model = function
+    @functools.wraps(setup)
+    def setup_and_call(*args: Any, **kwargs: Any) -> Any:
+        vars(strategy).pop("_setup_model", None)
+        model = setup(*args, **kwargs)
+        function(model)
+        return model
 
-
-def restore_setup_model(strategy: Any) -> None:
-    """Undo ``replace_setup_model``."""
-    vars(strategy).pop("_setup_model", None)
+    strategy._setup_model = setup_and_call
 
 
 def wrapped_sampler(sampler: Any) -> Any:

@@ -1,4 +1,4 @@
-"""METRICS records: values that the user's program logs, on any device, at one step.
+"""METRICS records: values that a program logs, on any device, and the rows of Lightning.
 
 Up to ``MAX_VALUES`` values of a step are sent one by one. Beyond that, the values of each metric
 are combined into windows (count, mean, lowest, highest and last), so that a program that logs very
@@ -10,12 +10,13 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ltui.training.rank import lightning_internals
 from ltui.training.rank.channel import Channel
 from ltui.training.shared.record_types import RecordKind
 
@@ -60,16 +61,37 @@ class _Window:
 
 
 class _Record:
-    """The record of a set of names, which is used again for each row of numbers."""
+    """The record of a set of names, which is used again for each row of numbers.
 
-    __slots__ = ("fields", "place", "publish")
+    To frame it each time would double the cost.
+    """
+
+    __slots__ = ("_fields", "_place", "_publish")
 
     def __init__(self, channel: Channel, names: Names) -> None:
         head = f'{{"names":{_to_json(names)},'.encode()
         row = channel.queue.row(_METRICS, len(names), len(head) + _PLACE_BYTES + 1)
         row.label[:] = head + bytes(_PLACE_BYTES) + b"}"
-        self.place = row.label[len(head) : -1]
-        self.fields, self.publish = row.fields, row.publish
+        self._place = row.label[len(head) : -1]
+        self._fields, self._publish = row.fields, row.publish
+
+    def send(self, values: Mapping[str, Any], place: str) -> bool:
+        """Send numbers. Return False if one of the values is none that can be read at once."""
+        fields, index = self._fields, 0
+        try:
+            for value in values.values():
+                if type(value) is _TENSOR:
+                    if not value.is_cpu:
+                        return False
+                    fields[index] = value.item()
+                else:
+                    fields[index] = value
+                index += 1
+        except (RuntimeError, TypeError, ValueError):  # not one number
+            return False
+        self._place[:] = place.ljust(_PLACE_BYTES).encode()
+        self._publish(time.monotonic_ns())
+        return True
 
 
 class MetricSender:
@@ -103,44 +125,23 @@ class MetricSender:
         if self._values > MAX_VALUES:
             self._combine(values, step, epoch, t)
             return
-        place = _place(step, epoch, t)
-        if self._send_again(values, place):
+        place = record_place(step, epoch, t)
+        record = self._records.get((*values,))
+        if record is not None and record.send(values, place):
             return
         numbers, tensors = _split(values)
         if numbers:
-            names = (*numbers,)
-            self._channel.queue.put_vector([*numbers.values()], _METRICS, _label(names, place))
-            if not tensors and len(numbers) == len(values):
-                if len(self._records) >= _MAX_RECORDS:
-                    self._records.clear()
-                self._records[names] = _Record(self._channel, names)
-        if tensors:
-            for (names, _, _), parts in _groups(tensors):
-                self._channel.queue.put(torch.stack(parts), _METRICS, _label(names, place))
+            self._record_of((*numbers,)).send(numbers, place)
+        for (names, _, _), parts in _groups(tensors):
+            self._channel.queue.put(torch.stack(parts), _METRICS, record_label(names, place))
 
-    def _send_again(self, values: Mapping[str, Any], place: str) -> bool:
-        """Send numbers whose names were sent together before. Return False if they were not.
-
-        A half of what ``put_vector`` costs is to frame the record.
-        """
-        record = self._records.get((*values,))
-        if record is None or len(place) > _PLACE_BYTES:
-            return False
-        fields, index = record.fields, 0
-        try:
-            for value in values.values():
-                if type(value) is _TENSOR:
-                    if not value.is_cpu:
-                        return False
-                    fields[index] = value.item()
-                else:
-                    fields[index] = value
-                index += 1
-        except (RuntimeError, TypeError, ValueError):  # not one number
-            return False
-        record.place[:] = place.ljust(_PLACE_BYTES).encode()
-        record.publish(time.monotonic_ns())
-        return True
+    def _record_of(self, names: Names) -> _Record:
+        record = self._records.get(names)
+        if record is None:
+            if len(self._records) >= _MAX_RECORDS:
+                self._records.clear()
+            record = self._records[names] = _Record(self._channel, names)
+        return record
 
     def flush(self) -> None:
         """Send the windows that are not complete."""
@@ -178,7 +179,7 @@ class MetricSender:
                 self._send_window(group[0], self._windows.pop(group))
 
     def _send_window(self, names: Names, window: _Window) -> None:
-        place = _place(window.step, window.epoch, window.t)
+        place = record_place(window.step, window.epoch, window.t)
         if window.count > 1:
             self._announce(len(names), window)
             place += f',"first_step":{window.first_step},"count":{window.count}'
@@ -190,7 +191,7 @@ class MetricSender:
             part = table[:, first : first + MAX_VALUES]
             if window.count == 1:
                 part = part[0]
-            label = _label(names[first : first + MAX_VALUES], place)
+            label = record_label(names[first : first + MAX_VALUES], place)
             self._channel.queue.put(part, _METRICS, label)
 
     def _announce(self, values: int, window: _Window) -> None:
@@ -203,7 +204,7 @@ class MetricSender:
             "their count, mean, lowest, highest and last value."
         )
         remedy = "Log fewer values, or less often, to have each of them."
-        self._channel.event_from_rank_0("warning", text, step=window.step, remedy=remedy)
+        self._channel.warn_from_rank_0(text, remedy, step=window.step)
 
 
 def _split(values: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
@@ -211,19 +212,17 @@ def _split(values: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, torch
     numbers: dict[str, float] = {}
     tensors: dict[str, torch.Tensor] = {}
     for name, value in values.items():
-        if type(value) is torch.Tensor:
-            if value.numel() != 1:
-                continue
-            if value.is_cpu:
-                numbers[name] = value.item()
-            elif value.is_cuda:
-                tensors[name] = value
-        elif isinstance(value, (int, float)):
+        if isinstance(value, (int, float)):
             numbers[name] = float(value)
-        elif isinstance(value, torch.nn.Parameter):
-            more_numbers, more_tensors = _split({name: value.data})
-            numbers.update(more_numbers)
-            tensors.update(more_tensors)
+            continue
+        if type(value) is not _TENSOR and isinstance(value, torch.nn.Parameter):
+            value = value.data
+        if type(value) is not _TENSOR or value.numel() != 1:
+            continue
+        if value.is_cpu:
+            numbers[name] = value.item()
+        elif value.is_cuda:
+            tensors[name] = value
     return numbers, tensors
 
 
@@ -237,14 +236,133 @@ def _groups(tensors: Mapping[str, torch.Tensor]) -> list[tuple[Group, list[torch
     return [(((*group,), *key), [*group.values()]) for key, group in groups.items()]
 
 
-def _place(step: int, epoch: int | None, t: float) -> str:
+def record_place(step: int, epoch: int | None, t: float) -> str:
+    """Return step, epoch and unix time as a part of a label."""
     return f'"step":{step},"epoch":{"null" if epoch is None else epoch},"t":{t:.6f}'
 
 
-def _label(names: Names, place: str) -> bytes:
+def record_label(names: Names, place: str) -> bytes:
+    """Return the label of a METRICS record."""
     return f'{{"names":{_to_json(names)},{place}}}'.encode()
 
 
 @functools.lru_cache
 def _to_json(names: Names) -> str:
     return json.dumps(names)
+
+
+Row = Mapping[str, Any]
+"""Names and values, which are tensors of one element or numbers."""
+
+
+class LoggedMetrics:
+    """Sends the values that a module and callbacks log, row by row as a logger gets them.
+
+    A row is taken where Lightning makes it: after a batch in which the optimizer stepped, after a
+    batch or the end of an evaluation, and at the end of an epoch. So ltui has the rows of a logger
+    with ``log_every_n_steps=1``. Nothing is computed here, because computing an epoch's metric may
+    be a collective.
+
+    Values that reach no logger (``logger=False``, or a callback that sets ``callback_metrics``) are
+    read from where Lightning keeps values for callbacks. It replaces a value by one in other
+    memory, so that tells a new value.
+    """
+
+    __slots__ = ("_batch_row", "_connector", "_row", "_sent", "flush", "send")
+
+    def __init__(self, channel: Channel) -> None:
+        sender = MetricSender(channel)
+        self.send, self.flush = sender.send, sender.flush
+        self._connector: Any = None
+        self._row: Row = {}
+        """What Lightning last read from the results of the training."""
+        self._batch_row: Row = {}
+        """The row of the last batch of the training that was sent."""
+        self._sent: dict[str, Any] = {}
+        """Values for callbacks that were sent."""
+
+    def ignore_present(self, trainer: Any) -> None:
+        """Treat every present value as sent: a resume has restored it from a checkpoint."""
+        connector = lightning_internals.logger_connector(trainer)
+        self._sent = dict(lightning_internals.callback_table(connector))
+
+    def watch(
+        self,
+        trainer: Any,
+        steps_completed: Callable[[], int],
+        active_finder: Callable[[], object],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        """Send every row from now on, except those of batches of the training.
+
+        ``active_finder`` returns a true value while a trial of Lightning's Tuner runs, whose values
+        do not belong to the run. ``failed`` is called with an error.
+        """
+        connector = self._connector = lightning_internals.logger_connector(trainer)
+        results, log = lightning_internals.training_results(trainer), connector.log_metrics
+        read = results.metrics
+
+        def metrics(on_step: bool) -> Any:
+            values = read(on_step)
+            self._row = values["log"]
+            return values
+
+        @functools.wraps(log)
+        def log_metrics(row: Row, *args: Any, **kwargs: Any) -> None:
+            try:
+                send_row(row)
+            except Exception as error:  # noqa: BLE001
+                failed(error)
+            log(row, *args, **kwargs)
+
+        def send_row(row: Row) -> None:
+            in_batch = lightning_internals.is_within_batch(connector)
+            if (in_batch and (row is self._row or not row)) or active_finder():
+                return  # the row of a batch of the training was sent when the batch ended
+            step = steps_completed() + lightning_internals.is_accumulating(trainer)
+            if in_batch:  # of an evaluation
+                self.send(row, step, trainer.current_epoch)
+            else:
+                self._send_row(row, step, trainer.current_epoch)
+                self.flush()
+
+        results.metrics, connector.log_metrics = metrics, log_metrics
+
+    def send_batch(self, step: int, epoch: int) -> None:
+        """Send the row of the batch of the training that has just ended."""
+        row = self._batch_row = self._row
+        table = lightning_internals.callback_table(self._connector)
+        # The table has every name of the row.
+        if len(table) != len(row):
+            row = self._with_others(row, table)
+        if row:
+            self.send(row, step, epoch)
+
+    def _send_row(self, row: Row, step: int, epoch: int) -> None:
+        table = lightning_internals.callback_table(self._connector)
+        all_values = self._with_others(row, table)
+        self._sent.update(table)
+        if all_values:
+            self.send(all_values, step, epoch)
+
+    def _with_others(self, row: Row, table: Row) -> Row:
+        """Return ``row`` with the values for callbacks that it lacks and that are new."""
+        sent, new = self._sent, {}
+        for name, value in table.items():
+            if name not in row and (old := sent.get(name)) is not value:
+                sent[name] = value
+                if old is None or _memory(old) != _memory(value):
+                    new[name] = value
+        if not new:
+            return row
+        # The same value under another name (``loss`` for ``loss_step``), or of a batch of the
+        # training, which was sent or only accumulated gradients.
+        rows = (row, self._row, self._batch_row)
+        in_rows = {_memory(value) for values in rows for value in values.values()}
+        new = {name: value for name, value in new.items() if _memory(value) not in in_rows}
+        return {**row, **new}
+
+
+def _memory(value: Any) -> int:
+    """Return what identifies a value: Lightning makes new tensors of the same memory."""
+    return value.data_ptr() if isinstance(value, torch.Tensor) else id(value)

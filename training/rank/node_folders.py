@@ -40,6 +40,8 @@ class ResumeSource:
     """The number of the script's ``fit`` that saved it."""
     in_folder: bool
     """True if it is in rank 0's checkpoint folder."""
+    trusted: bool
+    """True if this run wrote it, so that any object in it may be unpickled."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,14 +118,15 @@ def find_node_folders(trainer: Any, environment: RankEnvironment) -> NodeFolders
     token = f".seen-by-ranks-{secrets.token_hex(16)}"
     resume = None
     if rank == 0:
-        resume = _resume_source(environment)
+        resume = resume_source(environment)
         with contextlib.suppress(OSError):  # then every other node is taken for detached
             own_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             (own_folder / token).touch(mode=0o600)
     token, resume, head_folder = broadcast((token, resume, own_folder.absolute()))
     folder = next((path for path in (own_folder, head_folder) if _sees(path, token)), None)
     if folder != own_folder and trainer.local_rank == 0 and rank != 0:
-        _remove_leftovers(own_folder)
+        for name in filter(_LEFTOVER.fullmatch, _names(own_folder)):
+            remove(own_folder / name)
     facts = gather((trainer.node_rank, folder is not None))
     if rank == 0:
         remove(own_folder / token)
@@ -145,14 +148,17 @@ def find_node_folders(trainer: Any, environment: RankEnvironment) -> NodeFolders
     )
 
 
-def _resume_source(environment: RankEnvironment) -> ResumeSource | None:
+def resume_source(environment: RankEnvironment) -> ResumeSource | None:
+    """Return the checkpoint from which the run resumes; None if it starts from the beginning."""
     path = environment.resume_from
     if path is None:
         return None
+    own_folder, parents = environment.checkpoints_dir.resolve(), path.resolve().parents
     return ResumeSource(
         path=path,
         fit=fit_number(path),
-        in_folder=path.resolve().parent == environment.checkpoints_dir.resolve(),
+        in_folder=parents[0] == own_folder,
+        trusted=own_folder in parents,
     )
 
 
@@ -169,19 +175,18 @@ def _names(folder: Path) -> set[str]:
         return set()
 
 
-def _remove_leftovers(folder: Path) -> None:
-    for name in _names(folder):
-        if _LEFTOVER.fullmatch(name):
-            remove(folder / name)
-
-
 @contextlib.contextmanager
-def own_path_in_broadcasts(strategy: Any, path: Path) -> Iterator[None]:
+def own_path_in_broadcasts(strategy: Any, path: Path, *, several_nodes: bool) -> Iterator[None]:
     """Let the strategy use this rank's ``path`` where it would use that of rank 0.
+
+    Do nothing if all ranks are on one machine.
 
     Strategies that shard a model broadcast rank 0's path before they write or read their parts. On
     another node the checkpoint may have another path.
     """
+    if not several_nodes:
+        yield
+        return
     original = strategy.broadcast
 
     def broadcast_other_objects(obj: Any, *args: Any, **kwargs: Any) -> Any:

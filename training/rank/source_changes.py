@@ -45,7 +45,9 @@ class SourceWatch:
         changed = []
         for module in [*sys.modules.values()]:
             file = getattr(module, "__file__", None)
-            if not isinstance(file, str) or not file.endswith(".py") or _is_library(file):
+            if not isinstance(file, str) or not file.endswith(".py"):
+                continue
+            if any(part in file for part in _LIBRARIES):
                 continue
             with contextlib.suppress(OSError):
                 now_ns = os.stat(file).st_mtime_ns
@@ -118,7 +120,3 @@ def _unguarded_script() -> str | None:
     # A script may also ask whether it has a parent process.
     guarded = any("__name__" in text or "process" in text for text in conditions)
     return None if guarded else file
-
-
-def _is_library(file: str) -> bool:
-    return any(part in file for part in _LIBRARIES)

@@ -23,7 +23,7 @@ import torch
 
 from ltui.training.rank import lightning_internals
 from ltui.training.rank.channel import Channel
-from ltui.training.rank.logged_metrics import LoggedMetrics
+from ltui.training.rank.metric_records import LoggedMetrics, record_label, record_place
 from ltui.training.rank.phase_clock import (
     BACKWARD,
     BATCH_END,
@@ -42,7 +42,7 @@ _PERIODIC_NS = 100_000_000
 _MEMORY_NS = 500_000_000
 """Nanoseconds between reads of the allocated memory, for which torch builds a large dictionary."""
 
-_STEP, _METRICS = int(RecordKind.STEP), int(RecordKind.METRICS)
+_METRICS = int(RecordKind.METRICS)
 
 # Fields of the row as plain numbers: reading a member from an enumeration takes a call.
 _ROW_GLOBAL_STEP, _ROW_BATCH = int(StepField.GLOBAL_STEP), int(StepField.BATCH)
@@ -61,22 +61,20 @@ class Telemetry:
     """
 
     __slots__ = (
-        *("_channel", "_epoch", "_failed", "_list_type", "_log_due", "_memory_due", "_metrics"),
+        *("_channel", "_epoch", "_failed", "_list_type", "_log_due", "_memory_due"),
         *("_nonfinite_reported", "_on_cuda", "_param_group", "_periodic_due", "_phases"),
         *("_publish", "_pulse", "_row", "_scaled_loss", "_steps", "_tensor_type"),
-        *("_wall_offset_s", "global_step", "stepped"),
+        *("_wall_offset_s", "global_step", "metrics", "stepped"),
     )
 
     def __init__(self, channel: Channel, failed: Callable[[BaseException], None]) -> None:
         self._channel = channel
         self._failed = failed
-        self._metrics = LoggedMetrics(channel)
+        self.metrics = LoggedMetrics(channel)
         self._pulse = channel.pulse
         self._phases = PhaseClock(channel.pulse.mark, failed)
-        row = channel.queue.row(_STEP, len(StepField))
+        row = channel.step_row()
         self._publish, self._row = row.publish, row.fields
-        for field in StepField:
-            row.fields[field] = _NAN
         self.global_step = 0
         self.stepped = False
         """True if the optimizer stepped in the batch that just ended. The callback resets it."""
@@ -149,7 +147,7 @@ class Telemetry:
                     self._failed(error)
             start(*args, **kwargs)
 
-        end, metrics = connector.on_batch_end, self._metrics
+        end, metrics = connector.on_batch_end, self.metrics
 
         def on_batch_end() -> None:
             end()
@@ -253,9 +251,8 @@ class Telemetry:
         tensor = loss.detach().reshape(1)
         if factor != 1:
             tensor = tensor.double() * factor
-        place = f'"step":{self.global_step},"epoch":{self._epoch},"t":{time.time():.6f}'
-        label = f'{{"names":["train/loss"],{place}}}'
-        self._channel.queue.put(tensor, _METRICS, label.encode())
+        place = record_place(self.global_step, self._epoch, time.time())
+        self._channel.queue.put(tensor, _METRICS, record_label(("train/loss",), place))
 
     # Less often than once for each batch.
 
@@ -266,14 +263,6 @@ class Telemetry:
             self._memory_due = now + _MEMORY_NS
             self._row[StepField.MEMORY_BYTES] = torch.cuda.memory_allocated()
             self._row[StepField.MEMORY_PEAK_BYTES] = torch.cuda.max_memory_allocated()
-
-    def flush_metrics(self) -> None:
-        """Send the user's metrics that still wait to be combined with later ones."""
-        self._metrics.flush()
-
-    def ignore_restored_metrics(self, trainer: Any) -> None:
-        """Do not send the metrics that a resume has restored: they belong to earlier steps."""
-        self._metrics.ignore_present(trainer)
 
 
 def count_samples(batch: Any) -> float:

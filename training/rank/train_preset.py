@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ltui.training.rank.coordination.stop_exception import RunStopped
+from ltui.training.rank.coordination.stop_signals import RunStopped
 from ltui.training.rank.freeze_warnings import find_log_call_warnings
 
 
@@ -60,11 +60,15 @@ _TYPE_REPR = re.compile(r"<class '(?:[\w.]+\.)?(\w+)'>")
 
 def to_config_error(error: BaseException) -> ConfigError:
     """Return the root cause of ``error`` as a ``ConfigError``."""
-    for cause in _causes(error):
+    causes: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in causes:
         if isinstance(cause, ConfigError):
             return cause
         if isinstance(cause, ModuleNotFoundError):
             return _missing_module(cause)
+        causes.append(cause)
+        cause = cause.__cause__ or cause.__context__
     text = re.sub(r"\s+", " ", str(error)).strip() or type(error).__name__
     if missing := re.search(r"No module named '([\w.]+)'", text):
         return _missing_module(ModuleNotFoundError(name=missing.group(1)))
@@ -103,16 +107,6 @@ def _missing_module(error: ModuleNotFoundError) -> ConfigError:
             "or put its file into the folder of the configuration file."
         ),
     )
-
-
-def _causes(error: BaseException) -> list[BaseException]:
-    """Return ``error`` and the exceptions that caused it."""
-    chain: list[BaseException] = []
-    current: BaseException | None = error
-    while current is not None and current not in chain:
-        chain.append(current)
-        current = current.__cause__ or current.__context__
-    return chain
 
 
 def _shorten(text: str, kind: str, limit: int = 600) -> str:
@@ -159,7 +153,9 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         return 2
     if check:
-        _print_freeze_warnings(cli)
+        for warning in find_log_call_warnings(type(cli.model)):
+            problem = ConfigError(where="model", what=warning.what, remedy=warning.remedy)
+            print(json.dumps(problem.to_document()))
     else:
         run(cli, after)
     return 0
@@ -187,13 +183,6 @@ def _dotted_names(value: Any) -> set[str]:
         return {words[0]} if len(words) > 1 and all(w.isidentifier() for w in words) else set()
     children = value.values() if isinstance(value, dict) else value
     return set().union(*map(_dotted_names, children)) if isinstance(value, (dict, list)) else set()
-
-
-def _print_freeze_warnings(cli: Any) -> None:
-    """Print a JSON line for each call of the module that may freeze ranks."""
-    for warning in find_log_call_warnings(type(cli.model)):
-        document = {"where": "model", "what": warning.what, "remedy": warning.remedy}
-        print(json.dumps(document))
 
 
 def die_with_parent() -> None:
@@ -234,9 +223,9 @@ def add_trainer_defaults(config: dict[str, Any], *, fit_to_world: bool) -> dict[
     if run_dir := os.environ.get("LTUI_RUN_DIR"):
         trainer.setdefault("default_root_dir", run_dir)
     if fit_to_world and "LOCAL_WORLD_SIZE" in os.environ:
-        trainer["devices"] = resolve_devices(
-            trainer.get("devices"), int(os.environ["LOCAL_WORLD_SIZE"])
-        )
+        ranks, devices = int(os.environ["LOCAL_WORLD_SIZE"]), trainer.get("devices")
+        if not (isinstance(devices, list) and len(devices) == ranks):
+            trainer["devices"] = ranks
         trainer["num_nodes"] = int(os.environ.get("GROUP_WORLD_SIZE") or 1)
     return {**config, "trainer": trainer}
 
@@ -247,16 +236,6 @@ def has_checkpoint_callback(trainer: dict[str, Any]) -> bool:
     callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
     names = [c.get("class_path", "") if isinstance(c, dict) else str(c) for c in callbacks]
     return any(name.rpartition(".")[2].endswith("Checkpoint") for name in names)
-
-
-def resolve_devices(devices: Any, local_world_size: int) -> Any:
-    """Return the Trainer's ``devices`` for the number of ranks that the launcher started.
-
-    A list of that many devices is kept.
-    """
-    if isinstance(devices, list) and len(devices) == local_world_size:
-        return devices
-    return local_world_size
 
 
 def run(cli: Any, after: list[str]) -> None:

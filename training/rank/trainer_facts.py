@@ -1,13 +1,24 @@
-"""What a Trainer says of itself: who its rank is, and how many steps its training will have."""
+# ruff: noqa: ARG002  (the arguments are Lightning's)
+"""What a rank sends about its Trainer: who it is, its plan, its checkpoints, its Tuner, its work.
+
+Each is sent once, or when it happens, and never for a step.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
+import os
+import re
+import sys
+from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from ltui.training.rank.channel import Channel
-from ltui.training.rank.lightning_version import lightning_version
-from ltui.training.shared.record_types import RecordKind
+from ltui.training.shared.record_types import Phase, RecordKind
 
 
 def send_hello(channel: Channel, trainer: Any) -> None:
@@ -62,3 +73,194 @@ def _validation_batches(trainer: Any) -> int | None:
 def _limit(value: float | None) -> int | None:
     """Return a limit, or None for Lightning's values without a limit: None, -1 and infinity."""
     return None if value is None or value < 0 or not math.isfinite(value) else int(value)
+
+
+def lightning_version(trainer: Any) -> str:
+    """Return ``2.6.6`` for ``lightning``, or ``2.6.6 (pytorch_lightning)``."""
+    packages = [cls.__module__.partition(".")[0] for cls in type(trainer).__mro__[:-1]]
+    lightning = [name for name in packages if name in ("lightning", "pytorch_lightning")]
+    package = (lightning or packages[-1:])[0]
+    version = getattr(sys.modules.get(package), "__version__", "unknown")
+    return version if package == "lightning" else f"{version} ({package})"
+
+
+OLDEST_LIGHTNING = "2.5"
+"""Oldest supported version, as in ``pyproject.toml``."""
+
+
+def is_too_old(version: str) -> bool:
+    """Return True if a version of ``lightning_version`` is below the oldest supported one."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    oldest = tuple(int(part) for part in OLDEST_LIGHTNING.split("."))
+    return match is not None and (int(match[1]), int(match[2])) < oldest
+
+
+def report_old_lightning(trainer: Any, channel: Channel) -> None:
+    """Send a warning if the installed Lightning is older than the oldest supported version."""
+    version = lightning_version(trainer)
+    if is_too_old(version):
+        text = (
+            f"Lightning {version} is older than {OLDEST_LIGHTNING}, the oldest version that"
+            " ltui supports: a stop, a pause, a checkpoint or an exact resume may not work."
+        )
+        channel.warn_from_rank_0(text, "Upgrade it: pip install -U lightning")
+
+
+_TUNER_FILE_PREFIXES = (".lr_find_", ".scale_batch_size_")
+"""Prefixes of the names of the Tuner's own temporary checkpoints, which it removes again."""
+
+
+def report_saved_checkpoints(trainer: Any, channel: Channel) -> None:
+    """Show the checkpoint phase while a ModelCheckpoint saves, and report the file."""
+    save, pulse = trainer.save_checkpoint, channel.pulse
+
+    @functools.wraps(save)
+    def save_checkpoint(filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        if os.path.basename(str(filepath)).startswith(_TUNER_FILE_PREFIXES):
+            return save(filepath, *args, **kwargs)
+        phase_before = pulse.phase
+        pulse.set(phase=Phase.CHECKPOINT)
+        try:
+            saved = save(filepath, *args, **kwargs)
+        finally:
+            pulse.set(phase=phase_before)
+        with contextlib.suppress(Exception):  # only shown in the dashboard
+            _send_saved_checkpoint(channel, trainer, filepath)
+        return saved
+
+    trainer.save_checkpoint = save_checkpoint
+
+
+def _send_saved_checkpoint(channel: Channel, trainer: Any, path: Any) -> None:
+    """Send that the script or one of its own callbacks saved the checkpoint ``path``."""
+    text = os.fspath(path)
+    callback = next((c for c in trainer.checkpoint_callbacks if _has_saved(c, text)), None)
+    scores = getattr(callback, "best_k_models", None) or {}
+    value = scores.get(text)
+    channel.event_from_rank_0(
+        "script_checkpoint",
+        f"The script saved {text}.",
+        # A path with a scheme is not a file of this machine.
+        path=text if "://" in text else os.path.abspath(text),
+        global_step=trainer.global_step,
+        epoch=trainer.current_epoch,
+        metric=getattr(callback, "monitor", None) if value is not None else None,
+        value=None if value is None else float(value),
+        best=value is not None and getattr(callback, "best_model_path", None) == text,
+        last=getattr(callback, "last_model_path", None) == text,
+    )
+
+
+def _has_saved(callback: Any, path: str) -> bool:
+    return path in (getattr(callback, "best_k_models", None) or {}) or path in (
+        getattr(callback, "best_model_path", None),
+        getattr(callback, "last_model_path", None),
+    )
+
+
+def active_finder(trainer: Any, callback: Any) -> str | None:
+    """Return the name of the finder that trains now, or None during the user's training.
+
+    The Tuner removes all callbacks for its trials. The learning rate finder adds one of its own
+    instead, the batch size finder adds none.
+    """
+    callbacks = trainer.callbacks
+    if any(c is callback for c in callbacks):
+        return None
+    finds_rate = any(type(c).__name__ == "_LRCallback" for c in callbacks)
+    return "learning rate finder" if finds_rate else "batch size finder"
+
+
+class TunerFits:
+    """Sends an event when a finder begins its trial fits and when it ends.
+
+    Lightning undoes these fits afterwards. Therefore a run does not stop in them, and ltui saves no
+    checkpoint there.
+    """
+
+    def __init__(self, send_phase_event: Callable[[str], None]) -> None:
+        self.finder: str | None = None
+        """The finder that is running."""
+        self._send = send_phase_event
+
+    def batch_ended(self, finder: str) -> None:
+        """Record that ``finder`` has trained a batch."""
+        if finder != self.finder:
+            self.end()
+            self.finder = finder
+            self._send(f"The {finder} began its trial training.")
+
+    def end(self) -> None:
+        """Record that no finder runs any more."""
+        if self.finder is not None:
+            self._send(f"The {self.finder} ended.")
+            self.finder = None
+
+
+FLOP_BATCH = 2
+"""Index of the counted batch, from 0. By then everything that is built on first use exists."""
+
+
+class FlopHooks:
+    """Count the floating point operations of one early batch if ``LTUI_COUNT_FLOPS`` requests it.
+
+    torch's ``FlopCounterMode`` intercepts every operation, which slows that batch down. Therefore
+    it is used only on request and only on rank 0. It counts matrix products, convolutions and
+    attention. Mixed with Lightning's ``Callback``; the channel is that of ``rank_callback``.
+    """
+
+    def __init__(self, rank_callback: Any) -> None:
+        self._rank_callback = rank_callback
+        self._batches = 0
+        self._mode: Any = None
+        """The active ``FlopCounterMode``, or None."""
+
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._batches += 1
+        if self._batches == FLOP_BATCH + 1 and trainer.global_rank == 0:
+            try:
+                # Imported here, because most runs do not count.
+                from torch.utils.flop_counter import FlopCounterMode
+
+                mode: Any = FlopCounterMode(display=False)
+                mode.__enter__()
+                self._mode = mode
+            except Exception as error:  # noqa: BLE001 - training continues without a count
+                self._failed(error)
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._mode is None:
+            return
+        try:
+            flops = self._stop_counting()
+            self._send_event(
+                "flops",
+                f"One batch takes {flops:.3g} floating point operations.",
+                flops=float(flops),
+                tf32=torch.get_float32_matmul_precision() != "highest",
+            )
+        except Exception as error:  # noqa: BLE001
+            self._failed(error)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        if self._mode is not None:
+            with contextlib.suppress(Exception):
+                self._stop_counting()
+
+    def _stop_counting(self) -> int:
+        """Leave the counter's mode and return the number of operations."""
+        mode, self._mode = self._mode, None
+        mode.__exit__(None, None, None)
+        return int(mode.get_total_flops())
+
+    def _send_event(self, kind: str, text: str, **fields: Any) -> None:
+        if self._rank_callback.channel is not None:
+            self._rank_callback.channel.event(kind, text, **fields)
+
+    def _failed(self, error: Exception) -> None:
+        with contextlib.suppress(Exception):
+            self._send_event("note", f"The operations of a batch can't be counted: {error}")

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ltui.training.rank.resume.nested_tensors import tensors_of
+from ltui.training.rank.resume.plain_data import tensors_of
 
 FINITE, NAN, INFINITE = "finite", "NaN", "inf"
 """Values of ``weights`` in a manifest. Without the key the weights were not checked."""

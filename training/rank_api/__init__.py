@@ -13,6 +13,7 @@ standard library is imported, so a program may keep these lines wherever it runs
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -29,8 +30,8 @@ def log(metrics: Mapping[str, Any] | None = None, **more: Any) -> None:
     A tensor on a GPU is copied when the GPU reaches it; the call does not wait for that. Values
     that are no numbers are left out.
     """
-    if (calls := _calls()) is not None:
-        calls.log({**(metrics or {}), **more})
+    if (module := _module_of_run("logged_values")) is not None:
+        module.logged_values.record({**(metrics or {}), **more})
 
 
 def track(loop: _Loop, *, name: str = "") -> _Loop:
@@ -40,8 +41,8 @@ def track(loop: _Loop, *, name: str = "") -> _Loop:
     over. Loops may be nested (epochs, batches). If a program has several of them one after another,
     each needs its own ``name``.
     """
-    calls = _calls()
-    return loop if calls is None else calls.track(loop, name)
+    module = _module_of_run("tracked_loop")
+    return loop if module is None else module.TrackedLoop(loop, name)
 
 
 def on_checkpoint(
@@ -58,16 +59,15 @@ def on_checkpoint(
 
     Return True if ``load`` was called.
     """
-    calls = _calls()
-    return False if calls is None else bool(calls.on_checkpoint(save, load, all_ranks))
+    module = _module_of_run("program_rank")
+    return False if module is None else bool(module.register(save, load, all_ranks))
 
 
-def _calls() -> Any:
-    """Return the module that acts within a run; None outside, or if it cannot be used here."""
+def _module_of_run(name: str) -> Any:
+    """Return a module that acts within a run; None outside, or if it cannot be used here."""
     if not (os.environ.get("LTUI_RUN_DIR") and os.environ.get("LTUI_RUN_ID")):
         return None
     try:
-        from ltui.training.rank.program import user_calls
+        return importlib.import_module(f"ltui.training.rank.program.{name}")
     except ImportError:  # for example without torch
         return None
-    return user_calls

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from ltui.training.shared.defaults import CHECKPOINTS_KEPT, QUEUE_BYTES
 
@@ -53,25 +54,16 @@ class RankEnvironment:
 
         Raises ``ValueError`` if a variable should be a number and is not.
         """
-        run_dir, run_id = environ.get("LTUI_RUN_DIR"), environ.get("LTUI_RUN_ID")
-        attempt = environ.get("LTUI_ATTEMPT")
-        if not (run_dir and run_id and attempt):
+        needed = (_VARIABLES[field].name for field in ("run_dir", "run_id", "attempt"))
+        if not all(environ.get(name) for name in needed):
             return None
-        resume_from = environ.get("LTUI_RESUME_FROM")
+        values = {
+            field: variable.read(text)
+            for field, variable in _VARIABLES.items()
+            if (text := environ.get(variable.name))
+        }
         return cls(
-            run_dir=Path(run_dir),
-            run_id=run_id,
-            attempt=int(attempt),
-            queue_bytes=int(environ.get("LTUI_QUEUE_BYTES") or QUEUE_BYTES),
-            resume_from=Path(resume_from) if resume_from else None,
-            checkpoint_every_s=float(environ.get("LTUI_CHECKPOINT_EVERY_S") or 0),
-            checkpoint_keep=max(1, int(environ.get("LTUI_CHECKPOINT_KEEP") or CHECKPOINTS_KEPT)),
-            overrides=tuple(json.loads(environ.get("LTUI_CHANGED") or "[]")),
-            best_metric=environ.get("LTUI_CHECKPOINT_BEST") or None,
-            best_mode=environ.get("LTUI_CHECKPOINT_BEST_MODE") or "min",
-            best_keep=max(1, int(environ.get("LTUI_CHECKPOINT_BEST_KEEP") or 1)),
-            earlier_steps=_earlier_steps(environ.get("LTUI_EARLIER_STEPS")),
-            nodes=max(1, int(environ.get("LTUI_NODES") or 1)),
+            **values,
             restarts=int(environ.get("TORCHELASTIC_RESTART_COUNT") or 0),
             worker_group=_worker_group(environ),
         )
@@ -82,21 +74,9 @@ class RankEnvironment:
         ``restarts`` and ``worker_group`` are not among them: torch elastic sets theirs.
         """
         return {
-            "LTUI_RUN_DIR": str(self.run_dir),
-            "LTUI_RUN_ID": self.run_id,
-            "LTUI_ATTEMPT": str(self.attempt),
-            "LTUI_QUEUE_BYTES": str(self.queue_bytes),
-            "LTUI_RESUME_FROM": None if self.resume_from is None else str(self.resume_from),
-            "LTUI_CHECKPOINT_EVERY_S": f"{self.checkpoint_every_s:g}",
-            "LTUI_CHECKPOINT_KEEP": str(self.checkpoint_keep),
-            "LTUI_CHANGED": json.dumps(self.overrides) if self.overrides else None,
-            "LTUI_CHECKPOINT_BEST": self.best_metric,
-            "LTUI_CHECKPOINT_BEST_MODE": self.best_mode,
-            "LTUI_CHECKPOINT_BEST_KEEP": str(self.best_keep),
-            "LTUI_EARLIER_STEPS": (
-                None if self.earlier_steps is None else json.dumps(self.earlier_steps)
-            ),
-            "LTUI_NODES": str(self.nodes),
+            variable.name: None if value is None or value == () else variable.write(value)
+            for field, variable in _VARIABLES.items()
+            for value in (getattr(self, field),)
         }
 
     @property
@@ -110,16 +90,50 @@ class RankEnvironment:
         return self.run_dir / "checkpoints"
 
 
-def _earlier_steps(text: str | None) -> dict[int, int] | None:
-    if not text:
-        return None
+class _Variable(NamedTuple):
+    """An environment variable, and how its text is read and written."""
+
+    name: str
+    read: Callable[[str], Any] = str
+    write: Callable[[Any], str] = str
+
+
+def _count(text: str) -> int:
+    return max(1, int(text))
+
+
+def _earlier_steps(text: str) -> dict[int, int]:
     return {int(attempt): int(step) for attempt, step in json.loads(text).items()}
+
+
+_VARIABLES = {
+    "run_dir": _Variable("LTUI_RUN_DIR", Path),
+    "run_id": _Variable("LTUI_RUN_ID"),
+    "attempt": _Variable("LTUI_ATTEMPT", int),
+    "queue_bytes": _Variable("LTUI_QUEUE_BYTES", int),
+    "resume_from": _Variable("LTUI_RESUME_FROM", Path),
+    "checkpoint_every_s": _Variable("LTUI_CHECKPOINT_EVERY_S", float, "{:g}".format),
+    "checkpoint_keep": _Variable("LTUI_CHECKPOINT_KEEP", _count),
+    "overrides": _Variable("LTUI_CHANGED", lambda text: tuple(json.loads(text)), json.dumps),
+    "best_metric": _Variable("LTUI_CHECKPOINT_BEST"),
+    "best_mode": _Variable("LTUI_CHECKPOINT_BEST_MODE"),
+    "best_keep": _Variable("LTUI_CHECKPOINT_BEST_KEEP", _count),
+    "earlier_steps": _Variable("LTUI_EARLIER_STEPS", _earlier_steps, json.dumps),
+    "nodes": _Variable("LTUI_NODES", _count),
+}
+"""The variable of each field of ``RankEnvironment`` that the run sets."""
 
 
 def _worker_group(environ: Mapping[str, str]) -> int:
     # The agents choose a free port anew for each start of the workers, the same on every node.
-    port = environ.get("MASTER_PORT", "")
-    return int(port) if "TORCHELASTIC_RUN_ID" in environ and port.isdigit() else 0
+    started = "TORCHELASTIC_RUN_ID" in environ
+    return integer_variable(environ, "MASTER_PORT") if started else 0
+
+
+def integer_variable(environ: Mapping[str, str], name: str, default: int = 0) -> int:
+    """Return the number in a variable, or ``default`` if it is not set or is no number."""
+    text = environ.get(name, "")
+    return int(text) if text.isdigit() else default
 
 
 def rank_from_environment(environ: Mapping[str, str]) -> int | None:

@@ -22,7 +22,8 @@ from ltui.training.shared.record_types import RecordKind
 from ltui.training.state.record_fold import json_label, logged_row, step_rows
 from ltui.training.state.run_snapshot import Event, RunSnapshot
 from ltui.training.store.history_writer import Batch, CombinedSample, Sample, StoreWriter
-from ltui.training.tensor_queue.queue_reader import Poll, QueueFileError, Record
+from ltui.training.tensor_queue.queue_file import QueueFileError
+from ltui.training.tensor_queue.queue_reader import Poll, Record
 
 RETRY_S = 2.0
 """Seconds between two attempts to write while the store cannot be written."""

@@ -16,7 +16,7 @@ from struct import Struct
 from typing import Final
 
 from ltui.training.shared.record_types import Outcome, Phase, PulseState
-from ltui.training.tensor_queue.file_layout import PULSE_AT
+from ltui.training.tensor_queue.queue_file import PULSE_AT
 
 _FIELDS = (
     *("phase", "outcome", "telemetry_ok", "epoch", "batch", "global_step", "changed_ns"),

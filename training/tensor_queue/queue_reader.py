@@ -23,7 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ltui.training.shared.record_types import PulseState
-from ltui.training.tensor_queue.file_layout import (
+from ltui.training.tensor_queue.pulse_block import PULSE_BYTES, parse_pulse
+from ltui.training.tensor_queue.queue_file import (
     COALESCED,
     CRC_FROM,
     DTYPE_NAMES,
@@ -34,15 +35,14 @@ from ltui.training.tensor_queue.file_layout import (
     RECORD_BYTES,
     RECORD_MAGIC,
     RING_AT,
+    Head,
     Layout,
+    QueueFile,
     align8,
     find_record,
     pad_word,
     split_parts,
 )
-from ltui.training.tensor_queue.file_layout import QueueFileError as QueueFileError
-from ltui.training.tensor_queue.pulse_block import PULSE_BYTES, parse_pulse
-from ltui.training.tensor_queue.queue_file import Head, QueueFile
 
 Array = npt.NDArray[Any]
 
@@ -124,12 +124,9 @@ def to_payload(
     if layout is Layout.COO:
         indices, values = arrays
         return SparseArray(layout, shape, indices, values, coalesced=coalesced)
-    if layout is Layout.QUANTIZED_TENSOR:
-        values, scale, zero_point = arrays
-        return QuantizedArray(values, scale, zero_point)
-    if layout is Layout.QUANTIZED_CHANNEL:
-        values, scale, zero_point, axis = arrays
-        return QuantizedArray(values, scale, zero_point, int(axis))
+    if layout in (Layout.QUANTIZED_TENSOR, Layout.QUANTIZED_CHANNEL):
+        values, scale, zero_point, *axis = arrays
+        return QuantizedArray(values, scale, zero_point, int(axis[0]) if axis else None)
     compressed, indices, values = arrays
     return SparseArray(layout, shape, indices, values, compressed)
 
@@ -140,18 +137,6 @@ def _stored(dtype: str) -> np.dtype[Any]:
         return np.dtype("<u1")
     stored: np.dtype[Any] = np.dtype(_STORED.get(dtype) or dtype).newbyteorder("<")
     return stored
-
-
-def _from_bfloat16(bits: Array) -> Array:
-    return (bits.astype(np.uint32) << 16).view(np.float32)
-
-
-def _from_complex32(bits: Array) -> Array:
-    return bits.view("<f2").astype(np.float32).view(np.complex64)
-
-
-def _from_float8(dtype: str) -> Callable[[Array], Array]:
-    return lambda bits: _float8_values(dtype)[bits]
 
 
 @cache
@@ -183,10 +168,15 @@ def _float8_values(dtype: str) -> Array:
 
 
 _WIDEN: dict[str, Callable[[Array], Array]] = {
-    "bfloat16": _from_bfloat16,
-    "complex32": _from_complex32,
-    **{name: _from_float8(name) for name in DTYPE_NAMES if name.startswith("float8")},
+    "bfloat16": lambda bits: (bits.astype(np.uint32) << 16).view(np.float32),
+    "complex32": lambda bits: bits.view("<f2").astype(np.float32).view(np.complex64),
+    **{
+        name: lambda bits, name=name: _float8_values(name)[bits]  # type: ignore[misc]
+        for name in DTYPE_NAMES
+        if name.startswith("float8")
+    },
 }
+"""How the values of types that NumPy does not have are widened exactly."""
 
 
 _CHUNK_BYTES = 256 << 10

@@ -13,17 +13,15 @@ from __future__ import annotations
 
 import ctypes
 import os
-import struct
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from ltui.training.tensor_queue.file_layout import FLOAT64_CODE, Layout
 from ltui.training.tensor_queue.pulse_block import PulseWriter
 from ltui.training.tensor_queue.ring_writer import RingWriter, Row
 from ltui.training.tensor_queue.torch_codec import EncodedTensor, encode
@@ -44,7 +42,11 @@ class PinnedCopy:
         # A tensor that is made in inference mode, as in an evaluation, could not be used again
         # outside of it.
         with torch.inference_mode(False):
-            self.parts = [_empty_on_host(source) for source in sources]
+            # The program may have made a GPU the default device.
+            self.parts = [
+                torch.empty(s.shape, dtype=s.dtype, device="cpu", pin_memory=s.is_cuda)
+                for s in sources
+            ]
         devices = {source.device for source in sources if source.is_cuda}
         self._events = [(device, torch.cuda.Event()) for device in devices]  # type: ignore[no-untyped-call]
         self.begin(sources)
@@ -63,11 +65,6 @@ class PinnedCopy:
     def done(self) -> bool:
         """Return True if all bytes have arrived. Never waits."""
         return all(event.query() for _, event in self._events)  # type: ignore[no-untyped-call]
-
-
-def _empty_on_host(source: torch.Tensor) -> torch.Tensor:
-    # The program may have made a GPU the default device.
-    return torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=source.is_cuda)
 
 
 def is_capturing() -> bool:
@@ -222,24 +219,6 @@ class QueueWriter:
             self._ring.check_size(len(encoded.shape), label, encoded.payload_bytes())
             if not self._staging.add(kind, now_ns, label, encoded):
                 self._ring.skip()
-
-    def put_vector(self, values: Sequence[float], kind: int, label: bytes) -> None:
-        """Publish numbers as a float64 vector, which costs a third of ``put`` with their tensor.
-
-        Raises ``ValueError`` for a record that is too large.
-        """
-        if self._muted:
-            return
-        if self._staging:
-            self.flush_staged()
-        count, now_ns = len(values), time.monotonic_ns()
-        chunks = (struct.pack(f"<{count}d", *values),)
-        self._ring.put(
-            *(kind, now_ns, label, chunks),
-            dtype=FLOAT64_CODE,
-            layout=Layout.STRIDED,
-            shape=(count,),
-        )
 
     def _publish(self, kind: int, t_ns: int, label: bytes, encoded: EncodedTensor) -> None:
         self._ring.put(

@@ -19,16 +19,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from struct import Struct
 
-from ltui.training.tensor_queue import file_layout
-from ltui.training.tensor_queue.file_layout import (
+from ltui.training.tensor_queue.queue_file import (
     CHECK_FACTOR,
     CHECK_MASK,
     CHECK_TERM,
     CRC_AT,
     CRC_FROM,
     FLOAT64_CODE,
+    MIN_CAPACITY_BYTES,
     PAD,
     PAD_MAGIC,
+    PAGE_BYTES,
     RECORD,
     RECORD_BYTES,
     RECORD_MAGIC,
@@ -37,8 +38,10 @@ from ltui.training.tensor_queue.file_layout import (
     SLOT,
     SLOTS_AT,
     Layout,
+    Origin,
     align8,
     check_word,
+    first_page,
     pad_word,
 )
 
@@ -88,19 +91,19 @@ class RingWriter:
         The file is completed under a temporary name and then renamed, so that no reader sees an
         incomplete file. Raises ``ValueError`` if ``capacity_bytes`` is too small, and ``OSError``.
         """
-        if capacity_bytes < file_layout.MIN_CAPACITY_BYTES:
+        if capacity_bytes < MIN_CAPACITY_BYTES:
             raise ValueError(
                 f"a queue of {capacity_bytes} bytes is too small, "
-                f"the minimum is {file_layout.MIN_CAPACITY_BYTES}"
+                f"the minimum is {MIN_CAPACITY_BYTES}"
             )
-        capacity = -(-capacity_bytes // file_layout.PAGE_BYTES) * file_layout.PAGE_BYTES
+        capacity = -(-capacity_bytes // PAGE_BYTES) * PAGE_BYTES
         fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
             os.fchmod(fd, 0o600)
             _allocate(fd, RING_AT + capacity)
             file_id = int.from_bytes(os.urandom(8), "little") or 1
-            origin = file_layout.Origin(file_id, time.monotonic_ns())
-            os.pwrite(fd, file_layout.first_page(capacity, origin), 0)
+            origin = Origin(file_id, time.monotonic_ns())
+            os.pwrite(fd, first_page(capacity, origin), 0)
             flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
             mapped = mmap.mmap(fd, RING_AT + capacity, flags=flags)
             os.rename(temporary, path)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ltui.training.tensor_queue.file_layout import (
+from ltui.training.tensor_queue.queue_file import (
     COALESCED,
     DTYPE_CODES,
     DTYPE_NAMES,

@@ -21,13 +21,11 @@ from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
 
 from ltui.training.models.sharding import ShardedStrategy
-from ltui.training.rank.callback_factory import rebuild_callback
-from ltui.training.rank.coordination.stop_exception import RunStopped
-from ltui.training.shared.rank_environment import RankEnvironment
+from ltui.training.rank.coordination.stop_signals import RunStopped
 from ltui.training.tensor_queue.control_block import Command
 from tests.rank.exactness.loaders import BATCH, BATCHES, Rows
 from tests.rank.exactness.world import GIVE_UP, HERE
-from tests.rank.runs import RunFolder
+from tests.rank.runs import QUIET, RunFolder
 from tests.required import required
 
 EPOCHS = 3
@@ -247,20 +245,14 @@ def train(  # noqa: PLR0913  (the parts of an experiment)
     added = options_of(part, run)
     callbacks = [*added.pop("callbacks", []), *more]
     if watched:
-        environment = RankEnvironment.read(run.environment(**extra))
-        assert environment is not None
-        callbacks = [*callbacks, rebuild_callback("lightning", environment)]
+        callbacks = [*callbacks, run.callback(**extra)]
     trainer = pl.Trainer(
         **{
-            "accelerator": "cpu",
+            **QUIET,
             "devices": HERE.ranks // HERE.nodes,
             "num_nodes": HERE.nodes,
             "strategy": DDPStrategy(timeout=GIVE_UP) if HERE.ranks > 1 else "auto",
             "max_epochs": EPOCHS,
-            "logger": False,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "enable_checkpointing": False,
             "num_sanity_val_steps": 2,
             "default_root_dir": run.path,
             "use_distributed_sampler": shares,

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from ltui.training.lifecycle.rank_package import install_rank_package
 from ltui.training.shared.record_types import RecordKind, StepField
 from tests.rank.runs import RunFolder
 
@@ -28,17 +24,13 @@ assert len(calls) == 4
 
 
 def test_a_program_may_have_such_a_hook_of_its_own(run: RunFolder) -> None:
-    package = str(install_rank_package(run.path))
-    environment = {**os.environ, **run.environment(), "PYTHONPATH": package}
-    subprocess.run([sys.executable, "-c", OWN_HOOK], env=environment, check=True, timeout=300)
+    run.execute("-c", OWN_HOOK)
     assert run.column(StepField.GLOBAL_STEP) == [2, 3, 4]
 
 
 def test_a_second_training_of_a_script_counts_on_and_is_an_event(run: RunFolder) -> None:
-    package = str(install_rank_package(run.path))
-    environment = {**os.environ, **run.environment(), "PYTHONPATH": package}
     for _ in range(2):
-        subprocess.run([sys.executable, "-c", OWN_HOOK], env=environment, check=True, timeout=300)
+        run.execute("-c", OWN_HOOK)
     assert run.column(StepField.GLOBAL_STEP) == [6, 7, 8]
     (note,) = run.events("note")
     assert note["text"] == ("A new training began in another process; its steps count on from 4.")
@@ -70,10 +62,7 @@ child.join()
 def test_an_error_in_a_child_of_multiprocessing_is_recorded(
     run: RunFolder, how: str, raised: int
 ) -> None:
-    environment = {**os.environ, **run.environment()}
-    environment["PYTHONPATH"] = str(install_rank_package(run.path))
-    command = [sys.executable, "-c", RAISES_IN_A_CHILD, how]
-    subprocess.run(command, env=environment, check=False, timeout=300)
+    run.execute("-c", RAISES_IN_A_CHILD, how, check=False)
     events = run.events("exception")
     assert [(e["type"], e["message"]) for e in events] == [
         ("IndexError", "Target 9 is out of bounds.")
@@ -89,11 +78,8 @@ for number in range(20_000 + 5):
 
 
 def test_dropped_values_of_a_program_without_steps_are_counted(run: RunFolder) -> None:
-    package = str(install_rank_package(run.path))
-    environment = {**os.environ, **run.environment(), "PYTHONPATH": package}
-    environment |= {"LTUI_METRICS_PATTERN": "pairs", "LTUI_QUEUE_BYTES": str(16 << 20)}
-    command = [sys.executable, "-c", PRINTS_WITHOUT_STEPS]
-    subprocess.run(command, env=environment, check=True, timeout=300, stdout=subprocess.DEVNULL)
+    size = str(16 << 20)
+    run.execute("-c", PRINTS_WITHOUT_STEPS, LTUI_METRICS_PATTERN="pairs", LTUI_QUEUE_BYTES=size)
     assert [value for _, value in run.metrics()["loss"]] == list(range(5, 20_005))
     (note,) = run.events("note")
     assert (note["dropped"], note["epoch"]) == (5, None)
@@ -101,10 +87,8 @@ def test_dropped_values_of_a_program_without_steps_are_counted(run: RunFolder) -
 
 
 def test_lines_that_are_too_long_to_be_read_are_an_event(run: RunFolder) -> None:
-    environment = {**os.environ, **run.environment(), "LTUI_METRICS_PATTERN": "pairs"}
-    environment["PYTHONPATH"] = str(install_rank_package(run.path))
     program = "import torch; print('x' * 1001); print('y' * 1001); print('loss 0.5')"
-    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=300)
+    run.execute("-c", program, LTUI_METRICS_PATTERN="pairs")
     (note,) = run.events("note")
     assert note["text"] == "The metrics pattern skips printed lines of more than 1,000 characters."
 
@@ -119,11 +103,9 @@ def test_keras_with_torch_as_its_backend_is_named(
     for folder in (backend, *backend.parents[:3]):
         (folder / "__init__.py").touch()
     (backend / "trainer.py").write_text("class TorchTrainer:\n    def fit(self): return 3\n")
-    environment = {**os.environ, **run.environment(), "LTUI_METRICS_PATTERN": "pairs"}
-    environment["PYTHONPATH"] = f"{install_rank_package(run.path)}{os.pathsep}{tmp_path}"
     program = "import torch, keras.src.backend.torch.trainer as t; print('loss: 0.5')"
     program += "; assert t.TorchTrainer().fit() == 3" * trains
-    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=300)
+    run.execute("-c", program, folders=(tmp_path,), LTUI_METRICS_PATTERN="pairs")
     (hello,) = run.labels(RecordKind.HELLO)
     assert (hello["program"], hello["saves"]) == ("Keras", False)
     assert run.metrics() == {"loss": [(1, 0.5)]}

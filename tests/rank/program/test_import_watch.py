@@ -5,136 +5,114 @@ from __future__ import annotations
 import importlib
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from ltui.training.rank.program.import_watch import ImportWatch
-
-Watch = Callable[..., ImportWatch]
+from ltui.training.rank.program.program_hooks import ImportWatch
 
 
-@pytest.fixture
-def seen() -> list[str]:
-    return []
+class Watched:
+    """``watched_module`` in ``folder``, and what the function of its watches saw in it."""
 
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.seen: list[str] = []
 
-@pytest.fixture
-def watch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: list[str]
-) -> Iterator[Callable[[], ImportWatch]]:
-    """Watch ``watched_module``, and note what its function saw in it."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    before = list(sys.meta_path)
+    def write(self, text: str) -> None:
+        (self.folder / "watched_module.py").write_text(text)
+        importlib.invalidate_caches()
 
-    def install() -> ImportWatch:
-        def note(module: ModuleType) -> None:
-            seen.append(module.VALUE)
-
-        watch = ImportWatch([("watched_module", note)])
+    def install(self) -> ImportWatch:
+        watch = ImportWatch([("watched_module", lambda module: self.seen.append(module.VALUE))])
         watch.install()
         return watch
 
-    yield install
+
+@pytest.fixture
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = list(sys.meta_path)
+    yield Watched(tmp_path)
     sys.meta_path[:] = before
     for name in ("watched_module", "other_module"):
         sys.modules.pop(name, None)
 
 
-def write(folder: Path, text: str, name: str = "watched_module") -> None:
-    (folder / f"{name}.py").write_text(text)
-    importlib.invalidate_caches()
-
-
-def test_a_module_is_seen_after_it_was_executed(
-    watch: Watch, tmp_path: Path, seen: list[str]
-) -> None:
-    write(tmp_path, "VALUE = 'complete'")
-    watch()
+def test_a_module_is_seen_after_it_was_executed(watched: Watched) -> None:
+    watched.write("VALUE = 'complete'")
+    watched.install()
     module = importlib.import_module("watched_module")
-    assert seen == ["complete"]
+    assert watched.seen == ["complete"]
     assert type(module.__loader__).__name__ == "SourceFileLoader"
     assert module.__spec__ is not None
     assert module.__spec__.loader is module.__loader__
 
 
-def test_another_finder_may_ask_all_finders_too(
-    watch: Watch, tmp_path: Path, seen: list[str]
-) -> None:
-    write(tmp_path, "VALUE = 'complete'")
-    watch()
-    watch()
+def test_another_finder_may_ask_all_finders_too(watched: Watched) -> None:
+    watched.write("VALUE = 'complete'")
+    watched.install()
+    watched.install()
     importlib.import_module("watched_module")
-    assert seen == ["complete", "complete"]
+    assert watched.seen == ["complete", "complete"]
 
 
-def test_a_module_is_seen_again_when_it_is_reloaded(
-    watch: Watch, tmp_path: Path, seen: list[str]
-) -> None:
-    write(tmp_path, "VALUE = 'complete'")
-    watch()
+def test_a_module_is_seen_again_when_it_is_reloaded(watched: Watched) -> None:
+    watched.write("VALUE = 'complete'")
+    watched.install()
     importlib.reload(importlib.import_module("watched_module"))
-    assert seen == ["complete", "complete"]
+    assert watched.seen == ["complete", "complete"]
 
 
-def test_a_module_that_is_imported_already_is_seen_at_once(
-    watch: Watch, tmp_path: Path, seen: list[str]
-) -> None:
-    write(tmp_path, "VALUE = 'before'")
+def test_a_module_that_is_imported_already_is_seen_at_once(watched: Watched) -> None:
+    watched.write("VALUE = 'before'")
     importlib.import_module("watched_module")
-    watch()
-    assert seen == ["before"]
+    watched.install()
+    assert watched.seen == ["before"]
 
 
-def test_a_module_whose_import_goes_on_is_seen_later(
-    watch: Watch, tmp_path: Path, seen: list[str]
-) -> None:
+def test_a_module_whose_import_goes_on_is_seen_later(watched: Watched) -> None:
     watches: list[ImportWatch] = []
-    sys.other_module_hook = lambda: watches.append(watch())  # type: ignore[attr-defined]
-    write(tmp_path, "import sys; sys.other_module_hook(); VALUE = 'complete'")
+    sys.other_module_hook = lambda: watches.append(watched.install())  # type: ignore[attr-defined]
+    watched.write("import sys; sys.other_module_hook(); VALUE = 'complete'")
     importlib.import_module("watched_module")
     del sys.other_module_hook  # type: ignore[attr-defined]
-    assert seen == []
+    assert watched.seen == []
     watches[0].catch_up()
     watches[0].catch_up()
-    assert seen == ["complete"]
+    assert watched.seen == ["complete"]
 
 
-def test_an_error_of_the_function_does_not_reach_the_import(
-    watch: Watch, tmp_path: Path, seen: list[str]
-) -> None:
-    write(tmp_path, "NOTHING = 1")
-    watch()
+def test_an_error_of_the_function_does_not_reach_the_import(watched: Watched) -> None:
+    watched.write("NOTHING = 1")
+    watched.install()
     assert importlib.import_module("watched_module").NOTHING == 1
-    assert seen == []
+    assert watched.seen == []
 
 
-def test_an_error_of_the_module_is_that_of_its_import(
-    watch: Watch, tmp_path: Path, seen: list[str]
-) -> None:
-    watch()
+def test_an_error_of_the_module_is_that_of_its_import(watched: Watched) -> None:
+    watched.install()
     with pytest.raises(ModuleNotFoundError, match="No module named 'watched_module'"):
         importlib.import_module("watched_module")
-    write(tmp_path, "raise OSError('no device')")
+    watched.write("raise OSError('no device')")
     with pytest.raises(OSError, match="no device"):
         importlib.import_module("watched_module")
-    assert seen == []
-    (tmp_path / "watched_module.py").unlink()
-    write(tmp_path, "VALUE = 'second attempt'")
+    assert watched.seen == []
+    (watched.folder / "watched_module.py").unlink()
+    watched.write("VALUE = 'second attempt'")
     importlib.import_module("watched_module")
-    assert seen == ["second attempt"]
+    assert watched.seen == ["second attempt"]
 
 
 def test_other_modules_of_an_archive_are_not_seen(
-    watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: list[str]
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with zipfile.ZipFile(tmp_path / "archive.zip", "w") as archive:
+    with zipfile.ZipFile(watched.folder / "archive.zip", "w") as archive:
         archive.writestr("watched_module.py", "VALUE = 'watched'")
         archive.writestr("other_module.py", "VALUE = 'other'")
-    monkeypatch.syspath_prepend(str(tmp_path / "archive.zip"))
-    watch()
+    monkeypatch.syspath_prepend(str(watched.folder / "archive.zip"))
+    watched.install()
     importlib.import_module("watched_module")
     importlib.import_module("other_module")
-    assert seen == ["watched"]
+    assert watched.seen == ["watched"]

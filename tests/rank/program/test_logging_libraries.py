@@ -6,14 +6,10 @@ Those that are not installed here are replaced by packages of the same public fu
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from ltui.training.lifecycle.rank_package import install_rank_package
 from ltui.training.shared.record_types import RecordKind
 from tests.rank.runs import RunFolder
 
@@ -179,16 +175,9 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def logged(packages: Path, run: RunFolder, module: str) -> Curves:
     """Return the curves of a program that logs by ``module``."""
-    execute(packages, run, str(LOGS), module)
+    run.execute("-W", "ignore", str(LOGS), module, folders=(packages,))
     assert run.events("note") == []
     return run.metrics()
-
-
-def execute(packages: Path, run: RunFolder, *arguments: str) -> None:
-    path = f"{install_rank_package(run.path)}:{packages}"
-    environment = {**os.environ, **run.environment(), "PYTHONPATH": path}
-    command = [sys.executable, "-W", "ignore", *arguments]
-    subprocess.run(command, cwd=run.path, env=environment, check=True, timeout=300)
 
 
 def at_each_step(factor: float = 1.0) -> list[tuple[int, float]]:
@@ -207,21 +196,29 @@ def test_tensorboard(packages: Path, run: RunFolder, module: str) -> None:
     }
 
 
-def test_weights_and_biases(packages: Path, run: RunFolder) -> None:
-    curves = {"loss": at_each_step(), "val.acc": at_each_step(2), "lr": at_each_step()}
-    assert logged(packages, run, "uses_wandb") == curves
-
-
-def test_trackio(packages: Path, run: RunFolder) -> None:
-    curves = {"loss": at_each_step(), "val/acc": at_each_step(2)}
-    assert logged(packages, run, "uses_trackio") == curves
-
-
-def test_mlflow(packages: Path, run: RunFolder) -> None:
-    rate = [(step, 0.1) for step in range(5)]
-    both = {"loss": at_each_step(), "error": at_each_step()}
-    curves = {**both, "acc": at_each_step(2), "lr": rate}
-    assert logged(packages, run, "uses_mlflow") == curves
+@pytest.mark.parametrize(
+    ("module", "curves"),
+    [
+        (
+            "uses_wandb",
+            {"loss": at_each_step(), "val.acc": at_each_step(2), "lr": at_each_step()},
+        ),
+        ("uses_trackio", {"loss": at_each_step(), "val/acc": at_each_step(2)}),
+        (
+            "uses_mlflow",
+            {
+                "loss": at_each_step(),
+                "error": at_each_step(),
+                "acc": at_each_step(2),
+                "lr": [(step, 0.1) for step in range(5)],
+            },
+        ),
+        ("uses_accelerate", {"loss": [*at_each_step(), (4, 9.0)]}),
+        ("uses_fabric", {"loss": at_each_step(), "acc": at_each_step(2)}),
+    ],
+)
+def test_other_libraries(packages: Path, run: RunFolder, module: str, curves: Curves) -> None:
+    assert logged(packages, run, module) == curves
 
 
 def test_hugging_face_trainer_that_reports_to_several_libraries(
@@ -238,20 +235,11 @@ def test_hugging_face_trainer_that_reports_to_several_libraries(
     }
 
 
-def test_accelerate(packages: Path, run: RunFolder) -> None:
-    assert logged(packages, run, "uses_accelerate") == {"loss": [*at_each_step(), (4, 9.0)]}
-
-
-def test_fabric_without_a_logger(packages: Path, run: RunFolder) -> None:
-    curves = {"loss": at_each_step(), "acc": at_each_step(2)}
-    assert logged(packages, run, "uses_fabric") == curves
-
-
 def test_a_program_without_steps_records_what_it_has_logged_when_it_ends(
     packages: Path, run: RunFolder
 ) -> None:
     log = "import torch, uses_trackio as u; [u.log(n, 4.0 - n) for n in range(2)]"
-    execute(packages, run, "-c", log)
+    run.execute("-c", log, folders=(packages,))
     assert [value for _, value in run.metrics()["loss"]] == [4.0, 3.0]
     (hello,) = run.labels(RecordKind.HELLO)
     assert (hello["program"], hello["saves"]) == ("PyTorch without torch.optim", False)
@@ -261,5 +249,5 @@ def test_a_program_without_steps_records_what_it_has_logged_when_it_ends(
 def test_a_process_beside_a_rank_records_nothing(packages: Path, run: RunFolder) -> None:
     run.queue_dir.mkdir(parents=True)
     (run.queue_dir / "rank-00000.queue").touch()
-    execute(packages, run, "-c", "import torch, uses_trackio as u; u.log(3, 4.0)")
+    run.execute("-c", "import torch, uses_trackio as u; u.log(3, 4.0)", folders=(packages,))
     assert (run.queue_dir / "rank-00000.queue").stat().st_size == 0

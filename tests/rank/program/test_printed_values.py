@@ -8,93 +8,76 @@ from typing import Any
 
 import pytest
 
-from ltui.training.rank.program.metric_pattern import MAX_LINE, metric_pattern
-from ltui.training.rank.program.printed_values import PrintedValues
+from ltui.training.rank.program.printed_values import MAX_LINE, PrintedValues, metric_pattern
 
 TRAIN_AND_VAL = {"train/loss": 1, "train/acc": 2, "val/loss": 3, "val/acc": 4}
 
 
 @pytest.mark.parametrize(
-    ("pattern", "line", "values"),
+    ("line", "values"),
     [
         (
-            "pairs",
             "iter 10: loss 4.16, time 12.5ms, mfu -100.00%",
             {"iter": 10, "loss": 4.16, "mfu": -100.0},
         ),
+        ("step=3 train/loss = 1e-3; lr: 5E-05", {"step": 3, "train/loss": 1e-3, "lr": 5e-5}),
+        ("version 1.2.3, saved to a.pt", {}),
         (
-            "pairs",
-            "step=3 train/loss = 1e-3; lr: 5E-05",
-            {"step": 3, "train/loss": 1e-3, "lr": 5e-5},
-        ),
-        ("pairs", "version 1.2.3, saved to a.pt", {}),
-        (
-            "pairs",
             "step 20: train loss 2.0020, val loss 3.0020",
             {"step": 20, "train/loss": 2.002, "val/loss": 3.002},
         ),
+        ("Epoch 0 | Train Loss 5.0 | Eval Loss 7.0", {"Epoch": 0, "train/loss": 5, "eval/loss": 7}),
         (
-            "pairs",
-            "Epoch 0 | Train Loss 5.0 | Eval Loss 7.0",
-            {"Epoch": 0, "train/loss": 5, "eval/loss": 7},
-        ),
-        (
-            "pairs",
             "| end of epoch 1 | time: 5.5s | valid loss 37.20 | valid ppl 41.15",
             {"epoch": 1, "val/loss": 37.2, "val/ppl": 41.15},
         ),
-        ("pairs", "iter 20: loss 1.0020", {"iter": 20, "loss": 1.002}),
+        ("iter 20: loss 1.0020", {"iter": 20, "loss": 1.002}),
         (
-            "pairs",
             "Train: loss 2.0 acc .5 | Val: loss 3.0 acc .4",
             {"train/loss": 2, "train/acc": 0.5, "val/loss": 3, "val/acc": 0.4},
         ),
+        ("Train Epoch: 1 [0/60000 (0%)]\tLoss: 2.300039", {"Epoch": 1, "train/loss": 2.300039}),
         (
-            "pairs",
-            "Train Epoch: 1 [0/60000 (0%)]\tLoss: 2.300039",
-            {"Epoch": 1, "train/loss": 2.300039},
-        ),
-        (
-            "pairs",
             "Test set: Average loss: 0.0478, Accuracy: 9000/10000 (90%)",
             {"test/average_loss": 0.0478, "test/accuracy": 0.9},
         ),
-        ("pairs", "train loss 1 acc 2 val loss 3 acc 4", TRAIN_AND_VAL),
-        ("pairs", "train Loss: 1 Acc: 2 | (val) Loss: 3 Acc: 4", TRAIN_AND_VAL),
-        ("pairs", "loss (train): 1, loss (val): 2", {"train/loss": 1, "val/loss": 2}),
-        ("pairs", "LOSS train 1 valid 2", {"train/loss": 1, "val/loss": 2}),
+        ("train loss 1 acc 2 val loss 3 acc 4", TRAIN_AND_VAL),
+        ("train Loss: 1 Acc: 2 | (val) Loss: 3 Acc: 4", TRAIN_AND_VAL),
+        ("loss (train): 1, loss (val): 2", {"train/loss": 1, "val/loss": 2}),
+        ("LOSS train 1 valid 2", {"train/loss": 1, "val/loss": 2}),
         (
-            "pairs",
             "Epoch(val) [1][10/10]  loss: 1 accuracy/top1: 2 lr: 0.1 eta: 0:01:00",
             {"val/loss": 1, "val/accuracy/top1": 2, "lr": 0.1},
         ),
         (
-            "pairs",
             "Validation Results - Epoch: 1 Avg accuracy: 0.33 Avg loss: 1.10",
             {"Epoch": 1, "val/avg_accuracy": 0.33, "val/avg_loss": 1.1},
         ),
-        ("pairs", "VALID epoch 1 loss 2", {"epoch": 1, "val/loss": 2}),
-        ("pairs", "train_loss=1, val_loss=2", {"train_loss": 1, "val_loss": 2}),
-        ("pairs", "Train Epoch: 1 time 00:01:23 eta 0:00:30", {"Epoch": 1}),
-        ("pairs", "best val loss so far: 1.5; train 3, valid 4; set 5; 0G 2.1", {}),
-        ("pairs", "val_loss improved from 2.5 to 2.1", {}),
+        ("VALID epoch 1 loss 2", {"epoch": 1, "val/loss": 2}),
+        ("train_loss=1, val_loss=2", {"train_loss": 1, "val_loss": 2}),
+        ("Train Epoch: 1 time 00:01:23 eta 0:00:30", {"Epoch": 1}),
+        ("best val loss so far: 1.5; train 3, valid 4; set 5; 0G 2.1", {}),
+        ("val_loss improved from 2.5 to 2.1", {}),
         (
-            "pairs",
             "loss = tensor(7.5, device='cuda:0') f1: np.float64(0.5) Acc@1 0.39",
             {"loss": 7.5, "f1": 0.5, "Acc@1": 0.39},
         ),
-        ("pairs", "val/loss 1 val/loss=2", {"val/loss": 1, "val/loss 2": 2}),
-        ("pairs", "raw loss 1.5 smoothed loss 2.5", {"raw loss": 1.5, "smoothed loss": 2.5}),
+        ("val/loss 1 val/loss=2", {"val/loss": 1, "val/loss 2": 2}),
+        ("raw loss 1.5 smoothed loss 2.5", {"raw loss": 1.5, "smoothed loss": 2.5}),
+        ("epoch 0: {'accuracy': 0.68, 'f1': .81}", {"epoch": 0, "accuracy": 0.68, "f1": 0.81}),
         (
-            "pairs",
-            "epoch 0: {'accuracy': 0.68, 'f1': .81}",
-            {"epoch": 0, "accuracy": 0.68, "f1": 0.81},
-        ),
-        (
-            "pairs",
             "{'loss': '2.302', 'learning_rate': '5e-05', 'epoch': '0.5'}",
             {"loss": 2.302, "learning_rate": 5e-05, "epoch": 0.5},
         ),
+    ],
+)
+def test_pairs_of_a_line(line: str, values: dict[str, float]) -> None:
+    assert metric_pattern("pairs")(line) == values
+
+
+@pytest.mark.parametrize(
+    ("pattern", "line", "values"),
+    [
         ("json", ' {"loss": 0.5, "ok": true, "name": "a", "step": 7}', {"loss": 0.5, "step": 7}),
         ("json", '{"loss": 0.5', {}),
         ("json", "[0.5]", {}),
@@ -108,8 +91,7 @@ TRAIN_AND_VAL = {"train/loss": 1, "train/acc": 2, "val/loss": 3, "val/acc": 4}
     ],
 )
 def test_values_of_a_line(pattern: str, line: str, values: dict[str, float]) -> None:
-    found = metric_pattern(pattern)(line)
-    assert found == values
+    assert metric_pattern(pattern)(line) == values
 
 
 @pytest.mark.parametrize(

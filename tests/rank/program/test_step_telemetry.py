@@ -18,11 +18,9 @@ from ltui.training.rank.coordination.coordinator import RankCoordinator
 from ltui.training.rank.program import step_telemetry
 from ltui.training.rank.program.step_telemetry import StepTelemetry, batch_samples
 from ltui.training.rank.resume.loop_counters import BoundaryKind
-from ltui.training.shared.rank_environment import RankEnvironment
 from ltui.training.shared.record_types import StepField
 from ltui.training.tensor_queue.control_block import Command
 from tests.rank.runs import RunFolder
-from tests.required import required
 
 IMAGES = (torch.zeros(3, 9, 9),) * 4
 
@@ -37,7 +35,7 @@ FIRST, SECOND = optimizer(), optimizer()
 
 @pytest.fixture
 def channel(run: RunFolder) -> Iterator[Channel]:
-    opened = open_channel(required(RankEnvironment.read(run.environment())), 0)
+    opened = open_channel(run.rank_environment(), 0)
     yield opened
     opened.close()
     channel_module._current = None

@@ -38,7 +38,7 @@ from ffcv.reader import Reader
 from ltui.training.data.cpu_memory_limits import cores_per_rank, keep_torch_threads
 from ltui.training.data.ffcv.beton_file import BetonError, BetonFile
 from ltui.training.data.ffcv.field_pipelines import DecodeImages, Failed, Key
-from ltui.training.rank.resume.ffcv_position import describe_inexact_operations
+from ltui.training.rank.resume.loader_positions import describe_inexact_operations
 
 Batch = tuple[Any, ...]
 Batches = Sequence[npt.NDArray[np.uint64]]

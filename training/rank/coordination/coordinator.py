@@ -24,6 +24,7 @@ training progress.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
@@ -46,10 +47,15 @@ from ltui.training.rank.coordination.step_consensus import (
     table_name,
     waiting_state,
 )
-from ltui.training.rank.coordination.stop_exception import RunStopped
+from ltui.training.rank.coordination.stop_signals import RunStopped, StopSignals
 from ltui.training.rank.node_folders import NodeFolders
 from ltui.training.rank.resume.exact_state import ExactState
-from ltui.training.rank.resume.loop_counters import BoundaryKind, can_act_at, checkpoint_amendment
+from ltui.training.rank.resume.loop_counters import (
+    BoundaryKind,
+    can_act_at,
+    checkpoint_amendment,
+    is_fit_finished,
+)
 from ltui.training.shared.checkpoint_files import prune_periodic
 from ltui.training.shared.record_types import Outcome, Phase
 from ltui.training.tensor_queue.control_block import ControlFile
@@ -157,7 +163,7 @@ class RankCoordinator:
         After the last epoch there is nothing left to stop, but the best checkpoint may be due.
         """
         self.update_best(trainer)
-        if self._departed or (_is_fit_finished(trainer) and self._best.metric is None):
+        if self._departed or (is_fit_finished(trainer) and self._best.metric is None):
             return
         self._publish_next_request()
         fit = self._channel.fit_count
@@ -390,9 +396,18 @@ class RankCoordinator:
             self._channel.pulse.beat()
 
 
-def _is_fit_finished(trainer: Any) -> bool:
-    """Return True if no epoch follows, so there is nothing left to stop."""
-    epochs = trainer.fit_loop.epoch_progress.current.completed
-    steps_done = trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps
-    epochs_done = trainer.max_epochs not in (None, -1) and epochs >= trainer.max_epochs
-    return bool(steps_done or epochs_done or trainer.should_stop)
+def end_coordination(
+    channel: Channel,
+    coordinator: RankCoordinator | None,
+    signals: StopSignals | None,
+    what: str,
+    error: BaseException,
+) -> None:
+    """Let this rank take no further part in ``what`` all ranks do, and report ``error``."""
+    with contextlib.suppress(Exception):
+        if coordinator is not None:
+            coordinator.leave()
+        if signals is not None:
+            signals.restore_defaults()
+        reason = f"{type(error).__name__}: {error}"
+        channel.event("steering_off", f"This rank cannot {what}: {reason}.", error=reason)

@@ -10,20 +10,18 @@ Every rank calls ``save_checkpoint`` at the same place and takes part in the sam
 whatever fails. Lightning's own ``save_checkpoint`` leaves the other ranks in a barrier if rank 0's
 disk is full. Therefore its parts are called here one by one.
 
-Bring the parts of a checkpoint from detached nodes to the folder of rank 0. A detached node does
-not see rank 0's folder (``node_folders.py``). Its ranks write their parts into a staging folder of
-that node: ``checkpoint`` for the strategy's own files, and the state file of each rank. Then one
-rank of the node sends them to rank 0, which writes them to the places where they would be on a
-shared file system.
+A detached node does not see rank 0's folder (``node_folders.py``). Its ranks write their parts into
+a staging folder of that node: ``checkpoint`` for the strategy's own files, and the state file of
+each rank. Then one rank of the node sends them to rank 0, which writes them to the places where
+they would be on a shared file system.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -31,9 +29,9 @@ import torch
 
 from ltui.training.rank.file_transfer import FileEntry, copy_files, gather
 from ltui.training.rank.lightning_internals import checkpoint_connector
-from ltui.training.rank.lightning_version import lightning_version
 from ltui.training.rank.node_folders import NodeFolders, own_path_in_broadcasts
-from ltui.training.rank.resume.nested_tensors import tensor_bytes
+from ltui.training.rank.resume.plain_data import tensor_bytes
+from ltui.training.rank.trainer_facts import lightning_version
 from ltui.training.rank.weights_check import INFINITE, NAN, WeightsCheck
 from ltui.training.shared.checkpoint_files import (
     ReceivedPart,
@@ -50,17 +48,13 @@ STAGED_CHECKPOINT = "checkpoint"
 """Name of the strategy's file or folder in a staging folder."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CollectedParts:
-    """What rank 0 received. ``error`` is None if nothing failed on any rank."""
-
-    error: str | None = None
-    received: Mapping[Path, ReceivedPart] = field(default_factory=dict)
+Collected = tuple[str | None, dict[Path, ReceivedPart]]
+"""The error, None if nothing failed on any rank, and what rank 0 received."""
 
 
 def collect_parts(
     nodes: NodeFolders, checkpoint: Path, temporary: Path, error: str | None
-) -> CollectedParts:
+) -> Collected:
     """Send or receive the parts of ``checkpoint``. All ranks call this together.
 
     ``error`` is that of this rank; nothing is sent if any rank has one. ``temporary`` is where rank
@@ -86,7 +80,7 @@ def _receive(
     checkpoint: Path,
     temporary: Path,
     reports: list[tuple[str | None, list[FileEntry]]],
-) -> CollectedParts:
+) -> Collected:
     errors = {rank: error for rank, (error, _) in enumerate(reports) if error is not None}
     received: dict[Path, ReceivedPart] = {}
     for node, source in sorted(nodes.detached.items()):
@@ -105,12 +99,12 @@ def _receive(
             for path, checksum in zip(paths, report.checksums, strict=True):
                 received[path] = ReceivedPart(node=node, sha256=checksum)
     if not errors:
-        return CollectedParts(received=received)
+        return None, received
     if nodes.rank in errors:
-        return CollectedParts(error=errors[nodes.rank])
+        return errors[nodes.rank], {}
     texts = [f"{nodes.describe_rank(rank)}: {text}" for rank, text in sorted(errors.items())]
     # Only rank 0 reports what failed elsewhere.
-    return CollectedParts(error="; ".join(texts[:3]) if nodes.rank == 0 else None)
+    return "; ".join(texts[:3]) if nodes.rank == 0 else None, {}
 
 
 def _entries(staging: Path) -> list[FileEntry]:
@@ -184,7 +178,8 @@ def save_checkpoint(
             error = error or "another rank could not save its part"
     try:
         if may_save:
-            with _own_path(trainer.strategy, temporary, nodes):
+            several = nodes is not None
+            with own_path_in_broadcasts(trainer.strategy, temporary, several_nodes=several):
                 trainer.strategy.save_checkpoint(checkpoint, str(temporary))
             if state is not None:
                 write_state(own_part, state)
@@ -194,8 +189,7 @@ def save_checkpoint(
     weights = wait_for_all_ranks(trainer.strategy, check, sharded)
     received: Mapping[Path, ReceivedPart] = {}
     if nodes is not None:
-        collected = collect_parts(nodes, path, temporary, error)
-        error, received = collected.error, collected.received
+        error, received = collect_parts(nodes, path, temporary, error)
         manifest_fields = {**manifest_fields, "node_of_rank": nodes.node_of_rank}
     size: int | None = None
     if trainer.is_global_zero:
@@ -243,14 +237,6 @@ def _own_places(nodes: NodeFolders | None, checkpoint: Path, rank: int) -> tuple
         staging = nodes.staging(checkpoint)
         return staging / STAGED_CHECKPOINT, staging / own.name
     return partial_path(checkpoint), partial_path(own)
-
-
-def _own_path(
-    strategy: Any, path: Path, nodes: NodeFolders | None
-) -> contextlib.AbstractContextManager[None]:
-    if nodes is None:
-        return contextlib.nullcontext()
-    return own_path_in_broadcasts(strategy, path)
 
 
 def saves_with_all_ranks(strategy: Any) -> bool:

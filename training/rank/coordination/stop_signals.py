@@ -229,8 +229,19 @@ def replace_lightning_handlers(trainer: Any, signals: StopSignals) -> None:
 
 def disable_lightning_handlers(trainer: Any) -> None:
     """Keep Lightning from registering handlers. Its SIGTERM handler waits for the other ranks."""
-    signal_connector(trainer).register_signal_handlers = _register_nothing
+    signal_connector(trainer).register_signal_handlers = lambda: None
 
 
-def _register_nothing() -> None:
-    """Replace Lightning's ``register_signal_handlers``."""
+class RunStopped(SystemExit):
+    """Ends ``trainer.fit`` on a rank after all ranks agreed to stop.
+
+    The exit code is 0, so that launchers count the rank as finished.
+
+    ``except Exception`` in a user's script does not catch a ``SystemExit``, so nothing after
+    ``fit`` runs there. Lightning tears its loops down on the way, which ends the DataLoader's
+    workers.
+    """
+
+    def __init__(self, global_step: int) -> None:
+        super().__init__(0)
+        self.global_step = global_step

@@ -13,16 +13,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ltui.training.rank.channel import Channel
-from ltui.training.rank.coordination.coordinator import RankCoordinator
-from ltui.training.rank.coordination.stop_exception import RunStopped
+from ltui.training.rank.coordination.coordinator import RankCoordinator, end_coordination
 from ltui.training.rank.coordination.stop_signals import (
+    RunStopped,
     StopSignals,
     disable_lightning_handlers,
     replace_lightning_handlers,
 )
-from ltui.training.rank.lightning_internals import logger_connector
+from ltui.training.rank.lightning_internals import check_validation_signature, logger_connector
 from ltui.training.rank.node_folders import NodeFolders
-from ltui.training.rank.resume.loop_counters import BoundaryKind, check_loops
+from ltui.training.rank.resume.loop_counters import BoundaryKind
 
 if TYPE_CHECKING:
     from ltui.training.rank.resume.exact_state import ExactState
@@ -74,7 +74,7 @@ class TrainerBoundaries:
             return
         if channel.coordinator is None:
             channel.coordinator = RankCoordinator(channel, trainer.global_rank, trainer.world_size)
-        check_loops(trainer)
+        check_validation_signature(trainer.fit_loop)
         self.coordinator = channel.coordinator
         self.coordinator.nodes = nodes
 
@@ -92,14 +92,8 @@ class TrainerBoundaries:
         if coordinator is not None and coordinator.error_of_program is error:
             coordinator.leave()
             raise error
-        with contextlib.suppress(Exception):
-            if coordinator is not None:
-                coordinator.leave()
-            if self._signals is not None:
-                self._signals.restore_defaults()
-            reason = f"{type(error).__name__}: {error}"
-            text = f"This rank cannot stop with a checkpoint, pause or save: {reason}"
-            channel.event("steering_off", text, error=reason)
+        what = "stop with a checkpoint, pause or save"
+        end_coordination(channel, coordinator, self._signals, what, error)
 
     # Where the boundaries are. Called once for each Trainer.
 

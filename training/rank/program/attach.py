@@ -9,22 +9,24 @@ is not touched further.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
-import multiprocessing.util
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
-from ltui.training.rank.program.optimizer_hook import (
+from ltui.training.rank.program.program_hooks import (
     KERAS,
+    ImportWatch,
     call_after_steps,
+    call_at_exit,
     ignore_step,
+    mark_process,
     uncompiled,
 )
 
-_libraries: Any = None
+_libraries: ImportWatch | None = None
 
 
 def attach() -> None:
@@ -32,41 +34,32 @@ def attach() -> None:
     global _libraries
     if not (os.environ.get("LTUI_RUN_DIR") and os.environ.get("LTUI_RUN_ID")):
         return
+    pattern = os.environ.get("LTUI_METRICS_PATTERN")
     with contextlib.suppress(Exception):  # an old torch has no such hook
         call_after_steps(_after_first_step)
     with contextlib.suppress(Exception):
         # Imported here, because most processes do not belong to a run.
-        from ltui.training.rank.program.import_watch import ImportWatch
-        from ltui.training.rank.program.logged_values import logged_values
-        from ltui.training.rank.program.logging_libraries import recording_functions
+        from ltui.training.rank.program.logged_values import logged_values, recording_functions
 
-        record_logs = recording_functions(logged_values.record)
         _libraries = ImportWatch(
             [
-                *record_logs,
+                *recording_functions(logged_values.record),
                 ("transformers.trainer", _adapt_trainer),
                 (f"{KERAS}.trainer", _mark_keras_fits),
             ]
         )
         _libraries.install()
         logged_values.stepless = _open_stepless
-        _call_at_exit()
+        _send_at_exit(lambda: bool(pattern or logged_values.has_waiting))
     with contextlib.suppress(Exception):
-        _mark("torch")
-    if pattern := os.environ.get("LTUI_METRICS_PATTERN"):
+        mark_process("torch")
+    if pattern:
         with contextlib.suppress(Exception):
+            from ltui.training.rank.program import printed_values
             from ltui.training.rank.program.logged_values import logged_values
-            from ltui.training.rank.program.metric_pattern import metric_pattern
-            from ltui.training.rank.program.printed_values import record_printed_values
 
-            record_printed_values(metric_pattern(pattern), logged_values.record)
-
-
-def _mark(library: str) -> None:
-    # Imported here, because most processes do not belong to a run.
-    from ltui.training.rank.program.import_watch import mark_process
-
-    mark_process(library)
+            find = printed_values.metric_pattern(pattern)
+            printed_values.record_printed_values(find, logged_values.record)
 
 
 def _mark_keras_fits(module: Any) -> None:
@@ -76,7 +69,7 @@ def _mark_keras_fits(module: Any) -> None:
     @functools.wraps(fit)
     def marked(*args: Any, **kwargs: Any) -> Any:
         with contextlib.suppress(Exception):  # ltui must not make a user's script fail
-            _mark("keras")
+            mark_process("keras")
         return fit(*args, **kwargs)
 
     module.TorchTrainer.fit = marked
@@ -84,29 +77,23 @@ def _mark_keras_fits(module: Any) -> None:
 
 def _open_stepless() -> Any:
     # Imported here, because most processes that import torch log nothing.
-    from ltui.training.rank.program.stepless_program import open_stepless
+    from ltui.training.rank.program.process_role import open_stepless
 
     return open_stepless()
 
 
-def _call_at_exit() -> None:
+def _send_at_exit(has_values: Callable[[], bool]) -> None:
     """Send what this process has logged by its end if it has made no step."""
-    from ltui.training.rank.program.logged_values import logged_values
-
     pid = os.getpid()
 
     def at_exit() -> None:
-        pattern = os.environ.get("LTUI_METRICS_PATTERN")
-        if pid == os.getpid() and (pattern or logged_values.has_waiting):
+        if pid == os.getpid() and has_values():
             with contextlib.suppress(Exception):  # the program itself has ended as it should
-                from ltui.training.rank.program.stepless_program import send_at_exit
+                from ltui.training.rank.program.process_role import send_at_exit
 
                 send_at_exit()
 
-    if multiprocessing.parent_process() is None:
-        atexit.register(at_exit)
-    else:  # a child of multiprocessing ends without the functions of atexit
-        multiprocessing.util.Finalize(None, at_exit, exitpriority=0)
+    call_at_exit(at_exit)
 
 
 def _adapt_trainer(module: Any) -> None:

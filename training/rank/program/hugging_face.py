@@ -109,7 +109,8 @@ def _passing_boundaries(after_step: Callable[..., Any]) -> Callable[..., Any]:
         again, last_step = state.global_step == last_step, state.global_step
         with contextlib.suppress(Exception):  # another version of the library
             _report_progress(state)
-        if again or not _ends_epoch(state.epoch):
+        ends_epoch = abs(state.epoch - round(state.epoch)) < 1e-9
+        if again or not ends_epoch:
             stack.end_of_body()
         return result
 
@@ -127,7 +128,3 @@ def _report_progress(state: Any) -> None:
         left_steps=steps - state.global_step if steps > 0 else None,
         max_epochs=epochs if 0 < epochs < _MANY else None,
     )
-
-
-def _ends_epoch(epoch: float) -> bool:
-    return abs(epoch - round(epoch)) < 1e-9

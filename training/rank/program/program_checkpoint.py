@@ -18,7 +18,7 @@ import torch
 
 from ltui.training.rank.coordination.save_checkpoint import SaveResult, write_state
 from ltui.training.rank.program.tracked_loop import stack
-from ltui.training.rank.resume.random_states import read_random_states
+from ltui.training.rank.resume.plain_data import load_plain_data, read_random_states
 from ltui.training.rank.weights_check import weights_in_files
 from ltui.training.shared.checkpoint_files import (
     checkpoint_name,
@@ -153,7 +153,7 @@ def _error_of(action: Callable[[], None]) -> str | None:
 
 
 def _read_state(file: Path) -> dict[str, Any]:
-    saved: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    saved = load_plain_data(file)
     if saved.get("version") != _VERSION:
         raise ValueError(f"{file.name} was saved by another version of ltui")
     return saved

@@ -10,9 +10,7 @@ runs out of data before the others. Therefore a rank that waits gives up after `
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import multiprocessing.util
 import os
 import signal
 import sys
@@ -23,28 +21,35 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ltui.training.rank import torch_internals
 from ltui.training.rank.channel import Channel
-from ltui.training.rank.coordination.coordinator import RankCoordinator
+from ltui.training.rank.coordination.coordinator import RankCoordinator, end_coordination
 from ltui.training.rank.coordination.stop_signals import StopSignals, protect_workers
 from ltui.training.rank.heartbeat.heartbeat_thread import start_heartbeat_thread
-from ltui.training.rank.hyperparameters import send_caller_settings
+from ltui.training.rank.hyperparameters import send_hyperparameters
 from ltui.training.rank.metric_records import MetricSender
-from ltui.training.rank.program import printed_values
-from ltui.training.rank.program.import_watch import mark_process
 from ltui.training.rank.program.logged_values import logged_values, send_through
-from ltui.training.rank.program.optimizer_hook import call_after_steps, ignore_step, uncompiled
-from ltui.training.rank.program.program_checkpoint import PathFunction, ProgramCheckpoint
-from ltui.training.rank.program.program_kind import (
+from ltui.training.rank.program.process_role import (
     ProgramKind,
     find_module_of,
+    is_place_known,
+    open_own_channel,
+    read_place,
     read_program_kind,
+    report_missing_values,
     trained_parameter,
 )
-from ltui.training.rank.program.rank_claim import is_place_known, open_own_channel, read_place
+from ltui.training.rank.program.program_checkpoint import PathFunction, ProgramCheckpoint
+from ltui.training.rank.program.program_hooks import (
+    call_after_steps,
+    call_at_exit,
+    ignore_step,
+    mark_process,
+    uncompiled,
+)
 from ltui.training.rank.program.step_telemetry import StepTelemetry
 from ltui.training.rank.program.tracked_loop import stack
 from ltui.training.rank.resume.loop_counters import BoundaryKind
 from ltui.training.rank.source_changes import watch_sources
-from ltui.training.shared.rank_environment import RankEnvironment
+from ltui.training.shared.rank_environment import RankEnvironment, integer_variable
 from ltui.training.shared.record_types import Outcome, Phase, RecordKind
 
 PATIENCE_S = 60.0
@@ -92,7 +97,8 @@ def register(save: PathFunction, load: PathFunction, all_ranks: bool | None = No
         return False
     rank, world_size = read_place()
     if all_ranks is None:
-        all_ranks = read_program_kind().is_sharded
+        # Under these, each rank has only a part of the model.
+        all_ranks = read_program_kind().wrapper in ("FSDP", "DeepSpeed")
     _checkpoint = ProgramCheckpoint(save, load, rank, world_size, all_ranks)
     # Now, because the workers of loaders are started before the first step.
     protect_workers()
@@ -145,10 +151,9 @@ class ProgramRank:
         _, world_size = read_place()
         reason = _why_no_agreement(self._kind, channel.environment, world_size)
         saves = _checkpoint is not None and reason is None and channel.environment.nodes == 1
-        local_rank = os.environ.get("LOCAL_RANK", "")
         channel.send_hello(
             device,
-            int(local_rank) if local_rank.isdigit() else channel.rank,
+            integer_variable(os.environ, "LOCAL_RANK", channel.rank),
             world_size,
             program=self._kind.describe(),
             saves=saves,
@@ -156,7 +161,7 @@ class ProgramRank:
         )
         if channel.rank == 0:
             with contextlib.suppress(Exception):  # only shown in the dashboard
-                send_caller_settings(channel)
+                send_hyperparameters(channel)
         self._telemetry = StepTelemetry(
             channel,
             optimizer,
@@ -177,20 +182,19 @@ class ProgramRank:
         self._report_resume(saves=saves)
         self._attach()
         self._metrics = MetricSender(channel)
-        watch_sources(
-            lambda what, remedy: channel.event_from_rank_0("warning", what, remedy=remedy)
-        )
+        watch_sources(channel.warn_from_rank_0)
         logged_values.begin(send_through(channel, self._metrics), lambda: self.global_step)
 
     def _report_resume(self, *, saves: bool) -> None:
         """Send where the program has resumed, and what of that is not exact."""
-        send, environment = self._channel.event_from_rank_0, self._channel.environment
+        channel, send = self._channel, self._channel.event_from_rank_0
+        environment = channel.environment
         if _checkpoint is not None and not saves and environment.nodes > 1:
             send("note", "ltui saves checkpoints of such a program on one machine only.")
         resumed = None if _checkpoint is None else _checkpoint.resumed
         if environment.resume_from is not None and resumed is None:
             text = f"The program does not load {environment.resume_from.name}: it starts anew."
-            send("warning", text, remedy="Call ltui_rank.on_checkpoint before the loop.")
+            channel.warn_from_rank_0(text, "Call ltui_rank.on_checkpoint before the loop.")
         if _checkpoint is None or resumed is None:
             return
         step, name = resumed.global_step, resumed.path.name
@@ -223,10 +227,7 @@ class ProgramRank:
         torch.autograd.backward = uncompiled(telemetry.marked_backward(torch.autograd.backward))
         self._excepthook = sys.excepthook
         sys.excepthook = self._on_exception
-        if multiprocessing.parent_process() is None:
-            atexit.register(self._on_exit)
-        else:  # a child that was forked ends without the functions of atexit
-            multiprocessing.util.Finalize(None, self._on_exit, exitpriority=0)
+        call_at_exit(self._on_exit)
         os.register_at_fork(after_in_child=self._telemetry.switch_off)
 
     def detach(self) -> None:
@@ -246,8 +247,7 @@ class ProgramRank:
         """Send what other threads logged, and what was on a GPU."""
         logged_values.send_waiting()
         self._channel.queue.flush_staged()
-        logged_values.report_dropped(self._channel)
-        printed_values.report_skipped(self._channel)
+        report_missing_values(self._channel)
 
     # What all ranks do together.
 
@@ -300,15 +300,8 @@ class ProgramRank:
     def _leave(self, error: BaseException) -> None:
         """Take no further part in what the ranks agree on, and report ``error``."""
         coordinator, self._coordinator = self._coordinator, None
-        with contextlib.suppress(Exception):
-            if coordinator is not None:
-                coordinator.leave()
-            if self._signals is not None:
-                self._signals.restore_defaults()
-            reason = f"{type(error).__name__}: {error}"
-            actions = "pause" if _checkpoint is None else "stop with a checkpoint, pause or save"
-            text = f"This rank cannot {actions} any more: {reason}."
-            self._channel.event("steering_off", text, error=reason)
+        what = "pause" if _checkpoint is None else "stop with a checkpoint, pause or save"
+        end_coordination(self._channel, coordinator, self._signals, f"{what} any more", error)
 
     # The end.
 
@@ -344,10 +337,7 @@ class ProgramRank:
                 channel.pulse.set(outcome=Outcome.FINISHED)
             logged_values.send_waiting()
             self._metrics.flush()
-            logged_values.report_dropped(channel, at_end=True)
-            printed_values.report_skipped(channel)
-            if (text := printed_values.complaint()) is not None:
-                channel.event_from_rank_0("warning", text, remedy="Try it on a line of the log.")
+            report_missing_values(channel, at_end=True)
             channel.ended()
 
 

@@ -26,7 +26,7 @@ import torch
 from ltui.training.rank import torch_internals
 from ltui.training.rank.channel import Channel
 from ltui.training.rank.telemetry import count_samples, host_float
-from ltui.training.shared.record_types import Phase, RecordKind, StepField
+from ltui.training.shared.record_types import Phase, StepField
 
 _OTHER_STEPS = 16
 """Steps of another optimizer without one of the first, after which that one counts."""
@@ -38,7 +38,6 @@ _PERIODIC_NS = 500_000_000
 clock = time.monotonic_ns
 
 # Plain numbers: reading a member from an enumeration takes a call.
-_STEP = int(RecordKind.STEP)
 _COMPUTE, _FETCH, _OPTIMIZER = int(Phase.COMPUTE), int(Phase.FETCH), int(Phase.OPTIMIZER)
 _VALIDATION, _CHECKPOINT = int(Phase.VALIDATION), int(Phase.CHECKPOINT)
 _ROW_GLOBAL_STEP, _ROW_STEP_S = int(StepField.GLOBAL_STEP), int(StepField.STEP_S)
@@ -163,10 +162,8 @@ class StepTelemetry:
         self._channel, self._device = channel, device
         self._step_ended, self._send_waiting, self._failed = step_ended, send_waiting, failed
         self._pulse, self._mark = channel.pulse, channel.pulse.mark
-        row = channel.queue.row(_STEP, len(StepField))
+        row = channel.step_row()
         self._publish, self._row = row.publish, row.fields
-        for field in StepField:
-            row.fields[field] = math.nan
         row.fields[_ROW_STEPPED] = 1.0
         self._first = id(optimizer)
         self._other_steps: dict[int, int] = {}

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 
 from ltui.training.rank.lightning_internals import FABRIC_PASSES, fabric_loader
 from ltui.training.rank.resume.loader_positions import LoaderPositions
-from ltui.training.rank.resume.random_states import States, restore_random_states
+from ltui.training.rank.resume.plain_data import States, restore_random_states
 from ltui.training.rank.torch_internals import call_after_iterator
 
 
@@ -75,9 +75,9 @@ class LoopStack:
         self.loops: list[TrackedLoop] = []
         self.library_ends_steps = False
         """True while a library's own loop calls ``end_of_body``."""
-        self.end_of_body: Callable[[], None] = _do_nothing
+        self.end_of_body: Callable[[], None] = lambda: None
         """Called when a loop asks for its next item: then a step may be over."""
-        self.inexact: Callable[[str], None] = _do_nothing_with
+        self.inexact: Callable[[str], None] = lambda _text: None
         """Called with what a resume could not restore, as the middle of a sentence."""
         self._saved: list[dict[str, Any]] = []
         """The positions from which loops still have to continue."""
@@ -137,14 +137,6 @@ class LoopStack:
             self._saved.clear()
             self.inexact("a loop within the loop that continued was not tracked this time")
             self.restore_states()
-
-
-def _do_nothing() -> None:
-    """The end of a body before the first step."""
-
-
-def _do_nothing_with(_text: str) -> None:
-    """Nobody asks."""
 
 
 stack = LoopStack()

@@ -22,9 +22,9 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
-from ltui.training.rank.resume.random_states import (
+from ltui.training.rank.resume.plain_data import (
     preserve_random_states,
     read_random_states,
     restore_random_states,
@@ -51,22 +51,6 @@ _EXTRA_CHECKSUMS = 8
 """Checksums kept in addition to one for each draw that workers may be ahead."""
 _COUNTER_TYPES = (bool, int, float, str)
 """Types of the sampler attributes that are saved and restored."""
-
-
-def can_track(loader: Any) -> bool:
-    """Return True for a DataLoader over indices that does not save a position itself."""
-    return (
-        isinstance(loader, DataLoader)
-        and not isinstance(loader.dataset, IterableDataset)
-        and not is_stateful_loader(loader)
-    )
-
-
-def is_stateful_loader(loader: Any) -> bool:
-    """Return True if the loader has a state, which Lightning then saves and loads by itself."""
-    return callable(getattr(loader, "state_dict", None)) and callable(
-        getattr(loader, "load_state_dict", None)
-    )
 
 
 class DataLoaderPosition:
@@ -181,12 +165,15 @@ class DataLoaderPosition:
             self._remaining = _RemainingIndices(indices, state)
             self.exact = True
 
-    def batches_left(self) -> float:
-        """Return the batches left in the resumed epoch; infinity if the loader has no length."""
+    def batches_left(self) -> int | None:
+        """Return the batches left in the resumed epoch; None if the loader has no length."""
         if self._remaining is not None:
             return len(self._remaining.indices)
-        used = self._resume_state["used"] if self._resume_state is not None else 0
-        return _length(self._loader()) - used
+        used: int = self._resume_state["used"] if self._resume_state is not None else 0
+        try:
+            return len(self._loader()) - used  # type: ignore[arg-type]
+        except TypeError:
+            return None
 
     def restore_generators(self, state: dict[str, Any]) -> None:
         """Restore the generators of the loader and its samplers, and the samplers' counters."""
@@ -366,13 +353,6 @@ def shut_down(loader: Any) -> None:
     if persistent_iterator(loader) is None or not isinstance(loader, DataLoader):
         return
     discard_iterator(loader)
-
-
-def _length(loader: Any) -> float:
-    try:
-        return len(loader)
-    except TypeError:
-        return float("inf")
 
 
 def _checksum(checksum_before: int, indices: Any) -> int:

@@ -13,19 +13,14 @@ and marks all gradients as arrived.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ltui.training.rank import torch_internals
-from ltui.training.rank.lightning_internals import (
-    replace_setup_model,
-    restore_setup_model,
-    setup_model,
-)
+from ltui.training.rank.file_transfer import broadcast, gather
+from ltui.training.rank.lightning_internals import call_after_model_setup
 
 MIN_RANKS = 3
 """Smallest number of ranks with which the order matters: the sum of two values has no order."""
@@ -50,8 +45,8 @@ class DdpBuckets:
         After the first step this rebuilds the buckets, as the next step would. That is a
         collective: all ranks must call it.
         """
-        model = self._ddp_model()
-        if model is None:
+        model = self._trainer.strategy.model
+        if not isinstance(model, DistributedDataParallel) or not self._does_order_matter:
             return []
         try:
             if self._layout is None:
@@ -65,31 +60,22 @@ class DdpBuckets:
             return None
         return self._layout
 
-    def _ddp_model(self) -> DistributedDataParallel | None:
-        """Return the model if it is wrapped in DDP and the order of gradients matters."""
-        model = self._trainer.strategy.model
-        is_ddp = isinstance(model, DistributedDataParallel)
-        return model if is_ddp and self._trainer.world_size >= MIN_RANKS else None
+    @property
+    def _does_order_matter(self) -> bool:
+        return bool(self._trainer.world_size >= MIN_RANKS)
 
     def apply_on_wrap(self, layout: Layout | None) -> None:
         """Apply ``layout`` when Lightning next wraps the model in DDP.
 
         All ranks must call it. The layout of rank 0 is used on all of them.
         """
-        strategy = self._trainer.strategy
-        wrap = setup_model(strategy)
-        if wrap is None or self._trainer.world_size < MIN_RANKS:
-            return
 
-        @functools.wraps(wrap)
-        def setup_and_apply(*args: Any, **kwargs: Any) -> Any:
-            restore_setup_model(strategy)
-            model = wrap(*args, **kwargs)
+        def apply(model: Any) -> None:
             if isinstance(model, DistributedDataParallel):
                 self.may_differ = not apply_bucket_layout(model, layout)
-            return model
 
-        replace_setup_model(strategy, setup_and_apply)
+        if self._does_order_matter:
+            call_after_model_setup(self._trainer.strategy, apply)
 
 
 def read_bucket_layout(model: DistributedDataParallel) -> Layout | None:
@@ -120,9 +106,7 @@ def apply_bucket_layout(model: DistributedDataParallel, layout: Layout | None) -
     All ranks must call it. Their buckets must never differ, so each change is made by all ranks or
     by none.
     """
-    layout_of_rank_0 = [layout]
-    dist.broadcast_object_list(layout_of_rank_0, src=0)
-    layout = layout_of_rank_0[0]
+    layout = broadcast(layout)
     if not layout:
         return layout is not None
     original = model.reducer, model.logger
@@ -130,13 +114,13 @@ def apply_bucket_layout(model: DistributedDataParallel, layout: Layout | None) -
         rebuilt = _rebuild_reducer_in_order(model, layout)
     except Exception:  # noqa: BLE001  (another torch: training matters more than the last bits)
         rebuilt = False
-    if not _all_ranks(rebuilt):
+    if not all(gather(rebuilt)):
         model.reducer, model.logger = original
         return False
     del original
     torch_internals.push_all_parameters(model)
     torch_internals.rebuild_buckets(model)
-    return _all_ranks(read_bucket_layout(model) == layout)
+    return all(gather(read_bucket_layout(model) == layout))
 
 
 def _rebuild_reducer_in_order(model: Any, layout: Layout) -> bool:
@@ -158,10 +142,3 @@ def _rebuild_reducer_in_order(model: Any, layout: Layout) -> bool:
         [expects_sparse[number] for number in order if number is not None],
     )
     return True
-
-
-def _all_ranks(condition: bool) -> bool:
-    """Return True if ``condition`` is true on every rank. A collective."""
-    answers: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(answers, condition)
-    return all(answers)

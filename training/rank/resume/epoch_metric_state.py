@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ltui.training.rank import lightning_internals, torch_internals
-from ltui.training.rank.resume.nested_tensors import is_plain_data, map_tensors, tensor_bytes
+from ltui.training.rank.resume.plain_data import is_plain_data, map_tensors, tensor_bytes
 
 MetricState = dict[str, Any]
 _MAX_STATE_BYTES = 64 << 20
@@ -35,8 +35,10 @@ def logged_state(trainer: Any) -> MetricState:
         elif (name := names.get(id(result.value))) is not None:
             mean["metric"] = name
         means[key] = mean
-    tables = lightning_internals.copy_of_metric_tables(trainer)
-    last = {name: _detached_copy(table) for name, table in tables.items()}
+    last = {
+        name: _detached_copy(lightning_internals.metric_table(trainer, name))
+        for name in lightning_internals.METRIC_TABLES
+    }
     return {"means": means, "last": {name: t for name, t in last.items() if is_plain_data(t)}}
 
 
@@ -118,9 +120,7 @@ def _create_result(trainer: Any, results: Any, mean: dict[str, Any]) -> Any:
         is_tensor="value" in mean,
     )
     if "value" in mean:
-        result.value = _to_device(mean["value"], device)
-        if mean["size"] is not None:
-            result.cumulated_batch_size = _to_device(mean["size"], device)
+        _set_mean(result, mean, device)
     else:
         metrics = dict(_named_metrics(trainer.lightning_module))
         if (metric := metrics.get(mean.get("metric", ""))) is None:
@@ -128,6 +128,12 @@ def _create_result(trainer: Any, results: Any, mean: dict[str, Any]) -> Any:
         result.value = metric
     lightning_internals.mark_as_updated(result)
     return result
+
+
+def _set_mean(result: Any, mean: dict[str, Any], device: torch.device) -> None:
+    result.value = _to_device(mean["value"], device)
+    if mean["size"] is not None:
+        result.cumulated_batch_size = _to_device(mean["size"], device)
 
 
 def _join_when_logged(results: Any, means: dict[str, Any], device: torch.device) -> None:
@@ -141,9 +147,7 @@ def _join_when_logged(results: Any, means: dict[str, Any], device: torch.device)
             super().__setitem__(key, result)
             saved = means.pop(key, None)
             if saved is not None and result.is_tensor and "value" in saved:
-                result.value = _to_device(saved["value"], device)
-                if saved["size"] is not None:
-                    result.cumulated_batch_size = _to_device(saved["size"], device)
+                _set_mean(result, saved, device)
             if not means:
                 self.__class__ = original_class
 

@@ -27,7 +27,6 @@ import torch
 
 from ltui.training.rank import lightning_internals, torch_internals
 from ltui.training.rank.channel import Channel
-from ltui.training.rank.lightning_version import lightning_version
 from ltui.training.rank.resume.ddp_buckets import DdpBuckets
 from ltui.training.rank.resume.epoch_metric_state import (
     logged_state,
@@ -37,11 +36,13 @@ from ltui.training.rank.resume.epoch_metric_state import (
 )
 from ltui.training.rank.resume.loader_positions import LoaderPositions
 from ltui.training.rank.resume.loop_counters import BoundaryKind, TrainedWeightsCheck
-from ltui.training.rank.resume.random_states import (
+from ltui.training.rank.resume.plain_data import (
     States,
+    load_plain_data,
     read_random_states,
     restore_random_states,
 )
+from ltui.training.rank.trainer_facts import lightning_version
 from ltui.training.shared.checkpoint_files import rank_file
 
 VERSION = 2
@@ -66,12 +67,11 @@ def create_exact_state(trainer: Any, channel: Channel) -> ExactState | None:
         )
     except Exception as error:  # noqa: BLE001  (training matters more than exactness)
         versions = f"Lightning {lightning_version(trainer)} and torch {torch.__version__}"
-        channel.event_from_rank_0(
-            "warning",
+        channel.warn_from_rank_0(
             f"Resuming will not be exact: ltui was not tested with {versions} ({error}). A resume "
             "continues from Lightning's own checkpoint, without random states and the position in "
             "the data.",
-            remedy="Upgrade ltui, or install the versions of Lightning and torch that it supports.",
+            "Upgrade ltui, or install the versions of Lightning and torch that it supports.",
         )
         return None
 
@@ -234,27 +234,22 @@ class ExactState:
         self._inexact.clear()
         trainer = self._trainer
         ranks = len(list(checkpoint.parent.glob(f"{checkpoint.name}.rank-*")))
-        if not ranks:
-            self._inexact.append(
-                f"{checkpoint.name} contains no random states and no position in the data"
-            )
-            self._report_inexact()
-            return
         # The files of all ranks, because all ranks must restore their states or none.
         files = [rank_file(checkpoint, rank) for rank in range(ranks)]
-        versions = {_load_file(file, mmap=True).get("version") for file in files}
+        versions = {load_plain_data(file, mmap=True).get("version") for file in files}
         if versions != {VERSION}:
-            self._inexact.append(
-                "its exact state could not be read when it was saved"
-                if _NO_STATE in versions
-                else "it was saved by another version of ltui"
-            )
+            reason = "it was saved by another version of ltui"
+            if not ranks:
+                reason = f"{checkpoint.name} contains no random states and no position in the data"
+            elif _NO_STATE in versions:
+                reason = "its exact state could not be read when it was saved"
+            self._inexact.append(reason)
             self._report_inexact()
             return
-        saved = self._saved = _load_file(files[trainer.global_rank % ranks])
+        saved = self._saved = load_plain_data(files[trainer.global_rank % ranks])
         if ranks != trainer.world_size:
             # All ranks must reshard the same order, so they use that of rank 0.
-            first = _load_file(files[0])
+            first = load_plain_data(files[0])
             for key in ("loaders", "batches", "over"):
                 saved[key] = first[key]
             saved["logged"]["means"], saved["metrics"] = {}, {}
@@ -359,11 +354,6 @@ class ExactState:
     def detach(self) -> None:
         """Give the user's loaders their own methods back when ``fit`` ends."""
         self._loaders.detach()
-
-
-def _load_file(path: Path, *, mmap: bool = False) -> dict[str, Any]:
-    saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    return saved
 
 
 def set_sampler_epoch(loader: Any, epoch: int) -> None:

@@ -2,40 +2,143 @@
 
 There are four kinds of loaders: a DataLoader whose sampler is tracked
 (``dataloader_position.py``), a stateful loader and a loader without a position
-(``stateful_loader_position.py``), and FFCV's ``Loader`` (``ffcv_position.py``).
+(``stateful_loader_position.py``), and FFCV's ``Loader``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from ltui.training.rank.lightning_internals import loader_iterator
-from ltui.training.rank.resume.dataloader_position import (
-    DataLoaderPosition,
-    can_track,
-    is_stateful_loader,
-    shut_down,
-)
-from ltui.training.rank.resume.ffcv_position import (
-    FfcvLoaderPosition,
-    describe_inexact_loader,
-    is_ffcv_loader,
-)
-from ltui.training.rank.resume.nested_tensors import is_plain_data
-from ltui.training.rank.resume.random_states import (
+from ltui.training.rank.resume.dataloader_position import DataLoaderPosition, shut_down
+from ltui.training.rank.resume.plain_data import (
     States,
+    is_plain_data,
+    preserve_random_states,
     read_random_states,
     restore_random_states,
 )
 from ltui.training.rank.resume.stateful_loader_position import (
-    BatchReplay,
     StatefulLoaderPosition,
-    exhaust_iterator,
+    drop_used_batches,
 )
 
+
+def is_ffcv_loader(loader: Any) -> bool:
+    """Return True if ``loader`` is FFCV's, without importing FFCV."""
+    return any(
+        base.__name__ == "Loader" and base.__module__.partition(".")[0] == "ffcv"
+        for base in type(loader).__mro__
+    )
+
+
+class FfcvLoaderPosition:
+    """Tracks the position of one ``Loader`` of FFCV. ``epoch()`` returns the Trainer's epoch.
+
+    The loader's order depends on a seed, which it draws if none is given, and on the number of
+    epochs that it began, which starts at 0 in each process. Here that number follows the Trainer's
+    epochs, and a resumed epoch begins after the used samples. No sample is read for that.
+    """
+
+    def __init__(self, loader: Any, epoch: Callable[[], int]) -> None:
+        self._loader = weakref.ref(loader)
+        self._epoch = epoch
+        self._epochs_before: int = loader.next_epoch - epoch()
+        """Epochs that the loader began before the first epoch of this training."""
+        self._drawn: tuple[int, Any] | None = None
+        """The loader's epoch and its order, once drawn."""
+        self._used = (-1, 0)
+        """The loader's epoch that is resumed, and the number of its batches that were used."""
+        loader.next_traversal_order = self._next_order
+
+    def detach(self) -> None:
+        """Give the loader its own method back."""
+        if (loader := self._loader()) is not None:
+            loader.__dict__.pop("next_traversal_order", None)
+
+    def _next_order(self) -> Any:
+        """Return the order of the epoch that begins, without the used samples."""
+        loader: Any = self._loader()
+        epoch = self._epochs_before + self._epoch()
+        loader.next_epoch = epoch  # the loader itself adds one
+        if self._drawn is None or self._drawn[0] != epoch:
+            # Drawn once for each epoch: quasi-random order shuffles the previous order.
+            self._drawn = epoch, loader.traversal_order.sample_order(epoch)
+        order, (resumed_epoch, used_batches) = self._drawn[1], self._used
+        if epoch != resumed_epoch:
+            return order
+        return order[: len(loader) * loader.batch_size][used_batches * loader.batch_size :]
+
+    def state(self) -> dict[str, Any]:
+        """Return the position in weights-only types. Lightning counts the batches."""
+        loader: Any = self._loader()
+        return {"before": self._epochs_before, "seed": int(loader.seed)}
+
+    def resume(self, state: dict[str, Any], batches: int) -> None:
+        """Resume after ``batches`` batches of the Trainer's present epoch."""
+        loader: Any = self._loader()
+        traversal = loader.traversal_order
+        self._epochs_before, loader.seed = state["before"], state["seed"]
+        for owner in (traversal, getattr(traversal, "sampler", None)):
+            if owner is not None:
+                owner.seed = state["seed"]
+        epoch = self._epochs_before + self._epoch()
+        self._used = epoch, batches
+        if callable(prepare := getattr(traversal, "prepare_data_structures", None)):
+            prepare()
+            # The order was drawn once when the loader was created, then once for each epoch.
+            for drawn_epoch in (0, *range(epoch)):
+                traversal.sample_order(drawn_epoch)
+
+
+def describe_inexact_operations(operations: Iterable[Any]) -> str | None:
+    """Return what a resume can't restore of an FFCV pipeline, as the middle of a sentence.
+
+    Return None if none of ``operations`` is known to draw at random in FFCV's threads.
+    """
+    names = dict.fromkeys(type(o).__name__ for o in operations if _draws_at_random(o))
+    if not names:
+        return None
+    several = len(names) > 1
+    return (
+        f"FFCV's {' and '.join(names)} draw{'' if several else 's'} at random in threads of "
+        f"{'their' if several else 'its'} own, so images are changed differently than without the "
+        "resume"
+    )
+
+
+def describe_inexact_loader(loader: Any) -> str | None:
+    """Return what a resume can't restore of ``loader``, as the middle of a sentence, or None.
+
+    A loader may say it in its attribute ``inexact``. For FFCV's own ``Loader`` the operations of
+    its pipelines decide.
+    """
+    if text := getattr(loader, "inexact", None):
+        return str(text)
+    specs = getattr(loader, "pipeline_specs", None)
+    if not (is_ffcv_loader(loader) and isinstance(specs, dict)):
+        return None
+    return describe_inexact_operations(
+        operation
+        for spec in specs.values()
+        for operation in (getattr(spec, "decoder", None), *getattr(spec, "transforms", ()))
+    )
+
+
+def _draws_at_random(operation: Any) -> bool:
+    wrapped = getattr(operation, "module", None)  # a torchvision module in FFCV's ModuleWrapper
+    return any(
+        "Random" in base.__name__ or base.__name__ == "Cutout"
+        for each in (operation, wrapped)
+        for base in type(each).__mro__
+    )
+
+
+_HAVE_GENERATORS = (DataLoaderPosition, StatefulLoaderPosition)
 _Position = DataLoaderPosition | StatefulLoaderPosition | FfcvLoaderPosition
 
 
@@ -144,9 +247,9 @@ class LoaderPositions:
     def _used_batches(self) -> Iterator[tuple[int, int]]:
         """Yield length and used batches of each loader that knows how many batches are left."""
         for loader, position in zip(self._loaders, self._positions, strict=True):
-            batches_left = None if position is None else position.batches_left()
-            if batches_left is not None and batches_left != float("inf"):
-                yield len(loader), len(loader) - int(batches_left)
+            left = position.batches_left() if isinstance(position, _HAVE_GENERATORS) else None
+            if left is not None:
+                yield len(loader), len(loader) - left
 
     def _resume_tracked(self, loader: Any, position: DataLoaderPosition, state: Any) -> None:
         if not position.resume(state):
@@ -201,7 +304,9 @@ class LoaderPositions:
             if isinstance(self._positions[number], StatefulLoaderPosition) and isinstance(
                 loader, DataLoader
             ):
-                exhaust_iterator(loader_iterator(fetcher, number))
+                # Then the loader counts the epoch as finished.
+                with preserve_random_states():
+                    next(loader_iterator(fetcher, number), None)
         fetched_ahead = saved.get("ahead", [])
         if fetched_ahead is None:
             self.inexact.append("one batch that had been fetched ahead could not be saved")
@@ -211,7 +316,7 @@ class LoaderPositions:
         batches, self._batches_to_replay = self._batches_to_replay, 0
         if not batches:
             return None
-        if text := BatchReplay(fetcher, batches).run():
+        if text := drop_used_batches(fetcher, batches):
             self.inexact.append(text)
         return (
             f"{_name_of(self._loaders[0])} has no position: the first {batches} batches of this "
@@ -233,16 +338,17 @@ class LoaderPositions:
     def restore_generators(self, saved: dict[str, Any]) -> None:
         """Restore the generators of all loaders and their samplers."""
         for position, state in zip(self._positions, saved["loaders"], strict=False):
-            if position is not None and "generators" in state:
+            if isinstance(position, _HAVE_GENERATORS) and "generators" in state:
                 position.restore_generators(state)
 
 
 def _position_of(loader: Any, epoch: Callable[[], int]) -> _Position | None:
     if is_ffcv_loader(loader):
         return FfcvLoaderPosition(loader, epoch)
-    if is_stateful_loader(loader):
+    if all(callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict")):
         return StatefulLoaderPosition(loader)
-    return DataLoaderPosition(loader) if can_track(loader) else None
+    tracks = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
+    return DataLoaderPosition(loader) if tracks else None
 
 
 def _name_of(loader: Any) -> str:

@@ -16,11 +16,7 @@ from typing import Any
 
 import torch
 
-from ltui.training.rank.lightning_internals import (
-    check_validation_signature,
-    is_training_done,
-    should_check_validation,
-)
+from ltui.training.rank.lightning_internals import is_training_done, should_check_validation
 from ltui.training.rank.torch_internals import parameter_norms
 
 _FIT = "fit_loop"
@@ -58,13 +54,18 @@ def can_act_at(trainer: Any, boundary: BoundaryKind) -> bool:
     loop = trainer.fit_loop.epoch_loop
     if not is_training_done(loop) or validation_is_due(trainer):
         return True
-    steps_done = trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps
-    return trainer.num_training_batches == 1 and not steps_done
+    return trainer.num_training_batches == 1 and not _are_steps_done(trainer)
 
 
-def check_loops(trainer: Any) -> None:
-    """Raise ``TypeError`` or ``AttributeError`` if this Lightning's loops are not supported."""
-    check_validation_signature(trainer.fit_loop)
+def is_fit_finished(trainer: Any) -> bool:
+    """Return True if no epoch follows, so there is nothing left to stop."""
+    epochs = trainer.fit_loop.epoch_progress.current.completed
+    epochs_done = trainer.max_epochs not in (None, -1) and epochs >= trainer.max_epochs
+    return bool(_are_steps_done(trainer) or epochs_done or trainer.should_stop)
+
+
+def _are_steps_done(trainer: Any) -> bool:
+    return trainer.max_steps != -1 and bool(trainer.global_step >= trainer.max_steps)
 
 
 def validation_is_due(trainer: Any) -> bool:

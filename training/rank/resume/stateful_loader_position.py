@@ -23,9 +23,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from ltui.training.rank.resume.nested_tensors import is_equal, is_plain_data
-from ltui.training.rank.resume.random_states import (
+from ltui.training.rank.resume.plain_data import (
     States,
+    is_equal,
+    is_plain_data,
     preserve_random_states,
     read_random_states,
     restore_random_states,
@@ -154,33 +155,22 @@ def _wrap_sampler_iter(sampler: Any, before_draw: Callable[[], None]) -> Any:
     return sampler
 
 
-def exhaust_iterator(iterator: Any) -> None:
-    """Advance a fully used iterator once more, so that the loader counts the epoch as finished."""
-    with preserve_random_states():
-        next(iterator, None)
+def drop_used_batches(fetcher: Any, batches: int) -> str | None:
+    """Read the used batches of an epoch again and drop them.
 
-
-class BatchReplay:
-    """Read the used batches of an epoch again and drop them."""
-
-    def __init__(self, fetcher: Any, batches: int) -> None:
-        self._fetcher, self._batches = fetcher, batches
-
-    def run(self) -> str | None:
-        """Drop the batches. Return what may not be exact, as the middle of a sentence, or None."""
-        fetcher, states_before = self._fetcher, read_random_states()
-        dropped = 0
-        while dropped < self._batches:
-            try:
-                next(fetcher)
-            except StopIteration:
-                return "the loader ended before the batches that were used, so this epoch ends here"
-            dropped += 1
-        # Lightning counts the batches before the checkpoint by itself.
-        fetcher.fetched -= dropped
-        if not is_equal(states_before, read_random_states()):
-            return (
-                "the loader draws at random in the rank's own process while it is read, so it may "
-                "continue with other samples"
-            )
-        return None
+    Return what may not be exact, as the middle of a sentence, or None.
+    """
+    states_before = read_random_states()
+    for _ in range(batches):
+        try:
+            next(fetcher)
+        except StopIteration:
+            return "the loader ended before the batches that were used, so this epoch ends here"
+    # Lightning counts the batches before the checkpoint by itself.
+    fetcher.fetched -= batches
+    if not is_equal(states_before, read_random_states()):
+        return (
+            "the loader draws at random in the rank's own process while it is read, so it may "
+            "continue with other samples"
+        )
+    return None

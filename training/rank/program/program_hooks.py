@@ -1,24 +1,67 @@
-"""Call functions when modules have been imported: a finder in front of those of ``sys.meta_path``.
+"""The hooks by which ltui follows a program without a Trainer: after steps, and after imports.
 
-It finds a module as the other finders do, and only adds a call behind the execution of the module.
-An error of its own never reaches the program's import.
+This module does not import torch: torch itself loads it (``attach.py``).
 """
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing.util
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+KERAS = "keras.src.backend.torch"
+"""The module that Keras 3 imports if torch is its backend."""
+
+_handle: Any = None
+_after_step: Callable[[Any, Any, Any], None]
+
+
+def call_after_steps(function: Callable[[Any, Any, Any], None]) -> None:
+    """Call ``function`` after each step of an optimizer, and no other that was passed before.
+
+    The hook itself stays in its place: torch calls the hooks while it iterates over them, and a
+    change of their number then would be an error of the user's script.
+    """
+    global _handle, _after_step
+    _after_step = function
+    if _handle is None:
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        _handle = register_optimizer_step_post_hook(_hook)
+
+
+def _hook(optimizer: Any, args: Any, kwargs: Any) -> None:
+    _after_step(optimizer, args, kwargs)
+
+
+def ignore_step(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    """Do nothing after a step."""
+
+
+def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that compiled code may call without compiling it, which takes seconds."""
+    import torch  # torch itself imports this module
+
+    excluded: Callable[..., Any] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    return excluded
+
 
 Function = tuple[str, Callable[[ModuleType], None]]
 """The name of a module, and a function to call with the module."""
 
 
 class ImportWatch:
-    """Calls ``functions``, each after every execution of the module of that name."""
+    """Calls ``functions``, each after every execution of the module of that name.
+
+    It is a finder in front of those of ``sys.meta_path``, which finds a module as the others do. An
+    error of its own never reaches the program's import.
+    """
 
     def __init__(self, functions: Iterable[Function]) -> None:
         self._functions: dict[str, list[Function]] = {}
@@ -96,3 +139,11 @@ def mark_process(library: str) -> None:
     folder = Path(os.environ["LTUI_RUN_DIR"], "queue", os.environ["LTUI_ATTEMPT"])
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     (folder / f"{library}-{os.getpid()}.imported").touch(mode=0o600)
+
+
+def call_at_exit(function: Callable[[], None]) -> None:
+    """Call ``function`` when this process ends by itself."""
+    if multiprocessing.parent_process() is None:
+        atexit.register(function)
+    else:  # a child of multiprocessing ends without the functions of atexit
+        multiprocessing.util.Finalize(None, function, exitpriority=0)
