@@ -12,7 +12,7 @@ from ltui.training.config.device_selection import Machine
 from ltui.training.config.overrides import overridden_paths
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.problem import ProblemError
-from ltui.training.slurm.job_options import (
+from ltui.training.slurm.batch_script import (
     JobOptions,
     check_options,
     parse_extra,

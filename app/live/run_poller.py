@@ -23,7 +23,7 @@ from ltui.app.live.run_curves import RunCurves, stored_attempt_ranks
 from ltui.app.live.run_marks import RunMark, checkpoint_marks, stored_marks
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.config.verdict_severity import VerdictLevel
-from ltui.training.lifecycle.recover_runs import current_snapshot
+from ltui.training.lifecycle.run_status import current_snapshot
 from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.problem import ProblemError
 from ltui.training.shared.record_types import StepField

@@ -42,7 +42,7 @@ from ltui.app.presentation.chart_axis import marks_legend
 from ltui.app.presentation.metric_list import MetricChoice
 from ltui.app.screens.metric_chooser import MetricChooser
 from ltui.app.screens.panel_screen import PanelScreen
-from ltui.training.lifecycle.recover_runs import current_snapshot
+from ltui.training.lifecycle.run_status import current_snapshot
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets.charts.chart import Chart
 from ltui.widgets.charts.parallel_chart import ParallelChart

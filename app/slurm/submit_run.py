@@ -19,8 +19,7 @@ from ltui.training.lifecycle.record_code import record_code
 from ltui.training.lifecycle.resume_run import check_resumable
 from ltui.training.lifecycle.run_status import nan_step
 from ltui.training.problem import ProblemError
-from ltui.training.slurm.batch_script import BatchScript
-from ltui.training.slurm.job_options import JobOptions
+from ltui.training.slurm.batch_script import BatchScript, JobOptions
 from ltui.training.slurm.job_record import (
     JobRecord,
     read_record,

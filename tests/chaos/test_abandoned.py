@@ -16,9 +16,8 @@ import pytest
 
 from ltui.training.json_codec import to_json
 from ltui.training.lifecycle.delete_runs import delete
-from ltui.training.lifecycle.recover_runs import recover_run
 from ltui.training.lifecycle.resume_run import resume
-from ltui.training.lifecycle.run_status import resolve_snapshot
+from ltui.training.lifecycle.run_status import recover_run, resolve_snapshot
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.run_directory import RunDir

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ltui.training.lifecycle.delete_runs import delete
-from ltui.training.lifecycle.recover_runs import recover_run
 from ltui.training.lifecycle.resume_run import resume
+from ltui.training.lifecycle.run_status import recover_run
 from ltui.training.process.identity import boot_id, start_ticks
 from ltui.training.state.run_snapshot import LIVE, RunState
 from ltui.training.store.run_directory import RunDir, list_runs

@@ -15,8 +15,8 @@ from typing import Any
 
 import psutil
 
+from ltui.training.lifecycle.run_processes import shim_identity
 from ltui.training.lifecycle.run_status import resolve_snapshot
-from ltui.training.lifecycle.shim_files import shim_identity
 from ltui.training.process.identity import lock_holder
 from ltui.training.state.run_snapshot import LIVE, NodeState, RunSnapshot, RunState, Verdict
 from ltui.training.store.history_reader import RunStore, StoredEvent

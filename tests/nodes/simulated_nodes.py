@@ -20,8 +20,8 @@ from pathlib import Path
 from ltui.training.config.run_spec import Nodes, RunSpec
 from ltui.training.diagnosis.evidence import HostEvidence
 from ltui.training.lifecycle.launch_run import launch
+from ltui.training.lifecycle.run_processes import EngineExit
 from ltui.training.lifecycle.run_status import resolve_snapshot
-from ltui.training.lifecycle.shim_files import EngineExit
 from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.nodes.agent_link import AgentLink
 from ltui.training.nodes.barrier_mirror import BarrierMirror

@@ -27,7 +27,7 @@ from ltui.training.nodes.link_wire import (
     curve_key,
     decode_header,
 )
-from ltui.training.nodes.probe import ProbeResult, probe
+from ltui.training.nodes.node_watch import ProbeResult, probe
 from ltui.training.problem import ProblemError
 from tests.nodes.addresses import LOOPBACKS
 from tests.nodes.link_fixtures import (

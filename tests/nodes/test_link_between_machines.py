@@ -37,7 +37,7 @@ _AGENT = """
 import json, os, sys, time
 from ltui.training.nodes.agent_link import AgentLink
 from ltui.training.nodes.link_key import LinkKey
-from ltui.training.nodes.probe import ProbeSocket
+from ltui.training.nodes.node_watch import ProbeSocket
 
 link = AgentLink(LinkKey.find(None, os.environ), sys.argv[1], int(sys.argv[2]), "1")
 probed = ProbeSocket(link.local_address)
@@ -55,7 +55,7 @@ while True:
 
 _PROBE = """
 import sys
-from ltui.training.nodes.probe import probe
+from ltui.training.nodes.node_watch import probe
 print(probe(sys.argv[1], int(sys.argv[2]), float(sys.argv[3])).value)
 """
 

@@ -12,8 +12,7 @@ from ltui.training.nodes.link_limits import (
     head_lost_s,
     node_gone_s,
 )
-from ltui.training.nodes.node_watch import LinkCut, NodeWatch
-from ltui.training.nodes.probe import ProbeResult
+from ltui.training.nodes.node_watch import LinkCut, NodeWatch, ProbeResult
 from ltui.training.state.run_snapshot import NodeState
 
 

@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from ltui.training.nodes.probe import ProbeResult, ProbeSocket, probe, probe_all
+from ltui.training.nodes.node_watch import ProbeResult, ProbeSocket, probe, probe_all
 from tests.nodes.addresses import LOOPBACKS
 from tests.nodes.link_fixtures import freeze
 
 _AGENT = """
 import sys, time
-from ltui.training.nodes.probe import ProbeSocket
+from ltui.training.nodes.node_watch import ProbeSocket
 kept = ProbeSocket(sys.argv[1])
 print(kept.port, flush=True)
 time.sleep(600)

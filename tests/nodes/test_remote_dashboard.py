@@ -14,7 +14,7 @@ from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.launch_run import create_run_directory
 from ltui.training.lifecycle.run_status import is_abandoned, resolve_snapshot
 from ltui.training.problem import ProblemError
-from ltui.training.slurm.job_options import JobOptions
+from ltui.training.slurm.batch_script import JobOptions
 from ltui.training.slurm.job_record import (
     JobRecord,
     Life,

@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import pytest
 
-from ltui.training.lifecycle.restart_rules import read_restart_history
+from ltui.training.lifecycle.restart_policy import read_restart_history
 from ltui.training.nodes.link_limits import NODE_GONE_VARIABLE
 from ltui.training.state.run_snapshot import NodeState, RunState
 from ltui.training.store.find_run import find_run

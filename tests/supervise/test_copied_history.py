@@ -11,8 +11,7 @@ import pytest
 
 from ltui.training.lifecycle.delete_runs import delete, remove
 from ltui.training.lifecycle.launch_run import launch
-from ltui.training.lifecycle.recover_runs import recover_run
-from ltui.training.lifecycle.run_status import resolve_snapshot
+from ltui.training.lifecycle.run_status import recover_run, resolve_snapshot
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.history_place import ELSEWHERE_S, read_place, remove_unneeded_histories
 from ltui.training.store.run_bin import restore

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ltui.training.lifecycle.resume_run import resume
+from ltui.training.lifecycle.run_processes import engine_identity, shim_identity
 from ltui.training.lifecycle.run_status import resolve_snapshot
-from ltui.training.lifecycle.shim_files import engine_identity, shim_identity
 from ltui.training.lifecycle.start_supervisor import restart_supervisor
 from ltui.training.lifecycle.supervisor_client import NotSupervisedError
 from ltui.training.state.run_snapshot import LIVE, RankState, RunSnapshot, RunState

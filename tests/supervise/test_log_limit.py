@@ -10,7 +10,7 @@ import pytest
 
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.store.history_reader import RunStore
-from ltui.training.supervise.log_limit import log_limit
+from ltui.training.supervise.run_folder import log_limit
 from tests.ltui_command import run_ltui
 from tests.required import required
 from tests.supervise.conftest import Runs

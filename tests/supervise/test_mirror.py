@@ -38,7 +38,7 @@ def mirrored(runs: Runs, *options: str, mirror: str = "tensorboard") -> RunDir:
 
 
 def mirror_process(runs: Runs, run: RunDir) -> psutil.Process | None:
-    found = [p for p in runs.processes(run) if any("mirror_process" in w for w in p.cmdline())]
+    found = [p for p in runs.processes(run) if any("event_mirror" in w for w in p.cmdline())]
     return found[0] if found else None
 
 
@@ -154,7 +154,7 @@ def test_a_mirror_whose_package_is_gone_is_not_started_again(
 def test_a_history_that_cannot_be_read_does_not_end_the_mirror(private_home: Path) -> None:
     run = make_run(private_home, "owl-0001")
     run.db_path.write_bytes(b"no database" * 1000)
-    command = [sys.executable, "-m", "ltui.training.supervise.mirror_process", str(run.path), "m"]
+    command = [sys.executable, "-m", "ltui.training.supervise.event_mirror", str(run.path), "m"]
     ended = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True, cwd=run.path
     )

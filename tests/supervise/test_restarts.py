@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from ltui.app.cli import main
 from ltui.app.exit_codes import EXIT_BAD_INPUT, EXIT_DONE
 from ltui.training.lifecycle.launch_run import launch
-from ltui.training.lifecycle.restart_rules import (
+from ltui.training.lifecycle.restart_policy import (
     BEFORE_TRAINING,
     RestartHistory,
     read_restart_history,

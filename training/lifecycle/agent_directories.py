@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ltui.training.lifecycle.shim_files import engine_exit, latest_attempt, shim_identity
+from ltui.training.lifecycle.run_processes import engine_exit, latest_attempt, shim_identity
 from ltui.training.process.identity import lock_holder
 from ltui.training.store.history_place import remove_history
 from ltui.training.store.run_directory import RunDir

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.engine_start_checks import check_start
-from ltui.training.lifecycle.kill_processes import kill_run_processes
 from ltui.training.lifecycle.rank_package import install_rank_package
+from ltui.training.lifecycle.run_processes import kill_run_processes
 from ltui.training.lifecycle.start_supervisor import (
     SupervisorKilledError,
     shim_restarts_supervisor,

@@ -15,8 +15,7 @@ from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.engine_start_checks import check_start
 from ltui.training.lifecycle.launch_run import home_not_writable
 from ltui.training.lifecycle.rank_package import install_rank_package
-from ltui.training.lifecycle.recover_runs import recover_run, stays_live
-from ltui.training.lifecycle.run_status import nan_step, resolve_snapshot
+from ltui.training.lifecycle.run_status import nan_step, recover_run, resolve_snapshot, stays_live
 from ltui.training.lifecycle.start_supervisor import (
     START_S,
     SupervisorKilledError,

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ltui.training.lifecycle.engine_start_checks import failure_reason
-from ltui.training.lifecycle.shim_files import shim_identity
+from ltui.training.lifecycle.run_processes import shim_identity
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.identity import lock_holder, lock_left_by_us
 from ltui.training.process.python_command import module_command

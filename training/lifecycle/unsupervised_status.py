@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from ltui.training.lifecycle.classify_end import EndFacts, classify_end
-from ltui.training.lifecycle.kill_processes import run_processes
 from ltui.training.lifecycle.rank_queue_poller import rank_alive, read_pulses
-from ltui.training.lifecycle.restart_rules import read_restart_history
-from ltui.training.lifecycle.shim_files import engine_exit, latest_attempt
+from ltui.training.lifecycle.restart_policy import read_restart_history
+from ltui.training.lifecycle.run_processes import engine_exit, latest_attempt, run_processes
 from ltui.training.lifecycle.supervisor_client import STILL_STARTING
 from ltui.training.process.identity import (
     ProcessIdentity,

@@ -26,7 +26,7 @@ from ltui.training.nodes.link_wire import (
     zmq,
 )
 from ltui.training.nodes.node_address import format_host_and_port, local_address_towards, resolve
-from ltui.training.nodes.probe import ProbeResult, probe_all
+from ltui.training.nodes.node_watch import ProbeResult, probe_all
 
 _MAX_UNANSWERED = 2
 """Maximum number of reports without an answer in a connection."""

@@ -28,7 +28,7 @@ from ltui.training.diagnosis.evidence import HostEvidence
 from ltui.training.diagnosis.judge_input import Death
 from ltui.training.json_codec import from_json, parse_json, to_json
 from ltui.training.lifecycle.elastic_log import WorkerFailure
-from ltui.training.lifecycle.shim_files import EngineExit
+from ltui.training.lifecycle.run_processes import EngineExit
 from ltui.training.nodes.link_limits import HEAD_LOST_S
 from ltui.training.process.identity import ProcessIdentity
 from ltui.training.process.rank_usage import RankUsage

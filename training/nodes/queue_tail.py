@@ -1,9 +1,9 @@
-"""Read the queue files of this node's ranks for their mirrors on the head node.
+"""Read the queue files and logs of this node's ranks, as far as the head does not have them.
 
-The agent calls ``chunk`` for every report, also while the connection is down. Nothing is stored
-here: the position from which to send is what the head has acknowledged. The ring keeps what was not
-sent yet. If the rank overwrites it first, the tail continues at the oldest record, and readers of
-the mirror count the missing ones.
+The agent calls ``chunks`` and ``parts`` for every report, also while the connection is down.
+Nothing is stored here: the position from which to send is what the head has acknowledged. The ring
+of a queue keeps what was not sent yet. If the rank overwrites it first, the tail continues at the
+oldest record, and readers of the mirror count the missing ones.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from ltui.training.lifecycle.rank_queue_poller import queue_files
+from ltui.training.nodes.messages import LogPart
 from ltui.training.tensor_queue.file_layout import (
     MIN_CAPACITY_BYTES,
     PAD,
@@ -309,3 +310,39 @@ def _whole_records(data: bytes, start: int, capacity: int) -> tuple[bytes, int]:
         at += size
         end, next_seq = at, fields[3] + 1
     return data[:end], next_seq
+
+
+_PART_BYTES = 64 << 10
+"""Maximum number of bytes of one log in a report."""
+_REPORT_BYTES = 512 << 10
+"""Maximum number of bytes of all logs in a report, so that records do not wait for logs."""
+
+
+class LogTails:
+    """Reads the logs of one folder from the positions that the head has acknowledged."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._sent: dict[str, int] = {}
+        self.advanced = True
+        """True if the head took some of the last parts. It takes no more of a very long log."""
+
+    def parts(self) -> list[tuple[LogPart, bytes]]:
+        """Return the next bytes of each log that has grown."""
+        parts: list[tuple[LogPart, bytes]] = []
+        total = 0
+        with contextlib.suppress(OSError):
+            for path in sorted(self._folder.glob("*.log")):
+                at = self._sent.get(path.name, 0)
+                with path.open("rb") as file:
+                    file.seek(at)
+                    data = file.read(min(_PART_BYTES, _REPORT_BYTES - total))
+                if data:
+                    parts.append((LogPart(name=path.name, at=at), data))
+                    total += len(data)
+        return parts
+
+    def acknowledge(self, sizes: Mapping[str, int]) -> None:
+        """Continue at ``sizes``, the number of bytes of each log that the head has."""
+        self.advanced = dict(sizes) != self._sent
+        self._sent = dict(sizes)

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from ltui.training.config.node_environment import is_host
 from ltui.training.json_codec import from_json
 from ltui.training.process.identity import boot_id
-from ltui.training.slurm.job_options import JobOptions
+from ltui.training.slurm.batch_script import JobOptions
 from ltui.training.store.run_directory import RunDir, read_json, write_json
 
 _JOB_ID = re.compile(r"\d+([_+.]\d+)*")

@@ -137,7 +137,7 @@ class RunDir(Struct, frozen=True):
 
     @property
     def restarts_path(self) -> Path:
-        """Automatic restarts since a user last started the run (``lifecycle/restart_rules.py``)."""
+        """Automatic restarts since a user started the run (``lifecycle/restart_policy.py``)."""
         return self.path / "restarts.json"
 
     @property

@@ -13,7 +13,7 @@ from typing import Any
 from ltui.training.config.run_spec import Nodes, RunSpec
 from ltui.training.json_codec import to_json
 from ltui.training.lifecycle.rank_package import install_rank_package
-from ltui.training.lifecycle.shim_files import shim_identity
+from ltui.training.lifecycle.run_processes import shim_identity
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import ProcessIdentity
 from ltui.training.process.python_command import module_command

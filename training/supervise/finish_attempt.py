@@ -32,15 +32,14 @@ from ltui.training.lifecycle.elastic_log import (
     merged_failures,
     worker_failures,
 )
-from ltui.training.lifecycle.kill_processes import kill_run_processes
-from ltui.training.lifecycle.shim_files import EngineExit
+from ltui.training.lifecycle.run_processes import EngineExit, kill_run_processes
 from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.history_writer import Batch
 from ltui.training.supervise.control_server import ControlServer
 from ltui.training.supervise.live_attempt import LiveAttempt
-from ltui.training.supervise.log_limit import disk_is_full
 from ltui.training.supervise.request_handler import RequestHandler
+from ltui.training.supervise.run_folder import disk_is_full
 from ltui.training.supervise.snapshot_builder import final_snapshot
 from ltui.training.supervise.watchdog.verdict_hooks import VerdictNotifier
 

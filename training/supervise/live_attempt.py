@@ -22,10 +22,14 @@ from ltui.training.diagnosis.judge_input import JudgeInput
 from ltui.training.gpu.flop_utilisation import BatchFlops
 from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.elastic_log import WorkerFailure
-from ltui.training.lifecycle.kill_processes import kill_run_processes
 from ltui.training.lifecycle.pending_stops import PendingStopStore
 from ltui.training.lifecycle.rank_queue_poller import QueuePoll, QueuePoller, local_processes
-from ltui.training.lifecycle.shim_files import engine_identity, from_earlier_boot
+from ltui.training.lifecycle.restart_policy import RestartPolicy
+from ltui.training.lifecycle.run_processes import (
+    engine_identity,
+    from_earlier_boot,
+    kill_run_processes,
+)
 from ltui.training.nodes.messages import merge_ranks
 from ltui.training.process.identity import ProcessIdentity
 from ltui.training.shared.record_types import Outcome, Phase, PulseState, RecordKind
@@ -39,7 +43,6 @@ from ltui.training.store.run_directory import RunDir
 from ltui.training.store.same_loss import has_two_losses
 from ltui.training.supervise.checkpoint_catalog import CheckpointCatalog, ScriptCheckpoints
 from ltui.training.supervise.history_recorder import HistoryRecorder
-from ltui.training.supervise.log_limit import LogLimit
 from ltui.training.supervise.machine_readings import MachineMonitor
 from ltui.training.supervise.previous_attempt import (
     restore_fold,
@@ -47,8 +50,7 @@ from ltui.training.supervise.previous_attempt import (
     stored_snapshot,
     with_values,
 )
-from ltui.training.supervise.restart_policy import RestartPolicy
-from ltui.training.supervise.run_folder import RunFolder
+from ltui.training.supervise.run_folder import LogLimit, RunFolder
 from ltui.training.supervise.snapshot_builder import build_snapshot
 from ltui.training.supervise.stop_controller import StopController
 from ltui.training.supervise.watchdog.evidence_collector import EvidenceCollector, HealthMonitor

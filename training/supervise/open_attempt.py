@@ -22,8 +22,12 @@ from msgspec.structs import replace
 
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.attempt_plan import AttemptPlan
-from ltui.training.lifecycle.kill_processes import kill_run_processes
-from ltui.training.lifecycle.shim_files import engine_exit, latest_attempt, shim_identity
+from ltui.training.lifecycle.run_processes import (
+    engine_exit,
+    kill_run_processes,
+    latest_attempt,
+    shim_identity,
+)
 from ltui.training.lifecycle.start_supervisor import save_environment, supervisor_argv
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.identity import (

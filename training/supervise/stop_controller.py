@@ -12,8 +12,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from ltui.training.lifecycle.kill_processes import send_signal
 from ltui.training.lifecycle.rank_queue_poller import is_dead, local_processes
+from ltui.training.lifecycle.run_processes import send_signal
 from ltui.training.lifecycle.stop_escalation import INTERRUPT_AGAIN_S, StopEscalation, StopStage
 from ltui.training.process.identity import ProcessIdentity
 from ltui.training.shared.defaults import STOP_TIMEOUT_S

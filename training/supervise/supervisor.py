@@ -22,8 +22,8 @@ from ltui.training.diagnosis.judge import Judgement
 from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.delete_runs import CLEAN_S, empty_bin
 from ltui.training.lifecycle.rank_queue_poller import QueuePoll, remove_stored_queues
-from ltui.training.lifecycle.restart_rules import ScheduledRestart
-from ltui.training.lifecycle.shim_files import EngineExit, engine_exit
+from ltui.training.lifecycle.restart_policy import ScheduledRestart
+from ltui.training.lifecycle.run_processes import EngineExit, engine_exit
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import release_lock
 from ltui.training.state.good_checkpoints import nan_since

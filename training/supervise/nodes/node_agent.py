@@ -27,14 +27,12 @@ from ltui.training.json_codec import to_json
 from ltui.training.lifecycle.agent_directories import mark_delivered
 from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.elastic_log import likely_error_line, log_tail, worker_failures
-from ltui.training.lifecycle.kill_processes import kill_run_processes
-from ltui.training.lifecycle.shim_files import EngineExit, engine_exit
+from ltui.training.lifecycle.run_processes import EngineExit, engine_exit, kill_run_processes
 from ltui.training.lifecycle.stop_escalation import StopEscalation
 from ltui.training.nodes.agent_link import AgentLink
 from ltui.training.nodes.barrier_mirror import BarrierMirror
 from ltui.training.nodes.link_key import KEY_FILE_NAME, LinkKey
 from ltui.training.nodes.link_limits import head_lost_s, readings_period_s, report_period_s
-from ltui.training.nodes.log_tails import LogTails
 from ltui.training.nodes.messages import (
     MachineObservations,
     NodeReport,
@@ -44,9 +42,9 @@ from ltui.training.nodes.messages import (
     own_version,
 )
 from ltui.training.nodes.node_address import LinkPlace, machine_id, read_link_place
-from ltui.training.nodes.node_watch import SILENT_AFTER_S
-from ltui.training.nodes.probe import ProbeSocket
+from ltui.training.nodes.node_watch import SILENT_AFTER_S, ProbeSocket
 from ltui.training.nodes.queue_tail import (
+    LogTails,
     QueueChunk,
     QueuePosition,
     QueueTails,

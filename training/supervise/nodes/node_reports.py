@@ -21,7 +21,7 @@ from ltui.training.diagnosis.evidence import Evidence, HostEvidence
 from ltui.training.diagnosis.merge_evidence import merge_evidence
 from ltui.training.json_codec import from_json, parse_json
 from ltui.training.lifecycle.elastic_log import WorkerFailure
-from ltui.training.lifecycle.shim_files import EngineExit
+from ltui.training.lifecycle.run_processes import EngineExit
 from ltui.training.lifecycle.stop_escalation import StopEscalation
 from ltui.training.nodes.barrier_mirror import BarrierMirror
 from ltui.training.nodes.clock_offset import ClockOffset

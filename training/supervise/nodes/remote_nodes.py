@@ -33,8 +33,7 @@ from ltui.training.nodes.node_address import (
     write_link_place,
 )
 from ltui.training.nodes.node_places import NodePlaces
-from ltui.training.nodes.node_watch import RECONNECT_S, SILENT_AFTER_S, NodeWatch
-from ltui.training.nodes.probe import probe_all
+from ltui.training.nodes.node_watch import RECONNECT_S, SILENT_AFTER_S, NodeWatch, probe_all
 from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import NodeSnapshot, NodeState
 from ltui.training.store.run_directory import RunDir
