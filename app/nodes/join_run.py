@@ -37,14 +37,10 @@ from ltui.training.lifecycle.start_supervisor import (
     shim_restarts_supervisor,
     start_supervisor,
 )
-from ltui.training.nodes.join_client import JoinClient, LinkRefusedError
-from ltui.training.nodes.join_offer import (
-    JoinOffer,
-    missing_files,
-    training_versions,
-    version_difference,
-)
+from ltui.training.nodes.agent_link import JoinClient, LinkRefusedError
+from ltui.training.nodes.join_offer import missing_files, training_versions, version_difference
 from ltui.training.nodes.link_key import KEY_FILE_NAME, KEY_VARIABLE, LinkKey
+from ltui.training.nodes.messages import JoinOffer
 from ltui.training.nodes.node_address import LinkPlace, write_link_place
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.identity import lock_holder
@@ -95,8 +91,8 @@ def join_run(
             spec = _own_spec(offer, options)
             _check(offer, spec)
             run_dir = _create_directory(home, offer, spec, key, LinkPlace(host, port))
-        except ProblemError as error:
-            client.decline(offer.node, str(error.problems[0]))
+        except ProblemError:
+            client.decline(offer.node)
             raise
     try:
         start_supervisor(run_dir, _attempt_arguments(offer))

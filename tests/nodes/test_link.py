@@ -55,11 +55,10 @@ def test_every_report_is_answered(address: str) -> None:
         for frames in ([b"one"], [b"", os.urandom(100_000), b"x" * 1_000_000], []):
             assert exchange(link, *frames) == frames
         assert link.connected
-        assert link.heard_ns is not None
         assert link.why_not_connected() is None
         assert link.local_address == address
         peer = recording.link.peers()["1"]
-        assert (peer.address, peer.reports) == (address, len(recording.reports))
+        assert peer.address == address
     assert not recording.refused
 
 
@@ -408,7 +407,7 @@ def _malformed() -> list[list[bytes]]:
         [b"", b""],
         [b"LTUI"],
         [b"X" + good[1:]],
-        [good[:4] + b"\x02" + good[5:]],  # another version
+        [good[:4] + b"\x63" + good[5:]],  # another version
         [good[:5] + b"\x09" + good[6:]],  # unknown kind
         [Header(MessageKind.ORDERS, b"12345678", 1, "1").encode()],
         [Header(MessageKind.REPORT, b"12345678", 1, "").encode()],

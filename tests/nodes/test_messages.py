@@ -1,24 +1,35 @@
-"""The messages between agents and head survive their encoding, and damage is refused."""
+"""The messages between machines and head survive their encoding, and damage is refused."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from ltui.training.diagnosis.evidence import HostEvidence
 from ltui.training.diagnosis.judge_input import Death
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.run_processes import EngineExit
+from ltui.training.lifecycle.stop_escalation import StopEscalation
 from ltui.training.nodes.messages import (
-    LogPart,
+    JoinDecline,
+    JoinOffer,
+    JoinRefusal,
+    JoinRequest,
     MachineObservations,
+    Message,
+    MessageError,
     NodeReport,
     Orders,
     OrdersMessage,
     RankObservations,
     ReportMessage,
-    StopOrder,
+    decode,
+    encode,
     merge_ranks,
 )
+from ltui.training.nodes.queue_tail import LogPart, QueueChunk, QueuePosition
 from ltui.training.process.identity import ProcessIdentity
 from ltui.training.process.rank_usage import RankUsage
 
@@ -40,41 +51,72 @@ def report() -> NodeReport:
             usage={2: RankUsage(50.0, 1 << 20, None)},
             host=HostEvidence(host="b", cores=2),
         ),
-        logs=(LogPart(name="rank-00002.log", at=5),),
     )
 
 
-def test_a_report_survives_its_encoding() -> None:
-    message = ReportMessage(report(), b"rows", b"{}", b"queues", [(report().logs[0], b"line")])
-    assert ReportMessage.decode(message.encode()) == message
+CHUNK = QueueChunk(2**64 - 1, 2, 4096, 8, 0, 1, bytes(8), b"pulse")
+LOG = LogPart(name="rank-00002.log", at=5, data=b"line\xff")
+JOIN = JoinRequest(version="1.0", host="b", machine="id of b", pid=7)
+OFFER = JoinOffer(
+    run_id="brave-owl-1", node=1, spec="id: x", versions={"python": "3.11"}, files=("/d",)
+)
+MESSAGES: list[Message] = [
+    ReportMessage(report(), b"rows", b"{}", {2: CHUNK, 1000: CHUNK}, (LOG,)),
+    OrdersMessage(
+        Orders(
+            attempt=3,
+            stop=StopEscalation(-1.5, 60.0, telemetry=True),
+            logs={"engine.log": 12},
+            changes=("a=1",),
+        ),
+        b"rows",
+        {3: QueuePosition(2**64 - 1, 5), 1000: QueuePosition(7, 0)},
+    ),
+    JOIN,
+    replace(JOIN, node=2),
+    OFFER,
+    JoinRefusal(what="no."),
+    JoinRefusal(what="no.", remedy="yes."),
+    JoinDecline(node=1, machine="id of b"),
+]
 
 
-def test_orders_survive_their_encoding() -> None:
-    orders = Orders(
-        attempt=3,
-        stop=StopOrder(elapsed_s=1.5, timeout_s=60.0, telemetry=True),
-        logs={"engine.log": 12},
-        changes=("a=1",),
-    )
-    message = OrdersMessage(orders, b"rows", b"positions")
-    assert OrdersMessage.decode(message.encode()) == message
+@pytest.mark.parametrize("message", MESSAGES)
+def test_a_message_survives_its_encoding(message: Message) -> None:
+    assert decode(encode(message)) == message
+
+
+def test_a_value_that_json_cannot_hold_survives() -> None:
+    usage = {2: RankUsage(float("inf"), 1, None)}
+    message = ReportMessage(replace(report(), machine=MachineObservations(usage=usage)))
+    assert decode(encode(message)) == message
 
 
 @pytest.mark.parametrize(
     "frames",
     [
         [],
+        [b""],
         [b"\xff"],
-        [b"[]", b"", b"", b""],
-        [b"[" * 200_000, b"", b"", b""],
-        [b'{"protocol": 99, "node": 1}', b"", b"", b""],
-        [b'{"protocol": 1}', b"", b"", b""],
-        ReportMessage(report(), logs=[]).encode()[:-1],
+        [b"\x90"],
+        [b"\x91" * 200_000],
+        [b"\x81\xa4type\xa6report"],
+        [b"\x81\xa4type\xa6letter"],
+        [*encode(MESSAGES[0]), b""],
+        [encode(JOIN)[0].replace(b"\xa3pid\x07", b"\xa3pid\xa17")],
+        [encode(OFFER)[0].replace(b"\x91\xa2/d", b"\x91\x01")],
+        *([encode(MESSAGES[0])[0][:cut]] for cut in range(1, 400, 7)),
     ],
 )
-def test_damaged_reports_are_refused(frames: list[bytes]) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        ReportMessage.decode(frames)
+def test_damaged_messages_are_refused(frames: list[bytes]) -> None:
+    with pytest.raises(MessageError, match="damaged"):
+        decode(frames)
+
+
+@given(frame=st.binary(max_size=200))
+def test_random_frames_are_refused(frame: bytes) -> None:
+    with pytest.raises(MessageError):
+        decode([frame])
 
 
 def test_observations_of_machines_are_merged() -> None:

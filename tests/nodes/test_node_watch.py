@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ltui.training.nodes.link_limits import (
+from ltui.training.nodes.messages import (
     HEAD_LOST_S,
     HEAD_LOST_VARIABLE,
     NODE_GONE_S,

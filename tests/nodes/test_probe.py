@@ -46,18 +46,6 @@ def test_many_probes_never_fill_the_queue_of_a_frozen_process() -> None:
         kept.close()
 
 
-def test_drain_frees_the_queue_of_connections_that_sent_data() -> None:
-    kept = ProbeSocket("127.0.0.1")
-    try:
-        for _ in range(400):
-            with socket.create_connection(("127.0.0.1", kept.port), 10.0) as scan:
-                scan.sendall(b"GET / HTTP/1.0\r\n\r\n")
-            kept.drain()
-        assert probe("127.0.0.1", kept.port, 10.0) is ProbeResult.ACCEPTED
-    finally:
-        kept.close()
-
-
 def test_a_machine_that_does_not_answer_is_unreachable() -> None:
     # A listener whose queue is full answers no further connection, as a machine that is down.
     with socket.socket() as listener:

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from ltui.training.lifecycle.restart_policy import read_restart_history
-from ltui.training.nodes.link_limits import NODE_GONE_VARIABLE
+from ltui.training.nodes.messages import NODE_GONE_VARIABLE
 from ltui.training.state.run_snapshot import NodeState, RunState
 from ltui.training.store.find_run import find_run
 from ltui.training.store.history_reader import RunStore

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from ltui.training.lifecycle.run_processes import engine_exit
-from ltui.training.nodes.link_limits import HEAD_LOST_VARIABLE, NODE_GONE_VARIABLE
+from ltui.training.nodes.messages import HEAD_LOST_VARIABLE, NODE_GONE_VARIABLE
 from ltui.training.state.run_snapshot import LIVE, NodeState, RunState
 from ltui.training.state.verdict_kinds import VerdictKind
 from tests.nodes.run_of_machines import MachinesRun, kill, start_run

@@ -77,10 +77,6 @@ class AgentPeer(Struct, frozen=True):
     identity: str
     address: str
     """Numeric address that its connection comes from."""
-    heard_ns: int
-    """Monotonic time of its last report."""
-    reports: int
-    """Number of its reports that were received."""
     route: bytes
     """Routing id of its connection."""
     instance: bytes
@@ -276,15 +272,7 @@ class HeadLink:
         self._answer(route, address, header, [part.bytes for part in parts[1:]])
 
     def _answer(self, route: bytes, address: str, header: Header, frames: list[bytes]) -> None:
-        before = self._peers.get(header.identity)
-        self._peers[header.identity] = AgentPeer(
-            header.identity,
-            address,
-            time.monotonic_ns(),
-            1 + (before.reports if before is not None else 0),
-            route,
-            header.instance,
-        )
+        self._peers[header.identity] = AgentPeer(header.identity, address, route, header.instance)
         orders = self._on_report(header.identity, frames)
         if orders is not None:
             check_size(orders)

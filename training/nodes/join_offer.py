@@ -1,13 +1,6 @@
 """Offer of the head to a machine that joins, and what both sides compare before it runs.
 
 The training interpreter is asked for its versions without importing torch.
-
-Messages by which a machine asks the head for a place in a run, before it has an agent.
-
-``ltui join`` sends a ``JoinRequest``. The head answers with a ``JoinOffer``, which contains the
-specification of the run, or with a ``JoinRefusal``. A machine that cannot run the specification
-sends a ``JoinDecline``; otherwise it starts its agent, whose first report takes the place. A
-message is one JSON frame behind the frame ``JOIN``, which tells it from the report of an agent.
 """
 
 from __future__ import annotations
@@ -16,113 +9,16 @@ import json
 import os
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-from msgspec import Struct, ValidationError, convert, to_builtins
 from msgspec.structs import replace
 
 from ltui.training.config.run_spec import RunSpec
-from ltui.training.json_codec import parse_json
-from ltui.training.nodes.messages import Orders
+from ltui.training.nodes.messages import JoinOffer, Orders
 from ltui.training.process.python_command import program_command
 from ltui.training.store.spec_file import spec_text
-
-JOIN = b"ltui-join"
-"""First frame of every message of this module."""
-JOIN_VERSION = 1
-"""Version of these messages. It changes when a field changes its meaning."""
-
-
-class JoinRequest(Struct, tag_field="kind", tag="request", frozen=True, kw_only=True):
-    """A machine asks to become a node of the run."""
-
-    version: str
-    """Version of ltui on the machine."""
-    host: str
-    """Host name of the machine."""
-    machine: str
-    """Text that tells this machine and its ``$LTUI_HOME`` from all others, also after a restart of
-    ltui."""
-    pid: int
-    node: int | None = None
-    """Number of the node that it wants to be; None for the lowest free number."""
-
-
-class JoinOffer(Struct, tag_field="kind", tag="offer", frozen=True, kw_only=True):
-    """The head offers a place: the number of a node, and what to run."""
-
-    run_id: str
-    node: int
-    spec: str
-    """Specification of the run as YAML, with ``nodes.rank`` of this node."""
-    versions: Mapping[str, str]
-    """Versions of Python, torch and Lightning in the head's training interpreter."""
-    files: tuple[str, ...] = ()
-    """Files and folders that the configuration names and that exist on the head."""
-    head: str = ""
-    """Host name of the head."""
-    attempt: int = 1
-    """Number of the attempt that the head runs."""
-    resume_from: str | None = None
-    """Path on the head of the checkpoint from which the attempt resumes."""
-    resume_step: int | None = None
-    changes: tuple[str, ...] = ()
-    """Overrides that are new in this attempt."""
-
-
-class JoinRefusal(Struct, tag_field="kind", tag="refusal", frozen=True, kw_only=True):
-    """The head refuses the machine."""
-
-    what: str
-    """One sentence that says why."""
-    remedy: str | None = None
-
-
-class JoinDecline(Struct, tag_field="kind", tag="decline", frozen=True, kw_only=True):
-    """A machine returns the place that it was offered."""
-
-    node: int
-    host: str
-    machine: str
-    reason: str
-    """One sentence that says why the machine cannot run the specification."""
-
-
-JoinMessage: TypeAlias = JoinRequest | JoinOffer | JoinRefusal | JoinDecline
-
-
-def encode_join(message: JoinMessage) -> list[bytes]:
-    """Return the frames of a message."""
-    document = {"join_version": JOIN_VERSION, **to_builtins(message)}
-    return [JOIN, json.dumps(document).encode()]
-
-
-def is_join(frames: Sequence[bytes]) -> bool:
-    """Return True if the frames are a message of this module, perhaps of another version."""
-    return bool(frames) and frames[0] == JOIN
-
-
-def decode_join(frames: Sequence[bytes]) -> JoinMessage:
-    """Return the message. Raise ``ValueError`` with a reason if it is none of this version."""
-    try:
-        document = parse_json(frames[1]) if len(frames) == 2 and is_join(frames) else None
-    except ValueError:
-        document = None
-    if not isinstance(document, dict):
-        raise ValueError("the message is damaged")
-    if document.get("join_version") != JOIN_VERSION:
-        raise ValueError(
-            f"it is of version {document.get('join_version')!s:.20} of the messages of "
-            f"`ltui join`, and this ltui uses version {JOIN_VERSION}"
-        )
-    try:
-        message: JoinMessage = convert(document, JoinMessage)
-        return message
-    except ValidationError as error:
-        raise ValueError(f"the message has a wrong value ({error})") from error
-
 
 _PROBE = """
 import importlib.metadata as m, json, sys

@@ -70,8 +70,9 @@ except ImportError as missing:
         remedy="Run `pip install pyzmq` in the environment of ltui, on every node.",
     ) from missing
 
-PROTOCOL_VERSION = 1
-"""Version of this format. Head and agents must use the same one."""
+PROTOCOL_VERSION = 2
+"""Version of this format and of the messages. Increase it with every change that the other side
+would misread."""
 MAX_MESSAGE_BYTES = 16 << 20
 """Maximum number of bytes of the payload frames of one message together."""
 MAX_FRAMES = 4096

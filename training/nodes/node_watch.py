@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from ltui.training.nodes.link_limits import NODE_GONE_S
+from ltui.training.nodes.messages import NODE_GONE_S
 from ltui.training.state.run_snapshot import NodeState
 
 Target = TypeVar("Target", bound=Hashable)
@@ -64,12 +64,6 @@ class ProbeSocket:
             self._socket.close()
             raise
         self.port: int = self._socket.getsockname()[1]
-
-    def drain(self) -> None:
-        """Close the connections that wait, such as those of a port scan. Never blocks."""
-        with contextlib.suppress(OSError):
-            for _ in range(_BACKLOG):
-                self._socket.accept()[0].close()
 
     def close(self) -> None:
         self._socket.close()

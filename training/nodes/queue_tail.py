@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import struct
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from msgspec import Struct
 
 from ltui.training.lifecycle.rank_queue_poller import queue_files
-from ltui.training.nodes.messages import LogPart
 from ltui.training.tensor_queue.file_layout import (
     MIN_CAPACITY_BYTES,
     PAD,
@@ -36,10 +34,6 @@ from ltui.training.tensor_queue.file_layout import (
 )
 from ltui.training.tensor_queue.pulse_block import PULSE_BYTES, pack_pulse
 from ltui.training.tensor_queue.queue_file import QueueFile
-
-_CHUNK = struct.Struct("<iHxxQqQQQQI")
-"""Rank, pulse bytes, then the fields of ``QueueChunk`` up to ``next_seq``, data bytes."""
-_POSITION = struct.Struct("<iQQ")
 
 
 class QueuePosition(NamedTuple):
@@ -76,57 +70,12 @@ class QueueChunk(Struct, frozen=True):
         sizes = (self.capacity % PAGE_BYTES, self.start % 8, len(self.data) % 8, self.reserved % 8)
         if (
             any(sizes)
+            or min(self.file_id, self.start, self.next_seq) < 0
             or self.capacity < MIN_CAPACITY_BYTES
             or len(self.data) > self.capacity
             or self.end > self.reserved
         ):
             raise QueueFileError("a part of a queue that another node sent is not valid")
-
-
-def pack_chunks(chunks: Mapping[int, QueueChunk]) -> bytes:
-    """Return one frame with the chunks of several ranks."""
-    parts = list[bytes]()
-    for rank, chunk in chunks.items():
-        head = _CHUNK.pack(
-            rank, len(chunk.pulse), chunk.file_id, chunk.created_ns, chunk.capacity,
-            chunk.reserved, chunk.start, chunk.next_seq, len(chunk.data),
-        )  # fmt: skip
-        parts += (head, chunk.pulse, chunk.data)
-    return b"".join(parts)
-
-
-def unpack_chunks(frame: bytes) -> Iterator[tuple[int, QueueChunk]]:
-    """Yield rank and chunk. Raises ``QueueFileError`` if the frame is not valid."""
-    at = 0
-    while at < len(frame):
-        if len(frame) - at < _CHUNK.size:
-            raise QueueFileError("a frame of queue parts is truncated")
-        rank, pulse_bytes, *numbers, data_bytes = _CHUNK.unpack_from(frame, at)
-        pulse_at = at + _CHUNK.size
-        data_at = pulse_at + pulse_bytes
-        at = data_at + data_bytes
-        if at > len(frame) or rank < 0:
-            raise QueueFileError("a frame of queue parts is truncated")
-        file_id, created_ns, capacity, reserved, start, next_seq = numbers
-        chunk = QueueChunk(
-            file_id, created_ns, capacity, reserved, start, next_seq, frame[data_at:at],
-            frame[pulse_at:data_at],
-        )  # fmt: skip
-        chunk.check()
-        yield rank, chunk
-
-
-def pack_positions(positions: Mapping[int, QueuePosition]) -> bytes:
-    """Return one frame with the positions of several ranks."""
-    return b"".join(_POSITION.pack(rank, *position) for rank, position in positions.items())
-
-
-def unpack_positions(frame: bytes) -> dict[int, QueuePosition]:
-    """Return the position of each rank. Raises ``QueueFileError`` if the frame is not valid."""
-    if len(frame) % _POSITION.size:
-        raise QueueFileError("a frame of queue positions is truncated")
-    rows: Iterable[tuple[int, int, int]] = _POSITION.iter_unpack(frame)
-    return {rank: QueuePosition(file_id, position) for rank, file_id, position in rows}
 
 
 DEFAULT_LIMIT_BYTES = 256 << 10
@@ -318,6 +267,16 @@ _REPORT_BYTES = 512 << 10
 """Maximum number of bytes of all logs in a report, so that records do not wait for logs."""
 
 
+class LogPart(Struct, frozen=True, kw_only=True):
+    """Bytes of a log file of the attempt."""
+
+    name: str
+    """File name below the attempt's folder of logs."""
+    at: int
+    """Offset in the file."""
+    data: bytes
+
+
 class LogTails:
     """Reads the logs of one folder from the positions that the head has acknowledged."""
 
@@ -327,9 +286,9 @@ class LogTails:
         self.advanced = True
         """True if the head took some of the last parts. It takes no more of a very long log."""
 
-    def parts(self) -> list[tuple[LogPart, bytes]]:
+    def parts(self) -> tuple[LogPart, ...]:
         """Return the next bytes of each log that has grown."""
-        parts: list[tuple[LogPart, bytes]] = []
+        parts: list[LogPart] = []
         total = 0
         with contextlib.suppress(OSError):
             for path in sorted(self._folder.glob("*.log")):
@@ -338,9 +297,9 @@ class LogTails:
                     file.seek(at)
                     data = file.read(min(_PART_BYTES, _REPORT_BYTES - total))
                 if data:
-                    parts.append((LogPart(name=path.name, at=at), data))
+                    parts.append(LogPart(name=path.name, at=at, data=data))
                     total += len(data)
-        return parts
+        return tuple(parts)
 
     def acknowledge(self, sizes: Mapping[str, int]) -> None:
         """Continue at ``sizes``, the number of bytes of each log that the head has."""

@@ -24,7 +24,10 @@ ACTIVE_STATES = frozenset(
     }
 )  # fmt: skip
 """States of a job that has nodes."""
-
+GONE = "GONE"
+"""State of a job that squeue no longer shows."""
+FORGOTTEN = "FORGOTTEN"
+"""State of a job that neither squeue nor the accounting knows."""
 _STATE_WORDS = {
     "PENDING": "waits",
     "REQUEUED": "is requeued",
@@ -49,8 +52,8 @@ _STATE_WORDS = {
     "PREEMPTED": "was preempted by a job of higher priority",
     "BOOT_FAIL": "could not start its nodes",
     "REVOKED": "was moved to another cluster",
-    "GONE": "is no longer known to SLURM",
-    "FORGOTTEN": "is no longer known to SLURM",
+    GONE: "is no longer known to SLURM",
+    FORGOTTEN: "is no longer known to SLURM",
 }
 _REASON_WORDS = {
     "None": "waits for the scheduler",
@@ -90,8 +93,6 @@ class SlurmJob(Struct, frozen=True, kw_only=True):
     """Names of its nodes: ``n[07-08]``."""
     start_at: float | None = None
     """Unix time of its start; the expected one while it waits."""
-    end_at: float | None = None
-    """Unix time at which it ends at the latest, or ended."""
     exit_code: int | None = None
 
     @property
@@ -267,12 +268,9 @@ def _ended(record: JobRecord, job: SlurmJob) -> RunPlace:
     where = f"; its folder is on {job.nodes}" if job.nodes else ""
     return RunPlace(
         place=Place.ENDED,
-        state=state or (RunState.LOST if job.state in _UNKNOWN_ENDS else RunState.FAILED),
+        state=state or (RunState.LOST if job.state in (GONE, FORGOTTEN) else RunState.FAILED),
         detail=f"{detail}{where}",
     )
-
-
-_UNKNOWN_ENDS = frozenset({"GONE", "FORGOTTEN"})
 
 
 def _elsewhere(record: JobRecord, host: str | None) -> str:

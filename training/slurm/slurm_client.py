@@ -29,7 +29,7 @@ from ltui.training.json_codec import from_json, to_json
 from ltui.training.problem import ProblemError
 from ltui.training.process.python_command import module_command
 from ltui.training.slurm.batch_script import JOB_MODULE
-from ltui.training.slurm.run_place import SlurmJob
+from ltui.training.slurm.run_place import FORGOTTEN, GONE, SlurmJob
 from ltui.training.store.run_directory import read_json, write_json
 
 QUERY_TIMEOUT_S = 4.0
@@ -148,13 +148,12 @@ def _queue_line(line: str) -> SlurmJob | None:
     fields = line.strip().split("|", 5)
     if len(fields) != 6:
         return None
-    job_id, state, reason, start, end, nodes = fields
+    job_id, state, reason, start, _, nodes = fields
     return SlurmJob(
         job_id=job_id,
         state=state,
         reason=reason or None,
         start_at=unix_time(start),
-        end_at=unix_time(end),
         nodes=nodes or None,
     )
 
@@ -163,14 +162,13 @@ def _accounting_line(line: str) -> SlurmJob | None:
     fields = line.strip().split("|", 5)
     if len(fields) != 6:
         return None
-    job_id, state, exit_code, start, end, nodes = fields
+    job_id, state, exit_code, start, _, nodes = fields
     code = exit_code.split(":")[0]
     return SlurmJob(
         job_id=job_id,
         # ``CANCELLED by 1000``
         state=state.split(" ")[0],
         start_at=unix_time(start),
-        end_at=unix_time(end),
         nodes=None if nodes in ("", "None assigned") else nodes,
         exit_code=int(code) if code.isdecimal() else None,
     )
@@ -247,10 +245,6 @@ ASK_S = 30.0
 """Minimum seconds between two questions to SLURM by all processes of this user together."""
 RETRY_S = 120.0
 """Seconds until the next question after one that SLURM did not answer."""
-GONE = "GONE"
-"""State of a job that squeue no longer shows."""
-FORGOTTEN = "FORGOTTEN"
-"""State of a job that neither squeue nor the accounting knows."""
 
 
 class QueueAnswer(Struct, frozen=True):

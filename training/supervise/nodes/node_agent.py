@@ -28,29 +28,25 @@ from ltui.training.lifecycle.agent_directories import mark_delivered
 from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.elastic_log import likely_error_line, log_tail, worker_failures
 from ltui.training.lifecycle.run_processes import EngineExit, engine_exit, kill_run_processes
-from ltui.training.lifecycle.stop_escalation import StopEscalation
 from ltui.training.nodes.agent_link import AgentLink
 from ltui.training.nodes.barrier_mirror import BarrierMirror
 from ltui.training.nodes.link_key import KEY_FILE_NAME, LinkKey
-from ltui.training.nodes.link_limits import head_lost_s, readings_period_s, report_period_s
 from ltui.training.nodes.messages import (
     MachineObservations,
     NodeReport,
     Orders,
     OrdersMessage,
     ReportMessage,
+    decode,
+    encode,
+    head_lost_s,
     own_version,
+    readings_period_s,
+    report_period_s,
 )
 from ltui.training.nodes.node_address import LinkPlace, machine_id, read_link_place
 from ltui.training.nodes.node_watch import SILENT_AFTER_S, ProbeSocket
-from ltui.training.nodes.queue_tail import (
-    LogTails,
-    QueueChunk,
-    QueuePosition,
-    QueueTails,
-    pack_chunks,
-    unpack_positions,
-)
+from ltui.training.nodes.queue_tail import LogTails, QueueChunk, QueuePosition, QueueTails
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import release_lock
 from ltui.training.store.history_writer import StoreWriter
@@ -214,19 +210,17 @@ class NodeAgent:
         pending = self._evidence if self._evidence_number > self._orders.evidence_received else b""
         self._chunks = self._tails.chunks(self._acknowledged)
         message = ReportMessage(
-            report,
-            self._barrier.export(),
-            pending,
-            pack_chunks(self._chunks),
-            self._logs.parts(),
+            report, self._barrier.export(), pending, self._chunks, self._logs.parts()
         )
-        frames = self._link.exchange(message.encode(), ANSWER_S)
+        frames = self._link.exchange(encode(message), ANSWER_S)
         if frames is None:
             return False
         try:
-            answer = OrdersMessage.decode(frames)
+            answer = decode(frames)
+            if not isinstance(answer, OrdersMessage):
+                return False
             if answer.orders.attempt == self.attempt:
-                self._acknowledged = unpack_positions(answer.queues)
+                self._acknowledged = answer.queues
                 self._logs.acknowledge(answer.orders.logs)
                 self._barrier.merge(answer.barrier)
         except ValueError:
@@ -246,12 +240,9 @@ class NodeAgent:
             live.evidence.request_diagnosis()
         stop = orders.stop
         if stop is not None:
-            began_s = self._answered_s - stop.elapsed_s
-            if live.stops.escalation is not None:
-                began_s = live.stops.escalation.began_s
-            live.stops.escalation = StopEscalation(
-                began_s, stop.timeout_s, stop.telemetry, stop.kill_at_once
-            )
+            current = live.stops.escalation
+            began_s = self._answered_s + stop.began_s if current is None else current.began_s
+            live.stops.escalation = replace(stop, began_s=began_s)
         elif not self._head_is_lost():
             live.stops.escalation = None
         if self._head_is_lost() or orders.end or orders.attempt > self.attempt or orders.refusal:
@@ -359,7 +350,7 @@ def report_failed_start(run_dir: RunDir, attempt: int, error: Exception) -> None
         contextlib.suppress(ProblemError),
         contextlib.closing(_link_to_head(run_dir, nodes)) as link,
     ):
-        link.exchange(ReportMessage(report).encode(), _FAILED_START_S)
+        link.exchange(encode(ReportMessage(report)), _FAILED_START_S)
 
 
 def _link_to_head(run_dir: RunDir, nodes: Nodes) -> AgentLink:

@@ -24,8 +24,7 @@ from ltui.training.nodes.barrier_mirror import BarrierMirror
 from ltui.training.nodes.head_link import HeadLink
 from ltui.training.nodes.join_offer import make_offer, training_versions
 from ltui.training.nodes.link_key import KEY_FILE_NAME, LinkKey
-from ltui.training.nodes.link_limits import head_lost_s, node_gone_s
-from ltui.training.nodes.messages import Orders, own_version
+from ltui.training.nodes.messages import Orders, head_lost_s, node_gone_s, own_version
 from ltui.training.nodes.node_address import (
     LinkPlace,
     format_host_and_port,
@@ -41,7 +40,6 @@ from ltui.training.supervise.nodes.node_reports import (
     NodeReports,
     RemoteNode,
     ReportIntake,
-    Wanted,
     end_text,
 )
 
@@ -312,7 +310,7 @@ class RemoteNodes:
         ):
             time.sleep(_WATCH_S)
 
-    def _want(self, wanted: Wanted) -> None:
+    def _want(self, wanted: Orders) -> None:
         self._intake.wanted = wanted
         self._wake_all()
 
