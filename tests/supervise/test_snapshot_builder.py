@@ -21,7 +21,6 @@ from ltui.training.gpu.flop_utilisation import BatchFlops
 from ltui.training.gpu.run_gpus import RunGpusView
 from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.classify_end import AttemptEnd
-from ltui.training.lifecycle.pending_stops import PendingStopStore
 from ltui.training.lifecycle.stop_escalation import StopEscalation
 from ltui.training.process.identity import identify
 from ltui.training.shared.record_types import Phase, RecordKind
@@ -81,7 +80,6 @@ def attempt(folder: Path, **changes: Any) -> Any:
         "flops": None,
         "changes": (),
         "restarted_because": None,
-        "pending_stops": PendingStopStore(run, 2),
         "catalog": CheckpointCatalog(run.checkpoints_dir),
         "script_checkpoints": ScriptCheckpoints(),
         "recorder": SimpleNamespace(note=None, combined_values=0),
@@ -89,7 +87,7 @@ def attempt(folder: Path, **changes: Any) -> Any:
         "nodes": None,
         "shown_metrics": lambda _: {},
         "logs": SimpleNamespace(warnings=()),
-        "stops": SimpleNamespace(escalation=None, error=None),
+        "stops": SimpleNamespace(escalation=None, error=None, descriptions=tuple),
     }
     return SimpleNamespace(**{**values, **changes})
 

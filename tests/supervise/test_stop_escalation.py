@@ -12,11 +12,17 @@ from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.judge import Judgement
 from ltui.training.diagnosis.judge_input import Death, JudgeInput
 from ltui.training.lifecycle.run_status import resolve_snapshot
-from ltui.training.lifecycle.stop_escalation import INTERRUPT_S, StopEscalation, StopStage
+from ltui.training.lifecycle.stop_escalation import (
+    INTERRUPT_S,
+    NOT_STOPPED,
+    StopEscalation,
+    StopStage,
+)
 from ltui.training.process.identity import ProcessIdentity
 from ltui.training.state.run_snapshot import RunState
-from ltui.training.supervise import stop_controller
-from ltui.training.supervise.stop_controller import NOT_STOPPED, StopController
+from ltui.training.store.run_directory import RunDir
+from ltui.training.supervise import stops
+from ltui.training.supervise.stops import Stops
 from ltui.training.supervise.watchdog.evidence_collector import HealthMonitor
 from ltui.training.tensor_queue.control_block import Command
 from tests.required import required
@@ -116,7 +122,7 @@ def test_only_ranks_that_died_before_the_end_was_requested_are_reported(requeste
 
 
 def test_ranks_that_cannot_save_are_not_forced(tmp_path: Path) -> None:
-    controller = StopController(tmp_path / "queue" / "control.bin")
+    controller = Stops(RunDir(tmp_path), 1)
     controller.stop(0.0, 60.0, telemetry=True)
     controller.stop_failed("No checkpoint was saved at step 7: the disk is full. Training goes on.")
     assert controller.escalation is None
@@ -131,7 +137,7 @@ def test_ranks_that_cannot_save_are_not_forced(tmp_path: Path) -> None:
 
 
 def test_a_pause_ends_when_a_rank_cannot_take_part(tmp_path: Path) -> None:
-    controller = StopController(tmp_path / "queue" / "control.bin")
+    controller = Stops(RunDir(tmp_path), 1)
     controller.pause_failed("nothing was requested")
     assert controller.error is None
     controller.request(Command.PAUSE)
@@ -145,15 +151,15 @@ def test_each_rank_is_interrupted_twice_even_by_a_late_supervisor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[tuple[float, int, int]] = []
-    controller = StopController(tmp_path / "queue" / "control.bin")
-    controller.restore(StopEscalation(0.0, 60.0, telemetry=True))
+    controller = Stops(RunDir(tmp_path), 1)
+    controller.escalation = StopEscalation(0.0, 60.0, telemetry=True)
     for now_s in (63.0, 63.25, 64.0, 65.0, 65.25, 67.0):
 
         def send(process: ProcessIdentity, number: int, *, at_s: float = now_s) -> bool:
             sent.append((at_s, process.pid, number))
             return True
 
-        monkeypatch.setattr(stop_controller, "send_signal", send)
+        monkeypatch.setattr(stops, "send_signal", send)
         ranks = {0: ProcessIdentity(11, 1)} | ({1: ProcessIdentity(12, 1)} if now_s > 64 else {})
         controller.escalate(now_s, {}, None, ranks)
     assert sorted(sent) == [

@@ -17,13 +17,6 @@ from unittest.mock import Mock
 
 import pytest
 
-from ltui.training.lifecycle import pending_stops
-from ltui.training.lifecycle.pending_stops import (
-    PendingStops,
-    PendingStopStore,
-    read_pending_stops,
-    write_pending_stops,
-)
 from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.problem import ProblemError
 from ltui.training.state.record_fold import FoldState
@@ -40,7 +33,9 @@ from ltui.training.state.stop_conditions import (
 )
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir
+from ltui.training.supervise import stops
 from ltui.training.supervise.request_handler import RequestHandler
+from ltui.training.supervise.stops import Stops, StoredStops, read_stops, write_stops
 
 from .conftest import Runs
 
@@ -161,12 +156,10 @@ def test_a_condition_is_on_disk_before_it_is_confirmed(
     attempt: Any = SimpleNamespace(
         snapshot=RunSnapshot(id="a", name="a", state=RunState.RUNNING),
         spec=SimpleNamespace(nodes=None, command=None),
-        pending_stops=PendingStopStore(run, 1),
-        stops=None,
+        stops=Stops(run, 1),
         coordination_error=lambda: None,
         fold=FoldState(),
         has_pulses=lambda: True,
-        set_planned_stop=lambda: None,
     )
     requests = RequestHandler(attempt, Mock(), queued)
     document = StopCondition(kind="step", step=40).to_document()
@@ -174,21 +167,21 @@ def test_a_condition_is_on_disk_before_it_is_confirmed(
         answer = client.submit(requests.accept, {"cmd": "stop_when", "conditions": [document]})
         assert queued.wait(60)
 
-        def write(run_dir: RunDir, pending: PendingStops) -> None:
+        def write(run_dir: RunDir, stored: StoredStops) -> None:
             assert not answer.done()
-            write_pending_stops(run_dir, pending)
+            write_stops(run_dir, stored)
 
-        monkeypatch.setattr(pending_stops, "write_pending_stops", write)
+        monkeypatch.setattr(stops, "write_stops", write)
         requests.carry_out()
         assert answer.result(60) == {"ok": True, "stops": ["at step 40"]}
-        assert read_pending_stops(run).descriptions() == ("at step 40",)
+        assert [c.step for c in read_stops(run).conditions] == [40]
         queued.clear()
         late = client.submit(requests.accept, {"cmd": "stop_when", "cancel": True})
         assert queued.wait(60)
         requests.close()
         with pytest.raises(ValueError, match="has just ended"):
             late.result(60)
-    assert read_pending_stops(run).descriptions() == ("at step 40",)
+    assert [c.step for c in read_stops(run).conditions] == [40]
 
 
 # -- pure ------------------------------------------------------------------------------------------

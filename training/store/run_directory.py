@@ -142,7 +142,7 @@ class RunDir(Struct, frozen=True):
 
     @property
     def requests_path(self) -> Path:
-        """Requests that are still to be carried out (``training/lifecycle/pending_stops.py``)."""
+        """Requests that are still to be carried out (``training/supervise/stops.py``)."""
         return self.path / "orders.json"
 
     @property

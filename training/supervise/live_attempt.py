@@ -22,7 +22,6 @@ from ltui.training.diagnosis.judge_input import JudgeInput
 from ltui.training.gpu.flop_utilisation import BatchFlops
 from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.elastic_log import WorkerFailure
-from ltui.training.lifecycle.pending_stops import PendingStopStore
 from ltui.training.lifecycle.rank_queue_poller import QueuePoll, QueuePoller, local_processes
 from ltui.training.lifecycle.restart_policy import RestartPolicy
 from ltui.training.lifecycle.run_processes import (
@@ -52,7 +51,7 @@ from ltui.training.supervise.previous_attempt import (
 )
 from ltui.training.supervise.run_folder import LogLimit, RunFolder
 from ltui.training.supervise.snapshot_builder import build_snapshot
-from ltui.training.supervise.stop_controller import StopController
+from ltui.training.supervise.stops import Stops
 from ltui.training.supervise.watchdog.evidence_collector import EvidenceCollector, HealthMonitor
 
 if TYPE_CHECKING:
@@ -96,7 +95,6 @@ class LiveAttempt:
         self.restarts = RestartPolicy(run_dir, spec, number)
         self.logs = LogLimit(run_dir, number)
         self.folder = RunFolder(run_dir)
-        self.pending_stops = PendingStopStore(run_dir, number)
         self.started_at = store.started_at(number) or time.time()
         self.queues = QueuePoller(run_dir.queue_dir(number), store.cursors(number))
         self.recorder = HistoryRecorder(store, number, self.queues)
@@ -104,9 +102,7 @@ class LiveAttempt:
         self._has_logged = store.has_logged(number)
         self._sends_telemetry = store.has_trained()
         """The program has trained before, so it will send telemetry."""
-        self.stops = StopController(
-            run_dir.queue_dir(number) / "control.bin", signal.Signals[spec.stop_signal]
-        )
+        self.stops = Stops(run_dir, number, signal.Signals[spec.stop_signal])
         # Without ranks, a user's command counts as rank 0, which is on the first machine.
         is_first = spec.nodes is None or spec.nodes.rank == 0
         is_rank = spec.command is not None and is_first
@@ -141,11 +137,11 @@ class LiveAttempt:
         if plan.recover:
             self._restore(previous)
         else:
-            self.pending_stops.continue_from(plan.resume_step)
+            self.stops.continue_from(plan.resume_step)
 
     def _restore(self, previous: RunSnapshot | None) -> None:
         """Continue where the previous supervisor of this attempt stopped."""
-        self.stops.restore(self.pending_stops.recovered_escalation())
+        self.stops.restore()
         if previous is not None:
             self.last_seen_at = previous.taken_at
             if previous.state in LIVE:
@@ -172,7 +168,7 @@ class LiveAttempt:
 
     def begin(self, now_s: float) -> QueuePoll:
         """Poll the queues for the first time and build the first snapshot."""
-        self.set_planned_stop()
+        self.stops.plan()
         poll = self.poll()
         if self.recovered and self.state is RunState.STARTING:
             # The previous supervisor may have died before it recorded that training had started.
@@ -193,7 +189,7 @@ class LiveAttempt:
             for rank_poll in poll.polls.values()
             for record in rank_poll.records
         )
-        self.pending_stops.check_metrics(self.fold, poll.polls)
+        self.stops.check_metrics(self.fold, poll.polls)
         new_events = self.fold.events_seen - seen
         for event in self.fold.events[len(self.fold.events) - new_events :]:
             self._handle(event)
@@ -213,11 +209,8 @@ class LiveAttempt:
             self.flops = BatchFlops.from_event(event.fields) or self.flops
         elif event.kind == "checkpoint_failed" and event.fields.get("reason") == "stop":
             # The ranks continue to train rather than lose their progress, so the stop ends too.
-            self.stops.stop_failed(event.text)
-            self.pending_stops.discard_unreachable(
-                event.fields.get("step") or 0, event.fields.get("epoch") or 0
-            )
-            self.set_planned_stop()
+            step, epoch = event.fields.get("step"), event.fields.get("epoch")
+            self.stops.stop_failed(event.text, step or 0, epoch or 0)
 
     def _record_resumed_step(self, step: Any) -> None:
         """Record the step at which the ranks actually resumed."""
@@ -226,11 +219,6 @@ class LiveAttempt:
             if self.start is not None and step != self.start.global_step:
                 with contextlib.suppress(sqlite3.Error):
                     self._continue_from_history(ended=False)
-
-    def set_planned_stop(self) -> None:
-        """Pass the step or epoch of the pending stop conditions on to the ranks."""
-        pending = self.pending_stops.pending
-        self.stops.plan_stop(pending.stop_step(), pending.stop_epochs())
 
     # -- facts ---------------------------------------------------------------------------------
 

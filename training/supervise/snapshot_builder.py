@@ -93,7 +93,7 @@ def build_snapshot(
         taken_at=now_s,
         changes=live.changes,
         restarted_because=live.restarted_because,
-        stops=live.pending_stops.pending.descriptions(),
+        stops=live.stops.descriptions(),
         cautions=(*live.logs.warnings, *all_warnings(fold)),
         checkpoint_seconds=live.catalog.seconds,
         job=job,

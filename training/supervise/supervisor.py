@@ -313,7 +313,7 @@ class Supervisor:
         else:
             # The stop that ended the attempt is over. A new one is a request of a person.
             live.stops.escalation = None
-            live.pending_stops.record_escalation(None)
+            live.stops.record()
         recorded_at = 0.0
         obstacle: str | None = None
         while True:
@@ -333,7 +333,7 @@ class Supervisor:
                 live.snapshot,
                 state=RunState.QUEUED,
                 detail=restart.describe(obstacle),
-                stops=live.pending_stops.pending.descriptions(),
+                stops=live.stops.descriptions(),
                 taken_at=time.time(),
                 supervisor_pid=os.getpid(),
             )
