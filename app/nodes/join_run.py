@@ -95,20 +95,12 @@ def join_run(
             client.decline(offer.node)
             raise
     try:
-        start_supervisor(run_dir, _attempt_arguments(offer))
+        start_supervisor(run_dir, offer.plan)
     except SupervisorKilledError:
         if not shim_restarts_supervisor(run_dir):
             kill_run_processes(run_dir)
             raise
     return JoinedNode(run_dir, spec, offer.node, offer.head)
-
-
-def _attempt_arguments(offer: JoinOffer) -> list[str]:
-    """Return the arguments with which the agent begins the attempt that the head runs."""
-    arguments = [f"--attempt={offer.attempt}", *(f"--change={c}" for c in offer.changes)]
-    if offer.resume_from is not None:
-        arguments += [f"--resume-from={offer.resume_from}", f"--resume-step={offer.resume_step}"]
-    return arguments
 
 
 def _own_spec(offer: JoinOffer, options: JoinRequestOptions) -> RunSpec:

@@ -17,7 +17,7 @@ import pytest
 from ltui.app.nodes.launcher_key import send_by_srun
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.engine_start_checks import check_start
-from ltui.training.lifecycle.start_supervisor import supervisor_argv
+from ltui.training.lifecycle.start_supervisor import AttemptPlan, supervisor_argv
 from ltui.training.nodes.join_offer import training_versions
 from ltui.training.nodes.link_key import LinkKey
 from ltui.training.process.python_command import module_command
@@ -87,7 +87,7 @@ def test_a_key_is_received(
 
 def test_the_supervisor_and_the_mirror_start(imported: Path, tmp_path: Path) -> None:
     for command in (
-        supervisor_argv(RunDir(tmp_path / "none")),
+        supervisor_argv(RunDir(tmp_path / "none"), AttemptPlan()),
         module_command("ltui.training.supervise.event_mirror", str(tmp_path / "none"), "m"),
     ):
         assert "none" in output(command)

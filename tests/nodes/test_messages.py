@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from ltui.training.diagnosis.evidence import HostEvidence
 from ltui.training.diagnosis.judge_input import Death
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.run_processes import EngineExit
+from ltui.training.lifecycle.start_supervisor import AttemptPlan
 from ltui.training.lifecycle.stop_escalation import StopEscalation
 from ltui.training.nodes.messages import (
     JoinDecline,
@@ -67,7 +70,7 @@ MESSAGES: list[Message] = [
             attempt=3,
             stop=StopEscalation(-1.5, 60.0, telemetry=True),
             logs={"engine.log": 12},
-            changes=("a=1",),
+            plan=AttemptPlan(number=3, resume_from=Path("/c"), changes=("a=1",)),
         ),
         b"rows",
         {3: QueuePosition(2**64 - 1, 5), 1000: QueuePosition(7, 0)},

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from ltui.app.cli import main
-from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.delete_runs import delete
 from ltui.training.lifecycle.launch_run import launch
 from ltui.training.lifecycle.resume_run import (
@@ -23,6 +22,7 @@ from ltui.training.lifecycle.resume_run import (
     wait_for_supervisor_exit,
 )
 from ltui.training.lifecycle.run_status import resolve_snapshot
+from ltui.training.lifecycle.start_supervisor import AttemptPlan
 from ltui.training.lifecycle.supervisor_client import ControlClient, NotSupervisedError
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import lock_holder

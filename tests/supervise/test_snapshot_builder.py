@@ -19,8 +19,8 @@ from ltui.training.diagnosis.judge_input import HealthHistory, position_facts
 from ltui.training.diagnosis.rules.early_warnings import loss_warning
 from ltui.training.gpu.flop_utilisation import BatchFlops
 from ltui.training.gpu.run_gpus import RunGpusView
-from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.classify_end import AttemptEnd
+from ltui.training.lifecycle.start_supervisor import AttemptPlan
 from ltui.training.lifecycle.stop_escalation import StopEscalation
 from ltui.training.process.identity import identify
 from ltui.training.shared.record_types import Phase, RecordKind

@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.engine_start_checks import check_start
 from ltui.training.lifecycle.launch_run import home_not_writable
@@ -18,6 +20,7 @@ from ltui.training.lifecycle.rank_package import install_rank_package
 from ltui.training.lifecycle.run_status import nan_step, recover_run, resolve_snapshot, stays_live
 from ltui.training.lifecycle.start_supervisor import (
     START_S,
+    AttemptPlan,
     SupervisorKilledError,
     shim_restarts_supervisor,
     start_supervisor,
@@ -136,18 +139,17 @@ def resume(
     check_resumable(run_dir, allow_finished=allow_finished)
     step, path, skipped = _resume_point(run_dir, checkpoint)
     check_start(spec or before)
-    arguments = ["--resume-from", str(path), "--resume-step", str(step)]
-    arguments += [f"--skipped={words}" for words in skipped]
-    arguments += [] if because is None else [f"--because={because}"]
+    plan = AttemptPlan(
+        resume_from=path, resume_step=step, skipped=skipped, restarted_because=because
+    )
     new_spec_path: Path | None = None
     try:
         install_rank_package(run_dir.home)
         if spec is not None:
             new_spec_path = _write_new_spec(run_dir, spec)
             new = spec.overrides[len(before.overrides) :]
-            arguments += [f"--change={override}" for override in new]
-            arguments += ["--spec", str(new_spec_path)]
-        start_supervisor(run_dir, arguments)
+            plan = replace(plan, changes=new, spec_path=new_spec_path)
+        start_supervisor(run_dir, plan)
     except OSError as error:
         raise home_not_writable(run_dir.home, error) from error
     except SupervisorKilledError:

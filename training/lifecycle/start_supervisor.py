@@ -1,6 +1,7 @@
 """Start a supervisor for a new run, for another attempt, or for a run whose supervisor died.
 
-Users wait for the first training step, so this module must not import anything heavy.
+The plan of the attempt goes with its command line. Users wait for the first training step, so this
+module must not import anything heavy.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ import os
 import select
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, convert, to_builtins
 
 from ltui.training.lifecycle.engine_start_checks import failure_reason
 from ltui.training.lifecycle.run_processes import shim_identity
@@ -20,6 +24,68 @@ from ltui.training.process.identity import lock_holder, lock_left_by_us
 from ltui.training.process.python_command import module_command
 from ltui.training.shared.regular_files import read_end
 from ltui.training.store.run_directory import RunDir, open_private_log, read_json, write_json
+
+
+class AttemptPlan(Struct, frozen=True, kw_only=True):
+    """A new attempt of a run or, with ``recover``, the attempt whose supervisor died."""
+
+    number: int | None = None
+    """Number of the attempt; None for the one after the last."""
+    recover: bool = False
+    resume_from: Path | None = None
+    resume_step: int | None = None
+    spec_path: Path | None = None
+    """A specification that replaces the stored one of the run."""
+    changes: tuple[str, ...] = ()
+    """The overrides (``--set``) that are new in this specification, as shown to people."""
+    skipped: tuple[str, ...] = ()
+    """Newer checkpoints that are incomplete or damaged, each with the reason."""
+    restarted_because: str | None = None
+    """The reason of an automatic restart, for example ``restart 2 of 3, after: ...``."""
+    left_out: tuple[int, ...] | None = None
+    """Nodes without which a restart continues; None for those of the specification."""
+
+    def to_text(self) -> str:
+        """Return the plan as a word of a command line; see ``from_text``."""
+        return json.dumps(to_builtins(self, enc_hook=os.fspath))
+
+    @classmethod
+    def from_text(cls, text: str) -> AttemptPlan:
+        return convert(json.loads(text), cls, dec_hook=to_path)
+
+    def event_text(self, attempt: int) -> str:
+        """Return the text of the event that marks the start of the attempt."""
+        parts = [f"Attempt {attempt} begins"]
+        if self.restarted_because:
+            parts.append(f"({self.restarted_because})")
+        if self.left_out:
+            parts.append(f"without node {', '.join(map(str, self.left_out))}")
+        if self.resume_from is not None:
+            parts.append(f"from step {self.resume_step} ({self.resume_from.name})")
+        elif attempt > 1:
+            parts.append("from the beginning, as there is no checkpoint")
+        text = " ".join(parts)
+        if self.changes:
+            text += f", with {', '.join(self.changes)}"
+        if self.skipped:
+            text += f"; skipped: {'; '.join(self.skipped)}"
+        return f"{text}."
+
+    def event_fields(self) -> dict[str, object]:
+        """Return the data of that event."""
+        return {
+            "path": None if self.resume_from is None else str(self.resume_from),
+            "global_step": self.resume_step,
+            "changes": list(self.changes),
+            "skipped": list(self.skipped),
+            "restarted_because": self.restarted_because,
+        }
+
+
+def to_path(_kind: type, value: Any) -> Path:
+    """Convert the only fields of a plan that are no plain values: ``dec_hook`` of msgspec."""
+    return Path(value)
+
 
 LOG_TAIL_BYTES = 1 << 16
 """Number of bytes read from the end of the supervisor's log."""
@@ -37,7 +103,7 @@ def restart_supervisor(run_dir: RunDir) -> None:
             what = "no supervisor of this user has had this directory: it is a copy."
             remedy = "Nothing of it runs. To remove it: ltui delete"
             raise ProblemError.of(where=run_dir.id, what=what, remedy=f"{remedy} {run_dir.id}")
-        start_supervisor(run_dir, ("--adopt",), _saved_environment(run_dir))
+        start_supervisor(run_dir, AttemptPlan(recover=True), _saved_environment(run_dir))
 
 
 def save_environment(run_dir: RunDir) -> None:
@@ -67,15 +133,16 @@ def shim_restarts_supervisor(run_dir: RunDir) -> bool:
     return False
 
 
-def supervisor_argv(run_dir: RunDir, *arguments: str) -> list[str]:
+def supervisor_argv(run_dir: RunDir, plan: AttemptPlan, *options: str) -> list[str]:
     """Return the command line that starts the supervisor of a run."""
-    return module_command("ltui.training.supervise.main", str(run_dir.path), *arguments)
+    what = ("--adopt",) if plan.recover else ("--plan", plan.to_text())
+    return module_command("ltui.training.supervise.main", str(run_dir.path), *what, *options)
 
 
 def start_supervisor(
-    run_dir: RunDir, arguments: Sequence[str], environment: Mapping[str, str] | None = None
+    run_dir: RunDir, plan: AttemptPlan, environment: Mapping[str, str] | None = None
 ) -> None:
-    """Start a detached supervisor and wait until it reports success or failure.
+    """Start a detached supervisor of a new attempt, and wait until it reports success or failure.
 
     ``environment`` is the environment of the run; None means that of this process. Raises
     ``ProblemError`` with the reported problems, or ``SupervisorKilledError`` if there is no report.
@@ -86,7 +153,7 @@ def start_supervisor(
     try:
         with open_private_log(run_dir.supervisor_log_path) as log:
             starter = subprocess.Popen(
-                supervisor_argv(run_dir, *arguments, "--report-to", str(write_end)),
+                supervisor_argv(run_dir, plan, "--report-to", str(write_end)),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

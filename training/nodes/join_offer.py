@@ -88,10 +88,7 @@ def make_offer(spec: RunSpec, node: int, versions: Mapping[str, str], orders: Or
         versions=dict(versions),
         files=tuple(dict.fromkeys(_named_files(spec))),
         head=socket.gethostname(),
-        attempt=orders.attempt,
-        resume_from=orders.resume_from,
-        resume_step=orders.resume_step,
-        changes=orders.changes,
+        plan=orders.plan,
     )
 
 

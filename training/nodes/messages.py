@@ -30,6 +30,7 @@ from ltui.training.diagnosis.evidence import HostEvidence
 from ltui.training.diagnosis.judge_input import Death
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.run_processes import EngineExit
+from ltui.training.lifecycle.start_supervisor import AttemptPlan, to_path
 from ltui.training.lifecycle.stop_escalation import StopEscalation
 from ltui.training.nodes.queue_tail import LogPart, QueueChunk, QueuePosition
 from ltui.training.process.identity import ProcessIdentity
@@ -246,12 +247,8 @@ class Orders(Struct, frozen=True, kw_only=True):
     """Attempt whose engine is to run; 0 while none is to."""
     refusal: str | None = None
     """Sentence that says why the head does not accept this node. The agent then exits."""
-    resume_from: str | None = None
-    """Path of the checkpoint on node 0."""
-    resume_step: int | None = None
-    changes: tuple[str, ...] = ()
-    left_out: tuple[int, ...] = ()
-    """Nodes without which the attempt runs."""
+    plan: AttemptPlan = AttemptPlan()
+    """That attempt. Its checkpoint is a path on node 0."""
     stop: StopEscalation | None = None
     """The stop that is in progress. Its ``began_s`` is negative: it counts from these orders on."""
     end: bool = False
@@ -307,13 +304,8 @@ class JoinOffer(Struct, tag="offer", frozen=True, kw_only=True):
     """Files and folders that the configuration names and that exist on the head."""
     head: str = ""
     """Host name of the head."""
-    attempt: int = 1
-    """Number of the attempt that the head runs."""
-    resume_from: str | None = None
-    """Path on the head of the checkpoint from which the attempt resumes."""
-    resume_step: int | None = None
-    changes: tuple[str, ...] = ()
-    """Overrides that are new in this attempt."""
+    plan: AttemptPlan = AttemptPlan()
+    """The attempt that the head runs. Its checkpoint is a path on the head."""
 
 
 class JoinRefusal(Struct, tag="refusal", frozen=True, kw_only=True):
@@ -334,12 +326,12 @@ class JoinDecline(Struct, tag="decline", frozen=True, kw_only=True):
 Message: TypeAlias = (
     ReportMessage | OrdersMessage | JoinRequest | JoinOffer | JoinRefusal | JoinDecline
 )
-_DECODER = msgspec.msgpack.Decoder(Message)
+_DECODER = msgspec.msgpack.Decoder(Message, dec_hook=to_path)
 
 
 def encode(message: Message) -> list[bytes]:
     """Return the frames of a message."""
-    return [msgspec.msgpack.encode(message)]
+    return [msgspec.msgpack.encode(message, enc_hook=os.fspath)]
 
 
 def decode(frames: Sequence[bytes]) -> Message:

@@ -32,7 +32,7 @@ from ltui.training.lifecycle.elastic_log import (
     merged_failures,
     worker_failures,
 )
-from ltui.training.lifecycle.run_processes import EngineExit, kill_run_processes
+from ltui.training.lifecycle.run_processes import EngineExit
 from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.history_writer import Batch
@@ -67,20 +67,18 @@ class AttemptFinisher:
         self._notifier = notifier
         self._server = server
 
-    def finish(self, engine_exit: EngineExit | None, shim_died: bool) -> None:
+    def finish(self, engine_exit: EngineExit | None) -> None:
         """Finish an attempt whose engine has ended. Schedule a restart if one is due.
 
-        Returns when the end is recorded. ``engine_exit`` is None if the end was not observed.
+        Returns when the end is recorded. ``engine_exit`` is None if the shim has died before it
+        could observe the end.
         """
         attempt = self._attempt
-        engine = attempt.engine()
-        killed = kill_run_processes(
-            attempt.run_dir, [*attempt.rank_processes(), *([engine] if engine else [])]
-        )
+        killed = attempt.kill_processes()
         while self._record_remaining():
             pass
         # In a recovered attempt the shim is blamed only if processes were still running.
-        shim_died = shim_died and (not attempt.recovered or bool(killed))
+        shim_died = engine_exit is None and (not attempt.recovered or bool(killed))
         if (
             attempt.recovered
             and engine_exit is None

@@ -20,7 +20,6 @@ from ltui.training.diagnosis.evidence import Evidence
 from ltui.training.diagnosis.judge import Judgement
 from ltui.training.diagnosis.judge_input import JudgeInput
 from ltui.training.gpu.flop_utilisation import BatchFlops
-from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.rank_queue_poller import QueuePoll, QueuePoller, local_processes
 from ltui.training.lifecycle.restart_policy import RestartPolicy
@@ -29,6 +28,7 @@ from ltui.training.lifecycle.run_processes import (
     from_earlier_boot,
     kill_run_processes,
 )
+from ltui.training.lifecycle.start_supervisor import AttemptPlan
 from ltui.training.nodes.messages import merge_ranks
 from ltui.training.process.identity import ProcessIdentity
 from ltui.training.shared.record_types import Outcome, Phase, PulseState, RecordKind
@@ -278,11 +278,6 @@ class LiveAttempt:
         """Return the ranks of this machine that have a process."""
         return sorted(self.machine.rank_processes)
 
-    def rank_processes(self) -> list[ProcessIdentity]:
-        """Return the processes of this machine's ranks that have a pulse."""
-        # After a reboot another process may have the same pid and even the same start time.
-        return [] if self.rebooted else list(local_processes(self.pulses).values())
-
     # -- readings and judgement ----------------------------------------------------------------
 
     def sample_machine(self, now_s: float) -> Batch:
@@ -292,13 +287,17 @@ class LiveAttempt:
             return Batch()
         assert self.machine.table is not None
         self.evidence.update_processes(self.machine.table, self.machine.rank_processes)
-        self.folder.leave_if_gone(self._kill_all)
+        self.folder.leave_if_gone(self.kill_processes)
         batch.events += self.logs.update(time.monotonic())
         return batch
 
-    def _kill_all(self) -> None:
-        engine = self.engine()
-        kill_run_processes(self.run_dir, [*self.rank_processes(), *([engine] if engine else [])])
+    def kill_processes(self) -> list[int]:
+        """Kill all processes of the attempt on this machine. Return the pids of those that ran."""
+        # After a reboot another process may have the same pid and even the same start time.
+        known = [] if self.rebooted else list(local_processes(self.pulses).values())
+        if (engine := self.engine()) is not None:
+            known.append(engine)
+        return kill_run_processes(self.run_dir, known)
 
     def throughput_samples(self) -> list[Sample]:
         """Return the throughput as rows of the history if a new point is due."""

@@ -21,14 +21,13 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ltui.training.config.run_spec import RunSpec
-from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.run_processes import (
     engine_exit,
     kill_run_processes,
     latest_attempt,
     shim_identity,
 )
-from ltui.training.lifecycle.start_supervisor import save_environment, supervisor_argv
+from ltui.training.lifecycle.start_supervisor import AttemptPlan, save_environment, supervisor_argv
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.identity import (
     any_process_has,
@@ -337,7 +336,7 @@ def _start_shim(
         write_rank_config(run_dir, spec, attempt)
     document = {
         **engine_start(run_dir, spec, attempt, resume_from, changes),
-        "supervisor": supervisor_argv(run_dir, "--adopt"),
+        "supervisor": supervisor_argv(run_dir, AttemptPlan(recover=True)),
         "boot_id": boot_id(),
     }
     write_json(run_dir.engine_start_path(attempt), document)

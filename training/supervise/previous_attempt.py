@@ -6,7 +6,7 @@ import sqlite3
 
 from msgspec.structs import replace
 
-from ltui.training.lifecycle.attempt_plan import AttemptPlan
+from ltui.training.lifecycle.start_supervisor import AttemptPlan
 from ltui.training.problem import ProblemError
 from ltui.training.state.record_fold import FoldState, RankFold
 from ltui.training.state.run_snapshot import RunSnapshot

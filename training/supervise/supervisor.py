@@ -19,11 +19,10 @@ from msgspec.structs import replace
 
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.diagnosis.judge import Judgement
-from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.delete_runs import CLEAN_S, empty_bin
 from ltui.training.lifecycle.rank_queue_poller import QueuePoll, remove_stored_queues
 from ltui.training.lifecycle.restart_policy import ScheduledRestart
-from ltui.training.lifecycle.run_processes import EngineExit, engine_exit
+from ltui.training.lifecycle.start_supervisor import AttemptPlan
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import release_lock
 from ltui.training.state.good_checkpoints import nan_since
@@ -143,21 +142,18 @@ class Supervisor:
 
     def _supervise(self) -> None:
         """Run the loop until the engine ends or the shim dies, then finish the attempt."""
-        end: EngineExit | None = None
-        shim_died = False
-        while end is None and not shim_died:
+        running = True
+        while running:
             begun_s, cpu_s = time.monotonic(), time.thread_time()
             more_waiting = self.tick()
-            end = engine_exit(self._run_dir, self.attempt)
-            shim_died = end is None and not self.shim.is_alive()
+            running = self.shim.is_running()
             if not more_waiting:
                 rest_s = min(_IDLE_TIMES * (time.thread_time() - cpu_s), _LONGEST_REST_S)
                 self._sleep(max(0.02, rest_s, TICK_S - (time.monotonic() - begun_s)))
-        # The shim records how the engine ended before it exits.
-        end = end or engine_exit(self._run_dir, self.attempt)
+        end = self.shim.end()
         if self._live.nodes is not None:
             self._end_on_all_nodes(self._live.nodes)
-        self._finisher.finish(end, shim_died and end is None)
+        self._finisher.finish(end)
         if not self.restart_waits:
             self._close()
 

@@ -16,7 +16,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -25,9 +24,9 @@ from ltui.training.diagnosis.judge import Judgement
 from ltui.training.diagnosis.merge_evidence import shorten_for_link
 from ltui.training.json_codec import to_json
 from ltui.training.lifecycle.agent_directories import mark_delivered
-from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.elastic_log import likely_error_line, log_tail, worker_failures
-from ltui.training.lifecycle.run_processes import EngineExit, engine_exit, kill_run_processes
+from ltui.training.lifecycle.run_processes import EngineExit
+from ltui.training.lifecycle.start_supervisor import AttemptPlan
 from ltui.training.nodes.agent_link import AgentLink
 from ltui.training.nodes.barrier_mirror import BarrierMirror
 from ltui.training.nodes.link_key import KEY_FILE_NAME, LinkKey
@@ -139,21 +138,18 @@ class NodeAgent:
 
     def _supervise(self) -> EngineExit | None:
         """Run the loop until the engine ends or the shim dies. Return how the engine ended."""
-        end: EngineExit | None = None
-        while end is None:
+        while True:
             begun_s = time.monotonic()
             self._observe()
             self._exchange(self._report())
             silent_s = time.monotonic() - self._answered_s
             self._barrier.set_unreachable(int(silent_s > SILENT_AFTER_S))
             self._carry_out()
-            end = engine_exit(self._run_dir, self.attempt)
-            if end is None and not self.shim.is_alive():
-                return engine_exit(self._run_dir, self.attempt)
+            if not self.shim.is_running():
+                return self.shim.end()
             urgent = self._orders.urgent or self._barrier.is_open()
             pause_s = report_period_s(self._nodes, urgent=urgent)
             self._link.woken(max(0.0, pause_s - (time.monotonic() - begun_s)))
-        return end
 
     def _observe(self) -> None:
         """Read the queues, and less often the machine."""
@@ -257,10 +253,7 @@ class NodeAgent:
     def _finish(self, end: EngineExit | None) -> AttemptPlan | None:
         """Kill what is left, report the end, and wait until the head has everything."""
         live = self._live
-        engine = live.engine()
-        kill_run_processes(
-            self._run_dir, [*live.rank_processes(), *([engine] if engine is not None else [])]
-        )
+        live.kill_processes()
         log = log_tail(self._run_dir.engine_log_path(self.attempt))
         failures = tuple(worker_failures(log))
         poll = live.last_poll()
@@ -307,14 +300,7 @@ class NodeAgent:
         """Return the plan of the attempt that the head has begun."""
         self._run_dir.engine_final_path(self.attempt).touch()
         self._close(keep_lock=True)
-        return AttemptPlan(
-            number=orders.attempt,
-            resume_from=None if orders.resume_from is None else Path(orders.resume_from),
-            resume_step=orders.resume_step,
-            changes=orders.changes,
-            left_out=orders.left_out,
-            restarted_because="the run was restarted on node 0",
-        )
+        return replace(orders.plan, restarted_because="the run was restarted on node 0")
 
     def _close(self, *, keep_lock: bool = False) -> None:
         self._live.close()

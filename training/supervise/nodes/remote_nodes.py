@@ -18,7 +18,7 @@ from ltui.training.config.run_spec import Nodes, RunSpec
 from ltui.training.diagnosis.evidence import Evidence
 from ltui.training.diagnosis.machines import rank_machines
 from ltui.training.diagnosis.verdict_words import ranks_text, verb
-from ltui.training.lifecycle.attempt_plan import AttemptPlan
+from ltui.training.lifecycle.start_supervisor import AttemptPlan
 from ltui.training.lifecycle.stop_escalation import StopEscalation
 from ltui.training.nodes.barrier_mirror import BarrierMirror
 from ltui.training.nodes.head_link import HeadLink
@@ -75,10 +75,13 @@ class RemoteNodes:
         orders = Orders(
             attempt=attempt,
             head_lost_s=head_lost_s(),
-            resume_from=None if plan.resume_from is None else str(plan.resume_from),
-            resume_step=plan.resume_step,
-            changes=plan.changes,
-            left_out=spec.nodes.left_out,
+            plan=AttemptPlan(
+                number=attempt,
+                resume_from=plan.resume_from,
+                resume_step=plan.resume_step,
+                changes=plan.changes,
+                left_out=spec.nodes.left_out,
+            ),
         )
         self._began_s = time.monotonic()
         self._recovered = plan.recover
