@@ -241,7 +241,7 @@ def resume(options: Namespace) -> int:
         resumed_spec,
         resuming_agent,
     )
-    from ltui.app.slurm.submit_run import is_submitted, resubmit_run
+    from ltui.app.slurm.job_submission import is_submitted, resubmit_run
     from ltui.training.lifecycle.resume_run import resume as resume_run
     from ltui.training.nodes.link_key import KEY_FILE_NAME
 

@@ -27,7 +27,7 @@ def submit(options: Namespace) -> int:
     """Run ``ltui submit PRESET|FILE`` or ``ltui submit -- COMMAND...``."""
     # Imported here: a wrong option is reported without it.
     from ltui.app.commands.labels import label_files
-    from ltui.app.slurm.submit_run import batch_script, submit_run
+    from ltui.app.slurm.job_submission import batch_script, submit_run
 
     job = job_options(options)
     check_options(job)

@@ -38,10 +38,10 @@ from ltui.training.lifecycle.start_supervisor import (
     start_supervisor,
 )
 from ltui.training.nodes.agent_link import JoinClient, LinkRefusedError
-from ltui.training.nodes.join_offer import missing_files, training_versions, version_difference
 from ltui.training.nodes.link_key import KEY_FILE_NAME, KEY_VARIABLE, LinkKey
 from ltui.training.nodes.messages import JoinOffer
 from ltui.training.nodes.node_address import LinkPlace, write_link_place
+from ltui.training.nodes.node_places import missing_files, training_versions, version_difference
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.identity import lock_holder
 from ltui.training.store.history_place import remove_history

@@ -23,7 +23,7 @@ from ltui.app.foreground.interrupt_signals import ReceivedSignals
 from ltui.app.nodes.join_run import join_by_launcher
 from ltui.app.nodes.node_options import with_free_ports, with_reachable_address
 from ltui.app.nodes.start_head import prepare_next_attempt
-from ltui.app.slurm.continue_run import requeued_by_slurm
+from ltui.app.slurm.job_submission import requeued_by_slurm
 from ltui.training.config.node_environment import place_among_nodes, read_node_environment
 from ltui.training.config.run_spec import Nodes
 from ltui.training.json_codec import to_json

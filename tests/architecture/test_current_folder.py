@@ -18,8 +18,8 @@ from ltui.app.nodes.launcher_key import send_by_srun
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.engine_start_checks import check_start
 from ltui.training.lifecycle.start_supervisor import AttemptPlan, supervisor_argv
-from ltui.training.nodes.join_offer import training_versions
 from ltui.training.nodes.link_key import LinkKey
+from ltui.training.nodes.node_places import training_versions
 from ltui.training.process.python_command import module_command
 from ltui.training.slurm.batch_script import BatchScript, JobOptions
 from ltui.training.slurm.slurm_client import on_head_words

@@ -15,10 +15,14 @@ import pytest
 from ltui.app.cli import main
 from ltui.training.config.run_spec import Nodes, RunSpec
 from ltui.training.nodes.head_link import HeadLink
-from ltui.training.nodes.join_offer import make_offer, training_versions, version_difference
 from ltui.training.nodes.link_key import LinkKey
 from ltui.training.nodes.messages import JoinDecline, JoinOffer, JoinRequest, Orders, decode, encode
-from ltui.training.nodes.node_places import NodePlaces
+from ltui.training.nodes.node_places import (
+    NodePlaces,
+    make_offer,
+    training_versions,
+    version_difference,
+)
 
 VERSION = version("ltui-train")
 

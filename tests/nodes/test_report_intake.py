@@ -9,7 +9,6 @@ import pytest
 
 from ltui.training.config.run_spec import Nodes, RunSpec
 from ltui.training.nodes.barrier_mirror import BarrierMirror
-from ltui.training.nodes.join_offer import make_offer
 from ltui.training.nodes.link_wire import MAX_PER_MINUTE
 from ltui.training.nodes.messages import (
     JoinOffer,
@@ -22,7 +21,7 @@ from ltui.training.nodes.messages import (
     encode,
     own_version,
 )
-from ltui.training.nodes.node_places import NodePlaces
+from ltui.training.nodes.node_places import NodePlaces, make_offer
 from ltui.training.nodes.node_watch import NodeWatch
 from ltui.training.state.run_snapshot import GpuSnapshot, Verdict
 from ltui.training.store.run_directory import RunDir

@@ -14,8 +14,8 @@ import pytest
 
 from ltui.app.exit_codes import EXIT_STOPPED
 from ltui.app.nodes.start_head import head_place
-from ltui.app.slurm.continue_run import continue_run
 from ltui.app.slurm.job_nodes import _write_nodes
+from ltui.app.slurm.job_submission import continue_run
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.launch_run import create_run_directory
 from ltui.training.nodes.link_key import LinkKey

@@ -1,7 +1,11 @@
-"""Check before a launch for problems that would keep the engine from starting."""
+"""Check before a launch for problems that would keep the engine of a run from starting.
+
+The folder of its mirror is checked too.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import resource
@@ -10,9 +14,10 @@ import subprocess
 from pathlib import Path
 
 from ltui.training.config.run_spec import RunSpec
-from ltui.training.lifecycle.mirror_folder import mirror_problems
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.python_command import program_command
+from ltui.training.store.optional_library import missing_library
+from ltui.training.store.run_directory import RunDir
 
 LEAST_FILE_BYTES = 64 << 20
 """Least limit of the size of a file with which a run starts. A queue alone has 4 MB."""
@@ -148,3 +153,37 @@ def failure_reason(error: Exception) -> str:
     if isinstance(error, OSError):
         return error.strerror or str(error)
     return "it does not answer"
+
+
+def mirror_folder(run_dir: RunDir, spec: RunSpec) -> Path | None:
+    """Return the folder for the event files of a run; None if it has no mirror."""
+    if spec.mirror is None:
+        return None
+    folder = _chosen_folder(spec)
+    return run_dir.path / "tensorboard" if folder is None else folder / spec.id
+
+
+def mirror_problems(spec: RunSpec) -> list[Problem]:
+    """Return what would keep the mirror of a run from being written."""
+    if spec.mirror is None:
+        return []
+    if importlib.util.find_spec("tensorboard") is None:
+        return [missing_library("tensorboard", "tensorboard", f"mirror {spec.mirror}")]
+    folder = _chosen_folder(spec)
+    while folder is not None and not folder.exists():
+        folder = folder.parent
+    if folder is None or (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+        return []
+    return [
+        Problem(
+            where=f"mirror {spec.mirror}",
+            what=f"{folder} is not a folder that can be written.",
+            remedy="Name another folder: tensorboard:FOLDER.",
+        )
+    ]
+
+
+def _chosen_folder(spec: RunSpec) -> Path | None:
+    """Return the folder that the user chose; None for one in the run directory."""
+    name = (spec.mirror or "").partition(":")[2]
+    return Path(spec.cwd, Path(name).expanduser()) if name else None

@@ -22,7 +22,6 @@ from ltui.training.lifecycle.start_supervisor import AttemptPlan
 from ltui.training.lifecycle.stop_escalation import StopEscalation
 from ltui.training.nodes.barrier_mirror import BarrierMirror
 from ltui.training.nodes.head_link import HeadLink
-from ltui.training.nodes.join_offer import make_offer, training_versions
 from ltui.training.nodes.link_key import KEY_FILE_NAME, LinkKey
 from ltui.training.nodes.messages import Orders, head_lost_s, node_gone_s, own_version
 from ltui.training.nodes.node_address import (
@@ -31,7 +30,7 @@ from ltui.training.nodes.node_address import (
     read_link_place,
     write_link_place,
 )
-from ltui.training.nodes.node_places import NodePlaces
+from ltui.training.nodes.node_places import NodePlaces, make_offer, training_versions
 from ltui.training.nodes.node_watch import RECONNECT_S, SILENT_AFTER_S, NodeWatch, probe_all
 from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import NodeSnapshot, NodeState
