@@ -224,7 +224,7 @@ class NodeReport(Struct, frozen=True, kw_only=True):
     machine: MachineObservations | None = None
     """None if it was not read since the last report."""
     evidence_number: int = 0
-    """Number of the round of evidence that the message holds; 0 if none."""
+    """Time (``taken_ns``) of the newest evidence of the machine; 0 if there is none."""
 
 
 class ReportMessage(Struct, tag="report", frozen=True):

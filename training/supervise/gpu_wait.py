@@ -17,7 +17,7 @@ from ltui.training.config.device_selection import free_count
 from ltui.training.gpu.free_gpus import VISIBLE, select_gpus, usable_gpus, visible_variables
 from ltui.training.gpu.reading import NO_DRIVER, NO_GPU, NOT_READ_YET, GpuReading
 from ltui.training.gpu.run_gpus import RunGpus
-from ltui.training.problem import Problem, ProblemError
+from ltui.training.problem import ProblemError
 from ltui.training.store.run_directory import RunDir
 
 
@@ -46,12 +46,10 @@ class GpuQueue:
         view = self._gpus.latest()
         if not view.readings:
             if view.note in (NO_DRIVER, NO_GPU):
-                raise ProblemError(
-                    Problem(
-                        where="trainer.devices",
-                        what=f"it waits for free GPUs, and there are none ({view.note}).",
-                        remedy="Set trainer.accelerator=cpu, or start it where there are GPUs.",
-                    )
+                raise ProblemError.of(
+                    where="trainer.devices",
+                    what=f"it waits for free GPUs, and there are none ({view.note}).",
+                    remedy="Set trainer.accelerator=cpu, or start it where there are GPUs.",
                 )
             self.reason = f"waiting for GPUs: {view.note}"
             return None

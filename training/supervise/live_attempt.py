@@ -314,13 +314,13 @@ class LiveAttempt:
     def judge(self, poll: QueuePoll, failures: Sequence[WorkerFailure] = ()) -> Judgement:
         """Return the judgement on the health of the ranks."""
         ranks, nodes = self.evidence.observe(poll, failures), self.nodes
-        gpu_verdicts, evidence = self.machine.gpu_verdicts, self.evidence.evidence
-        cpu_delays = self.machine.cpu_delays()
+        gpu_verdicts, evidence = self.machine.gpu_verdicts, self.evidence.rounds.evidence
+        usage = dict(self.machine.readings)
         if nodes is not None:
             ranks = merge_ranks([ranks, *nodes.reports.rank_observations()])
             gpu_verdicts += nodes.reports.gpu_verdicts()
             evidence = self.evidence_of_all = nodes.merged_evidence(evidence)
-            cpu_delays |= nodes.reports.cpu_delays()
+            usage |= nodes.reports.usage()
         inputs = JudgeInput(
             policy=self.spec.stall,
             history=self._health.history,
@@ -332,9 +332,9 @@ class LiveAttempt:
             stopped_workers=ranks.stopped_workers,
             silent_s=ranks.silent_s,
             oom_kills=ranks.oom_kills,
-            cpu_delays=cpu_delays,
+            cpu_delays={r: u.delay_share for r, u in usage.items() if u.delay_share is not None},
             evidence=evidence,
-            evidence_expected=self.evidence.evidence_expected,
+            evidence_expected=self.evidence.rounds.error is None,
             host=self.evidence.host,
             nodes=() if nodes is None else nodes.snapshots(self.local_ranks()),
             hosts={} if nodes is None else nodes.reports.hosts(self.evidence.host),
@@ -351,7 +351,7 @@ class LiveAttempt:
         if nodes is None:
             self.evidence.update(judgement, poll, self.fold, self.snapshot)
             return
-        if judgement.suspects or self.evidence.diagnosis_requested:
+        if judgement.suspects or self.evidence.rounds.diagnosis_requested:
             nodes.request_evidence()
         self.evidence.update(
             judgement,

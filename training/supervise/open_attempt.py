@@ -28,7 +28,7 @@ from ltui.training.lifecycle.run_processes import (
     shim_identity,
 )
 from ltui.training.lifecycle.start_supervisor import AttemptPlan, save_environment, supervisor_argv
-from ltui.training.problem import Problem, ProblemError
+from ltui.training.problem import ProblemError
 from ltui.training.process.identity import (
     any_process_has,
     boot_id,
@@ -145,7 +145,7 @@ def _record_attempt(
     in_store, in_files = store.last_attempt(), latest_attempt(run_dir) or 0
     last = max(in_store, in_files)
     if plan.recover and not last:
-        raise ProblemError(Problem(where=run_dir.id, what="it was never started."))
+        raise ProblemError.of(where=run_dir.id, what="it was never started.")
     attempt = last if plan.recover else plan.number or last + 1
     _make_attempt_dirs(run_dir, attempt)
     if not plan.recover:
@@ -285,12 +285,10 @@ def _lock_file(run_dir: RunDir) -> int:
 def _already_supervised(run_dir: RunDir) -> ProblemError:
     holder = lock_holder(run_dir.lock_path)
     who = f" (pid {holder.pid})" if holder else ""
-    return ProblemError(
-        Problem(
-            where=run_dir.id,
-            what=f"another supervisor{who} already has this run.",
-            remedy=f"ltui attach {run_dir.id} shows it.",
-        )
+    return ProblemError.of(
+        where=run_dir.id,
+        what=f"another supervisor{who} already has this run.",
+        remedy=f"ltui attach {run_dir.id} shows it.",
     )
 
 
@@ -358,11 +356,9 @@ def _wait_for_shim(run_dir: RunDir, attempt: int, process: subprocess.Popen[byte
     while shim_identity(run_dir, attempt) is None:
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()
-            raise ProblemError(
-                Problem(
-                    where=run_dir.id,
-                    what=f"its shim process could not be started (see {run_dir.path / 'logs'}).",
-                )
+            raise ProblemError.of(
+                where=run_dir.id,
+                what=f"its shim process could not be started (see {run_dir.path / 'logs'}).",
             )
         time.sleep(0.01)
 

@@ -102,7 +102,7 @@ class RequestHandler:
         self._check(request)
         command = request["cmd"]
         if command == "diagnose":
-            return _result(self._attempt.evidence.request_diagnosis())
+            return _result(self._attempt.evidence.rounds.request_diagnosis())
         if command != "stop_when":
             self._queue(request)
             return {"ok": True}

@@ -106,7 +106,6 @@ class NodeAgent:
         self._machine: MachineObservations | None = None
         self._read_at = 0.0
         self._evidence_number = 0
-        self._evidence_taken_ns = 0
         self._evidence_requested = 0
         self._evidence = b""
         self._received_signal = 0
@@ -173,10 +172,9 @@ class NodeAgent:
             )
         if self._judgement is not None:
             live.evidence.update(self._judgement, poll, live.fold, live.snapshot)
-        evidence = live.evidence.evidence
-        if evidence is not None and evidence.taken_ns != self._evidence_taken_ns:
-            self._evidence_taken_ns = evidence.taken_ns
-            self._evidence_number += 1
+        evidence = live.evidence.rounds.evidence
+        if evidence is not None and evidence.taken_ns != self._evidence_number:
+            self._evidence_number = evidence.taken_ns
             self._evidence = json.dumps(to_json(shorten_for_link(evidence))).encode()
 
     def _report(self) -> NodeReport:
@@ -233,7 +231,7 @@ class NodeAgent:
             self._received_signal = 0
         if orders.evidence > self._evidence_requested:
             self._evidence_requested = orders.evidence
-            live.evidence.request_diagnosis()
+            live.evidence.rounds.request_diagnosis()
         stop = orders.stop
         if stop is not None:
             current = live.stops.escalation

@@ -43,6 +43,7 @@ from ltui.training.nodes.node_places import NodePlaces
 from ltui.training.nodes.node_watch import NodeWatch
 from ltui.training.nodes.queue_mirror import QueueMirrors
 from ltui.training.nodes.queue_tail import LogPart
+from ltui.training.process.rank_usage import RankUsage
 from ltui.training.state.run_event import Event
 from ltui.training.state.run_snapshot import GpuSnapshot, NodeState, Verdict
 from ltui.training.store.run_directory import RunDir, open_private_log
@@ -131,14 +132,9 @@ class NodeReports:
             if node.watch.state is NodeState.CONNECTED
         )
 
-    def cpu_delays(self) -> dict[int, float]:
-        """Return rank -> fraction of the last seconds in which it waited for a processor."""
-        return {
-            rank: usage.delay_share
-            for node in self._nodes.values()
-            for rank, usage in node.machine.usage.items()
-            if usage.delay_share is not None
-        }
+    def usage(self) -> dict[int, RankUsage]:
+        """Return what the ranks of the other machines use."""
+        return {r: u for node in self._nodes.values() for r, u in node.machine.usage.items()}
 
     def failures(self) -> list[WorkerFailure]:
         """Return the ranks that failed on the other machines, as their engines report them."""

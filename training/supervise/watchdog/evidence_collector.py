@@ -10,8 +10,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from typing import Any
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -135,7 +133,7 @@ class EvidenceCollector:
         """``on_exit`` is called from another thread when the process of a rank ends."""
         self._run_dir = run_dir
         self._attempt = attempt
-        self._thread = EvidenceThread()
+        self.rounds = EvidenceThread()
         self._exits = ExitWatch(on_exit)
         self._ranks: dict[int, _RankProcesses] = {}
         self._deaths: dict[int, Death] = {}
@@ -144,7 +142,8 @@ class EvidenceCollector:
         self._rank_is_dying = False
         self._cache = CollectorCache()
         self._writer = DiagnosisWriter(run_dir)
-        self._host: HostEvidence | None = None
+        self.host: HostEvidence | None = None
+        """The condition of this machine at the last sample."""
 
     # -- every second ----------------------------------------------------------------------------
 
@@ -157,7 +156,7 @@ class EvidenceCollector:
         """
         self._forget_old_oom_kills()
         rank_pids = {identity.pid for identity in identities.values()}
-        self._host = read_host(min(rank_pids, default=None), self._oom_before)
+        self.host = read_host(min(rank_pids, default=None), self._oom_before)
         for rank, identity in identities.items():
             processes = self._ranks.get(rank)
             if processes is None or processes.pid != identity.pid:
@@ -188,21 +187,6 @@ class EvidenceCollector:
             silent_s=silent_s,
             oom_kills=self._recent_oom_kills() if self._rank_is_dying else None,
         )
-
-    @property
-    def host(self) -> HostEvidence | None:
-        """The condition of this machine at the last sample."""
-        return self._host
-
-    @property
-    def evidence(self) -> Evidence | None:
-        """The evidence of the last complete round."""
-        return self._thread.evidence
-
-    @property
-    def evidence_expected(self) -> bool:
-        """True if evidence will be collected for suspects."""
-        return self._thread.error is None
 
     def _observe_deaths(self, poll: QueuePoll, failures: Iterable[WorkerFailure]) -> None:
         """Read how the processes of dead ranks ended."""
@@ -290,13 +274,13 @@ class EvidenceCollector:
         """
         live = [p for p in poll.pulses.values() if p is not None]
         trains = bool(live) and all(p.phase not in BEFORE_TRAINING for p in live)
-        self._thread.start_if_due(
+        self.rounds.start_if_due(
             suspicious=bool(judgement.suspects),
             training=trains and len(live) > 1,
             make_request=lambda: self._request(poll, fold, snapshot),
         )
 
-        evidence = self._thread.evidence if of_all is None else of_all
+        evidence = self.rounds.evidence if of_all is None else of_all
 
         def diagnose(verdict: Verdict) -> Diagnosis:
             """Return the diagnosis of one verdict, followed by the others."""
@@ -304,21 +288,12 @@ class EvidenceCollector:
             return self._diagnose((verdict, *others), shortened(evidence), snapshot)
 
         self._writer.update(judgement, evidence, diagnose)
-        self._thread.answer(
+        self.rounds.answer(
             lambda: self._diagnose(snapshot.verdicts, evidence, snapshot), complete_since
         )
 
-    @property
-    def diagnosis_requested(self) -> bool:
-        """True while a request for a diagnosis is open."""
-        return self._thread.diagnosis_requested
-
-    def request_diagnosis(self) -> Future[dict[str, Any]]:
-        """Return the future answer of the control command ``diagnose``."""
-        return self._thread.request_diagnosis()
-
     def close(self) -> None:
-        self._thread.close()
+        self.rounds.close()
         self._exits.close()
 
     def _diagnose(
