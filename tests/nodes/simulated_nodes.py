@@ -116,10 +116,10 @@ class SimulatedAgent:
             ),
         )  # fmt: skip
 
-    def _take(self, frames: list[bytes] | None) -> None:
-        if frames is None:
+    def _take(self, answer: bytes | None) -> None:
+        if answer is None:
             return
-        message = decode(frames)
+        message = decode(answer)
         assert isinstance(message, OrdersMessage)
         assert message.orders.refusal is None, message.orders.refusal
         self._acknowledged = message.queues

@@ -55,8 +55,8 @@ class Head:
             self.refused.append,
         )
 
-    def _answer(self, _identity: str, frames: list[bytes]) -> list[bytes]:
-        message = decode(frames)
+    def _answer(self, _identity: str, payload: bytes) -> bytes:
+        message = decode(payload)
         assert isinstance(message, (JoinRequest, JoinDecline))
         return encode(self.places.answer(message, 0.0))
 

@@ -14,7 +14,6 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -95,7 +94,7 @@ class AgentLink:
         self._answered = 0
         self._lost = 0  # reports up to this number were sent through connections that have ended
         self._sent_s = float("-inf")
-        self._reply: tuple[int, list[bytes]] | None = None
+        self._reply: bytes | None = None
         self._woken = False
         self._connected: set[str] = set()
         self._failed_handshakes = 0
@@ -139,7 +138,7 @@ class AgentLink:
         """Own numeric address that leads to the head, for a ``ProbeSocket``; None if no route."""
         return next(filter(None, map(local_address_towards, self._addresses)), None)
 
-    def exchange(self, frames: Sequence[bytes], timeout_s: float) -> list[bytes] | None:
+    def exchange(self, report: bytes, timeout_s: float) -> bytes | None:
         """Send a report and return the orders that answer it.
 
         If no answer comes within ``timeout_s``, return a late answer to an earlier report, or else
@@ -147,7 +146,7 @@ class AgentLink:
         a report must therefore not rely on the ones before it. None is also returned if the head
         refuses the agent: see ``refusal``.
         """
-        check_size(frames)
+        check_size(report)
         deadline_s = time.monotonic() + timeout_s
         first: int | None = None  # number of this report
         number: int | None = None  # the same, or the one that it was sent again with
@@ -159,14 +158,14 @@ class AgentLink:
             if number is not None and number <= self._lost:
                 number = None
             if number is None and self._may_send():
-                number = self._send(frames)
+                number = self._send(report)
                 first = first or number
             remaining_s = deadline_s - time.monotonic()
             if remaining_s <= 0:
                 return self._take_reply()
             self._wait(remaining_s, to_send=number is None)
 
-    def answer(self) -> list[bytes] | None:
+    def answer(self) -> bytes | None:
         """Return orders that came after ``exchange`` had returned; None if there are none."""
         self._receive()
         return self._take_reply()
@@ -218,11 +217,11 @@ class AgentLink:
         unanswered = self._number - max(self._answered, self._lost)
         return unanswered < _MAX_UNANSWERED or time.monotonic() - self._sent_s >= _RESEND_S
 
-    def _send(self, frames: Sequence[bytes]) -> int | None:
+    def _send(self, report: bytes) -> int | None:
         """Send a report without waiting and return its number; None if that is not possible."""
         header = Header(MessageKind.REPORT, self._instance, self._number + 1, self._identity)
         try:
-            self._dealer.send_multipart([header.encode(), *frames], zmq.NOBLOCK)
+            self._dealer.send_multipart([header.encode(), report], zmq.NOBLOCK)
         except zmq.Again:
             return None
         self._number += 1
@@ -246,12 +245,12 @@ class AgentLink:
         while int(self._monitor.getsockopt(zmq.EVENTS)) & _POLLIN:
             self._note_event(*monitor_event(self._monitor.recv_multipart(zmq.NOBLOCK)))
         while int(self._dealer.getsockopt(zmq.EVENTS)) & _POLLIN:
-            header, *frames = self._dealer.recv_multipart(zmq.NOBLOCK)
+            header, *payload = self._dealer.recv_multipart(zmq.NOBLOCK)
             with contextlib.suppress(MalformedMessageError):
-                self._note_message(decode_header(header), frames)
+                self._note_message(decode_header(header), b"".join(payload))
         self._connect_again()
 
-    def _note_message(self, header: Header, frames: list[bytes]) -> None:
+    def _note_message(self, header: Header, payload: bytes) -> None:
         if header.instance not in (self._instance, bytes(8)):
             return
         if header.kind is MessageKind.WAKE:
@@ -260,9 +259,9 @@ class AgentLink:
             self.refusal = None
             if self._answered < header.number <= self._number:
                 self._answered = header.number
-                self._reply = header.number, frames
+                self._reply = payload
         elif header.kind is MessageKind.REFUSED:
-            reason = b"".join(frames)[:1000].decode("utf-8", "replace")
+            reason = payload[:1000].decode("utf-8", "replace")
             self.refusal = f"{self._place} refuses this node: {reason}."
             # A message that the head could not read has no number.
             self._answered = max(self._answered, header.number or self._number)
@@ -311,9 +310,9 @@ class AgentLink:
             self._next_attempt_s[place] = now_s + _NO_EVENT_S
             self._dealer.connect(place)
 
-    def _take_reply(self) -> list[bytes] | None:
+    def _take_reply(self) -> bytes | None:
         reply, self._reply = self._reply, None
-        return None if reply is None else reply[1]
+        return reply
 
 
 _ANSWER_S = 1.0
@@ -381,11 +380,11 @@ class JoinClient:
         self._link.close()
 
     def _exchange(self, message: Message) -> Message | None:
-        frames = self._link.exchange(encode(message), _ANSWER_S)
-        if frames is None:
+        payload = self._link.exchange(encode(message), _ANSWER_S)
+        if payload is None:
             return None
         try:
-            answer = decode(frames)
+            answer = decode(payload)
         except MessageError as error:
             self._fail(f"its answer cannot be used: {error}.", SAME_VERSION)
         if isinstance(answer, OrdersMessage):

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from typing import TypeAlias
 
@@ -329,15 +329,14 @@ Message: TypeAlias = (
 _DECODER = msgspec.msgpack.Decoder(Message, dec_hook=to_path)
 
 
-def encode(message: Message) -> list[bytes]:
-    """Return the frames of a message."""
-    return [msgspec.msgpack.encode(message, enc_hook=os.fspath)]
+def encode(message: Message) -> bytes:
+    """Return the payload of a message."""
+    return msgspec.msgpack.encode(message, enc_hook=os.fspath)
 
 
-def decode(frames: Sequence[bytes]) -> Message:
-    """Return the message in ``frames``. Raise ``MessageError``."""
+def decode(payload: bytes) -> Message:
+    """Return the message that ``encode`` wrote. Raise ``MessageError``."""
     try:
-        (frame,) = frames
-        return _DECODER.decode(frame)
+        return _DECODER.decode(payload)
     except (ValueError, RecursionError) as error:
         raise MessageError(f"its message is damaged ({error})") from error

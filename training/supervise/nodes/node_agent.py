@@ -206,11 +206,11 @@ class NodeAgent:
         message = ReportMessage(
             report, self._barrier.export(), pending, self._chunks, self._logs.parts()
         )
-        frames = self._link.exchange(encode(message), ANSWER_S)
-        if frames is None:
+        payload = self._link.exchange(encode(message), ANSWER_S)
+        if payload is None:
             return False
         try:
-            answer = decode(frames)
+            answer = decode(payload)
             if not isinstance(answer, OrdersMessage):
                 return False
             if answer.orders.attempt == self.attempt:

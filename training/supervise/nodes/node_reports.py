@@ -238,11 +238,11 @@ class ReportIntake:
         """Record that the link refused a peer."""
         self.events.append(Event(time.time(), "node_refused", sentence, {}))
 
-    def report(self, identity: str, frames: list[bytes]) -> list[bytes]:
+    def report(self, identity: str, payload: bytes) -> bytes:
         """Take a message of an agent or of ``ltui join``. Return the answer."""
         received_ns, received_at = time.monotonic_ns(), time.time()
         try:
-            message = decode(frames)
+            message = decode(payload)
             if isinstance(message, (JoinRequest, JoinDecline)):
                 return encode(self._places.answer(message, received_ns / 1e9))
             if not isinstance(message, ReportMessage):
@@ -273,7 +273,7 @@ class ReportIntake:
             raise MessageError(reason)
         return report.node
 
-    def _refuse(self, reason: str) -> list[bytes]:
+    def _refuse(self, reason: str) -> bytes:
         if self._refusals.add("a node", reason, time.monotonic()) is not None:
             self.refused(f"A node was refused: {reason}.")
         return encode(OrdersMessage(Orders(refusal=reason)))
