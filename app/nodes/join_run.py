@@ -32,11 +32,7 @@ from ltui.training.lifecycle.engine_start_checks import check_start
 from ltui.training.lifecycle.launch_run import home_not_writable
 from ltui.training.lifecycle.rank_package import install_rank_package
 from ltui.training.lifecycle.run_processes import kill_run_processes
-from ltui.training.lifecycle.start_supervisor import (
-    SupervisorKilledError,
-    shim_restarts_supervisor,
-    start_supervisor,
-)
+from ltui.training.lifecycle.start_supervisor import start_supervisor
 from ltui.training.nodes.agent_link import JoinClient, LinkRefusedError
 from ltui.training.nodes.link_key import KEY_FILE_NAME, KEY_VARIABLE, LinkKey
 from ltui.training.nodes.messages import JoinOffer
@@ -96,10 +92,10 @@ def join_run(
             raise
     try:
         start_supervisor(run_dir, offer.plan)
-    except SupervisorKilledError:
-        if not shim_restarts_supervisor(run_dir):
+    except ProblemError:
+        if lock_holder(run_dir.lock_path) is None:
             kill_run_processes(run_dir)
-            raise
+        raise
     return JoinedNode(run_dir, spec, offer.node, offer.head)
 
 

@@ -21,10 +21,10 @@ from ltui.app.exit_codes import EXIT_DONE
 from ltui.app.foreground.follow_agent import follow_agent, joined_line
 from ltui.app.foreground.interrupt_signals import ReceivedSignals
 from ltui.app.nodes.join_run import join_by_launcher
-from ltui.app.nodes.node_options import with_free_ports, with_reachable_address
+from ltui.app.nodes.node_options import required_place, with_free_ports, with_reachable_address
 from ltui.app.nodes.start_head import prepare_next_attempt
 from ltui.app.slurm.job_submission import requeued_by_slurm
-from ltui.training.config.node_environment import place_among_nodes, read_node_environment
+from ltui.training.config.node_environment import read_node_environment
 from ltui.training.config.run_spec import Nodes
 from ltui.training.json_codec import to_json
 from ltui.training.lifecycle.launch_run import start_first_attempt
@@ -296,10 +296,7 @@ def job_nodes(environ: Mapping[str, str]) -> Nodes | None:
     environment = read_node_environment(environ)
     if environment.step_count is None or environment.step_count < 2:
         return None
-    nodes, faults = place_among_nodes(environment.step_count, environment, "--nodes")
-    if faults:
-        raise ProblemError.of(where="--nodes", what=faults[0].what, remedy=faults[0].remedy)
-    return nodes
+    return required_place(environment.step_count, environment, "--nodes")
 
 
 def hide_slurm_from_lightning() -> None:

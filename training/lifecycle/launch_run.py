@@ -17,12 +17,7 @@ from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.engine_start_checks import check_start
 from ltui.training.lifecycle.rank_package import install_rank_package
 from ltui.training.lifecycle.run_processes import kill_run_processes
-from ltui.training.lifecycle.start_supervisor import (
-    AttemptPlan,
-    SupervisorKilledError,
-    shim_restarts_supervisor,
-    start_supervisor,
-)
+from ltui.training.lifecycle.start_supervisor import AttemptPlan, start_supervisor
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import lock_holder
 from ltui.training.store.run_directory import RunDir, write_atomically
@@ -59,9 +54,7 @@ def launch(
             plan = AttemptPlan(resume_from=Path(brought.path), resume_step=brought.global_step)
     try:
         start_supervisor(run_dir, plan)
-    except BaseException as error:
-        if isinstance(error, SupervisorKilledError) and shim_restarts_supervisor(run_dir):
-            return run_dir
+    except BaseException:
         if lock_holder(run_dir.lock_path) is None:
             kill_run_processes(run_dir)
             run_dir.remove_stale_socket()
@@ -81,9 +74,6 @@ def start_first_attempt(run_dir: RunDir, *, because: str | None = None) -> None:
         start_supervisor(run_dir, AttemptPlan(restarted_because=because))
     except OSError as error:
         raise home_not_writable(run_dir.home, error) from error
-    except SupervisorKilledError:
-        if not shim_restarts_supervisor(run_dir):
-            raise
 
 
 def create_run_directory(

@@ -49,15 +49,12 @@ class ScheduledRestart(Struct, frozen=True, kw_only=True):
     until_s: float
     """Monotonic time of the restart, so that changes of the wall clock have no effect."""
     boot: str | None
-    state: str
+    state: RunState
     detail: str
 
     def remaining_s(self) -> float:
         """Return the seconds until the restart: 0 after a reboot, which resets monotonic time."""
         return max(0.0, self.until_s - time.monotonic()) if self.boot == boot_id() else 0.0
-
-    def end_state(self) -> RunState:
-        return RunState(self.state)
 
     def describe(self, obstacle: str | None = None) -> str:
         """Return a description such as ``restart 2 of 3 in 8 s, after: rank 1 was killed``.
@@ -95,7 +92,7 @@ class RestartHistory(Struct, frozen=True, kw_only=True):
             of=of,
             until_s=time.monotonic() + min(LONGEST_DELAY_S, first_delay_s() * 2**self.done),
             boot=boot_id(),
-            state=state.value,
+            state=state,
             detail=detail,
         )
         failed_at = self.failed_at if step is None else (*self.failed_at, step)

@@ -18,13 +18,7 @@ from ltui.training.lifecycle.engine_start_checks import check_start
 from ltui.training.lifecycle.launch_run import home_not_writable
 from ltui.training.lifecycle.rank_package import install_rank_package
 from ltui.training.lifecycle.run_status import nan_step, recover_run, resolve_snapshot, stays_live
-from ltui.training.lifecycle.start_supervisor import (
-    START_S,
-    AttemptPlan,
-    SupervisorKilledError,
-    shim_restarts_supervisor,
-    start_supervisor,
-)
+from ltui.training.lifecycle.start_supervisor import START_S, AttemptPlan, start_supervisor
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.identity import lock_holder
 from ltui.training.state.run_snapshot import LIVE, CheckpointInfo, RunState
@@ -152,9 +146,6 @@ def resume(
         start_supervisor(run_dir, plan)
     except OSError as error:
         raise home_not_writable(run_dir.home, error) from error
-    except SupervisorKilledError:
-        if not shim_restarts_supervisor(run_dir):
-            raise
     finally:
         if new_spec_path is not None:
             shutil.rmtree(new_spec_path.parent, ignore_errors=True)

@@ -22,7 +22,6 @@ from ltui.training.lifecycle.run_processes import shim_identity
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.identity import lock_holder, lock_left_by_us
 from ltui.training.process.python_command import module_command
-from ltui.training.shared.regular_files import read_end
 from ltui.training.store.run_directory import RunDir, open_private_log, read_json, write_json
 
 
@@ -103,7 +102,9 @@ def restart_supervisor(run_dir: RunDir) -> None:
             what = "no supervisor of this user has had this directory: it is a copy."
             remedy = "Nothing of it runs. To remove it: ltui delete"
             raise ProblemError.of(where=run_dir.id, what=what, remedy=f"{remedy} {run_dir.id}")
-        start_supervisor(run_dir, AttemptPlan(recover=True), _saved_environment(run_dir))
+        saved = read_json(run_dir.environment_path)
+        environment = None if saved is None else {str(k): str(v) for k, v in saved.items()}
+        start_supervisor(run_dir, AttemptPlan(recover=True), environment)
 
 
 def save_environment(run_dir: RunDir) -> None:
@@ -112,12 +113,7 @@ def save_environment(run_dir: RunDir) -> None:
         write_json(run_dir.environment_path, os.environ)
 
 
-def _saved_environment(run_dir: RunDir) -> dict[str, str] | None:
-    document = read_json(run_dir.environment_path)
-    return None if document is None else {str(k): str(v) for k, v in document.items()}
-
-
-def shim_restarts_supervisor(run_dir: RunDir) -> bool:
+def _shim_restarts_supervisor(run_dir: RunDir) -> bool:
     """Wait until the shim has started another supervisor. Return False if there is no live shim.
 
     Called when the supervisor was killed before it could report that it has started.
@@ -144,11 +140,13 @@ def start_supervisor(
 ) -> None:
     """Start a detached supervisor of a new attempt, and wait until it reports success or failure.
 
+    If it is killed before, the shim may start another one.
+
     ``environment`` is the environment of the run; None means that of this process. Raises
-    ``ProblemError`` with the reported problems, or ``SupervisorKilledError`` if there is no report.
+    ``ProblemError`` with the reported problems.
     """
     variables = os.environ if environment is None else environment
-    read_end, write_end = os.pipe()
+    report_end, write_end = os.pipe()
     environ = {k: v for k, v in variables.items() if not k.startswith("LTUI_RUN_")}
     try:
         with open_private_log(run_dir.supervisor_log_path) as log:
@@ -164,26 +162,30 @@ def start_supervisor(
             )
         os.close(write_end)
         write_end = -1
-        report = _read_report(read_end, time.monotonic() + START_S)
+        report = _read_report(report_end, time.monotonic() + START_S)
         starter.wait(5.0)
     except (OSError, subprocess.SubprocessError) as error:
         raise ProblemError(_not_started(run_dir, failure_reason(error))) from error
     finally:
-        os.close(read_end)
+        os.close(report_end)
         if write_end >= 0:
             os.close(write_end)
     if report is None:
-        raise SupervisorKilledError(_not_started(run_dir, _last_log_line(run_dir)))
+        if _shim_restarts_supervisor(run_dir):
+            return
+        log_end = read_end(run_dir.supervisor_log_path, LOG_TAIL_BYTES).strip()
+        reason = log_end.rpartition("\n")[2] or "no reason was given"
+        raise ProblemError(_not_started(run_dir, reason))
     if not report.get("ok"):
         raise ProblemError(*(Problem(**problem) for problem in report["problems"]))
 
 
-def _read_report(read_end: int, deadline: float) -> dict[str, Any] | None:
+def _read_report(pipe: int, deadline: float) -> dict[str, Any] | None:
     """Read the supervisor's report. Return None if the pipe closes, or at ``deadline``."""
     text = b""
     while not text.endswith(b"\n"):
-        ready, _, _ = select.select([read_end], [], [], max(0.0, deadline - time.monotonic()))
-        data = os.read(read_end, 65536) if ready else b""
+        ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
+        data = os.read(pipe, 65536) if ready else b""
         if not data:
             return None
         text += data
@@ -191,14 +193,5 @@ def _read_report(read_end: int, deadline: float) -> dict[str, Any] | None:
     return report if isinstance(report, dict) else None
 
 
-class SupervisorKilledError(ProblemError):
-    """The supervisor process ended without a report."""
-
-
 def _not_started(run_dir: RunDir, reason: str) -> Problem:
     return Problem(where=run_dir.id, what=f"its supervisor could not be started ({reason}).")
-
-
-def _last_log_line(run_dir: RunDir) -> str:
-    text = read_end(run_dir.supervisor_log_path, LOG_TAIL_BYTES).strip()
-    return text.rpartition("\n")[2] or "no reason was given"

@@ -121,7 +121,9 @@ def _without_supervisor(
     return replace(
         current,
         supervisor_pid=None,
-        ranks=tuple(replace(r, state=_final_state(r)) for r in ranks),
+        ranks=tuple(
+            r if r.state is RankState.ENDED else replace(r, state=RankState.DEAD) for r in ranks
+        ),
         state=end.state,
         detail=end.detail,
         exit_code=end.exit_code,
@@ -176,7 +178,3 @@ def _state_by_pulse(pulse: PulseState, is_alive: bool) -> RankState:
     # Without a history, only the pulse says that a rank that is gone left its loop regularly.
     left = pulse.outcome in (Outcome.FINISHED, Outcome.STOPPED)
     return RankState.ENDED if left else RankState.DEAD
-
-
-def _final_state(rank: RankSnapshot) -> RankState:
-    return RankState.ENDED if rank.state is RankState.ENDED else RankState.DEAD

@@ -34,6 +34,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 from msgspec import Struct
 
+from ltui.training.lifecycle.rank_queue_poller import DIR_SETTLED_NS
 from ltui.training.rank.coordination.step_consensus import DEPARTED, BarrierTable, is_alive
 
 _NAME = re.compile(r"agree-\d+-(\d+)-(\d+)\.bin")
@@ -41,8 +42,6 @@ _OPEN_READ_S = 0.02
 """Seconds for which the answer to "are rows needed" is reused, for many nodes at once."""
 _PROCESS_CHECK_S = 0.5
 """Least seconds between two checks that the processes of this node's ranks are alive."""
-_DIR_SETTLED_NS = 1_000_000_000
-"""Age in ns from which the time of the folder's last change is compared."""
 _ROW = BarrierTable.ROW
 SEEN, STATE, ACTED, RESULT, GONE, PID = (
     BarrierTable.SEEN,
@@ -324,7 +323,7 @@ class BarrierMirror:
             changed_ns = os.stat(self._dir).st_mtime_ns
             if changed_ns != self._dir_changed_ns and self._open_newest():
                 # A file that is created within the same tick of the clock does not change the time.
-                is_old = time.time_ns() - changed_ns > _DIR_SETTLED_NS
+                is_old = time.time_ns() - changed_ns > DIR_SETTLED_NS
                 self._dir_changed_ns = changed_ns if is_old else -1
         except OSError:
             return self._words

@@ -232,13 +232,10 @@ class NodeWatch:
     def note(self, now_s: float) -> str | None:
         """Return the reason for the state in a few words; None if there is nothing to explain."""
         state = self.state
-        if state is NodeState.GONE and self._last_probe_was_refused():
-            state = NodeState.AGENT_DEAD  # the machine answers
+        refused = self._answers_probes and self._probed is ProbeResult.REFUSED
+        if state is NodeState.GONE and refused:
+            state = NodeState.AGENT_DEAD  # the machine answers, and no agent listens there
         text = _TEXTS.get(state)
         if text is None:
             return None
         return text.format(s=self.silent_s(now_s) or 0.0, place=self._address or "it")
-
-    def _last_probe_was_refused(self) -> bool:
-        """Return True if the machine answers and no agent listens there."""
-        return self._answers_probes and self._probed is ProbeResult.REFUSED

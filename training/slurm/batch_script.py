@@ -92,7 +92,8 @@ def parse_extra(texts: Iterable[str]) -> tuple[str, ...]:
         if match is None or _CONTROL.search(text):
             what = "not an option of sbatch in its long form."
             remedy = "Write --sbatch=OPTION=VALUE, such as --sbatch=qos=high or --sbatch=exclusive."
-            problems.append(Problem(where=f"--sbatch={_printable(text)}", what=what, remedy=remedy))
+            where = f"--sbatch={_CONTROL.sub('?', text)}"
+            problems.append(Problem(where=where, what=what, remedy=remedy))
         elif (own := _OWN_OPTIONS.get(match["name"])) is not None:
             what = f"ltui has an option of its own for {match['name']}."
             problems.append(Problem(where=f"--sbatch={text}", what=what, remedy=f"Use {own}."))
@@ -105,10 +106,6 @@ def parse_extra(texts: Iterable[str]) -> tuple[str, ...]:
     if problems:
         raise ProblemError(*problems)
     return tuple(options)
-
-
-def _printable(text: str) -> str:
-    return _CONTROL.sub("?", text)
 
 
 def time_limit_s(text: str) -> int | None:

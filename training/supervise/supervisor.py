@@ -342,7 +342,7 @@ class Supervisor:
         since = nan_since(live.snapshot.verdicts)
         plan = live.restarts.start_next(restart, live.changes, gone, since)
         if isinstance(plan, str):
-            self._finisher.cancel_restart(restart.end_state(), f"{restart.detail}; {plan}")
+            self._finisher.cancel_restart(restart.state, f"{restart.detail}; {plan}")
             self._close()
             return None
         self._close(keep_lock=True)
