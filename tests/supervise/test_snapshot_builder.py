@@ -71,7 +71,7 @@ def attempt(folder: Path, **changes: Any) -> Any:
         "queued_because": None,
         "furthest_step": lambda: None,
         "have_stopped": lambda: False,
-        "logs_values": lambda: False,
+        "has_logged": False,
         "queues": SimpleNamespace(errors={}),
         "started_at": 0.0,
         "fold": fold(FoldState(), 0, [plan, *steps(100, 0.1)]),

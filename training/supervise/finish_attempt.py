@@ -93,7 +93,7 @@ class AttemptFinisher:
         if attempt.nodes_failure is not None:
             state = RunState.FAILED if attempt.furthest_step() is None else RunState.CRASHED
             end = replace(end, state=state, detail=attempt.nodes_failure)
-        judgement = attempt.judge_ended(failures)
+        judgement = attempt.judge(attempt.last_poll(), failures)
         verdicts = (*attempt.snapshot.verdicts, *judgement.verdicts)
         end = with_verdict_cause(end, verdicts, attempt.furthest_step(), self._machines())
         lost = next((v for v in verdicts if v.nodes and v.level == VerdictLevel.DEAD), None)
@@ -121,7 +121,7 @@ class AttemptFinisher:
     def finish_queued(self, state: RunState, detail: str) -> None:
         """Finish an attempt that waited to start and whose engine was never started."""
         self._attempt.queued_because = None
-        judgement = self._attempt.judge_ended()
+        judgement = self._attempt.judge(self._attempt.last_poll())
         self._record(AttemptEnd(state=state, detail=detail), [], None, judgement)
 
     def cancel_restart(self, state: RunState, detail: str) -> None:

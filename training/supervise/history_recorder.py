@@ -29,6 +29,8 @@ RETRY_S = 2.0
 """Seconds between two attempts to write while the store cannot be written."""
 LOSS_EVENT_S = 60.0
 """Least seconds between two events about lost records."""
+COMPARE_LOSSES_S = 1.0
+"""Seconds between two comparisons of the logged losses with the loss of each step."""
 THROUGHPUT_KEPT = 10_000
 """Maximum number of measured values that are kept while the store cannot be written."""
 _LABELLED = {RecordKind.EVENT: None, RecordKind.HELLO: "hello", RecordKind.PLAN: "plan"}
@@ -47,6 +49,9 @@ class HistoryRecorder:
         self._combined = {rank: cursor.combined for rank, cursor in cursors.items()}
         self._combined_before = store.combined() - sum(self._combined.values())
         """Number of values that were combined in earlier attempts."""
+        self._compare_losses_at = 0.0
+        self._logs_loss = True
+        """A loss that was just logged counts as that of the step."""
         self._lost_records = store.missed()
         self._loss_event_due = 0.0
         self._missing_parts = store.missing_parts()
@@ -57,6 +62,13 @@ class HistoryRecorder:
         self._rows_waiting = 0
         self._throughput: deque[Sample] = deque(maxlen=THROUGHPUT_KEPT)
         """Measured throughput that could not be written yet. The queues do not hold it."""
+
+    def logs_step_loss(self, now_s: float) -> bool:
+        """Return True if the program logs the loss of each step, by a comparison of the stored."""
+        if now_s >= self._compare_losses_at or now_s < self._compare_losses_at - COMPARE_LOSSES_S:
+            self._compare_losses_at = now_s + COMPARE_LOSSES_S
+            self._logs_loss = self._store.logs_step_loss(default=self._logs_loss)
+        return self._logs_loss
 
     def record(
         self, polls: Mapping[int, Poll], batch: Batch, snapshot: RunSnapshot | None, now_s: float

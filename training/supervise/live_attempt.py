@@ -58,10 +58,6 @@ if TYPE_CHECKING:
     from ltui.training.supervise.nodes.remote_nodes import RemoteNodes
 
 
-COMPARE_LOSSES_S = 1.0
-"""Seconds between two comparisons of the logged losses with the loss of each step."""
-
-
 class LiveAttempt:
     """One attempt as its queues, processes and files show it now. Used by the loop's thread.
 
@@ -83,9 +79,6 @@ class LiveAttempt:
         self.run_dir = run_dir
         self.spec = spec
         self.store = store
-        self._compare_losses_at = 0.0
-        self._logs_loss = True
-        """The program logs the loss of each step. A loss that was just logged counts as that."""
         self.number = number
         self.recovered = plan.recover
         self.changes, self.restarted_because = store.start_reason(number)
@@ -99,7 +92,8 @@ class LiveAttempt:
         self.queues = QueuePoller(run_dir.queue_dir(number), store.cursors(number))
         self.recorder = HistoryRecorder(store, number, self.queues)
         self.fold = restore_fold(run_dir, number, previous)
-        self._has_logged = store.has_logged(number)
+        self.has_logged = store.has_logged(number)
+        """A rank of this attempt has sent a value that the program logs."""
         self._sends_telemetry = store.has_trained()
         """The program has trained before, so it will send telemetry."""
         self.stops = Stops(run_dir, number, signal.Signals[spec.stop_signal])
@@ -184,7 +178,7 @@ class LiveAttempt:
         self.pulses = poll.pulses
         seen = self.fold.events_seen
         self.fold = fold_many(self.fold, poll.polls)
-        self._has_logged = self._has_logged or any(
+        self.has_logged = self.has_logged or any(
             record.kind == RecordKind.METRICS
             for rank_poll in poll.polls.values()
             for record in rank_poll.records
@@ -235,17 +229,6 @@ class LiveAttempt:
         if not steps:
             return None
         return max(*steps, 0 if self.start is None else self.start.global_step or 0)
-
-    def unfinished_ranks(self) -> frozenset[int]:
-        """Return the ranks that did not finish their training.
-
-        When all processes of the attempt have exited, these are the dead ranks.
-        """
-        return frozenset(
-            rank
-            for rank, pulse in self.pulses.items()
-            if pulse is not None and pulse.outcome is Outcome.RUNNING
-        )
 
     def have_stopped(self) -> bool:
         """Return True if all ranks have stopped together, with their checkpoint."""
@@ -362,14 +345,15 @@ class LiveAttempt:
             complete_since=nodes.reports.has_evidence_since,
         )
 
-    def judge_ended(self, failures: Sequence[WorkerFailure] = ()) -> Judgement:
-        """Return the last judgement, after all processes of the attempt have exited."""
-        return self.judge(self.last_poll(), failures)
-
     def last_poll(self) -> QueuePoll:
-        """Return the last pulses as the poll of an attempt whose ranks have all exited."""
+        """Return the last pulses as the poll of an attempt whose processes have all exited.
+
+        Ranks that did not finish their training are then dead.
+        """
+        pulses = [pulse for pulse in self.pulses.values() if pulse is not None]
+        dead = {pulse.rank for pulse in pulses if pulse.outcome is Outcome.RUNNING}
         unknown = frozenset() if self.nodes is None else self.nodes.silent_ranks()
-        return QueuePoll({}, self.pulses, self.unfinished_ranks() - unknown)
+        return QueuePoll({}, self.pulses, frozenset(dead) - unknown)
 
     # -- state and snapshot --------------------------------------------------------------------
 
@@ -390,11 +374,7 @@ class LiveAttempt:
         # A program that has trained before is starting until it sends telemetry again.
         if self.spec.command is None or self._sends_telemetry:
             return False
-        return self.logs_values() or self.machine.program.runs(now_s - self.started_at)
-
-    def logs_values(self) -> bool:
-        """Return True if a rank of this attempt has sent a value that the program logs."""
-        return self._has_logged
+        return self.has_logged or self.machine.program.runs(now_s - self.started_at)
 
     def build_snapshot(self, judgement: Judgement, now_s: float) -> RunSnapshot:
         """Build a snapshot, store it in ``snapshot``, and return it."""
@@ -403,13 +383,10 @@ class LiveAttempt:
 
     def shown_metrics(self, now_s: float) -> dict[str, MetricValue]:
         """Return the newest values, without ``train/loss`` if the program logs the same loss."""
-        found = metrics(self.fold)
-        if now_s >= self._compare_losses_at or now_s < self._compare_losses_at - COMPARE_LOSSES_S:
-            self._compare_losses_at = now_s + COMPARE_LOSSES_S
-            self._logs_loss = self.store.logs_step_loss(default=self._logs_loss)
-        if self._logs_loss and has_two_losses(found):
-            del found[TRAIN_LOSS]
-        return found
+        newest = metrics(self.fold)
+        if self.recorder.logs_step_loss(now_s) and has_two_losses(newest):
+            del newest[TRAIN_LOSS]
+        return newest
 
     def close(self) -> None:
         """Stop all threads and close all files of the attempt, except the store."""

@@ -146,7 +146,7 @@ def _state_detail(live: LiveAttempt) -> str | None:
         if live.state is RunState.STARTING:
             return live.machine.program.stage()
         if live.state is RunState.RUNNING:
-            return live.machine.program.describe(logs=live.logs_values())
+            return live.machine.program.describe(logs=live.has_logged)
     if live.queues.errors:
         rank, reason = next(iter(sorted(live.queues.errors.items())))
         return f"the queue of rank {rank} cannot be read: {reason}"
