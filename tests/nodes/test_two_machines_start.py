@@ -15,19 +15,13 @@ from ltui.training.state.run_snapshot import NodeState, RunState
 from ltui.training.state.verdict_kinds import VerdictKind
 from ltui.training.store.run_checkpoints import list_checkpoints, verify
 from tests.nodes.run_of_machines import MachinesRun, observe, start_head, start_run
-from tests.nodes.two_machines import Machine, Machines, ltui_on, open_machines, start_on
+from tests.nodes.two_machines import Machine, Machines, ltui_on, open_machines
 from tests.waiting import wait_for
 
 LIMIT_S = 600
 LATE_S = 60
 SKEW_S = 90.0
 _CLOCK = Path(__file__).parent.parent / "chaos" / "shifted_clock.c"
-_TAKE_PORT = """
-import socket, sys, time
-server = socket.create_server((sys.argv[1], 29777))
-print("listens", flush=True)
-time.sleep(600)
-"""
 
 
 def stop(run: MachinesRun) -> None:
@@ -101,23 +95,6 @@ def test_machines_that_are_refused(two_machines: Machines) -> None:
     assert refused.stderr.count("\n") == 1
     assert f"node 1 of {run.run_dir.id} is taken: machine-1 has joined as it" in refused.stderr
     stop(run)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(LIMIT_S)
-def test_a_port_that_is_taken(two_machines: Machines) -> None:
-    head = two_machines[0]
-    taken = start_on(head, ["python", "-c", _TAKE_PORT, head.address])
-    assert taken.stdout is not None
-    taken.stdout.readline()
-    words = ("run", "quickstart", "--detach", "--address", head.address, "--port", "29776")
-    refused = ltui_on(head, *words, "--set", "trainer.num_nodes=2", code=2)
-    print(refused.stderr)
-    assert refused.stderr.count("\n") == 1
-    assert "29777" in refused.stderr
-    taken.kill()
-    taken.communicate()
-    assert head.processes() == []
 
 
 @pytest.mark.slow
