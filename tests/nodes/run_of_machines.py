@@ -148,6 +148,15 @@ class MachinesRun:
             period_s=0.2,
         )
 
+    def wait_until_all_are_empty(self) -> None:
+        for number in range(len(self.machines.machines)):
+            self.wait_until_empty(number)
+
+    def stop(self) -> None:
+        """Stop the run with a checkpoint, and wait until nothing of it runs any more."""
+        assert "checkpoint verified" in self.ltui("stop", self.run_dir.id)
+        self.wait_until_all_are_empty()
+
 
 def describe(process: psutil.Process) -> str:
     try:

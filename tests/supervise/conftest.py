@@ -79,6 +79,11 @@ class Runs:
     def order(self, run: RunDir, command: str, **fields: object) -> None:
         ControlClient(run).request({"cmd": command, **fields})
 
+    def end(self, run: RunDir, command: str, **fields: object) -> RunSnapshot:
+        """Stop or kill a run. Return its end."""
+        self.order(run, command, **fields)
+        return self.ended(run)
+
     def processes(self, run: RunDir) -> list[psutil.Process]:
         """Everything of the run: supervisor, shim, engine, ranks and what they started."""
         return processes_with("LTUI_RUN_DIR", run.path, word=str(run.path))

@@ -63,8 +63,7 @@ def test_another_machine_follows_a_run_and_changes_nothing(runs: Runs, local: Pa
     before = required(resolve_snapshot(run).supervisor_pid)
     goal = required(resolve_snapshot(run).global_step) + 30
     runs.until(run, lambda s: (s.global_step or 0) > goal)
-    runs.order(run, "stop")
-    ended = runs.ended(run)
+    ended = runs.end(run, "stop")
     assert ended.state is RunState.STOPPED
     assert before not in {process.pid for process in runs.processes(run)}
     assert _all_steps(runs, run, ended.global_step)
@@ -81,8 +80,7 @@ def test_the_supervisor_killed_again_and_again(runs: Runs, local: Path) -> None:
     for _ in range(4):
         _kill_supervisor(runs, run)
         assert _folder(run) == folder
-    runs.order(run, "stop")
-    ended = runs.ended(run)
+    ended = runs.end(run, "stop")
     assert ended.history_note is None
     assert _all_steps(runs, run, ended.global_step)
     assert required(read_place(run)).folder is None
@@ -139,8 +137,7 @@ def test_a_run_directory_that_fills_up(runs: Runs, local: Path, tmp_path: Path) 
         assert max(runs.steps(run)) > required(full.global_step), "the history itself continues"
         ballast.unlink()
         runs.until(run, lambda s: s.history_note is None)
-        runs.order(run, "stop")
-        ended = runs.ended(run)
+        ended = runs.end(run, "stop")
         assert _all_steps(runs, run, ended.global_step)
         assert required(read_place(run)).folder is None
     finally:
@@ -160,8 +157,7 @@ def test_a_local_disk_that_fills_up(
         assert required(full.history_note).startswith("disk full since ")
         ballast.unlink()
         runs.until(run, lambda s: s.history_note is None)
-        runs.order(run, "stop")
-        ended = runs.ended(run)
+        ended = runs.end(run, "stop")
         assert _all_steps(runs, run, ended.global_step)
     finally:
         unmount(disk)

@@ -44,8 +44,7 @@ def watched(runs: Runs) -> Iterator[tuple[RunDir, Dashboard]]:
     yield run, dashboard
     dashboard.poller.close()
     runs.until(run, lambda s: s.supervisor_pid is not None and s.detail is None)
-    runs.order(run, "kill")
-    runs.ended(run)
+    runs.end(run, "kill")
 
 
 def stored_losses(run: RunDir) -> list[float]:

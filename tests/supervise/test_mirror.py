@@ -64,8 +64,7 @@ def test_the_values_appear_while_the_run_goes_on_and_are_complete(runs: Runs) ->
     os.kill(required(first.supervisor_pid), signal.SIGKILL)
     runs.until(run, partial(has_another_supervisor, pid=required(first.supervisor_pid)))
     until_mirrored(folder, required(first.global_step) + 20)
-    runs.order(run, "stop")
-    assert runs.ended(run).state is RunState.STOPPED
+    assert runs.end(run, "stop").state is RunState.STOPPED
     assert_complete(run, folder)
     assert mirror_events(run) == []
 
@@ -77,13 +76,11 @@ def test_a_resumed_run_continues_its_mirror(runs: Runs) -> None:
     runs.order(run, "checkpoint")
     before = required(runs.until(run, lambda s: s.checkpoints).global_step)
     runs.until(run, lambda s: (s.global_step or 0) > before + 20)
-    runs.order(run, "kill")
-    runs.ended(run)
+    runs.end(run, "kill")
     assert_complete(run, folder)
     resume(run)
     runs.until(run, lambda s: s.state is RunState.RUNNING and (s.global_step or 0) > 40)
-    runs.order(run, "stop")
-    runs.ended(run)
+    runs.end(run, "stop")
     with RunStore(run) as store:
         assert len(store.attempts()) == 2
     assert_complete(run, folder)
@@ -101,8 +98,7 @@ def test_training_goes_on_when_the_disk_of_the_mirror_is_full(runs: Runs, tmp_pa
         before = required(resolve_snapshot(run).global_step)
         runs.until(run, lambda s: (s.global_step or 0) > before + 20)
         ballast.unlink()
-        runs.order(run, "stop")
-        assert runs.ended(run).state is RunState.STOPPED
+        assert runs.end(run, "stop").state is RunState.STOPPED
         assert_complete(run, disk / run.id)
     finally:
         unmount(disk)
@@ -125,8 +121,7 @@ def test_a_mirror_that_was_killed_is_started_again(runs: Runs) -> None:
     assert mirror_process(runs, run) is not None
     mirror.close()
     wait_for(lambda: mirror_process(runs, run), wanted=lambda p: p is None, seconds=60)
-    runs.order(run, "stop")
-    runs.ended(run)
+    runs.end(run, "stop")
 
 
 def test_a_mirror_whose_package_is_gone_is_not_started_again(

@@ -61,8 +61,7 @@ def test_a_verdict_is_an_event_when_it_begins_and_when_it_ends(runs: Runs) -> No
     document = over.data["verdict"]
     assert document["culprits"] == [1]
     assert document["ended"] >= document["began"]
-    runs.order(run, "kill")
-    ended = runs.ended(run)
+    ended = runs.end(run, "kill")
     # Ranks that die because a person wanted it are no news.
     assert len(events(run, "verdict")) == 1
     assert not [v for v in ended.verdicts if v.level == "dead"]

@@ -79,5 +79,4 @@ def test_the_code_of_each_attempt_is_recorded(runs: Runs) -> None:
     assert f"  {record.user} on {record.host}\n" in done.stdout
     document = json.loads(run_ltui("show", run.id, "--code", "--json", code=0).stdout)
     assert [entry["attempt"] for entry in document] == [1]
-    runs.order(run, "kill")
-    runs.ended(run)
+    runs.end(run, "kill")

@@ -83,8 +83,7 @@ def test_a_command_that_ignores_sigterm(runs: Runs) -> None:
     script = "trap '' TERM; echo deaf; while true; do sleep 0.1; done"
     run = runs.start("bash", "-c", script)
     runs.until(run, lambda _: run.engine_log_path(1).read_text())
-    runs.order(run, "stop", timeout_s=1.5)
-    ended = runs.ended(run)
+    ended = runs.end(run, "stop", timeout_s=1.5)
     assert ended.state is RunState.STOPPED
     assert "the command did not end within 2 s" in required(ended.detail)
 

@@ -110,8 +110,7 @@ def test_what_is_cancelled_replaced_or_refused(runs: Runs) -> None:
     ControlClient(run).request({"cmd": "stop_when", "cancel": True})
     runs.until(run, lambda s: s.stops == ())
     assert json.loads(run.requests_path.read_text())["conditions"] == []
-    runs.order(run, "kill")
-    runs.ended(run)
+    runs.end(run, "kill")
 
 
 @pytest.mark.slow
