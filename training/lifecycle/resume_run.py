@@ -212,9 +212,9 @@ def _nothing_to_resume(run_dir: RunDir, choice: ResumeChoice) -> Problem:
     return Problem(where=run_dir.id, what=what, remedy=remedy)
 
 
-def wait_for_supervisor_exit(run_dir: RunDir, seconds: float = _EXIT_S) -> None:
+def wait_for_supervisor_exit(run_dir: RunDir) -> None:
     """Wait for a supervisor that is exiting. Return at once if it stays, or if there is none."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + _EXIT_S
     while time.monotonic() < deadline:
         holder = lock_holder(run_dir.lock_path)
         if holder is None or stays_live(run_dir):

@@ -337,6 +337,7 @@ def encode(message: Message) -> bytes:
 def decode(payload: bytes) -> Message:
     """Return the message that ``encode`` wrote. Raise ``MessageError``."""
     try:
-        return _DECODER.decode(payload)
+        message: Message = _DECODER.decode(payload)
     except (ValueError, RecursionError) as error:
         raise MessageError(f"its message is damaged ({error})") from error
+    return message

@@ -159,17 +159,16 @@ _PARTS_COMPARED = 2
 """Numbers of the version of Python and of each package that must be equal on all nodes."""
 
 
-def training_versions(spec: RunSpec, python: str | None = None) -> dict[str, str]:
+def training_versions(spec: RunSpec) -> dict[str, str]:
     """Return the versions of Python, torch and Lightning in the training interpreter.
 
-    They are empty for a command of the user, and if the interpreter does not answer. ``python``
-    replaces the interpreter of the specification.
+    They are empty for a command of the user, and if the interpreter does not answer.
     """
     if spec.command is not None:
         return {}
     try:
         answer = subprocess.run(
-            [*program_command(VERSIONS_SCRIPT, python=python or spec.python), *_PACKAGES],
+            [*program_command(VERSIONS_SCRIPT, python=spec.python), *_PACKAGES],
             cwd=spec.cwd,
             env={**os.environ, **spec.env},
             stdin=subprocess.DEVNULL,

@@ -161,9 +161,7 @@ class QueueTails:
         self._dir = queue_dir
         self._tails: dict[int, QueueTail] = {}
 
-    def chunks(
-        self, acknowledged: Mapping[int, QueuePosition], limit: int = DEFAULT_LIMIT_BYTES
-    ) -> dict[int, QueueChunk]:
+    def chunks(self, acknowledged: Mapping[int, QueuePosition]) -> dict[int, QueueChunk]:
         """Return the next chunk of each rank that has a queue file."""
         for rank, path in queue_files(self._dir).items():
             if rank not in self._tails:
@@ -172,7 +170,7 @@ class QueueTails:
         for rank, tail in self._tails.items():
             # A queue that cannot be read now is read for a later report.
             with contextlib.suppress(OSError, QueueFileError):
-                if (chunk := tail.chunk(acknowledged.get(rank), limit)) is not None:
+                if (chunk := tail.chunk(acknowledged.get(rank))) is not None:
                     chunks[rank] = chunk
         return chunks
 
