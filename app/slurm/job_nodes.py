@@ -125,9 +125,7 @@ def _open_life(run_dir: RunDir) -> Life:
     step = _good_step(run_dir)
     lives = with_unfinished_closed(record.lives, step, time.time())
     if (why := refusal(lives[record.counted_from :])) is not None:
-        write_lives(
-            run_dir, lives, counted_from=record.counted_from, note=f"not started again: {why}"
-        )
+        write_lives(run_dir, record.with_lives(lives, note=f"not started again: {why}"))
         raise ProblemError.of(
             where=run_dir.id,
             what=f"it is not started again: {why}.",
@@ -140,7 +138,7 @@ def _open_life(run_dir: RunDir) -> Life:
         started_at=time.time(),
         start_step=step or 0,
     )
-    write_lives(run_dir, (*lives, life), counted_from=record.counted_from)
+    write_lives(run_dir, record.with_lives((*lives, life)))
     return life
 
 
@@ -155,7 +153,7 @@ def _close_life(run_dir: RunDir, *, outcome: str, requeue: bool) -> None:
             outcome=outcome,
             requeued=requeue,
         )
-        write_lives(run_dir, lives, counted_from=record.counted_from, note=record.note)
+        write_lives(run_dir, record.with_lives(lives, note=record.note))
 
 
 def _record_warning(run_dir: RunDir, asked_to_continue: bool) -> None:
@@ -164,7 +162,7 @@ def _record_warning(run_dir: RunDir, asked_to_continue: bool) -> None:
     if record.lives and record.lives[-1].requeued != asked_to_continue:
         last = replace(record.lives[-1], requeued=asked_to_continue)
         lives = (*record.lives[:-1], last)
-        write_lives(run_dir, lives, counted_from=record.counted_from, note=record.note)
+        write_lives(run_dir, record.with_lives(lives, note=record.note))
 
 
 def _record(run_dir: RunDir) -> JobRecord:

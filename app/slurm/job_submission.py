@@ -173,7 +173,7 @@ def continue_run(run_dir: RunDir, code: int) -> int:
         checkpoint = furthest_checkpoint(run_dir.checkpoints_dir)
         step = None if checkpoint is None else checkpoint.global_step
         lives = with_unfinished_closed(record.lives, step, time.time())
-        write_lives(run_dir, lives, counted_from=record.counted_from)
+        write_lives(run_dir, record.with_lives(lives))
         return code or EXIT_FAILED
     if last.requeued:
         _continue(run_dir, record)
@@ -194,7 +194,7 @@ def _continue(run_dir: RunDir, record: JobRecord) -> None:
         why = _requeue_or_chain(run_dir, record, job_id)
     if why is not None:
         lives = (*record.lives[:-1], replace(record.last_life, requeued=False))
-        write_lives(run_dir, lives, counted_from=record.counted_from, note=f"not requeued: {why}")
+        write_lives(run_dir, record.with_lives(lives, note=f"not requeued: {why}"))
         print(f"ltui: {run_dir.id} is not requeued: {why}.", file=sys.stderr, flush=True)
 
 
@@ -252,4 +252,4 @@ def _chain(run_dir: RunDir, record: JobRecord, job_id: str) -> None:
     spec = run_dir.read_spec()
     options = (f"--dependency=afterany:{job_id}",)
     next_job_id = submit(script_path(run_dir), spec.cwd, options)
-    write_lives(run_dir, record.lives, counted_from=record.counted_from, next_job_id=next_job_id)
+    write_lives(run_dir, record.with_lives(record.lives, next_job_id=next_job_id))

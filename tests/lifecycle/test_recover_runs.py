@@ -22,7 +22,7 @@ def test_a_recovered_run_that_goes_on_is_not_waited_for(
     for name, result in {
         "is_abandoned": True,
         "lock_holder": this_process,
-        "shim_identity": this_process if state is RunState.STARTING else None,
+        "has_live_shim": state is RunState.STARTING,
         "resolve_snapshot": RunSnapshot(id="a", name="a", state=state),
     }.items():
         monkeypatch.setattr(run_status, name, lambda _, result=result: result, raising=False)

@@ -222,7 +222,7 @@ def test_a_job_that_someone_has_cancelled_is_not_requeued(
     ended = Life(
         job_id="7", started_at=1.0, ended_at=2.0, end_step=5, outcome="stopped", requeued=True
     )
-    write_lives(run_dir, [ended], counted_from=0)
+    write_lives(run_dir, record.with_lives([ended]))
     slurm.add("scontrol", f"JobId=7 JobState={state} Reason={reason} Restarts={restarts}\n")
     assert continue_run(run_dir, 0) == EXIT_STOPPED
     requeued = ["requeue", "7"] in slurm.calls("scontrol")
@@ -243,11 +243,12 @@ def test_a_job_leaves_a_run_that_somebody_has_resumed_meanwhile(
     record = JobRecord(token="t", submitted_at=1.0, options=JobOptions(), first_job_id="7")
     write_submission(run_dir, record)
     life = Life(job_id="7", started_at=1.0, ended_at=2.0, end_step=5, outcome="stopped")
-    write_lives(run_dir, [life], counted_from=0)
+    write_lives(run_dir, record.with_lives([life]))
     write_resubmitted(run_dir, required(read_record(run_dir)), "8")
     if begun:
-        lives = (*required(read_record(run_dir)).lives, Life(job_id="8", started_at=3.0))
-        write_lives(run_dir, lives, counted_from=1)
+        resumed = required(read_record(run_dir))
+        lives = (*resumed.lives, Life(job_id="8", started_at=3.0))
+        write_lives(run_dir, resumed.with_lives(lives))
     before = read_record(run_dir)
     slurm.add("scontrol", "JobId=7 JobState=RUNNING Reason=None Restarts=0\n")
     monkeypatch.setenv("SLURM_JOB_ID", "7")

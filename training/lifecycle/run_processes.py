@@ -55,6 +55,12 @@ def shim_identity(run_dir: RunDir, attempt: int | None = None) -> ProcessIdentit
     return _process_identity(run_dir, attempt, "pid", "start_ticks")
 
 
+def has_live_shim(run_dir: RunDir) -> bool:
+    """Return True if the shim of the run's last attempt runs."""
+    shim = shim_identity(run_dir)
+    return shim is not None and shim.alive()
+
+
 def engine_identity(run_dir: RunDir, attempt: int | None = None) -> ProcessIdentity | None:
     """Return the process of the engine, under the same conditions as ``shim_identity``."""
     return _process_identity(run_dir, attempt, "engine_pid", "engine_start_ticks")

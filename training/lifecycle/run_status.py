@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ltui.training.lifecycle.run_processes import (
+    has_live_shim,
     kill_run_processes,
     latest_attempt,
     run_processes,
@@ -105,12 +106,11 @@ def is_abandoned(run_dir: RunDir) -> bool:
         return False
     if not lock_left_by_us(run_dir.lock_path) or not os.access(run_dir.path, os.W_OK):
         return False  # Ended regularly, supervised, copied, or the run cannot be changed.
-    shim = shim_identity(run_dir)
+    shim_lives = has_live_shim(run_dir)
     try:
-        is_live = _read_stored_snapshot(run_dir).state in LIVE
+        return _read_stored_snapshot(run_dir).state in LIVE and not shim_lives
     except ProblemError:
         return False
-    return is_live and not (shim is not None and shim.alive())
 
 
 def _place_of_job(run_dir: RunDir) -> RunPlace | None:
@@ -269,8 +269,5 @@ def recover_run(run: RunDir, timeout_s: float = _RECORDED_S) -> bool:
 
 def stays_live(run_dir: RunDir) -> bool:
     """Return True if the run continues: its supervisor is not only recording the end."""
-    snapshot = resolve_snapshot(run_dir)
-    if snapshot.state not in LIVE:
-        return False
-    shim = shim_identity(run_dir)
-    return snapshot.state is RunState.QUEUED or (shim is not None and shim.alive())
+    state = resolve_snapshot(run_dir).state
+    return state in LIVE and (state is RunState.QUEUED or has_live_shim(run_dir))

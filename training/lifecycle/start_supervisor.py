@@ -18,7 +18,7 @@ from typing import Any
 from msgspec import Struct, convert, to_builtins
 
 from ltui.training.lifecycle.engine_start_checks import failure_reason
-from ltui.training.lifecycle.run_processes import shim_identity
+from ltui.training.lifecycle.run_processes import has_live_shim
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.identity import lock_holder, lock_left_by_us
 from ltui.training.process.python_command import module_command
@@ -121,8 +121,7 @@ def _shim_restarts_supervisor(run_dir: RunDir) -> bool:
     """
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
-        shim = shim_identity(run_dir)
-        if shim is None or not shim.alive():
+        if not has_live_shim(run_dir):
             return False
         if lock_holder(run_dir.lock_path) is not None:
             return True

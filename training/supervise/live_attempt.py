@@ -331,10 +331,7 @@ class LiveAttempt:
     def update_diagnoses(self, judgement: Judgement, poll: QueuePoll) -> None:
         """Collect evidence if that is due, and store and answer diagnoses."""
         nodes = self.nodes
-        if nodes is None:
-            self.evidence.update(judgement, poll, self.fold, self.snapshot)
-            return
-        if judgement.suspects or self.evidence.rounds.diagnosis_requested:
+        if nodes is not None and (judgement.suspects or self.evidence.rounds.diagnosis_requested):
             nodes.request_evidence()
         self.evidence.update(
             judgement,
@@ -342,7 +339,7 @@ class LiveAttempt:
             self.fold,
             self.snapshot,
             of_all=self.evidence_of_all,
-            complete_since=nodes.reports.has_evidence_since,
+            complete_since=None if nodes is None else nodes.reports.has_evidence_since,
         )
 
     def last_poll(self) -> QueuePoll:

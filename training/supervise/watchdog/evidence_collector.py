@@ -265,12 +265,12 @@ class EvidenceCollector:
         snapshot: RunSnapshot,
         *,
         of_all: Evidence | None = None,
-        complete_since: Callable[[float], bool] = lambda _: True,
+        complete_since: Callable[[float], bool] | None = None,
     ) -> None:
         """Start a round of evidence if one is due, store diagnoses and answer requests for one.
 
-        ``of_all`` is the evidence of all machines; None on one machine. ``complete_since`` tells
-        whether it contains a round of each machine that began after a monotonic time in seconds.
+        On several machines, ``of_all`` is the evidence of all, and ``complete_since`` tells whether
+        it contains a round of each machine that began after a monotonic time in seconds.
         """
         live = [p for p in poll.pulses.values() if p is not None]
         trains = bool(live) and all(p.phase not in BEFORE_TRAINING for p in live)
