@@ -93,8 +93,7 @@ def test_kill_cuts_a_stop_short(runs: Runs) -> None:
     os.kill(required(resolve_snapshot(run).ranks[0].pid), signal.SIGSTOP)
     runs.order(run, "stop", timeout_s=600)
     runs.until(run, lambda s: s.state is RunState.STOPPING)
-    runs.order(run, "kill")
-    assert "killed on request" in required(runs.ended(run).detail)
+    assert "killed on request" in required(runs.end(run, "kill").detail)
 
 
 @pytest.mark.parametrize("requested_at", [1, 2])
