@@ -56,7 +56,7 @@ def test_an_engine_without_a_supervisor_is_ended(
     assert not engines[0].alive()
     monkeypatch.undo()
     supervisor = open_attempt(run, AttemptPlan())
-    assert supervisor.attempt == 3
+    assert supervisor.live.number == 3
     supervisor.request_stop(15)
     assert supervisor.run() is None
     assert runs.ended(run).state is RunState.STOPPED

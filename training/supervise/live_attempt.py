@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import signal
 import sqlite3
+import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ltui.training.config.run_spec import RunSpec
@@ -41,6 +42,7 @@ from ltui.training.store.history_writer import Batch, Sample, StoreWriter
 from ltui.training.store.run_directory import RunDir
 from ltui.training.store.same_loss import has_two_losses
 from ltui.training.supervise.checkpoint_catalog import CheckpointCatalog, ScriptCheckpoints
+from ltui.training.supervise.engine_command import ShimWatch
 from ltui.training.supervise.history_recorder import HistoryRecorder
 from ltui.training.supervise.machine_readings import MachineMonitor
 from ltui.training.supervise.previous_attempt import (
@@ -73,14 +75,17 @@ class LiveAttempt:
         store: StoreWriter,
         number: int,
         plan: AttemptPlan,
-        wake: threading.Event,
+        lock: int,
     ) -> None:
-        """``wake`` is set when new evidence is available."""
-        self.run_dir = run_dir
-        self.spec = spec
-        self.store = store
+        """``lock`` is the file descriptor of the run lock, which this process holds."""
+        self.run_dir, self.spec, self.store, self.lock = run_dir, spec, store, lock
+        self.wake = threading.Event()
+        """Set when a request or new evidence is there."""
+        self.shim = ShimWatch(run_dir, number)
+        self.start_shim: Callable[[RunSpec], subprocess.Popen[bytes]] | None = None
+        """Starts the engine. Set if the run has to wait for other nodes or for GPUs before."""
         self.number = number
-        self.recovered = plan.recover
+        self.plan, self.recovered = plan, plan.recover
         self.changes, self.restarted_because = store.start_reason(number)
         self.previous = previous = stored_snapshot(run_dir)
         """The snapshot that the previous supervisor or attempt stored."""
@@ -112,7 +117,7 @@ class LiveAttempt:
         self.catalog = CheckpointCatalog(run_dir.checkpoints_dir, previous)
         self.script_checkpoints = ScriptCheckpoints(previous)
         self.flops: BatchFlops | None = None
-        self.evidence = EvidenceCollector(run_dir, number, wake.set)
+        self.evidence = EvidenceCollector(run_dir, number, self.wake.set)
         self.evidence_of_all: Evidence | None = None
         """The evidence of all machines at the last judgement; None on one machine."""
         self._health = HealthMonitor()

@@ -77,7 +77,7 @@ def _supervise(arguments: argparse.Namespace) -> int:
             _report(arguments.report_to, {"ok": True, "pid": os.getpid()})
         while early_signals:
             supervisor.request_stop(early_signals.pop())
-        plan, lock = supervisor.run(), supervisor.lock
+        plan, lock = supervisor.run(), supervisor.live.lock
         supervisor = None
     return 0
 

@@ -53,6 +53,7 @@ from ltui.training.store.run_directory import (
 from ltui.training.supervise.engine_command import engine_start, write_rank_config
 
 if TYPE_CHECKING:
+    from ltui.training.supervise.live_attempt import LiveAttempt
     from ltui.training.supervise.nodes.node_agent import NodeAgent
     from ltui.training.supervise.supervisor import Supervisor
 
@@ -88,10 +89,13 @@ def open_attempt(
             if not plan.recover and not _waits_before_start(spec):
                 shim = _start_shim(run_dir, spec, attempt, plan.resume_from, plan.changes)
                 on_error.callback(_kill_shim, run_dir, shim)
-            # This import takes longer than everything above, so the engine is started before it.
-            supervisor = _supervisor_class(spec)(
-                run_dir, spec, store, attempt, lock=lock, plan=plan
-            )
+            # These imports take longer than everything above, so the engine is started before.
+            from ltui.training.supervise.live_attempt import LiveAttempt
+
+            supervisor_class = _supervisor_class(spec)
+            live = LiveAttempt(run_dir, spec, store, attempt, plan, lock)
+            on_error.callback(live.close)
+            supervisor = supervisor_class(live)
         except sqlite3.Error as error:
             raise damaged_error(run_dir.db_path, error) from error
         # From here on the supervisor closes the store and the lock.
@@ -101,10 +105,10 @@ def open_attempt(
         from ltui.training.lifecycle.record_code import start_recording
 
         if shim is not None:
-            supervisor.shim.child = shim
+            live.shim.child = shim
             _wait_for_shim(run_dir, attempt, shim)
         else:
-            _start_engine_if_due(run_dir, spec, store, supervisor, plan)
+            _start_engine_if_due(live, restart_waits=supervisor.restart_waits)
         # The shim of the previous attempt waits for this file.
         if attempt > 1 and engine_exit(run_dir, attempt - 1) is not None:
             run_dir.engine_final_path(attempt - 1).touch()
@@ -170,36 +174,29 @@ def _record_attempt(
     return attempt
 
 
-def _start_engine_if_due(
-    run_dir: RunDir,
-    spec: RunSpec,
-    store: StoreWriter,
-    supervisor: Supervisor | NodeAgent,
-    plan: AttemptPlan,
-) -> None:
+def _start_engine_if_due(live: LiveAttempt, *, restart_waits: bool) -> None:
     """Start the engine if it has not been started yet.
 
     This is the case for a recovered attempt whose supervisor died too early. If the run waits for
     other nodes or for GPUs, the supervisor starts the engine later.
     """
-    attempt = supervisor.attempt
-    started = shim_identity(run_dir, attempt) is not None or supervisor.restart_waits
+    run_dir, attempt, plan = live.run_dir, live.number, live.plan
+    started = shim_identity(run_dir, attempt) is not None or restart_waits
     start_due = not plan.recover or (not started and _start_was_interrupted(run_dir, attempt))
     # The start file is written when the waiting ends.
-    waits = not supervisor.restart_waits and not run_dir.engine_start_path(attempt).exists()
-    changes, _ = store.start_reason(attempt)
-    resume_from = plan.resume_from or (store.resumed_path(attempt) if plan.recover else None)
+    waits = not restart_waits and not run_dir.engine_start_path(attempt).exists()
+    resume_from = plan.resume_from or (live.store.resumed_path(attempt) if plan.recover else None)
 
     def start(chosen: RunSpec) -> subprocess.Popen[bytes]:
-        shim = _start_shim(run_dir, chosen, attempt, resume_from, changes)
+        shim = _start_shim(run_dir, chosen, attempt, resume_from, live.changes)
         _wait_for_shim(run_dir, attempt, shim)
         return shim
 
-    if _waits_before_start(spec) and (start_due or waits):
+    if _waits_before_start(live.spec) and (start_due or waits):
         save_environment(run_dir)
-        supervisor.start_shim = start
+        live.start_shim = start
     elif start_due:
-        supervisor.shim.child = start(spec)
+        live.shim.child = start(live.spec)
 
 
 def record_failed_restart(

@@ -12,14 +12,12 @@ import contextlib
 import json
 import os
 import socket
-import subprocess
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from ltui.training.config.run_spec import Nodes, RunSpec
+from ltui.training.config.run_spec import Nodes
 from ltui.training.diagnosis.judge import Judgement
 from ltui.training.diagnosis.merge_evidence import shorten_for_link
 from ltui.training.json_codec import to_json
@@ -48,9 +46,7 @@ from ltui.training.nodes.node_watch import SILENT_AFTER_S, ProbeSocket
 from ltui.training.nodes.queue_tail import LogTails, QueueChunk, QueuePosition, QueueTails
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import release_lock
-from ltui.training.store.history_writer import StoreWriter
 from ltui.training.store.run_directory import RunDir
-from ltui.training.supervise.engine_command import ShimWatch
 from ltui.training.supervise.live_attempt import LiveAttempt
 
 ANSWER_S = 1.0
@@ -71,28 +67,13 @@ class NodeAgent:
 
     restart_waits = False
 
-    def __init__(
-        self,
-        run_dir: RunDir,
-        spec: RunSpec,
-        store: StoreWriter,
-        attempt: int,
-        *,
-        lock: int,
-        plan: AttemptPlan,
-    ) -> None:
-        """``lock`` is the file descriptor of the lock of the agent's directory."""
+    def __init__(self, live: LiveAttempt) -> None:
+        self.live = live
+        spec, run_dir, attempt = live.spec, live.run_dir, live.number
         assert spec.nodes is not None
-        self.lock = lock
-        self.attempt = attempt
-        self.shim = ShimWatch(run_dir, attempt)
-        self.start_shim: Callable[[RunSpec], subprocess.Popen[bytes]] | None = None
-        self._run_dir, self._spec, self._store = run_dir, spec, store
         self._node, self._nodes = spec.nodes.rank, spec.nodes.count
         self._version = own_version()
         self._machine_id = machine_id(run_dir.home)
-        self._wake = threading.Event()
-        self._live = live = LiveAttempt(run_dir, spec, store, attempt, plan, self._wake)
         live.begin(time.time())
         queue_dir = run_dir.queue_dir(attempt)
         self._barrier = BarrierMirror(queue_dir)
@@ -131,7 +112,7 @@ class NodeAgent:
             end = self._supervise()
             return self._finish(end)
         finally:
-            self._live.close()
+            self.live.close()
 
     # -- the loop ------------------------------------------------------------------------------
 
@@ -144,15 +125,15 @@ class NodeAgent:
             silent_s = time.monotonic() - self._answered_s
             self._barrier.set_unreachable(int(silent_s > SILENT_AFTER_S))
             self._carry_out()
-            if not self.shim.is_running():
-                return self.shim.end()
+            if not self.live.shim.is_running():
+                return self.live.shim.end()
             urgent = self._orders.urgent or self._barrier.is_open()
             pause_s = report_period_s(self._nodes, urgent=urgent)
             self._link.woken(max(0.0, pause_s - (time.monotonic() - begun_s)))
 
     def _observe(self) -> None:
         """Read the queues, and less often the machine."""
-        live, now_s = self._live, time.time()
+        live, now_s = self.live, time.time()
         poll = live.poll()
         self._observations = live.evidence.observe(poll)
         live.sample_machine(now_s)
@@ -186,11 +167,11 @@ class NodeAgent:
             pid=os.getpid(),
             address=self._address,
             probe_port=None if self._probe is None else self._probe.port,
-            attempt=self.attempt,
+            attempt=self.live.number,
             sent_ns=time.monotonic_ns(),
             sent_at=time.time(),
-            ranks=tuple(sorted({*self._live.pulses, *self._live.machine.rank_processes})),
-            signal=self._received_signal or self._live.stops.signal_of_rank(),
+            ranks=tuple(sorted({*self.live.pulses, *self.live.machine.rank_processes})),
+            signal=self._received_signal or self.live.stops.signal_of_rank(),
             observations=self._observations,
             machine=self._machine,
             evidence_number=self._evidence_number,
@@ -213,7 +194,7 @@ class NodeAgent:
             answer = decode(payload)
             if not isinstance(answer, OrdersMessage):
                 return False
-            if answer.orders.attempt == self.attempt:
+            if answer.orders.attempt == self.live.number:
                 self._acknowledged = answer.queues
                 self._logs.acknowledge(answer.orders.logs)
                 self._barrier.merge(answer.barrier)
@@ -226,7 +207,7 @@ class NodeAgent:
 
     def _carry_out(self) -> None:
         """Carry out the orders: stop, collect evidence, end."""
-        live, orders, now_s = self._live, self._orders, time.monotonic()
+        live, orders, now_s = self.live, self._orders, time.monotonic()
         if orders.signal_received:
             self._received_signal = 0
         if orders.evidence > self._evidence_requested:
@@ -239,7 +220,12 @@ class NodeAgent:
             live.stops.escalation = replace(stop, began_s=began_s)
         elif not self._head_is_lost():
             live.stops.escalation = None
-        if self._head_is_lost() or orders.end or orders.attempt > self.attempt or orders.refusal:
+        if (
+            self._head_is_lost()
+            or orders.end
+            or orders.attempt > self.live.number
+            or orders.refusal
+        ):
             live.stops.kill(now_s)
         live.stops.escalate(now_s, live.pulses, live.engine(), live.machine.unreported_processes)
 
@@ -250,9 +236,9 @@ class NodeAgent:
 
     def _finish(self, end: EngineExit | None) -> AttemptPlan | None:
         """Kill what is left, report the end, and wait until the head has everything."""
-        live = self._live
+        live = self.live
         live.kill_processes()
-        log = log_tail(self._run_dir.engine_log_path(self.attempt))
+        log = log_tail(self.live.run_dir.engine_log_path(self.live.number))
         failures = tuple(worker_failures(log))
         poll = live.last_poll()
         self._observations = live.evidence.observe(poll, failures)
@@ -260,12 +246,12 @@ class NodeAgent:
             self._report(),
             engine_exit=end or EngineExit(error="its shim process was killed"),
             failures=failures,
-            last_line=likely_error_line(log, self._run_dir, self.attempt, failures),
+            last_line=likely_error_line(log, self.live.run_dir, self.live.number, failures),
             killed=True,
         )
         patience_s = _LOST_REPORTS_S
         if not self._head_is_lost():
-            restarts = self._spec.restarts or self._spec.stall.then == "restart"
+            restarts = self.live.spec.restarts or self.live.spec.stall.then == "restart"
             patience_s = self._orders.head_lost_s if restarts else _LAST_REPORTS_S
         deadline_s = time.monotonic() + patience_s
         while time.monotonic() < deadline_s:
@@ -283,35 +269,35 @@ class NodeAgent:
             if orders.leave and complete and not (logs_left and self._logs.advanced):
                 self._exchange(replace(report, leaving=True))
                 if not logs_left:
-                    mark_delivered(self._run_dir)
+                    mark_delivered(self.live.run_dir)
                 break
-            if orders.attempt > self.attempt:
+            if orders.attempt > self.live.number:
                 return self._next_attempt(orders)
             if logs_left and self._logs.advanced:
                 continue
             self._link.woken(report_period_s(self._nodes, urgent=False))
-        self._run_dir.engine_final_path(self.attempt).touch()
+        self.live.run_dir.engine_final_path(self.live.number).touch()
         self._close()
         return None
 
     def _next_attempt(self, orders: Orders) -> AttemptPlan:
         """Return the plan of the attempt that the head has begun."""
-        self._run_dir.engine_final_path(self.attempt).touch()
+        self.live.run_dir.engine_final_path(self.live.number).touch()
         self._close(keep_lock=True)
         return replace(orders.plan, restarted_because="the run was restarted on node 0")
 
     def _close(self, *, keep_lock: bool = False) -> None:
-        self._live.close()
+        self.live.close()
         self._link.close()
         self._barrier.close()
         self._tails.remove_acknowledged(self._acknowledged)
         self._tails.close()
         if self._probe is not None:
             self._probe.close()
-        self._store.close()
+        self.live.store.close()
         if keep_lock:
             return
-        release_lock(self.lock)
+        release_lock(self.live.lock)
 
 
 def report_failed_start(run_dir: RunDir, attempt: int, error: Exception) -> None:
