@@ -36,14 +36,14 @@ from ltui.training.state.run_snapshot import (
 from ltui.training.state.snapshot_from_fold import Progress
 from ltui.training.store.history_writer import Batch, StoreWriter
 from ltui.training.supervise.checkpoint_catalog import CheckpointCatalog, ScriptCheckpoints
-from ltui.training.supervise.live_attempt import LiveAttempt
-from ltui.training.supervise.machine_readings import Program
-from ltui.training.supervise.previous_attempt import (
+from ltui.training.supervise.history_recorder import (
     restore_fold,
     starting_progress,
     stored_snapshot,
     with_values,
 )
+from ltui.training.supervise.live_attempt import LiveAttempt
+from ltui.training.supervise.machine_readings import Program
 from ltui.training.supervise.snapshot_builder import build_snapshot, final_snapshot
 from tests.state.records import SECOND, labelled, pulse, step, steps
 from tests.store.histories import StepRow, begin, run_dir, snapshot, step_row, write

@@ -1,7 +1,7 @@
 """Link of the head: receives the reports of all agents in one thread, and answers each with orders.
 
-The link is encrypted and authenticated by CURVE. It knows identities and frames, but not what the
-frames mean.
+The link is encrypted and authenticated by CURVE. It knows identities and payloads, but not what
+the payloads mean.
 """
 
 from __future__ import annotations

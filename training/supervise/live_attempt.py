@@ -43,14 +43,14 @@ from ltui.training.store.run_directory import RunDir
 from ltui.training.store.same_loss import has_two_losses
 from ltui.training.supervise.checkpoint_catalog import CheckpointCatalog, ScriptCheckpoints
 from ltui.training.supervise.engine_command import ShimWatch
-from ltui.training.supervise.history_recorder import HistoryRecorder
-from ltui.training.supervise.machine_readings import MachineMonitor
-from ltui.training.supervise.previous_attempt import (
+from ltui.training.supervise.history_recorder import (
+    HistoryRecorder,
     restore_fold,
     starting_progress,
     stored_snapshot,
     with_values,
 )
+from ltui.training.supervise.machine_readings import MachineMonitor
 from ltui.training.supervise.run_folder import LogLimit, RunFolder
 from ltui.training.supervise.snapshot_builder import build_snapshot
 from ltui.training.supervise.stops import Stops

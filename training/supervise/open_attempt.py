@@ -206,7 +206,7 @@ def record_failed_restart(
 
     An agent tells node 0, which records it.
     """
-    from ltui.training.supervise.previous_attempt import stored_snapshot
+    from ltui.training.supervise.history_recorder import stored_snapshot
 
     print(error, file=sys.stderr, flush=True)
     if plan.number is not None:

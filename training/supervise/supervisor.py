@@ -32,9 +32,9 @@ from ltui.training.supervise.control_server import ControlServer
 from ltui.training.supervise.event_mirror import EventMirror
 from ltui.training.supervise.finish_attempt import AttemptFinisher
 from ltui.training.supervise.gpu_wait import GpuQueue
+from ltui.training.supervise.history_recorder import stored_snapshot
 from ltui.training.supervise.live_attempt import LiveAttempt
 from ltui.training.supervise.machine_readings import READINGS_S
-from ltui.training.supervise.previous_attempt import stored_snapshot
 from ltui.training.supervise.request_handler import RequestHandler
 from ltui.training.supervise.watchdog.verdict_hooks import VerdictNotifier
 
