@@ -153,9 +153,8 @@ def test_each_rank_is_interrupted_twice_even_by_a_late_supervisor(
     controller.escalation = StopEscalation(0.0, 60.0, telemetry=True)
     for now_s in (63.0, 63.25, 64.0, 65.0, 65.25, 67.0):
 
-        def send(process: ProcessIdentity, number: int, *, at_s: float = now_s) -> bool:
+        def send(process: ProcessIdentity, number: int, *, at_s: float = now_s) -> None:
             sent.append((at_s, process.pid, number))
-            return True
 
         monkeypatch.setattr(stops, "send_signal", send)
         ranks = {0: ProcessIdentity(11, 1)} | ({1: ProcessIdentity(12, 1)} if now_s > 64 else {})

@@ -142,14 +142,11 @@ def kill_run_processes(
     return sorted(killed)
 
 
-def send_signal(process: ProcessIdentity, number: int, *, group: bool = False) -> bool:
-    """Signal a process unless its pid has been reused. Return True if the signal was sent.
+def send_signal(process: ProcessIdentity, number: int, *, group: bool = False) -> None:
+    """Signal a process unless its pid has been reused.
 
     With ``group``, signal the process group that the process leads.
     """
-    if not process.alive():
-        return False
-    with contextlib.suppress(OSError):
-        (os.killpg if group else os.kill)(process.pid, number)
-        return True
-    return False
+    if process.alive():
+        with contextlib.suppress(OSError):
+            (os.killpg if group else os.kill)(process.pid, number)
