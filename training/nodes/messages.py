@@ -135,7 +135,6 @@ class MachineObservations(Struct, frozen=True, kw_only=True):
     usage: Mapping[int, RankUsage] = field(default_factory=dict)
     host: HostEvidence | None = None
     gpus: tuple[GpuSnapshot, ...] = ()
-    gpu_note: str | None = None
     gpu_verdicts: tuple[Verdict, ...] = ()
 
     def with_times_shifted(self, seconds: float) -> MachineObservations:

@@ -148,7 +148,6 @@ class NodeAgent:
                 usage=machine.readings,
                 host=live.evidence.host,
                 gpus=tuple(replace(gpu, node=self._node) for gpu in machine.gpu_view.gpus),
-                gpu_note=machine.gpu_view.note,
                 gpu_verdicts=tuple(replace(v, nodes=(self._node,)) for v in machine.gpu_verdicts),
             )
         if self._judgement is not None:
