@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
@@ -37,17 +36,9 @@ def _folder(run: RunDir) -> Path:
     return required(required(read_place(run)).folder)
 
 
-def _all_steps(runs: Runs, run: RunDir, last: int | None) -> bool:
-    expected = list(range(1, required(last) + 1))
-    return runs.steps(run, 0) == runs.steps(run, 1) == expected
-
-
 def _kill_supervisor(runs: Runs, run: RunDir) -> None:
     """Kill the supervisor, and return when its successor has seen some steps."""
-    killed = required(runs.until(run, lambda s: s.supervisor_pid is not None).supervisor_pid)
-    os.kill(killed, signal.SIGKILL)
-    after = runs.until(run, lambda s: s.supervisor_pid not in (None, killed))
-    goal = required(after.global_step) + 10
+    goal = required(runs.replace_supervisor(run).global_step) + 10
     runs.until(run, lambda s: (s.global_step or 0) > goal)
 
 
@@ -66,7 +57,7 @@ def test_another_machine_follows_a_run_and_changes_nothing(runs: Runs, local: Pa
     ended = runs.end(run, "stop")
     assert ended.state is RunState.STOPPED
     assert before not in {process.pid for process in runs.processes(run)}
-    assert _all_steps(runs, run, ended.global_step)
+    assert runs.has_all_steps(run, ended.global_step)
     seen = seen_from_other_machine(run, local)
     assert (seen.state, seen.history_note) == ("stopped", "None")
     assert seen.rows == 2 * required(ended.global_step)
@@ -82,7 +73,7 @@ def test_the_supervisor_killed_again_and_again(runs: Runs, local: Path) -> None:
         assert _folder(run) == folder
     ended = runs.end(run, "stop")
     assert ended.history_note is None
-    assert _all_steps(runs, run, ended.global_step)
+    assert runs.has_all_steps(run, ended.global_step)
     assert required(read_place(run)).folder is None
 
 
@@ -138,7 +129,7 @@ def test_a_run_directory_that_fills_up(runs: Runs, local: Path, tmp_path: Path) 
         ballast.unlink()
         runs.until(run, lambda s: s.history_note is None)
         ended = runs.end(run, "stop")
-        assert _all_steps(runs, run, ended.global_step)
+        assert runs.has_all_steps(run, ended.global_step)
         assert required(read_place(run)).folder is None
     finally:
         unmount(disk)
@@ -158,7 +149,7 @@ def test_a_local_disk_that_fills_up(
         ballast.unlink()
         runs.until(run, lambda s: s.history_note is None)
         ended = runs.end(run, "stop")
-        assert _all_steps(runs, run, ended.global_step)
+        assert runs.has_all_steps(run, ended.global_step)
     finally:
         unmount(disk)
 

@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import signal
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from ltui.training.lifecycle.run_processes import engine_identity, shim_identity
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.lifecycle.start_supervisor import restart_supervisor
 from ltui.training.lifecycle.supervisor_client import NotSupervisedError
-from ltui.training.state.run_snapshot import LIVE, RankState, RunSnapshot, RunState
+from ltui.training.state.run_snapshot import LIVE, RankState, RunState
 from ltui.training.store.run_directory import RunDir
 from tests.required import required
 from tests.store.histories import stored_rows
@@ -39,9 +38,7 @@ def test_the_supervisor(runs: Runs) -> None:
     ended = runs.end(run, "stop")
     assert ended.state is RunState.STOPPED
     assert ended.history_note is None
-    assert (
-        runs.steps(run, 0) == runs.steps(run, 1) == list(range(1, required(ended.global_step) + 1))
-    )
+    assert runs.has_all_steps(run, ended.global_step)
 
 
 def queue_names(run: RunDir) -> list[str]:
@@ -59,9 +56,9 @@ def test_the_supervisor_when_it_removes_the_queue_files(runs: Runs) -> None:
         os.kill(pid, signal.SIGKILL)
     ended = runs.ended(run)
     assert (ended.state, ended.history_note) == (RunState.STOPPED, None)
-    last = required(ended.global_step)
-    assert runs.steps(run, 0) == runs.steps(run, 1) == list(range(1, last + 1))
+    assert runs.has_all_steps(run, ended.global_step)
     resume(run)
+    last = required(ended.global_step)
     runs.until(run, lambda s: s.attempt == 2 and (s.global_step or 0) > last)
     assert runs.end(run, "stop").state is RunState.STOPPED
     assert not queue_names(run)
@@ -104,21 +101,13 @@ def test_a_request_that_got_no_answer_is_not_carried_out_later(runs: Runs) -> No
     assert words[: words.index("paused")].count("stopping") == 0
 
 
-def has_another_supervisor(snapshot: RunSnapshot, *, pid: int) -> bool:
-    return snapshot.supervisor_pid not in (None, pid)
-
-
 @pytest.mark.slow
 def test_the_supervisor_again_and_again(runs: Runs) -> None:
     run = runs.training()
     for _ in range(3):
-        pid = required(runs.until(run, lambda s: s.supervisor_pid).supervisor_pid)
-        os.kill(pid, signal.SIGKILL)
-        runs.until(run, partial(has_another_supervisor, pid=pid))
+        runs.replace_supervisor(run)
     ended = runs.end(run, "stop")
-    assert (
-        runs.steps(run, 0) == runs.steps(run, 1) == list(range(1, required(ended.global_step) + 1))
-    )
+    assert runs.has_all_steps(run, ended.global_step)
 
 
 def test_the_supervisor_while_the_run_ends(runs: Runs) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -26,7 +24,6 @@ from tests.small_disk import fill, mount_small_disk, unmount
 from tests.store.event_files import assert_complete, read_events
 from tests.store.test_export_formats import make_run
 from tests.supervise.conftest import Runs
-from tests.supervise.test_kills import has_another_supervisor
 from tests.waiting import wait_for
 
 pytest.importorskip("tensorboard")
@@ -61,8 +58,7 @@ def test_the_values_appear_while_the_run_goes_on_and_are_complete(runs: Runs) ->
     until_mirrored(folder, 20)
     first = resolve_snapshot(run)
     assert first.state is RunState.RUNNING
-    os.kill(required(first.supervisor_pid), signal.SIGKILL)
-    runs.until(run, partial(has_another_supervisor, pid=required(first.supervisor_pid)))
+    runs.replace_supervisor(run)
     until_mirrored(folder, required(first.global_step) + 20)
     assert runs.end(run, "stop").state is RunState.STOPPED
     assert_complete(run, folder)

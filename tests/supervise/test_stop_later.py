@@ -20,7 +20,7 @@ import pytest
 from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.problem import ProblemError
 from ltui.training.state.record_fold import FoldState
-from ltui.training.state.run_snapshot import LIVE, MetricValue, RunSnapshot, RunState
+from ltui.training.state.run_snapshot import MetricValue, RunSnapshot, RunState
 from ltui.training.state.stop_conditions import (
     StopCondition,
     from_document,
@@ -47,24 +47,12 @@ def ask(run: RunDir, *conditions: StopCondition) -> list[str]:
     return stops
 
 
-def supervisor_pid(runs: Runs, run: RunDir) -> int:
-    pid = runs.until(run, lambda s: s.supervisor_pid).supervisor_pid
-    assert pid
-    return pid
-
-
-def replace_supervisor(runs: Runs, run: RunDir, pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
-    runs.until(run, lambda s: s.supervisor_pid not in (None, pid) or s.state not in LIVE)
-
-
 def test_exactly_at_a_step_whoever_supervises(runs: Runs) -> None:
     gate, step = runs.cwd / "gate", 40
     run = runs.training("--gate", str(gate), "--gate-at", "20")
-    pid = supervisor_pid(runs, run)
     assert ask(run, StopCondition(kind="step", step=step)) == [f"at step {step}"]
     # An answer means that the condition is on disk, where the next supervisor reads it.
-    replace_supervisor(runs, run, pid)
+    runs.replace_supervisor(run)
     runs.until(run, lambda s: s.stops == (f"at step {step}",))
     gate.touch()
     ended = runs.ended(run)
@@ -78,10 +66,9 @@ def test_when_a_metric_passes_a_value_and_at_a_time(runs: Runs) -> None:
     gate = runs.cwd / "gate"
     # Every rank waits at step 5, where the condition is set: only later steps can fulfil it.
     run = runs.training("--gate", str(gate), "--gate-at", "5")
-    pid = supervisor_pid(runs, run)
     # Losses of fake ranks are spread evenly from 0 to 1.
     assert ask(run, parse_metric_condition("train/loss<0.1")) == ["when train/loss < 0.1"]
-    replace_supervisor(runs, run, pid)
+    runs.replace_supervisor(run)
     gate.touch()
     ended = runs.ended(run)
     assert ended.state is RunState.STOPPED
@@ -142,7 +129,7 @@ def test_a_stop_goes_on_under_the_next_supervisor(runs: Runs) -> None:
     runs.until(run, lambda s: s.state is RunState.RUNNING)
     runs.order(run, "stop", timeout_s=4)
     runs.until(run, lambda s: s.state is RunState.STOPPING)
-    replace_supervisor(runs, run, supervisor_pid(runs, run))
+    runs.replace_supervisor(run)
     ended = runs.ended(run)
     assert ended.state is RunState.STOPPED
     assert "because the command did not end within 4 s" in (ended.detail or "")
