@@ -47,7 +47,7 @@ def report() -> NodeReport:
         engine_exit=EngineExit(exit_code=1, killed=(7,)),
         failures=(WorkerFailure(2, -9, True),),
         observations=RankObservations(
-            dead=(2,), deaths={2: Death(signal="SIGKILL")}, stopped_workers={3: (8, 9)}
+            dead=frozenset({2}), deaths={2: Death(signal="SIGKILL")}, stopped_workers={3: (8, 9)}
         ),
         machine=MachineObservations(
             processes={3: ProcessIdentity(7, 8)},
@@ -123,8 +123,8 @@ def test_random_messages_are_refused(payload: bytes) -> None:
 
 def test_observations_of_machines_are_merged() -> None:
     own = RankObservations(stopped_pids={0: 11}, oom_kills=None)
-    other = RankObservations(dead=(2,), silent_s={3: 1.0}, oom_kills=2)
+    other = RankObservations(dead=frozenset({2}), silent_s={3: 1.0}, oom_kills=2)
     merged = merge_ranks([own, other])
     assert merged == RankObservations(
-        dead=(2,), stopped_pids={0: 11}, silent_s={3: 1.0}, oom_kills=2
+        dead=frozenset({2}), stopped_pids={0: 11}, silent_s={3: 1.0}, oom_kills=2
     )

@@ -193,15 +193,6 @@ def missing_ranks(words: Words, *, is_requested: bool = False) -> list[int]:
     return unsaved or [r for r in ranks if is_requested and states[r] < furthest]
 
 
-class RequestWords(NamedTuple):
-    """The words that rank 0 writes for all ranks."""
-
-    request: int
-    control_id: int
-    stop_at: int
-    stop_epochs: int
-
-
 class BarrierMirror:
     """The newest barrier table of one attempt on this node, for its supervisor or agent.
 
@@ -223,11 +214,11 @@ class BarrierMirror:
         self._exported = b"", b""
         self._lock = threading.Lock()
 
-    def request(self) -> RequestWords | None:
-        """Return the current words of rank 0; None if there is no table."""
+    def request(self) -> list[int] | None:
+        """Return the words that rank 0 writes for all ranks; None if there is no table."""
         with self._lock:
             words = self._table()
-            return None if words is None else RequestWords._make(words[:4].tolist())
+            return None if words is None else words[:4].tolist()
 
     def is_open(self) -> bool:
         """Return True if ranks may be waiting for copies, so that these should be fast."""

@@ -113,7 +113,7 @@ MIN_SHIFT_S = 0.5
 class RankObservations(Struct, frozen=True, kw_only=True):
     """What was observed of the processes of ranks. Sent in every report."""
 
-    dead: tuple[int, ...] = ()
+    dead: frozenset[int] = frozenset()
     """Ranks whose process has ended although they had not finished."""
     deaths: Mapping[int, Death] = field(default_factory=dict)
     """How processes of ranks ended, as far as that is known."""
@@ -169,7 +169,7 @@ def merge_ranks(parts: Iterable[RankObservations]) -> RankObservations:
         return parts[0]
     oom = [part.oom_kills for part in parts if part.oom_kills is not None]
     return RankObservations(
-        dead=tuple(sorted(rank for part in parts for rank in part.dead)),
+        dead=frozenset(rank for part in parts for rank in part.dead),
         deaths={rank: death for part in parts for rank, death in part.deaths.items()},
         stopped_pids={rank: pid for part in parts for rank, pid in part.stopped_pids.items()},
         stopped_workers={r: pids for part in parts for r, pids in part.stopped_workers.items()},

@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import asdict
+
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.diagnosis.evidence import Evidence
 from ltui.training.diagnosis.judge import Judgement
@@ -310,16 +312,11 @@ class LiveAttempt:
             evidence = self.evidence_of_all = nodes.merged_evidence(evidence)
             usage |= nodes.reports.usage()
         inputs = JudgeInput(
+            **asdict(ranks),
             policy=self.spec.stall,
             history=self._health.history,
             pulses=poll.pulses,
             fold=self.fold,
-            dead=frozenset(ranks.dead),
-            deaths=ranks.deaths,
-            stopped_pids=ranks.stopped_pids,
-            stopped_workers=ranks.stopped_workers,
-            silent_s=ranks.silent_s,
-            oom_kills=ranks.oom_kills,
             cpu_delays={r: u.delay_share for r, u in usage.items() if u.delay_share is not None},
             evidence=evidence,
             evidence_expected=self.evidence.rounds.error is None,

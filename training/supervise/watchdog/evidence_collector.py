@@ -180,7 +180,7 @@ class EvidenceCollector:
             if poll.pulses.get(rank) is None and is_alive(processes.pid, processes.start_ticks)
         }
         return RankObservations(
-            dead=tuple(sorted(r for r in poll.dead_ranks if r in self._deaths)),
+            dead=frozenset(r for r in poll.dead_ranks if r in self._deaths),
             deaths=dict(self._deaths),
             stopped_pids={**poll.stopped_pids, **self._stopped_silent_ranks(silent_s)},
             stopped_workers=self._stopped_workers(poll.pulses),
