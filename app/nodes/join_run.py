@@ -33,11 +33,16 @@ from ltui.training.lifecycle.launch_run import home_not_writable
 from ltui.training.lifecycle.rank_package import install_rank_package
 from ltui.training.lifecycle.run_processes import kill_run_processes
 from ltui.training.lifecycle.start_supervisor import start_supervisor
-from ltui.training.nodes.agent_link import JoinClient, LinkRefusedError
 from ltui.training.nodes.link_key import KEY_FILE_NAME, KEY_VARIABLE, LinkKey
 from ltui.training.nodes.messages import JoinOffer
 from ltui.training.nodes.node_address import LinkPlace, write_link_place
-from ltui.training.nodes.node_places import missing_files, training_versions, version_difference
+from ltui.training.nodes.node_places import (
+    JoinClient,
+    LinkRefusedError,
+    missing_files,
+    training_versions,
+    version_difference,
+)
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.identity import lock_holder
 from ltui.training.store.history_place import remove_history

@@ -1,33 +1,45 @@
 """Places of the nodes of a run: which machine has which number, and what it is offered.
 
-A machine asks for a place, is offered one, and keeps it for some time, until its agent sends its
-first report. Before it runs the specification, it compares versions and files with those of the
-head. The training interpreter is asked for its versions without importing torch.
+A machine asks for a place (``JoinClient``), is offered one, and keeps it for some time, until its
+agent sends its first report. Before it runs the specification, it compares versions and files with
+those of the head. The training interpreter is asked for its versions without importing torch.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.record_code import VERSIONS_SCRIPT
+from ltui.training.nodes.agent_link import AgentLink
+from ltui.training.nodes.link_key import LinkKey
 from ltui.training.nodes.messages import (
     SAME_VERSION,
     JoinDecline,
     JoinOffer,
     JoinRefusal,
     JoinRequest,
+    Message,
+    MessageError,
     Orders,
+    OrdersMessage,
+    decode,
+    encode,
+    own_version,
 )
+from ltui.training.nodes.node_address import format_host_and_port, machine_id
+from ltui.training.problem import ProblemError
 from ltui.training.process.python_command import program_command
 from ltui.training.store.spec_file import spec_text
 
@@ -246,3 +258,83 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from _texts(item)
+
+
+_ANSWER_S = 1.0
+"""Seconds to wait for one answer."""
+_FIRST_ANSWER_S = 5.0
+"""Seconds after which a head that does not answer is reported, unless it may still start."""
+
+
+class LinkRefusedError(ProblemError):
+    """The head closed the connection: the key is most likely not that of the run."""
+
+
+class JoinClient:
+    """Connection of a machine that has no place yet."""
+
+    def __init__(self, key: LinkKey, host: str, port: int, home: Path) -> None:
+        """``home`` is ``$LTUI_HOME``. Raise ``ProblemError`` if ``host`` has no address."""
+        self._where = f"ltui join {format_host_and_port(host, port)}"
+        self._machine = machine_id(home)
+        self._link = AgentLink(key, host, port, f"join-{secrets.token_hex(6)}")
+
+    def ask(self, node: int | None, *, give_up_s: float | None = None) -> JoinOffer:
+        """Return the offer of the head. Raise ``ProblemError`` if it refuses or does not answer.
+
+        ``give_up_s``: monotonic time until which the head may still have to start; None if it must
+        be there already.
+        """
+        request = JoinRequest(
+            version=own_version(),
+            host=socket.gethostname(),
+            machine=self._machine,
+            pid=os.getpid(),
+            node=node,
+        )
+        limit_s = time.monotonic() + _FIRST_ANSWER_S if give_up_s is None else give_up_s
+        while True:
+            answer = self._exchange(request)
+            if isinstance(answer, JoinOffer):
+                return answer
+            if isinstance(answer, JoinRefusal):
+                self._fail(answer.what, answer.remedy)
+            if self._link.refusal is not None:
+                raise LinkRefusedError.of(
+                    where=self._where,
+                    what=self._link.refusal,
+                    remedy="Use the key file that node 0 names.",
+                )
+            if time.monotonic() < limit_s:
+                if give_up_s is not None or self._link.connected:
+                    continue
+                # Nothing listens: that is certain at once.
+                reason = self._link.why_not_connected()
+                if reason is None or not reason.startswith("Nothing listens"):
+                    continue
+            else:
+                reason = self._link.why_not_connected() or "The head of the run does not answer."
+            self._fail(reason, "Check the address and port that node 0 prints, and its firewall.")
+
+    def decline(self, node: int) -> None:
+        """Return the offered place, so that another machine may take it. Never fails."""
+        self._exchange(JoinDecline(node=node, machine=self._machine))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._link.close()
+
+    def _exchange(self, message: Message) -> Message | None:
+        payload = self._link.exchange(encode(message), _ANSWER_S)
+        if payload is None:
+            return None
+        try:
+            answer = decode(payload)
+        except MessageError as error:
+            self._fail(f"its answer cannot be used: {error}.", SAME_VERSION)
+        if isinstance(answer, OrdersMessage):
+            self._fail(f"the request cannot be read: {answer.orders.refusal}.", SAME_VERSION)
+        return answer
+
+    def _fail(self, what: str, remedy: str | None = None) -> NoReturn:
+        raise ProblemError.of(where=self._where, what=what, remedy=remedy)
