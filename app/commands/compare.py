@@ -19,7 +19,7 @@ from ltui.app.open_dashboard import open_app
 from ltui.app.output_file import print_json
 from ltui.app.runs.filter_runs import matching_runs
 from ltui.app.runs.run_list import RunList
-from ltui.training.lifecycle.recover_runs import current_snapshot
+from ltui.training.lifecycle.run_status import current_snapshot
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.store.find_run import named_run
 from ltui.training.store.run_directory import RunDir, list_runs, ltui_home

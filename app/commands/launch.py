@@ -251,7 +251,7 @@ def resume(options: Namespace) -> int:
         resumed_spec,
         resuming_agent,
     )
-    from ltui.app.slurm.submit_run import is_submitted, resubmit_run
+    from ltui.app.slurm.job_submission import is_submitted, resubmit_run
     from ltui.training.lifecycle.resume_run import resume as resume_run
     from ltui.training.nodes.link_key import KEY_FILE_NAME
 
@@ -337,7 +337,7 @@ def _launch_and_follow(
 def _join_and_follow(nodes: Nodes, options: Namespace, home: Path) -> int:
     """Join the run that a launcher starts on all nodes, and wait until this node has ended."""
     from ltui.app.foreground.follow_agent import follow_agent, joined_line
-    from ltui.app.nodes.join_by_launcher import join_by_launcher
+    from ltui.app.nodes.join_run import join_by_launcher
 
     joined = join_by_launcher(nodes, options.key_file, options.python, home)
     print(joined_line(joined), flush=True)

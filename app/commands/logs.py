@@ -274,7 +274,7 @@ class _LogFile:
 
 
 def _next_data(descriptor: int, offset: int) -> tuple[int, int]:
-    """Return begin and end of the next part of a file that is no hole (``log_limit.py``)."""
+    """Return begin and end of the next part of a file that is no hole (``run_folder.py``)."""
     try:
         begin = os.lseek(descriptor, offset, os.SEEK_DATA)
         return begin, os.lseek(descriptor, begin, os.SEEK_HOLE)

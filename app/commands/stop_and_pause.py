@@ -11,6 +11,7 @@ from ltui.app.exit_codes import EXIT_DONE, EXIT_FAILED
 from ltui.app.live.run_requests import require_live, send_request, wait_until
 from ltui.app.presentation.run_report import checkpoint_rows, state_line
 from ltui.app.state_words import state_word
+from ltui.training.lifecycle.stop_escalation import NOT_STOPPED
 from ltui.training.problem import ProblemError
 from ltui.training.state.good_checkpoints import is_resumable, newest_checkpoint
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
@@ -23,7 +24,6 @@ from ltui.training.state.stop_conditions import (
 from ltui.training.store.find_run import find_run
 from ltui.training.store.history_reader import RunStore, StoredEvent
 from ltui.training.store.run_directory import RunDir, ltui_home
-from ltui.training.supervise.stop_controller import NOT_STOPPED
 from ltui.widgets.formats import duration
 from ltui.widgets.sanitise import clean_line
 

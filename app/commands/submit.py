@@ -12,7 +12,7 @@ from ltui.training.config.device_selection import Machine
 from ltui.training.config.preflight import overridden_paths
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.problem import ProblemError
-from ltui.training.slurm.job_options import (
+from ltui.training.slurm.batch_script import (
     JobOptions,
     check_options,
     parse_extra,
@@ -27,7 +27,7 @@ def submit(options: Namespace) -> int:
     """Run ``ltui submit PRESET|FILE`` or ``ltui submit -- COMMAND...``."""
     # Imported here: a wrong option is reported without it.
     from ltui.app.commands.labels import label_files
-    from ltui.app.slurm.submit_run import batch_script, submit_run
+    from ltui.app.slurm.job_submission import batch_script, submit_run
 
     job = job_options(options)
     check_options(job)

@@ -12,8 +12,12 @@ from ltui.app.exit_codes import EXIT_DONE, EXIT_FAILED
 from ltui.app.foreground.interrupt_signals import ReceivedSignals
 from ltui.app.nodes.join_run import JoinedNode
 from ltui.training.lifecycle.agent_directories import remove_after_end
-from ltui.training.lifecycle.kill_processes import kill_run_processes
-from ltui.training.lifecycle.shim_files import engine_exit, latest_attempt, shim_identity
+from ltui.training.lifecycle.run_processes import (
+    engine_exit,
+    kill_run_processes,
+    latest_attempt,
+    shim_identity,
+)
 from ltui.training.process.identity import lock_holder
 
 _POLL_S = 0.25

@@ -28,7 +28,7 @@ from ltui.app.live.gpu_history import HISTORY_S, GpuHistory
 from ltui.app.live.log_tail import LogTail
 from ltui.app.live.run_curves import RunCurves, stored_attempt_ranks
 from ltui.training.config.run_spec import RunSpec, VerdictLevel
-from ltui.training.lifecycle.recover_runs import current_snapshot
+from ltui.training.lifecycle.run_status import current_snapshot
 from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.problem import ProblemError
 from ltui.training.shared.record_types import StepField

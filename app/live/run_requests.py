@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ltui.app.state_words import ended_sentence
-from ltui.training.lifecycle.recover_runs import current_snapshot
-from ltui.training.lifecycle.run_status import resolve_snapshot
+from ltui.training.lifecycle.run_status import current_snapshot, resolve_snapshot
 from ltui.training.lifecycle.start_supervisor import restart_supervisor
 from ltui.training.lifecycle.supervisor_client import ControlClient, NotSupervisedError
 from ltui.training.problem import ProblemError

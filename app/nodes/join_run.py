@@ -1,9 +1,13 @@
-"""Join a run as one of its nodes: get the specification, check it here, start the agent."""
+"""Join a run as one of its nodes: get the specification, check it here, start the agent.
+
+The machine is named by a person (``ltui join``) or by the launcher that started this process.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -21,27 +25,25 @@ from ltui.app.launch.training_interpreter import (
     missing_packages,
     probe_interpreter,
 )
+from ltui.app.nodes.launcher_key import SHARED_FOLDER_S, key_of_agent, remove_local_key
 from ltui.training.config.device_selection import choose_devices
-from ltui.training.config.run_spec import RunSpec
+from ltui.training.config.run_spec import Nodes, RunSpec
 from ltui.training.lifecycle.agent_directories import agent_directory, remove_unneeded_agents
 from ltui.training.lifecycle.engine_start_checks import check_start
-from ltui.training.lifecycle.kill_processes import kill_run_processes
 from ltui.training.lifecycle.launch_run import home_not_writable
 from ltui.training.lifecycle.rank_package import install_rank_package
-from ltui.training.lifecycle.start_supervisor import (
-    SupervisorKilledError,
-    shim_restarts_supervisor,
-    start_supervisor,
-)
-from ltui.training.nodes.join_client import JoinClient
-from ltui.training.nodes.join_offer import (
-    JoinOffer,
+from ltui.training.lifecycle.run_processes import kill_run_processes
+from ltui.training.lifecycle.start_supervisor import start_supervisor
+from ltui.training.nodes.link_key import KEY_FILE_NAME, KEY_VARIABLE, LinkKey
+from ltui.training.nodes.messages import JoinOffer
+from ltui.training.nodes.node_address import LinkPlace, write_link_place
+from ltui.training.nodes.node_places import (
+    JoinClient,
+    LinkRefusedError,
     missing_files,
     training_versions,
     version_difference,
 )
-from ltui.training.nodes.link_key import KEY_FILE_NAME, LinkKey
-from ltui.training.nodes.node_address import LinkPlace, write_link_place
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.identity import lock_holder
 from ltui.training.store.history_place import remove_history
@@ -91,24 +93,16 @@ def join_run(
             spec = _own_spec(offer, options)
             _check(offer, spec)
             run_dir = _create_directory(home, offer, spec, key, LinkPlace(host, port))
-        except ProblemError as error:
-            client.decline(offer.node, str(error.problems[0]))
+        except ProblemError:
+            client.decline(offer.node)
             raise
     try:
-        start_supervisor(run_dir, _attempt_arguments(offer))
-    except SupervisorKilledError:
-        if not shim_restarts_supervisor(run_dir):
+        start_supervisor(run_dir, offer.plan)
+    except ProblemError:
+        if lock_holder(run_dir.lock_path) is None:
             kill_run_processes(run_dir)
-            raise
+        raise
     return JoinedNode(run_dir, spec, offer.node, offer.head)
-
-
-def _attempt_arguments(offer: JoinOffer) -> list[str]:
-    """Return the arguments with which the agent begins the attempt that the head runs."""
-    arguments = [f"--attempt={offer.attempt}", *(f"--change={c}" for c in offer.changes)]
-    if offer.resume_from is not None:
-        arguments += [f"--resume-from={offer.resume_from}", f"--resume-step={offer.resume_step}"]
-    return arguments
 
 
 def _own_spec(offer: JoinOffer, options: JoinRequestOptions) -> RunSpec:
@@ -207,3 +201,37 @@ def _create_directory(
     except OSError as error:
         raise home_not_writable(home, error) from error
     return run_dir
+
+
+_RETRY_S = 1.0
+"""Seconds between two attempts with a key that was refused."""
+
+
+def join_by_launcher(
+    nodes: Nodes, key_file: str | None, python: str | None, home: Path
+) -> JoinedNode:
+    """Join the run of the node 0 that the same launcher starts. Wait until it listens.
+
+    Raise ``ProblemError`` if that fails.
+    """
+    give_up_s = time.monotonic() + nodes.join_timeout_s
+    refused_since_s: float | None = None
+    path = None if key_file is None else Path(key_file)
+    while True:
+        key = key_of_agent(nodes, path, home, give_up_s)
+        options = JoinRequestOptions(
+            node=nodes.rank, python=python, cwd=Path.cwd(), give_up_s=give_up_s
+        )
+        try:
+            joined = join_run(home, key, nodes.address, nodes.control_port, options)
+        except LinkRefusedError:
+            # The file may still be that of an earlier run.
+            now_s = time.monotonic()
+            refused_since_s = refused_since_s or now_s
+            if KEY_VARIABLE in os.environ or now_s - refused_since_s > SHARED_FOLDER_S:
+                raise
+            time.sleep(_RETRY_S)
+        else:
+            os.environ.pop(KEY_VARIABLE, None)
+            remove_local_key(nodes)
+            return joined

@@ -6,7 +6,8 @@ The first of these that applies:
 2. ``--key-file PATH`` in a folder that all nodes share. Node 0 creates the file.
 3. A file below ``$LTUI_HOME/node-keys``, which works if the nodes share that folder.
 4. Under SLURM, node 0 also sends the key to the other nodes by ``srun``, whose connections SLURM
-   authenticates. It is written to a file in a private folder of each node (``receive_key.py``).
+   authenticates. There ``python -m ltui.app.nodes.launcher_key NAME`` writes it from standard input
+   to a file in a folder that only this user can read.
 
 The key is never part of a command line.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +27,7 @@ from msgspec.structs import replace
 from ltui.training.config.run_spec import Nodes
 from ltui.training.nodes.link_key import KEY_VARIABLE, LinkKey
 from ltui.training.nodes.node_address import resolve
-from ltui.training.nodes.probe import ProbeResult, probe
+from ltui.training.nodes.node_watch import ProbeResult, probe
 from ltui.training.problem import ProblemError
 from ltui.training.process.python_command import module_command
 from ltui.training.store.run_directory import private_runtime_dir, write_atomically
@@ -160,7 +162,7 @@ def send_by_srun(
         *(srun, f"--jobid={environ['SLURM_JOB_ID']}", f"--nodelist={hosts}", f"--nodes={count}"),
         *("--ntasks-per-node=1", "--overlap", "--mem=0", "--gres=none", "--cpu-bind=none"),
         *("--quiet", "--input=all", "--output=none", f"--time={int(_SRUN_S / 60)}"),
-        *module_command("ltui.app.nodes.receive_key", name),
+        *module_command("ltui.app.nodes.launcher_key", name),
     ]
     # The variables of this step would be taken for options of the new one.
     kept = {k: v for k, v in environ.items() if k == "SLURM_CONF" or not k.startswith("SLURM_")}
@@ -176,3 +178,19 @@ def send_by_srun(
     assert process.stdin is not None
     with process.stdin as stdin:
         stdin.write(f"{key.text}\n".encode())
+
+
+def main(arguments: list[str]) -> int:
+    """Write the key. Return the exit code."""
+    try:
+        (name,) = arguments
+        key = LinkKey.from_text(sys.stdin.read(1024), "standard input")
+        write_atomically(local_key(name), f"{key.text}\n".encode())
+    except (ProblemError, OSError) as error:
+        print(f"ltui: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -53,7 +53,9 @@ def listed_hosts(text: str | None) -> tuple[str, ...] | None:
             what="a host is named twice.",
             remedy="Name each machine once; it runs one part of the run.",
         )
-    others = tuple(name for name in names if not _is_this_machine(name))
+    # ssh may know other names by its configuration.
+    own = ("localhost", socket.gethostname())
+    others = tuple(name for name in names if name not in own and not _is_known_here(name))
     if not others:
         raise ProblemError.of(
             where=f"--nodes {text}",
@@ -61,11 +63,6 @@ def listed_hosts(text: str | None) -> tuple[str, ...] | None:
             remedy="Name at least one other machine; this one is always node 0.",
         )
     return others
-
-
-def _is_this_machine(name: str) -> bool:
-    # ssh may know other names by its configuration.
-    return name in ("localhost", socket.gethostname()) or _is_known_here(name)
 
 
 def node_overrides(overrides: Sequence[str], hosts: Sequence[str] | None) -> list[str]:
@@ -86,18 +83,15 @@ def _node_environment(
 ) -> NodeEnvironment:
     environment = environment or NodeEnvironment()
     if hosts is not None or environment.launcher is None:
-        port = options.port if options.port is not None else _port_of(environment)
+        # A launcher that has chosen a port gives it in MASTER_PORT.
+        chosen = None if environment.port == DEFAULT_PORT else environment.port
+        port = chosen if options.port is None else options.port
         return without_launcher(environment, options.address, port)
     if options.address is not None:
         environment = replace(environment, address=options.address)
     if options.port is not None:
         environment = replace(environment, port=options.port, control_port=options.port + 1)
     return environment
-
-
-def _port_of(environment: NodeEnvironment) -> int | None:
-    """Return the port that MASTER_PORT gives; None if no launcher has chosen one."""
-    return None if environment.port == DEFAULT_PORT else environment.port
 
 
 def agent_nodes(
@@ -149,9 +143,7 @@ def resumed_spec(spec: RunSpec, options: Namespace, hosts: Sequence[str] | None)
     environment = _node_environment(options, hosts, environment)
     if environment.launcher is None and options.address is None and _is_known_here(before.address):
         environment = replace(environment, own_address=before.address)
-    nodes, faults = place_among_nodes(before.count, environment, NUM_NODES)
-    if nodes is None:
-        raise ProblemError.of(where=NUM_NODES, what=faults[0].what, remedy=faults[0].remedy)
+    nodes = required_place(before.count, environment, NUM_NODES)
     nodes = replace(nodes, join_timeout_s=before.join_timeout_s, fewer_allowed=before.fewer_allowed)
     return with_node_options(spec.with_changes(nodes=nodes), options, hosts)
 
@@ -192,9 +184,14 @@ def command_nodes(
     if count is None or count < 2:
         return None
     path = next(iter(given), "the launcher's number of nodes")
-    nodes, faults = place_among_nodes(count, environment, path)
-    if faults:
-        raise ProblemError.of(where=path, what=faults[0].what, remedy=faults[0].remedy)
+    return required_place(count, environment, path)
+
+
+def required_place(count: int, environment: NodeEnvironment, where: str) -> Nodes:
+    """Return the nodes with the place of this one. Raise ``ProblemError`` if it is unknown."""
+    nodes, faults = place_among_nodes(count, environment, where)
+    if nodes is None:
+        raise ProblemError.of(where=where, what=faults[0].what, remedy=faults[0].remedy)
     return nodes
 
 

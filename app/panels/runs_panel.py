@@ -147,7 +147,7 @@ class RunsPanel(FilterPanel):
         """Read the runs in a worker's thread."""
         # Imported here, in the worker's thread: the first frame shows no run.
         from ltui.app.runs.run_list import RunList
-        from ltui.training.lifecycle.recover_runs import current_snapshot
+        from ltui.training.lifecycle.run_status import current_snapshot
 
         began = time.monotonic()
         try:

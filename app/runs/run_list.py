@@ -81,7 +81,7 @@ def _shared(settings: Mapping[Any, Any]) -> dict[str, str]:
 def recovered_snapshot(run_dir: RunDir) -> RunSnapshot:
     """Return ``current_snapshot`` of a run that the index does not hold."""
     # Imported here because a list of ended runs needs none of it, and it takes 0.15 s.
-    from ltui.training.lifecycle.recover_runs import current_snapshot
+    from ltui.training.lifecycle.run_status import current_snapshot
 
     return current_snapshot(run_dir)
 

@@ -38,7 +38,7 @@ from ltui.app.presentation.metric_names import MetricChoice
 from ltui.app.screens.choosers import MetricChooser
 from ltui.app.screens.dialog import call_screen, error_lines
 from ltui.app.screens.panel_screen import PanelScreen
-from ltui.training.lifecycle.recover_runs import current_snapshot
+from ltui.training.lifecycle.run_status import current_snapshot
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets.charts.chart import Chart
 from ltui.widgets.charts.parallel_chart import ParallelChart

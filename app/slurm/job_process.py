@@ -25,15 +25,14 @@ from pathlib import Path
 from typing import Any
 
 from ltui.app.exit_codes import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
-from ltui.app.slurm.continue_run import continue_run
-from ltui.app.slurm.head_node import run_head
-from ltui.app.slurm.other_node import job_nodes, run_other_node
+from ltui.app.slurm.job_nodes import job_nodes, run_head, run_other_node
+from ltui.app.slurm.job_submission import continue_run
 from ltui.training.lifecycle.job_control import REQUEST_TIMEOUT_S
 from ltui.training.lifecycle.launch_run import create_run_directory
 from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.nodes.link_key import LinkKey
 from ltui.training.problem import ProblemError
-from ltui.training.slurm.job_options import JobOptions
+from ltui.training.slurm.batch_script import JobOptions
 from ltui.training.slurm.job_record import JobRecord, read_record, write_submission
 from ltui.training.store.history_place import own_folder
 from ltui.training.store.private_folder import make_private_folders, private_folder

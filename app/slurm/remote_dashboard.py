@@ -6,7 +6,7 @@ import os
 import shlex
 import subprocess
 
-from ltui.app.nodes.ssh_nodes import NOT_FOUND, SSH_FAILED, own_program
+from ltui.app.nodes.start_head import NOT_FOUND, SSH_FAILED, own_program
 from ltui.training.config.node_environment import is_host
 from ltui.training.lifecycle.job_control import job_place
 from ltui.training.problem import ProblemError

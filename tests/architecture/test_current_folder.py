@@ -17,12 +17,11 @@ import pytest
 from ltui.app.nodes.launcher_key import send_by_srun
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.engine_start_checks import check_start
-from ltui.training.lifecycle.start_supervisor import supervisor_argv
-from ltui.training.nodes.join_offer import training_versions
+from ltui.training.lifecycle.start_supervisor import AttemptPlan, supervisor_argv
 from ltui.training.nodes.link_key import LinkKey
+from ltui.training.nodes.node_places import training_versions
 from ltui.training.process.python_command import module_command
-from ltui.training.slurm.batch_script import BatchScript
-from ltui.training.slurm.job_options import JobOptions
+from ltui.training.slurm.batch_script import BatchScript, JobOptions
 from ltui.training.slurm.slurm_client import on_head_words
 from ltui.training.store.run_directory import RunDir
 
@@ -88,8 +87,8 @@ def test_a_key_is_received(
 
 def test_the_supervisor_and_the_mirror_start(imported: Path, tmp_path: Path) -> None:
     for command in (
-        supervisor_argv(RunDir(tmp_path / "none")),
-        module_command("ltui.training.supervise.mirror_process", str(tmp_path / "none"), "m"),
+        supervisor_argv(RunDir(tmp_path / "none"), AttemptPlan()),
+        module_command("ltui.training.supervise.event_mirror", str(tmp_path / "none"), "m"),
     ):
         assert "none" in output(command)
     assert not imported.exists()

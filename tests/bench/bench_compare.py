@@ -15,7 +15,7 @@ from typing import Any
 from ltui.app.compare.comparison import Comparison
 from ltui.app.compare.comparison_report import report_lines
 from ltui.app.compare.read_run import read_runs
-from ltui.training.lifecycle.recover_runs import current_snapshot
+from ltui.training.lifecycle.run_status import current_snapshot
 from ltui.training.store.run_directory import RunDir
 from tests.bench.row import row
 from tests.compare.stored_runs import accuracies, config, losses, write_run

@@ -102,11 +102,11 @@ def _measure_head(size: int) -> dict[str, float]:
     key = LinkKey.generate()
     received = 0
 
-    def on_report(_identity: str, frames: list[bytes]) -> list[bytes]:
+    def on_report(_identity: str, report: bytes) -> bytes:
         nonlocal received
         received += 1
-        assert len(frames[0]) == size
-        return [ORDERS]
+        assert len(report) == size
+        return ORDERS
 
     head = HeadLink(
         key, "127.0.0.1", 0, on_report, lambda sentence: print(sentence, file=sys.stderr)

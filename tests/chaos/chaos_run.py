@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ltui.training.json_codec import to_json
-from ltui.training.lifecycle.recover_runs import recover_run
-from ltui.training.lifecycle.run_status import resolve_snapshot
+from ltui.training.lifecycle.run_status import recover_run, resolve_snapshot
 from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import LIVE

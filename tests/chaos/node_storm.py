@@ -22,7 +22,7 @@ from typing import Any
 
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.lifecycle.supervisor_client import ControlClient
-from ltui.training.nodes.link_limits import HEAD_LOST_VARIABLE, NODE_GONE_VARIABLE
+from ltui.training.nodes.messages import HEAD_LOST_VARIABLE, NODE_GONE_VARIABLE
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.training.store.database_schema import StoreError

@@ -16,9 +16,8 @@ import pytest
 
 from ltui.training.json_codec import to_json
 from ltui.training.lifecycle.delete_runs import delete
-from ltui.training.lifecycle.recover_runs import recover_run
 from ltui.training.lifecycle.resume_run import resume
-from ltui.training.lifecycle.run_status import resolve_snapshot
+from ltui.training.lifecycle.run_status import recover_run, resolve_snapshot
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.run_directory import RunDir
@@ -54,8 +53,7 @@ def test_foreign_ranks_end_with_the_next_command(
     if words[0] == "resume":
         assert "started" in output
         wait_for_more_steps(runs, run)
-        runs.order(run, "kill")
-        assert runs.ended(run).attempt == 2
+        assert runs.end(run, "kill").attempt == 2
         return
     runs.until_alone(run)
     ended = resolve_snapshot(run)
@@ -88,8 +86,7 @@ def test_a_stop_during_which_all_died_was_not_forced(
 def test_a_resume_is_not_shown_as_the_end_before_it(runs: Runs, saved_run: RunDir) -> None:
     """The engine starts before the supervisor writes the first snapshot of the attempt."""
     run = saved_run
-    runs.order(run, "stop")
-    stopped = runs.ended(run)
+    stopped = runs.end(run, "stop")
     assert stopped.state is RunState.STOPPED
     document = json.dumps(to_json(stopped))
     resume(run)
@@ -118,8 +115,7 @@ def test_a_queued_run_goes_on_waiting(
     assert shown["supervisor_pid"] in {a.mark.pid for a in live_processes(run)}
     steer("gpus 1 h100\nset * mem_used 0\n")
     assert given(runs, run) == uuid(0)
-    runs.order(run, "kill")
-    runs.ended(run)
+    runs.end(run, "kill")
 
 
 def test_nothing_of_a_copied_run_starts(
@@ -153,15 +149,13 @@ def test_two_supervisors_for_one_run(runs: Runs, ltui: Command, saved_run: RunDi
     assert f"another supervisor (pid {pid}) already has this run" in second.stderr
     assert resolve_snapshot(run).supervisor_pid == pid
     wait_for_more_steps(runs, run)
-    runs.order(run, "stop")
-    runs.ended(run)
+    runs.end(run, "stop")
 
 
 @everywhere
 def test_two_resumes_at_once(runs: Runs, ltui: Command, saved_run: RunDir) -> None:
     run = saved_run
-    runs.order(run, "stop")
-    runs.ended(run)
+    runs.end(run, "stop")
     both = [
         subprocess.Popen(
             ltui.argv("resume", run.id, "--detach"), env=ltui.environ, stdout=subprocess.PIPE,
@@ -175,5 +169,4 @@ def test_two_resumes_at_once(runs: Runs, ltui: Command, saved_run: RunDir) -> No
     assert sorted(a.role for a in live_processes(run)) == [
         "engine", "shim", "rank 0", "rank 1", "supervisor",
     ]  # fmt: skip
-    runs.order(run, "kill")
-    assert runs.ended(run).attempt == 2
+    assert runs.end(run, "kill").attempt == 2

@@ -68,12 +68,10 @@ def test_the_clock_is_set(runs: Runs, set_clock: Callable[[int], None]) -> None:
         newest = verify_checkpoints(run).last
         assert newest is not None
         assert newest["global_step"] >= step - 30, "a newer checkpoint was pruned for an older"
-    runs.order(run, "stop")
-    stopped = runs.ended(run)
+    stopped = runs.end(run, "stop")
     assert stopped.detail == f"stopped at step {stopped.global_step}, checkpoint verified"
     set_clock(0)
     resume(run)
     runs.until(run, lambda s: s.attempt == 2 and (s.global_step or 0) > (stopped.global_step or 0))
-    runs.order(run, "stop")
-    ended = runs.ended(run)
+    ended = runs.end(run, "stop")
     assert runs.steps(run) == list(range(1, (ended.global_step or 0) + 1))

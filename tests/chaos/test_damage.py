@@ -59,8 +59,7 @@ def test_the_rest_stays_usable(
     runs: Runs, ltui: Command, saved_run: RunDir, harm: Callable[[Path], None], words: str
 ) -> None:
     run = saved_run
-    runs.order(run, "stop")
-    stopped = runs.ended(run)
+    stopped = runs.end(run, "stop")
     harm(run.db_path)
     shown = ltui.show(run)
     assert (shown["state"], shown["global_step"]) == ("stopped", stopped.global_step)
@@ -73,8 +72,7 @@ def test_the_rest_stays_usable(
     assert "history" in ltui("export", run.id, "-o", "-", code=None)
     resume(run)
     wait_for_more_steps(runs, run)
-    runs.order(run, "stop")
-    again = runs.ended(run)
+    again = runs.end(run, "stop")
     assert again.state is RunState.STOPPED
     assert again.attempt == 2
     assert "the history until now" in (again.history_note or "")
@@ -90,8 +88,7 @@ def test_a_history_by_a_newer_ltui_is_not_touched(
     runs: Runs, ltui: Command, saved_run: RunDir
 ) -> None:
     run = saved_run
-    runs.order(run, "stop")
-    runs.ended(run)
+    runs.end(run, "stop")
     with sqlite3.connect(run.db_path) as connection:
         connection.execute(f"PRAGMA user_version = {LAYOUT + 1}")
     connection.close()
@@ -117,8 +114,7 @@ def test_a_lost_write_ahead_log_is_a_hole_that_is_shown(runs: Runs, saved_run: R
     runs.until(run, lambda s: s.state is RunState.LOST)
     resume(run)
     step = wait_for_more_steps(runs, run)
-    runs.order(run, "kill")
-    ended = runs.ended(run)
+    ended = runs.end(run, "kill")
     steps = runs.steps(run)
     assert steps != list(range(1, step + 1))
     assert "missing" in (ended.history_note or "")
@@ -155,8 +151,7 @@ def test_a_history_that_another_process_locks(runs: Runs, ltui: Command, saved_r
     finally:
         locker.communicate("over\n", timeout=90)
     runs.until(run, lambda s: s.history_note is None)
-    runs.order(run, "stop")
-    ended = runs.ended(run)
+    ended = runs.end(run, "stop")
     assert ended.history_note is None
     assert runs.steps(run) == list(range(1, (ended.global_step or 0) + 1))
     assert stored_rows(run, "gaps") == []

@@ -28,8 +28,7 @@ as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can mount")
 @as_root
 def test_a_home_that_can_only_be_read(runs: Runs, ltui: Command, saved_run: RunDir) -> None:
     run = saved_run
-    runs.order(run, "stop")
-    stopped = runs.ended(run)
+    stopped = runs.end(run, "stop")
     mount("--bind", str(runs.home), str(runs.home))
     try:
         mount("-o", "remount,ro,bind", str(runs.home))
@@ -61,8 +60,7 @@ def test_the_terminal_goes_and_the_run_does_not(
     dashboard.hang_up()
     dashboard.process.wait(90)
     wait_for_more_steps(runs, saved_run)
-    runs.order(saved_run, "kill")
-    runs.ended(saved_run)
+    runs.end(saved_run, "kill")
 
 
 @everywhere
@@ -79,8 +77,7 @@ def test_a_terminal_that_goes_without_a_hang_up(
     finally:
         dashboard.close()
     wait_for_more_steps(runs, saved_run)
-    runs.order(saved_run, "kill")
-    runs.ended(saved_run)
+    runs.end(saved_run, "kill")
 
 
 @everywhere
@@ -131,8 +128,7 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(runs: Runs, tmp_path: Pa
             lambda s: (verify_checkpoints(run).last or {"global_step": 0})["global_step"] > step,
         )
         assert good <= 3
-        runs.order(run, "stop")
-        ended = runs.ended(run)
+        ended = runs.end(run, "stop")
         assert ended.state is RunState.STOPPED
         assert leftover_files(run) == {}
         with RunStore(run) as store:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ltui.training.lifecycle.delete_runs import delete
-from ltui.training.lifecycle.recover_runs import recover_run
 from ltui.training.lifecycle.resume_run import resume
+from ltui.training.lifecycle.run_status import recover_run
 from ltui.training.process.identity import boot_id, start_ticks
 from ltui.training.state.run_snapshot import LIVE, RunState
 from ltui.training.store.run_directory import RunDir, list_runs
@@ -74,8 +74,7 @@ def test_pids_used_by_others(
     assert newest is not None
     resume(run)
     wait_for_more_steps(runs, run)
-    runs.order(run, "stop")
-    ended = runs.ended(run)
+    ended = runs.end(run, "stop")
     assert ended.history_note is None
     assert runs.steps(run) == list(range(1, (ended.global_step or 0) + 1))
     delete(run)
@@ -84,6 +83,5 @@ def test_pids_used_by_others(
 @everywhere
 def test_nothing_is_taken_up_that_was_left_in_order(runs: Runs, saved_run: RunDir) -> None:
     assert not any(recover_run(r) for r in list_runs(runs.home))
-    runs.order(saved_run, "stop")
-    runs.ended(saved_run)
+    runs.end(saved_run, "stop")
     assert not any(recover_run(r) for r in list_runs(runs.home))

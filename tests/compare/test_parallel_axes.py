@@ -16,7 +16,7 @@ from ltui.app.compare.comparison_report import comparison_json
 from ltui.app.compare.read_run import read_runs
 from ltui.app.compare.view_settings import ViewSettings
 from ltui.app.runs.run_settings import number_of
-from ltui.training.lifecycle.recover_runs import current_snapshot
+from ltui.training.lifecycle.run_status import current_snapshot
 from ltui.training.store.run_directory import RunDir
 from tests.compare.stored_runs import config, losses, write_run
 

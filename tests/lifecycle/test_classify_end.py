@@ -17,7 +17,7 @@ from ltui.training.lifecycle.classify_end import (
     with_verdict_cause,
 )
 from ltui.training.lifecycle.elastic_log import UNGUARDED, last_error_line, worker_failures
-from ltui.training.lifecycle.shim_files import EngineExit
+from ltui.training.lifecycle.run_processes import EngineExit
 from ltui.training.shared.record_types import Outcome, Phase, PulseState
 from ltui.training.state.record_fold import FoldedEvent, FoldState, RankFold
 from ltui.training.state.run_snapshot import CheckpointInfo, RunState, Verdict

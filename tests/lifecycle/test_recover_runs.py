@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ltui.training.lifecycle import recover_runs, start_supervisor
+from ltui.training.lifecycle import run_status, start_supervisor
 from ltui.training.process.identity import identify
 from ltui.training.state.run_snapshot import RunSnapshot, RunState
 from ltui.training.store.run_directory import RunDir
@@ -22,11 +22,11 @@ def test_a_recovered_run_that_goes_on_is_not_waited_for(
     for name, result in {
         "is_abandoned": True,
         "lock_holder": this_process,
-        "shim_identity": this_process if state is RunState.STARTING else None,
+        "has_live_shim": state is RunState.STARTING,
         "resolve_snapshot": RunSnapshot(id="a", name="a", state=state),
     }.items():
-        monkeypatch.setattr(recover_runs, name, lambda _, result=result: result, raising=False)
+        monkeypatch.setattr(run_status, name, lambda _, result=result: result, raising=False)
     monkeypatch.setattr(start_supervisor, "restart_supervisor", lambda _: None)
     began_s = time.monotonic()
-    assert recover_runs.recover_run(RunDir(tmp_path), 20.0)
+    assert run_status.recover_run(RunDir(tmp_path), 20.0)
     assert time.monotonic() - began_s < 10

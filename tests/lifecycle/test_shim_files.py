@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ltui.training.lifecycle.shim_files import shim_identity
+from ltui.training.lifecycle.run_processes import shim_identity
 from ltui.training.process.identity import boot_id, start_ticks
 from ltui.training.store.run_directory import RunDir, write_json
 

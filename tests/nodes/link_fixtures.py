@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +22,21 @@ LOOPBACK = "127.0.0.1"
 
 
 class RecordingHead:
-    """Head link that answers each report with ``orders`` and the frames of the report."""
+    """Head link that answers each report with ``orders``, or with its own payload."""
 
     def __init__(self, key: LinkKey, address: str = LOOPBACK, port: int = 0) -> None:
-        self.reports: list[tuple[str, list[bytes]]] = []
+        self.reports: list[tuple[str, bytes]] = []
         self.refused: list[str] = []
-        self.orders: Callable[[str, list[bytes]], Sequence[bytes] | None] = lambda _, frames: frames
+        self.orders: Callable[[str, bytes], bytes | None] = lambda _, payload: payload
         self.open = threading.Event()
         """Reports are answered as long as this is set."""
         self.open.set()
         self.link = HeadLink(key, address, port, self._on_report, self.refused.append)
 
-    def _on_report(self, identity: str, frames: list[bytes]) -> Sequence[bytes] | None:
-        self.reports.append((identity, frames))
+    def _on_report(self, identity: str, payload: bytes) -> bytes | None:
+        self.reports.append((identity, payload))
         self.open.wait()
-        return self.orders(identity, frames)
+        return self.orders(identity, payload)
 
 
 @contextlib.contextmanager
@@ -80,19 +80,17 @@ def raw_peer(
         context.destroy(linger=0)
 
 
-def exchange(link: AgentLink, *frames: bytes) -> list[bytes]:
+def exchange(link: AgentLink, report: bytes) -> bytes:
     """Exchange until an answer comes."""
-    return (
-        wait_for(lambda: link.exchange(list(frames), 5.0), wanted=lambda answer: answer is not None)
-        or []
-    )
+    answer = wait_for(lambda: link.exchange(report, 5.0), wanted=lambda got: got is not None)
+    return answer or b""
 
 
-def refusal(link: AgentLink, *frames: bytes) -> str:
+def refusal(link: AgentLink, report: bytes) -> str:
     """Exchange until the agent knows that it is refused."""
 
     def read() -> str | None:
-        assert link.exchange(list(frames), 0.2) is None
+        assert link.exchange(report, 0.2) is None
         return link.refusal
 
     return wait_for(read) or ""

@@ -15,8 +15,8 @@ from typing import Any
 
 import psutil
 
+from ltui.training.lifecycle.run_processes import shim_identity
 from ltui.training.lifecycle.run_status import resolve_snapshot
-from ltui.training.lifecycle.shim_files import shim_identity
 from ltui.training.process.identity import lock_holder
 from ltui.training.state.run_snapshot import LIVE, NodeState, RunSnapshot, RunState, Verdict
 from ltui.training.store.history_reader import RunStore, StoredEvent
@@ -147,6 +147,15 @@ class MachinesRun:
             seconds=seconds,
             period_s=0.2,
         )
+
+    def wait_until_all_are_empty(self) -> None:
+        for number in range(len(self.machines.machines)):
+            self.wait_until_empty(number)
+
+    def stop(self) -> None:
+        """Stop the run with a checkpoint, and wait until nothing of it runs any more."""
+        assert "checkpoint verified" in self.ltui("stop", self.run_dir.id)
+        self.wait_until_all_are_empty()
 
 
 def describe(process: psutil.Process) -> str:

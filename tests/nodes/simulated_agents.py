@@ -1,4 +1,4 @@
-"""Simulated agents: many real links in a few processes, with opaque frames and without ranks.
+"""Simulated agents: many real links in a few processes, with opaque reports and without ranks.
 
 ``python -m tests.nodes.simulated_agents HOST PORT FIRST COUNT BYTES HZ`` runs COUNT agents with the
 identities FIRST, FIRST+1, ... until its standard input ends, and then prints how many answers they
@@ -22,18 +22,9 @@ from tests.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 
-Report = Callable[[int], Sequence[bytes]]
-"""Returns the frames of the next report of an agent, by its number."""
-Orders = Callable[[int, list[bytes]], None]
-"""Takes the orders that an agent received."""
-
 
 def run_agents(
-    links: dict[int, AgentLink],
-    report: Report,
-    orders: Orders,
-    hz: float,
-    ended: Callable[[float], bool],
+    links: dict[int, AgentLink], report: bytes, hz: float, ended: Callable[[float], bool]
 ) -> int:
     """Let every agent report ``hz`` times a second, evenly spread; return the number of answers.
 
@@ -47,10 +38,7 @@ def run_agents(
         if ended(max(0.0, next_s[number] - time.monotonic())):
             return answers
         # Without waiting: the answer to the previous report is returned.
-        answer = links[number].exchange(report(number), 0.0)
-        if answer is not None:
-            answers += 1
-            orders(number, answer)
+        answers += links[number].exchange(report, 0.0) is not None
         next_s[number] = max(next_s[number] + period_s, time.monotonic() - period_s)
 
 
@@ -102,13 +90,13 @@ def main(arguments: Sequence[str]) -> None:
     assert key is not None
     numbers = range(int(first), int(first) + int(count))
     links = {n: AgentLink(key, host, int(port), str(n)) for n in numbers}
-    frames = [os.urandom(int(report_bytes))]
+    report = os.urandom(int(report_bytes))
 
     def ended(seconds: float) -> bool:
         return bool(select.select([sys.stdin], [], [], seconds)[0])
 
     try:
-        print(run_agents(links, lambda _: frames, lambda *_: None, float(hz), ended))
+        print(run_agents(links, report, float(hz), ended))
     finally:
         for link in links.values():
             link.close()

@@ -13,29 +13,32 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ltui.training.config.run_spec import Nodes, RunSpec
 from ltui.training.diagnosis.evidence import HostEvidence
 from ltui.training.lifecycle.launch_run import launch
+from ltui.training.lifecycle.run_processes import EngineExit
 from ltui.training.lifecycle.run_status import resolve_snapshot
-from ltui.training.lifecycle.shim_files import EngineExit
 from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.nodes.agent_link import AgentLink
 from ltui.training.nodes.barrier_mirror import BarrierMirror
 from ltui.training.nodes.link_key import KEY_FILE_NAME, KEY_VARIABLE, LinkKey
-from ltui.training.nodes.link_limits import readings_period_s, report_period_s
 from ltui.training.nodes.messages import (
     MachineObservations,
     NodeReport,
     OrdersMessage,
     ReportMessage,
+    decode,
+    encode,
     own_version,
+    readings_period_s,
+    report_period_s,
 )
 from ltui.training.nodes.node_address import parse_host_and_port, read_link_place
-from ltui.training.nodes.queue_tail import QueuePosition, QueueTails, pack_chunks, unpack_positions
+from ltui.training.nodes.queue_tail import QueuePosition, QueueTails
 from ltui.training.process.rank_usage import RankUsage
 from ltui.training.state.run_snapshot import LIVE, GpuSnapshot
 from ltui.training.store.run_directory import RunDir, new_run_id
@@ -57,7 +60,7 @@ class SimulatedAgent:
         self._nodes, self._numbers = nodes, ranks.numbers
         self._node, self._link, self.ranks = node, link, ranks
         self._tails, self._barrier = QueueTails(folder), BarrierMirror(folder)
-        self._acknowledged: dict[int, QueuePosition] = {}
+        self._acknowledged: Mapping[int, QueuePosition] = {}
         self.urgent = False
         self._next_s = self._machine_s = now_s
         self._ended = False
@@ -75,7 +78,7 @@ class SimulatedAgent:
             return
         period_s = report_period_s(self._nodes, urgent=self.urgent)
         self._next_s = max(self._next_s + period_s, now_s - period_s)
-        self._take(self._link.exchange(self._message(now_s).encode(), 0.0))
+        self._take(self._link.exchange(encode(self._message(now_s)), 0.0))
 
     def _message(self, now_s: float) -> ReportMessage:
         machine = None
@@ -98,7 +101,7 @@ class SimulatedAgent:
             killed=self._ended,
         )
         chunks = self._tails.chunks(self._acknowledged)
-        return ReportMessage(report, self._barrier.export(), b"", pack_chunks(chunks), ())
+        return ReportMessage(report, self._barrier.export(), queues=chunks)
 
     def _machine(self) -> MachineObservations:
         return MachineObservations(
@@ -113,12 +116,13 @@ class SimulatedAgent:
             ),
         )  # fmt: skip
 
-    def _take(self, frames: list[bytes] | None) -> None:
-        if frames is None:
+    def _take(self, answer: bytes | None) -> None:
+        if answer is None:
             return
-        message = OrdersMessage.decode(frames)
+        message = decode(answer)
+        assert isinstance(message, OrdersMessage)
         assert message.orders.refusal is None, message.orders.refusal
-        self._acknowledged = unpack_positions(message.queues)
+        self._acknowledged = message.queues
         self._barrier.merge(message.barrier)
         self.urgent = message.orders.urgent or self._barrier.is_open()
         self.left = message.orders.leave

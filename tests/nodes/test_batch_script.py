@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from ltui.app.slurm.head_node import measured_lead_s
+from ltui.app.slurm.job_nodes import measured_lead_s
 from ltui.training.json_codec import from_json, to_json
 from ltui.training.problem import ProblemError
-from ltui.training.slurm.batch_script import BatchScript
-from ltui.training.slurm.job_options import (
+from ltui.training.slurm.batch_script import (
+    BatchScript,
     JobOptions,
     check_options,
     parse_extra,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ltui.training.lifecycle.elastic_log import WorkerFailure
-from ltui.training.lifecycle.shim_files import EngineExit
+from ltui.training.lifecycle.run_processes import EngineExit
 from ltui.training.nodes.messages import NodeReport
 from ltui.training.supervise.nodes.node_reports import end_text
 

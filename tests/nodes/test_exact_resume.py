@@ -14,6 +14,7 @@ from ltui.training.store.run_checkpoints import choose_checkpoint
 from tests.run_module import run_module
 
 LIMIT_S = 900
+pytestmark = pytest.mark.timeout(LIMIT_S)
 
 
 def tried(folder: Path, cases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -64,7 +65,6 @@ def check_save_failed(row: dict[str, Any], *words: str) -> None:
     assert row["resumable"] == row["checkpoint"][0]
 
 
-@pytest.mark.timeout(LIMIT_S)
 def test_nodes_with_folders_of_their_own(tmp_path: Path) -> None:
     stopped, full = tried(
         tmp_path, [{"workers": 2, "seed": 3}, {"fault": "full disk of the other node"}]
@@ -109,14 +109,12 @@ RESUMES: dict[str, tuple[str, ...]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(LIMIT_S)
 def test_exact_for_loaders_strategies_and_layouts(tmp_path: Path) -> None:
     for row in tried(tmp_path, EXACT):
         check_exact(row)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(LIMIT_S)
 def test_a_failed_save_keeps_the_last_checkpoint(tmp_path: Path) -> None:
     cases: list[dict[str, Any]] = [
         {"fault": fault, "part": part} for fault in SAVES for part in ("", "sharded")
@@ -128,7 +126,6 @@ def test_a_failed_save_keeps_the_last_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(LIMIT_S)
 def test_a_damaged_or_missing_part_is_named(tmp_path: Path) -> None:
     for number, row in enumerate(tried(tmp_path, [{"fault": fault} for fault in RESUMES])):
         check_refused(row, *RESUMES[row["case"]["fault"]])
@@ -141,7 +138,6 @@ def test_a_damaged_or_missing_part_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(LIMIT_S)
 def test_a_rank_that_is_killed_while_it_sends(tmp_path: Path) -> None:
     """The other rank ends by itself, and the next attempt resumes exactly and clears up."""
     for row in tried(

@@ -22,13 +22,8 @@ import json, os, sys, time
 from ltui.training.nodes.head_link import HeadLink
 from ltui.training.nodes.link_key import LinkKey
 
-reports = []
-def on_report(identity, frames):
-    reports.append(frames)
-    return [b"%d" % len(reports), *frames]
-
 key = LinkKey.find(None, os.environ)
-link = HeadLink(key, sys.argv[1], int(sys.argv[2]), on_report, lambda s: print(json.dumps(s)))
+link = HeadLink(key, sys.argv[1], int(sys.argv[2]), lambda _, report: report, print)
 print(json.dumps({"port": link.port}), flush=True)
 time.sleep(600)
 """
@@ -37,7 +32,7 @@ _AGENT = """
 import json, os, sys, time
 from ltui.training.nodes.agent_link import AgentLink
 from ltui.training.nodes.link_key import LinkKey
-from ltui.training.nodes.probe import ProbeSocket
+from ltui.training.nodes.node_watch import ProbeSocket
 
 link = AgentLink(LinkKey.find(None, os.environ), sys.argv[1], int(sys.argv[2]), "1")
 probed = ProbeSocket(link.local_address)
@@ -45,7 +40,7 @@ print(json.dumps({"probe_port": probed.port}), flush=True)
 shown, number = None, 0
 while True:
     number += 1
-    answered = link.exchange([b"%d" % number], 0.5) is not None
+    answered = link.exchange(b"%d" % number, 0.5) is not None
     if answered != shown:
         shown = answered
         why = None if answered else link.why_not_connected(0.3)
@@ -55,7 +50,7 @@ while True:
 
 _PROBE = """
 import sys
-from ltui.training.nodes.probe import probe
+from ltui.training.nodes.node_watch import probe
 print(probe(sys.argv[1], int(sys.argv[2]), float(sys.argv[3])).value)
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ltui.training.nodes.link_limits import readings_period_s, report_period_s
+from ltui.training.nodes.messages import readings_period_s, report_period_s
 from ltui.training.nodes.node_watch import SILENT_AFTER_S
 
 

@@ -1,24 +1,38 @@
-"""The messages between agents and head survive their encoding, and damage is refused."""
+"""The messages between machines and head survive their encoding, and damage is refused."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from ltui.training.diagnosis.evidence import HostEvidence
 from ltui.training.diagnosis.judge_input import Death
 from ltui.training.lifecycle.elastic_log import WorkerFailure
-from ltui.training.lifecycle.shim_files import EngineExit
+from ltui.training.lifecycle.run_processes import EngineExit
+from ltui.training.lifecycle.start_supervisor import AttemptPlan
+from ltui.training.lifecycle.stop_escalation import StopEscalation
 from ltui.training.nodes.messages import (
-    LogPart,
+    JoinDecline,
+    JoinOffer,
+    JoinRefusal,
+    JoinRequest,
     MachineObservations,
+    Message,
+    MessageError,
     NodeReport,
     Orders,
     OrdersMessage,
     RankObservations,
     ReportMessage,
-    StopOrder,
+    decode,
+    encode,
     merge_ranks,
 )
+from ltui.training.nodes.queue_tail import LogPart, QueueChunk, QueuePosition
 from ltui.training.process.identity import ProcessIdentity
 from ltui.training.process.rank_usage import RankUsage
 
@@ -33,54 +47,84 @@ def report() -> NodeReport:
         engine_exit=EngineExit(exit_code=1, killed=(7,)),
         failures=(WorkerFailure(2, -9, True),),
         observations=RankObservations(
-            dead=(2,), deaths={2: Death(signal="SIGKILL")}, stopped_workers={3: (8, 9)}
+            dead=frozenset({2}), deaths={2: Death(signal="SIGKILL")}, stopped_workers={3: (8, 9)}
         ),
         machine=MachineObservations(
             processes={3: ProcessIdentity(7, 8)},
             usage={2: RankUsage(50.0, 1 << 20, None)},
             host=HostEvidence(host="b", cores=2),
         ),
-        logs=(LogPart(name="rank-00002.log", at=5),),
     )
 
 
-def test_a_report_survives_its_encoding() -> None:
-    message = ReportMessage(report(), b"rows", b"{}", b"queues", [(report().logs[0], b"line")])
-    assert ReportMessage.decode(message.encode()) == message
+CHUNK = QueueChunk(2**64 - 1, 2, 4096, 8, 0, 1, bytes(8), b"pulse")
+LOG = LogPart(name="rank-00002.log", at=5, data=b"line\xff")
+JOIN = JoinRequest(version="1.0", host="b", machine="id of b", pid=7)
+OFFER = JoinOffer(
+    run_id="brave-owl-1", node=1, spec="id: x", versions={"python": "3.11"}, files=("/d",)
+)
+MESSAGES: list[Message] = [
+    ReportMessage(report(), b"rows", b"{}", {2: CHUNK, 1000: CHUNK}, (LOG,)),
+    OrdersMessage(
+        Orders(
+            attempt=3,
+            stop=StopEscalation(-1.5, 60.0, telemetry=True),
+            logs={"engine.log": 12},
+            plan=AttemptPlan(number=3, resume_from=Path("/c"), changes=("a=1",)),
+        ),
+        b"rows",
+        {3: QueuePosition(2**64 - 1, 5), 1000: QueuePosition(7, 0)},
+    ),
+    JOIN,
+    replace(JOIN, node=2),
+    OFFER,
+    JoinRefusal(what="no."),
+    JoinRefusal(what="no.", remedy="yes."),
+    JoinDecline(node=1, machine="id of b"),
+]
 
 
-def test_orders_survive_their_encoding() -> None:
-    orders = Orders(
-        attempt=3,
-        stop=StopOrder(elapsed_s=1.5, timeout_s=60.0, telemetry=True),
-        logs={"engine.log": 12},
-        changes=("a=1",),
-    )
-    message = OrdersMessage(orders, b"rows", b"positions")
-    assert OrdersMessage.decode(message.encode()) == message
+@pytest.mark.parametrize("message", MESSAGES)
+def test_a_message_survives_its_encoding(message: Message) -> None:
+    assert decode(encode(message)) == message
+
+
+def test_a_value_that_json_cannot_hold_survives() -> None:
+    usage = {2: RankUsage(float("inf"), 1, None)}
+    message = ReportMessage(replace(report(), machine=MachineObservations(usage=usage)))
+    assert decode(encode(message)) == message
 
 
 @pytest.mark.parametrize(
-    "frames",
+    "payload",
     [
-        [],
-        [b"\xff"],
-        [b"[]", b"", b"", b""],
-        [b"[" * 200_000, b"", b"", b""],
-        [b'{"protocol": 99, "node": 1}', b"", b"", b""],
-        [b'{"protocol": 1}', b"", b"", b""],
-        ReportMessage(report(), logs=[]).encode()[:-1],
+        b"",
+        b"\xff",
+        b"\x90",
+        b"\x91" * 200_000,
+        b"\x81\xa4type\xa6report",
+        b"\x81\xa4type\xa6letter",
+        encode(MESSAGES[0]) + b"\x00",
+        encode(JOIN).replace(b"\xa3pid\x07", b"\xa3pid\xa17"),
+        encode(OFFER).replace(b"\x91\xa2/d", b"\x91\x01"),
+        *(encode(MESSAGES[0])[:cut] for cut in range(1, 400, 7)),
     ],
 )
-def test_damaged_reports_are_refused(frames: list[bytes]) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        ReportMessage.decode(frames)
+def test_damaged_messages_are_refused(payload: bytes) -> None:
+    with pytest.raises(MessageError, match="damaged"):
+        decode(payload)
+
+
+@given(payload=st.binary(max_size=200))
+def test_random_messages_are_refused(payload: bytes) -> None:
+    with pytest.raises(MessageError):
+        decode(payload)
 
 
 def test_observations_of_machines_are_merged() -> None:
     own = RankObservations(stopped_pids={0: 11}, oom_kills=None)
-    other = RankObservations(dead=(2,), silent_s={3: 1.0}, oom_kills=2)
+    other = RankObservations(dead=frozenset({2}), silent_s={3: 1.0}, oom_kills=2)
     merged = merge_ranks([own, other])
     assert merged == RankObservations(
-        dead=(2,), stopped_pids={0: 11}, silent_s={3: 1.0}, oom_kills=2
+        dead=frozenset({2}), stopped_pids={0: 11}, silent_s={3: 1.0}, oom_kills=2
     )

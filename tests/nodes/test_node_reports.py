@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ltui.training.lifecycle.shim_files import EngineExit
+from ltui.training.lifecycle.run_processes import EngineExit
 from ltui.training.nodes.messages import NodeReport
 from ltui.training.nodes.node_watch import NodeWatch
 from ltui.training.state.run_snapshot import NodeState

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ltui.training.nodes.link_limits import (
+from ltui.training.nodes.messages import (
     HEAD_LOST_S,
     HEAD_LOST_VARIABLE,
     NODE_GONE_S,
@@ -12,8 +12,7 @@ from ltui.training.nodes.link_limits import (
     head_lost_s,
     node_gone_s,
 )
-from ltui.training.nodes.node_watch import LinkCut, NodeWatch
-from ltui.training.nodes.probe import ProbeResult
+from ltui.training.nodes.node_watch import LinkCut, NodeWatch, ProbeResult
 from ltui.training.state.run_snapshot import NodeState
 
 

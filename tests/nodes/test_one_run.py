@@ -57,16 +57,6 @@ def test_two_nodes_pause_save_stop_and_resume_as_one_run(two_homes: TwoHomes) ->
 
 
 @pytest.mark.slow
-def test_a_dead_rank_of_another_node_ends_the_run_with_its_name(two_homes: TwoHomes) -> None:
-    snapshot = start(two_homes)
-    os.kill(snapshot["ranks"][1]["pid"], signal.SIGKILL)
-    ended = two_homes.head.wait(lambda s: s["state"] == "crashed")
-    name = snapshot["nodes"][1]["name"]
-    assert f"rank 1 on {name} was killed by SIGKILL" in ended["detail"]
-    wait_until_gone(two_homes.processes)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2])
 @pytest.mark.parametrize("victim", ["rank", "agent"])
 def test_a_stop_signal_on_another_node_stops_the_run(

@@ -22,16 +22,7 @@ from ltui.training.lifecycle.rank_queue_poller import (
     rank_alive,
 )
 from ltui.training.nodes.queue_mirror import QueueMirror, QueueMirrors
-from ltui.training.nodes.queue_tail import (
-    QueueChunk,
-    QueuePosition,
-    QueueTail,
-    QueueTails,
-    pack_chunks,
-    pack_positions,
-    unpack_chunks,
-    unpack_positions,
-)
+from ltui.training.nodes.queue_tail import QueueChunk, QueuePosition, QueueTail, QueueTails
 from ltui.training.shared.record_types import Outcome, Phase
 from ltui.training.tensor_queue import queue_file
 from ltui.training.tensor_queue.pulse_block import PulseWriter
@@ -409,10 +400,8 @@ def test_a_full_disk_is_an_error_of_one_write(
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
         mirrors.apply(1, tails.chunks(mirrors.positions(1)))
-    assert "No space left" in mirrors.errors[3]
     assert [r.seq for r in QueueReader(folders.mirror).poll().records] == [0]
     mirrors.apply(1, tails.chunks(mirrors.positions(1)))
-    assert mirrors.errors == {}
     assert [r.seq for r in QueueReader(folders.mirror).poll().records] == [0, 1]
     mirrors.close()
     tails.close()
@@ -455,32 +444,6 @@ def test_the_files_of_many_ranks_may_be_open_at_once() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_frames_carry_chunks_and_positions(folders: Folders) -> None:
-    ring = RingWriter.create(folders.source, 4096)
-    put(ring, 1)
-    tails = QueueTails(folders.source.parent)
-    chunks = tails.chunks({})
-    assert chunks.keys() == {3}
-    frame = pack_chunks(chunks)
-    assert dict(unpack_chunks(frame)) == chunks
-    for cut in range(1, len(frame), 7):
-        with pytest.raises(QueueFileError):
-            list(unpack_chunks(frame[:cut]))
-    positions = {3: QueuePosition(2**64 - 1, 5), 1000: QueuePosition(7, 0)}
-    assert unpack_positions(pack_positions(positions)) == positions
-    with pytest.raises(QueueFileError):
-        unpack_positions(b"x")
-
-
-@given(frame=st.binary(max_size=200))
-def test_random_frames_are_refused_or_read(frame: bytes) -> None:
-    try:
-        list(unpack_chunks(frame))
-        unpack_positions(frame)
-    except QueueFileError:
-        pass
-
-
 def test_files_without_an_origin_are_read_as_before(folders: Folders) -> None:
     """Files of earlier versions have zeros where the origin is."""
     ring = RingWriter.create(folders.source, 4096)
@@ -501,7 +464,14 @@ def test_files_without_an_origin_are_read_as_before(folders: Folders) -> None:
 def test_invalid_chunks_are_refused(folders: Folders) -> None:
     good = QueueChunk(1, 2, 4096, 8, 0, 1, bytes(8), b"")
     good.check()
-    for change in ({"capacity": 100}, {"reserved": 0}, {"start": 4}, {"data": bytes(7)}):
+    for change in (
+        {"capacity": 100},
+        {"reserved": 0},
+        {"start": 4},
+        {"data": bytes(7)},
+        {"file_id": -1},
+        {"next_seq": -1},
+    ):
         fields = {name: getattr(good, name) for name in QueueChunk.__struct_fields__} | change
         with pytest.raises(QueueFileError):
             QueueChunk(**fields).check()

@@ -14,7 +14,7 @@ from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.launch_run import create_run_directory
 from ltui.training.lifecycle.run_status import is_abandoned, resolve_snapshot
 from ltui.training.problem import ProblemError
-from ltui.training.slurm.job_options import JobOptions
+from ltui.training.slurm.batch_script import JobOptions
 from ltui.training.slurm.job_record import (
     JobRecord,
     Life,
@@ -45,11 +45,9 @@ def elsewhere(private_home: Path) -> RunDir:
     run_dir = RunDir(private_home / "runs" / "far-owl-12ab")
     spec = RunSpec(id=run_dir.id, name="far-owl", created_at=1.0, cwd="/", python="python")
     create_run_directory(run_dir, spec)
-    write_submission(
-        run_dir,
-        JobRecord(token="t0", submitted_at=1.0, options=JobOptions(), first_job_id="12"),
-    )
-    write_lives(run_dir, [Life(job_id="12", started_at=time.time())], counted_from=0)
+    record = JobRecord(token="t0", submitted_at=1.0, options=JobOptions(), first_job_id="12")
+    write_submission(run_dir, record)
+    write_lives(run_dir, record.with_lives([Life(job_id="12", started_at=time.time())]))
     write_head(run_dir, "12", None, "n[1-2]")
     head = read_json(run_dir.slurm_dir / "head.json")
     assert head is not None
@@ -82,8 +80,8 @@ def test_a_step_of_the_job_or_ssh(
         ("head", "host", "-oProxyCommand=touch trap"),
         ("head", "job_id", "--user=root"),
         ("lives", "next_job_id", "--user=root"),
-        ("submission", "job_id", "--user=root"),
-        ("submission", "job_id", ["12"]),
+        ("submission", "first_job_id", "--user=root"),
+        ("submission", "first_job_id", ["12"]),
     ],
 )
 def test_a_given_run_names_no_options_for_slurm_or_ssh(

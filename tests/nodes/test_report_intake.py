@@ -9,17 +9,19 @@ import pytest
 
 from ltui.training.config.run_spec import Nodes, RunSpec
 from ltui.training.nodes.barrier_mirror import BarrierMirror
-from ltui.training.nodes.join_offer import JoinOffer, make_offer
 from ltui.training.nodes.link_wire import MAX_PER_MINUTE
 from ltui.training.nodes.messages import (
+    JoinOffer,
     MachineObservations,
     NodeReport,
     Orders,
     OrdersMessage,
     ReportMessage,
+    decode,
+    encode,
     own_version,
 )
-from ltui.training.nodes.node_places import NodePlaces
+from ltui.training.nodes.node_places import NodePlaces, make_offer
 from ltui.training.nodes.node_watch import NodeWatch
 from ltui.training.state.run_snapshot import GpuSnapshot, Verdict
 from ltui.training.store.run_directory import RunDir
@@ -42,8 +44,9 @@ def test_an_agent_that_is_refused_again_and_again_does_not_fill_the_history(tmp_
         other = ReportMessage(
             NodeReport(node=1, version=f"{number // 2}", host="b", machine_id="m")
         )
-        orders = OrdersMessage.decode(intake.report("1", other.encode())).orders
-        assert f"it runs ltui {number // 2}" in (orders.refusal or "")
+        answer = decode(intake.report("1", encode(other)))
+        assert isinstance(answer, OrdersMessage)
+        assert f"it runs ltui {number // 2}" in (answer.orders.refusal or "")
     assert len(intake.take_events()) == MAX_PER_MINUTE
     intake.close()
 
@@ -70,7 +73,7 @@ def test_times_of_readings_are_those_of_the_heads_clock(tmp_path: Path, fast_s: 
         sent_at=there,
         machine=machine,
     )
-    intake.report("1", ReportMessage(report).encode())
+    intake.report("1", encode(ReportMessage(report)))
     intake.close()
     reports = NodeReports({1: node})
     sampled, never = reports.gpus()

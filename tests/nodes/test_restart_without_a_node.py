@@ -8,8 +8,8 @@ from typing import Any
 import psutil
 import pytest
 
-from ltui.training.lifecycle.restart_rules import read_restart_history
-from ltui.training.nodes.link_limits import NODE_GONE_VARIABLE
+from ltui.training.lifecycle.restart_policy import read_restart_history
+from ltui.training.nodes.messages import NODE_GONE_VARIABLE
 from ltui.training.state.run_snapshot import NodeState, RunState
 from ltui.training.store.find_run import find_run
 from ltui.training.store.history_reader import RunStore
@@ -89,6 +89,4 @@ def test_a_restart_waits_for_a_machine_that_cannot_be_reached(two_machines: Mach
     wait_for(run.snapshot, wanted=lambda s: s.attempt == 2 and len(s.ranks) == 2, seconds=200)
     run.wait_for_steps()
     assert run.snapshot().attempt == 2
-    assert "checkpoint verified" in run.ltui("stop", run.run_dir.id)
-    for number in range(2):
-        run.wait_until_empty(number)
+    run.stop()

@@ -12,16 +12,17 @@ from msgspec.structs import replace
 
 from ltui.training.json_codec import from_json, to_json
 from ltui.training.process.identity import boot_id
-from ltui.training.slurm.job_options import JobOptions
+from ltui.training.slurm.batch_script import JobOptions
 from ltui.training.slurm.job_record import Head, JobRecord, Life, refusal, with_unfinished_closed
-from ltui.training.slurm.job_states import (
+from ltui.training.slurm.run_place import (
+    Place,
     SlurmJob,
     clock_words,
+    place_of,
     queued_detail,
     reason_words,
     state_words,
 )
-from ltui.training.slurm.run_place import Place, place_of
 from ltui.training.state.run_snapshot import RunState
 
 NOW = time.mktime((2026, 5, 3, 12, 0, 0, 0, 0, -1))

@@ -14,13 +14,13 @@ import pytest
 
 from ltui.app.exit_codes import EXIT_STOPPED
 from ltui.app.nodes.start_head import head_place
-from ltui.app.slurm.continue_run import continue_run
-from ltui.app.slurm.head_node import _write_nodes
+from ltui.app.slurm.job_nodes import _write_nodes
+from ltui.app.slurm.job_submission import continue_run
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.launch_run import create_run_directory
 from ltui.training.nodes.link_key import LinkKey
 from ltui.training.nodes.node_address import LinkPlace, write_link_place
-from ltui.training.slurm.job_options import JobOptions
+from ltui.training.slurm.batch_script import JobOptions
 from ltui.training.slurm.job_record import (
     JobRecord,
     Life,
@@ -29,7 +29,7 @@ from ltui.training.slurm.job_record import (
     write_resubmitted,
     write_submission,
 )
-from ltui.training.slurm.queue_cache import ASK_S, QueueCache
+from ltui.training.slurm.slurm_client import ASK_S, QueueCache
 from ltui.training.store.run_directory import RunDir
 from tests.ltui_command import run_ltui
 from tests.required import required
@@ -222,7 +222,7 @@ def test_a_job_that_someone_has_cancelled_is_not_requeued(
     ended = Life(
         job_id="7", started_at=1.0, ended_at=2.0, end_step=5, outcome="stopped", requeued=True
     )
-    write_lives(run_dir, [ended], counted_from=0)
+    write_lives(run_dir, record.with_lives([ended]))
     slurm.add("scontrol", f"JobId=7 JobState={state} Reason={reason} Restarts={restarts}\n")
     assert continue_run(run_dir, 0) == EXIT_STOPPED
     requeued = ["requeue", "7"] in slurm.calls("scontrol")
@@ -243,11 +243,12 @@ def test_a_job_leaves_a_run_that_somebody_has_resumed_meanwhile(
     record = JobRecord(token="t", submitted_at=1.0, options=JobOptions(), first_job_id="7")
     write_submission(run_dir, record)
     life = Life(job_id="7", started_at=1.0, ended_at=2.0, end_step=5, outcome="stopped")
-    write_lives(run_dir, [life], counted_from=0)
+    write_lives(run_dir, record.with_lives([life]))
     write_resubmitted(run_dir, required(read_record(run_dir)), "8")
     if begun:
-        lives = (*required(read_record(run_dir)).lives, Life(job_id="8", started_at=3.0))
-        write_lives(run_dir, lives, counted_from=1)
+        resumed = required(read_record(run_dir))
+        lives = (*resumed.lives, Life(job_id="8", started_at=3.0))
+        write_lives(run_dir, resumed.with_lives(lives))
     before = read_record(run_dir)
     slurm.add("scontrol", "JobId=7 JobState=RUNNING Reason=None Restarts=0\n")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
@@ -261,7 +262,7 @@ def test_all_processes_together_ask_slurm_at_most_twice_a_minute(
 ) -> None:
     private_home.mkdir()
     now_s = 1e9
-    monkeypatch.setattr("ltui.training.slurm.queue_cache.time.time", lambda: now_s)
+    monkeypatch.setattr("ltui.training.slurm.slurm_client.time.time", lambda: now_s)
     slurm.add("squeue", output="7|RUNNING|None|N/A|N/A|n1\n8|PENDING|Resources|N/A|N/A|\n")
     caches = [QueueCache(private_home) for _ in range(3)]
     for _ in range(5):
@@ -288,7 +289,7 @@ def test_a_job_that_squeue_has_forgotten_is_looked_up_once(
 ) -> None:
     private_home.mkdir()
     now_s = 1e9
-    monkeypatch.setattr("ltui.training.slurm.queue_cache.time.time", lambda: now_s)
+    monkeypatch.setattr("ltui.training.slurm.slurm_client.time.time", lambda: now_s)
     slurm.add("squeue", output="")
     slurm.add("sacct", output="7|CANCELLED by 1000|0:15|Unknown|2026-05-03T14:30:00|n1\n")
     cache = QueueCache(private_home)

@@ -8,15 +8,16 @@ import time
 
 import pytest
 
-from ltui.training.lifecycle.shim_files import engine_exit
-from ltui.training.nodes.link_limits import HEAD_LOST_VARIABLE, NODE_GONE_VARIABLE
+from ltui.training.lifecycle.run_processes import engine_exit
+from ltui.training.nodes.messages import HEAD_LOST_VARIABLE, NODE_GONE_VARIABLE
 from ltui.training.state.run_snapshot import LIVE, NodeState, RunState
 from ltui.training.state.verdict_kinds import VerdictKind
 from tests.nodes.run_of_machines import MachinesRun, kill, start_run
 from tests.nodes.two_machines import Machines
 from tests.waiting import wait_for
 
-LIMIT_S = 600
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
 LOST_S = 20
 """Seconds of silence after which a machine counts as lost in these tests."""
 ENVIRONMENT = {NODE_GONE_VARIABLE: str(LOST_S), HEAD_LOST_VARIABLE: str(LOST_S)}
@@ -34,13 +35,6 @@ def wait_for_verdict(run: MachinesRun, kind: VerdictKind) -> str:
     return verdict.cause
 
 
-def wait_until_both_are_empty(run: MachinesRun) -> None:
-    for number in range(2):
-        run.wait_until_empty(number, seconds=120)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(LIMIT_S)
 def test_a_frozen_agent_is_told_apart_and_training_continues(two_machines: Machines) -> None:
     run = start_run(two_machines)
     agent = run.supervisor_pid(1)
@@ -53,15 +47,12 @@ def test_a_frozen_agent_is_told_apart_and_training_continues(two_machines: Machi
     kill(agent, number=signal.SIGCONT)
     run.wait_for_node(NodeState.CONNECTED)
     wait_for(run.verdicts, wanted=lambda verdicts: not verdicts)
-    assert "checkpoint verified" in run.ltui("stop", run.run_dir.id)
-    wait_until_both_are_empty(run)
+    run.stop()
     for rank in range(2):
         steps = run.recorded_steps(rank)
         assert steps == set(range(1, max(steps) + 1))
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(LIMIT_S)
 def test_an_agent_that_is_killed_with_its_shim_ends_the_run(two_machines: Machines) -> None:
     run = start_run(two_machines)
     kill(run.shim_pid(1), run.supervisor_pid(1))
@@ -73,11 +64,9 @@ def test_an_agent_that_is_killed_with_its_shim_ends_the_run(two_machines: Machin
     assert ended.state is RunState.CRASHED
     assert "machine-1 answers, but its agent has ended" in (ended.detail or "")
     assert ended.exit_code
-    wait_until_both_are_empty(run)
+    run.wait_until_all_are_empty()
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(LIMIT_S)
 def test_the_head_is_killed_during_a_stop(two_machines: Machines) -> None:
     run = start_run(two_machines)
     said: list[str] = []
@@ -99,11 +88,9 @@ def test_the_head_is_killed_during_a_stop(two_machines: Machines) -> None:
     assert "checkpoint verified" in (ended.detail or "")
     first, second = run.rank_steps()
     assert first == second
-    wait_until_both_are_empty(run)
+    run.wait_until_all_are_empty()
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(LIMIT_S)
 @pytest.mark.parametrize("request_word", [None, "stop", "pause"])
 def test_a_machine_that_is_gone_ends_the_run_and_leaves_nothing(
     two_machines: Machines, request_word: str | None
@@ -124,8 +111,6 @@ def test_a_machine_that_is_gone_ends_the_run_and_leaves_nothing(
     assert "machine-1 is gone" in run.show()
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(LIMIT_S)
 def test_an_agent_ends_its_ranks_when_the_machine_of_the_head_is_gone(
     two_machines: Machines,
 ) -> None:
@@ -141,8 +126,6 @@ def test_an_agent_ends_its_ranks_when_the_machine_of_the_head_is_gone(
     assert list(left.queue_dir(1).glob("rank-00001.queue"))
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(LIMIT_S)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_rank_is_named_with_its_machine(two_machines: Machines, rank: int) -> None:
     run = start_run(two_machines)
@@ -155,7 +138,7 @@ def test_a_killed_rank_is_named_with_its_machine(two_machines: Machines, rank: i
     assert detail.startswith(f"rank {rank} on machine-{rank} was killed by SIGKILL")
     assert f"the error of rank {1 - rank} on machine-{1 - rank} followed from that" in detail
     assert ended.exit_code == 1
-    wait_until_both_are_empty(run)
+    run.wait_until_all_are_empty()
     for number in range(2):
         log = run.run_dir.rank_log_path(1, number)
         assert f"GLOBAL_RANK: {number}" in log.read_text()
@@ -173,8 +156,6 @@ class Raising(DigitsCNN):
 """
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(LIMIT_S)
 def test_an_exception_on_the_other_machine_is_the_last_line(two_machines: Machines) -> None:
     for machine in two_machines:
         (machine.folder / "raising.py").write_text(_RAISING)
@@ -189,4 +170,4 @@ def test_an_exception_on_the_other_machine_is_the_last_line(two_machines: Machin
     assert ended.exit_code == 1
     assert "the label 77 of sample 3" in run.run_dir.rank_log_path(1, 1).read_text()
     assert "the label 77 of sample 3" in run.ltui("logs", run.run_dir.id, "--rank", "1")
-    wait_until_both_are_empty(run)
+    run.wait_until_all_are_empty()

@@ -15,29 +15,16 @@ from ltui.training.state.run_snapshot import NodeState, RunState
 from ltui.training.state.verdict_kinds import VerdictKind
 from ltui.training.store.run_checkpoints import list_checkpoints, verify
 from tests.nodes.run_of_machines import MachinesRun, observe, start_head, start_run
-from tests.nodes.two_machines import Machine, Machines, ltui_on, open_machines, start_on
+from tests.nodes.two_machines import Machine, Machines, ltui_on, open_machines
 from tests.waiting import wait_for
 
-LIMIT_S = 600
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
 LATE_S = 60
 SKEW_S = 90.0
 _CLOCK = Path(__file__).parent.parent / "chaos" / "shifted_clock.c"
-_TAKE_PORT = """
-import socket, sys, time
-server = socket.create_server((sys.argv[1], 29777))
-print("listens", flush=True)
-time.sleep(600)
-"""
 
 
-def stop(run: MachinesRun) -> None:
-    assert "checkpoint verified" in run.ltui("stop", run.run_dir.id)
-    for number in range(len(run.machines.machines)):
-        run.wait_until_empty(number)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(LIMIT_S)
 def test_a_machine_that_joins_late(two_machines: Machines) -> None:
     run = start_head(two_machines)
     seen = observe(lambda: (run.snapshot().state, run.node_state()), LATE_S)
@@ -51,11 +38,9 @@ def test_a_machine_that_joins_late(two_machines: Machines) -> None:
     assert re.search(rf"waiting for node 1 of 2 to join, \d+ s of 600 s; .*{run.place}", line)
     run.join()
     run.wait_for_steps()
-    stop(run)
+    run.stop()
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(LIMIT_S)
 def test_a_machine_that_never_joins(two_machines: Machines) -> None:
     run = start_head(two_machines, words=("--join-timeout", "5"))
     ended = run.wait_for_end()
@@ -71,8 +56,6 @@ def test_a_machine_that_never_joins(two_machines: Machines) -> None:
     run.wait_until_empty(1)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(LIMIT_S)
 def test_machines_that_are_refused(two_machines: Machines) -> None:
     run = start_head(two_machines)
     wrong = two_machines[1].folder / "wrong.key"
@@ -100,28 +83,9 @@ def test_machines_that_are_refused(two_machines: Machines) -> None:
     print(refused.stderr)
     assert refused.stderr.count("\n") == 1
     assert f"node 1 of {run.run_dir.id} is taken: machine-1 has joined as it" in refused.stderr
-    stop(run)
+    run.stop()
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(LIMIT_S)
-def test_a_port_that_is_taken(two_machines: Machines) -> None:
-    head = two_machines[0]
-    taken = start_on(head, ["python", "-c", _TAKE_PORT, head.address])
-    assert taken.stdout is not None
-    taken.stdout.readline()
-    words = ("run", "quickstart", "--detach", "--address", head.address, "--port", "29776")
-    refused = ltui_on(head, *words, "--set", "trainer.num_nodes=2", code=2)
-    print(refused.stderr)
-    assert refused.stderr.count("\n") == 1
-    assert "29777" in refused.stderr
-    taken.kill()
-    taken.communicate()
-    assert head.processes() == []
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(LIMIT_S)
 def test_one_host_name_and_no_ipv4(tmp_path: Path) -> None:
     with open_machines(tmp_path, ipv6=True, host_names=("node", "node")) as machines:
         run = start_run(machines)
@@ -129,11 +93,9 @@ def test_one_host_name_and_no_ipv4(tmp_path: Path) -> None:
         shown = run.show()
         assert "node#2" in shown
         assert "fd77::2" in shown
-        stop(run)
+        run.stop()
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(LIMIT_S)
 def test_one_home_for_both_machines(tmp_path: Path) -> None:
     """As if ``$LTUI_HOME`` were on a shared file system."""
     with open_machines(tmp_path, shared_home=True) as machines:
@@ -144,7 +106,7 @@ def test_one_home_for_both_machines(tmp_path: Path) -> None:
             listed = ltui_on(machine, "runs", "--json", code=0).stdout
             (only,) = json.loads(listed)
             assert (only["id"], only["state"]) == (run.run_dir.id, "running")
-        stop(run)
+        run.stop()
         saved = list_checkpoints(run.run_dir.checkpoints_dir)
         assert [info.reason for info in saved] == ["request", "stop"]
         assert all(verify(info).ok for info in saved)
@@ -167,15 +129,13 @@ def check_ages(run: MachinesRun, allowed: frozenset[str] = frozenset()) -> None:
     assert all(rank.state.value == "ok" for rank in run.snapshot().ranks)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(LIMIT_S)
 def test_a_clock_that_is_fast_by_ninety_seconds(tmp_path: Path) -> None:
     with open_machines(tmp_path, clock_skew_s=SKEW_S, uptime_skew_s=100_000) as machines:
         run = start_run(machines)
         check_ages(run)
         skew_s = run.snapshot().nodes[1].clock_skew_s
         assert skew_s == pytest.approx(SKEW_S, abs=2.0)
-        stop(run)
+        run.stop()
 
 
 def _with_settable_clock(machine: Machine) -> Path:
@@ -196,8 +156,6 @@ def _set(clock: Path, seconds: int) -> None:
         file.write(seconds.to_bytes(8, "little", signed=True))
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(LIMIT_S)
 def test_a_clock_that_jumps_during_the_run(two_machines: Machines) -> None:
     clock = _with_settable_clock(two_machines[1])
     run = start_run(two_machines)
@@ -211,4 +169,4 @@ def test_a_clock_that_jumps_during_the_run(two_machines: Machines) -> None:
     print(f"named after {time.monotonic() - began_s:.1f} s: {verdict.cause}")
     assert verdict.nodes == (1,)
     check_ages(run, frozenset({VerdictKind.CLOCK_JUMP.value}))
-    stop(run)
+    run.stop()

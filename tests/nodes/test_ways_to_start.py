@@ -276,15 +276,6 @@ def test_a_key_that_differs(two_machines: Machines, script: tuple[str, ...]) -> 
     check_nothing_left(two_machines)
 
 
-@pytest.mark.slow
-def test_nobody_joins(two_machines: Machines, script: tuple[str, ...]) -> None:
-    words = ["exec", "--plain", "--num-nodes", "2", "--join-timeout", "2", "--", *script, LONG]
-    head = ltui_on(two_machines[0], *words)
-    assert head.returncode == 1, head
-    assert "node 1 did not join within 2 s" in head.stdout + head.stderr
-    check_nothing_left(two_machines)
-
-
 def test_a_machine_without_a_network(tmp_path: Path, script: tuple[str, ...]) -> None:
     with open_machines(tmp_path, count=1, own_name_is_loopback=True) as machines:
         flush = machines[0].command(["ip", "address", "flush", "dev", "eth0"])

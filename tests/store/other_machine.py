@@ -14,7 +14,7 @@ from ltui.training.store.run_directory import RunDir
 _PRINT_RUN = """
 import sys
 from pathlib import Path
-from ltui.training.lifecycle.recover_runs import current_snapshot
+from ltui.training.lifecycle.run_status import current_snapshot
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir
 run = RunDir(Path(sys.argv[1]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir, ltui_home, new_run_id
 from ltui.training.supervise.watchdog.diagnosis_writer import evidence_dir
 from tests.live_processes import processes_with, wait_until_gone
+from tests.required import required
 from tests.waiting import wait_for
 
 ENGINE = Path(__file__).with_name("fake_engine.py")
@@ -79,6 +81,11 @@ class Runs:
     def order(self, run: RunDir, command: str, **fields: object) -> None:
         ControlClient(run).request({"cmd": command, **fields})
 
+    def end(self, run: RunDir, command: str, **fields: object) -> RunSnapshot:
+        """Stop or kill a run. Return its end."""
+        self.order(run, command, **fields)
+        return self.ended(run)
+
     def processes(self, run: RunDir) -> list[psutil.Process]:
         """Everything of the run: supervisor, shim, engine, ranks and what they started."""
         return processes_with("LTUI_RUN_DIR", run.path, word=str(run.path))
@@ -94,6 +101,18 @@ class Runs:
 
     def until_alone(self, run: RunDir, seconds: float = 90) -> None:
         wait_until_gone(lambda: self.processes(run), seconds)
+
+    def replace_supervisor(self, run: RunDir) -> RunSnapshot:
+        """Kill the supervisor. Return a snapshot of the one that the shim starts, or of the end."""
+        killed = required(self.until(run, lambda s: s.supervisor_pid).supervisor_pid)
+        os.kill(killed, signal.SIGKILL)
+        return self.until(
+            run, lambda s: s.supervisor_pid not in (None, killed) or s.state not in LIVE
+        )
+
+    def has_all_steps(self, run: RunDir, last: int | None) -> bool:
+        """Return True if the history has each step of both ranks once, up to the last."""
+        return self.steps(run, 0) == self.steps(run, 1) == list(range(1, required(last) + 1))
 
     def steps(self, run: RunDir, rank: int = 0) -> list[int]:
         with RunStore(run) as store:

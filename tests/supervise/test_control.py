@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,7 @@ def _handle(order: dict[str, object]) -> dict[str, object]:
     return {"ok": True, "echo": order}
 
 
-def _ask(path: Path, data: bytes) -> list[dict[str, object]]:
+def _ask(path: Path, data: bytes) -> list[dict[str, Any]]:
     with socket.socket(socket.AF_UNIX) as link:
         link.settimeout(60)
         link.connect(str(path))
@@ -54,7 +55,6 @@ def _ask(path: Path, data: bytes) -> list[dict[str, object]]:
 
 
 def test_answers_in_order_and_refuses_nonsense(server: ControlServer, tmp_path: Path) -> None:
-    path = tmp_path / "control.sock"
     lines = [
         b'{"cmd": "ping"}',
         b'{"cmd": "status"}',
@@ -66,12 +66,7 @@ def test_answers_in_order_and_refuses_nonsense(server: ControlServer, tmp_path: 
         b'{"cmd": ' + b"[" * 30_000,
         b'{"cmd": "ping"}',
     ]
-    with socket.socket(socket.AF_UNIX) as link:
-        link.settimeout(60)
-        link.connect(str(path))
-        link.sendall(b"\n".join(lines) + b"\n")
-        with link.makefile("rb") as file:
-            answers = [json.loads(file.readline()) for _ in lines]
+    answers = _ask(tmp_path / "control.sock", b"\n".join(lines) + b"\n")
     assert [answer["ok"] for answer in answers] == [
         *(True, False, False, False, False, True, False, False, True)
     ]
@@ -82,12 +77,7 @@ def test_answers_in_order_and_refuses_nonsense(server: ControlServer, tmp_path: 
 def test_only_the_latest_snapshot_is_returned(server: ControlServer, tmp_path: Path) -> None:
     for step in range(3):
         server.publish(RunSnapshot(id="a", name="a", state=RunState.RUNNING, global_step=step))
-    with socket.socket(socket.AF_UNIX) as link:
-        link.settimeout(60)
-        link.connect(str(tmp_path / "control.sock"))
-        link.sendall(b'{"cmd": "status"}\n')
-        with link.makefile("rb") as file:
-            answer = json.loads(file.readline())
+    (answer,) = _ask(tmp_path / "control.sock", b'{"cmd": "status"}\n')
     assert answer["snapshot"]["global_step"] == 2
 
 

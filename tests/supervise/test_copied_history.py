@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
 
 from ltui.training.lifecycle.delete_runs import delete, remove
 from ltui.training.lifecycle.launch_run import launch
-from ltui.training.lifecycle.recover_runs import recover_run
-from ltui.training.lifecycle.run_status import resolve_snapshot
+from ltui.training.lifecycle.run_status import recover_run, resolve_snapshot
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.find_run import restore
 from ltui.training.store.history_place import ELSEWHERE_S, read_place, remove_unneeded_histories
@@ -38,17 +36,9 @@ def _folder(run: RunDir) -> Path:
     return required(required(read_place(run)).folder)
 
 
-def _all_steps(runs: Runs, run: RunDir, last: int | None) -> bool:
-    expected = list(range(1, required(last) + 1))
-    return runs.steps(run, 0) == runs.steps(run, 1) == expected
-
-
 def _kill_supervisor(runs: Runs, run: RunDir) -> None:
     """Kill the supervisor, and return when its successor has seen some steps."""
-    killed = required(runs.until(run, lambda s: s.supervisor_pid is not None).supervisor_pid)
-    os.kill(killed, signal.SIGKILL)
-    after = runs.until(run, lambda s: s.supervisor_pid not in (None, killed))
-    goal = required(after.global_step) + 10
+    goal = required(runs.replace_supervisor(run).global_step) + 10
     runs.until(run, lambda s: (s.global_step or 0) > goal)
 
 
@@ -64,11 +54,10 @@ def test_another_machine_follows_a_run_and_changes_nothing(runs: Runs, local: Pa
     before = required(resolve_snapshot(run).supervisor_pid)
     goal = required(resolve_snapshot(run).global_step) + 30
     runs.until(run, lambda s: (s.global_step or 0) > goal)
-    runs.order(run, "stop")
-    ended = runs.ended(run)
+    ended = runs.end(run, "stop")
     assert ended.state is RunState.STOPPED
     assert before not in {process.pid for process in runs.processes(run)}
-    assert _all_steps(runs, run, ended.global_step)
+    assert runs.has_all_steps(run, ended.global_step)
     seen = seen_from_other_machine(run, local)
     assert (seen.state, seen.history_note) == ("stopped", "None")
     assert seen.rows == 2 * required(ended.global_step)
@@ -82,10 +71,9 @@ def test_the_supervisor_killed_again_and_again(runs: Runs, local: Path) -> None:
     for _ in range(4):
         _kill_supervisor(runs, run)
         assert _folder(run) == folder
-    runs.order(run, "stop")
-    ended = runs.ended(run)
+    ended = runs.end(run, "stop")
     assert ended.history_note is None
-    assert _all_steps(runs, run, ended.global_step)
+    assert runs.has_all_steps(run, ended.global_step)
     assert required(read_place(run)).folder is None
 
 
@@ -140,9 +128,8 @@ def test_a_run_directory_that_fills_up(runs: Runs, local: Path, tmp_path: Path) 
         assert max(runs.steps(run)) > required(full.global_step), "the history itself continues"
         ballast.unlink()
         runs.until(run, lambda s: s.history_note is None)
-        runs.order(run, "stop")
-        ended = runs.ended(run)
-        assert _all_steps(runs, run, ended.global_step)
+        ended = runs.end(run, "stop")
+        assert runs.has_all_steps(run, ended.global_step)
         assert required(read_place(run)).folder is None
     finally:
         unmount(disk)
@@ -161,9 +148,8 @@ def test_a_local_disk_that_fills_up(
         assert required(full.history_note).startswith("disk full since ")
         ballast.unlink()
         runs.until(run, lambda s: s.history_note is None)
-        runs.order(run, "stop")
-        ended = runs.ended(run)
-        assert _all_steps(runs, run, ended.global_step)
+        ended = runs.end(run, "stop")
+        assert runs.has_all_steps(run, ended.global_step)
     finally:
         unmount(disk)
 

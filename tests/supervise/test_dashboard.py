@@ -12,7 +12,7 @@ import pytest
 from ltui.app.live.frame import Frame
 from ltui.app.live.run_poller import RunPoller
 from ltui.app.presentation.run_view import note_lines
-from ltui.training.lifecycle.shim_files import shim_identity
+from ltui.training.lifecycle.run_processes import shim_identity
 from ltui.training.state.metric_name_patterns import THROUGHPUT, TOTAL_RANK
 from ltui.training.state.run_snapshot import LIVE, RunState
 from ltui.training.store.history_reader import RunStore
@@ -44,8 +44,7 @@ def watched(runs: Runs) -> Iterator[tuple[RunDir, Dashboard]]:
     yield run, dashboard
     dashboard.poller.close()
     runs.until(run, lambda s: s.supervisor_pid is not None and s.detail is None)
-    runs.order(run, "kill")
-    runs.ended(run)
+    runs.end(run, "kill")
 
 
 def stored_losses(run: RunDir) -> list[float]:

@@ -47,12 +47,9 @@ def test_history_catches_up_once_there_is_room(runs: Runs, small_disk: Path) -> 
     assert "step records not written" in required(on.history_note)
     ballast.unlink()
     runs.until(run, lambda s: s.history_note is None)
-    runs.order(run, "stop")
-    ended = runs.ended(run)
+    ended = runs.end(run, "stop")
     assert ended.state is RunState.STOPPED
-    assert (
-        runs.steps(run, 0) == runs.steps(run, 1) == list(range(1, required(ended.global_step) + 1))
-    )
+    assert runs.has_all_steps(run, ended.global_step)
 
 
 def test_the_end_is_recorded_once_there_is_room(runs: Runs, small_disk: Path) -> None:
@@ -80,8 +77,7 @@ def test_a_stop_that_could_not_save_leaves_the_run_running(runs: Runs, small_dis
     ballast.unlink()
     runs.order(run, "checkpoint")
     runs.until(run, lambda s: s.checkpoints and s.detail is None)
-    runs.order(run, "stop")
-    assert runs.ended(run).state is RunState.STOPPED
+    assert runs.end(run, "stop").state is RunState.STOPPED
 
 
 def test_a_program_that_dies_of_the_full_disk_is_said_to(runs: Runs, small_disk: Path) -> None:
@@ -108,8 +104,7 @@ def test_a_stop_on_a_disk_that_has_no_room_for_a_file(runs: Runs, tmp_path: Path
         with contextlib.suppress(OSError):
             for number in range(400):
                 (disk / str(number)).touch()
-        runs.order(run, "stop")
-        runs.ended(run)
+        runs.end(run, "stop")
         assert run.engine_final_path(1).exists()
         assert resolve_snapshot(run).state is RunState.STOPPED
     finally:

@@ -281,5 +281,4 @@ def test_a_diagnosis_is_answered_and_stored_while_status_is_answered(runs: Runs)
     path = write_diagnosis(run, diagnosis)
     assert path is not None
     assert read_diagnoses(run, diagnosis.attempt)[-1] == diagnosis
-    runs.order(run, "kill")
-    runs.ended(run)
+    runs.end(run, "kill")

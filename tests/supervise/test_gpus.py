@@ -63,8 +63,7 @@ def test_gpus_findings_and_xids(runs: Runs, steer: Callable[[str], None]) -> Non
     runs.until(run, lambda s: any(v.kind == "gpu_xid" for v in s.verdicts))
     steer("gpus 2 h100\n")
     runs.until(run, lambda s: all(v.kind != "gpu_repair" for v in s.verdicts))
-    runs.order(run, "stop")
-    ended = runs.ended(run)
+    ended = runs.end(run, "stop")
     assert not [v for v in ended.verdicts if v.kind.startswith("gpu_") and v.ended is None]
     with RunStore(run) as store:
         (event,) = [e for e in store.events() if e.kind == "gpu_error"]
@@ -88,8 +87,7 @@ def test_a_straggler_is_reported_with_the_problem_of_its_gpu(
     assert "cooling" in (straggler.remedy or "")
     steer("gpus 2 h100\nprocess 1 1 2e9\n")
     runs.until(run, lambda s: any("GPU 1: used by another" in v.cause for v in straggling(s)))
-    runs.order(run, "stop")
-    runs.ended(run)
+    runs.end(run, "stop")
 
 
 def straggling(snapshot: RunSnapshot) -> list[Verdict]:
@@ -107,8 +105,7 @@ def test_a_rank_that_waits_for_its_gpu_is_not_called_a_busy_loop(
     assert (verdict.kind, verdict.culprits) == ("waits_for_gpu", (0,))
     assert "in spin for its GPU, which does not finish its kernels" in verdict.cause
     assert "(GPU 0: 100 % utilisation, 121 W of 700 W)" in verdict.cause
-    runs.order(run, "kill")
-    runs.ended(run)
+    runs.end(run, "kill")
 
 
 def test_a_hung_driver_holds_nobody_up(runs: Runs, steer: Callable[[str], None]) -> None:
@@ -124,8 +121,7 @@ def test_a_hung_driver_holds_nobody_up(runs: Runs, steer: Callable[[str], None])
     runs.until(run, lambda s: s.state is RunState.PAUSED)
     runs.order(run, "continue")
     runs.until(run, lambda s: (s.global_step or 0) > step + 5)
-    runs.order(run, "stop")
-    assert runs.ended(run).state is RunState.STOPPED
+    assert runs.end(run, "stop").state is RunState.STOPPED
     lock = os.open(run.lock_path, os.O_RDWR)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.close(lock)
@@ -139,11 +135,9 @@ def test_runs_wait_for_free_gpus(runs: Runs, steer: Callable[[str], None]) -> No
     queued = runs.until(second, lambda s: f"reserved for {first.id}" in (s.detail or ""))
     assert queued.state is RunState.QUEUED
     assert f"GPU 0: used by pid {os.getpid()}" in (queued.detail or "")
-    runs.order(first, "stop")
-    runs.ended(first)
+    runs.end(first, "stop")
     assert given(runs, second) == uuid(1)
-    runs.order(second, "kill")
-    runs.ended(second)
+    runs.end(second, "kill")
 
 
 def test_two_waiting_runs_never_get_the_same(runs: Runs, steer: Callable[[str], None]) -> None:
@@ -156,8 +150,7 @@ def test_two_waiting_runs_never_get_the_same(runs: Runs, steer: Callable[[str], 
     got = [set(given(runs, run).split(",")) for run in waiting]
     assert got[0] | got[1] == {uuid(i) for i in range(4)}
     for run in waiting:
-        runs.order(run, "kill")
-        runs.ended(run)
+        runs.end(run, "kill")
 
 
 def test_gpus_that_are_not_read_yet_are_waited_for(
@@ -168,16 +161,14 @@ def test_gpus_that_are_not_read_yet_are_waited_for(
     runs.until(run, lambda s: s.state is RunState.QUEUED and "not answered" in (s.detail or ""))
     steer("gpus 2 h100\nset * mem_used 0\n")
     assert set(given(runs, run).split(",")) == {uuid(0), uuid(1)}
-    runs.order(run, "kill")
-    runs.ended(run)
+    runs.end(run, "kill")
 
 
 def test_a_queued_run_is_stopped(runs: Runs, steer: Callable[[str], None]) -> None:
     steer(f"gpus 1 h100\nprocess 0 {os.getpid()} 1e9\n")
     run = waiting_for(runs, "free:1")
     runs.until(run, lambda s: s.state is RunState.QUEUED and "used by pid" in (s.detail or ""))
-    runs.order(run, "stop")
-    ended = runs.ended(run)
+    ended = runs.end(run, "stop")
     assert ended.state is RunState.STOPPED
     assert ended.detail == "stopped while it waited for GPUs: nothing was trained"
     assert not run.engine_log_path(1).exists()

@@ -6,17 +6,16 @@ import contextlib
 import os
 import re
 import signal
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from ltui.training.lifecycle.resume_run import resume
+from ltui.training.lifecycle.run_processes import engine_identity, shim_identity
 from ltui.training.lifecycle.run_status import resolve_snapshot
-from ltui.training.lifecycle.shim_files import engine_identity, shim_identity
 from ltui.training.lifecycle.start_supervisor import restart_supervisor
 from ltui.training.lifecycle.supervisor_client import NotSupervisedError
-from ltui.training.state.run_snapshot import LIVE, RankState, RunSnapshot, RunState
+from ltui.training.state.run_snapshot import LIVE, RankState, RunState
 from ltui.training.store.run_directory import RunDir
 from tests.required import required
 from tests.store.histories import stored_rows
@@ -36,13 +35,10 @@ def test_the_supervisor(runs: Runs) -> None:
     moved = runs.until(run, lambda s: (s.global_step or 0) > goal)
     assert [r.host for r in moved.ranks] == ["here", "here"]
     assert moved.max_steps == before.max_steps
-    runs.order(run, "stop")
-    ended = runs.ended(run)
+    ended = runs.end(run, "stop")
     assert ended.state is RunState.STOPPED
     assert ended.history_note is None
-    assert (
-        runs.steps(run, 0) == runs.steps(run, 1) == list(range(1, required(ended.global_step) + 1))
-    )
+    assert runs.has_all_steps(run, ended.global_step)
 
 
 def queue_names(run: RunDir) -> list[str]:
@@ -60,12 +56,11 @@ def test_the_supervisor_when_it_removes_the_queue_files(runs: Runs) -> None:
         os.kill(pid, signal.SIGKILL)
     ended = runs.ended(run)
     assert (ended.state, ended.history_note) == (RunState.STOPPED, None)
-    last = required(ended.global_step)
-    assert runs.steps(run, 0) == runs.steps(run, 1) == list(range(1, last + 1))
+    assert runs.has_all_steps(run, ended.global_step)
     resume(run)
+    last = required(ended.global_step)
     runs.until(run, lambda s: s.attempt == 2 and (s.global_step or 0) > last)
-    runs.order(run, "stop")
-    assert runs.ended(run).state is RunState.STOPPED
+    assert runs.end(run, "stop").state is RunState.STOPPED
     assert not queue_names(run)
     assert not list(run.queue_dir(2).glob("*.queue"))
 
@@ -86,8 +81,7 @@ def test_a_supervisor_that_saw_no_step(runs: Runs, tmp_path: Path, killed: bool)
     if not killed:
         os.kill(pid, signal.SIGCONT)
     runs.until(run, lambda s: s.supervisor_pid is not None and s.detail is None)
-    runs.order(run, "stop")
-    assert runs.ended(run).state is RunState.STOPPED
+    assert runs.end(run, "stop").state is RunState.STOPPED
 
 
 def test_a_request_that_got_no_answer_is_not_carried_out_later(runs: Runs) -> None:
@@ -102,28 +96,18 @@ def test_a_request_that_got_no_answer_is_not_carried_out_later(runs: Runs) -> No
     paused = runs.until(run, lambda s: s.state is RunState.PAUSED)
     runs.order(run, "continue")
     runs.until(run, lambda s: (s.global_step or 0) > required(paused.global_step) + 10)
-    runs.order(run, "kill")
-    runs.ended(run)
+    runs.end(run, "kill")
     words = [row["state"] for row in stored_rows(run, "states")]
     assert words[: words.index("paused")].count("stopping") == 0
-
-
-def has_another_supervisor(snapshot: RunSnapshot, *, pid: int) -> bool:
-    return snapshot.supervisor_pid not in (None, pid)
 
 
 @pytest.mark.slow
 def test_the_supervisor_again_and_again(runs: Runs) -> None:
     run = runs.training()
     for _ in range(3):
-        pid = required(runs.until(run, lambda s: s.supervisor_pid).supervisor_pid)
-        os.kill(pid, signal.SIGKILL)
-        runs.until(run, partial(has_another_supervisor, pid=pid))
-    runs.order(run, "stop")
-    ended = runs.ended(run)
-    assert (
-        runs.steps(run, 0) == runs.steps(run, 1) == list(range(1, required(ended.global_step) + 1))
-    )
+        runs.replace_supervisor(run)
+    ended = runs.end(run, "stop")
+    assert runs.has_all_steps(run, ended.global_step)
 
 
 def test_the_supervisor_while_the_run_ends(runs: Runs) -> None:
@@ -198,8 +182,7 @@ def test_everything_at_once_is_lost_and_can_be_resumed(runs: Runs) -> None:
     assert all(r.state is RankState.DEAD for r in lost.ranks)
     resume(run)
     runs.until(run, lambda s: s.attempt == 2 and (s.global_step or 0) > saved.global_step + 5)
-    runs.order(run, "stop")
-    assert runs.ended(run).state is RunState.STOPPED
+    assert runs.end(run, "stop").state is RunState.STOPPED
 
 
 def test_a_lapped_queue_is_a_gap_on_record(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,8 +196,7 @@ def test_a_lapped_queue_is_a_gap_on_record(runs: Runs, monkeypatch: pytest.Monke
     os.kill(pid, signal.SIGCONT)
     noted = runs.until(run, lambda s: s.history_note is not None and s.supervisor_pid == pid)
     assert required(noted.history_note).startswith("records lost: ")
-    runs.order(run, "stop")
-    ended = runs.ended(run)
+    ended = runs.end(run, "stop")
     missed = sum(gap["missed"] for gap in stored_rows(run, "gaps") if gap["rank"] == 0)
     unseen = required(ended.ranks[0].global_step) - len(runs.steps(run))
     # Not every record is of a step: two introduce the rank, two tell of its stop.
@@ -230,5 +212,4 @@ def test_a_stopped_process_is_not_taken_for_dead(runs: Runs) -> None:
     assert hanging.detail == f"the supervisor (pid {pid}) does not answer"
     os.kill(pid, signal.SIGCONT)
     runs.until(run, lambda s: s.detail is None)
-    runs.order(run, "kill")
-    runs.ended(run)
+    runs.end(run, "kill")

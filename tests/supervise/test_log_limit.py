@@ -10,7 +10,7 @@ import pytest
 
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.store.history_reader import RunStore
-from ltui.training.supervise.log_limit import log_limit
+from ltui.training.supervise.run_folder import log_limit
 from tests.ltui_command import run_ltui
 from tests.required import required
 from tests.supervise.conftest import Runs
@@ -57,8 +57,7 @@ def test_a_long_log_is_shortened_in_the_middle(runs: Runs, monkeypatch: pytest.M
     assert lines[0] == f"line 0 {'x' * 100}"
     assert [line for line in lines if "MB were removed here, LTUI_LOG_LIMIT" in line]
     assert {"all printed", f"line {LINES - 1} {'x' * 100}", "alive"} < set(lines)
-    runs.order(run, "kill")
-    runs.ended(run)
+    runs.end(run, "kill")
 
 
 def test_the_log_of_the_supervisor_is_cut(runs: Runs) -> None:
@@ -70,5 +69,4 @@ def test_the_log_of_the_supervisor_is_cut(runs: Runs) -> None:
     os.kill(pid, signal.SIGCONT)
     runs.until(run, lambda _: run.supervisor_log_path.stat().st_size < 2e6)
     assert run.supervisor_log_path.read_text().endswith("error 499999\n")
-    runs.order(run, "kill")
-    runs.ended(run)
+    runs.end(run, "kill")

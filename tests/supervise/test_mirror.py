@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -25,7 +23,6 @@ from tests.small_disk import fill, mount_small_disk, unmount
 from tests.store.event_files import assert_complete, read_events
 from tests.store.test_export_formats import make_run
 from tests.supervise.conftest import Runs
-from tests.supervise.test_kills import has_another_supervisor
 from tests.waiting import wait_for
 
 pytest.importorskip("tensorboard")
@@ -37,7 +34,7 @@ def mirrored(runs: Runs, *options: str, mirror: str = "tensorboard") -> RunDir:
 
 
 def mirror_process(runs: Runs, run: RunDir) -> psutil.Process | None:
-    found = [p for p in runs.processes(run) if any("mirror_process" in w for w in p.cmdline())]
+    found = [p for p in runs.processes(run) if any("event_mirror" in w for w in p.cmdline())]
     return found[0] if found else None
 
 
@@ -60,11 +57,9 @@ def test_the_values_appear_while_the_run_goes_on_and_are_complete(runs: Runs) ->
     until_mirrored(folder, 20)
     first = resolve_snapshot(run)
     assert first.state is RunState.RUNNING
-    os.kill(required(first.supervisor_pid), signal.SIGKILL)
-    runs.until(run, partial(has_another_supervisor, pid=required(first.supervisor_pid)))
+    runs.replace_supervisor(run)
     until_mirrored(folder, required(first.global_step) + 20)
-    runs.order(run, "stop")
-    assert runs.ended(run).state is RunState.STOPPED
+    assert runs.end(run, "stop").state is RunState.STOPPED
     assert_complete(run, folder)
     assert mirror_events(run) == []
 
@@ -76,13 +71,11 @@ def test_a_resumed_run_continues_its_mirror(runs: Runs) -> None:
     runs.order(run, "checkpoint")
     before = required(runs.until(run, lambda s: s.checkpoints).global_step)
     runs.until(run, lambda s: (s.global_step or 0) > before + 20)
-    runs.order(run, "kill")
-    runs.ended(run)
+    runs.end(run, "kill")
     assert_complete(run, folder)
     resume(run)
     runs.until(run, lambda s: s.state is RunState.RUNNING and (s.global_step or 0) > 40)
-    runs.order(run, "stop")
-    runs.ended(run)
+    runs.end(run, "stop")
     with RunStore(run) as store:
         assert len(store.attempts()) == 2
     assert_complete(run, folder)
@@ -100,8 +93,7 @@ def test_training_goes_on_when_the_disk_of_the_mirror_is_full(runs: Runs, tmp_pa
         before = required(resolve_snapshot(run).global_step)
         runs.until(run, lambda s: (s.global_step or 0) > before + 20)
         ballast.unlink()
-        runs.order(run, "stop")
-        assert runs.ended(run).state is RunState.STOPPED
+        assert runs.end(run, "stop").state is RunState.STOPPED
         assert_complete(run, disk / run.id)
     finally:
         unmount(disk)
@@ -124,8 +116,7 @@ def test_a_mirror_that_was_killed_is_started_again(runs: Runs) -> None:
     assert mirror_process(runs, run) is not None
     mirror.close()
     wait_for(lambda: mirror_process(runs, run), wanted=lambda p: p is None, seconds=60)
-    runs.order(run, "stop")
-    runs.ended(run)
+    runs.end(run, "stop")
 
 
 def test_a_mirror_whose_package_is_gone_is_not_started_again(
@@ -153,7 +144,7 @@ def test_a_mirror_whose_package_is_gone_is_not_started_again(
 def test_a_history_that_cannot_be_read_does_not_end_the_mirror(private_home: Path) -> None:
     run = make_run(private_home, "owl-0001")
     run.db_path.write_bytes(b"no database" * 1000)
-    command = [sys.executable, "-m", "ltui.training.supervise.mirror_process", str(run.path), "m"]
+    command = [sys.executable, "-m", "ltui.training.supervise.event_mirror", str(run.path), "m"]
     ended = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True, cwd=run.path
     )

@@ -47,8 +47,7 @@ def test_a_command_without_telemetry_from_its_start_to_its_stop(runs: Runs) -> N
     assert runs.until(run, lambda s: not s.verdicts).ranks[1].state is RankState.RUNNING
 
     os.kill(pid, signal.SIGSTOP)
-    runs.order(run, "stop")
-    ended = runs.ended(run)
+    ended = runs.end(run, "stop")
     assert (ended.state, ended.exit_code) == (RunState.STOPPED, 1)
     assert (ended.detail or "").startswith("stopped on request (the command exited with code 1)")
 
@@ -62,8 +61,7 @@ def test_a_stopped_process_of_a_command_without_ranks_is_named(runs: Runs) -> No
     (verdict,) = runs.until(run, lambda s: s.verdicts).verdicts
     assert (verdict.kind, verdict.culprits) == ("stopped", (0,))
     assert f"kill -CONT {child}" in str(verdict.remedy)
-    runs.order(run, "stop")
-    assert runs.ended(run).state is RunState.STOPPED
+    assert runs.end(run, "stop").state is RunState.STOPPED
 
 
 _MAPS_A_LIBRARY = """

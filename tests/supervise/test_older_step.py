@@ -54,8 +54,7 @@ def test_only_the_steps_that_the_run_still_has_count(
     second = runs.until(run, lambda s: s.attempt == 2 and s.ranks)
     assert_values(second, {step: loss for step, loss in every.items() if step <= 20})
     assert newest_checkpoint(second.checkpoints).global_step == 20  # type: ignore[union-attr]
-    runs.order(run, "kill")
-    killed = runs.ended(run)
+    killed = runs.end(run, "kill")
     assert_values(killed, every)
     assert not any(c.superseded for c in killed.checkpoints)
 
@@ -83,8 +82,7 @@ def test_a_resumed_command_is_starting_until_it_trains_and_accepts_a_stop_at_a_s
     wait = f'[ "$LTUI_ATTEMPT" = 1 ] || while [ ! -e {gate} ]; do sleep 0.05; done'
     run = runs.start("sh", "-c", f"{wait}; exec {shlex.join(runs.fake_command())}")
     runs.until(run, lambda s: (s.global_step or 0) >= 5)
-    runs.order(run, "stop")
-    runs.ended(run)
+    runs.end(run, "stop")
 
     resume(run)
     begun = time.monotonic()

@@ -60,7 +60,7 @@ def test_a_request_without_an_answer_is_given_up(
     attempt: Any = SimpleNamespace(
         snapshot=RunSnapshot(id="a", name="a", state=RunState.RUNNING),
         spec=SimpleNamespace(nodes=None, command=None),
-        evidence=SimpleNamespace(request_diagnosis=Future),
+        evidence=SimpleNamespace(rounds=SimpleNamespace(request_diagnosis=Future)),
         coordination_error=lambda: None,
         fold=FoldState(),
     )

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from ltui.app.cli import main
 from ltui.app.exit_codes import EXIT_BAD_INPUT, EXIT_DONE
 from ltui.training.lifecycle.launch_run import launch
-from ltui.training.lifecycle.restart_rules import (
+from ltui.training.lifecycle.restart_policy import (
     BEFORE_TRAINING,
     RestartHistory,
     read_restart_history,
@@ -68,8 +68,7 @@ def test_a_killed_rank_is_followed_by_an_attempt_from_the_last_checkpoint(runs: 
     second = training(runs, run, 2, 40)
     assert second.restarted_because is not None
     assert second.restarted_because.startswith("restart 1 of 2, after: ")
-    runs.order(run, "stop")
-    ended = runs.ended(run)
+    ended = runs.end(run, "stop")
     assert ended.state is RunState.STOPPED
     (waited,) = events(run, "restart")
     assert waited.text.startswith("restart 1 of 2 in ")
@@ -92,8 +91,7 @@ def test_resumed_with_restarts(runs: Runs) -> None:
     kill_a_rank(training(runs, run, 2, 25))
     third = training(runs, run, 3, 30)
     assert (third.restarted_because or "").startswith("restart 1 of 1, after: ")
-    runs.order(run, "stop")
-    assert runs.ended(run).state is RunState.STOPPED
+    assert runs.end(run, "stop").state is RunState.STOPPED
     assert run.read_spec().restarts == 1
 
 
@@ -143,16 +141,14 @@ def test_the_wait_survives_the_supervisor_and_can_be_stopped(
         ),
     )
     assert after.state is RunState.QUEUED
-    runs.order(run, "stop")
-    ended = runs.ended(run)
+    ended = runs.end(run, "stop")
     assert ended.state is RunState.STOPPED
     assert (ended.detail or "").startswith("stopped while it waited for restart 1 of 3, after: ")
     # A person begins the count anew.
     resume(run)
     training(runs, run, 2, 20)
     assert read_restart_history(run) == RestartHistory()
-    runs.order(run, "kill")
-    assert runs.ended(run).attempt == 2
+    assert runs.end(run, "kill").attempt == 2
 
 
 def end_the_wait(run: RunDir, waiting: RunSnapshot) -> None:
@@ -173,15 +169,13 @@ def test_a_supervisor_that_dies_in_the_wait_restarts_the_run_all_the_same(
     kill_a_rank(training(runs, run, 1, 15))
     end_the_wait(run, runs.until(run, lambda s: s.state is RunState.QUEUED))
     training(runs, run, 2, 20)
-    runs.order(run, "kill")
-    assert runs.ended(run).state is RunState.STOPPED
+    assert runs.end(run, "kill").state is RunState.STOPPED
 
 
 def test_a_kill_is_followed_by_nothing(runs: Runs) -> None:
     run = start(runs, restarts=3)
     training(runs, run, 1, 5)
-    runs.order(run, "kill")
-    ended = runs.ended(run)
+    ended = runs.end(run, "kill")
     assert (ended.state, ended.attempt) == (RunState.STOPPED, 1)
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from ltui.app.cli import main
-from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.delete_runs import delete
 from ltui.training.lifecycle.launch_run import launch
 from ltui.training.lifecycle.resume_run import (
@@ -23,6 +22,7 @@ from ltui.training.lifecycle.resume_run import (
     wait_for_supervisor_exit,
 )
 from ltui.training.lifecycle.run_status import resolve_snapshot
+from ltui.training.lifecycle.start_supervisor import AttemptPlan
 from ltui.training.lifecycle.supervisor_client import ControlClient, NotSupervisedError
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import lock_holder
@@ -56,7 +56,7 @@ def test_ranks_are_seen_and_the_run_finishes(runs: Runs) -> None:
     assert "--set" not in remedy
     assert resolve_snapshot(run).supervisor_pid is None
     assert ended.history_note is None
-    assert runs.steps(run, 0) == runs.steps(run, 1) == list(range(1, 151))
+    assert runs.has_all_steps(run, 150)
     assert run.engine_log_path(1).read_text() == "engine begins\n"
 
 
@@ -75,14 +75,12 @@ def test_files_of_a_run_are_the_users_alone(runs: Runs) -> None:
     modes = {p: stat.S_IMODE(p.stat().st_mode) for p in (run.path, *run.path.rglob("*"))}
     open_to_others = [str(p) for p, mode in modes.items() if mode & 0o077]
     assert open_to_others == []
-    runs.order(run, "kill")
-    runs.ended(run)
+    runs.end(run, "kill")
 
 
 def test_stop_leaves_a_checkpoint_and_resume_goes_on(runs: Runs) -> None:
     run = runs.training()
-    runs.order(run, "stop")
-    stopped = runs.ended(run)
+    stopped = runs.end(run, "stop")
     assert stopped.state is RunState.STOPPED
     assert stopped.detail == f"stopped at step {stopped.global_step}, checkpoint verified"
     (checkpoint,) = stopped.checkpoints
@@ -92,8 +90,7 @@ def test_stop_leaves_a_checkpoint_and_resume_goes_on(runs: Runs) -> None:
     assert again.attempt == 2
     with pytest.raises(ProblemError, match="so it cannot be resumed"):
         resume(run)
-    runs.order(run, "stop")
-    twice = runs.ended(run)
+    twice = runs.end(run, "stop")
     assert runs.steps(run) == list(range(1, required(twice.global_step) + 1))
 
 
@@ -102,15 +99,13 @@ def test_steps_that_were_redone_replace_the_earlier_ones(runs: Runs) -> None:
     runs.order(run, "checkpoint")
     saved = runs.until(run, lambda s: s.checkpoints).checkpoints[0]
     runs.until(run, lambda s: (s.global_step or 0) > saved.global_step + 20)
-    runs.order(run, "kill")
-    killed = runs.ended(run)
+    killed = runs.end(run, "kill")
     assert killed.state is RunState.STOPPED
     assert "killed on request" in required(killed.detail)
     assert f"the last checkpoint is of step {saved.global_step}" in required(killed.detail)
     resume(run)
     runs.until(run, lambda s: s.attempt == 2 and (s.global_step or 0) > saved.global_step + 5)
-    runs.order(run, "stop")
-    ended = runs.ended(run)
+    ended = runs.end(run, "stop")
     assert ended.state is RunState.STOPPED
     assert runs.steps(run) == list(range(1, required(ended.global_step) + 1))
 
@@ -129,8 +124,7 @@ def test_pause_holds_the_ranks_and_continue_frees_them(runs: Runs) -> None:
             s.state is RunState.RUNNING and (s.global_step or 0) > required(paused.global_step) + 10
         ),
     )
-    runs.order(run, "stop")
-    ended = runs.ended(run)
+    ended = runs.end(run, "stop")
     states = [change["state"] for change in stored_rows(run, "states")]
     assert states[-1] == ended.state.value == "stopped"
     assert [s for s in states if s in ("paused", "running")] == ["running", "paused", "running"]
@@ -144,8 +138,7 @@ def test_continue_names_the_step_of_the_pause(
     paused = runs.until(run, lambda s: s.state is RunState.PAUSED)
     assert main(["continue", run.id]) == 0
     assert capsys.readouterr().out == f"{run.id} continued at step {paused.global_step}.\n"
-    runs.order(run, "kill")
-    runs.ended(run)
+    runs.end(run, "kill")
 
 
 def test_a_failed_rank_is_named_with_its_exception(runs: Runs) -> None:
@@ -177,8 +170,7 @@ def test_ranks_without_telemetry_are_found_by_their_environment(runs: Runs) -> N
     run = runs.start("bash", "-c", "RANK=0 sleep 300 & RANK=1 sleep 300 & wait")
     seen = runs.until(run, lambda s: len(s.ranks) == 2)
     assert [r.rank for r in seen.ranks] == [0, 1]
-    runs.order(run, "stop", timeout_s=5)
-    assert runs.ended(run).state is RunState.STOPPED
+    assert runs.end(run, "stop", timeout_s=5).state is RunState.STOPPED
 
 
 def test_a_rank_that_fails_before_its_telemetry_is_named(runs: Runs) -> None:
@@ -202,8 +194,7 @@ def test_a_second_supervisor_refuses(runs: Runs) -> None:
         open_attempt(run, AttemptPlan(recover=True))
     with pytest.raises(ProblemError, match="Stop it first"):
         delete(run)
-    runs.order(run, "kill")
-    runs.ended(run)
+    runs.end(run, "kill")
     delete(run, now=True)
     assert list(run.path.parent.iterdir()) == []
     assert deleted_runs(runs.home) == []
@@ -248,8 +239,7 @@ def test_a_home_too_deep_for_a_socket(runs: Runs) -> None:
     run = launch(runs.spec("sleep", "300"), deep)
     assert run.socket_path.is_symlink()
     assert ControlClient(run).request({"cmd": "ping"})["ok"]
-    runs.order(run, "kill")
-    runs.ended(run)
+    runs.end(run, "kill")
     assert not os.path.lexists(run.socket_path)
     with pytest.raises(NotSupervisedError):
         runs.order(run, "kill")
@@ -328,8 +318,7 @@ def test_a_copy_of_a_live_run_does_not_reach_its_supervisor(runs: Runs, folder: 
         runs.order(copy, "stop")
     delete(copy)
     assert ControlClient(run).request({"cmd": "ping"})["ok"]
-    runs.order(run, "kill")
-    runs.ended(run)
+    runs.end(run, "kill")
 
 
 def test_a_run_of_a_copied_home_leaves_the_socket_of_the_original(runs: Runs) -> None:
@@ -342,8 +331,7 @@ def test_a_run_of_a_copied_home_leaves_the_socket_of_the_original(runs: Runs) ->
     shutil.copytree(home, copied_home, symlinks=True, ignore=unfinished)
     delete(RunDir(copied_home / "runs" / run.id))
     assert ControlClient(run).request({"cmd": "ping"})["ok"]
-    runs.order(run, "kill")
-    runs.ended(run)
+    runs.end(run, "kill")
 
 
 def test_hard_links_to_a_run_reach_and_change_nothing_of_it(runs: Runs) -> None:
@@ -358,8 +346,7 @@ def test_hard_links_to_a_run_reach_and_change_nothing_of_it(runs: Runs) -> None:
         runs.order(copy, "stop")
     resume(copy)
     runs.until(copy, lambda s: s.attempt == 2 and s.state is RunState.RUNNING)
-    runs.order(run, "stop")
-    stopped = runs.ended(run)
+    stopped = runs.end(run, "stop")
     assert runs.steps(run) == list(range(1, required(stopped.global_step) + 1))
     later = _hard_links(run, "copy-0002")
     files = (run.db_path, run.lock_path, run.supervisor_log_path, run.shim_log_path, run.spec_path)
@@ -372,11 +359,9 @@ def test_hard_links_to_a_run_reach_and_change_nothing_of_it(runs: Runs) -> None:
     for resumed in (copy, later, run):
         runs.until(resumed, lambda s: s.attempt == 2 and s.state is RunState.RUNNING)
     for resumed in (copy, later):
-        runs.order(resumed, "kill")
-        runs.ended(resumed)
+        runs.end(resumed, "kill")
         delete(resumed, now=True)
-    runs.order(run, "stop")
-    ended = runs.ended(run)
+    ended = runs.end(run, "stop")
     assert runs.steps(run) == list(range(1, required(ended.global_step) + 1))
 
 
@@ -407,8 +392,7 @@ def test_the_engine_gets_the_users_environment_and_ours(
 
 def test_a_run_begins_with_another_runs_checkpoint(runs: Runs) -> None:
     first = runs.training()
-    runs.order(first, "stop")
-    step = runs.ended(first).global_step
+    step = runs.end(first, "stop").global_step
     assert step
     with pytest.raises(ProblemError, match=f"There are checkpoints of steps {step}"):
         find_start_checkpoint(runs.home, f"{first.id}:1")
@@ -419,8 +403,7 @@ def test_a_run_begins_with_another_runs_checkpoint(runs: Runs) -> None:
     second = launch(spec, runs.home, find_start_checkpoint(runs.home, first.id)[1])
     delete(first, now=True)
     runs.until(second, lambda s: (s.global_step or 0) > step + 5)
-    runs.order(second, "stop")
-    ended = runs.ended(second)
+    ended = runs.end(second, "stop")
     assert ended.state is RunState.STOPPED
     assert runs.steps(second)[0] == step + 1
     assert [c.reason for c in ended.checkpoints] == ["from", "stop"]
@@ -429,8 +412,7 @@ def test_a_run_begins_with_another_runs_checkpoint(runs: Runs) -> None:
 
 def test_a_resume_says_what_it_passed_over_and_what_changed(runs: Runs) -> None:
     run = runs.training("--save-every", "5")
-    runs.order(run, "stop")
-    stopped = runs.ended(run)
+    stopped = runs.end(run, "stop")
     newest = Path(stopped.checkpoints[-1].path)
     newest.write_bytes(b"x" + newest.read_bytes()[1:])
     spec = run.read_spec()
@@ -442,5 +424,4 @@ def test_a_resume_says_what_it_passed_over_and_what_changed(runs: Runs) -> None:
     assert began.data["changes"] == ["trainer.max_epochs=7"]
     assert began.data["skipped"] == [f"{newest.name} has a different checksum than its manifest"]
     assert began.text.endswith(f"skipped: {began.data['skipped'][0]}.")
-    runs.order(run, "kill")
-    runs.ended(run)
+    runs.end(run, "kill")

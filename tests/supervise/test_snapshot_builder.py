@@ -19,9 +19,8 @@ from ltui.training.diagnosis.judge_input import HealthHistory, position_facts
 from ltui.training.diagnosis.rules.early_warnings import loss_warning
 from ltui.training.gpu.flop_utilisation import BatchFlops
 from ltui.training.gpu.run_gpus import RunGpusView
-from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.classify_end import AttemptEnd
-from ltui.training.lifecycle.pending_stops import PendingStopStore
+from ltui.training.lifecycle.start_supervisor import AttemptPlan
 from ltui.training.lifecycle.stop_escalation import StopEscalation
 from ltui.training.process.identity import identify
 from ltui.training.shared.record_types import Phase, RecordKind
@@ -37,14 +36,14 @@ from ltui.training.state.run_snapshot import (
 from ltui.training.state.snapshot_from_fold import Progress
 from ltui.training.store.history_writer import Batch, StoreWriter
 from ltui.training.supervise.checkpoint_catalog import CheckpointCatalog, ScriptCheckpoints
-from ltui.training.supervise.live_attempt import LiveAttempt
-from ltui.training.supervise.machine_readings import Program
-from ltui.training.supervise.previous_attempt import (
+from ltui.training.supervise.history_recorder import (
     restore_fold,
     starting_progress,
     stored_snapshot,
     with_values,
 )
+from ltui.training.supervise.live_attempt import LiveAttempt
+from ltui.training.supervise.machine_readings import Program
 from ltui.training.supervise.snapshot_builder import build_snapshot, final_snapshot
 from tests.state.records import SECOND, labelled, pulse, step, steps
 from tests.store.histories import StepRow, begin, run_dir, snapshot, step_row, write
@@ -72,7 +71,7 @@ def attempt(folder: Path, **changes: Any) -> Any:
         "queued_because": None,
         "furthest_step": lambda: None,
         "have_stopped": lambda: False,
-        "logs_values": lambda: False,
+        "has_logged": False,
         "queues": SimpleNamespace(errors={}),
         "started_at": 0.0,
         "fold": fold(FoldState(), 0, [plan, *steps(100, 0.1)]),
@@ -81,7 +80,6 @@ def attempt(folder: Path, **changes: Any) -> Any:
         "flops": None,
         "changes": (),
         "restarted_because": None,
-        "pending_stops": PendingStopStore(run, 2),
         "catalog": CheckpointCatalog(run.checkpoints_dir),
         "script_checkpoints": ScriptCheckpoints(),
         "recorder": SimpleNamespace(note=None, combined_values=0),
@@ -89,7 +87,7 @@ def attempt(folder: Path, **changes: Any) -> Any:
         "nodes": None,
         "shown_metrics": lambda _: {},
         "logs": SimpleNamespace(warnings=()),
-        "stops": SimpleNamespace(escalation=None, error=None),
+        "stops": SimpleNamespace(escalation=None, error=None, descriptions=tuple),
     }
     return SimpleNamespace(**{**values, **changes})
 

@@ -61,8 +61,7 @@ def test_a_verdict_is_an_event_when_it_begins_and_when_it_ends(runs: Runs) -> No
     document = over.data["verdict"]
     assert document["culprits"] == [1]
     assert document["ended"] >= document["began"]
-    runs.order(run, "kill")
-    ended = runs.ended(run)
+    ended = runs.end(run, "kill")
     # Ranks that die because a person wanted it are no news.
     assert len(events(run, "verdict")) == 1
     assert not [v for v in ended.verdicts if v.level == "dead"]
@@ -72,8 +71,8 @@ def test_a_run_that_was_killed_while_it_was_stalled_says_so(runs: Runs) -> None:
     run = start(runs)
     stop_a_rank(runs, run)
     runs.until(run, lambda s: any(v.level == "stalled" for v in s.verdicts))
-    runs.order(run, "kill")
-    assert "killed on request (STALLED: the process of rank 1" in required(runs.ended(run).detail)
+    ended = runs.end(run, "kill")
+    assert "killed on request (STALLED: the process of rank 1" in required(ended.detail)
 
 
 def test_the_hook_is_called_for_a_dead_rank_even_if_the_run_ends_at_once(

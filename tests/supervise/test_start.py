@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.engine_start_checks import check_start
-from ltui.training.lifecycle.shim_files import engine_identity
+from ltui.training.lifecycle.run_processes import engine_identity
+from ltui.training.lifecycle.start_supervisor import AttemptPlan
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.code_record import read_record
@@ -56,7 +56,7 @@ def test_an_engine_without_a_supervisor_is_ended(
     assert not engines[0].alive()
     monkeypatch.undo()
     supervisor = open_attempt(run, AttemptPlan())
-    assert supervisor.attempt == 3
+    assert supervisor.live.number == 3
     supervisor.request_stop(15)
     assert supervisor.run() is None
     assert runs.ended(run).state is RunState.STOPPED
@@ -79,5 +79,4 @@ def test_the_code_of_each_attempt_is_recorded(runs: Runs) -> None:
     assert f"  {record.user} on {record.host}\n" in done.stdout
     document = json.loads(run_ltui("show", run.id, "--code", "--json", code=0).stdout)
     assert [entry["attempt"] for entry in document] == [1]
-    runs.order(run, "kill")
-    runs.ended(run)
+    runs.end(run, "kill")

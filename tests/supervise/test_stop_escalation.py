@@ -12,11 +12,17 @@ from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.judge import Judgement
 from ltui.training.diagnosis.judge_input import Death, JudgeInput
 from ltui.training.lifecycle.run_status import resolve_snapshot
-from ltui.training.lifecycle.stop_escalation import INTERRUPT_S, StopEscalation, StopStage
+from ltui.training.lifecycle.stop_escalation import (
+    INTERRUPT_S,
+    NOT_STOPPED,
+    StopEscalation,
+    StopStage,
+)
 from ltui.training.process.identity import ProcessIdentity
 from ltui.training.state.run_snapshot import RunState
-from ltui.training.supervise import stop_controller
-from ltui.training.supervise.stop_controller import NOT_STOPPED, StopController
+from ltui.training.store.run_directory import RunDir
+from ltui.training.supervise import stops
+from ltui.training.supervise.stops import Stops
 from ltui.training.supervise.watchdog.evidence_collector import HealthMonitor
 from ltui.training.tensor_queue.control_block import Command
 from tests.required import required
@@ -77,8 +83,7 @@ def test_a_command_that_ignores_sigterm(runs: Runs) -> None:
     script = "trap '' TERM; echo deaf; while true; do sleep 0.1; done"
     run = runs.start("bash", "-c", script)
     runs.until(run, lambda _: run.engine_log_path(1).read_text())
-    runs.order(run, "stop", timeout_s=1.5)
-    ended = runs.ended(run)
+    ended = runs.end(run, "stop", timeout_s=1.5)
     assert ended.state is RunState.STOPPED
     assert "the command did not end within 2 s" in required(ended.detail)
 
@@ -88,8 +93,7 @@ def test_kill_cuts_a_stop_short(runs: Runs) -> None:
     os.kill(required(resolve_snapshot(run).ranks[0].pid), signal.SIGSTOP)
     runs.order(run, "stop", timeout_s=600)
     runs.until(run, lambda s: s.state is RunState.STOPPING)
-    runs.order(run, "kill")
-    assert "killed on request" in required(runs.ended(run).detail)
+    assert "killed on request" in required(runs.end(run, "kill").detail)
 
 
 @pytest.mark.parametrize("requested_at", [1, 2])
@@ -116,7 +120,7 @@ def test_only_ranks_that_died_before_the_end_was_requested_are_reported(requeste
 
 
 def test_ranks_that_cannot_save_are_not_forced(tmp_path: Path) -> None:
-    controller = StopController(tmp_path / "queue" / "control.bin")
+    controller = Stops(RunDir(tmp_path), 1)
     controller.stop(0.0, 60.0, telemetry=True)
     controller.stop_failed("No checkpoint was saved at step 7: the disk is full. Training goes on.")
     assert controller.escalation is None
@@ -131,7 +135,7 @@ def test_ranks_that_cannot_save_are_not_forced(tmp_path: Path) -> None:
 
 
 def test_a_pause_ends_when_a_rank_cannot_take_part(tmp_path: Path) -> None:
-    controller = StopController(tmp_path / "queue" / "control.bin")
+    controller = Stops(RunDir(tmp_path), 1)
     controller.pause_failed("nothing was requested")
     assert controller.error is None
     controller.request(Command.PAUSE)
@@ -145,15 +149,14 @@ def test_each_rank_is_interrupted_twice_even_by_a_late_supervisor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[tuple[float, int, int]] = []
-    controller = StopController(tmp_path / "queue" / "control.bin")
-    controller.restore(StopEscalation(0.0, 60.0, telemetry=True))
+    controller = Stops(RunDir(tmp_path), 1)
+    controller.escalation = StopEscalation(0.0, 60.0, telemetry=True)
     for now_s in (63.0, 63.25, 64.0, 65.0, 65.25, 67.0):
 
-        def send(process: ProcessIdentity, number: int, *, at_s: float = now_s) -> bool:
+        def send(process: ProcessIdentity, number: int, *, at_s: float = now_s) -> None:
             sent.append((at_s, process.pid, number))
-            return True
 
-        monkeypatch.setattr(stop_controller, "send_signal", send)
+        monkeypatch.setattr(stops, "send_signal", send)
         ranks = {0: ProcessIdentity(11, 1)} | ({1: ProcessIdentity(12, 1)} if now_s > 64 else {})
         controller.escalate(now_s, {}, None, ranks)
     assert sorted(sent) == [

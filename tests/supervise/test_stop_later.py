@@ -17,17 +17,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from ltui.training.lifecycle import pending_stops
-from ltui.training.lifecycle.pending_stops import (
-    PendingStops,
-    PendingStopStore,
-    read_pending_stops,
-    write_pending_stops,
-)
 from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.problem import ProblemError
 from ltui.training.state.record_fold import FoldState
-from ltui.training.state.run_snapshot import LIVE, MetricValue, RunSnapshot, RunState
+from ltui.training.state.run_snapshot import MetricValue, RunSnapshot, RunState
 from ltui.training.state.stop_conditions import (
     StopCondition,
     from_document,
@@ -40,7 +33,9 @@ from ltui.training.state.stop_conditions import (
 )
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir
+from ltui.training.supervise import stops
 from ltui.training.supervise.request_handler import RequestHandler
+from ltui.training.supervise.stops import Stops, StoredStops, read_stops, write_stops
 
 from .conftest import Runs
 
@@ -52,24 +47,12 @@ def ask(run: RunDir, *conditions: StopCondition) -> list[str]:
     return stops
 
 
-def supervisor_pid(runs: Runs, run: RunDir) -> int:
-    pid = runs.until(run, lambda s: s.supervisor_pid).supervisor_pid
-    assert pid
-    return pid
-
-
-def replace_supervisor(runs: Runs, run: RunDir, pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
-    runs.until(run, lambda s: s.supervisor_pid not in (None, pid) or s.state not in LIVE)
-
-
 def test_exactly_at_a_step_whoever_supervises(runs: Runs) -> None:
     gate, step = runs.cwd / "gate", 40
     run = runs.training("--gate", str(gate), "--gate-at", "20")
-    pid = supervisor_pid(runs, run)
     assert ask(run, StopCondition(kind="step", step=step)) == [f"at step {step}"]
     # An answer means that the condition is on disk, where the next supervisor reads it.
-    replace_supervisor(runs, run, pid)
+    runs.replace_supervisor(run)
     runs.until(run, lambda s: s.stops == (f"at step {step}",))
     gate.touch()
     ended = runs.ended(run)
@@ -83,10 +66,9 @@ def test_when_a_metric_passes_a_value_and_at_a_time(runs: Runs) -> None:
     gate = runs.cwd / "gate"
     # Every rank waits at step 5, where the condition is set: only later steps can fulfil it.
     run = runs.training("--gate", str(gate), "--gate-at", "5")
-    pid = supervisor_pid(runs, run)
     # Losses of fake ranks are spread evenly from 0 to 1.
     assert ask(run, parse_metric_condition("train/loss<0.1")) == ["when train/loss < 0.1"]
-    replace_supervisor(runs, run, pid)
+    runs.replace_supervisor(run)
     gate.touch()
     ended = runs.ended(run)
     assert ended.state is RunState.STOPPED
@@ -115,8 +97,7 @@ def test_what_is_cancelled_replaced_or_refused(runs: Runs) -> None:
     ControlClient(run).request({"cmd": "stop_when", "cancel": True})
     runs.until(run, lambda s: s.stops == ())
     assert json.loads(run.requests_path.read_text())["conditions"] == []
-    runs.order(run, "kill")
-    runs.ended(run)
+    runs.end(run, "kill")
 
 
 @pytest.mark.slow
@@ -148,7 +129,7 @@ def test_a_stop_goes_on_under_the_next_supervisor(runs: Runs) -> None:
     runs.until(run, lambda s: s.state is RunState.RUNNING)
     runs.order(run, "stop", timeout_s=4)
     runs.until(run, lambda s: s.state is RunState.STOPPING)
-    replace_supervisor(runs, run, supervisor_pid(runs, run))
+    runs.replace_supervisor(run)
     ended = runs.ended(run)
     assert ended.state is RunState.STOPPED
     assert "because the command did not end within 4 s" in (ended.detail or "")
@@ -161,12 +142,10 @@ def test_a_condition_is_on_disk_before_it_is_confirmed(
     attempt: Any = SimpleNamespace(
         snapshot=RunSnapshot(id="a", name="a", state=RunState.RUNNING),
         spec=SimpleNamespace(nodes=None, command=None),
-        pending_stops=PendingStopStore(run, 1),
-        stops=None,
+        stops=Stops(run, 1),
         coordination_error=lambda: None,
         fold=FoldState(),
         has_pulses=lambda: True,
-        set_planned_stop=lambda: None,
     )
     requests = RequestHandler(attempt, Mock(), queued)
     document = StopCondition(kind="step", step=40).to_document()
@@ -174,21 +153,21 @@ def test_a_condition_is_on_disk_before_it_is_confirmed(
         answer = client.submit(requests.accept, {"cmd": "stop_when", "conditions": [document]})
         assert queued.wait(60)
 
-        def write(run_dir: RunDir, pending: PendingStops) -> None:
+        def write(run_dir: RunDir, stored: StoredStops) -> None:
             assert not answer.done()
-            write_pending_stops(run_dir, pending)
+            write_stops(run_dir, stored)
 
-        monkeypatch.setattr(pending_stops, "write_pending_stops", write)
+        monkeypatch.setattr(stops, "write_stops", write)
         requests.carry_out()
         assert answer.result(60) == {"ok": True, "stops": ["at step 40"]}
-        assert read_pending_stops(run).descriptions() == ("at step 40",)
+        assert [c.step for c in read_stops(run).conditions] == [40]
         queued.clear()
         late = client.submit(requests.accept, {"cmd": "stop_when", "cancel": True})
         assert queued.wait(60)
         requests.close()
         with pytest.raises(ValueError, match="has just ended"):
             late.result(60)
-    assert read_pending_stops(run).descriptions() == ("at step 40",)
+    assert [c.step for c in read_stops(run).conditions] == [40]
 
 
 # -- pure ------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from ltui.training.json_codec import to_json
-from ltui.training.lifecycle.recover_runs import current_snapshot
+from ltui.training.lifecycle.run_status import current_snapshot
 from ltui.training.state import run_snapshot
 from ltui.training.store.find_run import find_run
 from tests.live_processes import processes_with, wait_until_gone

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ltui.training.lifecycle.shim_files import engine_exit, latest_attempt, shim_identity
+from ltui.training.lifecycle.run_processes import engine_exit, has_live_shim, latest_attempt
 from ltui.training.process.identity import lock_holder
 from ltui.training.store.history_place import remove_history
 from ltui.training.store.run_directory import RunDir
@@ -71,8 +71,7 @@ def ended_agents(home: Path) -> Iterator[RunDir]:
 
 
 def _is_live(run_dir: RunDir) -> bool:
-    shim = shim_identity(run_dir)
-    return lock_holder(run_dir.lock_path) is not None or (shim is not None and shim.alive())
+    return lock_holder(run_dir.lock_path) is not None or has_live_shim(run_dir)
 
 
 def _is_superfluous(run_dir: RunDir) -> bool:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ltui.training.diagnosis.observations.error_texts import is_consequence
 from ltui.training.diagnosis.verdict_words import NO_MACHINES, consequences_text, ranks_text
 from ltui.training.lifecycle.elastic_log import WorkerFailure
-from ltui.training.lifecycle.shim_files import EngineExit
+from ltui.training.lifecycle.run_processes import EngineExit
 from ltui.training.shared.record_types import Outcome, PulseState
 from ltui.training.state.good_checkpoints import FINITE, newest_checkpoint
 from ltui.training.state.record_fold import FoldedEvent, FoldState

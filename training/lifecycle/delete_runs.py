@@ -68,8 +68,8 @@ def remove(deleted: DeletedRun, limit_s: float = math.inf) -> bool:
         ) from error
 
 
-def empty_bin(home: Path, *, older_than_s: float = KEEP_S, limit_s: float = math.inf) -> None:
-    """Remove for ever what has been in the bin for so long, as far as the time is enough."""
+def empty_bin(home: Path, *, limit_s: float = math.inf) -> None:
+    """Remove for ever what has been in the bin for a week, as far as the time is enough."""
     deadline = time.monotonic() + limit_s
     for folder in bin_folders(home):
         for hidden in folder.glob(f"{_REMOVING}*"):
@@ -78,7 +78,7 @@ def empty_bin(home: Path, *, older_than_s: float = KEEP_S, limit_s: float = math
     for run in deleted_runs(home):
         if time.monotonic() >= deadline:
             return
-        if time.time() - run.deleted_at > older_than_s:
+        if time.time() - run.deleted_at > KEEP_S:
             # What cannot be removed now stays in the bin, which `ltui doctor` names.
             with contextlib.suppress(ProblemError):
                 remove(run, deadline - time.monotonic())

@@ -1,18 +1,24 @@
-"""Check before a launch for problems that would keep the engine from starting."""
+"""Check before a launch for problems that would keep the engine of a run from starting.
+
+The folder of its mirror is checked too.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import resource
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 from ltui.training.config.run_spec import RunSpec
-from ltui.training.lifecycle.mirror_folder import mirror_problems
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.python_command import program_command
+from ltui.training.store.optional_library import missing_library
+from ltui.training.store.run_directory import RunDir
 
 LEAST_FILE_BYTES = 64 << 20
 """Least limit of the size of a file with which a run starts. A queue alone has 4 MB."""
@@ -33,32 +39,38 @@ def check_start(spec: RunSpec, *, interpreter_checked: bool = False) -> None:
     Skipping this check saves a tenth of a second.
     """
     check_not_imported(spec)
-    problems = [] if Path(spec.cwd).is_dir() else [
-        Problem(where="working directory", what=f"{spec.cwd} does not exist.")
-    ]  # fmt: skip
-    if spec.command is not None:
-        problems += _command_problems(spec)
-    elif not interpreter_checked:
-        problems += _interpreter_problems(spec)
-    problems += _verdict_hook_problems(spec)
-    problems += mirror_problems(spec)
-    problems += _limit_problems()
+    problems = [
+        *_folder_problems(spec),
+        *(_interpreter_problems(spec) if not interpreter_checked else ()),
+        *_verdict_hook_problems(spec),
+        *_mirror_problems(spec),
+        *_limit_problems(),
+    ]
     if problems:
         raise ProblemError(*problems)
 
 
-def _limit_problems() -> list[Problem]:
+def _folder_problems(spec: RunSpec) -> Iterator[Problem]:
+    if not Path(spec.cwd).is_dir():
+        yield Problem(where="working directory", what=f"{spec.cwd} does not exist.")
+    name = spec.command[0] if spec.command else ""
+    if spec.command is not None and not _can_run(spec, name):
+        yield Problem(
+            where=name or "COMMAND",
+            what="there is no such command.",
+            remedy="Give what you would type to start the training: ltui exec -- python train.py",
+        )
+
+
+def _limit_problems() -> Iterator[Problem]:
     """Check that files may be as large as a history, a queue and a small checkpoint are."""
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if limit == resource.RLIM_INFINITY or limit >= LEAST_FILE_BYTES:
-        return []
-    return [
-        Problem(
+    if limit != resource.RLIM_INFINITY and limit < LEAST_FILE_BYTES:
+        yield Problem(
             where="ulimit -f",
             what=f"a file may have {limit >> 10} KiB, and the files of a run need more.",
             remedy="Raise the limit: ulimit -f unlimited",
         )
-    ]
 
 
 def check_not_imported(spec: RunSpec) -> None:
@@ -71,20 +83,15 @@ def check_not_imported(spec: RunSpec) -> None:
         )
 
 
-def _verdict_hook_problems(spec: RunSpec) -> list[Problem]:
+def _verdict_hook_problems(spec: RunSpec) -> Iterator[Problem]:
     """Check that the ``on_verdict`` program exists now, rather than when a verdict is issued."""
     target = spec.stall.on_verdict
-    if target is None or isinstance(target, str):
-        return []
-    if _can_run(spec, target[0]):
-        return []
-    return [
-        Problem(
+    if target is not None and not isinstance(target, str) and not _can_run(spec, target[0]):
+        yield Problem(
             where=f"on_verdict {target[0]}",
             what="there is no program of that name that can be run.",
             remedy="Give its path, or a webhook's URL.",
         )
-    ]
 
 
 def _can_run(spec: RunSpec, program: str) -> bool:
@@ -94,27 +101,15 @@ def _can_run(spec: RunSpec, program: str) -> bool:
     return shutil.which(path, path=spec.env.get("PATH", os.environ.get("PATH"))) is not None
 
 
-def _command_problems(spec: RunSpec) -> list[Problem]:
-    name = spec.command[0] if spec.command else ""
-    if _can_run(spec, name):
-        return []
-    return [
-        Problem(
-            where=name or "COMMAND",
-            what="there is no such command.",
-            remedy="Give what you would type to start the training: ltui exec -- python train.py",
-        )
-    ]
-
-
-def _interpreter_problems(spec: RunSpec) -> list[Problem]:
+def _interpreter_problems(spec: RunSpec) -> Iterator[Problem]:
+    if spec.command is not None:
+        return
     where = f"--python {spec.python}"
-    environ = {**os.environ, **spec.env}
     try:
         probe = subprocess.run(
             program_command(_PROBE, python=spec.python),
             cwd=spec.cwd if Path(spec.cwd).is_dir() else None,
-            env=environ,
+            env={**os.environ, **spec.env},
             capture_output=True,
             text=True,
             timeout=30,
@@ -122,23 +117,18 @@ def _interpreter_problems(spec: RunSpec) -> list[Problem]:
         )
         facts = json.loads(probe.stdout.strip().split("\n")[-1])
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        return [
-            Problem(
-                where=where,
-                what=f"this interpreter cannot be started ({failure_reason(error)}).",
-                remedy="Give the python of the environment that has torch and lightning.",
-            )
-        ]
-    missing = [name for name in ("torch", "lightning") if not facts[name]]
-    if not missing:
-        return []
-    return [
-        Problem(
+        yield Problem(
+            where=where,
+            what=f"this interpreter cannot be started ({failure_reason(error)}).",
+            remedy="Give the python of the environment that has torch and lightning.",
+        )
+        return
+    if missing := [name for name in ("torch", "lightning") if not facts[name]]:
+        yield Problem(
             where=where,
             what=f"its environment lacks {' and '.join(missing)}.",
             remedy=f"{spec.python} -m pip install {' '.join(missing)}, or give another --python.",
         )
-    ]
 
 
 def failure_reason(error: Exception) -> str:
@@ -148,3 +138,34 @@ def failure_reason(error: Exception) -> str:
     if isinstance(error, OSError):
         return error.strerror or str(error)
     return "it does not answer"
+
+
+def mirror_folder(run_dir: RunDir, spec: RunSpec) -> Path | None:
+    """Return the folder for the event files of a run; None if it has no mirror."""
+    if spec.mirror is None:
+        return None
+    folder = _chosen_folder(spec)
+    return run_dir.path / "tensorboard" if folder is None else folder / spec.id
+
+
+def _mirror_problems(spec: RunSpec) -> Iterator[Problem]:
+    if spec.mirror is None:
+        return
+    if importlib.util.find_spec("tensorboard") is None:
+        yield missing_library("tensorboard", "tensorboard", f"mirror {spec.mirror}")
+        return
+    folder = _chosen_folder(spec)
+    while folder is not None and not folder.exists():
+        folder = folder.parent
+    if folder is not None and not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+        yield Problem(
+            where=f"mirror {spec.mirror}",
+            what=f"{folder} is not a folder that can be written.",
+            remedy="Name another folder: tensorboard:FOLDER.",
+        )
+
+
+def _chosen_folder(spec: RunSpec) -> Path | None:
+    """Return the folder that the user chose; None for one in the run directory."""
+    name = (spec.mirror or "").partition(":")[2]
+    return Path(spec.cwd, Path(name).expanduser()) if name else None

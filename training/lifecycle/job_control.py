@@ -12,8 +12,7 @@ from ltui.training.problem import ProblemError
 from ltui.training.shared.defaults import STOP_TIMEOUT_S
 from ltui.training.slurm.batch_script import WARNING_SIGNAL
 from ltui.training.slurm.job_record import JobRecord, read_record, snapshot_path, write_cancelled
-from ltui.training.slurm.job_states import SlurmJob
-from ltui.training.slurm.run_place import Place, RunPlace, place_of
+from ltui.training.slurm.run_place import Place, RunPlace, SlurmJob, place_of
 from ltui.training.slurm.slurm_client import SlurmError, cancel, run_on_head, signal_steps
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState, snapshot_from_json
 from ltui.training.store.run_checkpoints import list_checkpoints
@@ -40,7 +39,7 @@ def _job(run_dir: RunDir, record: JobRecord) -> SlurmJob | None:
     if record.job_id is None or not (record.waits or running_elsewhere):
         return None
     # Imported here, and below, because most runs have no job that waits.
-    from ltui.training.slurm.queue_cache import QueueCache
+    from ltui.training.slurm.slurm_client import QueueCache
 
     # What SLURM said of the job before its last start ended says nothing about the next start.
     since_s = last.ended_at if last is not None and last.ended_at is not None else 0.0
@@ -85,7 +84,7 @@ def with_job(run_dir: RunDir, snapshot: RunSnapshot) -> RunSnapshot:
     last = record.last_life
     finished = snapshot.state is RunState.FINISHED
     if last is not None and last.ended_at is None and last.requeued and not finished:
-        from ltui.training.slurm.queue_cache import QueueCache
+        from ltui.training.slurm.slurm_client import QueueCache
 
         job = QueueCache(run_dir.home).job(last.job_id)
         if job is None or not job.ended:

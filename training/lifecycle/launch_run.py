@@ -15,13 +15,9 @@ from typing import TYPE_CHECKING
 
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.engine_start_checks import check_start
-from ltui.training.lifecycle.kill_processes import kill_run_processes
 from ltui.training.lifecycle.rank_package import install_rank_package
-from ltui.training.lifecycle.start_supervisor import (
-    SupervisorKilledError,
-    shim_restarts_supervisor,
-    start_supervisor,
-)
+from ltui.training.lifecycle.run_processes import kill_run_processes
+from ltui.training.lifecycle.start_supervisor import AttemptPlan, start_supervisor
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import lock_holder
 from ltui.training.store.run_directory import RunDir, write_atomically
@@ -50,17 +46,15 @@ def launch(
     with leaving_no_run(run_dir):
         install_rank_package(home)
         create_run_directory(run_dir, spec, private_files)
-        arguments: list[str] = []
+        plan = AttemptPlan()
         if start_from is not None:
             from ltui.training.store.run_checkpoints import import_checkpoint
 
             brought = import_checkpoint(start_from, run_dir.checkpoints_dir)
-            arguments = ["--resume-from", brought.path, "--resume-step", str(brought.global_step)]
+            plan = AttemptPlan(resume_from=Path(brought.path), resume_step=brought.global_step)
     try:
-        start_supervisor(run_dir, arguments)
-    except BaseException as error:
-        if isinstance(error, SupervisorKilledError) and shim_restarts_supervisor(run_dir):
-            return run_dir
+        start_supervisor(run_dir, plan)
+    except BaseException:
         if lock_holder(run_dir.lock_path) is None:
             kill_run_processes(run_dir)
             run_dir.remove_stale_socket()
@@ -77,12 +71,9 @@ def start_first_attempt(run_dir: RunDir, *, because: str | None = None) -> None:
     check_start(run_dir.read_spec())
     try:
         install_rank_package(run_dir.home)
-        start_supervisor(run_dir, () if because is None else (f"--because={because}",))
+        start_supervisor(run_dir, AttemptPlan(restarted_because=because))
     except OSError as error:
         raise home_not_writable(run_dir.home, error) from error
-    except SupervisorKilledError:
-        if not shim_restarts_supervisor(run_dir):
-            raise
 
 
 def create_run_directory(

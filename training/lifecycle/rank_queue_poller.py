@@ -44,7 +44,7 @@ def allow_queues_of(ranks: int) -> None:
 _QUEUE_NAME = re.compile(r"rank-(\d+)\.queue")
 _POLL_RECORDS = 2000
 """Maximum number of records that one read of a queue returns."""
-_DIR_SETTLED_NS = 1_000_000_000
+DIR_SETTLED_NS = 1_000_000_000
 """Age in ns from which the time of the folder's last change is compared."""
 _POLLS_A_TICK = 4
 """Maximum number of reads of one queue in one poll.
@@ -170,7 +170,7 @@ class QueuePoller:
         self._tails = dict(sorted(self._tails.items()))
         # A file that is still being created is opened by a later poll. Another change within the
         # same tick of the clock would not change the time of the folder.
-        settled = time.time_ns() - changed_ns > _DIR_SETTLED_NS
+        settled = time.time_ns() - changed_ns > DIR_SETTLED_NS
         self._dir_changed_ns = changed_ns if settled and not failed else -1
         return True
 

@@ -49,7 +49,7 @@ nvidia-nccl-cu12 nvidia-nccl-cu13 nvidia-cudnn-cu12 nvidia-cudnn-cu13 nvidia-cub
 nvidia-cublas-cu12
 """.split()  # noqa: SIM905 - easier to read than a list of strings
 
-_VERSIONS_SCRIPT = """
+VERSIONS_SCRIPT = """
 import json, platform, sys
 from importlib.metadata import PackageNotFoundError, version
 found = {"python": platform.python_version()}
@@ -60,6 +60,7 @@ for name in sys.argv[1:]:
         pass
 print(json.dumps(found))
 """
+"""Program that prints the versions of Python and of the packages that its arguments name."""
 
 
 class _UnknownError(Exception):
@@ -162,7 +163,7 @@ def _interpreter(spec: RunSpec) -> str | None:
 def _packages(python: str | None) -> dict[str, str]:
     if python is None:
         return {}
-    program = [python, "-I", "-c", _VERSIONS_SCRIPT, *_PACKAGES]
+    program = [python, "-I", "-c", VERSIONS_SCRIPT, *_PACKAGES]
     answer, _ = _ask(program, Path("/"), time.monotonic() + PACKAGES_S)
     try:
         return {str(name): str(number) for name, number in json.loads(answer).items()}

@@ -11,18 +11,14 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.engine_start_checks import check_start
 from ltui.training.lifecycle.launch_run import home_not_writable
 from ltui.training.lifecycle.rank_package import install_rank_package
-from ltui.training.lifecycle.recover_runs import recover_run, stays_live
-from ltui.training.lifecycle.run_status import nan_step, resolve_snapshot
-from ltui.training.lifecycle.start_supervisor import (
-    START_S,
-    SupervisorKilledError,
-    shim_restarts_supervisor,
-    start_supervisor,
-)
+from ltui.training.lifecycle.run_status import nan_step, recover_run, resolve_snapshot, stays_live
+from ltui.training.lifecycle.start_supervisor import START_S, AttemptPlan, start_supervisor
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.identity import lock_holder
 from ltui.training.state.run_snapshot import LIVE, CheckpointInfo, RunState
@@ -137,23 +133,19 @@ def resume(
     check_resumable(run_dir, allow_finished=allow_finished)
     step, path, skipped = _resume_point(run_dir, checkpoint)
     check_start(spec or before)
-    arguments = ["--resume-from", str(path), "--resume-step", str(step)]
-    arguments += [f"--skipped={words}" for words in skipped]
-    arguments += [] if because is None else [f"--because={because}"]
+    plan = AttemptPlan(
+        resume_from=path, resume_step=step, skipped=skipped, restarted_because=because
+    )
     new_spec_path: Path | None = None
     try:
         install_rank_package(run_dir.home)
         if spec is not None:
             new_spec_path = _write_new_spec(run_dir, spec)
             new = spec.overrides[len(before.overrides) :]
-            arguments += [f"--change={override}" for override in new]
-            arguments += ["--spec", str(new_spec_path)]
-        start_supervisor(run_dir, arguments)
+            plan = replace(plan, changes=new, spec_path=new_spec_path)
+        start_supervisor(run_dir, plan)
     except OSError as error:
         raise home_not_writable(run_dir.home, error) from error
-    except SupervisorKilledError:
-        if not shim_restarts_supervisor(run_dir):
-            raise
     finally:
         if new_spec_path is not None:
             shutil.rmtree(new_spec_path.parent, ignore_errors=True)
@@ -220,9 +212,9 @@ def _nothing_to_resume(run_dir: RunDir, choice: ResumeChoice) -> Problem:
     return Problem(where=run_dir.id, what=what, remedy=remedy)
 
 
-def wait_for_supervisor_exit(run_dir: RunDir, seconds: float = _EXIT_S) -> None:
+def wait_for_supervisor_exit(run_dir: RunDir) -> None:
     """Wait for a supervisor that is exiting. Return at once if it stays, or if there is none."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + _EXIT_S
     while time.monotonic() < deadline:
         holder = lock_holder(run_dir.lock_path)
         if holder is None or stays_live(run_dir):

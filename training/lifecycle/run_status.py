@@ -1,18 +1,30 @@
-"""Determine the current status of a run, whichever of its processes have died.
+"""Determine the current status of a run, whichever of its processes have died, and recover it.
 
 While the supervisor is alive, it answers. Otherwise the history says how the run ended, or
-``unsupervised_status.py`` derives the status. Clients use this module. It changes nothing.
+``unsupervised_status.py`` derives the status. Clients use this module.
+
+A run is abandoned if its supervisor and its shim are both dead. This happens when ranks of the
+user's own launcher outlive both processes, when a supervisor dies before it has started a shim (a
+run that waits for GPUs), and after a reboot. In each case the lock file still names the dead
+supervisor. The next ltui command starts another supervisor, which continues to wait, or kills the
+remaining processes and records the end of the run.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ltui.training.lifecycle.kill_processes import run_processes
-from ltui.training.lifecycle.shim_files import latest_attempt, shim_identity
+from ltui.training.lifecycle.run_processes import (
+    has_live_shim,
+    kill_run_processes,
+    latest_attempt,
+    run_processes,
+    shim_identity,
+)
 from ltui.training.lifecycle.supervisor_client import STILL_STARTING, ControlClient
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import has_just_started, lock_holder, lock_left_by_us
@@ -94,12 +106,11 @@ def is_abandoned(run_dir: RunDir) -> bool:
         return False
     if not lock_left_by_us(run_dir.lock_path) or not os.access(run_dir.path, os.W_OK):
         return False  # Ended regularly, supervised, copied, or the run cannot be changed.
-    shim = shim_identity(run_dir)
+    shim_lives = has_live_shim(run_dir)
     try:
-        is_live = _read_stored_snapshot(run_dir).state in LIVE
+        return _read_stored_snapshot(run_dir).state in LIVE and not shim_lives
     except ProblemError:
         return False
-    return is_live and not (shim is not None and shim.alive())
 
 
 def _place_of_job(run_dir: RunDir) -> RunPlace | None:
@@ -219,3 +230,44 @@ def _snapshot_from_files(run_dir: RunDir, note: str | None) -> RunSnapshot:
         log_dir=str(run_dir.logs_dir(attempt or 1)),
         run_dir=str(run_dir.path),
     )
+
+
+_RECORDED_S = 10.0
+"""Seconds to wait until the new supervisor has recorded the end of the run."""
+
+
+def current_snapshot(run: RunDir) -> RunSnapshot:
+    """Recover the run first if it is abandoned, then return ``resolve_snapshot``."""
+    recover_run(run)
+    return resolve_snapshot(run)
+
+
+def recover_run(run: RunDir, timeout_s: float = _RECORDED_S) -> bool:
+    """Recover the run if it is abandoned, and return True if it was.
+
+    Returns when the run waits in the queue again, has left it, or its end is recorded. It raises no
+    errors: a run that cannot be recovered, for example on a read-only disk, is shown as it is.
+    """
+    if not is_abandoned(run):
+        return False
+    # Imported here: few runs are abandoned, and every command that shows a run asks.
+    from ltui.training.lifecycle.start_supervisor import restart_supervisor
+
+    try:
+        restart_supervisor(run)
+    except (ProblemError, OSError):
+        # No supervisor can be started, so do not leave the run's processes running.
+        if lock_holder(run.lock_path) is None:
+            kill_run_processes(run)
+    deadline = time.monotonic() + timeout_s
+    while lock_holder(run.lock_path) is not None and time.monotonic() < deadline:
+        if stays_live(run):
+            break
+        time.sleep(0.02)
+    return True
+
+
+def stays_live(run_dir: RunDir) -> bool:
+    """Return True if the run continues: its supervisor is not only recording the end."""
+    state = resolve_snapshot(run_dir).state
+    return state in LIVE and (state is RunState.QUEUED or has_live_shim(run_dir))

@@ -1,6 +1,7 @@
 """Start a supervisor for a new run, for another attempt, or for a run whose supervisor died.
 
-Users wait for the first training step, so this module must not import anything heavy.
+The plan of the attempt goes with its command line. Users wait for the first training step, so this
+module must not import anything heavy.
 """
 
 from __future__ import annotations
@@ -10,16 +11,81 @@ import os
 import select
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from msgspec import Struct, convert, to_builtins
+
 from ltui.training.lifecycle.engine_start_checks import failure_reason
-from ltui.training.lifecycle.shim_files import shim_identity
+from ltui.training.lifecycle.run_processes import has_live_shim
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.identity import lock_holder, lock_left_by_us
 from ltui.training.process.python_command import module_command
 from ltui.training.shared.regular_files import read_end
 from ltui.training.store.run_directory import RunDir, open_private_log, read_json, write_json
+
+
+class AttemptPlan(Struct, frozen=True, kw_only=True):
+    """A new attempt of a run or, with ``recover``, the attempt whose supervisor died."""
+
+    number: int | None = None
+    """Number of the attempt; None for the one after the last."""
+    recover: bool = False
+    resume_from: Path | None = None
+    resume_step: int | None = None
+    spec_path: Path | None = None
+    """A specification that replaces the stored one of the run."""
+    changes: tuple[str, ...] = ()
+    """The overrides (``--set``) that are new in this specification, as shown to people."""
+    skipped: tuple[str, ...] = ()
+    """Newer checkpoints that are incomplete or damaged, each with the reason."""
+    restarted_because: str | None = None
+    """The reason of an automatic restart, for example ``restart 2 of 3, after: ...``."""
+    left_out: tuple[int, ...] | None = None
+    """Nodes without which a restart continues; None for those of the specification."""
+
+    def to_text(self) -> str:
+        """Return the plan as a word of a command line; see ``from_text``."""
+        return json.dumps(to_builtins(self, enc_hook=os.fspath))
+
+    @classmethod
+    def from_text(cls, text: str) -> AttemptPlan:
+        return convert(json.loads(text), cls, dec_hook=to_path)
+
+    def event_text(self, attempt: int) -> str:
+        """Return the text of the event that marks the start of the attempt."""
+        parts = [f"Attempt {attempt} begins"]
+        if self.restarted_because:
+            parts.append(f"({self.restarted_because})")
+        if self.left_out:
+            parts.append(f"without node {', '.join(map(str, self.left_out))}")
+        if self.resume_from is not None:
+            parts.append(f"from step {self.resume_step} ({self.resume_from.name})")
+        elif attempt > 1:
+            parts.append("from the beginning, as there is no checkpoint")
+        text = " ".join(parts)
+        if self.changes:
+            text += f", with {', '.join(self.changes)}"
+        if self.skipped:
+            text += f"; skipped: {'; '.join(self.skipped)}"
+        return f"{text}."
+
+    def event_fields(self) -> dict[str, object]:
+        """Return the data of that event."""
+        return {
+            "path": None if self.resume_from is None else str(self.resume_from),
+            "global_step": self.resume_step,
+            "changes": list(self.changes),
+            "skipped": list(self.skipped),
+            "restarted_because": self.restarted_because,
+        }
+
+
+def to_path(_kind: type, value: Any) -> Path:
+    """Convert the only fields of a plan that are no plain values: ``dec_hook`` of msgspec."""
+    return Path(value)
+
 
 LOG_TAIL_BYTES = 1 << 16
 """Number of bytes read from the end of the supervisor's log."""
@@ -37,7 +103,9 @@ def restart_supervisor(run_dir: RunDir) -> None:
             what = "no supervisor of this user has had this directory: it is a copy."
             remedy = "Nothing of it runs. To remove it: ltui delete"
             raise ProblemError.of(where=run_dir.id, what=what, remedy=f"{remedy} {run_dir.id}")
-        start_supervisor(run_dir, ("--adopt",), _saved_environment(run_dir))
+        saved = read_json(run_dir.environment_path)
+        environment = None if saved is None else {str(k): str(v) for k, v in saved.items()}
+        start_supervisor(run_dir, AttemptPlan(recover=True), environment)
 
 
 def save_environment(run_dir: RunDir) -> None:
@@ -46,20 +114,14 @@ def save_environment(run_dir: RunDir) -> None:
         write_json(run_dir.environment_path, os.environ)
 
 
-def _saved_environment(run_dir: RunDir) -> dict[str, str] | None:
-    document = read_json(run_dir.environment_path)
-    return None if document is None else {str(k): str(v) for k, v in document.items()}
-
-
-def shim_restarts_supervisor(run_dir: RunDir) -> bool:
+def _shim_restarts_supervisor(run_dir: RunDir) -> bool:
     """Wait until the shim has started another supervisor. Return False if there is no live shim.
 
     Called when the supervisor was killed before it could report that it has started.
     """
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
-        shim = shim_identity(run_dir)
-        if shim is None or not shim.alive():
+        if not has_live_shim(run_dir):
             return False
         if lock_holder(run_dir.lock_path) is not None:
             return True
@@ -67,26 +129,29 @@ def shim_restarts_supervisor(run_dir: RunDir) -> bool:
     return False
 
 
-def supervisor_argv(run_dir: RunDir, *arguments: str) -> list[str]:
+def supervisor_argv(run_dir: RunDir, plan: AttemptPlan, *options: str) -> list[str]:
     """Return the command line that starts the supervisor of a run."""
-    return module_command("ltui.training.supervise.main", str(run_dir.path), *arguments)
+    what = ("--adopt",) if plan.recover else ("--plan", plan.to_text())
+    return module_command("ltui.training.supervise.main", str(run_dir.path), *what, *options)
 
 
 def start_supervisor(
-    run_dir: RunDir, arguments: Sequence[str], environment: Mapping[str, str] | None = None
+    run_dir: RunDir, plan: AttemptPlan, environment: Mapping[str, str] | None = None
 ) -> None:
-    """Start a detached supervisor and wait until it reports success or failure.
+    """Start a detached supervisor of a new attempt, and wait until it reports success or failure.
+
+    If it is killed before, the shim may start another one.
 
     ``environment`` is the environment of the run; None means that of this process. Raises
-    ``ProblemError`` with the reported problems, or ``SupervisorKilledError`` if there is no report.
+    ``ProblemError`` with the reported problems.
     """
     variables = os.environ if environment is None else environment
-    read_end, write_end = os.pipe()
+    report_end, write_end = os.pipe()
     environ = {k: v for k, v in variables.items() if not k.startswith("LTUI_RUN_")}
     try:
         with open_private_log(run_dir.supervisor_log_path) as log:
             starter = subprocess.Popen(
-                supervisor_argv(run_dir, *arguments, "--report-to", str(write_end)),
+                supervisor_argv(run_dir, plan, "--report-to", str(write_end)),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -97,26 +162,30 @@ def start_supervisor(
             )
         os.close(write_end)
         write_end = -1
-        report = _read_report(read_end, time.monotonic() + START_S)
+        report = _read_report(report_end, time.monotonic() + START_S)
         starter.wait(5.0)
     except (OSError, subprocess.SubprocessError) as error:
         raise ProblemError(_not_started(run_dir, failure_reason(error))) from error
     finally:
-        os.close(read_end)
+        os.close(report_end)
         if write_end >= 0:
             os.close(write_end)
     if report is None:
-        raise SupervisorKilledError(_not_started(run_dir, _last_log_line(run_dir)))
+        if _shim_restarts_supervisor(run_dir):
+            return
+        log_end = read_end(run_dir.supervisor_log_path, LOG_TAIL_BYTES).strip()
+        reason = log_end.rpartition("\n")[2] or "no reason was given"
+        raise ProblemError(_not_started(run_dir, reason))
     if not report.get("ok"):
         raise ProblemError(*(Problem(**problem) for problem in report["problems"]))
 
 
-def _read_report(read_end: int, deadline: float) -> dict[str, Any] | None:
+def _read_report(pipe: int, deadline: float) -> dict[str, Any] | None:
     """Read the supervisor's report. Return None if the pipe closes, or at ``deadline``."""
     text = b""
     while not text.endswith(b"\n"):
-        ready, _, _ = select.select([read_end], [], [], max(0.0, deadline - time.monotonic()))
-        data = os.read(read_end, 65536) if ready else b""
+        ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
+        data = os.read(pipe, 65536) if ready else b""
         if not data:
             return None
         text += data
@@ -124,14 +193,5 @@ def _read_report(read_end: int, deadline: float) -> dict[str, Any] | None:
     return report if isinstance(report, dict) else None
 
 
-class SupervisorKilledError(ProblemError):
-    """The supervisor process ended without a report."""
-
-
 def _not_started(run_dir: RunDir, reason: str) -> Problem:
     return Problem(where=run_dir.id, what=f"its supervisor could not be started ({reason}).")
-
-
-def _last_log_line(run_dir: RunDir) -> str:
-    text = read_end(run_dir.supervisor_log_path, LOG_TAIL_BYTES).strip()
-    return text.rpartition("\n")[2] or "no reason was given"

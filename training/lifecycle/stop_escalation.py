@@ -18,6 +18,9 @@ INTERRUPT_AGAIN_S = 2.0
 Longer than ``REPEAT_S`` of the ranks (``training/rank/coordination/stop_signals.py``).
 """
 
+NOT_STOPPED = "not stopped: "
+"""Prefix of the detail of a run whose ranks could not save and therefore continue to train."""
+
 
 class StopStage(IntEnum):
     """A stage of a stop. Later stages use more force."""

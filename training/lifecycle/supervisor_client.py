@@ -9,7 +9,6 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 from ltui.training.json_codec import parse_json
@@ -33,36 +32,24 @@ class ControlClient:
     def __init__(self, run_dir: RunDir) -> None:
         self._run_dir = run_dir
 
-    def request(
-        self,
-        command: dict[str, Any],
-        timeout_s: float = 2.0,
-        progress: Callable[[str], None] | None = None,
-    ) -> dict[str, Any]:
+    def request(self, command: dict[str, Any], timeout_s: float = 2.0) -> dict[str, Any]:
         """Send ``command`` and return the answer.
 
-        ``progress`` is called with each progress message of a long command. ``timeout_s`` bounds
-        every wait for a line. Raises ``NotSupervisedError`` if no supervisor answers, and
+        Raises ``NotSupervisedError`` if no supervisor answers within ``timeout_s``, and
         ``ProblemError`` with the supervisor's explanation if it refuses the command.
         """
         try:
-            for answer in self._lines(command, timeout_s):
-                if "progress" not in answer:
-                    break
-                if progress is not None:
-                    progress(str(answer["progress"]))
-            else:
-                raise NotSupervisedError(
-                    self._problem("its supervisor closed the connection without an answer.")
-                )
+            answer = self._ask(command, timeout_s)
         except (OSError, ValueError) as error:
-            if isinstance(error, NotSupervisedError):
-                raise
             text = _failure_text(error)
             if isinstance(error, TimeoutError) and command.get("cmd") not in ("ping", "status"):
                 # The supervisor drops the request of a client that has left.
                 text += " The request was withdrawn; nothing is changed."
             raise NotSupervisedError(self._problem(text)) from error
+        if answer is None:
+            raise NotSupervisedError(
+                self._problem("its supervisor closed the connection without an answer.")
+            )
         if not answer.get("ok"):
             raise ProblemError(self._problem(str(answer.get("error") or "the command failed.")))
         return answer
@@ -75,17 +62,20 @@ class ControlClient:
         except (ProblemError, KeyError, ValueError):
             return None
 
-    def _lines(self, command: dict[str, Any], timeout_s: float) -> Iterator[dict[str, Any]]:
+    def _ask(self, command: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
+        """Return the answer; None if the connection is closed without one."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
             link.settimeout(timeout_s)
             self._connect(link, time.monotonic() + timeout_s)
             link.sendall(json.dumps(command).encode() + b"\n")
             with link.makefile("rb") as file:
-                while line := file.readline(_LINE_BYTES):
-                    answer = parse_json(line)
-                    if not isinstance(answer, dict):
-                        raise ValueError("not an answer")
-                    yield answer
+                line = file.readline(_LINE_BYTES)
+        if not line:
+            return None
+        answer = parse_json(line)
+        if not isinstance(answer, dict):
+            raise ValueError("not an answer")
+        return answer
 
     def _connect(self, link: socket.socket, deadline: float) -> None:
         """Connect, and retry while the supervisor has just started or has many new clients."""

@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from ltui.training.lifecycle.classify_end import EndFacts, classify_end
-from ltui.training.lifecycle.kill_processes import run_processes
 from ltui.training.lifecycle.rank_queue_poller import rank_alive, read_pulses
-from ltui.training.lifecycle.restart_rules import read_restart_history
-from ltui.training.lifecycle.shim_files import engine_exit, latest_attempt
+from ltui.training.lifecycle.restart_policy import read_restart_history
+from ltui.training.lifecycle.run_processes import engine_exit, latest_attempt, run_processes
 from ltui.training.lifecycle.supervisor_client import STILL_STARTING
 from ltui.training.process.identity import (
     ProcessIdentity,
@@ -126,7 +125,9 @@ def _without_supervisor(
     return replace(
         current,
         supervisor_pid=None,
-        ranks=tuple(replace(r, state=_final_state(r)) for r in ranks),
+        ranks=tuple(
+            r if r.state is RankState.ENDED else replace(r, state=RankState.DEAD) for r in ranks
+        ),
         state=end.state,
         detail=end.detail,
         exit_code=end.exit_code,
@@ -181,7 +182,3 @@ def _state_by_pulse(pulse: PulseState, is_alive: bool) -> RankState:
     # Without a history, only the pulse says that a rank that is gone left its loop regularly.
     left = pulse.outcome in (Outcome.FINISHED, Outcome.STOPPED)
     return RankState.ENDED if left else RankState.DEAD
-
-
-def _final_state(rank: RankSnapshot) -> RankState:
-    return RankState.ENDED if rank.state is RankState.ENDED else RankState.DEAD

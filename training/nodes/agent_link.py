@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Sequence
 
 from ltui.training.nodes.link_key import LinkKey
 from ltui.training.nodes.link_wire import (
@@ -26,7 +25,7 @@ from ltui.training.nodes.link_wire import (
     zmq,
 )
 from ltui.training.nodes.node_address import format_host_and_port, local_address_towards, resolve
-from ltui.training.nodes.probe import ProbeResult, probe_all
+from ltui.training.nodes.node_watch import ProbeResult, probe_all
 
 _MAX_UNANSWERED = 2
 """Maximum number of reports without an answer in a connection."""
@@ -69,7 +68,7 @@ class AgentLink:
         self._answered = 0
         self._lost = 0  # reports up to this number were sent through connections that have ended
         self._sent_s = float("-inf")
-        self._reply: tuple[int, list[bytes]] | None = None
+        self._reply: bytes | None = None
         self._woken = False
         self._connected: set[str] = set()
         self._failed_handshakes = 0
@@ -79,8 +78,6 @@ class AgentLink:
 
         A link that is refused keeps trying, so that a temporary reason passes.
         """
-        self.heard_ns: int | None = None
-        """Monotonic time of the last message of the head."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         try:
             self._dealer = self._context.socket(zmq.DEALER)
@@ -115,7 +112,7 @@ class AgentLink:
         """Own numeric address that leads to the head, for a ``ProbeSocket``; None if no route."""
         return next(filter(None, map(local_address_towards, self._addresses)), None)
 
-    def exchange(self, frames: Sequence[bytes], timeout_s: float) -> list[bytes] | None:
+    def exchange(self, report: bytes, timeout_s: float) -> bytes | None:
         """Send a report and return the orders that answer it.
 
         If no answer comes within ``timeout_s``, return a late answer to an earlier report, or else
@@ -123,7 +120,7 @@ class AgentLink:
         a report must therefore not rely on the ones before it. None is also returned if the head
         refuses the agent: see ``refusal``.
         """
-        check_size(frames)
+        check_size(report)
         deadline_s = time.monotonic() + timeout_s
         first: int | None = None  # number of this report
         number: int | None = None  # the same, or the one that it was sent again with
@@ -135,14 +132,14 @@ class AgentLink:
             if number is not None and number <= self._lost:
                 number = None
             if number is None and self._may_send():
-                number = self._send(frames)
+                number = self._send(report)
                 first = first or number
             remaining_s = deadline_s - time.monotonic()
             if remaining_s <= 0:
                 return self._take_reply()
             self._wait(remaining_s, to_send=number is None)
 
-    def answer(self) -> list[bytes] | None:
+    def answer(self) -> bytes | None:
         """Return orders that came after ``exchange`` had returned; None if there are none."""
         self._receive()
         return self._take_reply()
@@ -194,11 +191,11 @@ class AgentLink:
         unanswered = self._number - max(self._answered, self._lost)
         return unanswered < _MAX_UNANSWERED or time.monotonic() - self._sent_s >= _RESEND_S
 
-    def _send(self, frames: Sequence[bytes]) -> int | None:
+    def _send(self, report: bytes) -> int | None:
         """Send a report without waiting and return its number; None if that is not possible."""
         header = Header(MessageKind.REPORT, self._instance, self._number + 1, self._identity)
         try:
-            self._dealer.send_multipart([header.encode(), *frames], zmq.NOBLOCK)
+            self._dealer.send_multipart([header.encode(), report], zmq.NOBLOCK)
         except zmq.Again:
             return None
         self._number += 1
@@ -222,24 +219,23 @@ class AgentLink:
         while int(self._monitor.getsockopt(zmq.EVENTS)) & _POLLIN:
             self._note_event(*monitor_event(self._monitor.recv_multipart(zmq.NOBLOCK)))
         while int(self._dealer.getsockopt(zmq.EVENTS)) & _POLLIN:
-            header, *frames = self._dealer.recv_multipart(zmq.NOBLOCK)
+            header, *payload = self._dealer.recv_multipart(zmq.NOBLOCK)
             with contextlib.suppress(MalformedMessageError):
-                self._note_message(decode_header(header), frames)
+                self._note_message(decode_header(header), b"".join(payload))
         self._connect_again()
 
-    def _note_message(self, header: Header, frames: list[bytes]) -> None:
+    def _note_message(self, header: Header, payload: bytes) -> None:
         if header.instance not in (self._instance, bytes(8)):
             return
-        self.heard_ns = time.monotonic_ns()
         if header.kind is MessageKind.WAKE:
             self._woken = True
         elif header.kind is MessageKind.ORDERS:
             self.refusal = None
             if self._answered < header.number <= self._number:
                 self._answered = header.number
-                self._reply = header.number, frames
+                self._reply = payload
         elif header.kind is MessageKind.REFUSED:
-            reason = b"".join(frames)[:1000].decode("utf-8", "replace")
+            reason = payload[:1000].decode("utf-8", "replace")
             self.refusal = f"{self._place} refuses this node: {reason}."
             # A message that the head could not read has no number.
             self._answered = max(self._answered, header.number or self._number)
@@ -288,6 +284,6 @@ class AgentLink:
             self._next_attempt_s[place] = now_s + _NO_EVENT_S
             self._dealer.connect(place)
 
-    def _take_reply(self) -> list[bytes] | None:
+    def _take_reply(self) -> bytes | None:
         reply, self._reply = self._reply, None
-        return None if reply is None else reply[1]
+        return reply

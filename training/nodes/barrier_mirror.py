@@ -24,30 +24,24 @@ from __future__ import annotations
 import mmap
 import os
 import re
-import struct
 import threading
 import time
 import zlib
-from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+import msgspec
 from msgspec import Struct
 
+from ltui.training.lifecycle.rank_queue_poller import DIR_SETTLED_NS
 from ltui.training.rank.coordination.step_consensus import DEPARTED, BarrierTable, is_alive
 
 _NAME = re.compile(r"agree-\d+-(\d+)-(\d+)\.bin")
-_HEADER = struct.Struct("<IIqqqqq?xxxI")
-"""World size, worker group, request, control id, plan version, step and epochs of the plan, True if
-ranks of the sender wait for rows, number of rows."""
-_ROW_BYTES = 4 + 5 * 8
 _OPEN_READ_S = 0.02
 """Seconds for which the answer to "are rows needed" is reused, for many nodes at once."""
 _PROCESS_CHECK_S = 0.5
 """Least seconds between two checks that the processes of this node's ranks are alive."""
-_DIR_SETTLED_NS = 1_000_000_000
-"""Age in ns from which the time of the folder's last change is compared."""
 _ROW = BarrierTable.ROW
 SEEN, STATE, ACTED, RESULT, GONE, PID = (
     BarrierTable.SEEN,
@@ -129,14 +123,8 @@ def pack_copy(key: TableKey, copy: TableCopy, *, is_waiting: bool = False) -> by
 
     ``is_waiting`` says that ranks of the sender may wait for the rows of other nodes.
     """
-    header = _HEADER.pack(
-        *key, copy.request, copy.control_id, *copy.plan, is_waiting, len(copy.ranks)
-    )
-    rows = array("i", copy.ranks).tobytes() + b"".join(
-        array("q", column).tobytes() for column in copy.columns
-    )
     # The rows of many ranks are mostly equal, so they take a few hundred bytes.
-    return header + zlib.compress(rows, 1)
+    return zlib.compress(msgspec.msgpack.encode((key, copy, is_waiting)), 1)
 
 
 def unpack_copy(frame: bytes) -> tuple[TableKey, TableCopy, bool]:
@@ -145,23 +133,22 @@ def unpack_copy(frame: bytes) -> tuple[TableKey, TableCopy, bool]:
     Raises ``ValueError`` if the frame is not valid.
     """
     try:
-        header = _HEADER.unpack_from(frame)
-        world_size, group, request, control_id, *plan, is_waiting, count = header
         stream = zlib.decompressobj()
-        rows = stream.decompress(frame[_HEADER.size :], count * _ROW_BYTES + 1)
-    except (struct.error, zlib.error) as error:
+        key, copy, is_waiting = _FRAME.decode(stream.decompress(frame, _FRAME_BYTES))
+    except (ValueError, zlib.error) as error:
         raise ValueError("a copy of the barrier table is damaged") from error
-    if len(rows) != count * _ROW_BYTES or not stream.eof:
+    if (
+        not stream.eof
+        or [len(column) for column in copy.columns] != [len(copy.ranks)] * len(_COLUMNS)
+        or any(not 0 <= rank < key.world_size for rank in copy.ranks)
+    ):
         raise ValueError("a copy of the barrier table is damaged")
-    ranks = array("i", rows[: 4 * count])
-    if any(not 0 <= rank < world_size for rank in ranks):
-        raise ValueError("a copy of the barrier table is damaged")
-    columns = [
-        array("q", rows[at : at + 8 * count])
-        for at in range(4 * count, count * _ROW_BYTES, 8 * count or 1)
-    ]
-    copy = TableCopy(request, control_id, StopPlanCopy(*plan), ranks, columns)
-    return TableKey(world_size, group), copy, bool(is_waiting)
+    return key, copy, is_waiting
+
+
+_FRAME = msgspec.msgpack.Decoder(tuple[TableKey, TableCopy, bool])
+_FRAME_BYTES = 64 << 20
+"""Maximum size of a frame that is not compressed; 100,000 ranks need a tenth of it."""
 
 
 def needs_exchange(words: Words) -> bool:
@@ -206,15 +193,6 @@ def missing_ranks(words: Words, *, is_requested: bool = False) -> list[int]:
     return unsaved or [r for r in ranks if is_requested and states[r] < furthest]
 
 
-class RequestWords(NamedTuple):
-    """The words that rank 0 writes for all ranks."""
-
-    request: int
-    control_id: int
-    stop_at: int
-    stop_epochs: int
-
-
 class BarrierMirror:
     """The newest barrier table of one attempt on this node, for its supervisor or agent.
 
@@ -236,11 +214,11 @@ class BarrierMirror:
         self._exported = b"", b""
         self._lock = threading.Lock()
 
-    def request(self) -> RequestWords | None:
-        """Return the current words of rank 0; None if there is no table."""
+    def request(self) -> list[int] | None:
+        """Return the words that rank 0 writes for all ranks; None if there is no table."""
         with self._lock:
             words = self._table()
-            return None if words is None else RequestWords._make(words[:4].tolist())
+            return None if words is None else words[:4].tolist()
 
     def is_open(self) -> bool:
         """Return True if ranks may be waiting for copies, so that these should be fast."""
@@ -336,7 +314,7 @@ class BarrierMirror:
             changed_ns = os.stat(self._dir).st_mtime_ns
             if changed_ns != self._dir_changed_ns and self._open_newest():
                 # A file that is created within the same tick of the clock does not change the time.
-                is_old = time.time_ns() - changed_ns > _DIR_SETTLED_NS
+                is_old = time.time_ns() - changed_ns > DIR_SETTLED_NS
                 self._dir_changed_ns = changed_ns if is_old else -1
         except OSError:
             return self._words

@@ -26,8 +26,6 @@ _STEP_NS = 2 * 10**6
 """The published offset changes only by steps of more than this, because each change is written to
 every mirror of the node."""
 _WALL_STEP_S = 0.01
-_WALL_JUMP_S = 1.0
-"""Change of a unix clock against the monotonic clock of its machine that counts as a jump."""
 
 
 class ClockOffset:
@@ -38,9 +36,6 @@ class ClockOffset:
         """To add to its CLOCK_MONOTONIC, in nanoseconds."""
         self.wall_s = 0.0
         """To add to its unix time, in seconds."""
-        self.jumped_s = 0.0
-        """Seconds by which its unix clock was set forward (positive) or back between the last two
-        messages; 0 if it was not."""
         self._samples: deque[tuple[int, int]] = deque()
         """(time, difference) in ns, with growing differences: the first is the least."""
         self._larger: deque[tuple[int, int]] = deque()
@@ -50,24 +45,20 @@ class ClockOffset:
         self._received_ns = self._time_ns = 0
         """When the last message was received, and the time in which messages came: it stands still
         while the connection is cut, after which late messages come first."""
-        self._sender_base_s: float | None = None
 
     def update(self, sent_ns: int, sent_s: float, received_ns: int, received_s: float) -> None:
         """Use a message: its times on the clocks of the sender and of this machine."""
-        is_first = self._sender_base_s is None
+        is_first = not self._samples
         self._time_ns += min(_MAX_INTERVAL_NS, max(0, received_ns - self._received_ns))
         self._received_ns = received_ns
         self._add(received_ns - sent_ns)
         least_ns = self._samples[0][1]
         if is_first or abs(least_ns - self.monotonic_ns) > _STEP_NS:
             self.monotonic_ns = least_ns
-        base_s = sent_s - sent_ns / 1e9
-        wall_s = received_s - received_ns / 1e9 - base_s + self.monotonic_ns / 1e9
+        ahead_s = (received_s - received_ns / 1e9) - (sent_s - sent_ns / 1e9)
+        wall_s = ahead_s + self.monotonic_ns / 1e9
         if is_first or abs(wall_s - self.wall_s) > _WALL_STEP_S:
             self.wall_s = wall_s
-        jumped_s = 0.0 if self._sender_base_s is None else base_s - self._sender_base_s
-        self.jumped_s = jumped_s if abs(jumped_s) > _WALL_JUMP_S else 0.0
-        self._sender_base_s = base_s
 
     def _add(self, difference: int) -> None:
         now_ns = self._time_ns

@@ -1,7 +1,7 @@
 """Link of the head: receives the reports of all agents in one thread, and answers each with orders.
 
-The link is encrypted and authenticated by CURVE. It knows identities and frames, but not what the
-frames mean.
+The link is encrypted and authenticated by CURVE. It knows identities and payloads, but not what
+the payloads mean.
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from msgspec import Struct
 
 from ltui.training.nodes.link_key import LinkKey
 from ltui.training.nodes.link_wire import (
-    MAX_FRAMES,
-    MAX_MESSAGE_BYTES,
     ZAP_DOMAIN,
     Header,
     MalformedMessageError,
@@ -77,10 +75,6 @@ class AgentPeer(Struct, frozen=True):
     identity: str
     address: str
     """Numeric address that its connection comes from."""
-    heard_ns: int
-    """Monotonic time of its last report."""
-    reports: int
-    """Number of its reports that were received."""
     route: bytes
     """Routing id of its connection."""
     instance: bytes
@@ -89,7 +83,7 @@ class AgentPeer(Struct, frozen=True):
 class HeadLink:
     """Socket of the head and its thread.
 
-    ``on_report(identity, frames)`` is called in this thread for every report; what it returns is
+    ``on_report(identity, payload)`` is called in this thread for every report; what it returns is
     sent as the orders, or nothing if it returns None. It must be quick, since all agents wait for
     it. If it raises, the traceback is printed and the report is not answered.
 
@@ -107,7 +101,7 @@ class HeadLink:
         key: LinkKey,
         address: str,
         port: int,
-        on_report: Callable[[str, list[bytes]], Sequence[bytes] | None],
+        on_report: Callable[[str, bytes], bytes | None],
         on_refused: Callable[[str], None],
     ) -> None:
         """Bind ``port`` of ``address``, and no other address; port 0 chooses a free one.
@@ -248,10 +242,8 @@ class HeadLink:
     def _receive(self, route: bytes, parts: list[zmq.Frame]) -> None:
         address = _peer_address(parts[0]) if parts else _UNKNOWN
         try:
-            if not parts or len(parts) > MAX_FRAMES + 1:
-                raise MalformedMessageError("its message has no header, or too many frames")
-            if sum(map(len, parts)) > MAX_MESSAGE_BYTES + len(parts[0]):
-                raise MalformedMessageError("its message is too large")
+            if not 1 <= len(parts) <= 2:
+                raise MalformedMessageError("its message is no header with a payload")
             header = decode_header(parts[0].bytes)
             if header.kind is not MessageKind.REPORT or not header.identity:
                 raise MalformedMessageError("its message is not a report")
@@ -273,23 +265,15 @@ class HeadLink:
         known = self._peers.get(header.identity)
         if known is None or known.route != route:
             self._strangers.pop(int(parts[0].get(zmq.SRCFD)), None)
-        self._answer(route, address, header, [part.bytes for part in parts[1:]])
+        self._answer(route, address, header, b"".join(part.bytes for part in parts[1:]))
 
-    def _answer(self, route: bytes, address: str, header: Header, frames: list[bytes]) -> None:
-        before = self._peers.get(header.identity)
-        self._peers[header.identity] = AgentPeer(
-            header.identity,
-            address,
-            time.monotonic_ns(),
-            1 + (before.reports if before is not None else 0),
-            route,
-            header.instance,
-        )
-        orders = self._on_report(header.identity, frames)
+    def _answer(self, route: bytes, address: str, header: Header, payload: bytes) -> None:
+        self._peers[header.identity] = AgentPeer(header.identity, address, route, header.instance)
+        orders = self._on_report(header.identity, payload)
         if orders is not None:
             check_size(orders)
             answer = Header(MessageKind.ORDERS, header.instance, header.number)
-            self._send(route, answer, *orders)
+            self._send(route, answer, orders)
 
     def _holder(self, header: Header) -> AgentPeer | None:
         """Return another agent that has the identity and is still connected."""
@@ -300,18 +284,12 @@ class HeadLink:
         connected = self._send(peer.route, Header(MessageKind.WAKE, peer.instance, 0))
         return peer if connected else None
 
-    def _send(self, route: bytes, header: Header, *frames: bytes) -> bool:
+    def _send(self, route: bytes, header: Header, payload: bytes = b"") -> bool:
         """Send without waiting. Return False if the connection has ended."""
         try:
-            send = self._router.send
-            send(route, _SEND_MORE)
-            if frames:
-                send(header.encode(), _SEND_MORE)
-                for frame in frames[:-1]:
-                    send(frame, _SEND_MORE)
-                send(frames[-1], _NOBLOCK)
-            else:
-                send(header.encode(), _NOBLOCK)
+            self._router.send(route, _SEND_MORE)
+            self._router.send(header.encode(), _SEND_MORE)
+            self._router.send(payload, _NOBLOCK)
         except zmq.Again:
             self.dropped_orders += 1
         except zmq.ZMQError as error:

@@ -1,6 +1,6 @@
 """Wire format of the link between head and agents, and the options of its sockets.
 
-A message has a header frame and payload frames, which the link does not interpret. The only module
+A message has a header frame and a payload frame, which the link does not interpret. The only module
 besides ``head_link`` and ``agent_link`` that imports pyzmq; only runs on several machines import
 these modules, because the import takes about 40 ms.
 
@@ -70,12 +70,11 @@ except ImportError as missing:
         remedy="Run `pip install pyzmq` in the environment of ltui, on every node.",
     ) from missing
 
-PROTOCOL_VERSION = 1
-"""Version of this format. Head and agents must use the same one."""
+PROTOCOL_VERSION = 2
+"""Version of this format and of the messages. Increase it with every change that the other side
+would misread."""
 MAX_MESSAGE_BYTES = 16 << 20
-"""Maximum number of bytes of the payload frames of one message together."""
-MAX_FRAMES = 4096
-"""Maximum number of payload frames of one message."""
+"""Maximum number of bytes of the payload of one message."""
 HEARTBEAT_MS = 2000
 """Milliseconds between two heartbeats of a connection."""
 HEARTBEAT_TIMEOUT_MS = 4000
@@ -149,11 +148,10 @@ def check_identity(identity: str) -> None:
     assert _IDENTITY.fullmatch(identity), identity
 
 
-def check_size(frames: Sequence[bytes]) -> None:
+def check_size(payload: bytes) -> None:
     """Raise ``ValueError`` for a message that the other side would refuse."""
-    size = sum(map(len, frames))
-    if size > MAX_MESSAGE_BYTES or len(frames) > MAX_FRAMES:
-        raise ValueError(f"a message of {size} bytes in {len(frames)} frames is too large")
+    if len(payload) > MAX_MESSAGE_BYTES:
+        raise ValueError(f"a message of {len(payload)} bytes is too large")
 
 
 def endpoint(address: str, port: int | None) -> str:

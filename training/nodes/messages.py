@@ -1,38 +1,110 @@
-"""The protocol between the agents and the head: reports and the orders that answer them.
+"""The protocol between the other machines of a run and the head: messages, periods and limits.
 
 An agent sends a report several times a second. The head answers each with orders, which describe
 the complete state that it wants: nothing depends on an earlier message, so a message that is lost,
 late or repeated changes nothing. What has to arrive (records, logs, evidence) is acknowledged in
 the orders by position and is sent again until then.
 
-Both messages are a list of frames. The first holds JSON; the others hold bytes whose meaning and
-order the first one states.
+A machine that has no agent yet asks for a place in the run. ``ltui join`` sends a ``JoinRequest``.
+The head answers with a ``JoinOffer``, which contains the specification of the run, or with a
+``JoinRefusal``. A machine that cannot run the specification sends a ``JoinDecline``; otherwise it
+starts its agent, whose first report takes the place.
 
-Observations of one machine about its ranks and itself, and their union over all machines. The
-supervisor of node 0 makes them of its own machine. An agent makes them of its machine and sends
-them to node 0. Everything that needs /proc, a signal or a driver is observed on the machine itself;
-node 0 only merges.
+Everything that needs /proc, a signal or a driver is observed on the machine itself: an agent sends
+its observations, and node 0 only merges them with its own.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+import math
+import os
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
-from typing import Any
+from typing import TypeAlias
 
+import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from ltui.training.diagnosis.evidence import HostEvidence
 from ltui.training.diagnosis.judge_input import Death
-from ltui.training.json_codec import from_json, parse_json, to_json
 from ltui.training.lifecycle.elastic_log import WorkerFailure
-from ltui.training.lifecycle.shim_files import EngineExit
-from ltui.training.nodes.link_limits import HEAD_LOST_S
+from ltui.training.lifecycle.run_processes import EngineExit
+from ltui.training.lifecycle.start_supervisor import AttemptPlan, to_path
+from ltui.training.lifecycle.stop_escalation import StopEscalation
+from ltui.training.nodes.queue_tail import LogPart, QueueChunk, QueuePosition
 from ltui.training.process.identity import ProcessIdentity
 from ltui.training.process.rank_usage import RankUsage
 from ltui.training.state.run_snapshot import GpuSnapshot, Verdict
+
+SAME_VERSION = "Install the same version of ltui on every node."
+"""Remedy if a message of another machine cannot be used."""
+NODE_GONE_VARIABLE = "LTUI_NODE_GONE_S"
+HEAD_LOST_VARIABLE = "LTUI_HEAD_LOST_S"
+
+NODE_GONE_S = 300.0
+"""Seconds without a report after which the ranks of an unreachable machine count as lost.
+
+A shorter cut of the link ends nothing: the connections of the training survive it.
+"""
+HEAD_LOST_S = 600.0
+"""Seconds without orders after which an agent ends its ranks.
+
+Without the head nobody could stop them, and they would hold their GPUs for ever.
+"""
+_REPORT_S = 0.25
+"""Seconds between two reports of an agent."""
+_URGENT_S = 0.03
+"""Seconds between two reports while ranks wait for each other at a boundary."""
+_READINGS_S = 1.0
+"""Seconds between two reports with readings of the machine."""
+_REPORTS_PER_S = 125.0
+_URGENT_REPORTS_PER_S = 650.0
+"""Reports of all agents together in a second from which on each reports less often."""
+_LONGEST_REPORT_S = 1.0
+"""Longest time between two reports. It must be clearly below the silence that is noticed."""
+
+
+def report_period_s(nodes: int, *, urgent: bool) -> float:
+    """Return the seconds between two reports of an agent in a run on ``nodes`` machines.
+
+    ``urgent``: ranks wait for each other at a boundary.
+    """
+    shortest_s, per_s = (
+        (_URGENT_S, _URGENT_REPORTS_PER_S) if urgent else (_REPORT_S, _REPORTS_PER_S)
+    )
+    return min(max(shortest_s, nodes / per_s), _LONGEST_REPORT_S)
+
+
+def readings_period_s(nodes: int) -> float:
+    """Return the seconds between two reports with readings of the machine and its processes."""
+    return max(_READINGS_S, 2 * report_period_s(nodes, urgent=False))
+
+
+def node_gone_s() -> float:
+    """Return ``LTUI_NODE_GONE_S``, or ``NODE_GONE_S`` if it is not set or no positive number."""
+    return _seconds(NODE_GONE_VARIABLE, NODE_GONE_S)
+
+
+def head_lost_s() -> float:
+    """Return ``LTUI_HEAD_LOST_S``, or ``HEAD_LOST_S`` if it is not set or no positive number."""
+    return _seconds(HEAD_LOST_VARIABLE, HEAD_LOST_S)
+
+
+def _seconds(variable: str, default: float) -> float:
+    try:
+        seconds = float(os.environ.get(variable, default))
+    except ValueError:
+        return default
+    return seconds if math.isfinite(seconds) and seconds > 0 else default
+
+
+def own_version() -> str:
+    """Return the version of ltui, which must be the same on all nodes of a run."""
+    return version("ltui-train")
+
+
+# -- what a machine observes -----------------------------------------------------------------------
 
 MIN_SHIFT_S = 0.5
 """Seconds from which the clocks of two machines differ for the times of readings."""
@@ -41,7 +113,7 @@ MIN_SHIFT_S = 0.5
 class RankObservations(Struct, frozen=True, kw_only=True):
     """What was observed of the processes of ranks. Sent in every report."""
 
-    dead: tuple[int, ...] = ()
+    dead: frozenset[int] = frozenset()
     """Ranks whose process has ended although they had not finished."""
     deaths: Mapping[int, Death] = field(default_factory=dict)
     """How processes of ranks ended, as far as that is known."""
@@ -63,7 +135,6 @@ class MachineObservations(Struct, frozen=True, kw_only=True):
     usage: Mapping[int, RankUsage] = field(default_factory=dict)
     host: HostEvidence | None = None
     gpus: tuple[GpuSnapshot, ...] = ()
-    gpu_note: str | None = None
     gpu_verdicts: tuple[Verdict, ...] = ()
 
     def with_times_shifted(self, seconds: float) -> MachineObservations:
@@ -98,7 +169,7 @@ def merge_ranks(parts: Iterable[RankObservations]) -> RankObservations:
         return parts[0]
     oom = [part.oom_kills for part in parts if part.oom_kills is not None]
     return RankObservations(
-        dead=tuple(sorted(rank for part in parts for rank in part.dead)),
+        dead=frozenset(rank for part in parts for rank in part.dead),
         deaths={rank: death for part in parts for rank, death in part.deaths.items()},
         stopped_pids={rank: pid for part in parts for rank, pid in part.stopped_pids.items()},
         stopped_workers={r: pids for part in parts for r, pids in part.stopped_workers.items()},
@@ -107,28 +178,11 @@ def merge_ranks(parts: Iterable[RankObservations]) -> RankObservations:
     )
 
 
-_PARTS = 4
-"""Number of frames of a report before those of logs."""
-PROTOCOL = 1
-"""Version of the protocol. Increase it with every change that the other side would misread."""
-
-
-def own_version() -> str:
-    """Return the version of ltui, which must be the same on all nodes of a run."""
-    return version("ltui-train")
+# -- messages --------------------------------------------------------------------------------------
 
 
 class MessageError(ValueError):
-    """A message that is damaged or of another version of the protocol."""
-
-
-class LogPart(Struct, frozen=True, kw_only=True):
-    """Bytes of a log file of the attempt, in a frame of the message."""
-
-    name: str
-    """File name below the attempt's folder of logs."""
-    at: int
-    """Offset in the file."""
+    """A message that is damaged or that the head does not accept."""
 
 
 class NodeReport(Struct, frozen=True, kw_only=True):
@@ -169,53 +223,20 @@ class NodeReport(Struct, frozen=True, kw_only=True):
     machine: MachineObservations | None = None
     """None if it was not read since the last report."""
     evidence_number: int = 0
-    """Number of the round of evidence that the message holds; 0 if none."""
-    logs: tuple[LogPart, ...] = ()
-    """Parts of logs in the message, in the order of their frames."""
+    """Time (``taken_ns``) of the newest evidence of the machine; 0 if there is none."""
 
 
-class ReportMessage(Struct, frozen=True):
-    """A report with its binary parts."""
+class ReportMessage(Struct, tag="report", frozen=True):
+    """A report with everything that the head does not have yet."""
 
     report: NodeReport
     barrier: bytes = b""
     """Rows of the node's ranks in the table of the step consensus."""
     evidence: bytes = b""
     """``Evidence`` as JSON."""
-    queues: bytes = b""
-    """Parts of the ranks' queue files (``queue_tail.pack_chunks``)."""
-    logs: Sequence[tuple[LogPart, bytes]] = ()
-
-    def encode(self) -> list[bytes]:
-        """Return the frames of the message."""
-        head = {"protocol": PROTOCOL, **to_json(self.report)}
-        head["logs"] = [to_json(part) for part, _ in self.logs]
-        return [
-            json.dumps(head).encode(),
-            self.barrier,
-            self.evidence,
-            self.queues,
-            *(data for _, data in self.logs),
-        ]
-
-    @classmethod
-    def decode(cls, frames: Sequence[bytes]) -> ReportMessage:
-        """Return the message in ``frames``. Raise ``MessageError``."""
-        report = from_json(NodeReport, _head(frames))
-        if len(frames) != _PARTS + len(report.logs):
-            raise MessageError("the number of its frames is wrong")
-        logs = list(zip(report.logs, frames[_PARTS:], strict=True))
-        return cls(report, frames[1], frames[2], frames[3], logs)
-
-
-class StopOrder(Struct, frozen=True, kw_only=True):
-    """The stop that is in progress, as the head has escalated it."""
-
-    elapsed_s: float
-    """Seconds since it began."""
-    timeout_s: float
-    telemetry: bool
-    kill_at_once: bool = False
+    queues: Mapping[int, QueueChunk] = field(default_factory=dict)
+    """Parts of the ranks' queue files."""
+    logs: tuple[LogPart, ...] = ()
 
 
 class Orders(Struct, frozen=True, kw_only=True):
@@ -225,13 +246,10 @@ class Orders(Struct, frozen=True, kw_only=True):
     """Attempt whose engine is to run; 0 while none is to."""
     refusal: str | None = None
     """Sentence that says why the head does not accept this node. The agent then exits."""
-    resume_from: str | None = None
-    """Path of the checkpoint on node 0."""
-    resume_step: int | None = None
-    changes: tuple[str, ...] = ()
-    left_out: tuple[int, ...] = ()
-    """Nodes without which the attempt runs."""
-    stop: StopOrder | None = None
+    plan: AttemptPlan = AttemptPlan()
+    """That attempt. Its checkpoint is a path on node 0."""
+    stop: StopEscalation | None = None
+    """The stop that is in progress. Its ``began_s`` is negative: it counts from these orders on."""
     end: bool = False
     """True if the attempt is over: the agent kills what is left of it."""
     leave: bool = False
@@ -248,35 +266,77 @@ class Orders(Struct, frozen=True, kw_only=True):
     """Name of a log -> bytes that the head has of it."""
 
 
-class OrdersMessage(Struct, frozen=True):
+class OrdersMessage(Struct, tag="orders", frozen=True):
     """Orders, with the rows and the request of the step consensus."""
 
     orders: Orders
     barrier: bytes = b""
-    queues: bytes = b""
-    """How much of each rank's queue the head has (``queue_tail.pack_positions``)."""
-
-    def encode(self) -> list[bytes]:
-        """Return the frames of the message."""
-        head = {"protocol": PROTOCOL, **to_json(self.orders)}
-        return [json.dumps(head).encode(), self.barrier, self.queues]
-
-    @classmethod
-    def decode(cls, frames: Sequence[bytes]) -> OrdersMessage:
-        """Return the message in ``frames``. Raise ``MessageError``."""
-        orders = from_json(Orders, _head(frames))
-        if len(frames) != 3:
-            raise MessageError("the number of its frames is wrong")
-        return cls(orders, frames[1], frames[2])
+    queues: Mapping[int, QueuePosition] = field(default_factory=dict)
+    """How much of each rank's queue the head has."""
 
 
-def _head(frames: Sequence[bytes]) -> dict[str, Any]:
+class JoinRequest(Struct, tag="request", frozen=True, kw_only=True):
+    """A machine asks to become a node of the run."""
+
+    version: str
+    """Version of ltui on the machine."""
+    host: str
+    """Host name of the machine."""
+    machine: str
+    """Text that tells this machine and its ``$LTUI_HOME`` from all others, also after a restart of
+    ltui."""
+    pid: int
+    node: int | None = None
+    """Number of the node that it wants to be; None for the lowest free number."""
+
+
+class JoinOffer(Struct, tag="offer", frozen=True, kw_only=True):
+    """The head offers a place: the number of a node, and what to run."""
+
+    run_id: str
+    node: int
+    spec: str
+    """Specification of the run as YAML, with ``nodes.rank`` of this node."""
+    versions: Mapping[str, str]
+    """Versions of Python, torch and Lightning in the head's training interpreter."""
+    files: tuple[str, ...] = ()
+    """Files and folders that the configuration names and that exist on the head."""
+    head: str = ""
+    """Host name of the head."""
+    plan: AttemptPlan = AttemptPlan()
+    """The attempt that the head runs. Its checkpoint is a path on the head."""
+
+
+class JoinRefusal(Struct, tag="refusal", frozen=True, kw_only=True):
+    """The head refuses the machine."""
+
+    what: str
+    """One sentence that says why."""
+    remedy: str | None = None
+
+
+class JoinDecline(Struct, tag="decline", frozen=True, kw_only=True):
+    """A machine returns the place that it was offered."""
+
+    node: int
+    machine: str
+
+
+Message: TypeAlias = (
+    ReportMessage | OrdersMessage | JoinRequest | JoinOffer | JoinRefusal | JoinDecline
+)
+_DECODER = msgspec.msgpack.Decoder(Message, dec_hook=to_path)
+
+
+def encode(message: Message) -> bytes:
+    """Return the payload of a message."""
+    return msgspec.msgpack.encode(message, enc_hook=os.fspath)
+
+
+def decode(payload: bytes) -> Message:
+    """Return the message that ``encode`` wrote. Raise ``MessageError``."""
     try:
-        document = parse_json(frames[0])
-    except (IndexError, ValueError) as error:
-        raise MessageError("its first frame is not JSON") from error
-    if not isinstance(document, dict):
-        raise MessageError("its first frame is not an object")
-    if document.get("protocol") != PROTOCOL:
-        raise MessageError(f"it has version {document.get('protocol')} of the protocol")
-    return document
+        message: Message = _DECODER.decode(payload)
+    except (ValueError, RecursionError) as error:
+        raise MessageError(f"its message is damaged ({error})") from error
+    return message

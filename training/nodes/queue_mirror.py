@@ -12,6 +12,7 @@ the pages are not memory of this process.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Mapping
@@ -110,8 +111,6 @@ class QueueMirrors:
         queue_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._mirrors: dict[int, dict[int, QueueMirror]] = {}
         """node -> rank -> mirror."""
-        self.errors: dict[int, str] = {}
-        """rank -> reason, for mirrors that cannot be written."""
 
     def apply(
         self,
@@ -123,17 +122,14 @@ class QueueMirrors:
         """Store the chunks of a node's ranks. An error of one rank does not affect the others."""
         mirrors = self._mirrors.setdefault(node, {})
         for rank, chunk in chunks.items():
-            try:
+            # What could not be written is not acknowledged, so the agent sends it again.
+            with contextlib.suppress(OSError, QueueFileError):
                 mirror = mirrors.get(rank)
                 if mirror is None:
                     allow_queues_of(1 + sum(len(m) for m in self._mirrors.values()))
                     path = self._dir / f"rank-{rank:05d}.queue"
                     mirror = mirrors[rank] = QueueMirror(path, node)
                 mirror.apply(chunk, mono_offset_ns, wall_offset_s)
-            except (OSError, QueueFileError) as error:
-                self.errors[rank] = str(error)
-            else:
-                self.errors.pop(rank, None)
 
     def positions(self, node: int) -> dict[int, QueuePosition]:
         """Return how far each rank of a node is mirrored, to acknowledge it to the agent."""

@@ -1,18 +1,17 @@
-"""Read the queue files of this node's ranks for their mirrors on the head node.
+"""Read the queue files and logs of this node's ranks, as far as the head does not have them.
 
-The agent calls ``chunk`` for every report, also while the connection is down. Nothing is stored
-here: the position from which to send is what the head has acknowledged. The ring keeps what was not
-sent yet. If the rank overwrites it first, the tail continues at the oldest record, and readers of
-the mirror count the missing ones.
+The agent calls ``chunks`` and ``parts`` for every report, also while the connection is down.
+Nothing is stored here: the position from which to send is what the head has acknowledged. The ring
+of a queue keeps what was not sent yet. If the rank overwrites it first, the tail continues at the
+oldest record, and readers of the mirror count the missing ones.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import struct
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,10 +34,6 @@ from ltui.training.tensor_queue.queue_file import (
     find_record,
     pad_word,
 )
-
-_CHUNK = struct.Struct("<iHxxQqQQQQI")
-"""Rank, pulse bytes, then the fields of ``QueueChunk`` up to ``next_seq``, data bytes."""
-_POSITION = struct.Struct("<iQQ")
 
 
 class QueuePosition(NamedTuple):
@@ -75,57 +70,12 @@ class QueueChunk(Struct, frozen=True):
         sizes = (self.capacity % PAGE_BYTES, self.start % 8, len(self.data) % 8, self.reserved % 8)
         if (
             any(sizes)
+            or min(self.file_id, self.start, self.next_seq) < 0
             or self.capacity < MIN_CAPACITY_BYTES
             or len(self.data) > self.capacity
             or self.end > self.reserved
         ):
             raise QueueFileError("a part of a queue that another node sent is not valid")
-
-
-def pack_chunks(chunks: Mapping[int, QueueChunk]) -> bytes:
-    """Return one frame with the chunks of several ranks."""
-    parts = list[bytes]()
-    for rank, chunk in chunks.items():
-        head = _CHUNK.pack(
-            rank, len(chunk.pulse), chunk.file_id, chunk.created_ns, chunk.capacity,
-            chunk.reserved, chunk.start, chunk.next_seq, len(chunk.data),
-        )  # fmt: skip
-        parts += (head, chunk.pulse, chunk.data)
-    return b"".join(parts)
-
-
-def unpack_chunks(frame: bytes) -> Iterator[tuple[int, QueueChunk]]:
-    """Yield rank and chunk. Raises ``QueueFileError`` if the frame is not valid."""
-    at = 0
-    while at < len(frame):
-        if len(frame) - at < _CHUNK.size:
-            raise QueueFileError("a frame of queue parts is truncated")
-        rank, pulse_bytes, *numbers, data_bytes = _CHUNK.unpack_from(frame, at)
-        pulse_at = at + _CHUNK.size
-        data_at = pulse_at + pulse_bytes
-        at = data_at + data_bytes
-        if at > len(frame) or rank < 0:
-            raise QueueFileError("a frame of queue parts is truncated")
-        file_id, created_ns, capacity, reserved, start, next_seq = numbers
-        chunk = QueueChunk(
-            file_id, created_ns, capacity, reserved, start, next_seq, frame[data_at:at],
-            frame[pulse_at:data_at],
-        )  # fmt: skip
-        chunk.check()
-        yield rank, chunk
-
-
-def pack_positions(positions: Mapping[int, QueuePosition]) -> bytes:
-    """Return one frame with the positions of several ranks."""
-    return b"".join(_POSITION.pack(rank, *position) for rank, position in positions.items())
-
-
-def unpack_positions(frame: bytes) -> dict[int, QueuePosition]:
-    """Return the position of each rank. Raises ``QueueFileError`` if the frame is not valid."""
-    if len(frame) % _POSITION.size:
-        raise QueueFileError("a frame of queue positions is truncated")
-    rows: Iterable[tuple[int, int, int]] = _POSITION.iter_unpack(frame)
-    return {rank: QueuePosition(file_id, position) for rank, file_id, position in rows}
 
 
 DEFAULT_LIMIT_BYTES = 256 << 10
@@ -210,26 +160,18 @@ class QueueTails:
     def __init__(self, queue_dir: Path) -> None:
         self._dir = queue_dir
         self._tails: dict[int, QueueTail] = {}
-        self.errors: dict[int, str] = {}
-        """rank -> reason, for queues that cannot be read."""
 
-    def chunks(
-        self, acknowledged: Mapping[int, QueuePosition], limit: int = DEFAULT_LIMIT_BYTES
-    ) -> dict[int, QueueChunk]:
+    def chunks(self, acknowledged: Mapping[int, QueuePosition]) -> dict[int, QueueChunk]:
         """Return the next chunk of each rank that has a queue file."""
         for rank, path in queue_files(self._dir).items():
             if rank not in self._tails:
                 self._tails[rank] = QueueTail(path)
         chunks = {}
         for rank, tail in self._tails.items():
-            try:
-                chunk = tail.chunk(acknowledged.get(rank), limit)
-            except (OSError, QueueFileError) as error:
-                self.errors[rank] = str(error)
-                continue
-            self.errors.pop(rank, None)
-            if chunk is not None:
-                chunks[rank] = chunk
+            # A queue that cannot be read now is read for a later report.
+            with contextlib.suppress(OSError, QueueFileError):
+                if (chunk := tail.chunk(acknowledged.get(rank))) is not None:
+                    chunks[rank] = chunk
         return chunks
 
     def remove_acknowledged(self, acknowledged: Mapping[int, QueuePosition]) -> None:
@@ -309,3 +251,49 @@ def _whole_records(data: bytes, start: int, capacity: int) -> tuple[bytes, int]:
         at += size
         end, next_seq = at, fields[3] + 1
     return data[:end], next_seq
+
+
+_PART_BYTES = 64 << 10
+"""Maximum number of bytes of one log in a report."""
+_REPORT_BYTES = 512 << 10
+"""Maximum number of bytes of all logs in a report, so that records do not wait for logs."""
+
+
+class LogPart(Struct, frozen=True, kw_only=True):
+    """Bytes of a log file of the attempt."""
+
+    name: str
+    """File name below the attempt's folder of logs."""
+    at: int
+    """Offset in the file."""
+    data: bytes
+
+
+class LogTails:
+    """Reads the logs of one folder from the positions that the head has acknowledged."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._sent: dict[str, int] = {}
+        self.advanced = True
+        """True if the head took some of the last parts. It takes no more of a very long log."""
+
+    def parts(self) -> tuple[LogPart, ...]:
+        """Return the next bytes of each log that has grown."""
+        parts: list[LogPart] = []
+        total = 0
+        with contextlib.suppress(OSError):
+            for path in sorted(self._folder.glob("*.log")):
+                at = self._sent.get(path.name, 0)
+                with path.open("rb") as file:
+                    file.seek(at)
+                    data = file.read(min(_PART_BYTES, _REPORT_BYTES - total))
+                if data:
+                    parts.append(LogPart(name=path.name, at=at, data=data))
+                    total += len(data)
+        return tuple(parts)
+
+    def acknowledge(self, sizes: Mapping[str, int]) -> None:
+        """Continue at ``sizes``, the number of bytes of each log that the head has."""
+        self.advanced = dict(sizes) != self._sent
+        self._sent = dict(sizes)

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from ltui.training.config.node_environment import is_host
 from ltui.training.json_codec import from_json
 from ltui.training.process.identity import boot_id
-from ltui.training.slurm.job_options import JobOptions
+from ltui.training.slurm.batch_script import JobOptions
 from ltui.training.store.run_directory import RunDir, read_json, write_json
 
 _JOB_ID = re.compile(r"\d+([_+.]\d+)*")
@@ -114,6 +114,12 @@ class JobRecord(Struct, frozen=True, kw_only=True):
             return self.next_job_id
         return self.lives[-1].job_id if self.lives else self.first_job_id
 
+    def with_lives(
+        self, lives: Sequence[Life], *, next_job_id: str | None = None, note: str | None = None
+    ) -> JobRecord:
+        """Return the record with other lives. The job and the note of earlier ones are gone."""
+        return replace(self, lives=tuple(lives), next_job_id=next_job_id, note=note)
+
     @property
     def counted_lives(self) -> tuple[Life, ...]:
         """The lives since a person last started or resumed the run."""
@@ -196,22 +202,16 @@ def write_submission(run_dir: RunDir, record: JobRecord) -> None:
     )
 
 
-def write_lives(
-    run_dir: RunDir,
-    lives: Sequence[Life],
-    *,
-    counted_from: int,
-    next_job_id: str | None = None,
-    note: str | None = None,
-) -> None:
-    """Write the lives. Called by the job on its first node, or by a person's resume."""
-    document = {
-        "lives": to_builtins(lives),
-        "next_job_id": next_job_id,
-        "counted_from": counted_from,
-        "note": note,
-    }
+def write_lives(run_dir: RunDir, record: JobRecord) -> None:
+    """Write the lives of ``record``, what follows the last one, and the note.
+
+    Called by the job on its first node, or by a person's resume.
+    """
+    document = {name: to_builtins(getattr(record, name)) for name in _FIELDS_OF_LIVES}
     write_json(run_dir.slurm_dir / "lives.json", document)
+
+
+_FIELDS_OF_LIVES = ("lives", "next_job_id", "counted_from", "note")
 
 
 def write_resubmitted(run_dir: RunDir, record: JobRecord, job_id: str) -> None:
@@ -221,7 +221,8 @@ def write_resubmitted(run_dir: RunDir, record: JobRecord, job_id: str) -> None:
         write_submission(run_dir, replace(record, first_job_id=job_id))
         return
     lives = (*record.lives[:-1], replace(record.lives[-1], requeued=True))
-    write_lives(run_dir, lives, counted_from=len(lives), next_job_id=job_id)
+    record = record.with_lives(lives, next_job_id=job_id)
+    write_lives(run_dir, replace(record, counted_from=len(lives)))
 
 
 def write_head(run_dir: RunDir, job_id: str, ends_at: float | None, nodes: str | None) -> None:

@@ -2,23 +2,35 @@
 
 Every command is an argument list with a time limit. Output is parsed by fixed formats, because the
 JSON of SLURM differs between versions.
+
+All processes of a user together ask about the queue at most twice a minute. The answer is kept in a
+file of ltui's home directory (``QueueCache``). The process that finds it too old asks again, while
+the others continue with the old answer.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import pwd
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from ltui.training.json_codec import from_json, to_json
 from ltui.training.problem import ProblemError
 from ltui.training.process.python_command import module_command
 from ltui.training.slurm.batch_script import JOB_MODULE
-from ltui.training.slurm.job_states import SlurmJob
+from ltui.training.slurm.run_place import FORGOTTEN, GONE, SlurmJob
+from ltui.training.store.run_directory import read_json, write_json
 
 QUERY_TIMEOUT_S = 4.0
 """Seconds to wait for an answer about the queue."""
@@ -136,13 +148,12 @@ def _queue_line(line: str) -> SlurmJob | None:
     fields = line.strip().split("|", 5)
     if len(fields) != 6:
         return None
-    job_id, state, reason, start, end, nodes = fields
+    job_id, state, reason, start, _, nodes = fields
     return SlurmJob(
         job_id=job_id,
         state=state,
         reason=reason or None,
         start_at=unix_time(start),
-        end_at=unix_time(end),
         nodes=nodes or None,
     )
 
@@ -151,14 +162,13 @@ def _accounting_line(line: str) -> SlurmJob | None:
     fields = line.strip().split("|", 5)
     if len(fields) != 6:
         return None
-    job_id, state, exit_code, start, end, nodes = fields
+    job_id, state, exit_code, start, _, nodes = fields
     code = exit_code.split(":")[0]
     return SlurmJob(
         job_id=job_id,
         # ``CANCELLED by 1000``
         state=state.split(" ")[0],
         start_at=unix_time(start),
-        end_at=unix_time(end),
         nodes=None if nodes in ("", "None assigned") else nodes,
         exit_code=int(code) if code.isdecimal() else None,
     )
@@ -229,3 +239,113 @@ def require_sbatch() -> None:
             what="sbatch was not found on PATH, so no job can be submitted here.",
             remedy="Run it on a login node of the cluster, or print the script with --print.",
         )
+
+
+ASK_S = 30.0
+"""Minimum seconds between two questions to SLURM by all processes of this user together."""
+RETRY_S = 120.0
+"""Seconds until the next question after one that SLURM did not answer."""
+
+
+class QueueAnswer(Struct, frozen=True):
+    """The last answer of SLURM."""
+
+    asked_at: float = 0.0
+    """Unix time of the last question."""
+    failed: str | None = None
+    """Why the last question was not answered."""
+    accounting: bool = True
+    """False if the accounting is switched off."""
+    jobs: Mapping[str, SlurmJob] = field(default_factory=dict)
+    wanted: frozenset[str] = frozenset()
+    """Jobs of runs of ltui. Their last state is kept when squeue no longer shows them."""
+
+    def due(self, now_s: float) -> bool:
+        waited = now_s - self.asked_at
+        # A clock that was set back must not stop the questions.
+        return waited < 0 or waited >= (ASK_S if self.failed is None else RETRY_S)
+
+
+class QueueCache:
+    """The answers of SLURM for one home directory."""
+
+    def __init__(self, home: Path) -> None:
+        self._path = home / "slurm-queue.json"
+        self._lock_path = home / "slurm-queue.lock"
+
+    def job(self, job_id: str, since_s: float = 0.0) -> SlurmJob | None:
+        """Return a job of this user, or None if SLURM has not been asked about it yet.
+
+        An answer from before ``since_s`` (unix time) does not count. A job of which SLURM knows
+        nothing any more has the state ``GONE`` or ``FORGOTTEN``.
+        """
+        answer = self._read()
+        job = answer.jobs.get(job_id)
+        if job is not None and job.ended and job.state != GONE and answer.asked_at >= since_s:
+            return job
+        if answer.due(time.time()) and installed("squeue"):
+            answer = self._ask(job_id) or answer
+        return answer.jobs.get(job_id) if answer.asked_at >= since_s else None
+
+    def _ask(self, job_id: str) -> QueueAnswer | None:
+        """Ask SLURM, unless another process is asking now; then return None."""
+        with self._locked() as locked:
+            if not locked:
+                return None
+            before, now_s = self._read(), time.time()
+            if not before.due(now_s):
+                return before
+            before = replace(before, asked_at=now_s, wanted=before.wanted | {job_id})
+            # Written first, so that a process that dies while it waits does not ask again at once.
+            self._write(before)
+            try:
+                answer = replace(_next_answer(before, job_id), failed=None)
+            except SlurmError as error:
+                answer = replace(before, failed=str(error))
+            self._write(answer)
+            return answer
+
+    def _read(self) -> QueueAnswer:
+        try:
+            return from_json(QueueAnswer, read_json(self._path) or {})
+        except ValueError:
+            return QueueAnswer()
+
+    def _write(self, answer: QueueAnswer) -> None:
+        with contextlib.suppress(OSError):  # A full disk: the next process asks again.
+            write_json(self._path, to_json(answer))
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[bool]:
+        """Lock the cache without waiting. The value is False if another process holds the lock."""
+        try:
+            handle = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:
+            yield False
+            return
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield True
+        except BlockingIOError:
+            yield False
+        finally:
+            os.close(handle)
+
+
+def _next_answer(before: QueueAnswer, job_id: str) -> QueueAnswer:
+    """Ask squeue, or the accounting if squeue no longer shows ``job_id``. One question to SLURM."""
+    jobs = {i: job for i, job in before.jobs.items() if i in before.wanted}
+    gone = [i for i, job in jobs.items() if job.state == GONE]
+    if job_id in gone:
+        forgotten = {i: replace(jobs[i], state=FORGOTTEN) for i in gone}
+        if not before.accounting:
+            return replace(before, jobs={**jobs, **forgotten})
+        try:
+            return replace(before, jobs={**jobs, **forgotten, **ended_jobs(gone)})
+        except SlurmError:
+            return replace(before, jobs={**jobs, **forgotten}, accounting=False)
+    current = user_jobs()
+    for wanted in before.wanted - current.keys():
+        last = jobs.get(wanted) or SlurmJob(job_id=wanted, state=GONE)
+        jobs[wanted] = last if last.ended else replace(last, state=GONE)
+    return replace(before, jobs={**jobs, **current})

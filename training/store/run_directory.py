@@ -123,9 +123,9 @@ class RunDir(Struct, frozen=True):
     end_path = _Below("end.json")
     """The last stored snapshot of an ended run, for the case that its history is damaged."""
     restarts_path = _Below("restarts.json")
-    """Automatic restarts since a user last started the run (``lifecycle/restart_rules.py``)."""
+    """Automatic restarts since a user last started the run (``lifecycle/restart_policy.py``)."""
     requests_path = _Below("orders.json")
-    """Requests that are still to be carried out (``training/lifecycle/pending_stops.py``)."""
+    """Requests that are still to be carried out (``training/supervise/stops.py``)."""
     environment_path = _Below("engine/environment.json")
     """Environment for the start of a run that waits for GPUs; removed when it has started."""
     mirror_lock_path = _Below("mirror.lock")

@@ -13,7 +13,7 @@ from typing import Any
 from ltui.training.config.run_spec import Nodes, RunSpec
 from ltui.training.json_codec import to_json
 from ltui.training.lifecycle.rank_package import install_rank_package
-from ltui.training.lifecycle.shim_files import shim_identity
+from ltui.training.lifecycle.run_processes import EngineExit, engine_exit, shim_identity
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import ProcessIdentity
 from ltui.training.process.python_command import module_command
@@ -33,8 +33,15 @@ class ShimWatch:
         self.child: subprocess.Popen[bytes] | None = None
         """The shim if this process has started it, so that its exit status is collected."""
 
-    def is_alive(self) -> bool:
-        """Return True if the shim runs."""
+    def is_running(self) -> bool:
+        """Return True until the engine has ended or the shim has died."""
+        return self.end() is None and self._is_alive()
+
+    def end(self) -> EngineExit | None:
+        """Return how the engine ended, which the shim records before it exits."""
+        return engine_exit(self._run_dir, self._attempt)
+
+    def _is_alive(self) -> bool:
         if self.child is not None:
             self.child.poll()
         if self._identity is None:

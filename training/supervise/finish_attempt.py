@@ -32,14 +32,13 @@ from ltui.training.lifecycle.elastic_log import (
     merged_failures,
     worker_failures,
 )
-from ltui.training.lifecycle.kill_processes import kill_run_processes
-from ltui.training.lifecycle.shim_files import EngineExit
+from ltui.training.lifecycle.run_processes import EngineExit
 from ltui.training.state.run_snapshot import Event, RunState
 from ltui.training.store.history_writer import Batch
 from ltui.training.supervise.control_server import ControlServer
 from ltui.training.supervise.live_attempt import LiveAttempt
-from ltui.training.supervise.log_limit import disk_is_full
 from ltui.training.supervise.request_handler import RequestHandler
+from ltui.training.supervise.run_folder import disk_is_full
 from ltui.training.supervise.snapshot_builder import final_snapshot
 from ltui.training.supervise.watchdog.verdict_hooks import VerdictNotifier
 
@@ -67,20 +66,18 @@ class AttemptFinisher:
         self._notifier = notifier
         self._server = server
 
-    def finish(self, engine_exit: EngineExit | None, shim_died: bool) -> None:
+    def finish(self, engine_exit: EngineExit | None) -> None:
         """Finish an attempt whose engine has ended. Schedule a restart if one is due.
 
-        Returns when the end is recorded. ``engine_exit`` is None if the end was not observed.
+        Returns when the end is recorded. ``engine_exit`` is None if the shim has died before it
+        could observe the end.
         """
         attempt = self._attempt
-        engine = attempt.engine()
-        killed = kill_run_processes(
-            attempt.run_dir, [*attempt.rank_processes(), *([engine] if engine else [])]
-        )
+        killed = attempt.kill_processes()
         while self._record_remaining():
             pass
         # In a recovered attempt the shim is blamed only if processes were still running.
-        shim_died = shim_died and (not attempt.recovered or bool(killed))
+        shim_died = engine_exit is None and (not attempt.recovered or bool(killed))
         if (
             attempt.recovered
             and engine_exit is None
@@ -95,7 +92,7 @@ class AttemptFinisher:
         if attempt.nodes_failure is not None:
             state = RunState.FAILED if attempt.furthest_step() is None else RunState.CRASHED
             end = replace(end, state=state, detail=attempt.nodes_failure)
-        judgement = attempt.judge_ended(failures)
+        judgement = attempt.judge(attempt.last_poll(), failures)
         verdicts = (*attempt.snapshot.verdicts, *judgement.verdicts)
         end = with_verdict_cause(end, verdicts, attempt.furthest_step(), self._machines())
         lost = next((v for v in verdicts if v.nodes and v.level == VerdictLevel.DEAD), None)
@@ -123,7 +120,7 @@ class AttemptFinisher:
     def finish_queued(self, state: RunState, detail: str) -> None:
         """Finish an attempt that waited to start and whose engine was never started."""
         self._attempt.queued_because = None
-        judgement = self._attempt.judge_ended()
+        judgement = self._attempt.judge(self._attempt.last_poll())
         self._record(AttemptEnd(state=state, detail=detail), [], None, judgement)
 
     def cancel_restart(self, state: RunState, detail: str) -> None:

@@ -25,7 +25,7 @@ from ltui.training.gpu.reading import (
     visible_variables,
 )
 from ltui.training.gpu.run_gpus import RunGpus
-from ltui.training.problem import Problem, ProblemError
+from ltui.training.problem import ProblemError
 from ltui.training.store.run_directory import RunDir
 
 
@@ -54,12 +54,10 @@ class GpuQueue:
         view = self._gpus.latest()
         if not view.readings:
             if view.note in (NO_DRIVER, NO_GPU):
-                raise ProblemError(
-                    Problem(
-                        where="trainer.devices",
-                        what=f"it waits for free GPUs, and there are none ({view.note}).",
-                        remedy="Set trainer.accelerator=cpu, or start it where there are GPUs.",
-                    )
+                raise ProblemError.of(
+                    where="trainer.devices",
+                    what=f"it waits for free GPUs, and there are none ({view.note}).",
+                    remedy="Set trainer.accelerator=cpu, or start it where there are GPUs.",
                 )
             self.reason = f"waiting for GPUs: {view.note}"
             return None

@@ -1,8 +1,8 @@
-"""Write polled records to the store, and survive a disk that is full or fails.
+"""Write polled records to the store, and read what it holds about earlier attempts.
 
-While the store cannot be written, the cursor is not advanced and the queues keep as many records
-as fit. When the store works again, the records that are still in the queues are written. Those
-that were overwritten meanwhile are recorded as a gap.
+While the store cannot be written, because the disk is full or fails, the cursor is not advanced and
+the queues keep as many records as fit. When the store works again, the records that are still in
+the queues are written. Those that were overwritten meanwhile are recorded as a gap.
 """
 
 from __future__ import annotations
@@ -18,17 +18,25 @@ from typing import Any
 from msgspec.structs import replace
 
 from ltui.training.lifecycle.rank_queue_poller import QueuePoller
+from ltui.training.lifecycle.start_supervisor import AttemptPlan
+from ltui.training.problem import ProblemError
 from ltui.training.shared.record_types import RecordKind
-from ltui.training.state.record_fold import json_label, logged_row, step_rows
+from ltui.training.state.record_fold import FoldState, RankFold, json_label, logged_row, step_rows
 from ltui.training.state.run_snapshot import Event, RunSnapshot
+from ltui.training.state.snapshot_from_fold import Progress
+from ltui.training.store.export_rows import StoredValues
+from ltui.training.store.history_reader import RunStore
 from ltui.training.store.history_writer import Batch, CombinedSample, Sample, StoreWriter
+from ltui.training.store.run_directory import RunDir
 from ltui.training.tensor_queue.queue_file import QueueFileError
-from ltui.training.tensor_queue.queue_reader import Poll, Record
+from ltui.training.tensor_queue.queue_reader import Poll, QueueFileError, Record
 
 RETRY_S = 2.0
 """Seconds between two attempts to write while the store cannot be written."""
 LOSS_EVENT_S = 60.0
 """Least seconds between two events about lost records."""
+COMPARE_LOSSES_S = 1.0
+"""Seconds between two comparisons of the logged losses with the loss of each step."""
 THROUGHPUT_KEPT = 10_000
 """Maximum number of measured values that are kept while the store cannot be written."""
 _LABELLED = {RecordKind.EVENT: None, RecordKind.HELLO: "hello", RecordKind.PLAN: "plan"}
@@ -47,6 +55,9 @@ class HistoryRecorder:
         self._combined = {rank: cursor.combined for rank, cursor in cursors.items()}
         self._combined_before = store.combined() - sum(self._combined.values())
         """Number of values that were combined in earlier attempts."""
+        self._compare_losses_at = 0.0
+        self._logs_loss = True
+        """A loss that was just logged counts as that of the step."""
         self._lost_records = store.missed()
         self._loss_event_due = 0.0
         self._missing_parts = store.missing_parts()
@@ -57,6 +68,13 @@ class HistoryRecorder:
         self._rows_waiting = 0
         self._throughput: deque[Sample] = deque(maxlen=THROUGHPUT_KEPT)
         """Measured throughput that could not be written yet. The queues do not hold it."""
+
+    def logs_step_loss(self, now_s: float) -> bool:
+        """Return True if the program logs the loss of each step, by a comparison of the stored."""
+        if now_s >= self._compare_losses_at or now_s < self._compare_losses_at - COMPARE_LOSSES_S:
+            self._compare_losses_at = now_s + COMPARE_LOSSES_S
+            self._logs_loss = self._store.logs_step_loss(default=self._logs_loss)
+        return self._logs_loss
 
     def record(
         self, polls: Mapping[int, Poll], batch: Batch, snapshot: RunSnapshot | None, now_s: float
@@ -242,3 +260,68 @@ def _add_logged(batch: Batch, rank: int, record: Record, now_s: float) -> int:
 
 def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) else None
+
+
+def stored_snapshot(run_dir: RunDir) -> RunSnapshot | None:
+    """Return the snapshot that an earlier supervisor stored, or None if it cannot be read."""
+    try:
+        with RunStore(run_dir) as store:
+            return store.snapshot()
+    except ProblemError:
+        return None
+
+
+def starting_progress(plan: AttemptPlan, before: RunSnapshot | None) -> Progress | None:
+    """Return where a resumed attempt starts, and the length of the run as far as it is known.
+
+    ``before`` is the last snapshot of the previous attempt. Its length is not used if overrides
+    (``--set``) were added, because they may have changed the length of the run.
+    """
+    if plan.resume_step is None:
+        return None
+    if before is None:
+        return Progress(global_step=plan.resume_step)
+    epochs = [c.epoch for c in before.checkpoints if c.global_step == plan.resume_step]
+    same_length = not plan.changes
+    return Progress(
+        global_step=plan.resume_step,
+        epoch=epochs[-1] if epochs else None,
+        max_steps=before.max_steps if same_length else None,
+        max_epochs=before.max_epochs if same_length else None,
+        batches_per_epoch=before.batches_per_epoch if same_length else None,
+    )
+
+
+def restore_fold(run_dir: RunDir, attempt: int, before: RunSnapshot | None) -> FoldState:
+    """Return the fold state of ``attempt``, or of the previous attempt, from the store.
+
+    The records with the identity of the ranks and the length of the run may have been overwritten
+    in the queues, so they cannot be read there again. ``before`` is the stored snapshot.
+    """
+    if before is None:
+        return FoldState()
+    try:
+        with RunStore(run_dir) as store:
+            records = store.hello_and_plan(attempt)
+    except (ProblemError, sqlite3.Error):
+        return FoldState()
+    ranks = {
+        rank: RankFold(rank=rank, hello=kinds.get("hello"), plan=kinds.get("plan"))
+        for rank, kinds in records.items()
+    }
+    # The best throughput is that of the whole run, so it survives a resume.
+    best = before.throughput.best_samples_per_s
+    earlier_warnings = before.cautions if before.attempt == attempt else ()
+    return FoldState(ranks=ranks, best_samples_per_s=best, warnings=earlier_warnings)
+
+
+def with_values(fold: FoldState, values: StoredValues) -> FoldState:
+    """Return the fold state with the stored values of all metrics instead of its own."""
+    ranks = {
+        number: replace(fold.ranks.get(number) or RankFold(rank=number), metrics={}, loss=None)
+        for number in sorted({*fold.ranks, *values})
+    }
+    for number, logged in values.items():
+        metrics = {name: value for name, value in logged.items() if name is not None}
+        ranks[number] = replace(ranks[number], metrics=metrics, loss=logged.get(None))
+    return replace(fold, ranks=ranks)

@@ -10,22 +10,28 @@ from __future__ import annotations
 import contextlib
 import signal
 import sqlite3
+import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import asdict
 
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.diagnosis.evidence import Evidence
 from ltui.training.diagnosis.judge import Judgement
 from ltui.training.diagnosis.judge_input import JudgeInput
 from ltui.training.gpu.flop_utilisation import BatchFlops
-from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.elastic_log import WorkerFailure
-from ltui.training.lifecycle.kill_processes import kill_run_processes
-from ltui.training.lifecycle.pending_stops import PendingStopStore
 from ltui.training.lifecycle.rank_queue_poller import QueuePoll, QueuePoller, local_processes
-from ltui.training.lifecycle.shim_files import engine_identity, from_earlier_boot
+from ltui.training.lifecycle.restart_policy import RestartPolicy
+from ltui.training.lifecycle.run_processes import (
+    engine_identity,
+    from_earlier_boot,
+    kill_run_processes,
+)
+from ltui.training.lifecycle.start_supervisor import AttemptPlan
 from ltui.training.nodes.messages import merge_ranks
 from ltui.training.process.identity import ProcessIdentity
 from ltui.training.shared.record_types import Outcome, Phase, PulseState, RecordKind
@@ -42,27 +48,22 @@ from ltui.training.store.history_writer import Batch, Sample, StoreWriter
 from ltui.training.store.run_directory import RunDir
 from ltui.training.store.same_loss import has_two_losses
 from ltui.training.supervise.checkpoint_catalog import CheckpointCatalog, ScriptCheckpoints
-from ltui.training.supervise.history_recorder import HistoryRecorder
-from ltui.training.supervise.log_limit import LogLimit
-from ltui.training.supervise.machine_readings import MachineMonitor
-from ltui.training.supervise.previous_attempt import (
+from ltui.training.supervise.engine_command import ShimWatch
+from ltui.training.supervise.history_recorder import (
+    HistoryRecorder,
     restore_fold,
     starting_progress,
     stored_snapshot,
     with_values,
 )
-from ltui.training.supervise.restart_policy import RestartPolicy
-from ltui.training.supervise.run_folder import RunFolder
+from ltui.training.supervise.machine_readings import MachineMonitor
+from ltui.training.supervise.run_folder import LogLimit, RunFolder
 from ltui.training.supervise.snapshot_builder import build_snapshot
-from ltui.training.supervise.stop_controller import StopController
+from ltui.training.supervise.stops import Stops
 from ltui.training.supervise.watchdog.evidence_collector import EvidenceCollector, HealthMonitor
 
 if TYPE_CHECKING:
     from ltui.training.supervise.nodes.remote_nodes import RemoteNodes
-
-
-COMPARE_LOSSES_S = 1.0
-"""Seconds between two comparisons of the logged losses with the loss of each step."""
 
 
 class LiveAttempt:
@@ -80,17 +81,17 @@ class LiveAttempt:
         store: StoreWriter,
         number: int,
         plan: AttemptPlan,
-        wake: threading.Event,
+        lock: int,
     ) -> None:
-        """``wake`` is set when new evidence is available."""
-        self.run_dir = run_dir
-        self.spec = spec
-        self.store = store
-        self._compare_losses_at = 0.0
-        self._logs_loss = True
-        """The program logs the loss of each step. A loss that was just logged counts as that."""
+        """``lock`` is the file descriptor of the run lock, which this process holds."""
+        self.run_dir, self.spec, self.store, self.lock = run_dir, spec, store, lock
+        self.wake = threading.Event()
+        """Set when a request or new evidence is there."""
+        self.shim = ShimWatch(run_dir, number)
+        self.start_shim: Callable[[RunSpec], subprocess.Popen[bytes]] | None = None
+        """Starts the engine. Set if the run has to wait for other nodes or for GPUs before."""
         self.number = number
-        self.recovered = plan.recover
+        self.plan, self.recovered = plan, plan.recover
         self.changes, self.restarted_because = store.start_reason(number)
         self.previous = previous = stored_snapshot(run_dir)
         """The snapshot that the previous supervisor or attempt stored."""
@@ -98,17 +99,15 @@ class LiveAttempt:
         self.restarts = RestartPolicy(run_dir, spec, number)
         self.logs = LogLimit(run_dir, number)
         self.folder = RunFolder(run_dir)
-        self.pending_stops = PendingStopStore(run_dir, number)
         self.started_at = store.started_at(number) or time.time()
         self.queues = QueuePoller(run_dir.queue_dir(number), store.cursors(number))
         self.recorder = HistoryRecorder(store, number, self.queues)
         self.fold = restore_fold(run_dir, number, previous)
-        self._has_logged = store.has_logged(number)
+        self.has_logged = store.has_logged(number)
+        """A rank of this attempt has sent a value that the program logs."""
         self._sends_telemetry = store.has_trained()
         """The program has trained before, so it will send telemetry."""
-        self.stops = StopController(
-            run_dir.queue_dir(number) / "control.bin", signal.Signals[spec.stop_signal]
-        )
+        self.stops = Stops(run_dir, number, signal.Signals[spec.stop_signal])
         # Without ranks, a user's command counts as rank 0, which is on the first machine.
         is_first = spec.nodes is None or spec.nodes.rank == 0
         is_rank = spec.command is not None and is_first
@@ -124,7 +123,7 @@ class LiveAttempt:
         self.catalog = CheckpointCatalog(run_dir.checkpoints_dir, previous)
         self.script_checkpoints = ScriptCheckpoints(previous)
         self.flops: BatchFlops | None = None
-        self.evidence = EvidenceCollector(run_dir, number, wake.set)
+        self.evidence = EvidenceCollector(run_dir, number, self.wake.set)
         self.evidence_of_all: Evidence | None = None
         """The evidence of all machines at the last judgement; None on one machine."""
         self._health = HealthMonitor()
@@ -143,11 +142,11 @@ class LiveAttempt:
         if plan.recover:
             self._restore(previous)
         else:
-            self.pending_stops.continue_from(plan.resume_step)
+            self.stops.continue_from(plan.resume_step)
 
     def _restore(self, previous: RunSnapshot | None) -> None:
         """Continue where the previous supervisor of this attempt stopped."""
-        self.stops.restore(self.pending_stops.recovered_escalation())
+        self.stops.restore()
         if previous is not None:
             self.last_seen_at = previous.taken_at
             if previous.state in LIVE:
@@ -174,7 +173,7 @@ class LiveAttempt:
 
     def begin(self, now_s: float) -> QueuePoll:
         """Poll the queues for the first time and build the first snapshot."""
-        self.set_planned_stop()
+        self.stops.plan()
         poll = self.poll()
         if self.recovered and self.state is RunState.STARTING:
             # The previous supervisor may have died before it recorded that training had started.
@@ -190,12 +189,12 @@ class LiveAttempt:
         self.pulses = poll.pulses
         seen = self.fold.events_seen
         self.fold = fold_many(self.fold, poll.polls)
-        self._has_logged = self._has_logged or any(
+        self.has_logged = self.has_logged or any(
             record.kind == RecordKind.METRICS
             for rank_poll in poll.polls.values()
             for record in rank_poll.records
         )
-        self.pending_stops.check_metrics(self.fold, poll.polls)
+        self.stops.check_metrics(self.fold, poll.polls)
         new_events = self.fold.events_seen - seen
         for event in self.fold.events[len(self.fold.events) - new_events :]:
             self._handle(event)
@@ -215,11 +214,8 @@ class LiveAttempt:
             self.flops = BatchFlops.from_event(event.fields) or self.flops
         elif event.kind == "checkpoint_failed" and event.fields.get("reason") == "stop":
             # The ranks continue to train rather than lose their progress, so the stop ends too.
-            self.stops.stop_failed(event.text)
-            self.pending_stops.discard_unreachable(
-                event.fields.get("step") or 0, event.fields.get("epoch") or 0
-            )
-            self.set_planned_stop()
+            step, epoch = event.fields.get("step"), event.fields.get("epoch")
+            self.stops.stop_failed(event.text, step or 0, epoch or 0)
 
     def _record_resumed_step(self, step: Any) -> None:
         """Record the step at which the ranks actually resumed."""
@@ -228,11 +224,6 @@ class LiveAttempt:
             if self.start is not None and step != self.start.global_step:
                 with contextlib.suppress(sqlite3.Error):
                     self._continue_from_history(ended=False)
-
-    def set_planned_stop(self) -> None:
-        """Pass the step or epoch of the pending stop conditions on to the ranks."""
-        pending = self.pending_stops.pending
-        self.stops.plan_stop(pending.stop_step(), pending.stop_epochs())
 
     # -- facts ---------------------------------------------------------------------------------
 
@@ -249,17 +240,6 @@ class LiveAttempt:
         if not steps:
             return None
         return max(*steps, 0 if self.start is None else self.start.global_step or 0)
-
-    def unfinished_ranks(self) -> frozenset[int]:
-        """Return the ranks that did not finish their training.
-
-        When all processes of the attempt have exited, these are the dead ranks.
-        """
-        return frozenset(
-            rank
-            for rank, pulse in self.pulses.items()
-            if pulse is not None and pulse.outcome is Outcome.RUNNING
-        )
 
     def have_stopped(self) -> bool:
         """Return True if all ranks have stopped together, with their checkpoint."""
@@ -292,11 +272,6 @@ class LiveAttempt:
         """Return the ranks of this machine that have a process."""
         return sorted(self.machine.rank_processes)
 
-    def rank_processes(self) -> list[ProcessIdentity]:
-        """Return the processes of this machine's ranks that have a pulse."""
-        # After a reboot another process may have the same pid and even the same start time.
-        return [] if self.rebooted else list(local_processes(self.pulses).values())
-
     # -- readings and judgement ----------------------------------------------------------------
 
     def sample_machine(self, now_s: float) -> Batch:
@@ -306,13 +281,17 @@ class LiveAttempt:
             return Batch()
         assert self.machine.table is not None
         self.evidence.update_processes(self.machine.table, self.machine.rank_processes)
-        self.folder.leave_if_gone(self._kill_all)
+        self.folder.leave_if_gone(self.kill_processes)
         batch.events += self.logs.update(time.monotonic())
         return batch
 
-    def _kill_all(self) -> None:
-        engine = self.engine()
-        kill_run_processes(self.run_dir, [*self.rank_processes(), *([engine] if engine else [])])
+    def kill_processes(self) -> list[int]:
+        """Kill all processes of the attempt on this machine. Return the pids of those that ran."""
+        # After a reboot another process may have the same pid and even the same start time.
+        known = [] if self.rebooted else list(local_processes(self.pulses).values())
+        if (engine := self.engine()) is not None:
+            known.append(engine)
+        return kill_run_processes(self.run_dir, known)
 
     def throughput_samples(self) -> list[Sample]:
         """Return the throughput as rows of the history if a new point is due."""
@@ -329,27 +308,22 @@ class LiveAttempt:
     def judge(self, poll: QueuePoll, failures: Sequence[WorkerFailure] = ()) -> Judgement:
         """Return the judgement on the health of the ranks."""
         ranks, nodes = self.evidence.observe(poll, failures), self.nodes
-        gpu_verdicts, evidence = self.machine.gpu_verdicts, self.evidence.evidence
-        cpu_delays = self.machine.cpu_delays()
+        gpu_verdicts, evidence = self.machine.gpu_verdicts, self.evidence.rounds.evidence
+        usage = dict(self.machine.readings)
         if nodes is not None:
             ranks = merge_ranks([ranks, *nodes.reports.rank_observations()])
             gpu_verdicts += nodes.reports.gpu_verdicts()
             evidence = self.evidence_of_all = nodes.merged_evidence(evidence)
-            cpu_delays |= nodes.reports.cpu_delays()
+            usage |= nodes.reports.usage()
         inputs = JudgeInput(
+            **asdict(ranks),
             policy=self.spec.stall,
             history=self._health.history,
             pulses=poll.pulses,
             fold=self.fold,
-            dead=frozenset(ranks.dead),
-            deaths=ranks.deaths,
-            stopped_pids=ranks.stopped_pids,
-            stopped_workers=ranks.stopped_workers,
-            silent_s=ranks.silent_s,
-            oom_kills=ranks.oom_kills,
-            cpu_delays=cpu_delays,
+            cpu_delays={r: u.delay_share for r, u in usage.items() if u.delay_share is not None},
             evidence=evidence,
-            evidence_expected=self.evidence.evidence_expected,
+            evidence_expected=self.evidence.rounds.error is None,
             host=self.evidence.host,
             nodes=() if nodes is None else nodes.snapshots(self.local_ranks()),
             hosts={} if nodes is None else nodes.reports.hosts(self.evidence.host),
@@ -363,10 +337,7 @@ class LiveAttempt:
     def update_diagnoses(self, judgement: Judgement, poll: QueuePoll) -> None:
         """Collect evidence if that is due, and store and answer diagnoses."""
         nodes = self.nodes
-        if nodes is None:
-            self.evidence.update(judgement, poll, self.fold, self.snapshot)
-            return
-        if judgement.suspects or self.evidence.diagnosis_requested:
+        if nodes is not None and (judgement.suspects or self.evidence.rounds.diagnosis_requested):
             nodes.request_evidence()
         self.evidence.update(
             judgement,
@@ -374,17 +345,18 @@ class LiveAttempt:
             self.fold,
             self.snapshot,
             of_all=self.evidence_of_all,
-            complete_since=nodes.reports.has_evidence_since,
+            complete_since=None if nodes is None else nodes.reports.has_evidence_since,
         )
 
-    def judge_ended(self, failures: Sequence[WorkerFailure] = ()) -> Judgement:
-        """Return the last judgement, after all processes of the attempt have exited."""
-        return self.judge(self.last_poll(), failures)
-
     def last_poll(self) -> QueuePoll:
-        """Return the last pulses as the poll of an attempt whose ranks have all exited."""
+        """Return the last pulses as the poll of an attempt whose processes have all exited.
+
+        Ranks that did not finish their training are then dead.
+        """
+        pulses = [pulse for pulse in self.pulses.values() if pulse is not None]
+        dead = {pulse.rank for pulse in pulses if pulse.outcome is Outcome.RUNNING}
         unknown = frozenset() if self.nodes is None else self.nodes.silent_ranks()
-        return QueuePoll({}, self.pulses, self.unfinished_ranks() - unknown)
+        return QueuePoll({}, self.pulses, frozenset(dead) - unknown)
 
     # -- state and snapshot --------------------------------------------------------------------
 
@@ -405,11 +377,7 @@ class LiveAttempt:
         # A program that has trained before is starting until it sends telemetry again.
         if self.spec.command is None or self._sends_telemetry:
             return False
-        return self.logs_values() or self.machine.program.runs(now_s - self.started_at)
-
-    def logs_values(self) -> bool:
-        """Return True if a rank of this attempt has sent a value that the program logs."""
-        return self._has_logged
+        return self.has_logged or self.machine.program.runs(now_s - self.started_at)
 
     def build_snapshot(self, judgement: Judgement, now_s: float) -> RunSnapshot:
         """Build a snapshot, store it in ``snapshot``, and return it."""
@@ -418,13 +386,10 @@ class LiveAttempt:
 
     def shown_metrics(self, now_s: float) -> dict[str, MetricValue]:
         """Return the newest values, without ``train/loss`` if the program logs the same loss."""
-        found = metrics(self.fold)
-        if now_s >= self._compare_losses_at or now_s < self._compare_losses_at - COMPARE_LOSSES_S:
-            self._compare_losses_at = now_s + COMPARE_LOSSES_S
-            self._logs_loss = self.store.logs_step_loss(default=self._logs_loss)
-        if self._logs_loss and has_two_losses(found):
-            del found[TRAIN_LOSS]
-        return found
+        newest = metrics(self.fold)
+        if self.recorder.logs_step_loss(now_s) and has_two_losses(newest):
+            del newest[TRAIN_LOSS]
+        return newest
 
     def close(self) -> None:
         """Stop all threads and close all files of the attempt, except the store."""

@@ -279,11 +279,6 @@ class MachineMonitor:
             self._gpus_at = sampled_at
             batch.gpus = [g for g in view.gpus if g.error is None]
 
-    def cpu_delays(self) -> dict[int, float]:
-        """Return rank -> fraction of the last seconds in which it waited for a processor."""
-        delays = {rank: reading.delay_share for rank, reading in self.readings.items()}
-        return {rank: share for rank, share in delays.items() if share is not None}
-
     def take_ended_verdicts(self) -> list[Verdict]:
         """Return the verdicts about GPUs that have ended since the last call."""
         ended, self._ended_verdicts = self._ended_verdicts, []

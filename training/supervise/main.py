@@ -1,8 +1,8 @@
 """Entry point of the supervisor process.
 
-``python -m ltui.training.supervise.main RUN_DIR [--resume-from PATH | --adopt]``
-detaches, acquires the run lock, reports that it has started, and supervises the run. Heavier
-imports come after the fork, so that the parent process exits within milliseconds.
+``python -m ltui.training.supervise.main RUN_DIR [--plan JSON | --adopt]`` detaches, acquires the
+run lock, reports that it has started, and supervises the run. Heavier imports come after the fork,
+so that the parent process exits within milliseconds.
 """
 
 from __future__ import annotations
@@ -36,23 +36,16 @@ def main(argv: list[str] | None = None) -> int:
 
 def _supervise(arguments: argparse.Namespace) -> int:
     # Imported here, so that only the detached process loads them.
-    from ltui.training.lifecycle.attempt_plan import AttemptPlan
+    from ltui.training.lifecycle.start_supervisor import AttemptPlan
     from ltui.training.problem import Problem, ProblemError
     from ltui.training.store.run_directory import RunDir
     from ltui.training.supervise.open_attempt import open_attempt, record_failed_restart
     from ltui.training.tensor_queue.control_block import STOP_SIGNALS
 
     run_dir = RunDir(Path(arguments.run_dir))
-    plan: AttemptPlan | None = AttemptPlan(
-        number=arguments.attempt,
-        recover=arguments.adopt,
-        resume_from=arguments.resume_from,
-        resume_step=arguments.resume_step,
-        spec_path=arguments.spec,
-        changes=tuple(arguments.change),
-        skipped=tuple(arguments.skipped),
-        restarted_because=arguments.because,
-    )
+    plan: AttemptPlan | None = AttemptPlan.from_text(arguments.plan)
+    if arguments.adopt:
+        plan = AttemptPlan(recover=True)
     supervisor: Supervisor | NodeAgent | None = None
     early_signals: list[int] = []
 
@@ -84,7 +77,7 @@ def _supervise(arguments: argparse.Namespace) -> int:
             _report(arguments.report_to, {"ok": True, "pid": os.getpid()})
         while early_signals:
             supervisor.request_stop(early_signals.pop())
-        plan, lock = supervisor.run(), supervisor.lock
+        plan, lock = supervisor.run(), supervisor.live.lock
         supervisor = None
     return 0
 
@@ -101,14 +94,8 @@ def _report(handle: int | None, document: dict[str, Any]) -> None:
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="ltui-supervisor")
     parser.add_argument("run_dir", type=Path)
-    parser.add_argument("--attempt", type=int)
     parser.add_argument("--adopt", action="store_true")
-    parser.add_argument("--resume-from", type=Path)
-    parser.add_argument("--resume-step", type=int)
-    parser.add_argument("--spec", type=Path)
-    parser.add_argument("--change", action="append", default=[])
-    parser.add_argument("--skipped", action="append", default=[])
-    parser.add_argument("--because")
+    parser.add_argument("--plan", default="{}")
     parser.add_argument("--report-to", type=int)
     return parser.parse_args(argv)
 

@@ -21,11 +21,14 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ltui.training.config.run_spec import RunSpec
-from ltui.training.lifecycle.attempt_plan import AttemptPlan
-from ltui.training.lifecycle.kill_processes import kill_run_processes
-from ltui.training.lifecycle.shim_files import engine_exit, latest_attempt, shim_identity
-from ltui.training.lifecycle.start_supervisor import save_environment, supervisor_argv
-from ltui.training.problem import Problem, ProblemError
+from ltui.training.lifecycle.run_processes import (
+    engine_exit,
+    kill_run_processes,
+    latest_attempt,
+    shim_identity,
+)
+from ltui.training.lifecycle.start_supervisor import AttemptPlan, save_environment, supervisor_argv
+from ltui.training.problem import ProblemError
 from ltui.training.process.identity import (
     any_process_has,
     boot_id,
@@ -50,6 +53,7 @@ from ltui.training.store.run_directory import (
 from ltui.training.supervise.engine_command import engine_start, write_rank_config
 
 if TYPE_CHECKING:
+    from ltui.training.supervise.live_attempt import LiveAttempt
     from ltui.training.supervise.nodes.node_agent import NodeAgent
     from ltui.training.supervise.supervisor import Supervisor
 
@@ -85,10 +89,13 @@ def open_attempt(
             if not plan.recover and not _waits_before_start(spec):
                 shim = _start_shim(run_dir, spec, attempt, plan.resume_from, plan.changes)
                 on_error.callback(_kill_shim, run_dir, shim)
-            # This import takes longer than everything above, so the engine is started before it.
-            supervisor = _supervisor_class(spec)(
-                run_dir, spec, store, attempt, lock=lock, plan=plan
-            )
+            # These imports take longer than everything above, so the engine is started before.
+            from ltui.training.supervise.live_attempt import LiveAttempt
+
+            supervisor_class = _supervisor_class(spec)
+            live = LiveAttempt(run_dir, spec, store, attempt, plan, lock)
+            on_error.callback(live.close)
+            supervisor = supervisor_class(live)
         except sqlite3.Error as error:
             raise damaged_error(run_dir.db_path, error) from error
         # From here on the supervisor closes the store and the lock.
@@ -98,10 +105,10 @@ def open_attempt(
         from ltui.training.lifecycle.record_code import start_recording
 
         if shim is not None:
-            supervisor.shim.child = shim
+            live.shim.child = shim
             _wait_for_shim(run_dir, attempt, shim)
         else:
-            _start_engine_if_due(run_dir, spec, store, supervisor, plan)
+            _start_engine_if_due(live, restart_waits=supervisor.restart_waits)
         # The shim of the previous attempt waits for this file.
         if attempt > 1 and engine_exit(run_dir, attempt - 1) is not None:
             run_dir.engine_final_path(attempt - 1).touch()
@@ -142,7 +149,7 @@ def _record_attempt(
     in_store, in_files = store.last_attempt(), latest_attempt(run_dir) or 0
     last = max(in_store, in_files)
     if plan.recover and not last:
-        raise ProblemError(Problem(where=run_dir.id, what="it was never started."))
+        raise ProblemError.of(where=run_dir.id, what="it was never started.")
     attempt = last if plan.recover else plan.number or last + 1
     _make_attempt_dirs(run_dir, attempt)
     if not plan.recover:
@@ -167,36 +174,29 @@ def _record_attempt(
     return attempt
 
 
-def _start_engine_if_due(
-    run_dir: RunDir,
-    spec: RunSpec,
-    store: StoreWriter,
-    supervisor: Supervisor | NodeAgent,
-    plan: AttemptPlan,
-) -> None:
+def _start_engine_if_due(live: LiveAttempt, *, restart_waits: bool) -> None:
     """Start the engine if it has not been started yet.
 
     This is the case for a recovered attempt whose supervisor died too early. If the run waits for
     other nodes or for GPUs, the supervisor starts the engine later.
     """
-    attempt = supervisor.attempt
-    started = shim_identity(run_dir, attempt) is not None or supervisor.restart_waits
+    run_dir, attempt, plan = live.run_dir, live.number, live.plan
+    started = shim_identity(run_dir, attempt) is not None or restart_waits
     start_due = not plan.recover or (not started and _start_was_interrupted(run_dir, attempt))
     # The start file is written when the waiting ends.
-    waits = not supervisor.restart_waits and not run_dir.engine_start_path(attempt).exists()
-    changes, _ = store.start_reason(attempt)
-    resume_from = plan.resume_from or (store.resumed_path(attempt) if plan.recover else None)
+    waits = not restart_waits and not run_dir.engine_start_path(attempt).exists()
+    resume_from = plan.resume_from or (live.store.resumed_path(attempt) if plan.recover else None)
 
     def start(chosen: RunSpec) -> subprocess.Popen[bytes]:
-        shim = _start_shim(run_dir, chosen, attempt, resume_from, changes)
+        shim = _start_shim(run_dir, chosen, attempt, resume_from, live.changes)
         _wait_for_shim(run_dir, attempt, shim)
         return shim
 
-    if _waits_before_start(spec) and (start_due or waits):
+    if _waits_before_start(live.spec) and (start_due or waits):
         save_environment(run_dir)
-        supervisor.start_shim = start
+        live.start_shim = start
     elif start_due:
-        supervisor.shim.child = start(spec)
+        live.shim.child = start(live.spec)
 
 
 def record_failed_restart(
@@ -206,7 +206,7 @@ def record_failed_restart(
 
     An agent tells node 0, which records it.
     """
-    from ltui.training.supervise.previous_attempt import stored_snapshot
+    from ltui.training.supervise.history_recorder import stored_snapshot
 
     print(error, file=sys.stderr, flush=True)
     if plan.number is not None:
@@ -282,12 +282,10 @@ def _lock_file(run_dir: RunDir) -> int:
 def _already_supervised(run_dir: RunDir) -> ProblemError:
     holder = lock_holder(run_dir.lock_path)
     who = f" (pid {holder.pid})" if holder else ""
-    return ProblemError(
-        Problem(
-            where=run_dir.id,
-            what=f"another supervisor{who} already has this run.",
-            remedy=f"ltui attach {run_dir.id} shows it.",
-        )
+    return ProblemError.of(
+        where=run_dir.id,
+        what=f"another supervisor{who} already has this run.",
+        remedy=f"ltui attach {run_dir.id} shows it.",
     )
 
 
@@ -333,7 +331,7 @@ def _start_shim(
         write_rank_config(run_dir, spec, attempt)
     document = {
         **engine_start(run_dir, spec, attempt, resume_from, changes),
-        "supervisor": supervisor_argv(run_dir, "--adopt"),
+        "supervisor": supervisor_argv(run_dir, AttemptPlan(recover=True)),
         "boot_id": boot_id(),
     }
     write_json(run_dir.engine_start_path(attempt), document)
@@ -355,11 +353,9 @@ def _wait_for_shim(run_dir: RunDir, attempt: int, process: subprocess.Popen[byte
     while shim_identity(run_dir, attempt) is None:
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()
-            raise ProblemError(
-                Problem(
-                    where=run_dir.id,
-                    what=f"its shim process could not be started (see {run_dir.path / 'logs'}).",
-                )
+            raise ProblemError.of(
+                where=run_dir.id,
+                what=f"its shim process could not be started (see {run_dir.path / 'logs'}).",
             )
         time.sleep(0.01)
 

@@ -101,7 +101,7 @@ class RequestHandler:
         self._check(request)
         command = request["cmd"]
         if command == "diagnose":
-            return _result(self._attempt.evidence.request_diagnosis())
+            return _result(self._attempt.evidence.rounds.request_diagnosis())
         if command != "stop_when":
             self._queue(request)
             return {"ok": True}
@@ -198,11 +198,7 @@ class RequestHandler:
                 stops.kill(now_s, stalled[0] if stalled else "")
                 attempt.restarts.cancel_request()
             elif command == "stop_when":
-                if request["conditions"] is None:
-                    attempt.pending_stops.clear()
-                else:
-                    attempt.pending_stops.add(request["conditions"])
-                attempt.set_planned_stop()
+                stops.add_conditions(request["conditions"])
                 request["stored"].set_result(None)
             else:
                 stops.request(Command[command.upper()])
@@ -220,11 +216,11 @@ class RequestHandler:
         if stops.detect_rank_stop(time.monotonic(), attempt.pulses):
             attempt.restarts.cancel_request()
         if stops.escalation is None:
-            reason = attempt.pending_stops.pop_due(now_s, time.monotonic())
+            reason = stops.pop_due(now_s, time.monotonic())
             if reason is not None:
                 stops.stop(time.monotonic(), STOP_TIMEOUT_S, attempt.can_stop_together())
                 events.append(Event(now_s, "stop_when", f"Stopping {reason}."))
-        attempt.pending_stops.record_escalation(stops.escalation)
+        stops.record()
         return events
 
     def apply_stall_policy(self, now_s: float) -> list[Event]:

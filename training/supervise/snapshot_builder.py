@@ -13,7 +13,7 @@ from ltui.training.diagnosis.judge import Judgement
 from ltui.training.gpu.flop_utilisation import model_flop_utilisation
 from ltui.training.lifecycle.classify_end import AttemptEnd
 from ltui.training.lifecycle.elastic_log import WorkerFailure
-from ltui.training.lifecycle.restart_rules import ScheduledRestart
+from ltui.training.lifecycle.restart_policy import ScheduledRestart
 from ltui.training.process.rank_usage import RankUsage
 from ltui.training.shared.record_types import Phase
 from ltui.training.slurm.run_place import job_of_environment, pause_cost
@@ -99,7 +99,7 @@ def build_snapshot(
         taken_at=now_s,
         changes=live.changes,
         restarted_because=live.restarted_because,
-        stops=live.pending_stops.pending.descriptions(),
+        stops=live.stops.descriptions(),
         cautions=(*live.logs.warnings, *all_warnings(fold)),
         checkpoint_seconds=live.catalog.seconds,
         job=job,
@@ -152,7 +152,7 @@ def _state_detail(live: LiveAttempt) -> str | None:
         if live.state is RunState.STARTING:
             return live.machine.program.stage()
         if live.state is RunState.RUNNING:
-            return live.machine.program.describe(logs=live.logs_values())
+            return live.machine.program.describe(logs=live.has_logged)
     if live.queues.errors:
         rank, reason = next(iter(sorted(live.queues.errors.items())))
         return f"the queue of rank {rank} cannot be read: {reason}"

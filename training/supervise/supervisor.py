@@ -10,7 +10,6 @@ import contextlib
 import os
 import sqlite3
 import subprocess
-import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -19,25 +18,22 @@ from msgspec.structs import replace
 
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.diagnosis.judge import Judgement
-from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.delete_runs import CLEAN_S, empty_bin
 from ltui.training.lifecycle.rank_queue_poller import QueuePoll, remove_stored_queues
-from ltui.training.lifecycle.restart_rules import ScheduledRestart
-from ltui.training.lifecycle.shim_files import EngineExit, engine_exit
+from ltui.training.lifecycle.restart_policy import ScheduledRestart
+from ltui.training.lifecycle.start_supervisor import AttemptPlan
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import release_lock
 from ltui.training.state.good_checkpoints import nan_since
 from ltui.training.state.run_snapshot import Event, RunState
-from ltui.training.store.history_writer import Batch, StoreWriter
-from ltui.training.store.run_directory import RunDir
+from ltui.training.store.history_writer import Batch
 from ltui.training.supervise.control_server import ControlServer
-from ltui.training.supervise.engine_command import ShimWatch
 from ltui.training.supervise.event_mirror import EventMirror
 from ltui.training.supervise.finish_attempt import AttemptFinisher
 from ltui.training.supervise.gpu_wait import GpuQueue
+from ltui.training.supervise.history_recorder import stored_snapshot
 from ltui.training.supervise.live_attempt import LiveAttempt
 from ltui.training.supervise.machine_readings import READINGS_S
-from ltui.training.supervise.previous_attempt import stored_snapshot
 from ltui.training.supervise.request_handler import RequestHandler
 from ltui.training.supervise.watchdog.verdict_hooks import VerdictNotifier
 
@@ -63,44 +59,28 @@ _SNAPSHOT_RANKS = 256
 class Supervisor:
     """Supervises one attempt of a run from its start, or its recovery, to its recorded end."""
 
-    def __init__(
-        self,
-        run_dir: RunDir,
-        spec: RunSpec,
-        store: StoreWriter,
-        attempt: int,
-        *,
-        lock: int,
-        plan: AttemptPlan,
-    ) -> None:
-        """``lock`` is the file descriptor of the run lock, which this process holds."""
-        self.lock = lock
-        self.attempt = attempt
-        self.shim = ShimWatch(run_dir, attempt)
-        self.start_shim: Callable[[RunSpec], subprocess.Popen[bytes]] | None = None
-        """Starts the engine. Set if the run has to wait for other nodes or for GPUs before."""
-        self._run_dir = run_dir
-        self._spec = spec
-        self._store = store
+    def __init__(self, live: LiveAttempt) -> None:
+        self.live = live
+        run_dir, spec, plan = live.run_dir, live.spec, live.plan
         self._gpu_queue: GpuQueue | None = None
         self._gpus_tried_s = 0.0
         self._saved_at = 0.0
         self._recorded_state: RunState | None = None
-        self._wake = threading.Event()
-        self._live = live = LiveAttempt(run_dir, spec, store, attempt, plan, self._wake)
         self._mirror = EventMirror(run_dir, spec)
-        self._notifier = VerdictNotifier(spec, attempt, str(run_dir.path))
-        self._requests = RequestHandler(live, self._notifier, self._wake)
+        self._notifier = VerdictNotifier(spec, live.number, str(run_dir.path))
+        self._requests = RequestHandler(live, self._notifier, live.wake)
         events: list[Event] = []
         if plan.recover:
             reported = live.previous.verdicts if live.previous is not None else ()
             self._notifier.restore(reported, time.time(), time.monotonic())
         else:
-            text, fields = plan.event_text(attempt), plan.event_fields()
+            text, fields = plan.event_text(live.number), plan.event_fields()
             events.append(Event(time.time(), "attempt", text, fields))
         now_s = time.time()
         poll = live.begin(now_s)
-        live.recorder.write(self._write_first)
+        if not live.recovered:
+            live.recorder.write(live.store.set_state, live.number, now_s, live.state, None, None)
+        live.recorder.write(live.store.write_snapshot, live.snapshot)
         live.recorder.record(poll.polls, Batch(events=events), None, now_s)
         self._server = ControlServer(
             run_dir.bound_socket_path(), run_dir.socket_path, self._requests.accept
@@ -108,15 +88,10 @@ class Supervisor:
         self._server.publish(live.snapshot)
         self._finisher = AttemptFinisher(live, self._requests, self._notifier, self._server)
 
-    def _write_first(self) -> None:
-        if not self._live.recovered:
-            self._store.set_state(self.attempt, time.time(), self._live.state, None, None)
-        self._store.write_snapshot(self._live.snapshot)
-
     @property
     def restart_waits(self) -> bool:
         """True if the attempt has ended and another one is scheduled."""
-        return self._live.restarts.scheduled is not None
+        return self.live.restarts.scheduled is not None
 
     def run(self) -> AttemptPlan | None:
         """Supervise the attempt until its end is recorded.
@@ -124,10 +99,11 @@ class Supervisor:
         Return the plan of the next attempt, for which the run lock stays held, or None.
         """
         if not self.restart_waits:
-            if self.start_shim is not None and not self._wait_to_start(self.start_shim):
+            start_shim = self.live.start_shim
+            if start_shim is not None and not self._wait_to_start(start_shim):
                 return None
             self._supervise()
-        scheduled = self._live.restarts.scheduled
+        scheduled = self.live.restarts.scheduled
         return None if scheduled is None else self._wait_to_restart(scheduled)
 
     def request_stop(self, number: int) -> None:
@@ -142,21 +118,18 @@ class Supervisor:
 
     def _supervise(self) -> None:
         """Run the loop until the engine ends or the shim dies, then finish the attempt."""
-        end: EngineExit | None = None
-        shim_died = False
-        while end is None and not shim_died:
+        running = True
+        while running:
             begun_s, cpu_s = time.monotonic(), time.thread_time()
             more_waiting = self.tick()
-            end = engine_exit(self._run_dir, self.attempt)
-            shim_died = end is None and not self.shim.is_alive()
+            running = self.live.shim.is_running()
             if not more_waiting:
                 rest_s = min(_IDLE_TIMES * (time.thread_time() - cpu_s), _LONGEST_REST_S)
                 self._sleep(max(0.02, rest_s, TICK_S - (time.monotonic() - begun_s)))
-        # The shim records how the engine ended before it exits.
-        end = end or engine_exit(self._run_dir, self.attempt)
-        if self._live.nodes is not None:
-            self._end_on_all_nodes(self._live.nodes)
-        self._finisher.finish(end, shim_died and end is None)
+        end = self.live.shim.end()
+        if self.live.nodes is not None:
+            self._end_on_all_nodes(self.live.nodes)
+        self._finisher.finish(end)
         if not self.restart_waits:
             self._close()
 
@@ -166,7 +139,7 @@ class Supervisor:
         Each wait has a limit, since a machine may not answer any more. When force is used, it is
         only for the machines that answer.
         """
-        live = self._live
+        live = self.live
 
         def engines_ended() -> bool:
             return nodes.reports.engines_ended(of_all=live.stops.forced_reason is None)
@@ -184,7 +157,7 @@ class Supervisor:
 
     def tick(self) -> bool:
         """Poll, judge, act and record once. Return True if the queues hold more records."""
-        live = self._live
+        live = self.live
         now_s = time.time()
         self._requests.carry_out()
         poll = live.poll()
@@ -214,7 +187,7 @@ class Supervisor:
 
     def _update_nodes(self, nodes: RemoteNodes) -> list[Event]:
         """Pass requests on to the other machines, and end the attempt if it cannot go on."""
-        live, now_s = self._live, time.monotonic()
+        live, now_s = self.live, time.monotonic()
         if number := nodes.stop_signal():
             self.request_stop(number)
         nodes.set_stop(live.stops.escalation)
@@ -226,13 +199,13 @@ class Supervisor:
             live.nodes_failure = failure
             if not nodes.missing():
                 step = live.furthest_step()
-                live.restarts.request(failure, of=self._spec.restarts, step=step)
+                live.restarts.request(failure, of=live.spec.restarts, step=step)
             live.stops.kill(now_s)
         return events
 
     def _write(self, poll: QueuePoll, batch: Batch, judgement: Judgement, now_s: float) -> None:
         """Write records, events and verdicts. Write the snapshot if it is due."""
-        live = self._live
+        live = self.live
         changed = self._recorded_state is not live.state
         self._recorded_state = live.state
         period_s = SNAPSHOT_S * max(1.0, len(live.snapshot.ranks) / _SNAPSHOT_RANKS)
@@ -242,19 +215,17 @@ class Supervisor:
             self._saved_at = time.monotonic()
         if changed and not live.recorder.failing:
             detail = live.snapshot.detail
-            live.recorder.write(
-                self._store.set_state, self.attempt, now_s, live.state, detail, None
-            )
+            live.recorder.write(live.store.set_state, live.number, now_s, live.state, detail, None)
         ended = (*judgement.ended, *live.machine.take_ended_verdicts())
         if due or ended:
             for verdict in (*judgement.verdicts, *live.machine.gpu_verdicts, *ended):
                 if not live.recorder.failing:
-                    live.recorder.write(self._store.write_verdict, self.attempt, verdict)
+                    live.recorder.write(live.store.write_verdict, live.number, verdict)
 
     def _sleep(self, seconds: float) -> None:
         """Wait until the next tick, or until a request or new evidence arrives."""
-        self._wake.wait(seconds)
-        self._wake.clear()
+        self.live.wake.wait(seconds)
+        self.live.wake.clear()
 
     # -- waiting -------------------------------------------------------------------------------
 
@@ -263,14 +234,14 @@ class Supervisor:
 
         Return False if the run ended before that.
         """
-        live, spec = self._live, self._spec
+        live, spec = self.live, self.live.spec
         if spec.gpus is not None:
-            self._gpu_queue = GpuQueue(self._run_dir, spec.gpus, live.machine.gpus)
+            self._gpu_queue = GpuQueue(live.run_dir, spec.gpus, live.machine.gpus)
         try:
             while live.stops.escalation is None:
                 ready = self._readiness()
                 if not isinstance(ready, str):
-                    self.shim.child = start_shim(spec.with_changes(env={**spec.env, **ready}))
+                    live.shim.child = start_shim(spec.with_changes(env={**spec.env, **ready}))
                     live.queued_because, live.started_at = None, time.time()
                     return True
                 live.queued_because = ready
@@ -289,7 +260,7 @@ class Supervisor:
 
     def _readiness(self) -> dict[str, str] | str:
         """Return the variables with which the engine can start, or why it has to wait."""
-        nodes, queue = self._live.nodes, self._gpu_queue
+        nodes, queue = self.live.nodes, self._gpu_queue
         if nodes is not None and (waiting := nodes.waiting_text()) is not None:
             return waiting
         if queue is None:
@@ -306,13 +277,13 @@ class Supervisor:
         It is not due while another machine does not answer and is not gone: half of the ranks could
         not start, and those of the ended attempt may still run there.
         """
-        live, nodes = self._live, self._live.nodes
+        live, nodes = self.live, self.live.nodes
         if live.recovered:
-            live.snapshot = stored_snapshot(self._run_dir) or live.snapshot
+            live.snapshot = stored_snapshot(live.run_dir) or live.snapshot
         else:
             # The stop that ended the attempt is over. A new one is a request of a person.
             live.stops.escalation = None
-            live.pending_stops.record_escalation(None)
+            live.stops.record()
         recorded_at = 0.0
         obstacle: str | None = None
         while True:
@@ -332,7 +303,7 @@ class Supervisor:
                 live.snapshot,
                 state=RunState.QUEUED,
                 detail=restart.describe(obstacle),
-                stops=live.pending_stops.pending.descriptions(),
+                stops=live.stops.descriptions(),
                 taken_at=time.time(),
                 supervisor_pid=os.getpid(),
             )
@@ -345,7 +316,7 @@ class Supervisor:
         since = nan_since(live.snapshot.verdicts)
         plan = live.restarts.start_next(restart, live.changes, gone, since)
         if isinstance(plan, str):
-            self._finisher.cancel_restart(restart.end_state(), f"{restart.detail}; {plan}")
+            self._finisher.cancel_restart(restart.state, f"{restart.detail}; {plan}")
             self._close()
             return None
         self._close(keep_lock=True)
@@ -354,23 +325,24 @@ class Supervisor:
     # -- the end -------------------------------------------------------------------------------
 
     def _close(self, *, keep_lock: bool = False) -> None:
-        self._live.close()
+        live = self.live
+        live.close()
         self._requests.close()
         self._server.close()
         if not keep_lock:
             # Not earlier: until the end is recorded and the shim released, another supervisor may
             # have to continue with them.
             with contextlib.suppress(sqlite3.Error):
-                remove_stored_queues(self._run_dir, self._store)
-        self._store.close()
+                remove_stored_queues(live.run_dir, live.store)
+        live.store.close()
         self._mirror.close()
         if self._gpu_queue is not None:
             self._gpu_queue.release()
         if keep_lock:
             return
         # Release the lock explicitly: a driver call that hangs may keep the process from exiting.
-        release_lock(self.lock)
+        release_lock(live.lock)
         # Last: nobody waits for it.
-        empty_bin(self._run_dir.home, limit_s=CLEAN_S)
+        empty_bin(live.run_dir.home, limit_s=CLEAN_S)
         # Wait for verdict hooks in progress after the run is released, so that no client waits.
-        self._notifier.wait_for_hooks(self._spec.stall.on_verdict_timeout_s + 1.0)
+        self._notifier.wait_for_hooks(live.spec.stall.on_verdict_timeout_s + 1.0)

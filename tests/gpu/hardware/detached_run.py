@@ -7,7 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable
 
-from ltui.training.lifecycle.recover_runs import current_snapshot
+from ltui.training.lifecycle.run_status import current_snapshot
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot
 from ltui.training.store.database_schema import StoreError

@@ -12,52 +12,41 @@ import contextlib
 import json
 import os
 import socket
-import subprocess
-import threading
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from ltui.training.config.run_spec import Nodes, RunSpec
+from ltui.training.config.run_spec import Nodes
 from ltui.training.diagnosis.evidence import shorten_for_link
 from ltui.training.diagnosis.judge import Judgement
 from ltui.training.json_codec import to_json
 from ltui.training.lifecycle.agent_directories import mark_delivered
-from ltui.training.lifecycle.attempt_plan import AttemptPlan
 from ltui.training.lifecycle.elastic_log import likely_error_line, log_tail, worker_failures
-from ltui.training.lifecycle.kill_processes import kill_run_processes
-from ltui.training.lifecycle.shim_files import EngineExit, engine_exit
-from ltui.training.lifecycle.stop_escalation import StopEscalation
+from ltui.training.lifecycle.run_processes import EngineExit
+from ltui.training.lifecycle.start_supervisor import AttemptPlan
 from ltui.training.nodes.agent_link import AgentLink
 from ltui.training.nodes.barrier_mirror import BarrierMirror
 from ltui.training.nodes.link_key import KEY_FILE_NAME, LinkKey
-from ltui.training.nodes.link_limits import head_lost_s, readings_period_s, report_period_s
-from ltui.training.nodes.log_tails import LogTails
 from ltui.training.nodes.messages import (
     MachineObservations,
     NodeReport,
     Orders,
     OrdersMessage,
     ReportMessage,
+    decode,
+    encode,
+    head_lost_s,
     own_version,
+    readings_period_s,
+    report_period_s,
 )
 from ltui.training.nodes.node_address import LinkPlace, machine_id, read_link_place
-from ltui.training.nodes.node_watch import SILENT_AFTER_S
-from ltui.training.nodes.probe import ProbeSocket
-from ltui.training.nodes.queue_tail import (
-    QueueChunk,
-    QueuePosition,
-    QueueTails,
-    pack_chunks,
-    unpack_positions,
-)
+from ltui.training.nodes.node_watch import SILENT_AFTER_S, ProbeSocket
+from ltui.training.nodes.queue_tail import LogTails, QueueChunk, QueuePosition, QueueTails
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import release_lock
-from ltui.training.store.history_writer import StoreWriter
 from ltui.training.store.run_directory import RunDir
-from ltui.training.supervise.engine_command import ShimWatch
 from ltui.training.supervise.live_attempt import LiveAttempt
 
 ANSWER_S = 1.0
@@ -78,28 +67,13 @@ class NodeAgent:
 
     restart_waits = False
 
-    def __init__(
-        self,
-        run_dir: RunDir,
-        spec: RunSpec,
-        store: StoreWriter,
-        attempt: int,
-        *,
-        lock: int,
-        plan: AttemptPlan,
-    ) -> None:
-        """``lock`` is the file descriptor of the lock of the agent's directory."""
+    def __init__(self, live: LiveAttempt) -> None:
+        self.live = live
+        spec, run_dir, attempt = live.spec, live.run_dir, live.number
         assert spec.nodes is not None
-        self.lock = lock
-        self.attempt = attempt
-        self.shim = ShimWatch(run_dir, attempt)
-        self.start_shim: Callable[[RunSpec], subprocess.Popen[bytes]] | None = None
-        self._run_dir, self._spec, self._store = run_dir, spec, store
         self._node, self._nodes = spec.nodes.rank, spec.nodes.count
         self._version = own_version()
         self._machine_id = machine_id(run_dir.home)
-        self._wake = threading.Event()
-        self._live = live = LiveAttempt(run_dir, spec, store, attempt, plan, self._wake)
         live.begin(time.time())
         queue_dir = run_dir.queue_dir(attempt)
         self._barrier = BarrierMirror(queue_dir)
@@ -113,7 +87,6 @@ class NodeAgent:
         self._machine: MachineObservations | None = None
         self._read_at = 0.0
         self._evidence_number = 0
-        self._evidence_taken_ns = 0
         self._evidence_requested = 0
         self._evidence = b""
         self._received_signal = 0
@@ -139,31 +112,28 @@ class NodeAgent:
             end = self._supervise()
             return self._finish(end)
         finally:
-            self._live.close()
+            self.live.close()
 
     # -- the loop ------------------------------------------------------------------------------
 
     def _supervise(self) -> EngineExit | None:
         """Run the loop until the engine ends or the shim dies. Return how the engine ended."""
-        end: EngineExit | None = None
-        while end is None:
+        while True:
             begun_s = time.monotonic()
             self._observe()
             self._exchange(self._report())
             silent_s = time.monotonic() - self._answered_s
             self._barrier.set_unreachable(int(silent_s > SILENT_AFTER_S))
             self._carry_out()
-            end = engine_exit(self._run_dir, self.attempt)
-            if end is None and not self.shim.is_alive():
-                return engine_exit(self._run_dir, self.attempt)
+            if not self.live.shim.is_running():
+                return self.live.shim.end()
             urgent = self._orders.urgent or self._barrier.is_open()
             pause_s = report_period_s(self._nodes, urgent=urgent)
             self._link.woken(max(0.0, pause_s - (time.monotonic() - begun_s)))
-        return end
 
     def _observe(self) -> None:
         """Read the queues, and less often the machine."""
-        live, now_s = self._live, time.time()
+        live, now_s = self.live, time.time()
         poll = live.poll()
         self._observations = live.evidence.observe(poll)
         live.sample_machine(now_s)
@@ -178,15 +148,13 @@ class NodeAgent:
                 usage=machine.readings,
                 host=live.evidence.host,
                 gpus=tuple(replace(gpu, node=self._node) for gpu in machine.gpu_view.gpus),
-                gpu_note=machine.gpu_view.note,
                 gpu_verdicts=tuple(replace(v, nodes=(self._node,)) for v in machine.gpu_verdicts),
             )
         if self._judgement is not None:
             live.evidence.update(self._judgement, poll, live.fold, live.snapshot)
-        evidence = live.evidence.evidence
-        if evidence is not None and evidence.taken_ns != self._evidence_taken_ns:
-            self._evidence_taken_ns = evidence.taken_ns
-            self._evidence_number += 1
+        evidence = live.evidence.rounds.evidence
+        if evidence is not None and evidence.taken_ns != self._evidence_number:
+            self._evidence_number = evidence.taken_ns
             self._evidence = json.dumps(to_json(shorten_for_link(evidence))).encode()
 
     def _report(self) -> NodeReport:
@@ -198,11 +166,11 @@ class NodeAgent:
             pid=os.getpid(),
             address=self._address,
             probe_port=None if self._probe is None else self._probe.port,
-            attempt=self.attempt,
+            attempt=self.live.number,
             sent_ns=time.monotonic_ns(),
             sent_at=time.time(),
-            ranks=tuple(sorted({*self._live.pulses, *self._live.machine.rank_processes})),
-            signal=self._received_signal or self._live.stops.signal_of_rank(),
+            ranks=tuple(sorted({*self.live.pulses, *self.live.machine.rank_processes})),
+            signal=self._received_signal or self.live.stops.signal_of_rank(),
             observations=self._observations,
             machine=self._machine,
             evidence_number=self._evidence_number,
@@ -216,19 +184,17 @@ class NodeAgent:
         pending = self._evidence if self._evidence_number > self._orders.evidence_received else b""
         self._chunks = self._tails.chunks(self._acknowledged)
         message = ReportMessage(
-            report,
-            self._barrier.export(),
-            pending,
-            pack_chunks(self._chunks),
-            self._logs.parts(),
+            report, self._barrier.export(), pending, self._chunks, self._logs.parts()
         )
-        frames = self._link.exchange(message.encode(), ANSWER_S)
-        if frames is None:
+        payload = self._link.exchange(encode(message), ANSWER_S)
+        if payload is None:
             return False
         try:
-            answer = OrdersMessage.decode(frames)
-            if answer.orders.attempt == self.attempt:
-                self._acknowledged = unpack_positions(answer.queues)
+            answer = decode(payload)
+            if not isinstance(answer, OrdersMessage):
+                return False
+            if answer.orders.attempt == self.live.number:
+                self._acknowledged = answer.queues
                 self._logs.acknowledge(answer.orders.logs)
                 self._barrier.merge(answer.barrier)
         except ValueError:
@@ -240,23 +206,25 @@ class NodeAgent:
 
     def _carry_out(self) -> None:
         """Carry out the orders: stop, collect evidence, end."""
-        live, orders, now_s = self._live, self._orders, time.monotonic()
+        live, orders, now_s = self.live, self._orders, time.monotonic()
         if orders.signal_received:
             self._received_signal = 0
         if orders.evidence > self._evidence_requested:
             self._evidence_requested = orders.evidence
-            live.evidence.request_diagnosis()
+            live.evidence.rounds.request_diagnosis()
         stop = orders.stop
         if stop is not None:
-            began_s = self._answered_s - stop.elapsed_s
-            if live.stops.escalation is not None:
-                began_s = live.stops.escalation.began_s
-            live.stops.escalation = StopEscalation(
-                began_s, stop.timeout_s, stop.telemetry, stop.kill_at_once
-            )
+            current = live.stops.escalation
+            began_s = self._answered_s + stop.began_s if current is None else current.began_s
+            live.stops.escalation = replace(stop, began_s=began_s)
         elif not self._head_is_lost():
             live.stops.escalation = None
-        if self._head_is_lost() or orders.end or orders.attempt > self.attempt or orders.refusal:
+        if (
+            self._head_is_lost()
+            or orders.end
+            or orders.attempt > self.live.number
+            or orders.refusal
+        ):
             live.stops.kill(now_s)
         live.stops.escalate(now_s, live.pulses, live.engine(), live.machine.unreported_processes)
 
@@ -267,12 +235,9 @@ class NodeAgent:
 
     def _finish(self, end: EngineExit | None) -> AttemptPlan | None:
         """Kill what is left, report the end, and wait until the head has everything."""
-        live = self._live
-        engine = live.engine()
-        kill_run_processes(
-            self._run_dir, [*live.rank_processes(), *([engine] if engine is not None else [])]
-        )
-        log = log_tail(self._run_dir.engine_log_path(self.attempt))
+        live = self.live
+        live.kill_processes()
+        log = log_tail(self.live.run_dir.engine_log_path(self.live.number))
         failures = tuple(worker_failures(log))
         poll = live.last_poll()
         self._observations = live.evidence.observe(poll, failures)
@@ -280,12 +245,12 @@ class NodeAgent:
             self._report(),
             engine_exit=end or EngineExit(error="its shim process was killed"),
             failures=failures,
-            last_line=likely_error_line(log, self._run_dir, self.attempt, failures),
+            last_line=likely_error_line(log, self.live.run_dir, self.live.number, failures),
             killed=True,
         )
         patience_s = _LOST_REPORTS_S
         if not self._head_is_lost():
-            restarts = self._spec.restarts or self._spec.stall.then == "restart"
+            restarts = self.live.spec.restarts or self.live.spec.stall.then == "restart"
             patience_s = self._orders.head_lost_s if restarts else _LAST_REPORTS_S
         deadline_s = time.monotonic() + patience_s
         while time.monotonic() < deadline_s:
@@ -303,42 +268,35 @@ class NodeAgent:
             if orders.leave and complete and not (logs_left and self._logs.advanced):
                 self._exchange(replace(report, leaving=True))
                 if not logs_left:
-                    mark_delivered(self._run_dir)
+                    mark_delivered(self.live.run_dir)
                 break
-            if orders.attempt > self.attempt:
+            if orders.attempt > self.live.number:
                 return self._next_attempt(orders)
             if logs_left and self._logs.advanced:
                 continue
             self._link.woken(report_period_s(self._nodes, urgent=False))
-        self._run_dir.engine_final_path(self.attempt).touch()
+        self.live.run_dir.engine_final_path(self.live.number).touch()
         self._close()
         return None
 
     def _next_attempt(self, orders: Orders) -> AttemptPlan:
         """Return the plan of the attempt that the head has begun."""
-        self._run_dir.engine_final_path(self.attempt).touch()
+        self.live.run_dir.engine_final_path(self.live.number).touch()
         self._close(keep_lock=True)
-        return AttemptPlan(
-            number=orders.attempt,
-            resume_from=None if orders.resume_from is None else Path(orders.resume_from),
-            resume_step=orders.resume_step,
-            changes=orders.changes,
-            left_out=orders.left_out,
-            restarted_because="the run was restarted on node 0",
-        )
+        return replace(orders.plan, restarted_because="the run was restarted on node 0")
 
     def _close(self, *, keep_lock: bool = False) -> None:
-        self._live.close()
+        self.live.close()
         self._link.close()
         self._barrier.close()
         self._tails.remove_acknowledged(self._acknowledged)
         self._tails.close()
         if self._probe is not None:
             self._probe.close()
-        self._store.close()
+        self.live.store.close()
         if keep_lock:
             return
-        release_lock(self.lock)
+        release_lock(self.live.lock)
 
 
 def report_failed_start(run_dir: RunDir, attempt: int, error: Exception) -> None:
@@ -361,7 +319,7 @@ def report_failed_start(run_dir: RunDir, attempt: int, error: Exception) -> None
         contextlib.suppress(ProblemError),
         contextlib.closing(_link_to_head(run_dir, nodes)) as link,
     ):
-        link.exchange(ReportMessage(report).encode(), _FAILED_START_S)
+        link.exchange(encode(ReportMessage(report)), _FAILED_START_S)
 
 
 def _link_to_head(run_dir: RunDir, nodes: Nodes) -> AgentLink:

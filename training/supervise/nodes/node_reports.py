@@ -20,14 +20,13 @@ from msgspec.structs import replace
 from ltui.training.diagnosis.evidence import Evidence, HostEvidence, merge_evidence
 from ltui.training.json_codec import from_json, parse_json
 from ltui.training.lifecycle.elastic_log import WorkerFailure
-from ltui.training.lifecycle.shim_files import EngineExit
-from ltui.training.lifecycle.stop_escalation import StopEscalation
+from ltui.training.lifecycle.run_processes import EngineExit
 from ltui.training.nodes.barrier_mirror import BarrierMirror
 from ltui.training.nodes.clock_offset import ClockOffset
-from ltui.training.nodes.join_offer import is_join
 from ltui.training.nodes.link_wire import RefusalLog
 from ltui.training.nodes.messages import (
-    LogPart,
+    JoinDecline,
+    JoinRequest,
     MachineObservations,
     MessageError,
     NodeReport,
@@ -35,13 +34,15 @@ from ltui.training.nodes.messages import (
     OrdersMessage,
     RankObservations,
     ReportMessage,
-    StopOrder,
+    decode,
+    encode,
     own_version,
 )
 from ltui.training.nodes.node_places import NodePlaces
 from ltui.training.nodes.node_watch import NodeWatch
 from ltui.training.nodes.queue_mirror import QueueMirrors
-from ltui.training.nodes.queue_tail import pack_positions, unpack_chunks
+from ltui.training.nodes.queue_tail import LogPart
+from ltui.training.process.rank_usage import RankUsage
 from ltui.training.state.run_snapshot import Event, GpuSnapshot, NodeState, Verdict
 from ltui.training.store.run_directory import RunDir, open_private_log
 
@@ -129,14 +130,9 @@ class NodeReports:
             if node.watch.state is NodeState.CONNECTED
         )
 
-    def cpu_delays(self) -> dict[int, float]:
-        """Return rank -> fraction of the last seconds in which it waited for a processor."""
-        return {
-            rank: usage.delay_share
-            for node in self._nodes.values()
-            for rank, usage in node.machine.usage.items()
-            if usage.delay_share is not None
-        }
+    def usage(self) -> dict[int, RankUsage]:
+        """Return what the ranks of the other machines use."""
+        return {r: u for node in self._nodes.values() for r, u in node.machine.usage.items()}
 
     def failures(self) -> list[WorkerFailure]:
         """Return the ranks that failed on the other machines, as their engines report them."""
@@ -204,15 +200,6 @@ _MAX_LOG_BYTES = 1 << 28
 """Size of a rank's log in the run directory from which on no more is copied."""
 
 
-class Wanted(Struct, frozen=True, kw_only=True):
-    """What the loop wants of all agents."""
-
-    stop: StopEscalation | None = None
-    end: bool = False
-    leave: bool = False
-    evidence: int = 0
-
-
 class ReportIntake:
     """Takes the reports of all agents of one attempt."""
 
@@ -230,7 +217,8 @@ class ReportIntake:
         self._mirrors = QueueMirrors(run_dir.queue_dir(orders.attempt))
         self._version = own_version()
         self._refusals = RefusalLog()
-        self.wanted = Wanted()
+        self.wanted = orders
+        """What the loop wants of all agents."""
         self.events = deque[Event]()
         """What happened since the loop last took them. Both threads append."""
         self.signal = 0
@@ -248,29 +236,31 @@ class ReportIntake:
         """Record that the link refused a peer."""
         self.events.append(Event(time.time(), "node_refused", sentence, {}))
 
-    def report(self, identity: str, frames: list[bytes]) -> list[bytes]:
+    def report(self, identity: str, payload: bytes) -> bytes:
         """Take a message of an agent or of ``ltui join``. Return the answer."""
         received_ns, received_at = time.monotonic_ns(), time.time()
-        if is_join(frames):
-            return self._places.answer(frames, received_ns / 1e9)
         try:
-            message = ReportMessage.decode(frames)
+            message = decode(payload)
+            if isinstance(message, (JoinRequest, JoinDecline)):
+                return encode(self._places.answer(message, received_ns / 1e9))
+            if not isinstance(message, ReportMessage):
+                raise MessageError("its message is no report")
             number = self._number(identity, message.report)
             if message.report.version != self._version:
                 raise MessageError(
                     f"it runs ltui {message.report.version}, and node 0 runs ltui {self._version}"
                 )
-        except ValueError as error:
+        except MessageError as error:
             return self._refuse(str(error))
         node = self._nodes[number]
         report = message.report
         if report.attempt != self._attempt:
             # It has not heard yet that another attempt has begun.
-            return OrdersMessage(self._orders).encode()
+            return encode(OrdersMessage(self._orders))
         node.offset.update(report.sent_ns, report.sent_at, received_ns, received_at)
         node.watch.heard(received_ns / 1e9, report.address, report.probe_port)
         self._take(node, message)
-        return self._answer(node).encode()
+        return encode(self._answer(node))
 
     def _number(self, identity: str, report: NodeReport) -> int:
         """Return the number of the machine. Raise ``MessageError`` if it has no place."""
@@ -281,19 +271,21 @@ class ReportIntake:
             raise MessageError(reason)
         return report.node
 
-    def _refuse(self, reason: str) -> list[bytes]:
+    def _refuse(self, reason: str) -> bytes:
         if self._refusals.add("a node", reason, time.monotonic()) is not None:
             self.refused(f"A node was refused: {reason}.")
-        return OrdersMessage(Orders(refusal=reason)).encode()
+        return encode(OrdersMessage(Orders(refusal=reason)))
 
     def _take(self, node: RemoteNode, message: ReportMessage) -> None:
         """Store everything that a report brings."""
         report = message.report
         with contextlib.suppress(ValueError):  # A damaged part is not acknowledged.
-            chunks = dict(unpack_chunks(message.queues))
-            self._mirrors.apply(node.number, chunks, node.offset.monotonic_ns, node.offset.wall_s)
-        for part, data in message.logs:
-            self._append_log(node, part, data)
+            for chunk in message.queues.values():
+                chunk.check()
+            offset = node.offset
+            self._mirrors.apply(node.number, message.queues, offset.monotonic_ns, offset.wall_s)
+        for part in message.logs:
+            self._append_log(node, part)
         with contextlib.suppress(ValueError):
             self._barrier.merge(message.barrier, node.number)
         if message.evidence and report.evidence_number > node.evidence_number:
@@ -310,7 +302,7 @@ class ReportIntake:
         node.has_left = report.leaving
         node.report = report
 
-    def _append_log(self, node: RemoteNode, part: LogPart, data: bytes) -> None:
+    def _append_log(self, node: RemoteNode, part: LogPart) -> None:
         name = os.path.basename(part.name)
         if name == "engine.log":
             name = f"engine-{node.number}.log"
@@ -318,7 +310,7 @@ class ReportIntake:
         size = node.logs.get(part.name)
         if size is None:
             size = node.logs[part.name] = path.stat().st_size if path.exists() else 0
-        fresh = data[max(0, size - part.at) :] if part.at <= size else b""
+        fresh = part.data[max(0, size - part.at) :] if part.at <= size else b""
         if not fresh or size + len(fresh) > _MAX_LOG_BYTES:
             return
         with contextlib.suppress(OSError), open_private_log(path) as file:
@@ -326,25 +318,14 @@ class ReportIntake:
             node.logs[part.name] = size + len(fresh)
 
     def _answer(self, node: RemoteNode) -> OrdersMessage:
-        wanted = self.wanted
-        stop = None
-        if wanted.stop is not None:
-            stop = StopOrder(
-                elapsed_s=time.monotonic() - wanted.stop.began_s,
-                timeout_s=wanted.stop.timeout_s,
-                telemetry=wanted.stop.telemetry,
-                kill_at_once=wanted.stop.kill_at_once,
-            )
+        stop = self.wanted.stop
         orders = replace(
-            self._orders,
-            stop=stop,
-            end=wanted.end,
-            leave=wanted.leave,
+            self.wanted,
+            stop=stop and replace(stop, began_s=stop.began_s - time.monotonic()),
             urgent=self._barrier.is_open(),
-            evidence=wanted.evidence,
             evidence_received=node.evidence_number,
             signal_received=node.signal_received,
             logs=dict(node.logs),
         )
-        positions = pack_positions(self._mirrors.positions(node.number))
+        positions = self._mirrors.positions(node.number)
         return OrdersMessage(orders, self._barrier.export(node.number), positions)

@@ -17,30 +17,26 @@ from msgspec.structs import replace
 from ltui.training.config.run_spec import Nodes, RunSpec
 from ltui.training.diagnosis.evidence import Evidence
 from ltui.training.diagnosis.verdict_words import rank_machines, ranks_text, verb
-from ltui.training.lifecycle.attempt_plan import AttemptPlan
+from ltui.training.lifecycle.start_supervisor import AttemptPlan
 from ltui.training.lifecycle.stop_escalation import StopEscalation
 from ltui.training.nodes.barrier_mirror import BarrierMirror
 from ltui.training.nodes.head_link import HeadLink
-from ltui.training.nodes.join_offer import make_offer, training_versions
 from ltui.training.nodes.link_key import KEY_FILE_NAME, LinkKey
-from ltui.training.nodes.link_limits import head_lost_s, node_gone_s
-from ltui.training.nodes.messages import Orders, own_version
+from ltui.training.nodes.messages import Orders, head_lost_s, node_gone_s, own_version
 from ltui.training.nodes.node_address import (
     LinkPlace,
     format_host_and_port,
     read_link_place,
     write_link_place,
 )
-from ltui.training.nodes.node_places import NodePlaces
-from ltui.training.nodes.node_watch import RECONNECT_S, SILENT_AFTER_S, NodeWatch
-from ltui.training.nodes.probe import probe_all
+from ltui.training.nodes.node_places import NodePlaces, make_offer, training_versions
+from ltui.training.nodes.node_watch import RECONNECT_S, SILENT_AFTER_S, NodeWatch, probe_all
 from ltui.training.state.run_snapshot import Event, NodeSnapshot, NodeState
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.nodes.node_reports import (
     NodeReports,
     RemoteNode,
     ReportIntake,
-    Wanted,
     end_text,
 )
 
@@ -76,10 +72,13 @@ class RemoteNodes:
         orders = Orders(
             attempt=attempt,
             head_lost_s=head_lost_s(),
-            resume_from=None if plan.resume_from is None else str(plan.resume_from),
-            resume_step=plan.resume_step,
-            changes=plan.changes,
-            left_out=spec.nodes.left_out,
+            plan=AttemptPlan(
+                number=attempt,
+                resume_from=plan.resume_from,
+                resume_step=plan.resume_step,
+                changes=plan.changes,
+                left_out=spec.nodes.left_out,
+            ),
         )
         self._began_s = time.monotonic()
         self._recovered = plan.recover
@@ -311,7 +310,7 @@ class RemoteNodes:
         ):
             time.sleep(_WATCH_S)
 
-    def _want(self, wanted: Wanted) -> None:
+    def _want(self, wanted: Orders) -> None:
         self._intake.wanted = wanted
         self._wake_all()
 

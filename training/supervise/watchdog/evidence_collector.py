@@ -10,8 +10,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from typing import Any
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -139,7 +137,7 @@ class EvidenceCollector:
         """``on_exit`` is called from another thread when the process of a rank ends."""
         self._run_dir = run_dir
         self._attempt = attempt
-        self._thread = EvidenceThread()
+        self.rounds = EvidenceThread()
         self._exits = ExitWatch(on_exit)
         self._ranks: dict[int, _RankProcesses] = {}
         self._deaths: dict[int, Death] = {}
@@ -148,7 +146,8 @@ class EvidenceCollector:
         self._rank_is_dying = False
         self._cache = CollectorCache()
         self._writer = DiagnosisWriter(run_dir)
-        self._host: HostEvidence | None = None
+        self.host: HostEvidence | None = None
+        """The condition of this machine at the last sample."""
 
     # -- every second ----------------------------------------------------------------------------
 
@@ -161,7 +160,7 @@ class EvidenceCollector:
         """
         self._forget_old_oom_kills()
         rank_pids = {identity.pid for identity in identities.values()}
-        self._host = read_host(min(rank_pids, default=None), self._oom_before)
+        self.host = read_host(min(rank_pids, default=None), self._oom_before)
         for rank, identity in identities.items():
             processes = self._ranks.get(rank)
             if processes is None or processes.pid != identity.pid:
@@ -185,28 +184,13 @@ class EvidenceCollector:
             if poll.pulses.get(rank) is None and is_alive(processes.pid, processes.start_ticks)
         }
         return RankObservations(
-            dead=tuple(sorted(r for r in poll.dead_ranks if r in self._deaths)),
+            dead=frozenset(r for r in poll.dead_ranks if r in self._deaths),
             deaths=dict(self._deaths),
             stopped_pids={**poll.stopped_pids, **self._stopped_silent_ranks(silent_s)},
             stopped_workers=self._stopped_workers(poll.pulses),
             silent_s=silent_s,
             oom_kills=self._recent_oom_kills() if self._rank_is_dying else None,
         )
-
-    @property
-    def host(self) -> HostEvidence | None:
-        """The condition of this machine at the last sample."""
-        return self._host
-
-    @property
-    def evidence(self) -> Evidence | None:
-        """The evidence of the last complete round."""
-        return self._thread.evidence
-
-    @property
-    def evidence_expected(self) -> bool:
-        """True if evidence will be collected for suspects."""
-        return self._thread.error is None
 
     def _observe_deaths(self, poll: QueuePoll, failures: Iterable[WorkerFailure]) -> None:
         """Read how the processes of dead ranks ended."""
@@ -285,22 +269,22 @@ class EvidenceCollector:
         snapshot: RunSnapshot,
         *,
         of_all: Evidence | None = None,
-        complete_since: Callable[[float], bool] = lambda _: True,
+        complete_since: Callable[[float], bool] | None = None,
     ) -> None:
         """Start a round of evidence if one is due, store diagnoses and answer requests for one.
 
-        ``of_all`` is the evidence of all machines; None on one machine. ``complete_since`` tells
-        whether it contains a round of each machine that began after a monotonic time in seconds.
+        On several machines, ``of_all`` is the evidence of all, and ``complete_since`` tells whether
+        it contains a round of each machine that began after a monotonic time in seconds.
         """
         live = [p for p in poll.pulses.values() if p is not None]
         trains = bool(live) and all(p.phase not in BEFORE_TRAINING for p in live)
-        self._thread.start_if_due(
+        self.rounds.start_if_due(
             suspicious=bool(judgement.suspects),
             training=trains and len(live) > 1,
             make_request=lambda: self._request(poll, fold, snapshot),
         )
 
-        evidence = self._thread.evidence if of_all is None else of_all
+        evidence = self.rounds.evidence if of_all is None else of_all
 
         def diagnose(verdict: Verdict) -> Diagnosis:
             """Return the diagnosis of one verdict, followed by the others."""
@@ -308,21 +292,12 @@ class EvidenceCollector:
             return self._diagnose((verdict, *others), shortened(evidence), snapshot)
 
         self._writer.update(judgement, evidence, diagnose)
-        self._thread.answer(
+        self.rounds.answer(
             lambda: self._diagnose(snapshot.verdicts, evidence, snapshot), complete_since
         )
 
-    @property
-    def diagnosis_requested(self) -> bool:
-        """True while a request for a diagnosis is open."""
-        return self._thread.diagnosis_requested
-
-    def request_diagnosis(self) -> Future[dict[str, Any]]:
-        """Return the future answer of the control command ``diagnose``."""
-        return self._thread.request_diagnosis()
-
     def close(self) -> None:
-        self._thread.close()
+        self.rounds.close()
         self._exits.close()
 
     def _diagnose(

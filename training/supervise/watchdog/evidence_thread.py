@@ -84,7 +84,7 @@ class EvidenceThread:
     def answer(
         self,
         make_diagnosis: Callable[[], Diagnosis],
-        complete_since: Callable[[float], bool] = lambda _: True,
+        complete_since: Callable[[float], bool] | None,
     ) -> None:
         """Fulfil the requests that are older than the last complete round.
 
@@ -96,7 +96,8 @@ class EvidenceThread:
         entries = [
             entry
             for entry in self._requests
-            if entry[0] <= self._began_s and (entry[0] < late_s or complete_since(entry[0]))
+            if entry[0] <= self._began_s
+            and (entry[0] < late_s or complete_since is None or complete_since(entry[0]))
         ]
         due = [future for _, future in entries]
         self._requests = [entry for entry in self._requests if entry not in entries]

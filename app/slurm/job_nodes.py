@@ -1,7 +1,7 @@
-"""The first node of a job: start the next attempt of the run, and wait until it has ended.
+"""The nodes of a job: the first starts the next attempt of the run, the others join it.
 
-SLURM signals every process of a job. The supervisor and the ranks act on the signal themselves.
-This process records that there was one, because the job is then requeued.
+SLURM signals every process of a job. The supervisor and the ranks act on the signal themselves. The
+process on the first node records that there was one, because the job is then requeued.
 """
 
 from __future__ import annotations
@@ -10,26 +10,31 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Mapping
+from pathlib import Path
 from types import FrameType
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from ltui.app.exit_codes import EXIT_DONE
-from ltui.app.nodes.node_options import with_free_ports, with_reachable_address
+from ltui.app.foreground.follow_agent import follow_agent, joined_line
+from ltui.app.foreground.interrupt_signals import ReceivedSignals
+from ltui.app.nodes.join_run import join_by_launcher
+from ltui.app.nodes.node_options import required_place, with_free_ports, with_reachable_address
 from ltui.app.nodes.start_head import prepare_next_attempt
-from ltui.app.slurm.continue_run import requeued_by_slurm
-from ltui.app.slurm.other_node import hide_slurm_from_lightning, job_nodes
+from ltui.app.slurm.job_submission import requeued_by_slurm
+from ltui.training.config.node_environment import read_node_environment
+from ltui.training.config.run_spec import Nodes
 from ltui.training.json_codec import to_json
 from ltui.training.lifecycle.launch_run import start_first_attempt
-from ltui.training.lifecycle.recover_runs import recover_run
 from ltui.training.lifecycle.resume_run import resume
-from ltui.training.lifecycle.run_status import resolve_here
-from ltui.training.lifecycle.shim_files import latest_attempt
+from ltui.training.lifecycle.run_processes import latest_attempt
+from ltui.training.lifecycle.run_status import recover_run, resolve_here
 from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.nodes.link_key import KEY_FILE_NAME, KEY_VARIABLE, LinkKey
 from ltui.training.problem import ProblemError
-from ltui.training.slurm.job_options import signal_lead_s
+from ltui.training.slurm.batch_script import signal_lead_s
 from ltui.training.slurm.job_record import (
     JobRecord,
     Life,
@@ -46,6 +51,7 @@ from ltui.training.store.database_schema import StoreError
 from ltui.training.store.open_history import wait_for_last_copy
 from ltui.training.store.run_checkpoints import furthest_checkpoint
 from ltui.training.store.run_directory import RunDir, write_json
+from ltui.training.tensor_queue.control_block import STOP_SIGNALS
 
 POLL_S = 0.25
 """Seconds between two polls of the run's state."""
@@ -55,7 +61,6 @@ STOP_MARGIN_S = 15.0
 """Seconds between the end of a stop and the time limit, for the end of the job."""
 TERMINATED_STOP_S = 20.0
 """Seconds for a stop after SIGTERM. By default SLURM kills the job 30 s after that signal."""
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Warnings(Struct):
@@ -69,7 +74,7 @@ class Warnings(Struct):
     """The run was stopping before SLURM announced anything, so it must not continue."""
 
     def install(self) -> None:
-        for number in _SIGNALS:
+        for number in STOP_SIGNALS:
             signal.signal(number, self._receive)
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
@@ -120,9 +125,7 @@ def _open_life(run_dir: RunDir) -> Life:
     step = _good_step(run_dir)
     lives = with_unfinished_closed(record.lives, step, time.time())
     if (why := refusal(lives[record.counted_from :])) is not None:
-        write_lives(
-            run_dir, lives, counted_from=record.counted_from, note=f"not started again: {why}"
-        )
+        write_lives(run_dir, record.with_lives(lives, note=f"not started again: {why}"))
         raise ProblemError.of(
             where=run_dir.id,
             what=f"it is not started again: {why}.",
@@ -135,7 +138,7 @@ def _open_life(run_dir: RunDir) -> Life:
         started_at=time.time(),
         start_step=step or 0,
     )
-    write_lives(run_dir, (*lives, life), counted_from=record.counted_from)
+    write_lives(run_dir, record.with_lives((*lives, life)))
     return life
 
 
@@ -150,7 +153,7 @@ def _close_life(run_dir: RunDir, *, outcome: str, requeue: bool) -> None:
             outcome=outcome,
             requeued=requeue,
         )
-        write_lives(run_dir, lives, counted_from=record.counted_from, note=record.note)
+        write_lives(run_dir, record.with_lives(lives, note=record.note))
 
 
 def _record_warning(run_dir: RunDir, asked_to_continue: bool) -> None:
@@ -159,7 +162,7 @@ def _record_warning(run_dir: RunDir, asked_to_continue: bool) -> None:
     if record.lives and record.lives[-1].requeued != asked_to_continue:
         last = replace(record.lives[-1], requeued=asked_to_continue)
         lives = (*record.lives[:-1], last)
-        write_lives(run_dir, lives, counted_from=record.counted_from, note=record.note)
+        write_lives(run_dir, record.with_lives(lives, note=record.note))
 
 
 def _record(run_dir: RunDir) -> JobRecord:
@@ -281,3 +284,43 @@ def _publish(run_dir: RunDir, snapshot: RunSnapshot) -> None:
     """Write the snapshot for machines that cannot reach the supervisor."""
     with contextlib.suppress(OSError):
         write_json(snapshot_path(run_dir), to_json(snapshot))
+
+
+def job_nodes(environ: Mapping[str, str]) -> Nodes | None:
+    """Return the nodes of the job step that this process is a task of; None if there is only one.
+
+    Raises ``ProblemError`` if the place of this node among them is unknown.
+    """
+    environment = read_node_environment(environ)
+    if environment.step_count is None or environment.step_count < 2:
+        return None
+    return required_place(environment.step_count, environment, "--nodes")
+
+
+def hide_slurm_from_lightning() -> None:
+    """Keep Lightning from its own SLURM mode in the ranks that this process starts.
+
+    It would expect one task of SLURM for each rank, and would requeue the job itself.
+    """
+    os.environ["SLURM_JOB_NAME"] = "interactive"
+
+
+def run_other_node(nodes: Nodes, home: Path) -> int:
+    """Join the run as node ``nodes.rank`` and wait until it has ended. Return the exit code.
+
+    The files of the agent are below ``home``. Raises ``ProblemError`` if this node cannot join.
+    """
+    signals = ReceivedSignals()
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        # SLURM may send several signals. Only a person's second Ctrl-C would mean a kill.
+        signals.interrupts = 1
+
+    for number in STOP_SIGNALS:
+        signal.signal(number, stop)
+    hide_slurm_from_lightning()
+    joined = join_by_launcher(nodes, None, None, home)
+    print(joined_line(joined), flush=True)
+    follow_agent(joined, signals)
+    # How the run ended is recorded on the first node. Another code would make srun kill that node.
+    return EXIT_DONE
