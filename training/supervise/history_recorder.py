@@ -29,7 +29,7 @@ from ltui.training.store.history_reader import RunStore
 from ltui.training.store.history_writer import Batch, CombinedSample, Sample, StoreWriter
 from ltui.training.store.run_directory import RunDir
 from ltui.training.tensor_queue.queue_file import QueueFileError
-from ltui.training.tensor_queue.queue_reader import Poll, QueueFileError, Record
+from ltui.training.tensor_queue.queue_reader import Poll, Record
 
 RETRY_S = 2.0
 """Seconds between two attempts to write while the store cannot be written."""
