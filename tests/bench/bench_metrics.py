@@ -126,10 +126,10 @@ def _store_metrics(path: Path, ended: threading.Event) -> None:
         while not ended.wait(FASTEST_S):
             step, now = step + 1, time.time()
             value = 1 + step * GOLDEN % 1
-            samples = [
+            batch = Batch(cursors={0: Cursor(next_seq=step + 1, base=0, inode=0)})
+            batch.steps.append((0, step, step_row(step, 0.5, now)))
+            batch.samples += [
                 (0, step, metric_name(number), step, 0, now, value)
                 for number in range(1, METRICS + 1)
             ]
-            steps = [(0, step, step_row(step, 0.5, now))]
-            cursors = {0: Cursor(next_seq=step + 1, base=0, inode=0)}
-            writer.commit(1, Batch(steps=steps, samples=samples, cursors=cursors))
+            writer.commit(1, batch)
