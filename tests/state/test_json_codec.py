@@ -55,3 +55,19 @@ def test_null_for_a_container_is_the_default_only_where_that_is_tolerated() -> N
 def test_what_is_no_snapshot_is_refused(document: object) -> None:
     with pytest.raises(ValueError, match="not a run snapshot"):
         snapshot_from_json(document)  # type: ignore[arg-type]
+
+
+def test_a_nan_leaves_the_texts_beside_it_as_they_are() -> None:
+    verdict = Verdict(
+        kind="nan", level="warning", cause="c", evidence={"loss": "NaN", "rank": None}
+    )
+    snapshot = RunSnapshot(
+        id="i",
+        name="NaN",
+        state=RunState.RUNNING,
+        metrics={"loss": MetricValue(last=math.nan, step=3)},
+        verdicts=(verdict,),
+    )
+    back = snapshot_from_json(json.loads(json.dumps(to_json(snapshot), allow_nan=False)))
+    assert math.isnan(back.metrics["loss"].last)
+    assert (back.name, back.verdicts) == ("NaN", (verdict,))
