@@ -107,7 +107,8 @@ def to_json(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, msgspec.Struct):
-        return {name: to_json(getattr(value, name)) for name in value.__struct_fields__}
+        names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
+        return {stored: to_json(getattr(value, name)) for stored, name in names}
     if isinstance(value, dict):
         return {str(k): to_json(v) for k, v in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):

@@ -8,6 +8,8 @@ import math
 import pytest
 
 from ltui.training.json_codec import from_json, to_json
+from ltui.training.slurm.job_options import JobOptions
+from ltui.training.slurm.job_record import JobRecord
 from ltui.training.state.run_snapshot import (
     MetricValue,
     RankSnapshot,
@@ -71,3 +73,9 @@ def test_a_nan_leaves_the_texts_beside_it_as_they_are() -> None:
     back = snapshot_from_json(json.loads(json.dumps(to_json(snapshot), allow_nan=False)))
     assert math.isnan(back.metrics["loss"].last)
     assert (back.name, back.verdicts) == ("NaN", (verdict,))
+
+
+def test_a_field_with_another_name_on_disk_comes_back() -> None:
+    record = JobRecord(token="t", submitted_at=1.0, options=JobOptions(), first_job_id="12")
+    assert to_json(record)["job_id"] == "12"
+    assert from_json(JobRecord, to_json(record)) == record

@@ -10,8 +10,8 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec import Struct, field, to_builtins
-from msgspec.structs import force_setattr, replace
+from msgspec import Struct, field
+from msgspec.structs import asdict, force_setattr, replace
 
 from ltui.training.json_codec import from_json
 from ltui.training.problem import ProblemError
@@ -114,9 +114,6 @@ class Nodes(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.control_port < 0:
             force_setattr(self, "control_port", self.port + 1)
-        # YAML has no tuples. A specification must equal the one that it was written from.
-        force_setattr(self, "hosts", tuple(self.hosts))
-        force_setattr(self, "left_out", tuple(self.left_out))
 
 
 class RunSpec(Struct, frozen=True, kw_only=True):
@@ -167,7 +164,13 @@ class RunSpec(Struct, frozen=True, kw_only=True):
 
     def to_document(self) -> dict[str, Any]:
         """Return plain values, with tuples for lists."""
-        return {"version": SPEC_VERSION, **to_builtins(self)}
+        parts = {"checkpoint": self.checkpoint, "stall": self.stall, "nodes": self.nodes}
+        # The values of ``config`` remain what YAML made of them: bytes and sets, for example.
+        return {
+            "version": SPEC_VERSION,
+            **asdict(self),
+            **{name: asdict(part) for name, part in parts.items() if part is not None},
+        }
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any], where: str = "spec.yaml") -> RunSpec:

@@ -10,10 +10,10 @@ import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from msgspec import Struct, to_builtins
+from msgspec import Struct
 from msgspec.structs import replace
 
-from ltui.training.json_codec import WRONG_CONTENT
+from ltui.training.json_codec import WRONG_CONTENT, to_json
 from ltui.training.lifecycle.stop_escalation import StopEscalation
 from ltui.training.process.identity import boot_id
 from ltui.training.state.stop_conditions import (
@@ -74,7 +74,7 @@ def write_pending_stops(run_dir: RunDir, pending: PendingStops) -> None:
         "boot": boot_id(),
         "conditions": [condition.to_document() for condition in pending.conditions],
         "attempt": pending.attempt,
-        "ladder": None if escalation is None else to_builtins(escalation),
+        "ladder": None if escalation is None else to_json(escalation),
     }
     write_json(run_dir.requests_path, document)
 

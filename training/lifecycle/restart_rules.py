@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import time
 
-from msgspec import Struct, to_builtins
+from msgspec import Struct
 from msgspec.structs import replace
 
-from ltui.training.json_codec import from_json
+from ltui.training.json_codec import from_json, to_json
 from ltui.training.process.identity import boot_id
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.run_directory import RunDir, read_json, write_json
@@ -118,4 +118,4 @@ def read_restart_history(run_dir: RunDir) -> RestartHistory:
 
 def write_restart_history(run_dir: RunDir, history: RestartHistory) -> None:
     """Store the restart history. Raises ``OSError`` if it cannot be written."""
-    write_json(run_dir.restarts_path, to_builtins(history))
+    write_json(run_dir.restarts_path, to_json(history))

@@ -121,7 +121,7 @@ def decode_join(frames: Sequence[bytes]) -> JoinMessage:
         message: JoinMessage = convert(document, JoinMessage)
         return message
     except ValidationError as error:
-        raise ValueError(f"the message has a wrong value ({error})") from error
+        raise ValueError(f"the message has a wrong value ({error!s:.100})") from error
 
 
 _PROBE = """
