@@ -6,6 +6,7 @@ versions can be read as far as they go. Pure.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -19,8 +20,6 @@ MOST_LEVELS = 100
 """Maximum nesting of a document that is read; deeper ones would end in a ``RecursionError``."""
 MOST_DIGITS = 24
 """Maximum length of a whole number. One of 400 digits does not fit into any arithmetic."""
-NOT_FINITE = ("NaN", "Infinity", "-Infinity")
-"""Texts in place of numbers that JSON cannot hold."""
 _LONG_NUMBER = re.compile(rf"\d{{{MOST_DIGITS}}}")
 WRONG_CONTENT = (
     TypeError,
@@ -68,27 +67,20 @@ def from_json(cls: type[T], document: Any, *, tolerant: bool = False) -> T:
     """Return ``document`` as a ``cls``. Raise ``ValueError`` if that is not possible.
 
     A text, number or flag of the wrong type is refused. With ``tolerant``, a document that does not
-    fit is read again: with the texts of ``json_number`` as numbers, and then also without its
-    nulls, so that a field takes its default.
+    fit is read again: with the texts of ``json_number`` in fields of numbers, and then also without
+    its nulls, so that a field takes its default.
     """
-    repairs = (_with_numbers, _without_nulls) if tolerant else ()
     try:
-        for repair in repairs:
-            try:
-                return msgspec.convert(document, cls, str_keys=True)
-            except msgspec.ValidationError:
-                document = repair(document)
-        return msgspec.convert(document, cls, str_keys=True)
+        try:
+            return msgspec.convert(document, cls, str_keys=True)
+        except msgspec.ValidationError:
+            if not tolerant:
+                raise
+        with contextlib.suppress(msgspec.ValidationError):
+            return msgspec.convert(document, cls, str_keys=True, strict=False)
+        return msgspec.convert(_without_nulls(document), cls, str_keys=True, strict=False)
     except WRONG_CONTENT as error:
         raise ValueError(f"not a {cls.__name__}: {error}") from error
-
-
-def _with_numbers(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _with_numbers(v) for key, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_with_numbers(v) for v in value]
-    return float(value) if isinstance(value, str) and value in NOT_FINITE else value
 
 
 def _without_nulls(value: Any) -> Any:
@@ -115,7 +107,8 @@ def to_json(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, msgspec.Struct):
-        return {name: to_json(getattr(value, name)) for name in value.__struct_fields__}
+        names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
+        return {stored: to_json(getattr(value, name)) for stored, name in names}
     if isinstance(value, dict):
         return {str(k): to_json(v) for k, v in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):

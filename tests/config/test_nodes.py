@@ -15,7 +15,7 @@ from ltui.training.config.node_environment import (
 )
 from ltui.training.config.preflight import CheckedConfiguration, preflight
 from ltui.training.config.run_spec import Nodes, RunSpec
-from ltui.training.store.spec_file import spec_text
+from ltui.training.store.spec_file import parse_spec, spec_text
 from tests.required import required
 
 BY_HAND = {"NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1"}
@@ -209,3 +209,9 @@ def test_a_specification_without_the_newer_fields_of_nodes() -> None:
     assert loaded == Nodes(count=2, rank=1, address="a", port=29500, control_port=29501)
     assert loaded.start == "launcher"
     assert loaded.join_timeout_s == 600
+
+
+def test_a_specification_keeps_what_yaml_made_of_a_configuration() -> None:
+    config = {"key": b"hi", "names": {"x", "y"}, "limit": float("inf"), "none": None}
+    spec = RunSpec(id="i", name="n", created_at=1.0, cwd="/", python="p", config=config)
+    assert parse_spec(spec_text(spec), "spec.yaml") == spec

@@ -8,6 +8,8 @@ import math
 import pytest
 
 from ltui.training.json_codec import from_json, to_json
+from ltui.training.slurm.batch_script import JobOptions
+from ltui.training.slurm.job_record import JobRecord
 from ltui.training.state.run_snapshot import (
     MetricValue,
     RankSnapshot,
@@ -55,3 +57,25 @@ def test_null_for_a_container_is_the_default_only_where_that_is_tolerated() -> N
 def test_what_is_no_snapshot_is_refused(document: object) -> None:
     with pytest.raises(ValueError, match="not a run snapshot"):
         snapshot_from_json(document)  # type: ignore[arg-type]
+
+
+def test_a_nan_leaves_the_texts_beside_it_as_they_are() -> None:
+    verdict = Verdict(
+        kind="nan", level="warning", cause="c", evidence={"loss": "NaN", "rank": None}
+    )
+    snapshot = RunSnapshot(
+        id="i",
+        name="NaN",
+        state=RunState.RUNNING,
+        metrics={"loss": MetricValue(last=math.nan, step=3)},
+        verdicts=(verdict,),
+    )
+    back = snapshot_from_json(json.loads(json.dumps(to_json(snapshot), allow_nan=False)))
+    assert math.isnan(back.metrics["loss"].last)
+    assert (back.name, back.verdicts) == ("NaN", (verdict,))
+
+
+def test_a_field_with_another_name_on_disk_comes_back() -> None:
+    record = JobRecord(token="t", submitted_at=1.0, options=JobOptions(), first_job_id="12")
+    assert to_json(record)["job_id"] == "12"
+    assert from_json(JobRecord, to_json(record)) == record

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-from msgspec import Struct, field, to_builtins
-from msgspec.structs import force_setattr, replace
+from msgspec import Struct, field
+from msgspec.structs import asdict, force_setattr, replace
 
 from ltui.training.json_codec import from_json
 from ltui.training.problem import ProblemError
@@ -192,7 +192,13 @@ class RunSpec(Struct, frozen=True, kw_only=True):
 
     def to_document(self) -> dict[str, Any]:
         """Return plain values, with tuples for lists."""
-        return {"version": SPEC_VERSION, **to_builtins(self)}
+        parts = {"checkpoint": self.checkpoint, "stall": self.stall, "nodes": self.nodes}
+        # The values of ``config`` remain what YAML made of them: bytes and sets, for example.
+        return {
+            "version": SPEC_VERSION,
+            **asdict(self),
+            **{name: asdict(part) for name, part in parts.items() if part is not None},
+        }
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any], where: str = "spec.yaml") -> RunSpec:

@@ -11,11 +11,11 @@ import os
 import time
 from pathlib import Path
 
-from msgspec import Struct, to_builtins
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ltui.training.config.run_spec import RunSpec
-from ltui.training.json_codec import from_json
+from ltui.training.json_codec import from_json, to_json
 from ltui.training.lifecycle.classify_end import AttemptEnd
 from ltui.training.lifecycle.run_processes import EngineExit
 from ltui.training.lifecycle.start_supervisor import AttemptPlan
@@ -121,7 +121,7 @@ def read_restart_history(run_dir: RunDir) -> RestartHistory:
 
 def write_restart_history(run_dir: RunDir, history: RestartHistory) -> None:
     """Store the restart history. Raises ``OSError`` if it cannot be written."""
-    write_json(run_dir.restarts_path, to_builtins(history))
+    write_json(run_dir.restarts_path, to_json(history))
 
 
 _NOT_WRITTEN = "the restart could not be written to disk"

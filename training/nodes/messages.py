@@ -338,5 +338,5 @@ def decode(payload: bytes) -> Message:
     try:
         message: Message = _DECODER.decode(payload)
     except (ValueError, RecursionError) as error:
-        raise MessageError(f"its message is damaged ({error})") from error
+        raise MessageError(f"its message is damaged ({error!s:.100})") from error
     return message

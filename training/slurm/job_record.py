@@ -20,11 +20,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from msgspec import Struct, field, to_builtins
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from ltui.training.config.node_environment import is_host
-from ltui.training.json_codec import from_json
+from ltui.training.json_codec import from_json, to_json
 from ltui.training.process.identity import boot_id
 from ltui.training.slurm.batch_script import JobOptions
 from ltui.training.store.run_directory import RunDir, read_json, write_json
@@ -195,7 +195,7 @@ def write_submission(run_dir: RunDir, record: JobRecord) -> None:
             "run": run_dir.id,
             "token": record.token,
             "submitted_at": record.submitted_at,
-            "options": to_builtins(record.options),
+            "options": to_json(record.options),
             "job_id": record.first_job_id,
             "private": record.private,
         },
@@ -207,7 +207,7 @@ def write_lives(run_dir: RunDir, record: JobRecord) -> None:
 
     Called by the job on its first node, or by a person's resume.
     """
-    document = {name: to_builtins(getattr(record, name)) for name in _FIELDS_OF_LIVES}
+    document = {name: to_json(getattr(record, name)) for name in _FIELDS_OF_LIVES}
     write_json(run_dir.slurm_dir / "lives.json", document)
 
 
@@ -235,7 +235,7 @@ def write_head(run_dir: RunDir, job_id: str, ends_at: float | None, nodes: str |
         ends_at=ends_at,
         nodes=nodes,
     )
-    write_json(run_dir.slurm_dir / "head.json", to_builtins(head))
+    write_json(run_dir.slurm_dir / "head.json", to_json(head))
 
 
 def write_cancelled(run_dir: RunDir) -> None:

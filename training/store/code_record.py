@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from msgspec import Struct, field, to_builtins
+from msgspec import Struct, field
 
-from ltui.training.json_codec import from_json
+from ltui.training.json_codec import from_json, to_json
 from ltui.training.shared.regular_files import read_regular
 from ltui.training.store.run_directory import (
     RunDir,
@@ -72,7 +72,7 @@ def write_record(run_dir: RunDir, record: CodeRecord, diff: bytes) -> None:
     (run_dir.path / "code").mkdir(mode=0o700, exist_ok=True)
     if diff:
         write_atomically(diff_path(run_dir, record.attempt), diff)
-    write_json(record_path(run_dir, record.attempt), to_builtins(record))
+    write_json(record_path(run_dir, record.attempt), to_json(record))
 
 
 def read_record(run_dir: RunDir, attempt: int) -> CodeRecord | None:

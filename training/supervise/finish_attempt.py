@@ -13,12 +13,12 @@ import sys
 import time
 from collections.abc import Mapping
 
-from msgspec import to_builtins
 from msgspec.structs import replace
 
 from ltui.training.config.run_spec import VerdictLevel
 from ltui.training.diagnosis.judge import Judgement
 from ltui.training.diagnosis.verdict_words import NO_MACHINES, rank_machines
+from ltui.training.json_codec import to_json
 from ltui.training.lifecycle.classify_end import (
     AttemptEnd,
     EndFacts,
@@ -221,7 +221,7 @@ class AttemptFinisher:
             attempt.run_dir.requests_path.unlink(missing_ok=True)
             self._release_shim()
         else:
-            event = Event(time.time(), "restart", f"{waiting.describe()}.", to_builtins(waiting))
+            event = Event(time.time(), "restart", f"{waiting.describe()}.", to_json(waiting))
             attempt.recorder.record({}, Batch(events=[event]), None, time.time())
 
     def _record_last_events(self, judgement: Judgement, ended_at: float) -> None:

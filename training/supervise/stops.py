@@ -11,10 +11,10 @@ import contextlib
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 
-from msgspec import Struct, to_builtins
+from msgspec import Struct
 from msgspec.structs import replace
 
-from ltui.training.json_codec import WRONG_CONTENT
+from ltui.training.json_codec import WRONG_CONTENT, to_json
 from ltui.training.lifecycle.rank_queue_poller import is_dead, local_processes
 from ltui.training.lifecycle.run_processes import send_signal
 from ltui.training.lifecycle.stop_escalation import (
@@ -78,7 +78,7 @@ def write_stops(run_dir: RunDir, stored: StoredStops) -> None:
         "boot": boot_id(),
         "conditions": [condition.to_document() for condition in stored.conditions],
         "attempt": stored.attempt,
-        "ladder": to_builtins(stored.escalation),
+        "ladder": to_json(stored.escalation),
     }
     write_json(run_dir.requests_path, document)
 
