@@ -9,6 +9,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from rich.cells import cell_len
 from rich.style import Style
 from rich.text import Text
 from textual import events, on
@@ -55,13 +56,21 @@ class Panel(Vertical):
         self.number = number
         self.set_titles(title)
 
-    def set_titles(self, title: str, summary: str = "") -> None:
-        """Set both texts. They may contain text of a run, so they are never parsed as markup."""
-        self.title, self.summary = title, summary
-        left, right = (
-            escape(title if self.number is None else f"[{self.number}] {title}"),
-            escape(summary),
-        )
+    def set_titles(self, title: str, summary: str = "", legend: str = "") -> None:
+        """Set the texts. They may contain text of a run, so they are never parsed as markup.
+
+        ``legend`` follows the summary if there is room for both.
+        """
+        self.title, self.summary, self._legend = title, summary, legend
+        self._write_titles()
+
+    @on(events.Resize)
+    def _write_titles(self) -> None:
+        title = self.title
+        left = escape(title if self.number is None else f"[{self.number}] {title}")
+        explained = " · ".join(part for part in (self.summary, self._legend) if part)
+        room = self.size.width - 4
+        right = escape(explained if cell_len(explained) <= room else self.summary)
         if self.border_title != left:
             self.border_title = left
         if self.border_subtitle != right:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
-from rich.cells import cell_len
 from rich.text import Text
 from textual.app import ComposeResult
 
@@ -20,7 +19,6 @@ from ltui.app.presentation.metric_names import MetricChoice
 from ltui.app.presentation.metric_pages import shape_of_small_charts
 from ltui.training.state.metric_name_patterns import THROUGHPUT
 from ltui.widgets.charts.chart import Chart
-from ltui.widgets.view_models import ChartMark
 
 CHART_S = 0.9
 """Minimum seconds between two repaints of a chart: a new point seldom changes a cell."""
@@ -100,8 +98,8 @@ class RunCharts(LinkedCharts):
         more = [f"{hidden} more {remedy}"] if hidden > 0 else []
         figures = metric_charts.metrics_subtitle(frame, self.settings)
         title = view_models[0].title if len(view_models) == 1 else "metrics"
-        self._caption("loss", title, figures, *more)
-        self._add_legend(view_models[0].marks)
+        legend = chart_axis.marks_legend(view_models[0].marks)
+        self._caption("loss", title, figures, *more, legend=legend)
 
     def _is_due(self, name: str, frame: Frame) -> bool:
         """Return True if a panel must be drawn: it changed, and was not drawn just before."""
@@ -119,20 +117,10 @@ class RunCharts(LinkedCharts):
         self._drawn[name], self._drawn_at[name] = content, frame.now
         return True
 
-    def _caption(self, name: str, title: str, figures: str, *more: str) -> None:
+    def _caption(self, name: str, title: str, figures: str, *more: str, legend: str = "") -> None:
         parts = (figures, self.zoom_text(), *more)
-        self.query_one(f"#{name}", Panel).set_titles(
-            title, " · ".join(part for part in parts if part)
-        )
-
-    def _add_legend(self, marks: Sequence[ChartMark]) -> None:
-        """Explain the signs of marks in the border of the first panel, if there is room."""
-        panel, legend = self.query_one("#loss", Panel), chart_axis.marks_legend(marks)
-        summary = " · ".join(part for part in (panel.summary, legend) if part)
-        if not panel.size.width:
-            self.call_after_refresh(self._add_legend, marks)  # It is not laid out yet.
-        elif cell_len(summary) <= panel.size.width - 4:
-            panel.set_titles(panel.title, summary)
+        summary = " · ".join(part for part in parts if part)
+        self.query_one(f"#{name}", Panel).set_titles(title, summary, legend)
 
     # -- what the keys change --------------------------------------------------------------------
 

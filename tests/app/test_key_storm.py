@@ -13,6 +13,7 @@ from textual.app import App, ComposeResult
 from textual.css.query import NoMatches
 from textual.worker import Worker
 
+from ltui.app.keys.footer import KeyFooter, KeyHint
 from ltui.app.panels.linked_charts import toggle_log, toggle_outliers
 from ltui.app.panels.presets_panel import PresetCatalog
 from ltui.app.panels.runs_panel import RunsPanel
@@ -199,6 +200,18 @@ async def test_keys_of_the_list_of_runs_wait_for_its_table(
         panel = app.screen.query_one(RunsPanel)
         panel.focus_run("brave-owl-3f2a")
         panel.fill_list()
+
+
+class _OneFooter(App[None]):
+    def compose(self) -> ComposeResult:
+        yield KeyFooter([KeyHint("↑↓", "zoom", "focused.zoom(1)")])
+
+
+async def test_a_click_on_a_key_of_a_widget_that_lost_the_focus_does_nothing() -> None:
+    app = _OneFooter()
+    async with app.run_test() as pilot:
+        await pilot.click(KeyFooter, offset=(2, 0))
+        assert app.is_running
 
 
 class _OneList(App[None]):
