@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ltui.app.cli import main
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.preset_discovery import preset_names
-from ltui.training.config.preset_form import apply_form, field_texts
+from ltui.training.config.preset_form import apply_form, field_texts, parse_field
 from ltui.training.config.presets import Preset, build_spec, load_preset, parse_preset
 from ltui.training.config.run_spec import RunSpec, StallPolicy
 from ltui.training.problem import ProblemError
@@ -247,6 +247,23 @@ def test_files_that_are_refused(text: str, words: str) -> None:
 ALIASES = "a0: &a0 [x, x]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10)
 )
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("2", 2), ("[2]", [2]), ("2,", [2]), ("[0, 1]", [0, 1]), ("0,1", [0, 1]), ("-1", -1),
+     ("auto", "auto"), ("free:2", "free:2")],
+)  # fmt: skip
+def test_a_number_of_devices_is_no_list(text: str, value: object) -> None:
+    knob = Knob(key="trainer.devices", label="devices", type="devices", default=1)
+    assert parse_field(knob, text) == value
+
+
+@pytest.mark.parametrize("text", ["x", "[x]", "[0", "[0, 0]", "0", "-2", "free:0"])
+def test_a_text_that_is_no_devices(text: str) -> None:
+    knob = Knob(key="trainer.devices", label="devices", type="devices", default=1)
+    with pytest.raises(ValueError, match=r"must be|twice|expected"):
+        parse_field(knob, text)
 
 
 @pytest.mark.parametrize("command", ["check", "run"])

@@ -100,7 +100,8 @@ def parse_field(knob: Knob, text: str) -> Any:
     if knob.type == "devices":
         if text == "auto" or free_count(text):
             return text
-        devices = parse_devices(text.strip("[]"))
+        # In brackets, one number is a list, too: `[2]` is the GPU 2 and not two GPUs.
+        devices = parse_devices(parse_value(text) if text.startswith("[") else text)
         return -1 if devices is None else devices
     try:
         value = parse_value(text)
