@@ -62,6 +62,7 @@ class LtuiSection(Struct, frozen=True, kw_only=True):
 
 _TEXT = Argument(kinds=("text",), optional=False)
 _TEXTS = Argument(kinds=("texts",), optional=False)
+_STAGE = Argument(kinds=("text",), choices=AFTER_FIT, optional=False)
 _SECONDS = Argument(kinds=("number",), low=0, optional=False)
 _COUNT = Argument(kinds=("whole",), low=0, optional=False)
 _SECTION = {
@@ -71,7 +72,7 @@ _SECTION = {
     "knobs": Argument(kinds=("list",)),
     "stall": Argument(kinds=("mapping",)),
     "checkpoint": Argument(kinds=("mapping",)),
-    "after_fit": Argument(kinds=("texts",), choices=AFTER_FIT, optional=False),
+    "after_fit": Argument(kinds=("list",), optional=False),
     "requires": _TEXTS,
     "cpu_ranks": Argument(kinds=("whole",), low=1, optional=False),
     "restarts": _COUNT,
@@ -125,6 +126,10 @@ def read_section(value: Any) -> tuple[LtuiSection, list[Fault]]:
             faults += _value_faults(policy, arguments, f"ltui.{key}")
             if (text := on_verdict_fault(policy.get("on_verdict"))) is not None:
                 faults.append(Fault(path=f"ltui.{key}.on_verdict", what=text))
+    stages = value.get("after_fit")
+    for index, item in enumerate(stages if isinstance(stages, list) else ()):
+        if (fault := value_fault(f"ltui.after_fit.{index}", item, _STAGE)) is not None:
+            faults.append(fault)
     knobs = value.get("knobs")
     for index, item in enumerate(knobs if isinstance(knobs, list) else ()):
         faults += _knob_faults(item, f"ltui.knobs.{index}")

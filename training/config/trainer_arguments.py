@@ -43,8 +43,7 @@ class Argument(Struct, frozen=True, kw_only=True):
         if kind == "text":
             return isinstance(value, str)
         if kind == "texts":
-            items = value if isinstance(value, list) else [None]
-            return all(v in self.choices if self.choices else isinstance(v, str) for v in items)
+            return isinstance(value, list) and all(isinstance(item, str) for item in value)
         if kind == "list":
             return isinstance(value, list)
         if kind in ("mapping", "class"):
@@ -69,7 +68,7 @@ class Argument(Struct, frozen=True, kw_only=True):
         return (", or " if any("," in word for word in words) else " or ").join(words)
 
     def _words(self, kind: str) -> str:
-        if kind in ("text", "texts") and self.choices:
+        if kind == "text" and self.choices:
             return "one of " + ", ".join(dict.fromkeys(str(c) for c in self.choices))
         if kind in ("whole", "number"):
             return ("a whole number" if kind == "whole" else "a number") + bounds(
