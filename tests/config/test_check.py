@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from ltui.app.cli import main
 from ltui.training.config.device_selection import Machine
+from ltui.training.config.ltui_section import Knob
 from ltui.training.config.preset_discovery import preset_names
 from ltui.training.config.preset_form import apply_form, field_texts, parse_field
 from ltui.training.config.presets import Preset, build_spec, load_preset, parse_preset
@@ -239,15 +240,13 @@ def test_what_is_done_about_a_stall_survives_the_file(called: tuple[str, ...] | 
         ("ltui: {stall: {on_verdict: 3}}", "must be text or a list"),
         ("ltui: {stall: {on_verdict_level: stuck}}", "one of dead, stalled, slow, warning"),
         ("ltui: {cpu_ranks: 0}", "1 or more"),
+        pytest.param(
+            f"ltui: {{stall: {{cap_s: 1{'0' * 400}}}}}", "a number, 0 or more", id="400 digits"
+        ),
     ],
 )
 def test_files_that_are_refused(text: str, words: str) -> None:
     assert any(words in problem for problem in refused(text))
-
-
-ALIASES = "a0: &a0 [x, x]\n" + "".join(
-    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10)
-)
 
 
 @pytest.mark.parametrize(
@@ -265,6 +264,11 @@ def test_a_text_that_is_no_devices(text: str) -> None:
     knob = Knob(key="trainer.devices", label="devices", type="devices", default=1)
     with pytest.raises(ValueError, match=r"must be|twice|expected"):
         parse_field(knob, text)
+
+
+ALIASES = "a0: &a0 [x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10)
+)
 
 
 @pytest.mark.parametrize("command", ["check", "run"])

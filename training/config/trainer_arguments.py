@@ -106,7 +106,10 @@ def _number(value: Any) -> int | float | None:
             return None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return value if math.isfinite(value) else None
+    try:
+        return value if math.isfinite(value) else None
+    except OverflowError:  # a whole number beyond every float
+        return None
 
 
 _TRUTH = Argument(kinds=("truth",))
