@@ -215,3 +215,11 @@ def test_a_specification_keeps_what_yaml_made_of_a_configuration() -> None:
     config = {"key": b"hi", "names": {"x", "y"}, "limit": float("inf"), "none": None}
     spec = RunSpec(id="i", name="n", created_at=1.0, cwd="/", python="p", config=config)
     assert parse_spec(spec_text(spec), "spec.yaml") == spec
+
+
+def test_a_specification_is_written_without_anchors() -> None:
+    sizes = [1, 2]
+    config = {"model": {"sizes": sizes}, "data": {"sizes": sizes}}
+    spec = RunSpec(id="i", name="n", created_at=1.0, cwd="/", python="p", config=config)
+    assert "id001" not in spec_text(spec)
+    assert parse_spec(spec_text(spec), "spec.yaml") == spec

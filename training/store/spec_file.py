@@ -19,6 +19,13 @@ _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
+class _WithoutAnchors(_DUMPER):  # type: ignore[misc]
+    """Writes a value that is at several places in full at each of them."""
+
+    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - PyYAML's signature
+        return True
+
+
 def read_spec_file(path: Path) -> RunSpec:
     """Read a file. Raise ``ProblemError`` if it is missing, damaged or from a newer ltui."""
     try:
@@ -42,7 +49,7 @@ def parse_spec(text: str, where: str) -> RunSpec:
 
 def spec_text(spec: RunSpec) -> str:
     """Return the specification as YAML."""
-    return str(yaml.dump(spec.to_document(), Dumper=_DUMPER, sort_keys=False))
+    return str(yaml.dump(spec.to_document(), Dumper=_WithoutAnchors, sort_keys=False))
 
 
 def _unreadable(where: str, error: Exception) -> ProblemError:
