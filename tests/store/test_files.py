@@ -126,6 +126,16 @@ def test_a_failed_commit_leaves_nothing_and_is_forgotten(tmp_path: Path) -> None
         assert [row.value for row in history.export(["new/name"])] == [1.0]
 
 
+def test_a_snapshot_of_another_type_is_text_all_the_same(tmp_path: Path) -> None:
+    run = run_dir(tmp_path)
+    store = StoreWriter(run.db_path)
+    begin(store)
+    store.commit(1, Batch(), snapshot(global_step=7))
+    store._connection.execute("UPDATE snapshot SET document = x'7b7d'")
+    assert isinstance(store.snapshot_document(), str)
+    store.close()
+
+
 def test_everything_else_comes_back(tmp_path: Path) -> None:
     run = run_dir(tmp_path)
     store = StoreWriter(run.db_path)

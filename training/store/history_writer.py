@@ -283,8 +283,8 @@ class StoreWriter:
 
     def snapshot_document(self) -> str | None:
         """Return the stored snapshot as JSON; None if there is none."""
-        document: str | None = self._value("SELECT document FROM snapshot")
-        return document
+        document = self._value("SELECT document FROM snapshot")
+        return None if document is None else str(document)
 
     def write_snapshot(self, snapshot: RunSnapshot) -> None:
         """Replace the stored snapshot."""
