@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
 from ltui.training.data.ffcv.beton_file import BetonFile
 from ltui.training.data.ffcv.beton_sources import ImageFolder
+from ltui.training.data.ffcv.torch_dataset import verify
 from tests.data.conftest import ltui, needs_ffcv
 
 pytestmark = needs_ffcv
@@ -53,6 +55,17 @@ def test_a_damaged_image_is_named(beton: Path, tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "copy.beton: sample 23: the image in 'image' is damaged" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_file_is_verified_by_ffcvs_decoder_without_importing_ffcv(
+    beton: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another package that FFCV needs may be missing."""
+    for module in ("ffcv.libffcv", "ltui.training.data.ffcv.beton_writer"):
+        monkeypatch.setitem(sys.modules, module, None)
+    copy = Path(shutil.copy(beton, tmp_path / "copy.beton"))
+    damage(copy, 23)
+    assert [sample for sample, _ in verify(copy, 1, lambda *_: None)] == [23]
 
 
 def test_a_folder_is_listed_in_the_order_of_its_paths_and_links_are_not_followed(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 import torch
 
 from ltui.training.rank.coordination.stop_signals import REPEAT_S, RunStopped
+from ltui.training.rank.node_folders import resume_source
 from ltui.training.shared.record_types import Outcome, Phase
 from ltui.training.tensor_queue.control_block import Command
 from ltui.training.tensor_queue.queue_writer import QueueWriter
@@ -348,6 +350,31 @@ def test_an_own_checkpoint_with_other_objects_is_loaded_in_full(run: RunFolder, 
     fit(Odd(), loader(5), max_epochs=1, extra={"LTUI_RESUME_FROM": str(path)})
     assert run.steps()[0, 0] == 3
     assert "loaded in full" in run.events("note")[0]["text"]
+
+
+def test_another_checkpoint_with_other_objects_is_not_unpickled(run: RunFolder, fit: Any) -> None:
+    class Odd(Linear):
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            checkpoint["odd"] = Path("an object")
+
+    with pytest.raises(RunStopped):
+        fit(Odd(requests_at(run, Command.STOP, 1)), loader(5), max_epochs=1)
+    elsewhere = run.checkpoints[0].rename(run.path / "elsewhere.ckpt")
+    run.attempt = 2
+    with pytest.raises(pickle.UnpicklingError):
+        fit(Odd(), loader(5), max_epochs=1, extra={"LTUI_RESUME_FROM": str(elsewhere)})
+
+
+@pytest.mark.parametrize(
+    ("folder", "trusted_on"),
+    [("checkpoints", {1, 2}), ("checkpoints/best", {1}), ("checkpoints-2", set()), (".", set())],
+)
+def test_which_checkpoints_may_be_unpickled(
+    run: RunFolder, folder: str, trusted_on: set[int]
+) -> None:
+    environment = run.rank_environment(LTUI_RESUME_FROM=str(run.path / folder / "a.ckpt"))
+    sources = {n: required(resume_source(environment, several_nodes=n > 1)) for n in (1, 2)}
+    assert {nodes for nodes, source in sources.items() if source.trusted} == trusted_on
 
 
 def test_a_script_that_names_its_checkpoint_keeps_it(run: RunFolder, fit: Any) -> None:

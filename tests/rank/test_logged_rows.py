@@ -257,6 +257,16 @@ def test_a_long_validation_that_logs_each_batch_is_combined(
     assert (low, high, last) == (13.0, 15.0, 16.0) or math.isnan(last)
 
 
+def test_what_is_no_real_number_does_not_cost_the_other_values(run: RunFolder) -> None:
+    channel = Channel(run.rank_environment(), 0)
+    sender = metric_records.MetricSender(channel)
+    others = {"complex": torch.tensor(1 + 2j), "several": torch.ones(2), "text": "a"}
+    for step in (1, 2):
+        sender.send({"a": 1.5, **others, "b": torch.tensor(2)}, step, 0)
+    channel.close()
+    assert run.metrics() == {"a": [(1, 1.5), (2, 1.5)], "b": [(1, 2.0), (2, 2.0)]}
+
+
 @pytest.mark.gpu
 def test_windows_of_values_on_a_gpu(run: RunFolder) -> None:
     channel = Channel(run.rank_environment(), 0)

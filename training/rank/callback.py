@@ -172,8 +172,8 @@ class RankHooks:
 
     def _resume(self, trainer: Any, channel: Channel) -> None:
         """Resume from the run's checkpoint if it was saved in this ``fit``."""
-        nodes = self._nodes
-        source = resume_source(self.environment) if nodes is None else nodes.resume
+        nodes, environment = self._nodes, self.environment
+        source = resume_source(environment, several_nodes=False) if nodes is None else nodes.resume
         if source is None or source.fit != channel.fit_count:
             return
         if channel.resumed or self._stage != "fit":
@@ -188,7 +188,7 @@ class RankHooks:
             exact=self._exact,
             received=None if nodes is None else ReceivedCheckpoint(nodes, source),
         )
-        keep_overrides(trainer, self.environment.overrides, functools.partial(send_event, "note"))
+        keep_overrides(trainer, environment.overrides, functools.partial(send_event, "note"))
 
     @guarded
     def _finder_batch(self, trainer: Any, finder: str) -> None:

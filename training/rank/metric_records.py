@@ -217,7 +217,7 @@ def _split(values: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, torch
             continue
         if type(value) is not _TENSOR and isinstance(value, torch.nn.Parameter):
             value = value.data
-        if type(value) is not _TENSOR or value.numel() != 1:
+        if type(value) is not _TENSOR or value.numel() != 1 or value.is_complex():
             continue
         if value.is_cpu:
             numbers[name] = value.item()

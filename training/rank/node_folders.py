@@ -41,7 +41,7 @@ class ResumeSource:
     in_folder: bool
     """True if it is in rank 0's checkpoint folder."""
     trusted: bool
-    """True if this run wrote it, so that any object in it may be unpickled."""
+    """True if only this run writes where it is, so that any object in it may be unpickled."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,7 +118,7 @@ def find_node_folders(trainer: Any, environment: RankEnvironment) -> NodeFolders
     token = f".seen-by-ranks-{secrets.token_hex(16)}"
     resume = None
     if rank == 0:
-        resume = resume_source(environment)
+        resume = resume_source(environment, several_nodes=True)
         with contextlib.suppress(OSError):  # then every other node is taken for detached
             own_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             (own_folder / token).touch(mode=0o600)
@@ -148,17 +148,22 @@ def find_node_folders(trainer: Any, environment: RankEnvironment) -> NodeFolders
     )
 
 
-def resume_source(environment: RankEnvironment) -> ResumeSource | None:
-    """Return the checkpoint from which the run resumes; None if it starts from the beginning."""
+def resume_source(environment: RankEnvironment, *, several_nodes: bool) -> ResumeSource | None:
+    """Return the checkpoint from which the run resumes; None if it starts from the beginning.
+
+    On one machine a checkpoint in a subfolder of the run's is trusted too. Each of several nodes
+    may open another file at that path, so there it is not.
+    """
     path = environment.resume_from
     if path is None:
         return None
     own_folder, parents = environment.checkpoints_dir.resolve(), path.resolve().parents
+    in_folder = parents[0] == own_folder
     return ResumeSource(
         path=path,
         fit=fit_number(path),
-        in_folder=parents[0] == own_folder,
-        trusted=own_folder in parents,
+        in_folder=in_folder,
+        trusted=in_folder if several_nodes else own_folder in parents,
     )
 
 

@@ -246,14 +246,9 @@ def jpeg_of(value: Any, max_side: int | None) -> tuple[bytes, int, int] | None:
     width, height = image.size
     if image.format != "JPEG" or image.mode != "RGB" or max(image.size) > (max_side or 65535):
         return None
-    return (data, height, width) if is_decodable(data, height, width) else None
-
-
-def is_decodable(data: bytes, height: int, width: int) -> bool:
-    """Return whether FFCV's decoder accepts a JPEG of this size."""
     pixels = np.empty(height * width * 3, np.uint8)
-    result = imdecode(np.frombuffer(data, np.uint8), pixels, height, width, height, width)
-    return bool(result == 0)
+    refused = imdecode(np.frombuffer(data, np.uint8), pixels, height, width, height, width)
+    return None if refused else (data, height, width)
 
 
 class _StoredSamples(Dataset[Any]):

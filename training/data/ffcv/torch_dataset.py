@@ -6,12 +6,14 @@ compare the two, and to verify a file by decoding every sample.
 
 from __future__ import annotations
 
+import ctypes
 import io
 import math
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,6 @@ from ltui.training.data.ffcv.image_transform import (
     random_crop,
     random_shift,
 )
-from ltui.training.data.ffcv.in_memory_images import has_ffcv
 
 NO_LABEL = -1
 FILLERS = {INT: NO_LABEL, FLOAT: math.nan}
@@ -202,7 +203,7 @@ Bad = tuple[int, str]
 def verify(path: Path, workers: int, progress: Callable[[int, int], None]) -> list[Bad]:
     """Return the bad samples and their problems. Raises ``BetonError`` if the file is damaged.
 
-    The decoder is that of FFCV if it is installed, else Pillow.
+    The decoder is that of FFCV if its library is found, else Pillow.
     """
     file = BetonFile(path)
     samples = BetonSamples(file, None, ImageTransformConfig(side=1), torch.float32)
@@ -253,10 +254,27 @@ def _size(data: bytes) -> tuple[int, int] | None:
 
 
 def _ffcv_decoder() -> Callable[[bytes, int, int], bool] | None:
-    """Return whether FFCV decodes a JPEG, as training would meet it; None without FFCV."""
-    if not has_ffcv():
-        return None
-    # Local: importing FFCV takes seconds.
-    from ltui.training.data.ffcv.beton_writer import is_decodable
+    """Return whether FFCV decodes a JPEG, as training would meet it; None without FFCV.
 
-    return is_decodable
+    Its library is loaded without the package, which takes seconds to import and needs others.
+    Pillow accepts some damaged images that FFCV's decoder refuses.
+    """
+    spec = find_spec("ffcv")
+    folders = (spec.submodule_search_locations if spec is not None else None) or []
+    libraries = [path for folder in folders for path in Path(folder).glob("_libffcv*.so")]
+    if not libraries:
+        return None
+    imdecode = ctypes.CDLL(str(libraries[0])).imdecode
+    number = ctypes.c_uint32
+    imdecode.argtypes = [
+        *(ctypes.c_void_p, ctypes.c_uint64, number, number, ctypes.c_void_p, number, number),
+        *(number, number, number, number, ctypes.c_bool, ctypes.c_bool),
+    ]
+
+    def decode(data: bytes, height: int, width: int) -> bool:
+        pixels = ctypes.create_string_buffer(height * width * 3)
+        size = (height, width)
+        result = imdecode(data, len(data), *size, pixels, *size, 0, 0, 1, 1, False, False)
+        return bool(result == 0)
+
+    return decode
