@@ -84,7 +84,7 @@ class AttemptPlan(Struct, frozen=True, kw_only=True):
 
 def to_path(_kind: type, value: Any) -> Path:
     """Convert the only fields of a plan that are no plain values: ``dec_hook`` of msgspec."""
-    return Path(value)
+    return Path(os.fsdecode(value))
 
 
 LOG_TAIL_BYTES = 1 << 16
