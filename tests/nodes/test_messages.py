@@ -125,6 +125,12 @@ def test_a_file_name_that_is_not_utf8() -> None:
     assert AttemptPlan.from_text(plan.to_text()) == plan
 
 
+def test_the_plan_of_the_head_names_no_files_that_an_agent_moves_or_removes() -> None:
+    common = AttemptPlan(number=3, resume_from=Path("/c"), resume_step=7, changes=("a=1",))
+    plan = replace(common, recover=True, spec_path=Path("/home/u/spec.yaml"), skipped=("x",))
+    assert plan.on_another_node() == common
+
+
 def test_a_rank_below_zero_is_refused() -> None:
     with pytest.raises(MessageError, match="damaged"):
         decode(encode(ReportMessage(report(), queues={-1: CHUNK})))
