@@ -97,7 +97,7 @@ def join_run(
             client.decline(offer.node)
             raise
     try:
-        start_supervisor(run_dir, offer.plan)
+        start_supervisor(run_dir, offer.plan.on_another_node())
     except ProblemError:
         if lock_holder(run_dir.lock_path) is None:
             kill_run_processes(run_dir)

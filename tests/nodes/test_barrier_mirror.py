@@ -11,14 +11,16 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ltui.training.nodes import barrier_mirror
-from ltui.training.nodes.barrier_mirror import BarrierMirror, unpack_copy
+from ltui.training.nodes.barrier_mirror import BarrierMirror, StopPlanCopy, TableCopy, unpack_copy
 from ltui.training.rank.coordination.step_consensus import (
     DEPARTED,
     Action,
@@ -299,6 +301,31 @@ def test_copying_while_ranks_run_never_shows_a_row_ahead_of_itself(tmp_path: Pat
 def test_random_frames_are_refused(frame: bytes) -> None:
     with pytest.raises(ValueError, match="damaged"):
         unpack_copy(frame)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        (),
+        ((2, 1), None, False),
+        ((2, 1), {"request": 0, "control_id": 0, "plan": (0, 0, 0), "ranks": [0]}, False),
+        ((2, 1), TableCopy(0, 0, StopPlanCopy(), [0], [[1]] * 4), False),
+        ((2, 1), TableCopy(0, 0, StopPlanCopy(), [0], [[1]] * 4 + [[1, 2]]), False),
+        ((2, 1), TableCopy(0, 0, StopPlanCopy(), [2], [[1]] * 5), False),
+        ((2, 1), TableCopy(0, 0, StopPlanCopy(), [-1], [[1]] * 5), False),
+        ((2, 1), TableCopy(0, 0, StopPlanCopy(), ["0"], [[1]] * 5), False),  # type: ignore[list-item]
+        b"\x93\x92\x02\x01\x81\xa1x" + b"\x91" * 100_000 + b"\x00\xc2",
+        bytes((64 << 20) + 1),
+    ],
+    ids=(
+        "empty", "no-copy", "no-columns", "few-columns", "long-column", "rank-of-another",
+        "negative-rank", "text", "nested-too-deeply", "too-large",
+    ),
+)  # fmt: skip
+def test_a_frame_with_wrong_content_is_refused(content: object) -> None:
+    data = content if isinstance(content, bytes) else msgspec.msgpack.encode(content)
+    with pytest.raises(ValueError, match="damaged"):
+        unpack_copy(zlib.compress(data, 1))
 
 
 def test_damaged_frames_are_refused(nodes: list[Node]) -> None:

@@ -430,6 +430,42 @@ def test_malformed_messages_are_refused_and_change_nothing() -> None:
         assert refused(recording, "install the same version of ltui on every node")
 
 
+def test_an_agent_of_another_version_gets_the_sentence_in_its_version() -> None:
+    """A report of version 1 had several frames after its header."""
+    header = Header(MessageKind.REPORT, b"12345678", 1, "1", version=1).encode()
+    with (
+        head(KEY) as recording,
+        raw_peer(recording.link.port, server=KEY, client=KEY) as peer,
+    ):
+        options(peer, RCVTIMEO=60_000)
+        peer.send_multipart([header, b'{"protocol": 1}', b"", b"", b""])
+        answer, reason = peer.recv_multipart()
+        assert answer[4] == 1
+        assert b"it uses version 1 of the protocol between nodes" in reason
+        assert refused(recording, "install the same version of ltui on every node")
+        assert recording.reports == []
+
+
+def test_an_agent_shows_the_refusal_of_a_head_of_another_version() -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        router = context.socket(zmq.ROUTER)
+        options(router, CURVE_SERVER=1, LINGER=0, RCVTIMEO=60_000)
+        router.setsockopt(zmq.CURVE_SECRETKEY, curve_key(KEY.head_secret)[1])
+        port = router.bind_to_random_port(f"tcp://{LOOPBACK}")
+        with agent(KEY, port) as link:
+            wait_for(lambda: link.connected)
+            assert link.exchange(b"report", 0.0) is None
+            route, *_ = router.recv_multipart()
+            orders = Header(MessageKind.ORDERS, bytes(8), 1, version=1).encode()
+            refusal_of_1 = Header(MessageKind.REFUSED, bytes(8), 0, version=1).encode()
+            router.send_multipart([route, orders, b"orders"])
+            router.send_multipart([route, refusal_of_1, b"it uses version 2"])
+            assert "refuses this node: it uses version 2." in refusal(link, b"report")
+    finally:
+        context.destroy(linger=0)
+
+
 def test_a_frame_over_the_limit_ends_its_connection_only() -> None:
     with head(KEY) as recording, agent(KEY, recording.link.port) as link:
         exchange(link, b"before")

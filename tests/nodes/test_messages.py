@@ -115,6 +115,27 @@ def test_damaged_messages_are_refused(payload: bytes) -> None:
         decode(payload)
 
 
+def test_a_file_name_that_is_not_utf8() -> None:
+    """The path of the checkpoint arrives as it is; texts for people lose what no text can hold."""
+    plan = AttemptPlan(resume_from=Path("/caf\udce9/c"), changes=("data.root=/caf\udce9",))
+    orders = OrdersMessage(Orders(plan=plan), b"rows", {3: QueuePosition(7, 0)})
+    assert decode(encode(orders)) == OrdersMessage(
+        Orders(plan=replace(plan, changes=("data.root=/caf?",))), b"rows", {3: QueuePosition(7, 0)}
+    )
+    assert AttemptPlan.from_text(plan.to_text()) == plan
+
+
+def test_the_plan_of_the_head_names_no_files_that_an_agent_moves_or_removes() -> None:
+    common = AttemptPlan(number=3, resume_from=Path("/c"), resume_step=7, changes=("a=1",))
+    plan = replace(common, recover=True, spec_path=Path("/home/u/spec.yaml"), skipped=("x",))
+    assert plan.on_another_node() == common
+
+
+def test_a_rank_below_zero_is_refused() -> None:
+    with pytest.raises(MessageError, match="damaged"):
+        decode(encode(ReportMessage(report(), queues={-1: CHUNK})))
+
+
 @given(payload=st.binary(max_size=200))
 def test_random_messages_are_refused(payload: bytes) -> None:
     with pytest.raises(MessageError):

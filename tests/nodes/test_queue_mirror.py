@@ -471,6 +471,7 @@ def test_invalid_chunks_are_refused(folders: Folders) -> None:
         {"data": bytes(7)},
         {"file_id": -1},
         {"next_seq": -1},
+        {"created_ns": 1 << 63},
     ):
         fields = {name: getattr(good, name) for name in QueueChunk.__struct_fields__} | change
         with pytest.raises(QueueFileError):

@@ -80,8 +80,8 @@ def test_a_step_of_the_job_or_ssh(
         ("head", "host", "-oProxyCommand=touch trap"),
         ("head", "job_id", "--user=root"),
         ("lives", "next_job_id", "--user=root"),
-        ("submission", "first_job_id", "--user=root"),
-        ("submission", "first_job_id", ["12"]),
+        ("submission", "job_id", "--user=root"),
+        ("submission", "job_id", ["12"]),
     ],
 )
 def test_a_given_run_names_no_options_for_slurm_or_ssh(

@@ -93,10 +93,15 @@ def test_values_after_the_step_of_a_restart_count(tmp_path: Path, step: int | No
     assert restarted.pop_due(0.0, 0.0) == "because val/loss is 0.1 (< 0.2) at step 8"
 
 
-@pytest.mark.parametrize("name", ["val/loss", ["val/loss"]])
-def test_only_the_fields_of_its_kind_are_compared(stops: Stops, name: object) -> None:
-    document = {"kind": "step", "step": 500, "metric": name, "compare": "?", "at_s": "now"}
+def test_only_the_fields_of_its_kind_are_compared(stops: Stops) -> None:
+    document = {"kind": "step", "step": 500, "metric": "val/loss", "compare": "?", "at_s": 1}
     stops.add_conditions([from_document(document)])
     polls = {0: logged("val/loss", [0.5], first_step=7)}
     stops.check_metrics(fold_many(FoldState(), polls), polls)
     assert stops.pop_due(0.0, 0.0) is None
+
+
+@pytest.mark.parametrize("change", [{"metric": ["val/loss"]}, {"at_s": "now"}, {"step": True}])
+def test_a_field_of_another_type_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="not a stop condition"):
+        from_document({"kind": "step", "step": 500, **change})

@@ -106,9 +106,8 @@ def is_abandoned(run_dir: RunDir) -> bool:
         return False
     if not lock_left_by_us(run_dir.lock_path) or not os.access(run_dir.path, os.W_OK):
         return False  # Ended regularly, supervised, copied, or the run cannot be changed.
-    shim_lives = has_live_shim(run_dir)
     try:
-        return _read_stored_snapshot(run_dir).state in LIVE and not shim_lives
+        return _read_stored_snapshot(run_dir).state in LIVE and not has_live_shim(run_dir)
     except ProblemError:
         return False
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import Struct, convert, to_builtins
+from msgspec.structs import replace
 
 from ltui.training.lifecycle.engine_start_checks import failure_reason
 from ltui.training.lifecycle.run_processes import has_live_shim
@@ -53,6 +54,13 @@ class AttemptPlan(Struct, frozen=True, kw_only=True):
     def from_text(cls, text: str) -> AttemptPlan:
         return convert(json.loads(text), cls, dec_hook=to_path)
 
+    def on_another_node(self) -> AttemptPlan:
+        """Return what another node takes from this plan of the head.
+
+        It has no specification to install, after which the folder of ``spec_path`` is removed.
+        """
+        return replace(self, recover=False, spec_path=None, skipped=(), restarted_because=None)
+
     def event_text(self, attempt: int) -> str:
         """Return the text of the event that marks the start of the attempt."""
         parts = [f"Attempt {attempt} begins"]
@@ -84,7 +92,7 @@ class AttemptPlan(Struct, frozen=True, kw_only=True):
 
 def to_path(_kind: type, value: Any) -> Path:
     """Convert the only fields of a plan that are no plain values: ``dec_hook`` of msgspec."""
-    return Path(value)
+    return Path(os.fsdecode(value))
 
 
 LOG_TAIL_BYTES = 1 << 16

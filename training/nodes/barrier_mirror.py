@@ -135,7 +135,7 @@ def unpack_copy(frame: bytes) -> tuple[TableKey, TableCopy, bool]:
     try:
         stream = zlib.decompressobj()
         key, copy, is_waiting = _FRAME.decode(stream.decompress(frame, _FRAME_BYTES))
-    except (ValueError, zlib.error) as error:
+    except (ValueError, RecursionError, zlib.error) as error:
         raise ValueError("a copy of the barrier table is damaged") from error
     if (
         not stream.eof

@@ -32,6 +32,7 @@ from ltui.training.nodes.link_wire import (
     endpoint,
     monitor_event,
     set_common_options,
+    version_of,
     z85_encode,
     zmq,
 )
@@ -241,16 +242,17 @@ class HeadLink:
 
     def _receive(self, route: bytes, parts: list[zmq.Frame]) -> None:
         address = _peer_address(parts[0]) if parts else _UNKNOWN
+        first = parts[0].bytes if parts else b""
         try:
-            if not 1 <= len(parts) <= 2:
+            header = decode_header(first)
+            if len(parts) > 2:
                 raise MalformedMessageError("its message is no header with a payload")
-            header = decode_header(parts[0].bytes)
             if header.kind is not MessageKind.REPORT or not header.identity:
                 raise MalformedMessageError("its message is not a report")
         except MalformedMessageError as error:
             self._refuse(address, str(error))
-            # The instance and the number have the same place in every version of the header.
-            self._send(route, Header(MessageKind.REFUSED, bytes(8), 0), str(error).encode())
+            refusal = Header(MessageKind.REFUSED, bytes(8), 0, version=version_of(first))
+            self._send(route, refusal, str(error).encode())
             return
         other = self._holder(header)
         if other is not None:

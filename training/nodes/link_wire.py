@@ -119,18 +119,27 @@ class Header(Struct, frozen=True):
     """Number of the report, from 1; an answer repeats it."""
     identity: str = ""
     """Identity of the agent, in reports."""
+    version: int = PROTOCOL_VERSION
 
     def encode(self) -> bytes:
-        fixed = _HEADER.pack(_MAGIC, PROTOCOL_VERSION, self.kind, self.instance, self.number)
+        fixed = _HEADER.pack(_MAGIC, self.version, self.kind, self.instance, self.number)
         return fixed + self.identity.encode("ascii")
 
 
+def version_of(frame: bytes) -> int:
+    """Return the protocol version of whoever sent a header; the own one if it is no header."""
+    return frame[4] if len(frame) >= _HEADER.size and frame[:4] == _MAGIC else PROTOCOL_VERSION
+
+
 def decode_header(frame: bytes) -> Header:
-    """Decode a header. Raise ``MalformedMessageError``."""
+    """Decode a header. Raise ``MalformedMessageError``.
+
+    A refusal is the same in every version, so that a node of another one can show its sentence.
+    """
     if len(frame) < _HEADER.size or frame[:4] != _MAGIC:
         raise MalformedMessageError("its message has no header of ltui")
     _, version, kind, instance, number = _HEADER.unpack_from(frame)
-    if version != PROTOCOL_VERSION:
+    if version != PROTOCOL_VERSION and kind != MessageKind.REFUSED:
         raise MalformedMessageError(
             f"it uses version {version} of the protocol between nodes, and this node uses "
             f"version {PROTOCOL_VERSION}; install the same version of ltui on every node"
@@ -139,7 +148,7 @@ def decode_header(frame: bytes) -> Header:
         identity = frame[_HEADER.size :].decode("ascii")
         if identity and _IDENTITY.fullmatch(identity) is None:
             raise MalformedMessageError("its identity is not valid")
-        return Header(MessageKind(kind), instance, number, identity)
+        return Header(MessageKind(kind), instance, number, identity, version)
     except ValueError as error:
         raise MalformedMessageError("its message has an invalid header") from error
 

@@ -20,7 +20,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
-from typing import TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 from msgspec import Struct, field
@@ -226,6 +226,10 @@ class NodeReport(Struct, frozen=True, kw_only=True):
     """Time (``taken_ns``) of the newest evidence of the machine; 0 if there is none."""
 
 
+Rank: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+"""Number of a rank, of which a file of node 0 has its name."""
+
+
 class ReportMessage(Struct, tag="report", frozen=True):
     """A report with everything that the head does not have yet."""
 
@@ -234,7 +238,7 @@ class ReportMessage(Struct, tag="report", frozen=True):
     """Rows of the node's ranks in the table of the step consensus."""
     evidence: bytes = b""
     """``Evidence`` as JSON."""
-    queues: Mapping[int, QueueChunk] = field(default_factory=dict)
+    queues: Mapping[Rank, QueueChunk] = field(default_factory=dict)
     """Parts of the ranks' queue files."""
     logs: tuple[LogPart, ...] = ()
 
@@ -330,7 +334,20 @@ _DECODER = msgspec.msgpack.Decoder(Message, dec_hook=to_path)
 
 def encode(message: Message) -> bytes:
     """Return the payload of a message."""
-    return msgspec.msgpack.encode(message, enc_hook=os.fspath)
+    try:
+        return msgspec.msgpack.encode(message, enc_hook=os.fsencode)
+    except UnicodeEncodeError:
+        plain = msgspec.to_builtins(message, builtin_types=(bytes,), enc_hook=os.fsencode)
+        return msgspec.msgpack.encode(_with_valid_text(plain))
+
+
+def _with_valid_text(value: Any) -> Any:
+    """Replace what is not UTF-8 in texts, which may contain the name of any file."""
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, dict):
+        return {_with_valid_text(key): _with_valid_text(v) for key, v in value.items()}
+    return [_with_valid_text(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
 def decode(payload: bytes) -> Message:

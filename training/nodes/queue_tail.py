@@ -71,6 +71,7 @@ class QueueChunk(Struct, frozen=True):
         if (
             any(sizes)
             or min(self.file_id, self.start, self.next_seq) < 0
+            or not -(1 << 63) <= self.created_ns < 1 << 63
             or self.capacity < MIN_CAPACITY_BYTES
             or len(self.data) > self.capacity
             or self.end > self.reserved

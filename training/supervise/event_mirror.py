@@ -34,7 +34,7 @@ _REPORT_BYTES = 4096
 
 
 class EventMirror:
-    """The process that mirrors one attempt , if the run has a mirror.
+    """The process that mirrors one attempt, if the run has a mirror.
 
     Nothing here blocks, except the start of the process.
     """

@@ -353,10 +353,13 @@ class LiveAttempt:
 
         Ranks that did not finish their training are then dead.
         """
-        pulses = [pulse for pulse in self.pulses.values() if pulse is not None]
-        dead = {pulse.rank for pulse in pulses if pulse.outcome is Outcome.RUNNING}
+        dead = frozenset(
+            rank
+            for rank, pulse in self.pulses.items()
+            if pulse is not None and pulse.outcome is Outcome.RUNNING
+        )
         unknown = frozenset() if self.nodes is None else self.nodes.silent_ranks()
-        return QueuePoll({}, self.pulses, frozenset(dead) - unknown)
+        return QueuePoll({}, self.pulses, dead - unknown)
 
     # -- state and snapshot --------------------------------------------------------------------
 

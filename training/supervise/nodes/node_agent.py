@@ -283,7 +283,9 @@ class NodeAgent:
         """Return the plan of the attempt that the head has begun."""
         self.live.run_dir.engine_final_path(self.live.number).touch()
         self._close(keep_lock=True)
-        return replace(orders.plan, restarted_because="the run was restarted on node 0")
+        return replace(
+            orders.plan.on_another_node(), restarted_because="the run was restarted on node 0"
+        )
 
     def _close(self, *, keep_lock: bool = False) -> None:
         self.live.close()
