@@ -17,7 +17,6 @@ from textual.widget import Widget
 from textual.widgets import Input, OptionList, Static, TextArea
 
 from ltui.app.keys.footer import KeyFooter
-from ltui.app.launch import build_spec as check_and_launch
 from ltui.app.launch import local_machine
 from ltui.app.panels.form_fields import (
     MOST_WORDS,
@@ -56,6 +55,7 @@ from tests.app.one_run import answer, later, until
 from tests.required import required
 from tests.stored_runs import stored_run
 
+LAUNCH = "ltui.app.launch.build_spec.launch"
 LOCAL = """\
 trainer: {max_epochs: 3}
 model: {class_path: my.Model}
@@ -388,7 +388,7 @@ async def test_labels_are_typed_in_the_form_checked_and_given_to_the_run(
         launched.append(options["private_files"])
         return a_run(home, spec.id)
 
-    monkeypatch.setattr(check_and_launch, "launch", launch)
+    monkeypatch.setattr(LAUNCH, launch)
     async with opened(home) as (pilot, _, screen):
         fields = {field.key: field for field in screen.query(LabelField)}
         assert list(fields) == ["name", "tags", "group", "note"]
@@ -546,7 +546,7 @@ async def test_escape_in_the_list_of_runs_never_leads_to_a_launch(
 ) -> None:
     """Someone who leaves a run with one Escape too many, and then presses Enter, opens it again."""
     launched: list[RunSpec] = []
-    monkeypatch.setattr(check_and_launch, "launch", lambda spec, *_, **__: launched.append(spec))
+    monkeypatch.setattr(LAUNCH, lambda spec, *_, **__: launched.append(spec))
     a_run(home, "calm-fox-1a2b")
     async with opened(home) as (pilot, app, screen):
         table = screen.query_one(RunsTable)
@@ -738,7 +738,7 @@ async def test_keys_that_are_typed_while_the_runs_are_read_go_to_the_list(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched: list[RunSpec] = []
-    monkeypatch.setattr(check_and_launch, "launch", lambda spec, *_, **__: launched.append(spec))
+    monkeypatch.setattr(LAUNCH, lambda spec, *_, **__: launched.append(spec))
     stored_run(home, "calm-fox-1a2b")
     may_read = threading.Event()
     poll = RunList.poll
@@ -1000,7 +1000,7 @@ async def test_a_form_that_was_reached_by_typed_keys_starts_nothing(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched: list[RunSpec] = []
-    monkeypatch.setattr(check_and_launch, "launch", lambda spec, *_, **__: launched.append(spec))
+    monkeypatch.setattr(LAUNCH, lambda spec, *_, **__: launched.append(spec))
     a_run(home, "calm-fox-1a2b")
     async with opened(home, notifications=True) as (pilot, app, _):
         now = [app.clock() + 100.0]
