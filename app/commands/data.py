@@ -17,7 +17,6 @@ from statistics import median
 from typing import Any
 
 from ltui.app.exit_codes import EXIT_BAD_INPUT, EXIT_DONE
-from ltui.app.launch.build_spec import prepare_launch
 from ltui.app.launch.run_in_interpreter import run_program
 from ltui.app.launch.training_interpreter import (
     choose_python,
@@ -199,6 +198,9 @@ _BAR = 40
 
 def bench(options: Namespace) -> int:
     """Run ``ltui bench data PRESET``."""
+    # Imported here: the commands for .beton files need no preset, and it takes 0.1 s.
+    from ltui.app.launch.build_spec import prepare_launch
+
     request = prepare_launch(options.preset, options.overrides, options.python)
     spec = request.spec("bench", "bench", time.time())
     document = {

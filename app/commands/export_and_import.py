@@ -14,12 +14,10 @@ from ltui.app.exit_codes import EXIT_DONE
 from ltui.app.output_file import refuse_existing
 from ltui.app.runs.export_formats import FOLDER_FORMAT, PRINTED_FORMATS
 from ltui.app.runs.export_runs import export_runs, folder_errors, metrics_to_export
-from ltui.training.lifecycle.import_run import import_run
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.run_snapshot import LIVE
 from ltui.training.store.database_schema import NoHistoryError
 from ltui.training.store.find_run import find_runs
-from ltui.training.store.foreign_metrics import find_foreign_runs, read_foreign_run
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir, ltui_home
 from ltui.widgets.sanitise import clean_line, clean_name
@@ -78,6 +76,9 @@ def _follow(options: Namespace, runs: Sequence[RunDir]) -> int:
 
 def import_all(options: Namespace) -> int:
     """Run ``ltui import FOLDER...``. A folder that cannot be read does not keep back the others."""
+    # Imported here, as in ``_import``: an export needs none of it.
+    from ltui.training.store.foreign_metrics import find_foreign_runs
+
     home = ltui_home()
     problems: list[Problem] = []
     for path in options.folders:
@@ -100,6 +101,9 @@ def import_all(options: Namespace) -> int:
 
 
 def _import(folder: Path, home: Path, name: str | None) -> None:
+    from ltui.training.lifecycle.import_run import import_run
+    from ltui.training.store.foreign_metrics import read_foreign_run
+
     run = read_foreign_run(folder)
     run_dir = import_run(run, home, name)
     count = sum(len(points) for points in run.points.values())

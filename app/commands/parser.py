@@ -31,7 +31,6 @@ from ltui.app.commands.launch_arguments import (
 )
 from ltui.app.exit_codes import EXIT_BAD_INPUT
 from ltui.training.shared.defaults import MIRROR_PATTERN
-from ltui.training.state.stop_conditions import strip_digit_grouping
 
 
 class Command(NamedTuple):
@@ -191,10 +190,17 @@ def positive_number(text: str) -> int:
 def whole_number(text: str) -> int:
     """Return a whole number of 0 or more. Digit groups as printed by the dashboard are accepted:
     ``3 157``."""
-    plain = strip_digit_grouping(text)
+    plain = _without_grouping(text)
     if not plain.isdecimal():
         raise argparse.ArgumentTypeError(f"`{text}` is not a whole number of 0 or more.")
     return int(plain)
+
+
+def _without_grouping(text: str) -> str:
+    # Imported here: few options need it, and it loads msgspec.
+    from ltui.training.state.stop_conditions import strip_digit_grouping
+
+    return strip_digit_grouping(text)
 
 
 def worker_counts(text: str) -> list[int]:
@@ -207,7 +213,7 @@ def worker_counts(text: str) -> list[int]:
 def rank_name(text: str) -> str:
     """Return the name of a rank, ``12`` or ``gpu-b:12``."""
     machine, colon, number = text.rpartition(":")
-    plain = strip_digit_grouping(number)
+    plain = _without_grouping(number)
     if not plain.isdecimal() or (colon and not machine):
         raise argparse.ArgumentTypeError(
             f"`{text}` is not a whole number of 0 or more, with or without a machine: gpu-b:12."

@@ -105,8 +105,9 @@ class RunIndex:
         tried again when the runs are read the next time."""
         rows, heads, gone = [], [], [(run_id,) for run_id in removed]
         for run in changed:
-            # A text that is no Unicode cannot be packed: such a run is read anew by every ltui.
-            with suppress(UnicodeEncodeError):
+            # A text that is no Unicode and a number of more than 64 bits cannot be packed: such a
+            # run is read anew by every ltui.
+            with suppress(UnicodeEncodeError, OverflowError):
                 row = _packed_row(run.entry)
                 rows.append((run.entry.id, run.stamp, row, run.entry.metrics.packed))
                 heads.append((run.entry.id, json.dumps(run.head)))

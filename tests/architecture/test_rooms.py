@@ -91,7 +91,7 @@ def test_the_front_ends_never_load_pyzmq() -> None:
     joining = (
         *("ltui.app.nodes", "ltui.app.commands.join", "ltui.app.foreground.follow_agent"),
         # What a batch script runs on the nodes of its job.
-        *("ltui.app.slurm.job_process", "ltui.app.slurm.job_nodes", "ltui.app.slurm.job_nodes"),
+        *("ltui.app.slurm.job_process", "ltui.app.slurm.job_nodes"),
     )
     front_ends = ("ltui.app", "ltui.widgets", "ltui.presets")
     modules = [m for m in _modules() if m.startswith(front_ends) and not m.startswith(joining)]

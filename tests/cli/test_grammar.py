@@ -84,12 +84,24 @@ def test_every_command_has_help(ltui: Ltui) -> None:
         assert done.stdout.startswith(f"usage: ltui {command}")
 
 
-@pytest.mark.parametrize("words", [["--version"], ["runs"], ["runs", "--json"], ["run", "--help"]])
-def test_a_quick_command_loads_nothing_heavy(words: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "heavy"),
+    [
+        (["--version"], ()),
+        (["--help"], ("msgspec", "subprocess")),
+        (["run", "--help"], ("msgspec", "subprocess")),
+        (["runs"], ("yaml", "subprocess")),
+        (["runs", "--json"], ("yaml", "subprocess")),
+        (["export", "no-such-run"], ("yaml", "subprocess")),
+        (["data", "info", "no-such-file"], ("sqlite3",)),
+    ],
+)
+def test_a_quick_command_loads_nothing_heavy(words: list[str], heavy: tuple[str, ...]) -> None:
     program = (
         "import sys\nfrom ltui.app.cli import main\n"
         "try:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
-        "print([m for m in ('torch', 'textual', 'rich', 'lightning') if m in sys.modules])"
+        f"heavy = {('torch', 'textual', 'rich', 'lightning', *heavy)}\n"
+        "print([m for m in heavy if m in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=60

@@ -85,3 +85,11 @@ def test_classes_and_trainer_arguments_are_the_real_ones() -> None:
     # Versions of Lightning differ by an argument or two; none may be unknown to the checker.
     assert set(seen["trainer"]) <= set(TRAINER_ARGUMENTS)
     assert len(TRAINER_ARGUMENTS) - len(seen["trainer"]) <= 2
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_the_range_of_a_whole_number_has_whole_numbers(name: str) -> None:
+    """``ltui presets --json`` prints them as they are written."""
+    for knob in load_preset(name).knobs:
+        if knob.type == "int":
+            assert {type(knob.min), type(knob.max)} <= {int, type(None)}

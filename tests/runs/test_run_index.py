@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -190,6 +191,25 @@ def test_a_damaged_run_is_listed_and_stops_nothing(
         assert entry.id == IDS[0]
         assert "newer" in (entry.problem or "")
         assert len(runs.poll()) == 3
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"epoch": 2**64 - 1},
+        {"exit_code": 10**20},
+        {"metrics": {"loss\ud800": 0.5}},
+    ],
+    ids=["epoch", "exit code", "metric"],
+)
+def test_a_run_that_the_index_cannot_hold_is_read_anew_and_stops_nothing(
+    home: Path, opened: Callable[[], RunList], reads: list[str], changes: dict[str, Any]
+) -> None:
+    bad = stored_run(home, "wild-elk-7a8b", **changes)
+    assert len(opened().poll()) == len(IDS) + 1
+    reads.clear()
+    assert len(opened().poll()) == len(IDS) + 1
+    assert reads == [bad.id]
 
 
 def test_without_an_index_runs_are_shown_as_they_are_read(opened: Callable[[], RunList]) -> None:

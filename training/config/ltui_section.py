@@ -28,8 +28,8 @@ class Knob(Struct, frozen=True, kw_only=True):
     type: str = "str"
     """One of ``KNOB_TYPES``."""
     choices: tuple[str, ...] = ()
-    min: float | None = None
-    max: float | None = None
+    min: int | float | None = None
+    max: int | float | None = None
     help: str = ""
     unit: str = ""
     """Unit of a number: ``epochs``, ``samples per rank``."""
