@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from typing import Any, ClassVar, cast
@@ -13,6 +14,7 @@ from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.dom import DOMNode
+from textual.errors import NoWidget
 from textual.screen import ModalScreen, Screen, ScreenResultType
 from textual.widgets import Static
 from textual.worker import get_current_worker
@@ -35,7 +37,9 @@ class ClosableScreen(Screen[ScreenResultType]):
     async def on_event(self, event: events.Event) -> None:
         # A screen that was closed before it was mounted has no widgets to set up.
         if not (isinstance(event, events.Mount) and is_closing(self)):
-            await super().on_event(event)
+            # A click that came before the terminal became smaller may be outside the screen.
+            with contextlib.suppress(NoWidget):
+                await super().on_event(event)
 
     def dismiss(self, result: ScreenResultType | None = None) -> AwaitComplete:
         stack = self.app.screen_stack

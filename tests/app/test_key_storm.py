@@ -79,6 +79,16 @@ async def test_a_palette_is_opened_again_while_the_last_one_is_being_removed(
         await until(pilot, lambda: not first.is_attached)
 
 
+async def test_a_click_outside_of_a_smaller_terminal_does_nothing(private_home: Path) -> None:
+    app = LtuiApp(private_home)
+    async with app.run_test(size=(60, 15)) as pilot:
+        app.action_command_palette()
+        await until(pilot, lambda: isinstance(app.screen, Palette))
+        app.screen.post_message(events.Click(None, 117, 40, 0, 0, 1, False, False, False))
+        await pilot.pause()
+        assert isinstance(app.screen, Palette)
+
+
 def _run_screen(home: Path) -> RunScreen:
     return RunScreen(RunDir(home / "runs" / "brave-owl-3f2a"))
 
