@@ -110,6 +110,7 @@ class Storm:
                 while app.is_running and app._exception is None and time.monotonic() < end:
                     self._burst(app)
                     await asyncio.sleep(self._random.choice((0.0, 0.0, 0.01, 0.1)))
+                app.exit()  # As a user does; run_test alone removes screens of a running app.
             assert app.return_code in (0, None)
 
     def _an_app(self, home: Path) -> LtuiApp:
