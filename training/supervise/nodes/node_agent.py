@@ -2,8 +2,9 @@
 
 An agent does what a supervisor does on its machine: it starts the shim and the engine, reads the
 queues of its ranks, samples processes and GPUs, collects evidence, and escalates a stop. It writes
-no history and judges nothing; that is done on node 0, whose orders it carries out. Training never
-waits for the link: if it is cut, the agent keeps what is in the queues and continues to try.
+no history, and judges only to choose of which ranks it collects evidence: verdicts about ranks are
+given on node 0, whose orders it carries out. Training never waits for the link: if it is cut, the
+agent keeps what is in the queues and continues to try.
 """
 
 from __future__ import annotations
