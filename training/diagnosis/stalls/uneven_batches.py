@@ -1,12 +1,9 @@
 """Ranks that left an epoch, a validation or training before the others. Pure.
 
-Usually they have fewer batches. If all ranks have the same number, ``skipped_rest_of_epoch``
-gives the reason.
-
-Ranks that left an epoch before the batches that Lightning had planned for it. If the data of all
-ranks are equally long, different batch counts are not the cause. Instead ``trainer.should_stop``
-was set on one rank only, a hook skipped the rest of the epoch, or an error ended the data loader
-and was swallowed.
+Usually they have fewer batches. ``find_departure`` looks for the other case: a rank left an epoch
+before the batches that Lightning had planned for every rank. Then ``trainer.should_stop`` was set
+on that rank only, a hook skipped the rest of the epoch, or an error ended the data loader and was
+swallowed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The other machines of a run, as node 0 sees them through the reports of their agents.
 
-Reports are taken in a thread of the link (``node_reports.py``). The supervisor's loop reads what
-they brought (``node_reports.py``) and says here what it wants of the agents.
+A thread of the link takes the reports (``node_reports.py``). The supervisor's loop reads there what
+they brought, and says here what it wants of the agents.
 """
 
 from __future__ import annotations
