@@ -2,7 +2,8 @@
 
 ``step_consensus.py`` makes the ranks agree; this module then does what was requested. Boundaries
 are the end of a batch in which the optimizer stepped, before Lightning counts the batch or the
-epoch as finished, and the end of a validation batch. A checkpoint contains the following:
+epoch as finished, the end of a validation batch, and the end of an epoch after its last hook. A
+checkpoint contains the following:
 
 - After a training batch: all of step N. A resume continues at step N without repeating or losing an
   optimizer step. A validation that was due after that batch runs first (``loop_counters.py``).

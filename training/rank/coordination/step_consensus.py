@@ -1,8 +1,9 @@
 """Step consensus: all ranks act at the same place without a collective.
 
 Every rank passes the same *boundaries* in the same order: the end of each batch in which the
-optimizer stepped, and the end of each validation batch. Each rank has one word in shared memory
-with its state: *passed P* while it runs after boundary P, *waiting at P* while it waits there.
+optimizer stepped, of each validation batch, and of each epoch. Each rank has one word in shared
+memory with its state: *passed P* while it runs after boundary P, *waiting at P* while it waits
+there.
 
 Without a request, a rank that reaches P stores "passed P" and continues. That takes two memory
 accesses for each boundary. Rank 0 publishes a request in the header. Then a rank that reaches P
