@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ltui.training.diagnosis.collective_positions import collective_positions
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence, Frame, StackGroup
-from ltui.training.diagnosis.observations.collective_positions import collective_positions
 from ltui.training.diagnosis.verdict_words import NO_MACHINES, rank_machines, ranks_text, verb
 from ltui.training.state.run_snapshot import NodeSnapshot, RankSnapshot, RankState, Verdict
 

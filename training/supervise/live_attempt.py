@@ -63,7 +63,7 @@ from ltui.training.supervise.stops import Stops
 from ltui.training.supervise.watchdog.evidence_collector import EvidenceCollector, HealthMonitor
 
 if TYPE_CHECKING:
-    from ltui.training.supervise.nodes.remote_nodes import RemoteNodes
+    from ltui.training.supervise.remote_nodes import RemoteNodes
 
 
 class LiveAttempt:
@@ -117,7 +117,7 @@ class LiveAttempt:
         self.nodes_failure: str | None = None
         """Why the attempt cannot go on with the other machines, once that is the case."""
         if spec.nodes is not None and spec.nodes.rank == 0:
-            from ltui.training.supervise.nodes.remote_nodes import RemoteNodes
+            from ltui.training.supervise.remote_nodes import RemoteNodes
 
             self.nodes = RemoteNodes(run_dir, spec, number, plan)
         self.catalog = CheckpointCatalog(run_dir.checkpoints_dir, previous)

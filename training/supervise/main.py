@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ltui.training.supervise.nodes.node_agent import NodeAgent
+    from ltui.training.supervise.node_agent import NodeAgent
     from ltui.training.supervise.supervisor import Supervisor
 
 

@@ -38,7 +38,7 @@ from ltui.training.supervise.request_handler import RequestHandler
 from ltui.training.supervise.watchdog.verdict_hooks import VerdictNotifier
 
 if TYPE_CHECKING:
-    from ltui.training.supervise.nodes.remote_nodes import RemoteNodes
+    from ltui.training.supervise.remote_nodes import RemoteNodes
 
 TICK_S = 0.25
 """Seconds between two ticks of the loop."""

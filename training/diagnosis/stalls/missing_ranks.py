@@ -8,10 +8,10 @@ from msgspec.structs import replace
 
 from ltui.training.config.run_spec import VerdictLevel
 from ltui.training.diagnosis import thresholds
+from ltui.training.diagnosis.collective_positions import collective_on_stack
 from ltui.training.diagnosis.evidence import Frame
 from ltui.training.diagnosis.judge_input import PreparedInput, progress_key
-from ltui.training.diagnosis.observations.collective_positions import collective_on_stack
-from ltui.training.diagnosis.observations.stack_frames import has_frame, in_rendezvous
+from ltui.training.diagnosis.stack_frames import has_frame, in_rendezvous
 from ltui.training.diagnosis.stalls.collective_mismatch import crossed_groups_verdict
 from ltui.training.diagnosis.stalls.stall_case import (
     STOPPED_WORKER_SETTLE_S,

@@ -20,7 +20,7 @@ from ltui.training.config.run_spec import BLOCKING_LEVELS
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence, Frame
 from ltui.training.diagnosis.judge import Judgement
 from ltui.training.diagnosis.judge_input import Death, verdict_key
-from ltui.training.diagnosis.observations.stack_frames import is_library_file
+from ltui.training.diagnosis.stack_frames import is_library_file
 from ltui.training.lifecycle.elastic_log import WorkerFailure, last_error_line, log_tail
 from ltui.training.process.stack_dumps import parse_stacks
 from ltui.training.state.run_snapshot import Verdict

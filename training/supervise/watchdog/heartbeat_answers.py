@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ltui.training.diagnosis.evidence import Collective, Frame, ThreadStack
-from ltui.training.diagnosis.observations.stack_frames import call_site
+from ltui.training.diagnosis.stack_frames import call_site
 from ltui.training.store.run_directory import read_json
 from ltui.training.tensor_queue.heartbeat_table import LATE_S, HeartbeatState
 

@@ -33,12 +33,7 @@ from ltui.training.nodes.node_places import NodePlaces, make_offer, training_ver
 from ltui.training.nodes.node_watch import RECONNECT_S, SILENT_AFTER_S, NodeWatch, probe_all
 from ltui.training.state.run_snapshot import Event, NodeSnapshot, NodeState
 from ltui.training.store.run_directory import RunDir
-from ltui.training.supervise.nodes.node_reports import (
-    NodeReports,
-    RemoteNode,
-    ReportIntake,
-    end_text,
-)
+from ltui.training.supervise.node_reports import NodeReports, RemoteNode, ReportIntake, end_text
 
 _WATCH_S = 0.02
 """Seconds between two looks at the table of the step consensus."""
