@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ltui.training.nodes.clock_offset import ClockOffset
+from ltui.training.nodes.node_watch import ClockOffset
 
 MS, SECOND = 10**6, 10**9
 

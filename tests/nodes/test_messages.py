@@ -34,7 +34,7 @@ from ltui.training.nodes.messages import (
 )
 from ltui.training.nodes.queue_tail import LogPart, QueueChunk, QueuePosition
 from ltui.training.process.identity import ProcessIdentity
-from ltui.training.process.rank_usage import RankUsage
+from ltui.training.process.process_activity import RankUsage
 
 
 def report() -> NodeReport:

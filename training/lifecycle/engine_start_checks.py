@@ -16,8 +16,7 @@ from pathlib import Path
 
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.problem import Problem, ProblemError
-from ltui.training.process.python_command import program_command
-from ltui.training.store.optional_library import missing_library
+from ltui.training.process.python_environment import missing_library, program_command
 from ltui.training.store.run_directory import RunDir
 
 LEAST_FILE_BYTES = 64 << 20

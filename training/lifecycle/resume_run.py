@@ -22,8 +22,8 @@ from ltui.training.lifecycle.start_supervisor import START_S, AttemptPlan, start
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.identity import lock_holder
 from ltui.training.state.run_snapshot import LIVE, CheckpointInfo, RunState
-from ltui.training.store.export_rows import first_replaced_step
 from ltui.training.store.find_run import find_run
+from ltui.training.store.history_queries import first_replaced_step
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_checkpoints import (
     ResumeChoice,

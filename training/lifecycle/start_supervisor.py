@@ -22,7 +22,7 @@ from ltui.training.lifecycle.engine_start_checks import failure_reason
 from ltui.training.lifecycle.run_processes import has_live_shim
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.identity import lock_holder, lock_left_by_us
-from ltui.training.process.python_command import module_command
+from ltui.training.process.python_environment import module_command
 from ltui.training.shared.regular_files import read_end
 from ltui.training.store.run_directory import RunDir, open_private_log, read_json, write_json
 

@@ -24,7 +24,7 @@ from ltui.training.shared.checkpoint_files import UNFINISHED_FILE, checkpoint_na
 from ltui.training.shared.regular_files import read_regular
 from ltui.training.state.good_checkpoints import badness, last_good_checkpoint, progress_key
 from ltui.training.state.run_snapshot import CheckpointInfo
-from ltui.training.store.export_rows import Span, counts
+from ltui.training.store.history_queries import Span, counts
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir, paths_in
 

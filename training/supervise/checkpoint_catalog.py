@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from ltui.training.state.good_checkpoints import newest_checkpoint
 from ltui.training.state.run_snapshot import CheckpointInfo, RunSnapshot
-from ltui.training.store.export_rows import Span
+from ltui.training.store.history_queries import Span
 from ltui.training.store.run_checkpoints import list_checkpoints, verify
 
 MAX_KEPT = 100

@@ -44,9 +44,9 @@ from ltui.training.state.snapshot_from_fold import (
     next_point,
     training_has_started,
 )
+from ltui.training.store.history_queries import has_two_losses
 from ltui.training.store.history_writer import Batch, Sample, StoreWriter
 from ltui.training.store.run_directory import RunDir
-from ltui.training.store.same_loss import has_two_losses
 from ltui.training.supervise.checkpoint_catalog import CheckpointCatalog, ScriptCheckpoints
 from ltui.training.supervise.engine_command import ShimWatch
 from ltui.training.supervise.history_recorder import (

@@ -31,7 +31,7 @@ from ltui.training.diagnosis.judge_input import (
 )
 from ltui.training.diagnosis.stack_frames import at_frame, frame_facts, frame_text, is_library_file
 from ltui.training.diagnosis.stalls import uneven_batches
-from ltui.training.diagnosis.stalls.lost_machines import machine_verdicts
+from ltui.training.diagnosis.stalls.missing_ranks import machine_verdicts
 from ltui.training.diagnosis.verdict_words import (
     EQUAL_BATCHES,
     EQUAL_PROGRAM_BATCHES,
