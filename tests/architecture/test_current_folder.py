@@ -16,8 +16,8 @@ import pytest
 
 from ltui.app.nodes.launcher_key import send_by_srun
 from ltui.training.config.run_spec import RunSpec
-from ltui.training.lifecycle.engine_start_checks import check_start
-from ltui.training.lifecycle.start_supervisor import AttemptPlan, supervisor_argv
+from ltui.training.lifecycle.launch_run import check_start
+from ltui.training.lifecycle.supervisor_client import AttemptPlan, supervisor_argv
 from ltui.training.nodes.link_key import LinkKey
 from ltui.training.nodes.node_places import training_versions
 from ltui.training.process.python_environment import module_command

@@ -13,7 +13,6 @@ from __future__ import annotations
 import importlib
 import shlex
 import sys
-from importlib import metadata
 from typing import Any
 
 from ltui.training.problem import Problem, ProblemError
@@ -62,6 +61,9 @@ def requirement(extra: str) -> str:
 
     The name of the library works however ltui itself was installed.
     """
+    # Imported here because it loads many modules, and only an error message needs it.
+    from importlib import metadata
+
     for line in metadata.requires("ltui-train") or ():
         library, _, marker = line.partition(";")
         if marker.split() == ["extra", "==", f'"{extra}"']:

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from ltui.training.config.run_spec import RunSpec
-from ltui.training.lifecycle.engine_start_checks import mirror_folder
+from ltui.training.lifecycle.launch_run import mirror_folder
 from ltui.training.problem import ProblemError
 from ltui.training.process.python_environment import module_command
 from ltui.training.state.run_snapshot import Event

@@ -18,7 +18,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from ltui.training.lifecycle.rank_queue_poller import QueuePoller
-from ltui.training.lifecycle.start_supervisor import AttemptPlan
+from ltui.training.lifecycle.supervisor_client import AttemptPlan
 from ltui.training.problem import ProblemError
 from ltui.training.shared.record_types import RecordKind
 from ltui.training.state.record_fold import FoldState, RankFold, json_label, logged_row, step_rows

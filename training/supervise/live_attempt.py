@@ -1,7 +1,7 @@
 """The current state of the attempt that a supervisor watches.
 
 ``LiveAttempt`` polls the queues, folds the records, and builds the snapshots. It does not act on
-the run: requests are carried out in ``request_handler.py``, the end is handled in
+the run: requests are carried out in ``control_requests.py``, the end is handled in
 ``finish_attempt.py``.
 """
 
@@ -31,7 +31,7 @@ from ltui.training.lifecycle.run_processes import (
     from_earlier_boot,
     kill_run_processes,
 )
-from ltui.training.lifecycle.start_supervisor import AttemptPlan
+from ltui.training.lifecycle.supervisor_client import AttemptPlan
 from ltui.training.nodes.messages import merge_ranks
 from ltui.training.process.identity import ProcessIdentity
 from ltui.training.shared.record_types import Outcome, Phase, PulseState, RecordKind
@@ -49,6 +49,8 @@ from ltui.training.store.history_writer import Batch, Sample, StoreWriter
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.checkpoint_catalog import CheckpointCatalog, ScriptCheckpoints
 from ltui.training.supervise.engine_command import ShimWatch
+from ltui.training.supervise.evidence_collector import EvidenceCollector
+from ltui.training.supervise.health_monitor import HealthMonitor
 from ltui.training.supervise.history_recorder import (
     HistoryRecorder,
     restore_fold,
@@ -60,7 +62,6 @@ from ltui.training.supervise.machine_readings import MachineMonitor
 from ltui.training.supervise.run_folder import LogLimit, RunFolder
 from ltui.training.supervise.snapshot_builder import build_snapshot
 from ltui.training.supervise.stops import Stops
-from ltui.training.supervise.watchdog.evidence_collector import EvidenceCollector, HealthMonitor
 
 if TYPE_CHECKING:
     from ltui.training.supervise.remote_nodes import RemoteNodes

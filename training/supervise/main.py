@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _supervise(arguments: argparse.Namespace) -> int:
     # Imported here, so that only the detached process loads them.
-    from ltui.training.lifecycle.start_supervisor import AttemptPlan
+    from ltui.training.lifecycle.supervisor_client import AttemptPlan
     from ltui.training.problem import Problem, ProblemError
     from ltui.training.store.run_directory import RunDir
     from ltui.training.supervise.open_attempt import open_attempt, record_failed_restart

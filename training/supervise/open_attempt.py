@@ -27,7 +27,7 @@ from ltui.training.lifecycle.run_processes import (
     latest_attempt,
     shim_identity,
 )
-from ltui.training.lifecycle.start_supervisor import AttemptPlan, save_environment, supervisor_argv
+from ltui.training.lifecycle.supervisor_client import AttemptPlan, save_environment, supervisor_argv
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import (
     any_process_has,

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from ltui.training.config.run_spec import Nodes, RunSpec
 from ltui.training.diagnosis.evidence import Evidence
 from ltui.training.diagnosis.verdict_words import rank_machines, ranks_text, verb
-from ltui.training.lifecycle.start_supervisor import AttemptPlan
 from ltui.training.lifecycle.stop_escalation import StopEscalation
+from ltui.training.lifecycle.supervisor_client import AttemptPlan
 from ltui.training.nodes.barrier_mirror import BarrierMirror
 from ltui.training.nodes.head_link import HeadLink
 from ltui.training.nodes.link_key import KEY_FILE_NAME, LinkKey
