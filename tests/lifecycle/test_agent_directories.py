@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ltui.training.lifecycle.agent_directories import (
-    KEEP_S,
+from ltui.training.lifecycle.delete_runs import (
+    AGENT_KEEP_S,
     agent_directory,
     mark_delivered,
     remove_after_end,
@@ -37,7 +37,7 @@ def _ended(home: Path, *, code: int = 0, delivered: bool = True, node: int = 1) 
 
 
 def _make_old(run_dir: RunDir) -> None:
-    old = time.time() - KEEP_S - 60
+    old = time.time() - AGENT_KEEP_S - 60
     for path in (*run_dir.path.rglob("*"), run_dir.path):
         os.utime(path, (old, old))
 

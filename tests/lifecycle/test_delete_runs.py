@@ -11,8 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from ltui.app.runs.run_list import RunList
-from ltui.training.lifecycle.agent_directories import agent_directory
-from ltui.training.lifecycle.delete_runs import delete, empty_bin, remove
+from ltui.training.lifecycle.delete_runs import agent_directory, delete, empty_bin, remove
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import ProblemError
 from ltui.training.store.find_run import KEEP_S, deleted_runs, find_deleted, move_to_bin, restore

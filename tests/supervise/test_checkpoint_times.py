@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ltui.training.supervise.checkpoint_catalog import CheckpointCatalog
+from ltui.training.store.run_checkpoints import CheckpointCatalog
 from tests.store.histories import snapshot
 
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from ltui.training.json_codec import to_json
 from ltui.training.state.run_snapshot import RunSnapshot, RunState, snapshot_from_json
-from ltui.training.supervise.checkpoint_catalog import CHECK_S, ScriptCheckpoints
+from ltui.training.store.run_checkpoints import CHECK_S, ScriptCheckpoints
 
 
 def report(path: Path, step: int, **fields: object) -> dict[str, object]:

@@ -35,7 +35,7 @@ from ltui.training.state.run_snapshot import (
 )
 from ltui.training.state.snapshot_from_fold import Progress
 from ltui.training.store.history_writer import Batch, StoreWriter
-from ltui.training.supervise.checkpoint_catalog import CheckpointCatalog, ScriptCheckpoints
+from ltui.training.store.run_checkpoints import CheckpointCatalog, ScriptCheckpoints
 from ltui.training.supervise.history_recorder import (
     restore_fold,
     starting_progress,

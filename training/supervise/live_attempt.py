@@ -46,8 +46,8 @@ from ltui.training.state.snapshot_from_fold import (
 )
 from ltui.training.store.history_queries import has_two_losses
 from ltui.training.store.history_writer import Batch, Sample, StoreWriter
+from ltui.training.store.run_checkpoints import CheckpointCatalog, ScriptCheckpoints
 from ltui.training.store.run_directory import RunDir
-from ltui.training.supervise.checkpoint_catalog import CheckpointCatalog, ScriptCheckpoints
 from ltui.training.supervise.engine_command import ShimWatch
 from ltui.training.supervise.evidence_collector import EvidenceCollector
 from ltui.training.supervise.health_monitor import HealthMonitor

@@ -41,11 +41,11 @@ from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.database_schema import damaged_error
 from ltui.training.store.history_writer import StoreWriter
 from ltui.training.store.open_history import open_history
-from ltui.training.store.private_folder import make_private_folders
 from ltui.training.store.run_checkpoints import remove_unfinished, saved_by
 from ltui.training.store.run_directory import (
     RunDir,
     is_hard_linked,
+    make_private_folders,
     open_private_log,
     separate,
     write_json,
