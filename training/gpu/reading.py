@@ -270,7 +270,7 @@ def visible_variables(chosen: Sequence[GpuReading]) -> dict[str, str]:
     return {VISIBLE: ",".join(str(r.index) for r in chosen), ORDER: "PCI_BUS_ID"}
 
 
-FORMAT = 1
+_FORMAT = 1
 
 
 class Round(Struct, frozen=True, kw_only=True):
@@ -295,7 +295,7 @@ class Recording(Struct, frozen=True, kw_only=True):
 
 def write_recording(path: Path, recording: Recording) -> None:
     """Write the recording. UUIDs, process ids, names, users and unix times are replaced."""
-    head = {"format": FORMAT, "driver": recording.driver, "simulated": recording.simulated}
+    head = {"format": _FORMAT, "driver": recording.driver, "simulated": recording.simulated}
     lines = [json.dumps(head)]
     for entry in recording.rounds:
         readings = tuple(_anonymous(reading) for reading in entry.readings)
@@ -310,8 +310,8 @@ def read_recording(path: Path) -> Recording:
     lines = path.read_text(encoding="utf-8").splitlines()
     try:
         head, *rest = [json.loads(line) for line in lines]
-        if head["format"] != FORMAT:
-            raise ValueError(f"format {head['format']} instead of {FORMAT}")
+        if head["format"] != _FORMAT:
+            raise ValueError(f"format {head['format']} instead of {_FORMAT}")
         recording = convert({**head, "rounds": rest}, Recording)
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is no recording of GPU readings: {error}") from error

@@ -158,7 +158,7 @@ def _raise(error: OSError) -> None:
 
 AGENT_KEEP_S = 14 * 86400.0
 """Seconds for which a directory is kept that the head may not have completely."""
-_EXIT_S = 3.0
+_AGENT_EXIT_S = 3.0
 """Seconds within which the shim exits after the agent."""
 
 
@@ -178,12 +178,12 @@ def _delivered_path(run_dir: RunDir) -> Path:
 
 def remove_after_end(run_dir: RunDir) -> bool:
     """Remove the directory of an agent that has just ended. Return False if it must be kept."""
-    deadline = time.monotonic() + _EXIT_S
-    while _is_live(run_dir) and time.monotonic() < deadline:
+    deadline = time.monotonic() + _AGENT_EXIT_S
+    while _is_live_agent(run_dir) and time.monotonic() < deadline:
         time.sleep(0.05)
-    if _is_live(run_dir) or not _is_superfluous(run_dir):
+    if _is_live_agent(run_dir) or not _is_superfluous(run_dir):
         return False
-    _remove(run_dir)
+    _remove_agent(run_dir)
     return True
 
 
@@ -191,14 +191,14 @@ def remove_unneeded_agents(home: Path) -> None:
     """Remove the directories of ended agents that nobody needs any more."""
     for run_dir in ended_agents(home):
         if _is_superfluous(run_dir) or time.time() - _changed_at(run_dir) > AGENT_KEEP_S:
-            _remove(run_dir)
+            _remove_agent(run_dir)
 
 
 def remove_agents_of(run_dir: RunDir) -> None:
     """Remove what agents of a run have left in the home of that run."""
     for left in ended_agents(run_dir.home):
         if left.id.rpartition("-")[0] == run_dir.id:
-            _remove(left)
+            _remove_agent(left)
 
 
 def ended_agents(home: Path) -> Iterator[RunDir]:
@@ -206,11 +206,11 @@ def ended_agents(home: Path) -> Iterator[RunDir]:
     folder = home / "nodes"
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         run_dir = RunDir(path)
-        if path.is_dir() and not _is_live(run_dir):
+        if path.is_dir() and not _is_live_agent(run_dir):
             yield run_dir
 
 
-def _is_live(run_dir: RunDir) -> bool:
+def _is_live_agent(run_dir: RunDir) -> bool:
     return lock_holder(run_dir.lock_path) is not None or has_live_shim(run_dir)
 
 
@@ -238,7 +238,7 @@ def _changed_at(run_dir: RunDir) -> float:
     return newest
 
 
-def _remove(run_dir: RunDir) -> None:
+def _remove_agent(run_dir: RunDir) -> None:
     """Remove the directory. What cannot be removed is left for the next time."""
     run_dir.remove_stale_socket()
     remove_history(run_dir)

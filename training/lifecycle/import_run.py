@@ -151,7 +151,7 @@ def _metric(points: Sequence[ForeignPoint]) -> MetricValue:
 
 CSV_NAME = "metrics.csv"
 """Name of the file that Lightning's CSVLogger writes."""
-_LARGEST = 2.0**63
+_LEAST_TOO_LARGE = 2.0**63
 """Least number that is too large for a whole number of a history."""
 _EPOCH = "epoch"
 """Name under which Lightning logs the epoch of a step, which is no metric."""
@@ -273,7 +273,7 @@ def _lines(file: TextIO) -> Iterator[str]:
 def _whole(text: str | None) -> int | None:
     """Return a step or an epoch; None if it is not a number that a history can hold."""
     number = _number(text)
-    return None if number is None or not abs(number) < _LARGEST else int(number)
+    return None if number is None or not abs(number) < _LEAST_TOO_LARGE else int(number)
 
 
 def _number(text: str | None) -> float | None:

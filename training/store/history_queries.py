@@ -303,9 +303,9 @@ def _known(choose: Any, values: Sequence[float | None]) -> float | None:
     return choose((value for value in values if value is not None), default=None)  # type: ignore[no-any-return]
 
 
-_VALUES = 64
+_COMPARED_VALUES = 64
 """Maximum number of logged values that are compared, the newest ones."""
-_SHARE_PERCENT = 90
+_EQUAL_PERCENT = 90
 """Percentage of the values that must be equal: a loss may be logged beside a step's end."""
 
 
@@ -370,7 +370,7 @@ def _equals(db: sqlite3.Connection, name_id: int, measured_id: int | None) -> bo
         )
         compared, equal = db.execute(
             f"SELECT coalesce(sum(known), 0), coalesce(sum(same), 0) FROM ({newest})",  # noqa: S608
-            (attempt, name_id, _VALUES),
+            (attempt, name_id, _COMPARED_VALUES),
         ).fetchone()
         if compared:
             break
@@ -378,4 +378,4 @@ def _equals(db: sqlite3.Connection, name_id: int, measured_id: int | None) -> bo
         # The mean of an epoch may be logged first at its end, or be NaN: it hides no known loss.
         known = f"SELECT 1 FROM {table} l WHERE l.{value} IS NOT NULL {key}LIMIT 1"  # noqa: S608
         return db.execute(known).fetchone() is None
-    return int(equal) * 100 >= int(compared) * _SHARE_PERCENT
+    return int(equal) * 100 >= int(compared) * _EQUAL_PERCENT

@@ -198,7 +198,7 @@ class _Round:
             loaders = [e for e in workers[target.rank] if e.name == LOADER_NAME]
             entries = (loaders or workers[target.rank])[:_MAXIMUM_WORKERS]
             heartbeat = heartbeats[target.rank]
-            if target.pid in table and not is_running(heartbeat):
+            if target.pid in table and not _is_running(heartbeat):
                 entries = [table[target.pid], *entries]
             for entry in entries:
                 pid, sample = entry.pid, cache.samples.get(entry.pid)
@@ -215,7 +215,7 @@ class _Round:
         deadline = requested_s + _ANSWER_TIMEOUT_S
         while time.monotonic() < deadline:
             if not any(
-                heartbeat is not None and heartbeat.answered < number and is_running(heartbeat)
+                heartbeat is not None and heartbeat.answered < number and _is_running(heartbeat)
                 for heartbeat in self._read_heartbeats().values()
             ):
                 return
@@ -239,10 +239,10 @@ class _Round:
     ) -> RankEvidence:
         process = activities[target.pid]
         alive = process.state is not None and process.state != "Z"
-        answer = read_answer(self.folder, target.rank, number, heartbeat)
+        answer = _read_answer(self.folder, target.rank, number, heartbeat)
         missing = list(answer.get("missing") or ())
-        stacks = answered_stacks(answer)
-        if not stacks and alive and is_running(heartbeat):
+        stacks = _answered_stacks(answer)
+        if not stacks and alive and _is_running(heartbeat):
             # It will have answered by the next round. Signals are only for threads that cannot
             # answer: a thread that runs Python meanwhile may not survive one.
             missing.append("its telemetry thread has not answered yet")
@@ -258,7 +258,7 @@ class _Round:
             how_ended=target.how_ended,
             **_pulse_facts(target.pulse),
             epoch_batches=dict(target.epoch_batches),
-            **answered_facts(answer, heartbeat),
+            **_answered_facts(answer, heartbeat),
             process=process,
             stacks=stacks,
             workers=self._worker_evidence(workers[target.rank], known_workers, activities),
@@ -275,7 +275,7 @@ class _Round:
     ) -> tuple[tuple[ThreadStack, ...], list[str]]:
         """Read stacks by signal, else with py-spy; return them and why they cannot be read."""
         ours = heartbeat is None or heartbeat.signal_ours
-        python_stands = heartbeat is not None and not is_running(heartbeat)
+        python_stands = heartbeat is not None and not _is_running(heartbeat)
         stacks = dump_by_signal(pid, self.folder, ours=ours, python_stands=python_stands)
         if not isinstance(stacks, str):
             return stacks, []
@@ -380,7 +380,7 @@ Answer = Mapping[str, Any]
 """The document that a heartbeat thread wrote; empty if it has not answered."""
 
 
-def read_answer(folder: Path, rank: int, number: int, heartbeat: HeartbeatState | None) -> Answer:
+def _read_answer(folder: Path, rank: int, number: int, heartbeat: HeartbeatState | None) -> Answer:
     """Return the rank's answer to request ``number``; empty if there is none."""
     if heartbeat is None or heartbeat.answered < number:
         return {}
@@ -388,17 +388,17 @@ def read_answer(folder: Path, rank: int, number: int, heartbeat: HeartbeatState 
     return document if document.get("question") else {}
 
 
-def is_running(heartbeat: HeartbeatState | None) -> bool:
+def _is_running(heartbeat: HeartbeatState | None) -> bool:
     """Return True if the heartbeat thread of a rank runs."""
-    return heartbeat is not None and heartbeat_age_s(heartbeat) < LATE_S
+    return heartbeat is not None and _heartbeat_age_s(heartbeat) < LATE_S
 
 
-def heartbeat_age_s(heartbeat: HeartbeatState) -> float:
+def _heartbeat_age_s(heartbeat: HeartbeatState) -> float:
     """Return the seconds since the last heartbeat."""
     return max(0.0, (time.monotonic_ns() - heartbeat.beat_ns) / 1e9)
 
 
-def answered_stacks(answer: Answer) -> tuple[ThreadStack, ...]:
+def _answered_stacks(answer: Answer) -> tuple[ThreadStack, ...]:
     """Return the stacks of the rank's threads."""
     return tuple(
         ThreadStack(
@@ -411,7 +411,7 @@ def answered_stacks(answer: Answer) -> tuple[ThreadStack, ...]:
     )
 
 
-def answered_facts(answer: Answer, heartbeat: HeartbeatState | None) -> dict[str, Any]:
+def _answered_facts(answer: Answer, heartbeat: HeartbeatState | None) -> dict[str, Any]:
     """Return the fields of ``RankEvidence`` that come from the answer or from the heartbeat."""
     joined = answer.get("joined", heartbeat.joined if heartbeat is not None else None)
     last_enqueued = answer.get("last_enqueued") or {}
@@ -420,7 +420,7 @@ def answered_facts(answer: Answer, heartbeat: HeartbeatState | None) -> dict[str
     earlier = answer.get("earlier_main")
     return {
         "barrier": heartbeat.barrier if heartbeat is not None else None,
-        "beat_age_s": heartbeat_age_s(heartbeat) if heartbeat is not None else None,
+        "beat_age_s": _heartbeat_age_s(heartbeat) if heartbeat is not None else None,
         "joined": None if joined is None else bool(joined),
         "earlier_stacks": (ThreadStack(name="MainThread", main=True, frames=_frames(earlier)),)
         if earlier
