@@ -1,7 +1,6 @@
-"""Queries on the history of a run: which steps and which loss count, rows of an export, last and
-best values of metrics. SQL only.
+"""Queries on the history of a run: steps that count, rows of an export, values of metrics.
 
-A long history stores its latest steps one by one and older ones only as windows
+SQL only. A long history stores its latest steps one by one and older ones only as windows
 (``training/store/history_windows.py``). An export takes each step from the finest level that
 holds it, so it has every recorded value once.
 
