@@ -22,8 +22,7 @@ from ltui.app.settings import Settings, config_path, read_user_config
 from ltui.app.textual_app import LtuiApp, first_theme
 from ltui.app.user_config import SETTINGS, UserConfig
 from ltui.training.problem import Problem, ProblemError
-from ltui.training.store.private_folder import make_private_folders
-from ltui.training.store.run_directory import ltui_home
+from ltui.training.store.run_directory import ltui_home, make_private_folders
 from ltui.widgets.palette import THEMES
 from ltui.widgets.sanitise import clean_line
 

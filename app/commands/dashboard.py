@@ -75,7 +75,7 @@ def show_demo(options: Namespace) -> int:
 def _gpu_demo(options: Namespace) -> LtuiApp:
     # Local: a refused demo does not need Textual.
     from ltui.app.demo.gpu_demo import DemoApp, recorded_demo
-    from ltui.training.gpu.recording import read_recording
+    from ltui.training.gpu.reading import read_recording
 
     if options.recording is None:
         return DemoApp()

@@ -34,7 +34,7 @@ from ltui.app.launch.training_interpreter import (
 )
 from ltui.app.output_file import print_json
 from ltui.app.presentation.run_report import columns
-from ltui.training.lifecycle.agent_directories import ended_agents
+from ltui.training.lifecycle.delete_runs import ended_agents
 from ltui.training.problem import ProblemError
 from ltui.training.store.find_run import deleted_runs
 from ltui.training.store.history_place import left_histories, local_temporary_folders, own_folder

@@ -53,7 +53,7 @@ def _follow(options: Namespace, runs: Sequence[RunDir]) -> int:
         )
     # Imported here: an export of a run that has ended does not need them.
     from ltui.training.lifecycle.run_status import resolve_snapshot
-    from ltui.training.store.event_file import FollowedEvents
+    from ltui.training.store.export_files import FollowedEvents
 
     def select(store: RunStore) -> list[str]:
         return metrics_to_export(store, options.metric)
@@ -77,7 +77,7 @@ def _follow(options: Namespace, runs: Sequence[RunDir]) -> int:
 def import_all(options: Namespace) -> int:
     """Run ``ltui import FOLDER...``. A folder that cannot be read does not keep back the others."""
     # Imported here, as in ``_import``: an export needs none of it.
-    from ltui.training.store.foreign_metrics import find_foreign_runs
+    from ltui.training.lifecycle.import_run import find_foreign_runs
 
     home = ltui_home()
     problems: list[Problem] = []
@@ -101,8 +101,7 @@ def import_all(options: Namespace) -> int:
 
 
 def _import(folder: Path, home: Path, name: str | None) -> None:
-    from ltui.training.lifecycle.import_run import import_run
-    from ltui.training.store.foreign_metrics import read_foreign_run
+    from ltui.training.lifecycle.import_run import import_run, read_foreign_run
 
     run = read_foreign_run(folder)
     run_dir = import_run(run, home, name)

@@ -11,9 +11,8 @@ from argparse import Namespace
 from ltui.app.exit_codes import EXIT_DONE
 from ltui.app.serve.access import TOKEN_PARAMETER, is_loopback
 from ltui.training.problem import ProblemError
-from ltui.training.process.python_command import module_command
+from ltui.training.process.python_environment import load_library, module_command
 from ltui.training.store.find_run import find_run
-from ltui.training.store.optional_library import load_library
 from ltui.training.store.run_directory import ltui_home
 
 TOKEN_BYTES = 32

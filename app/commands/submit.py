@@ -65,7 +65,7 @@ def _spec(options: Namespace, job: JobOptions) -> RunSpec:
     """Return the specification of the run. Raises ``ProblemError`` with every problem found."""
     # Imported here: a wrong option is reported without it.
     from ltui.app.commands.launch import with_run_options
-    from ltui.training.lifecycle.engine_start_checks import check_start
+    from ltui.training.lifecycle.launch_run import check_start
 
     if options.command and options.preset:
         raise ProblemError.of(

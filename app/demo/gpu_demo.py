@@ -30,8 +30,15 @@ from ltui.app.presentation.gpu_view import gpus_title
 from ltui.app.screens.dialog import ClosableScreen
 from ltui.app.textual_app import LtuiApp
 from ltui.training.gpu.findings import verdicts
-from ltui.training.gpu.reading import THERMAL, GpuProcess, GpuReading, GpuView, Xid
-from ltui.training.gpu.recording import RecordedGpus, Recording
+from ltui.training.gpu.reading import (
+    THERMAL,
+    GpuProcess,
+    GpuReading,
+    GpuView,
+    RecordedGpus,
+    Recording,
+    Xid,
+)
 from ltui.training.gpu.run_gpus import GpuSource, RunGpus
 from ltui.training.state.run_snapshot import RankSnapshot, RankState, RunSnapshot, RunState
 from ltui.widgets.gpu_table import GpuTable

@@ -11,7 +11,7 @@ import time
 from ltui.app.exit_codes import EXIT_DONE, EXIT_FAILED
 from ltui.app.foreground.interrupt_signals import ReceivedSignals
 from ltui.app.nodes.join_run import JoinedNode
-from ltui.training.lifecycle.agent_directories import remove_after_end
+from ltui.training.lifecycle.delete_runs import remove_after_end
 from ltui.training.lifecycle.run_processes import (
     engine_exit,
     kill_run_processes,

@@ -20,7 +20,7 @@ from ltui.app.live.run_requests import send_request
 from ltui.app.presentation.notifications import started_line, stop_effect, stop_progress
 from ltui.app.presentation.run_report import end_report
 from ltui.app.state_words import FAILED, warning_line
-from ltui.training.diagnosis.observations.stack_frames import is_library_file
+from ltui.training.diagnosis.stack_frames import is_library_file
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import ProblemError
 from ltui.training.shared.regular_files import read_end

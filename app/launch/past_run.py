@@ -104,7 +104,7 @@ class CheckedChoice(Struct, frozen=True, kw_only=True):
 def read_past_run(run_dir: RunDir) -> PastRun:
     """Read a run's specification and checkpoints. Raises ``ProblemError``. Call it in a thread."""
     # Imported here: the screens import this module when ltui starts.
-    from ltui.training.lifecycle.engine_start_checks import check_not_imported
+    from ltui.training.lifecycle.launch_run import check_not_imported
     from ltui.training.lifecycle.resume_run import replaced_steps
 
     spec = run_dir.read_spec()

@@ -23,7 +23,7 @@ from ltui.training.config.yaml_document import Fault
 from ltui.training.json_codec import to_json
 from ltui.training.lifecycle.rank_package import install_rank_package
 from ltui.training.problem import Problem, ProblemError
-from ltui.training.process.python_command import module_command
+from ltui.training.process.python_environment import module_command
 from ltui.training.store.run_directory import ltui_home
 from ltui.widgets.sanitise import clean_line
 

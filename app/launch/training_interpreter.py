@@ -26,7 +26,7 @@ from ltui.app.launch import probe_script
 from ltui.training.config.presets import DISTRIBUTIONS
 from ltui.training.config.yaml_document import Fault, parse_value
 from ltui.training.problem import Problem, ProblemError
-from ltui.training.process.python_command import program_command
+from ltui.training.process.python_environment import program_command
 
 MIN_PYTHON = (3, 10)
 """Oldest supported version of Python."""

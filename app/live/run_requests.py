@@ -11,8 +11,11 @@ from typing import Any
 
 from ltui.app.state_words import ended_sentence
 from ltui.training.lifecycle.run_status import current_snapshot, resolve_snapshot
-from ltui.training.lifecycle.start_supervisor import restart_supervisor
-from ltui.training.lifecycle.supervisor_client import ControlClient, NotSupervisedError
+from ltui.training.lifecycle.supervisor_client import (
+    ControlClient,
+    NotSupervisedError,
+    restart_supervisor,
+)
 from ltui.training.problem import ProblemError
 from ltui.training.state.good_checkpoints import is_resumable
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState

@@ -28,12 +28,11 @@ from ltui.app.launch.training_interpreter import (
 from ltui.app.nodes.launcher_key import SHARED_FOLDER_S, key_of_agent, remove_local_key
 from ltui.training.config.device_selection import choose_devices
 from ltui.training.config.run_spec import Nodes, RunSpec
-from ltui.training.lifecycle.agent_directories import agent_directory, remove_unneeded_agents
-from ltui.training.lifecycle.engine_start_checks import check_start
-from ltui.training.lifecycle.launch_run import home_not_writable
+from ltui.training.lifecycle.delete_runs import agent_directory, remove_unneeded_agents
+from ltui.training.lifecycle.launch_run import check_start, home_not_writable
 from ltui.training.lifecycle.rank_package import install_rank_package
 from ltui.training.lifecycle.run_processes import kill_run_processes
-from ltui.training.lifecycle.start_supervisor import start_supervisor
+from ltui.training.lifecycle.supervisor_client import start_supervisor
 from ltui.training.nodes.link_key import KEY_FILE_NAME, KEY_VARIABLE, LinkKey
 from ltui.training.nodes.messages import JoinOffer
 from ltui.training.nodes.node_address import LinkPlace, write_link_place
@@ -47,8 +46,7 @@ from ltui.training.nodes.node_places import (
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.identity import lock_holder
 from ltui.training.store.history_place import remove_history
-from ltui.training.store.private_folder import make_private_folders
-from ltui.training.store.run_directory import RunDir, write_atomically
+from ltui.training.store.run_directory import RunDir, make_private_folders, write_atomically
 from ltui.training.store.spec_file import parse_spec
 
 MAX_PATHS_NAMED = 3

@@ -29,7 +29,7 @@ from ltui.training.nodes.link_key import KEY_VARIABLE, LinkKey
 from ltui.training.nodes.node_address import resolve
 from ltui.training.nodes.node_watch import ProbeResult, probe
 from ltui.training.problem import ProblemError
-from ltui.training.process.python_command import module_command
+from ltui.training.process.python_environment import module_command
 from ltui.training.store.run_directory import private_runtime_dir, write_atomically
 
 _POLL_S = 0.5

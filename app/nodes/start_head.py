@@ -30,7 +30,7 @@ from ltui.training.nodes.link_key import KEY_FILE_NAME, KEY_VARIABLE, LinkKey
 from ltui.training.nodes.node_address import format_host_and_port, link_place_path, read_link_place
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.identity import lock_holder
-from ltui.training.process.python_command import module_command
+from ltui.training.process.python_environment import module_command
 from ltui.training.state.run_snapshot import LIVE
 from ltui.training.store.run_directory import RunDir, write_atomically
 from ltui.widgets.sanitise import clean_line

@@ -15,9 +15,14 @@ from ltui.app.output_file import PlainText, output, replaced_file
 from ltui.app.runs.export_formats import FOLDER_FORMAT
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.metric_name_patterns import THROUGHPUT, TOTAL_RANK
-from ltui.training.store.event_file import export_events
-from ltui.training.store.export_file import WindowedPart, write_csv, write_json, write_parquet
-from ltui.training.store.export_rows import ExportRow
+from ltui.training.store.export_files import (
+    WindowedPart,
+    export_events,
+    write_csv,
+    write_json,
+    write_parquet,
+)
+from ltui.training.store.history_queries import ExportRow
 from ltui.training.store.history_reader import STEP_SERIES, RunStore
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets.sanitise import clean_line

@@ -35,8 +35,12 @@ from ltui.training.problem import ProblemError
 from ltui.training.slurm.batch_script import JobOptions
 from ltui.training.slurm.job_record import JobRecord, read_record, write_submission
 from ltui.training.store.history_place import own_folder
-from ltui.training.store.private_folder import make_private_folders, private_folder
-from ltui.training.store.run_directory import RunDir, ltui_home
+from ltui.training.store.run_directory import (
+    RunDir,
+    ltui_home,
+    make_private_folders,
+    private_folder,
+)
 from ltui.training.store.spec_file import parse_spec
 
 

@@ -10,7 +10,7 @@ from ltui.app.nodes.start_head import NOT_FOUND, SSH_FAILED, own_program
 from ltui.training.config.node_environment import is_host
 from ltui.training.lifecycle.job_control import job_place
 from ltui.training.problem import ProblemError
-from ltui.training.process.python_command import module_command
+from ltui.training.process.python_environment import module_command
 from ltui.training.slurm.batch_script import JOB_MODULE
 from ltui.training.slurm.job_record import read_record
 from ltui.training.slurm.run_place import Place

@@ -22,8 +22,8 @@ from ltui.app.diagnosis.request_diagnosis import (
 )
 from ltui.app.screens.diagnosis import DiagnoseScreen
 from ltui.app.state_words import state_sentence
+from ltui.training.diagnosis.collective_positions import collective_positions
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence, Frame, RankEvidence
-from ltui.training.diagnosis.observations.collective_positions import collective_positions
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.run_snapshot import CheckpointInfo, NodeSnapshot, RunState, Verdict
 from ltui.training.store.run_directory import RunDir

@@ -16,18 +16,18 @@ import pytest
 
 from ltui.app.nodes.launcher_key import send_by_srun
 from ltui.training.config.run_spec import RunSpec
-from ltui.training.lifecycle.engine_start_checks import check_start
-from ltui.training.lifecycle.start_supervisor import AttemptPlan, supervisor_argv
+from ltui.training.lifecycle.launch_run import check_start
+from ltui.training.lifecycle.supervisor_client import AttemptPlan, supervisor_argv
 from ltui.training.nodes.link_key import LinkKey
 from ltui.training.nodes.node_places import training_versions
-from ltui.training.process.python_command import module_command
+from ltui.training.process.python_environment import module_command
 from ltui.training.slurm.batch_script import BatchScript, JobOptions
 from ltui.training.slurm.slurm_client import on_head_words
 from ltui.training.store.run_directory import RunDir
 
 ROOT = Path(__file__).parents[2]
 BY_DESIGN = {
-    "training/process/python_command.py": "the one place",
+    "training/process/python_environment.py": "the one place",
     "training/supervise/engine_command.py": "/bin/sh -c",
     "training/data/ffcv/beton_script.py": "runs in a rank, with its sys.path",
     "training/lifecycle/record_code.py": "python -I, and git -c",

@@ -22,7 +22,7 @@ from ltui.app.live.poller_thread import FASTEST_S
 from ltui.training.state.run_snapshot import MetricValue
 from ltui.training.store.history_writer import KEEP_ROWS, Batch, Cursor, StoreWriter
 from ltui.training.store.run_directory import RunDir
-from ltui.training.supervise.control_server import ControlServer
+from ltui.training.supervise.control_requests import ControlServer
 from tests.app import frames
 from tests.bench.long_history import metric_name, write_long_run
 from tests.bench.row import Row, row

@@ -15,11 +15,7 @@ from ltui.training.diagnosis.evidence import (
     RankEvidence,
     ThreadStack,
 )
-from ltui.training.diagnosis.observations.stack_frames import (
-    active_compiler,
-    compiler_on_stack,
-    user_frame,
-)
+from ltui.training.diagnosis.stack_frames import active_compiler, compiler_on_stack, user_frame
 from tests.diagnosis.recordings import judged, load
 
 _SITE = "/env/lib/python3/site-packages"

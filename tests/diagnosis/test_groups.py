@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ltui.training.diagnosis.collective_positions import collective_positions
 from ltui.training.diagnosis.evidence import (
     Collective,
     Evidence,
@@ -12,7 +13,6 @@ from ltui.training.diagnosis.evidence import (
     RankEvidence,
     ThreadStack,
 )
-from ltui.training.diagnosis.observations.collective_positions import collective_positions
 from ltui.training.shared.record_types import Phase
 from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.state.run_snapshot import Verdict

@@ -7,7 +7,7 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from ltui.training.diagnosis.build_diagnosis import build_diagnosis, diagnosis_headline
+from ltui.training.diagnosis.collective_positions import find_unfinished_collective
 from ltui.training.diagnosis.evidence import (
     Collective,
     Diagnosis,
@@ -17,10 +17,10 @@ from ltui.training.diagnosis.evidence import (
     RankEvidence,
     ThreadStack,
 )
-from ltui.training.diagnosis.observations.collective_positions import find_unfinished_collective
 from ltui.training.json_codec import from_json, to_json
 from ltui.training.shared.record_types import Phase
 from ltui.training.state.run_snapshot import RankSnapshot, RankState
+from ltui.training.supervise.health_monitor import build_diagnosis, diagnosis_headline
 from tests.diagnosis.recordings import FOLDER, judged, load
 
 CASES = (

@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from ltui.training.config.run_spec import StallPolicy
+from ltui.training.diagnosis.collective_positions import UnfinishedCollective
 from ltui.training.diagnosis.judge_input import HealthHistory, JudgeInput, PreparedInput, prepare
-from ltui.training.diagnosis.observations.collective_positions import UnfinishedCollective
 from ltui.training.diagnosis.stalls.uneven_batches import find_uneven_ranks, finished_early_verdict
 from ltui.training.shared.record_types import Outcome, Phase, PulseState
 from ltui.training.state.record_fold import FoldedEvent, FoldState, RankFold

@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from ltui.training.diagnosis.build_diagnosis import build_diagnosis
 from ltui.training.diagnosis.evidence import (
     Evidence,
     HostEvidence,
@@ -23,6 +22,7 @@ from ltui.training.diagnosis.judge_input import Death
 from ltui.training.json_codec import from_json, to_json
 from ltui.training.shared.record_types import Phase, PulseState
 from ltui.training.state.run_snapshot import NodeSnapshot
+from ltui.training.supervise.health_monitor import build_diagnosis
 from tests.diagnosis.machines import at, machine, trained
 from tests.diagnosis.recordings import FOLDER, load, pulses_of
 from tests.state.records import SECOND

@@ -9,8 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from ltui.app.demo.gpu_demo import recorded_demo
-from ltui.training.gpu.reading import GpuProcess, GpuReading
-from ltui.training.gpu.recording import (
+from ltui.training.gpu.reading import (
+    GpuProcess,
+    GpuReading,
     RecordedGpus,
     Recording,
     Round,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ltui.training.lifecycle import run_status, start_supervisor
+from ltui.training.lifecycle import run_status
 from ltui.training.process.identity import identify
 from ltui.training.state.run_snapshot import RunSnapshot, RunState
 from ltui.training.store.run_directory import RunDir
@@ -26,7 +26,7 @@ def test_a_recovered_run_that_goes_on_is_not_waited_for(
         "resolve_snapshot": RunSnapshot(id="a", name="a", state=state),
     }.items():
         monkeypatch.setattr(run_status, name, lambda _, result=result: result, raising=False)
-    monkeypatch.setattr(start_supervisor, "restart_supervisor", lambda _: None)
+    monkeypatch.setattr(run_status, "restart_supervisor", lambda _: None)
     began_s = time.monotonic()
     assert run_status.recover_run(RunDir(tmp_path), 20.0)
     assert time.monotonic() - began_s < 10

@@ -39,7 +39,7 @@ from ltui.training.nodes.messages import (
 )
 from ltui.training.nodes.node_address import parse_host_and_port, read_link_place
 from ltui.training.nodes.queue_tail import QueuePosition, QueueTails
-from ltui.training.process.rank_usage import RankUsage
+from ltui.training.process.process_activity import RankUsage
 from ltui.training.state.run_snapshot import LIVE, GpuSnapshot
 from ltui.training.store.run_directory import RunDir, new_run_id
 from tests.nodes.simulated_ranks import SimulatedRanks

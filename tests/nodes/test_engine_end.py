@@ -7,7 +7,7 @@ import pytest
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.run_processes import EngineExit
 from ltui.training.nodes.messages import NodeReport
-from ltui.training.supervise.nodes.node_reports import end_text
+from ltui.training.supervise.node_reports import end_text
 
 
 @pytest.mark.parametrize(

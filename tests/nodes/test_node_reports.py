@@ -8,7 +8,7 @@ from ltui.training.lifecycle.run_processes import EngineExit
 from ltui.training.nodes.messages import NodeReport
 from ltui.training.nodes.node_watch import NodeWatch
 from ltui.training.state.run_snapshot import NodeState
-from ltui.training.supervise.nodes.node_reports import NodeReports, RemoteNode
+from ltui.training.supervise.node_reports import NodeReports, RemoteNode
 
 
 def reporting(number: int, state: NodeState, engine_exit: EngineExit | None) -> RemoteNode:

@@ -1,8 +1,13 @@
-"""State of a machine by the age of its reports and by probes."""
+"""State of a machine by the age of its reports and by probes, and offsets of its clocks."""
 
 from __future__ import annotations
 
+import random
+from typing import NamedTuple
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ltui.training.nodes.messages import (
     HEAD_LOST_S,
@@ -12,7 +17,7 @@ from ltui.training.nodes.messages import (
     head_lost_s,
     node_gone_s,
 )
-from ltui.training.nodes.node_watch import LinkCut, NodeWatch, ProbeResult
+from ltui.training.nodes.node_watch import ClockOffset, LinkCut, NodeWatch, ProbeResult
 from ltui.training.state.run_snapshot import NodeState
 
 
@@ -104,3 +109,91 @@ def test_limits_of_silence_are_read_from_the_environment(monkeypatch: pytest.Mon
     for text in ("-1", "0", "soon", "inf", "nan"):
         monkeypatch.setenv(NODE_GONE_VARIABLE, text)
         assert node_gone_s() == NODE_GONE_S
+
+
+MS, SECOND = 10**6, 10**9
+
+
+class Offsets(NamedTuple):
+    mono_ns: int
+    wall_s: float
+
+
+class Clocks:
+    """A head and an agent, whose reports arrive after a delay."""
+
+    def __init__(self, mono_ns: int = 0, skew_s: float = 0.0) -> None:
+        self.now_ns = 1000 * SECOND
+        self.mono_ns, self.skew_s = mono_ns, skew_s
+        self.offset = ClockOffset()
+
+    def report(self, delay_ns: int = MS // 5, after_ns: int = SECOND // 4) -> Offsets:
+        self.now_ns += after_ns
+        sent_ns, arrived_ns = self.now_ns - delay_ns, self.now_ns
+        self.offset.update(
+            sent_ns - self.mono_ns,
+            1.7e9 + sent_ns / 1e9 + self.skew_s,
+            arrived_ns,
+            1.7e9 + arrived_ns / 1e9,
+        )
+        return Offsets(self.offset.monotonic_ns, self.offset.wall_s)
+
+
+@given(
+    mono_s=st.integers(-(10**6), 10**6),
+    skew_s=st.floats(-100, 100),
+    delays=st.lists(st.integers(0, 3 * SECOND), min_size=1, max_size=100),
+)
+def test_the_least_delay_counts(mono_s: int, skew_s: float, delays: list[int]) -> None:
+    clocks = Clocks(mono_s * SECOND, skew_s)
+    for delay_ns in (*delays, 0):
+        offsets = clocks.report(delay_ns, after_ns=SECOND // 100)
+    assert 0 <= offsets.mono_ns - mono_s * SECOND <= 2 * MS
+    assert offsets.wall_s == pytest.approx(-skew_s, abs=0.02)
+
+
+def test_messages_after_a_cut_of_the_link_do_not_shift_the_times() -> None:
+    clocks = Clocks(-7 * SECOND, 90.0)
+    before = [clocks.report() for _ in range(100)][-1]
+    clocks.now_ns += 120 * SECOND
+    for delay_s in range(120, 0, -1):  # What was sent during the cut arrives at once.
+        assert clocks.report(delay_s * SECOND, after_ns=0) == before
+    for _ in range(100):
+        assert clocks.report() == before
+    assert -clocks.offset.wall_s == pytest.approx(90.0, abs=0.01)
+
+
+def test_a_change_is_published_only_if_it_matters() -> None:
+    clocks, dice = Clocks(), random.Random(1)
+    clocks.report(MS // 10)
+    published = {clocks.report(dice.randint(MS // 10, 5 * MS)) for _ in range(2000)}
+    assert len(published) == 1
+
+
+def test_slow_drift_is_followed() -> None:
+    clocks = Clocks()
+    for _ in range(4 * 3600):
+        clocks.mono_ns += 50_000 // 4  # 50 millionths
+        offsets = clocks.report()
+    assert abs(offsets.mono_ns - clocks.mono_ns) < 6 * MS
+
+
+@pytest.mark.parametrize("jump_s", [-3600, -60, 60, 3600])
+def test_a_suspended_machine_is_noticed(jump_s: int) -> None:
+    clocks = Clocks(5 * SECOND)
+    for _ in range(100):
+        clocks.report()
+    clocks.mono_ns += jump_s * SECOND
+    for _ in range(50):  # 12 seconds
+        offsets = clocks.report()
+    assert abs(offsets.mono_ns - clocks.mono_ns) <= 3 * MS
+
+
+@pytest.mark.parametrize("jump_s", [-90.0, 90.0])
+def test_a_jump_of_the_wall_clock_is_followed_and_moves_no_age(jump_s: float) -> None:
+    clocks = Clocks(5 * SECOND)
+    before = [clocks.report() for _ in range(20)][-1]
+    clocks.skew_s += jump_s
+    offsets = clocks.report(delay_ns=4 * SECOND)
+    assert offsets.mono_ns == before.mono_ns
+    assert offsets.wall_s == pytest.approx(before.wall_s - jump_s, abs=0.02)

@@ -25,7 +25,7 @@ from ltui.training.nodes.node_places import NodePlaces, make_offer
 from ltui.training.nodes.node_watch import NodeWatch
 from ltui.training.state.run_snapshot import GpuSnapshot, Verdict
 from ltui.training.store.run_directory import RunDir
-from ltui.training.supervise.nodes.node_reports import NodeReports, RemoteNode, ReportIntake
+from ltui.training.supervise.node_reports import NodeReports, RemoteNode, ReportIntake
 
 
 def offer(node: int) -> JoinOffer:

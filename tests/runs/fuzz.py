@@ -239,7 +239,7 @@ def fuzz(
     evil.path.rename(whole)
     wrong: list[str] = []
     refused = mock.Mock(side_effect=ProblemError.of(where="fuzz", what="no supervisor is started."))
-    with mock.patch("ltui.training.lifecycle.start_supervisor.restart_supervisor", refused):
+    with mock.patch("ltui.training.lifecycle.run_status.restart_supervisor", refused):
         for number in range(first, first + count):
             chance = random.Random(f"{seed} {number}")
             shutil.copytree(whole, evil.path, symlinks=True, copy_function=os.link)

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from ltui.app.cli import main
-from ltui.training.process.python_command import module_command
+from ltui.training.process.python_environment import module_command
 from tests.serve.conftest import Served, ends
 from tests.store.test_export_formats import make_run
 from tests.waiting import wait_for

@@ -17,11 +17,11 @@ import pytest
 from ltui.app.cli import main
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.problem import ProblemError
+from ltui.training.process.python_environment import load_library
 from ltui.training.state.run_snapshot import RunState
-from ltui.training.store.export_rows import ExportRow
+from ltui.training.store.history_queries import ExportRow
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.history_writer import Batch, Cursor, StoreWriter
-from ltui.training.store.optional_library import load_library
 from ltui.training.store.run_directory import RunDir
 from tests.ltui_command import run_ltui
 from tests.store.event_files import Scalar, comparable, read_events, single
@@ -105,8 +105,8 @@ def test_a_file_for_each_of_many_ranks_stays_closed(tmp_path: Path) -> None:
     script = """
 import resource, sys
 from pathlib import Path
-from ltui.training.store.event_file import export_events
-from ltui.training.store.export_rows import ExportRow
+from ltui.training.store.export_files import export_events
+from ltui.training.store.history_queries import ExportRow
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
 rows = [ExportRow("a", step, 0, 1.0, rank, 2.0) for step in (1, 2) for rank in range(300)]
 export_events(rows, Path(sys.argv[1]), 50.0)

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from ltui.training.shared.record_types import StepField
 from ltui.training.state.run_snapshot import Event, GpuSnapshot, Verdict
 from ltui.training.store.database_schema import LAYOUT, StoreError
-from ltui.training.store.export_file import write_csv, write_json
+from ltui.training.store.export_files import write_csv, write_json
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.history_writer import Batch, Cursor, StoreWriter
 from ltui.training.store.run_checkpoints import checkpoint_to_resume, list_checkpoints, verify

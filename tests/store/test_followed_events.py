@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ltui.training.store.event_file import FollowedEvents, event_file_name, export_events
-from ltui.training.store.export_rows import ExportRow
+from ltui.training.store.export_files import FollowedEvents, event_file_name, export_events
+from ltui.training.store.history_queries import ExportRow
 from ltui.training.store.history_writer import Batch, Cursor, StoreWriter
 from ltui.training.store.run_directory import RunDir
 from tests.small_disk import fill, mount_small_disk, unmount

@@ -15,7 +15,7 @@ from ltui.training.shared.record_types import StepField
 from ltui.training.state.run_snapshot import Event
 from ltui.training.store import history_writer
 from ltui.training.store.database_schema import STEP_COLUMNS
-from ltui.training.store.export_file import WindowedPart
+from ltui.training.store.export_files import WindowedPart
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.history_windows import WINDOW_SIZES
 from ltui.training.store.history_writer import Batch, StoreWriter

@@ -11,8 +11,7 @@ import pytest
 
 from ltui.app.slurm.job_process import local_home
 from ltui.training.problem import ProblemError
-from ltui.training.store.private_folder import private_folder
-from ltui.training.store.run_directory import ltui_home, private_runtime_dir
+from ltui.training.store.run_directory import ltui_home, private_folder, private_runtime_dir
 
 
 @pytest.fixture(params=[0o022, 0o002, 0o077], ids=oct)

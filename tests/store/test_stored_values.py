@@ -12,7 +12,7 @@ from ltui.training.lifecycle.resume_run import replaced_steps
 from ltui.training.shared.checkpoint_files import checkpoint_name
 from ltui.training.state.good_checkpoints import newest_checkpoint
 from ltui.training.state.run_snapshot import MetricValue
-from ltui.training.store.export_rows import StoredValues
+from ltui.training.store.history_queries import StoredValues
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.history_writer import Batch, Sample, StoreWriter
 from ltui.training.store.run_checkpoints import choose_checkpoint, list_checkpoints, saved_by

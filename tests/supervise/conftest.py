@@ -21,7 +21,7 @@ from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir, ltui_home, new_run_id
-from ltui.training.supervise.watchdog.diagnosis_writer import evidence_dir
+from ltui.training.supervise.health_monitor import evidence_dir
 from tests.live_processes import processes_with, wait_until_gone
 from tests.required import required
 from tests.waiting import wait_for

@@ -19,8 +19,8 @@ from ltui.training.lifecycle.supervisor_client import ControlClient, NotSupervis
 from ltui.training.process.identity import write_lock_text
 from ltui.training.state.run_snapshot import RunSnapshot, RunState
 from ltui.training.store.run_directory import RunDir
-from ltui.training.supervise import control_server
-from ltui.training.supervise.control_server import ControlServer
+from ltui.training.supervise import control_requests
+from ltui.training.supervise.control_requests import ControlServer
 from tests.waiting import wait_for
 
 carried_out: list[object] = []
@@ -148,7 +148,7 @@ def test_the_request_of_a_client_that_has_left_is_dropped(
 def test_idle_clients_make_room(
     server: ControlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control_server, "_IDLE_S", 0.2)
+    monkeypatch.setattr(control_requests, "_IDLE_S", 0.2)
     path = str(tmp_path / "control.sock")
     with contextlib.ExitStack() as idle:
         for _ in range(64):

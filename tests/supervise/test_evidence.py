@@ -18,13 +18,13 @@ from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.process.identity import ExitWatch
 from ltui.training.process.stack_dumps import dump_by_signal, parse_stacks
 from ltui.training.store.run_directory import RunDir
-from ltui.training.supervise.watchdog.diagnosis_writer import write_diagnosis
-from ltui.training.supervise.watchdog.gather_evidence import (
+from ltui.training.supervise.gather_evidence import (
     CollectorCache,
     EvidenceRequest,
     RankTarget,
     collect_evidence,
 )
+from ltui.training.supervise.health_monitor import write_diagnosis
 from tests.required import required
 from tests.supervise.conftest import Runs, read_diagnoses
 from tests.waiting import wait_for

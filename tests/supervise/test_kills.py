@@ -13,8 +13,7 @@ import pytest
 from ltui.training.lifecycle.resume_run import resume
 from ltui.training.lifecycle.run_processes import engine_identity, shim_identity
 from ltui.training.lifecycle.run_status import resolve_snapshot
-from ltui.training.lifecycle.start_supervisor import restart_supervisor
-from ltui.training.lifecycle.supervisor_client import NotSupervisedError
+from ltui.training.lifecycle.supervisor_client import NotSupervisedError, restart_supervisor
 from ltui.training.state.run_snapshot import LIVE, RankState, RunState
 from ltui.training.store.run_directory import RunDir
 from tests.required import required

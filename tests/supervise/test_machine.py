@@ -13,9 +13,9 @@ import pytest
 from ltui.training.lifecycle.rank_package import install_rank_package
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import ProcessIdentity, ProcessTable, identify, start_ticks
-from ltui.training.process.rank_usage import UsageMeter
+from ltui.training.process.process_activity import UsageMeter
 from ltui.training.store.run_directory import RunDir
-from ltui.training.supervise.watchdog.evidence_collector import EvidenceCollector
+from ltui.training.supervise.evidence_collector import EvidenceCollector
 
 
 def test_a_reused_pid_is_not_taken_for_its_former_owner() -> None:

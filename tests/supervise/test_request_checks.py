@@ -12,8 +12,8 @@ import pytest
 
 from ltui.training.state.record_fold import FoldState
 from ltui.training.state.run_snapshot import RunSnapshot, RunState
-from ltui.training.supervise import request_handler
-from ltui.training.supervise.request_handler import RequestHandler, check_coordination
+from ltui.training.supervise import control_requests
+from ltui.training.supervise.control_requests import RequestHandler, check_coordination
 
 
 @pytest.mark.parametrize("command", ["stop", "stop_when", "pause", "continue", "checkpoint"])
@@ -56,7 +56,7 @@ def test_ranks_without_a_pulse_are_not_paused(
 def test_a_request_without_an_answer_is_given_up(
     request_: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request_handler, "ANSWER_S", 0.01)
+    monkeypatch.setattr(control_requests, "ANSWER_S", 0.01)
     attempt: Any = SimpleNamespace(
         snapshot=RunSnapshot(id="a", name="a", state=RunState.RUNNING),
         spec=SimpleNamespace(nodes=None, command=None),

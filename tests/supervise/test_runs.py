@@ -22,8 +22,7 @@ from ltui.training.lifecycle.resume_run import (
     wait_for_supervisor_exit,
 )
 from ltui.training.lifecycle.run_status import resolve_snapshot
-from ltui.training.lifecycle.start_supervisor import AttemptPlan
-from ltui.training.lifecycle.supervisor_client import ControlClient, NotSupervisedError
+from ltui.training.lifecycle.supervisor_client import AttemptPlan, ControlClient, NotSupervisedError
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import lock_holder
 from ltui.training.state.run_snapshot import RankState, RunState

@@ -20,8 +20,8 @@ from ltui.training.diagnosis.rules.early_warnings import loss_warning
 from ltui.training.gpu.flop_utilisation import BatchFlops
 from ltui.training.gpu.run_gpus import RunGpusView
 from ltui.training.lifecycle.classify_end import AttemptEnd
-from ltui.training.lifecycle.start_supervisor import AttemptPlan
 from ltui.training.lifecycle.stop_escalation import StopEscalation
+from ltui.training.lifecycle.supervisor_client import AttemptPlan
 from ltui.training.process.identity import identify
 from ltui.training.shared.record_types import Phase, RecordKind
 from ltui.training.state.record_fold import FoldState, fold
@@ -35,7 +35,7 @@ from ltui.training.state.run_snapshot import (
 )
 from ltui.training.state.snapshot_from_fold import Progress
 from ltui.training.store.history_writer import Batch, StoreWriter
-from ltui.training.supervise.checkpoint_catalog import CheckpointCatalog, ScriptCheckpoints
+from ltui.training.store.run_checkpoints import CheckpointCatalog, ScriptCheckpoints
 from ltui.training.supervise.history_recorder import (
     restore_fold,
     starting_progress,

@@ -18,7 +18,7 @@ from ltui.training.lifecycle.launch_run import launch
 from ltui.training.state.run_snapshot import LIVE, RunState, Verdict
 from ltui.training.store.history_reader import RunStore, StoredEvent
 from ltui.training.store.run_directory import RunDir
-from ltui.training.supervise.watchdog.verdict_hooks import VerdictNotifier
+from ltui.training.supervise.verdict_hooks import VerdictNotifier
 from tests.required import required
 
 from .conftest import ENGINE, Runs

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ltui.training.lifecycle.engine_start_checks import check_start
+from ltui.training.lifecycle.launch_run import check_start
 from ltui.training.lifecycle.run_processes import engine_identity
-from ltui.training.lifecycle.start_supervisor import AttemptPlan
+from ltui.training.lifecycle.supervisor_client import AttemptPlan
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.code_record import read_record

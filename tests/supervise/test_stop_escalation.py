@@ -22,8 +22,8 @@ from ltui.training.process.identity import ProcessIdentity
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise import stops
+from ltui.training.supervise.health_monitor import HealthMonitor
 from ltui.training.supervise.stops import Stops
-from ltui.training.supervise.watchdog.evidence_collector import HealthMonitor
 from ltui.training.tensor_queue.control_block import Command
 from tests.required import required
 from tests.state.records import SECOND

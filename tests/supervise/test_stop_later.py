@@ -34,7 +34,7 @@ from ltui.training.state.stop_conditions import (
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise import stops
-from ltui.training.supervise.request_handler import RequestHandler
+from ltui.training.supervise.control_requests import RequestHandler
 from ltui.training.supervise.stops import Stops, StoredStops, read_stops, write_stops
 
 from .conftest import Runs

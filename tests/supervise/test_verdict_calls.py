@@ -15,8 +15,8 @@ import pytest
 
 from ltui.training.config.run_spec import RunSpec, StallPolicy
 from ltui.training.state.run_snapshot import Verdict
-from ltui.training.supervise.watchdog import verdict_hooks
-from ltui.training.supervise.watchdog.verdict_hooks import VerdictHooks
+from ltui.training.supervise import verdict_hooks
+from ltui.training.supervise.verdict_hooks import VerdictHooks
 from tests.waiting import wait_for
 
 STALL = Verdict(

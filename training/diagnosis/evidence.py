@@ -1,6 +1,6 @@
 """Evidence: the state of every rank when a run is suspicious, and the diagnosis from it. Pure.
 
-``training/supervise/watchdog/gather_evidence.py`` collects it and the rules here read it.
+``training/supervise/gather_evidence.py`` collects it and the rules here read it.
 It is stored as JSON by field name (``json_codec``), so fields
 keep their names. A missing value is ``None``, and ``missing`` contains a sentence that says why.
 An agent of another machine sends the document of its shortened evidence. Its times are those of its

@@ -34,7 +34,7 @@ from ltui.training.diagnosis.rules.stopped_processes import (
     stopped_verdict,
 )
 from ltui.training.diagnosis.stalls.find_stalls import Stalls, find_stalls
-from ltui.training.diagnosis.stalls.lost_machines import machine_verdicts
+from ltui.training.diagnosis.stalls.missing_ranks import machine_verdicts
 from ltui.training.diagnosis.thresholds import slowest_step_s
 from ltui.training.shared.record_types import STEP_PHASES, Phase
 from ltui.training.state.run_snapshot import RankState, Verdict

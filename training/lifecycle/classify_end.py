@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from ltui.training.diagnosis.observations.error_texts import is_consequence
+from ltui.training.diagnosis.error_texts import is_consequence
 from ltui.training.diagnosis.verdict_words import NO_MACHINES, consequences_text, ranks_text
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.run_processes import EngineExit

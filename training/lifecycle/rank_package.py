@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 import ltui.training
-from ltui.training.store.private_folder import private_folder
+from ltui.training.store.run_directory import private_folder
 
 _FOLDERS = ("shared", "tensor_queue", "rank", "models", "data")
 _FILES = ("__init__.py",)

@@ -18,7 +18,7 @@ from ltui.training.config.run_spec import RunSpec
 from ltui.training.json_codec import from_json, to_json
 from ltui.training.lifecycle.classify_end import AttemptEnd
 from ltui.training.lifecycle.run_processes import EngineExit
-from ltui.training.lifecycle.start_supervisor import AttemptPlan
+from ltui.training.lifecycle.supervisor_client import AttemptPlan
 from ltui.training.process.identity import boot_id
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.run_checkpoints import choose_checkpoint

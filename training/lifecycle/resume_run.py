@@ -14,16 +14,15 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from ltui.training.config.run_spec import RunSpec
-from ltui.training.lifecycle.engine_start_checks import check_start
-from ltui.training.lifecycle.launch_run import home_not_writable
+from ltui.training.lifecycle.launch_run import check_start, home_not_writable
 from ltui.training.lifecycle.rank_package import install_rank_package
 from ltui.training.lifecycle.run_status import nan_step, recover_run, resolve_snapshot, stays_live
-from ltui.training.lifecycle.start_supervisor import START_S, AttemptPlan, start_supervisor
+from ltui.training.lifecycle.supervisor_client import START_S, AttemptPlan, start_supervisor
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.identity import lock_holder
 from ltui.training.state.run_snapshot import LIVE, CheckpointInfo, RunState
-from ltui.training.store.export_rows import first_replaced_step
 from ltui.training.store.find_run import find_run
+from ltui.training.store.history_queries import first_replaced_step
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_checkpoints import (
     ResumeChoice,

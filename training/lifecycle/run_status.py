@@ -25,7 +25,11 @@ from ltui.training.lifecycle.run_processes import (
     run_processes,
     shim_identity,
 )
-from ltui.training.lifecycle.supervisor_client import STILL_STARTING, ControlClient
+from ltui.training.lifecycle.supervisor_client import (
+    STILL_STARTING,
+    ControlClient,
+    restart_supervisor,
+)
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import has_just_started, lock_holder, lock_left_by_us
 from ltui.training.state.good_checkpoints import nan_since
@@ -249,9 +253,6 @@ def recover_run(run: RunDir, timeout_s: float = _RECORDED_S) -> bool:
     """
     if not is_abandoned(run):
         return False
-    # Imported here: few runs are abandoned, and every command that shows a run asks.
-    from ltui.training.lifecycle.start_supervisor import restart_supervisor
-
     try:
         restart_supervisor(run)
     except (ProblemError, OSError):

@@ -30,11 +30,11 @@ from ltui.training.diagnosis.evidence import HostEvidence
 from ltui.training.diagnosis.judge_input import Death
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.run_processes import EngineExit
-from ltui.training.lifecycle.start_supervisor import AttemptPlan, to_path
 from ltui.training.lifecycle.stop_escalation import StopEscalation
+from ltui.training.lifecycle.supervisor_client import AttemptPlan, to_path
 from ltui.training.nodes.queue_tail import LogPart, QueueChunk, QueuePosition
 from ltui.training.process.identity import ProcessIdentity
-from ltui.training.process.rank_usage import RankUsage
+from ltui.training.process.process_activity import RankUsage
 from ltui.training.state.run_snapshot import GpuSnapshot, Verdict
 
 SAME_VERSION = "Install the same version of ltui on every node."

@@ -40,7 +40,7 @@ from ltui.training.nodes.messages import (
 )
 from ltui.training.nodes.node_address import format_host_and_port, machine_id
 from ltui.training.problem import ProblemError
-from ltui.training.process.python_command import program_command
+from ltui.training.process.python_environment import program_command
 from ltui.training.store.spec_file import spec_text
 
 OFFER_S = 60.0

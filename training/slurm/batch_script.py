@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from ltui.training.problem import Problem, ProblemError
-from ltui.training.process.python_command import module_command
+from ltui.training.process.python_environment import module_command
 
 _TIME = re.compile(
     r"(?:(?P<days>\d+)-(?P<h>\d+)(?::(?P<m>\d+)(?::(?P<s>\d+))?)?"

@@ -27,7 +27,7 @@ from msgspec.structs import replace
 
 from ltui.training.json_codec import from_json, to_json
 from ltui.training.problem import ProblemError
-from ltui.training.process.python_command import module_command
+from ltui.training.process.python_environment import module_command
 from ltui.training.slurm.batch_script import JOB_MODULE
 from ltui.training.slurm.run_place import FORGOTTEN, GONE, SlurmJob
 from ltui.training.store.run_directory import read_json, write_json

@@ -29,8 +29,13 @@ from ltui.training.problem import ProblemError
 from ltui.training.process.identity import lock_holder
 from ltui.training.shared.regular_files import read_regular
 from ltui.training.store.find_run import is_in_bin
-from ltui.training.store.private_folder import private_folder
-from ltui.training.store.run_directory import RunDir, paths_in, read_json, write_json
+from ltui.training.store.run_directory import (
+    RunDir,
+    paths_in,
+    private_folder,
+    read_json,
+    write_json,
+)
 
 _NETWORK = frozenset(
     """

@@ -36,23 +36,21 @@ from ltui.training.store.database_schema import (
     store_error,
     typed,
 )
-from ltui.training.store.export_rows import (
+from ltui.training.store.history_place import history_file
+from ltui.training.store.history_queries import (
     ExportRow,
     Span,
     export_rows,
-    new_rows,
-    spans,
-    stored_ranks,
-)
-from ltui.training.store.history_place import history_file
-from ltui.training.store.history_windows import SAMPLES, STEPS, Series, SeriesPart
-from ltui.training.store.run_directory import RunDir
-from ltui.training.store.same_loss import (
     has_step_loss,
     has_two_losses,
     logs_another_loss,
     logs_step_loss,
+    new_rows,
+    spans,
+    stored_ranks,
 )
+from ltui.training.store.history_windows import SAMPLES, STEPS, Series, SeriesPart
+from ltui.training.store.run_directory import RunDir
 
 if TYPE_CHECKING:
     from ltui.training.store.curve_reader import Curve, FloatArray, Point

@@ -23,9 +23,14 @@ from ltui.training.state.gpu_values import GPU_READINGS
 from ltui.training.state.metric_name_patterns import TRAIN_LOSS, is_training_loss
 from ltui.training.state.run_snapshot import Event, GpuSnapshot, RunSnapshot, RunState, Verdict
 from ltui.training.store.database_schema import STEP_COLUMNS, open_for_writing
-from ltui.training.store.export_rows import Span, StoredValues, spans, stored_values
+from ltui.training.store.history_queries import (
+    Span,
+    StoredValues,
+    logs_step_loss,
+    spans,
+    stored_values,
+)
 from ltui.training.store.history_windows import SAMPLES, STEPS, SeriesWindows
-from ltui.training.store.same_loss import logs_step_loss
 
 KEEP_ROWS = 200_000
 """Number of newest rows kept at full resolution for each rank, and for each metric of a rank."""

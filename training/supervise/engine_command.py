@@ -16,7 +16,7 @@ from ltui.training.lifecycle.rank_package import install_rank_package
 from ltui.training.lifecycle.run_processes import EngineExit, engine_exit, shim_identity
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import ProcessIdentity
-from ltui.training.process.python_command import module_command
+from ltui.training.process.python_environment import module_command
 from ltui.training.shared.defaults import QUEUE_BYTES
 from ltui.training.shared.rank_environment import RankEnvironment
 from ltui.training.store.history_reader import RunStore

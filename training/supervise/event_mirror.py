@@ -20,12 +20,12 @@ import time
 from pathlib import Path
 
 from ltui.training.config.run_spec import RunSpec
-from ltui.training.lifecycle.engine_start_checks import mirror_folder
+from ltui.training.lifecycle.launch_run import mirror_folder
 from ltui.training.problem import ProblemError
-from ltui.training.process.python_command import module_command
+from ltui.training.process.python_environment import module_command
 from ltui.training.state.run_snapshot import Event
 from ltui.training.store.database_schema import NoHistoryError, StoreError
-from ltui.training.store.event_file import FollowedEvents
+from ltui.training.store.export_files import FollowedEvents
 from ltui.training.store.run_directory import RunDir, open_private_log
 
 RESTART_S = 30.0

@@ -35,12 +35,11 @@ from ltui.training.lifecycle.elastic_log import (
 from ltui.training.lifecycle.run_processes import EngineExit
 from ltui.training.state.run_snapshot import Event, RunState
 from ltui.training.store.history_writer import Batch
-from ltui.training.supervise.control_server import ControlServer
+from ltui.training.supervise.control_requests import ControlServer, RequestHandler
 from ltui.training.supervise.live_attempt import LiveAttempt
-from ltui.training.supervise.request_handler import RequestHandler
 from ltui.training.supervise.run_folder import disk_is_full
 from ltui.training.supervise.snapshot_builder import final_snapshot
-from ltui.training.supervise.watchdog.verdict_hooks import VerdictNotifier
+from ltui.training.supervise.verdict_hooks import VerdictNotifier
 
 HOOK_WAIT_S = 2.0
 """Seconds to wait at the end of a run for verdict hooks in progress, to record their results."""

@@ -18,13 +18,13 @@ from typing import Any
 from msgspec.structs import replace
 
 from ltui.training.lifecycle.rank_queue_poller import QueuePoller
-from ltui.training.lifecycle.start_supervisor import AttemptPlan
+from ltui.training.lifecycle.supervisor_client import AttemptPlan
 from ltui.training.problem import ProblemError
 from ltui.training.shared.record_types import RecordKind
 from ltui.training.state.record_fold import FoldState, RankFold, json_label, logged_row, step_rows
 from ltui.training.state.run_snapshot import Event, RunSnapshot
 from ltui.training.state.snapshot_from_fold import Progress
-from ltui.training.store.export_rows import StoredValues
+from ltui.training.store.history_queries import StoredValues
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.history_writer import Batch, CombinedSample, Sample, StoreWriter
 from ltui.training.store.run_directory import RunDir

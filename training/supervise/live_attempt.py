@@ -1,7 +1,7 @@
 """The current state of the attempt that a supervisor watches.
 
 ``LiveAttempt`` polls the queues, folds the records, and builds the snapshots. It does not act on
-the run: requests are carried out in ``request_handler.py``, the end is handled in
+the run: requests are carried out in ``control_requests.py``, the end is handled in
 ``finish_attempt.py``.
 """
 
@@ -31,7 +31,7 @@ from ltui.training.lifecycle.run_processes import (
     from_earlier_boot,
     kill_run_processes,
 )
-from ltui.training.lifecycle.start_supervisor import AttemptPlan
+from ltui.training.lifecycle.supervisor_client import AttemptPlan
 from ltui.training.nodes.messages import merge_ranks
 from ltui.training.process.identity import ProcessIdentity
 from ltui.training.shared.record_types import Outcome, Phase, PulseState, RecordKind
@@ -44,11 +44,13 @@ from ltui.training.state.snapshot_from_fold import (
     next_point,
     training_has_started,
 )
+from ltui.training.store.history_queries import has_two_losses
 from ltui.training.store.history_writer import Batch, Sample, StoreWriter
+from ltui.training.store.run_checkpoints import CheckpointCatalog, ScriptCheckpoints
 from ltui.training.store.run_directory import RunDir
-from ltui.training.store.same_loss import has_two_losses
-from ltui.training.supervise.checkpoint_catalog import CheckpointCatalog, ScriptCheckpoints
 from ltui.training.supervise.engine_command import ShimWatch
+from ltui.training.supervise.evidence_collector import EvidenceCollector
+from ltui.training.supervise.health_monitor import HealthMonitor
 from ltui.training.supervise.history_recorder import (
     HistoryRecorder,
     restore_fold,
@@ -60,10 +62,9 @@ from ltui.training.supervise.machine_readings import MachineMonitor
 from ltui.training.supervise.run_folder import LogLimit, RunFolder
 from ltui.training.supervise.snapshot_builder import build_snapshot
 from ltui.training.supervise.stops import Stops
-from ltui.training.supervise.watchdog.evidence_collector import EvidenceCollector, HealthMonitor
 
 if TYPE_CHECKING:
-    from ltui.training.supervise.nodes.remote_nodes import RemoteNodes
+    from ltui.training.supervise.remote_nodes import RemoteNodes
 
 
 class LiveAttempt:
@@ -117,7 +118,7 @@ class LiveAttempt:
         self.nodes_failure: str | None = None
         """Why the attempt cannot go on with the other machines, once that is the case."""
         if spec.nodes is not None and spec.nodes.rank == 0:
-            from ltui.training.supervise.nodes.remote_nodes import RemoteNodes
+            from ltui.training.supervise.remote_nodes import RemoteNodes
 
             self.nodes = RemoteNodes(run_dir, spec, number, plan)
         self.catalog = CheckpointCatalog(run_dir.checkpoints_dir, previous)

@@ -26,7 +26,7 @@ from ltui.training.gpu.run_gpus import RunGpus, RunGpusView
 from ltui.training.lifecycle.rank_queue_poller import local_processes
 from ltui.training.process.identity import ProcessIdentity, ProcessTable
 from ltui.training.process.proc_files import environment, read_text
-from ltui.training.process.rank_usage import RankFinder, RankUsage, UsageMeter
+from ltui.training.process.process_activity import RankFinder, RankUsage, UsageMeter
 from ltui.training.shared.record_types import PulseState
 from ltui.training.state.run_snapshot import Event, RunSnapshot, Verdict
 from ltui.training.store.history_writer import Batch

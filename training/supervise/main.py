@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ltui.training.supervise.nodes.node_agent import NodeAgent
+    from ltui.training.supervise.node_agent import NodeAgent
     from ltui.training.supervise.supervisor import Supervisor
 
 
@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _supervise(arguments: argparse.Namespace) -> int:
     # Imported here, so that only the detached process loads them.
-    from ltui.training.lifecycle.start_supervisor import AttemptPlan
+    from ltui.training.lifecycle.supervisor_client import AttemptPlan
     from ltui.training.problem import Problem, ProblemError
     from ltui.training.store.run_directory import RunDir
     from ltui.training.supervise.open_attempt import open_attempt, record_failed_restart

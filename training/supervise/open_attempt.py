@@ -27,7 +27,7 @@ from ltui.training.lifecycle.run_processes import (
     latest_attempt,
     shim_identity,
 )
-from ltui.training.lifecycle.start_supervisor import AttemptPlan, save_environment, supervisor_argv
+from ltui.training.lifecycle.supervisor_client import AttemptPlan, save_environment, supervisor_argv
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import (
     any_process_has,
@@ -41,11 +41,11 @@ from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.database_schema import damaged_error
 from ltui.training.store.history_writer import StoreWriter
 from ltui.training.store.open_history import open_history
-from ltui.training.store.private_folder import make_private_folders
 from ltui.training.store.run_checkpoints import remove_unfinished, saved_by
 from ltui.training.store.run_directory import (
     RunDir,
     is_hard_linked,
+    make_private_folders,
     open_private_log,
     separate,
     write_json,
@@ -54,7 +54,7 @@ from ltui.training.supervise.engine_command import engine_start, write_rank_conf
 
 if TYPE_CHECKING:
     from ltui.training.supervise.live_attempt import LiveAttempt
-    from ltui.training.supervise.nodes.node_agent import NodeAgent
+    from ltui.training.supervise.node_agent import NodeAgent
     from ltui.training.supervise.supervisor import Supervisor
 
 SHIM_PATH = str(Path(__file__).with_name("shim.py"))
@@ -131,7 +131,7 @@ def _waits_before_start(spec: RunSpec) -> bool:
 def _supervisor_class(spec: RunSpec) -> type[Supervisor | NodeAgent]:
     """Return what supervises the engine on this machine: an agent on any node but the first."""
     if spec.nodes is not None and spec.nodes.rank > 0:
-        from ltui.training.supervise.nodes.node_agent import NodeAgent
+        from ltui.training.supervise.node_agent import NodeAgent
 
         return NodeAgent
     from ltui.training.supervise.supervisor import Supervisor
@@ -210,7 +210,7 @@ def record_failed_restart(
 
     print(error, file=sys.stderr, flush=True)
     if plan.number is not None:
-        from ltui.training.supervise.nodes.node_agent import report_failed_start
+        from ltui.training.supervise.node_agent import report_failed_start
 
         report_failed_start(run_dir, plan.number, error)
     snapshot = stored_snapshot(run_dir)

@@ -14,7 +14,7 @@ from ltui.training.gpu.flop_utilisation import model_flop_utilisation
 from ltui.training.lifecycle.classify_end import AttemptEnd
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.restart_policy import ScheduledRestart
-from ltui.training.process.rank_usage import RankUsage
+from ltui.training.process.process_activity import RankUsage
 from ltui.training.shared.record_types import Phase
 from ltui.training.slurm.run_place import job_of_environment, pause_cost
 from ltui.training.state.freeze_checks import all_warnings

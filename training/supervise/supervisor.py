@@ -21,24 +21,23 @@ from ltui.training.diagnosis.judge import Judgement
 from ltui.training.lifecycle.delete_runs import CLEAN_S, empty_bin
 from ltui.training.lifecycle.rank_queue_poller import QueuePoll, remove_stored_queues
 from ltui.training.lifecycle.restart_policy import ScheduledRestart
-from ltui.training.lifecycle.start_supervisor import AttemptPlan
+from ltui.training.lifecycle.supervisor_client import AttemptPlan
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import release_lock
 from ltui.training.state.good_checkpoints import nan_since
 from ltui.training.state.run_snapshot import Event, RunState
 from ltui.training.store.history_writer import Batch
-from ltui.training.supervise.control_server import ControlServer
+from ltui.training.supervise.control_requests import ControlServer, RequestHandler
 from ltui.training.supervise.event_mirror import EventMirror
 from ltui.training.supervise.finish_attempt import AttemptFinisher
 from ltui.training.supervise.gpu_wait import GpuQueue
 from ltui.training.supervise.history_recorder import stored_snapshot
 from ltui.training.supervise.live_attempt import LiveAttempt
 from ltui.training.supervise.machine_readings import READINGS_S
-from ltui.training.supervise.request_handler import RequestHandler
-from ltui.training.supervise.watchdog.verdict_hooks import VerdictNotifier
+from ltui.training.supervise.verdict_hooks import VerdictNotifier
 
 if TYPE_CHECKING:
-    from ltui.training.supervise.nodes.remote_nodes import RemoteNodes
+    from ltui.training.supervise.remote_nodes import RemoteNodes
 
 TICK_S = 0.25
 """Seconds between two ticks of the loop."""

@@ -6,8 +6,14 @@ import threading
 import time
 from pathlib import Path
 
-from ltui.training.gpu.reading import NO_DRIVER, NO_GPU, GpuReading
-from ltui.training.gpu.recording import Recording, Round, write_recording
+from ltui.training.gpu.reading import (
+    NO_DRIVER,
+    NO_GPU,
+    GpuReading,
+    Recording,
+    Round,
+    write_recording,
+)
 from ltui.training.gpu.sampler import GpuSampler
 
 _POLL_S = 0.1

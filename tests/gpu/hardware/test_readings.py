@@ -11,8 +11,7 @@ import pytest
 from msgspec.structs import fields, replace
 
 from ltui.training.gpu.nvml_device import DRIVER
-from ltui.training.gpu.reading import GpuProcess, GpuReading
-from ltui.training.gpu.recording import read_recording
+from ltui.training.gpu.reading import GpuProcess, GpuReading, read_recording
 from ltui.training.gpu.run_gpus import RankLocation
 from ltui.training.state.gpu_values import GpuValues
 from tests.gpu.hardware import nvidia_smi

@@ -15,6 +15,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ltui.training.config.run_spec import VerdictLevel
+from ltui.training.diagnosis.error_texts import (
+    is_consequence,
+    is_out_of_memory,
+    memory_remedy,
+    memory_text,
+)
 from ltui.training.diagnosis.evidence import Frame
 from ltui.training.diagnosis.judge_input import (
     LIVE_STATES,
@@ -23,20 +29,9 @@ from ltui.training.diagnosis.judge_input import (
     first_change_s,
     position_facts,
 )
-from ltui.training.diagnosis.observations.error_texts import (
-    is_consequence,
-    is_out_of_memory,
-    memory_remedy,
-    memory_text,
-)
-from ltui.training.diagnosis.observations.stack_frames import (
-    at_frame,
-    frame_facts,
-    frame_text,
-    is_library_file,
-)
+from ltui.training.diagnosis.stack_frames import at_frame, frame_facts, frame_text, is_library_file
 from ltui.training.diagnosis.stalls import uneven_batches
-from ltui.training.diagnosis.stalls.lost_machines import machine_verdicts
+from ltui.training.diagnosis.stalls.missing_ranks import machine_verdicts
 from ltui.training.diagnosis.verdict_words import (
     EQUAL_BATCHES,
     EQUAL_PROGRAM_BATCHES,

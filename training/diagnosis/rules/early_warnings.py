@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from ltui.training.config.run_spec import VerdictLevel
+from ltui.training.diagnosis.collective_positions import Divergence, find_divergence
 from ltui.training.diagnosis.evidence import HostEvidence, RankEvidence
 from ltui.training.diagnosis.judge_input import PreparedInput, position_facts
-from ltui.training.diagnosis.observations.collective_positions import Divergence, find_divergence
-from ltui.training.diagnosis.observations.stack_frames import frame_text
+from ltui.training.diagnosis.stack_frames import frame_text
 from ltui.training.diagnosis.stalls import uneven_batches
 from ltui.training.diagnosis.verdict_words import NO_MACHINES, ranks_text
 from ltui.training.shared.record_types import STEP_PHASES

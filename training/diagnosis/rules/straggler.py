@@ -16,7 +16,7 @@ from msgspec import Struct
 from ltui.training.config.run_spec import VerdictLevel
 from ltui.training.diagnosis.evidence import Frame, RankEvidence
 from ltui.training.diagnosis.judge_input import PreparedInput, position_facts
-from ltui.training.diagnosis.observations.stack_frames import frame_facts, frame_text
+from ltui.training.diagnosis.stack_frames import frame_facts, frame_text
 from ltui.training.diagnosis.stalls.stall_case import SLOWING, gpu_cause
 from ltui.training.diagnosis.stalls.stall_causes import STARVED_REMEDY, explain_stall
 from ltui.training.diagnosis.thresholds import WARM_UP_STEPS

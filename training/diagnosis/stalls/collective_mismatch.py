@@ -6,8 +6,7 @@ from msgspec.structs import replace
 
 from ltui.training.config.run_spec import VerdictLevel
 from ltui.training.diagnosis import thresholds
-from ltui.training.diagnosis.judge_input import PreparedInput
-from ltui.training.diagnosis.observations.collective_positions import (
+from ltui.training.diagnosis.collective_positions import (
     UnfinishedCollective,
     call_site_of,
     find_divergence,
@@ -15,7 +14,8 @@ from ltui.training.diagnosis.observations.collective_positions import (
     minority_ranks,
     pending_collective,
 )
-from ltui.training.diagnosis.observations.stack_frames import at_frame, frame_text, has_frame
+from ltui.training.diagnosis.judge_input import PreparedInput
+from ltui.training.diagnosis.stack_frames import at_frame, frame_text, has_frame
 from ltui.training.diagnosis.stalls.stall_case import (
     Activity,
     StallCase,

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from ltui.training.config.run_spec import VerdictLevel
 from ltui.training.diagnosis import thresholds
 from ltui.training.diagnosis.judge_input import PreparedInput
-from ltui.training.diagnosis.stalls import collective_mismatch, lost_machines, missing_ranks
+from ltui.training.diagnosis.stalls import collective_mismatch, missing_ranks
 from ltui.training.diagnosis.stalls.stall_case import (
     STOPPED_WORKER_SETTLE_S,
     Activity,
@@ -195,7 +195,7 @@ RULES: tuple[Rule, ...] = (
     missing_ranks.missing_ranks,
     collective_mismatch.finished_early,
     collective_mismatch.rank_died,
-    lost_machines.unobserved_ranks,
+    missing_ranks.unobserved_ranks,
     collective_mismatch.all_ranks_wait,
     no_rank_waits,
     missing_ranks.furthest_behind,

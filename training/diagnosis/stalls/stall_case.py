@@ -15,6 +15,11 @@ from msgspec.structs import replace
 
 from ltui.training.config.run_spec import VerdictLevel
 from ltui.training.diagnosis import thresholds
+from ltui.training.diagnosis.collective_positions import (
+    UnfinishedCollective,
+    collective_on_stack,
+    find_unfinished_collective,
+)
 from ltui.training.diagnosis.evidence import Frame, RankEvidence
 from ltui.training.diagnosis.judge_input import (
     RANKS_WITH_FACTS,
@@ -22,12 +27,7 @@ from ltui.training.diagnosis.judge_input import (
     first_change_s,
     position_facts,
 )
-from ltui.training.diagnosis.observations.collective_positions import (
-    UnfinishedCollective,
-    collective_on_stack,
-    find_unfinished_collective,
-)
-from ltui.training.diagnosis.observations.stack_frames import frame_facts
+from ltui.training.diagnosis.stack_frames import frame_facts
 from ltui.training.diagnosis.verdict_words import collective_text, sizes_text, waiting_text
 from ltui.training.shared.record_types import STEP_PHASES
 from ltui.training.state.run_snapshot import Verdict

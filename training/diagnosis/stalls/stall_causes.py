@@ -18,7 +18,7 @@ from ltui.training.diagnosis.evidence import (
     WorkerEvidence,
 )
 from ltui.training.diagnosis.judge_input import PreparedInput
-from ltui.training.diagnosis.observations.stack_frames import (
+from ltui.training.diagnosis.stack_frames import (
     active_compiler,
     at_frame,
     compiler_on_stack,

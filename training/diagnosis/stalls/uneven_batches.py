@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
+from ltui.training.diagnosis.collective_positions import UnfinishedCollective
 from ltui.training.diagnosis.judge_input import PreparedInput
-from ltui.training.diagnosis.observations.collective_positions import UnfinishedCollective
 from ltui.training.diagnosis.stalls.stall_case import Activity, StallReason, stall_verdict
 from ltui.training.diagnosis.verdict_words import (
     EQUAL_BATCHES,

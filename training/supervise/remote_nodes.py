@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from ltui.training.config.run_spec import Nodes, RunSpec
 from ltui.training.diagnosis.evidence import Evidence
 from ltui.training.diagnosis.verdict_words import rank_machines, ranks_text, verb
-from ltui.training.lifecycle.start_supervisor import AttemptPlan
 from ltui.training.lifecycle.stop_escalation import StopEscalation
+from ltui.training.lifecycle.supervisor_client import AttemptPlan
 from ltui.training.nodes.barrier_mirror import BarrierMirror
 from ltui.training.nodes.head_link import HeadLink
 from ltui.training.nodes.link_key import KEY_FILE_NAME, LinkKey
@@ -33,12 +33,7 @@ from ltui.training.nodes.node_places import NodePlaces, make_offer, training_ver
 from ltui.training.nodes.node_watch import RECONNECT_S, SILENT_AFTER_S, NodeWatch, probe_all
 from ltui.training.state.run_snapshot import Event, NodeSnapshot, NodeState
 from ltui.training.store.run_directory import RunDir
-from ltui.training.supervise.nodes.node_reports import (
-    NodeReports,
-    RemoteNode,
-    ReportIntake,
-    end_text,
-)
+from ltui.training.supervise.node_reports import NodeReports, RemoteNode, ReportIntake, end_text
 
 _WATCH_S = 0.02
 """Seconds between two looks at the table of the step consensus."""

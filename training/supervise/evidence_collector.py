@@ -1,30 +1,24 @@
 """Collects what the judge needs besides pulses: exits, workers, silent ranks and evidence.
 
 Only the supervisor's loop uses it. Rounds of evidence and exits are observed in threads of their
-own.
+own, so that the loop never waits. While a run is suspicious, rounds follow each other at growing
+intervals. Now and then evidence of a healthy run is collected too, to compare the call sites of its
+collectives.
 """
 
 from __future__ import annotations
 
-import sys
+import threading
 import time
-import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
 
 from msgspec import Struct, field
-from msgspec.structs import replace
 
-from ltui.training.config.run_spec import VerdictLevel
-from ltui.training.diagnosis.build_diagnosis import build_diagnosis
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence, HostEvidence
-from ltui.training.diagnosis.judge import Judgement, judge
-from ltui.training.diagnosis.judge_input import (
-    BEFORE_TRAINING,
-    Death,
-    HealthHistory,
-    JudgeInput,
-    verdict_key,
-)
+from ltui.training.diagnosis.judge import Judgement
+from ltui.training.diagnosis.judge_input import BEFORE_TRAINING, Death, verdict_key
 from ltui.training.diagnosis.rules.stopped_processes import STOPPED_AFTER_S
 from ltui.training.json_codec import to_json
 from ltui.training.lifecycle.elastic_log import WorkerFailure
@@ -42,73 +36,18 @@ from ltui.training.shared.record_types import Outcome, PulseState
 from ltui.training.state.record_fold import FoldState
 from ltui.training.state.run_snapshot import RunSnapshot, Verdict
 from ltui.training.store.run_directory import RunDir
-from ltui.training.supervise.watchdog.diagnosis_writer import (
-    DiagnosisWriter,
-    describe_death,
-    shortened,
-)
-from ltui.training.supervise.watchdog.evidence_thread import EvidenceThread
-from ltui.training.supervise.watchdog.gather_evidence import (
+from ltui.training.supervise.gather_evidence import (
     CollectorCache,
     EvidenceRequest,
     RankTarget,
+    collect_evidence,
 )
-
-
-class HealthMonitor:
-    """Judges one attempt, and keeps the history that the next judgement needs."""
-
-    def __init__(self) -> None:
-        self.history = HealthHistory()
-        """The history of the last judgement, which is part of the next input."""
-        self._last_error: str | None = None
-        """The last exception of the judge, so that each is logged once."""
-        self._dead_before_end: set[int] = set()
-        """Ranks that were dead before the run was asked to end."""
-
-    def judge(self, inputs: JudgeInput, *, end_requested: bool) -> Judgement:
-        """Judge the ranks.
-
-        ``end_requested`` means that the run was asked to end: ranks that die now are not reported.
-        """
-        judgement = self._judge_safely(inputs)
-        self.history = judgement.history
-        return self._without_requested_deaths(judgement, end_requested)
-
-    def _judge_safely(self, inputs: JudgeInput) -> Judgement:
-        """Judge again without evidence if the judge fails.
-
-        Evidence takes very many forms. An error while judging it must not end the supervisor, and
-        pulses alone still show which ranks make no progress.
-        """
-        try:
-            return judge(inputs)
-        except Exception:
-            if inputs.evidence is None:
-                raise
-            text = traceback.format_exc()
-            if text != self._last_error:
-                self._last_error = text
-                print(text, file=sys.stderr, flush=True)
-            return judge(replace(inputs, evidence=None, evidence_expected=False))
-
-    def _without_requested_deaths(self, judgement: Judgement, end_requested: bool) -> Judgement:
-        """Remove verdicts on ranks that died because the run was asked to end."""
-        if not end_requested:
-            verdicts = judgement.verdicts
-            dead = {r for v in verdicts if v.level == VerdictLevel.DEAD for r in v.culprits}
-            self._dead_before_end = dead
-            return judgement
-        active, ended = map(self._not_requested, (judgement.verdicts, judgement.ended))
-        return replace(judgement, verdicts=active, ended=ended)
-
-    def _not_requested(self, verdicts: tuple[Verdict, ...]) -> tuple[Verdict, ...]:
-        return tuple(
-            v
-            for v in verdicts
-            if v.level != VerdictLevel.DEAD or self._dead_before_end >= {*v.culprits}
-        )
-
+from ltui.training.supervise.health_monitor import (
+    DiagnosisWriter,
+    build_diagnosis,
+    describe_death,
+    shortened,
+)
 
 _STILL_NS = 800_000_000
 """Nanoseconds without progress after which it is checked whether a rank's workers are stopped."""
@@ -342,3 +281,108 @@ class EvidenceCollector:
             oom_kills_before=self._oom_before,
             cache=self._cache,
         )
+
+
+_PAUSES_S = (0.0, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+"""Seconds between the end of a round and the next one, by the number of rounds so far in which the
+run was suspicious."""
+_PATIENCE_S = 6.0
+"""Seconds that a request for a diagnosis waits for the evidence of other machines."""
+_FIRST_HEALTHY_ROUND_S, _HEALTHY_ROUND_PERIOD_S = 20.0, 300.0
+"""Seconds of training before the first round of a healthy run, and between two such rounds."""
+
+
+class EvidenceThread:
+    """Runs one round of evidence collection at a time."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self.evidence: Evidence | None = None
+        """The evidence of the last complete round."""
+        self.error: str | None = None
+        """The exception of a round that failed; verdicts then do without evidence."""
+        self._suspicious_rounds = 0
+        self._ended_s = 0.0
+        self._began_s = 0.0
+        self._healthy_due_s: float | None = None
+        self._requests: list[tuple[float, Future[dict[str, Any]]]] = []
+        """(monotonic second of the request, its future answer)."""
+
+    @property
+    def busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def diagnosis_requested(self) -> bool:
+        return bool(self._requests)
+
+    def request_diagnosis(self) -> Future[dict[str, Any]]:
+        """Return a future that ``answer`` fulfils after a round that begins from now on."""
+        future: Future[dict[str, Any]] = Future()
+        self._requests.append((time.monotonic(), future))
+        return future
+
+    def start_if_due(
+        self, *, suspicious: bool, training: bool, make_request: Callable[[], EvidenceRequest]
+    ) -> None:
+        """Start a round if one is due."""
+        now_s = time.monotonic()
+        if not suspicious:
+            self._suspicious_rounds = 0
+        if self.busy:
+            return
+        due = any(requested_s > self._began_s for requested_s, _ in self._requests)
+        if suspicious:
+            rounds = min(self._suspicious_rounds, len(_PAUSES_S) - 1)
+            due = due or now_s - self._ended_s >= _PAUSES_S[rounds]
+        elif training:
+            if self._healthy_due_s is None:
+                self._healthy_due_s = now_s + _FIRST_HEALTHY_ROUND_S
+            due = due or now_s >= self._healthy_due_s
+        if not due:
+            return
+        self._suspicious_rounds += suspicious
+        self._healthy_due_s = now_s + _HEALTHY_ROUND_PERIOD_S
+        self._began_s = now_s
+        self._thread = threading.Thread(
+            target=self._collect, args=(make_request(),), name="evidence", daemon=True
+        )
+        self._thread.start()
+
+    def answer(
+        self,
+        make_diagnosis: Callable[[], Diagnosis],
+        complete_since: Callable[[float], bool] | None,
+    ) -> None:
+        """Fulfil the requests that are older than the last complete round.
+
+        A request waits some seconds for the other machines too, until ``complete_since`` it.
+        """
+        if self.busy or not self._requests:
+            return
+        late_s = time.monotonic() - _PATIENCE_S
+        entries = [
+            entry
+            for entry in self._requests
+            if entry[0] <= self._began_s
+            and (entry[0] < late_s or complete_since is None or complete_since(entry[0]))
+        ]
+        due = [future for _, future in entries]
+        self._requests = [entry for entry in self._requests if entry not in entries]
+        if due:
+            answer = {"ok": True, "diagnosis": make_diagnosis().to_document()}
+            for future in due:
+                future.set_result(answer)
+
+    def close(self) -> None:
+        """Refuse the open requests, without waiting for a round."""
+        requests, self._requests = self._requests, []
+        for _, future in requests:
+            future.set_exception(ValueError("the run has just ended."))
+
+    def _collect(self, request: EvidenceRequest) -> None:
+        try:
+            self.evidence = collect_evidence(request)
+        except Exception as error:  # noqa: BLE001  (the top of the thread: verdicts do without)
+            self.error = f"{type(error).__name__}: {error}"
+        self._ended_s = time.monotonic()

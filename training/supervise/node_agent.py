@@ -22,10 +22,10 @@ from ltui.training.config.run_spec import Nodes
 from ltui.training.diagnosis.evidence import shorten_for_link
 from ltui.training.diagnosis.judge import Judgement
 from ltui.training.json_codec import to_json
-from ltui.training.lifecycle.agent_directories import mark_delivered
+from ltui.training.lifecycle.delete_runs import mark_delivered
 from ltui.training.lifecycle.elastic_log import likely_error_line, log_tail, worker_failures
 from ltui.training.lifecycle.run_processes import EngineExit
-from ltui.training.lifecycle.start_supervisor import AttemptPlan
+from ltui.training.lifecycle.supervisor_client import AttemptPlan
 from ltui.training.nodes.agent_link import AgentLink
 from ltui.training.nodes.barrier_mirror import BarrierMirror
 from ltui.training.nodes.link_key import KEY_FILE_NAME, LinkKey

@@ -22,7 +22,6 @@ from ltui.training.json_codec import from_json, parse_json
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.run_processes import EngineExit
 from ltui.training.nodes.barrier_mirror import BarrierMirror
-from ltui.training.nodes.clock_offset import ClockOffset
 from ltui.training.nodes.link_wire import RefusalLog
 from ltui.training.nodes.messages import (
     JoinDecline,
@@ -39,10 +38,10 @@ from ltui.training.nodes.messages import (
     own_version,
 )
 from ltui.training.nodes.node_places import NodePlaces
-from ltui.training.nodes.node_watch import NodeWatch
+from ltui.training.nodes.node_watch import ClockOffset, NodeWatch
 from ltui.training.nodes.queue_mirror import QueueMirrors
 from ltui.training.nodes.queue_tail import LogPart
-from ltui.training.process.rank_usage import RankUsage
+from ltui.training.process.process_activity import RankUsage
 from ltui.training.state.run_snapshot import Event, GpuSnapshot, NodeState, Verdict
 from ltui.training.store.run_directory import RunDir, open_private_log
 

@@ -1,9 +1,12 @@
 """Collect evidence of the ranks of a run, once something is suspicious.
 
-``collect_evidence`` takes one to three seconds, so ``evidence_thread.py`` calls it in a thread of
-its own. It requests answers from the ranks' heartbeat threads, measures what every process does
+``collect_evidence`` takes one to three seconds, so ``evidence_collector.py`` calls it in a thread
+of its own. It requests answers from the ranks' heartbeat threads, measures what every process does
 during an interval, reads stacks of ranks that do not answer, and reads workers, sockets and memory.
 It needs no permissions beyond the user's. ``missing`` lists what could not be collected.
+
+An answer is a JSON file for each rank with its stacks and its last collectives. The heartbeat table
+contains a few of these facts for ranks that do not answer.
 """
 
 from __future__ import annotations
@@ -11,17 +14,21 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from msgspec import Struct, field
 
 from ltui.training.diagnosis.evidence import (
+    Collective,
     Evidence,
+    Frame,
     ProcessActivity,
     RankEvidence,
     ThreadStack,
     WorkerEvidence,
 )
+from ltui.training.diagnosis.stack_frames import call_site
 from ltui.training.lifecycle.elastic_log import log_tail
 from ltui.training.process.identity import ProcessTable
 from ltui.training.process.proc_files import ProcessEntry
@@ -35,10 +42,9 @@ from ltui.training.process.process_activity import (
 )
 from ltui.training.process.stack_dumps import PySpy, dump_by_signal
 from ltui.training.shared.record_types import PulseState
-from ltui.training.store.run_directory import RunDir
-from ltui.training.supervise.watchdog import heartbeat_answers
-from ltui.training.supervise.watchdog.diagnosis_writer import evidence_dir
-from ltui.training.tensor_queue.heartbeat_table import HeartbeatState, HeartbeatTable
+from ltui.training.store.run_directory import RunDir, read_json
+from ltui.training.supervise.health_monitor import evidence_dir
+from ltui.training.tensor_queue.heartbeat_table import LATE_S, HeartbeatState, HeartbeatTable
 
 INTERVAL_S = 0.9
 """Seconds between the two samples of what processes do."""
@@ -192,7 +198,7 @@ class _Round:
             loaders = [e for e in workers[target.rank] if e.name == LOADER_NAME]
             entries = (loaders or workers[target.rank])[:_MAXIMUM_WORKERS]
             heartbeat = heartbeats[target.rank]
-            if target.pid in table and not heartbeat_answers.is_running(heartbeat):
+            if target.pid in table and not _is_running(heartbeat):
                 entries = [table[target.pid], *entries]
             for entry in entries:
                 pid, sample = entry.pid, cache.samples.get(entry.pid)
@@ -209,9 +215,7 @@ class _Round:
         deadline = requested_s + _ANSWER_TIMEOUT_S
         while time.monotonic() < deadline:
             if not any(
-                heartbeat is not None
-                and heartbeat.answered < number
-                and heartbeat_answers.is_running(heartbeat)
+                heartbeat is not None and heartbeat.answered < number and _is_running(heartbeat)
                 for heartbeat in self._read_heartbeats().values()
             ):
                 return
@@ -235,10 +239,10 @@ class _Round:
     ) -> RankEvidence:
         process = activities[target.pid]
         alive = process.state is not None and process.state != "Z"
-        answer = heartbeat_answers.read_answer(self.folder, target.rank, number, heartbeat)
+        answer = _read_answer(self.folder, target.rank, number, heartbeat)
         missing = list(answer.get("missing") or ())
-        stacks = heartbeat_answers.stacks(answer)
-        if not stacks and alive and heartbeat_answers.is_running(heartbeat):
+        stacks = _answered_stacks(answer)
+        if not stacks and alive and _is_running(heartbeat):
             # It will have answered by the next round. Signals are only for threads that cannot
             # answer: a thread that runs Python meanwhile may not survive one.
             missing.append("its telemetry thread has not answered yet")
@@ -254,7 +258,7 @@ class _Round:
             how_ended=target.how_ended,
             **_pulse_facts(target.pulse),
             epoch_batches=dict(target.epoch_batches),
-            **heartbeat_answers.answered_facts(answer, heartbeat),
+            **_answered_facts(answer, heartbeat),
             process=process,
             stacks=stacks,
             workers=self._worker_evidence(workers[target.rank], known_workers, activities),
@@ -271,7 +275,7 @@ class _Round:
     ) -> tuple[tuple[ThreadStack, ...], list[str]]:
         """Read stacks by signal, else with py-spy; return them and why they cannot be read."""
         ours = heartbeat is None or heartbeat.signal_ours
-        python_stands = heartbeat is not None and not heartbeat_answers.is_running(heartbeat)
+        python_stands = heartbeat is not None and not _is_running(heartbeat)
         stacks = dump_by_signal(pid, self.folder, ours=ours, python_stands=python_stands)
         if not isinstance(stacks, str):
             return stacks, []
@@ -367,3 +371,80 @@ def _pulse_facts(pulse: PulseState | None) -> dict[str, Any]:
         "still_s": max(0.0, (time.monotonic_ns() - pulse.changed_ns) / 1e9),
         "outcome": pulse.outcome.name.lower(),
     }
+
+
+_CALLER_FRAMES = 4
+"""Number of frames that are kept of a collective besides its call site."""
+
+Answer = Mapping[str, Any]
+"""The document that a heartbeat thread wrote; empty if it has not answered."""
+
+
+def _read_answer(folder: Path, rank: int, number: int, heartbeat: HeartbeatState | None) -> Answer:
+    """Return the rank's answer to request ``number``; empty if there is none."""
+    if heartbeat is None or heartbeat.answered < number:
+        return {}
+    document = read_json(folder / f"rank-{rank:05d}.json") or {}
+    return document if document.get("question") else {}
+
+
+def _is_running(heartbeat: HeartbeatState | None) -> bool:
+    """Return True if the heartbeat thread of a rank runs."""
+    return heartbeat is not None and _heartbeat_age_s(heartbeat) < LATE_S
+
+
+def _heartbeat_age_s(heartbeat: HeartbeatState) -> float:
+    """Return the seconds since the last heartbeat."""
+    return max(0.0, (time.monotonic_ns() - heartbeat.beat_ns) / 1e9)
+
+
+def _answered_stacks(answer: Answer) -> tuple[ThreadStack, ...]:
+    """Return the stacks of the rank's threads."""
+    return tuple(
+        ThreadStack(
+            name=str(t["name"]),
+            main=bool(t["main"]),
+            native_id=t.get("native_id"),
+            frames=_frames(t["frames"]),
+        )
+        for t in answer.get("threads") or ()
+    )
+
+
+def _answered_facts(answer: Answer, heartbeat: HeartbeatState | None) -> dict[str, Any]:
+    """Return the fields of ``RankEvidence`` that come from the answer or from the heartbeat."""
+    joined = answer.get("joined", heartbeat.joined if heartbeat is not None else None)
+    last_enqueued = answer.get("last_enqueued") or {}
+    if not last_enqueued and heartbeat is not None and heartbeat.recorded:
+        last_enqueued = {"0": heartbeat.enqueued} if heartbeat.enqueued >= 0 else {}
+    earlier = answer.get("earlier_main")
+    return {
+        "barrier": heartbeat.barrier if heartbeat is not None else None,
+        "beat_age_s": _heartbeat_age_s(heartbeat) if heartbeat is not None else None,
+        "joined": None if joined is None else bool(joined),
+        "earlier_stacks": (ThreadStack(name="MainThread", main=True, frames=_frames(earlier)),)
+        if earlier
+        else (),
+        "last_enqueued": {str(group): int(number) for group, number in last_enqueued.items()},
+        "groups": {str(g): tuple(ranks) for g, ranks in (answer.get("groups") or {}).items()},
+        "collectives": tuple(_collective(entry) for entry in answer.get("collectives") or ()),
+    }
+
+
+def _collective(entry: Mapping[str, Any]) -> Collective:
+    frames = _frames(entry.get("frames") or ())
+    return Collective(
+        group=str(entry["group"]),
+        seq=int(entry["seq"]),
+        op=str(entry["op"]),
+        sizes=tuple(tuple(int(n) for n in size) for size in entry.get("sizes") or ()),
+        dtypes=tuple(str(t) for t in entry.get("dtypes") or ()),
+        retired=bool(entry.get("retired")),
+        p2p=bool(entry.get("p2p")),
+        call_site=call_site(frames),
+        frames=frames[:_CALLER_FRAMES],
+    )
+
+
+def _frames(rows: Sequence[Sequence[Any]]) -> tuple[Frame, ...]:
+    return tuple(Frame(file=str(f), line=int(n), function=str(c)) for f, n, c in rows)

@@ -1,4 +1,4 @@
-"""The list of checkpoints that a script's own callbacks saved."""
+"""Checkpoints of a live run: how long they took, and those that a script has saved."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from ltui.training.json_codec import to_json
 from ltui.training.state.run_snapshot import RunSnapshot, RunState, snapshot_from_json
-from ltui.training.supervise.checkpoint_catalog import CHECK_S, ScriptCheckpoints
+from ltui.training.store.run_checkpoints import CHECK_S, CheckpointCatalog, ScriptCheckpoints
+from tests.store.histories import snapshot
 
 
 def report(path: Path, step: int, **fields: object) -> dict[str, object]:
@@ -52,3 +53,14 @@ def test_a_report_that_is_damaged_is_passed_over() -> None:
     checkpoints.add({"path": None})
     checkpoints.add({})
     assert checkpoints.existing(0.0) == ()
+
+
+def test_the_last_times_are_kept_over_attempts(tmp_path: Path) -> None:
+    catalog = CheckpointCatalog(tmp_path)
+    assert not catalog.seconds
+    for seconds in (90.0, 1, None, 2.5):
+        catalog.saved(seconds)
+    assert catalog.seconds == (90.0, 1.0, 2.5)
+    resumed = CheckpointCatalog(tmp_path, snapshot(checkpoint_seconds=catalog.seconds))
+    resumed.saved(3.0)
+    assert resumed.seconds == (1.0, 2.5, 3.0), "a single slow one is forgotten"

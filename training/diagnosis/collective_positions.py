@@ -14,12 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ltui.training.diagnosis.evidence import Collective, CollectivePosition, Frame, RankEvidence
-from ltui.training.diagnosis.observations.stack_frames import (
-    call_site,
-    collective_in,
-    in_backward,
-    user_frame,
-)
+from ltui.training.diagnosis.stack_frames import call_site, collective_in, in_backward, user_frame
 
 _SAME_SIZE_OPERATIONS = frozenset({"all_reduce", "allreduce", "broadcast", "reduce"})
 """Collectives whose sizes must be equal on all ranks."""

@@ -1,14 +1,37 @@
-"""Libraries of file formats that ltui uses only if they are installed."""
+"""The Python environment of ltui: command lines of its interpreter, and optional libraries.
+
+The command lines start Python without the current folder on ``sys.path``. ``python -m`` and
+``python -c`` import from the current folder first, where a project may have a ``queue.py``, and
+where another user may have put one. Python's own ``-P`` needs version 3.11, and ``-I`` hides
+packages that are installed for one user or named by ``PYTHONPATH``.
+
+Optional libraries are those of file formats that ltui uses only if they are installed.
+"""
 
 from __future__ import annotations
 
 import importlib
 import shlex
 import sys
-from importlib import metadata
 from typing import Any
 
 from ltui.training.problem import Problem, ProblemError
+
+_WITHOUT_CURRENT_FOLDER = "import sys; sys.path[:] = filter(None, sys.path)"
+_RUN_MODULE = (
+    f"{_WITHOUT_CURRENT_FOLDER}; import runpy; "
+    "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
+
+
+def module_command(module: str, *words: str, python: str | None = None) -> list[str]:
+    """Return the command line of ``python -m module words``; ``python`` is this interpreter."""
+    return [python or sys.executable, "-c", _RUN_MODULE, module, *words]
+
+
+def program_command(program: str, *, python: str) -> list[str]:
+    """Return the command line of ``python -c program``."""
+    return [python, "-c", f"{_WITHOUT_CURRENT_FOLDER}\n{program}"]
 
 
 def load_library(module: str, extra: str, where: str) -> Any:
@@ -38,6 +61,9 @@ def requirement(extra: str) -> str:
 
     The name of the library works however ltui itself was installed.
     """
+    # Imported here because it loads many modules, and only an error message needs it.
+    from importlib import metadata
+
     for line in metadata.requires("ltui-train") or ():
         library, _, marker = line.partition(";")
         if marker.split() == ["extra", "==", f'"{extra}"']:

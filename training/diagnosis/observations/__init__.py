@@ -1,1 +1,0 @@
-"""Facts about a rank from stacks, flight recorders, error messages and GPU findings. Pure."""

@@ -1,1 +1,0 @@
-"""The other machines of a run: their agents, and what the head knows of them."""
