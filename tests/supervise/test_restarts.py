@@ -7,16 +7,21 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+from unittest.mock import Mock
 
 import pytest
 from msgspec.structs import replace
 
 from ltui.app.cli import main
 from ltui.app.exit_codes import EXIT_BAD_INPUT, EXIT_DONE
+from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.launch_run import launch
 from ltui.training.lifecycle.restart_policy import (
     BEFORE_TRAINING,
     RestartHistory,
+    RestartPolicy,
     read_restart_history,
     write_restart_history,
 )
@@ -24,6 +29,9 @@ from ltui.training.lifecycle.resume_run import resume
 from ltui.training.state.run_snapshot import RunSnapshot, RunState
 from ltui.training.store.history_reader import RunStore, StoredEvent
 from ltui.training.store.run_directory import RunDir
+from ltui.training.supervise.remote_nodes import RemoteNodes
+from ltui.training.supervise.stops import Stops
+from ltui.training.supervise.supervisor import Supervisor
 from tests.store.histories import stored_rows
 
 from .conftest import ENGINE, Runs
@@ -209,3 +217,25 @@ def test_later_each_time_and_never_more_than_asked() -> None:
     assert history.refusal(3, 9) == "3 of 3 restarts are used up"
     assert history.refusal(4, 7) == "it has failed at step 7 twice"
     assert history.refusal(4, BEFORE_TRAINING) == "it has failed before its first step twice"
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_stop_does_not_become_a_restart_when_a_machine_is_gone(
+    stopped: bool, tmp_path: Path
+) -> None:
+    run = RunDir(tmp_path / "run")
+    run.path.mkdir()
+    spec = cast(RunSpec, SimpleNamespace(restarts=1, stall=SimpleNamespace(restarts=3)))
+    restarts, stops = RestartPolicy(run, spec, 1), Stops(run, 1)
+    if stopped:
+        stops.stop(time.monotonic(), 60.0, False)
+    live = SimpleNamespace(stops=stops, pulses={}, restarts=restarts, spec=spec)
+    live.furthest_step = lambda: 100
+    nodes = Mock(RemoteNodes)
+    nodes.stop_signal.return_value, nodes.missing.return_value = 0, ()
+    nodes.failure.return_value = "machine node1 is gone"
+    Supervisor._update_nodes(cast(Supervisor, SimpleNamespace(live=live)), nodes)
+    assert live.nodes_failure == "machine node1 is gone"
+    assert stops.escalation is not None
+    assert stops.escalation.kill_at_once
+    assert (restarts.requested is None) == stopped

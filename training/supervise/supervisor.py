@@ -196,7 +196,8 @@ class Supervisor:
         failure = nodes.failure(now_s, patience_s=ENGINES_END_S)
         if failure is not None:
             live.nodes_failure = failure
-            if not nodes.missing():
+            # A stop stays a stop. That of a stall policy has requested its restart already.
+            if not nodes.missing() and live.stops.escalation is None:
                 step = live.furthest_step()
                 live.restarts.request(failure, of=live.spec.restarts, step=step)
             live.stops.kill(now_s)
