@@ -13,7 +13,7 @@ from ltui.training.diagnosis.judge_input import MAY_BE_LATE, PreparedInput, posi
 from ltui.training.diagnosis.stalls.stall_case import StallCase
 from ltui.training.diagnosis.verdict_words import collective_text, machines_text, verb
 from ltui.training.state.run_snapshot import NodeSnapshot, NodeState, Verdict
-from ltui.training.state.verdict_kinds import VerdictKind
+from ltui.training.state.verdicts import VerdictKind
 
 _UNREACHABLE_S = 7.0
 """Seconds without a report after which a machine is reported as unreachable. After a cut of five

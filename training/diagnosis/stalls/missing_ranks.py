@@ -27,7 +27,7 @@ from ltui.training.diagnosis.stalls.uneven_batches import uneven_verdict
 from ltui.training.diagnosis.verdict_words import activity_text, verb, waiting_text
 from ltui.training.shared.record_types import STEP_PHASES, Phase
 from ltui.training.state.run_snapshot import RankState, Verdict
-from ltui.training.state.verdict_kinds import VerdictKind
+from ltui.training.state.verdicts import VerdictKind
 
 
 def furthest_behind(case: StallCase) -> list[Verdict] | None:
