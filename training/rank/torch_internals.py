@@ -2,7 +2,7 @@
 
 Neither library makes a promise about these names. This module is the only one that spells them,
 except for the flight recorder, which has an adapter of its own
-(``heartbeat/flight_recorder.py``). ``tests/rank/test_library_internals.py`` asserts that each of
+(``flight_recorder.py``). ``tests/rank/test_library_internals.py`` asserts that each of
 them exists on the installed versions. All were seen in torch 2.15.0 and torchmetrics 1.9.0.
 
 The functions only read, replace or build what they name. Decisions belong to the callers.
