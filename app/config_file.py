@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 from ltui.app.user_config import SETTINGS, Setting, UserConfig
 from ltui.training.config.ltui_section import read_section, unknown_section_key
-from ltui.training.config.structure_check import closest_match, locate_fault, value_fault
-from ltui.training.config.trainer_arguments import Argument
+from ltui.training.config.structure_check import Argument, closest_match, locate_fault, value_fault
 from ltui.training.config.yaml_document import Fault, Source, format_value, read_document
 from ltui.training.problem import Problem, ProblemError
 

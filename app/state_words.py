@@ -22,8 +22,7 @@ from ltui.training.state.run_snapshot import (
     RunState,
     Verdict,
 )
-from ltui.training.state.verdict_kinds import VerdictKind, is_gpu_kind
-from ltui.training.state.verdict_tracker import most_severe_first
+from ltui.training.state.verdicts import VerdictKind, is_gpu_kind, most_severe_first
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line
 from ltui.widgets.tone import Tone

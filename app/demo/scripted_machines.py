@@ -24,7 +24,7 @@ from ltui.training.state.run_snapshot import (
     Throughput,
     Verdict,
 )
-from ltui.training.state.verdict_kinds import VerdictKind
+from ltui.training.state.verdicts import VerdictKind
 from ltui.widgets import formats
 
 PERIOD_S = 180

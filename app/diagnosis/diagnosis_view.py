@@ -25,7 +25,7 @@ from ltui.training.diagnosis.evidence import Diagnosis, Evidence, RankEvidence
 from ltui.training.diagnosis.verdict_words import rank_machines
 from ltui.training.state.good_checkpoints import last_good_checkpoint, nan_since
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, Verdict
-from ltui.training.state.verdict_tracker import is_superseded, most_severe_first
+from ltui.training.state.verdicts import is_superseded, most_severe_first
 from ltui.widgets import formats
 from ltui.widgets.columns import shortened
 from ltui.widgets.sanitise import clean_line, clean_lines, clean_name

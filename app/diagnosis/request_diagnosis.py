@@ -20,7 +20,7 @@ from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import ProblemError
 from ltui.training.shared.regular_files import read_regular
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, Verdict
-from ltui.training.state.verdict_tracker import most_severe_first
+from ltui.training.state.verdicts import most_severe_first
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir
 

@@ -28,8 +28,13 @@ from ltui.app.launch.training_interpreter import (
 )
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.preflight import CheckedConfiguration, overridden_paths, preflight
-from ltui.training.config.preset_form import START_FROM
-from ltui.training.config.presets import Preset, build_spec, load_preset, required_modules
+from ltui.training.config.presets import (
+    START_FROM,
+    Preset,
+    build_spec,
+    load_preset,
+    required_modules,
+)
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.config.structure_check import locate_fault
 from ltui.training.config.yaml_document import Fault

@@ -18,8 +18,7 @@ from ltui.app.presentation.run_configuration import value_text
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.ltui_section import Knob
 from ltui.training.config.preflight import apply_overrides
-from ltui.training.config.preset_form import apply_form
-from ltui.training.config.presets import Preset, load_preset
+from ltui.training.config.presets import Preset, apply_form, load_preset
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.config.yaml_document import Document, value_at, with_value
 from ltui.training.lifecycle.run_status import resolve_snapshot

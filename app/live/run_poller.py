@@ -33,7 +33,7 @@ from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.problem import ProblemError
 from ltui.training.shared.record_types import StepField
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, Verdict
-from ltui.training.state.verdict_kinds import is_gpu_kind
+from ltui.training.state.verdicts import is_gpu_kind
 from ltui.training.store.code_record import CodeRecord, read_records
 from ltui.training.store.database_schema import NoHistoryError, StoreError
 from ltui.training.store.history_place import history_file

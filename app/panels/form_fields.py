@@ -19,8 +19,7 @@ from textual.widgets import Input, Select, Static
 
 from ltui.app.panels.panel import Submitted
 from ltui.training.config.ltui_section import Knob
-from ltui.training.config.preset_form import START_FROM, field_text, field_texts
-from ltui.training.config.presets import Preset
+from ltui.training.config.presets import START_FROM, Preset, field_text, field_texts
 from ltui.training.problem import Problem
 from ltui.widgets.sanitise import clean_line, clean_name
 

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
     from ltui.app.panels.form_fields import FormTexts, LaunchForm
     from ltui.training.config.device_selection import Machine
-    from ltui.training.config.preset_form import FormResult
-    from ltui.training.config.presets import Preset
+    from ltui.training.config.presets import FormResult, Preset
     from ltui.training.state.run_labels import RunLabels
     from ltui.training.store.run_directory import RunDir
 
@@ -193,7 +192,7 @@ class FormPanel(Panel):
         """Check every field. Return the result with all problems, and the checkpoint to start
         from in words."""
         # Imported here, in the worker's thread: the first frame checks nothing.
-        from ltui.training.config.preset_form import apply_form
+        from ltui.training.config.presets import apply_form
         from ltui.training.problem import ProblemError
 
         result = apply_form(preset, texts.settings, self.machine)
@@ -243,7 +242,7 @@ class FormPanel(Panel):
         # Imported here, in the worker's thread: the first frame checks nothing.
         from ltui.app.launch.build_spec import prepare_preset_launch
         from ltui.app.launch.run_in_interpreter import check_with_classes
-        from ltui.training.config.preset_form import apply_form
+        from ltui.training.config.presets import apply_form
         from ltui.training.problem import ProblemError
 
         result = apply_form(preset, texts, self.machine)
@@ -267,7 +266,7 @@ class FormPanel(Panel):
         from ltui.app.launch.launch_defaults import with_launch_defaults
         from ltui.app.launch.preset_text import editor_text, preset_from_text, text_problems
         from ltui.app.screens.yaml_editor import YamlScreen
-        from ltui.training.config.preset_form import apply_form
+        from ltui.training.config.presets import apply_form
         from ltui.training.problem import ProblemError
 
         preset, texts = usable

@@ -14,7 +14,7 @@ from ltui.app.presentation.machines import machine_names
 from ltui.app.presentation.snapshot_text import gpu_label, gpu_name, percent_of_time
 from ltui.app.state_words import open_verdicts
 from ltui.training.state.run_snapshot import LIVE, GpuProcessSnapshot, GpuSnapshot, Verdict
-from ltui.training.state.verdict_kinds import is_gpu_kind
+from ltui.training.state.verdicts import is_gpu_kind
 from ltui.widgets import formats
 from ltui.widgets.columns import LazyRows
 from ltui.widgets.gpu_table import BELOW, SIGNS

@@ -49,7 +49,7 @@ from ltui.training.state.run_snapshot import (
     RunState,
     Verdict,
 )
-from ltui.training.state.verdict_tracker import most_severe_first
+from ltui.training.state.verdicts import most_severe_first
 from ltui.widgets import formats
 from ltui.widgets.columns import Column
 from ltui.widgets.sanitise import clean_line, clean_name

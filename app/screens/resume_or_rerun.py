@@ -34,7 +34,7 @@ from ltui.app.panels.panel import LaunchLine, Submitted
 from ltui.app.presentation.snapshot_text import SUPERSEDED, saved_when, weights_text
 from ltui.app.screens.dialog import TYPED_AT_ONCE, Dialog, ProblemScreen, call_screen
 from ltui.training.config.device_selection import Machine
-from ltui.training.config.preset_form import field_text
+from ltui.training.config.presets import field_text
 from ltui.training.problem import Problem
 from ltui.training.state.good_checkpoints import FINITE
 from ltui.training.state.run_snapshot import CheckpointInfo

@@ -14,8 +14,7 @@ from ltui.app.runs.run_entry import RunEntry, summarise
 from ltui.app.runs.run_fields import FIELD_NAMES
 from ltui.app.runs.run_rows import DEFAULT_COLUMNS, RunRow, distinct_programs, is_empty, run_row
 from ltui.training.config.preset_discovery import shipped_names
-from ltui.training.config.preset_form import apply_form
-from ltui.training.config.presets import load_preset
+from ltui.training.config.presets import apply_form, load_preset
 from ltui.training.state.run_labels import RunLabels
 from ltui.training.state.run_snapshot import MetricValue, RunState
 from ltui.training.store.run_directory import RunDir

@@ -16,8 +16,6 @@ WITH_TORCH = (
     "training/models/",
     "training/data/",
     "training/tensor_queue/queue_writer.py",
-    "training/tensor_queue/torch_codec.py",
-    "training/tensor_queue/queue_writer.py",
 )
 
 

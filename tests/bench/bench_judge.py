@@ -14,8 +14,8 @@ from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.evidence import HostEvidence, RankEvidence
 from ltui.training.diagnosis.judge import judge
 from ltui.training.diagnosis.judge_input import HealthHistory, JudgeInput
-from ltui.training.rank.heartbeat.flight_recorder import MAX_ENTRIES
-from ltui.training.rank.heartbeat.heartbeat_thread import HeartbeatThread
+from ltui.training.rank.flight_recorder import MAX_ENTRIES
+from ltui.training.rank.heartbeat_thread import HeartbeatThread
 from ltui.training.shared.record_types import Phase
 from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.state.run_snapshot import NodeSnapshot, NodeState

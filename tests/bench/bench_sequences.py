@@ -36,7 +36,7 @@ print(written / (time.perf_counter() - began))
 _READ = """
 import json, resource, sys, time
 import numpy as np
-from ltui.training.data.sequence_format.sequence_dataset import SequenceDataset
+from ltui.training.data.sequence_dataset import SequenceDataset
 
 def status(name):
     with open("/proc/self/status") as file:

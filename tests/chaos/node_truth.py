@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ltui.training.state.run_snapshot import LIVE, NodeState, RankState, RunSnapshot, RunState
-from ltui.training.state.verdict_kinds import VerdictKind
+from ltui.training.state.verdicts import VerdictKind
 from tests.chaos.process_tree import RunProcess, live_processes
 from tests.nodes.run_of_machines import MachinesRun
 

@@ -13,8 +13,15 @@ from ltui.app.cli import main
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.ltui_section import Knob
 from ltui.training.config.preset_discovery import preset_names
-from ltui.training.config.preset_form import apply_form, field_texts, parse_field
-from ltui.training.config.presets import Preset, build_spec, load_preset, parse_preset
+from ltui.training.config.presets import (
+    Preset,
+    apply_form,
+    build_spec,
+    field_texts,
+    load_preset,
+    parse_field,
+    parse_preset,
+)
 from ltui.training.config.run_spec import RunSpec, StallPolicy
 from ltui.training.problem import ProblemError
 

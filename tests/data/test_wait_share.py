@@ -25,7 +25,7 @@ from ffcv.fields.basics import IntDecoder
 from ffcv.pipeline.operation import Operation
 from ffcv.transforms import ToTensor
 from lightning.pytorch import LightningDataModule, LightningModule
-from ltui.training.data.ffcv.in_memory_images import write_beton
+from ltui.training.data.digits import write_beton
 from ltui.training.data.ffcv.beton_file import BetonFile
 from ltui.training.data.ffcv.epoch_order import ffcv_batches
 from ltui.training.data.ffcv.epoch_order import BetonLoader, EpochOrder

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from ltui.training.config.run_spec import VerdictLevel
-from ltui.training.state.verdict_kinds import VerdictKind
+from ltui.training.state.verdicts import VerdictKind
 from tests.faults.catalogue import FAULTS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ import pytest
 from ltui.training.lifecycle.run_processes import engine_exit
 from ltui.training.nodes.messages import HEAD_LOST_VARIABLE, NODE_GONE_VARIABLE
 from ltui.training.state.run_snapshot import LIVE, NodeState, RunState
-from ltui.training.state.verdict_kinds import VerdictKind
+from ltui.training.state.verdicts import VerdictKind
 from tests.nodes.run_of_machines import MachinesRun, kill, start_run
 from tests.nodes.two_machines import Machines
 from tests.waiting import wait_for

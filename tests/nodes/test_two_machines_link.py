@@ -10,7 +10,7 @@ import pytest
 
 from ltui.training.config.run_spec import VerdictLevel
 from ltui.training.state.run_snapshot import LIVE, NodeState, RunState
-from ltui.training.state.verdict_kinds import VerdictKind
+from ltui.training.state.verdicts import VerdictKind
 from tests.nodes.run_of_machines import MachinesRun, cut, observe, start_run
 from tests.nodes.two_machines import Machines
 from tests.waiting import wait_for

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ltui.training.state.run_snapshot import NodeState, RunState
-from ltui.training.state.verdict_kinds import VerdictKind
+from ltui.training.state.verdicts import VerdictKind
 from ltui.training.store.run_checkpoints import list_checkpoints, verify
 from tests.nodes.run_of_machines import MachinesRun, observe, start_head, start_run
 from tests.nodes.two_machines import Machine, Machines, ltui_on, open_machines

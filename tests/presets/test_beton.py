@@ -13,7 +13,7 @@ _PROGRAM = """
 import sys
 from pathlib import Path
 import torch
-from ltui.training.data.ffcv.in_memory_images import beton_batches, write_beton
+from ltui.training.data.digits import beton_batches, write_beton
 from ltui.training.data.digits import load_images
 
 images, labels = load_images()

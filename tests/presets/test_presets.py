@@ -12,9 +12,8 @@ import pytest
 
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.preset_discovery import shipped_names
-from ltui.training.config.preset_form import apply_form, field_texts
-from ltui.training.config.presets import load_preset
-from ltui.training.config.trainer_arguments import TRAINER_ARGUMENTS
+from ltui.training.config.presets import apply_form, field_texts, load_preset
+from ltui.training.config.structure_check import TRAINER_ARGUMENTS
 from ltui.training.config.yaml_document import value_at
 from tests.presets.preset_spec import preset_spec
 

@@ -17,14 +17,14 @@ import numpy as np
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 from ltui.training.data.sample_order import RankLoader, torch_batches
-from ltui.training.data.sequence_format.length_batches import (
+from ltui.training.data.sequence_dataset import (
     LengthBatchSampler, LengthOrder, pad,
 )
-from ltui.training.data.sequence_format.file_format import (
+from ltui.training.data.sequence_writer import (
     ENTRY, HEADER_BYTES, NO_LABEL, SequenceError,
 )
 from ltui.training.data.sequence_writer import SequenceWriter
-from ltui.training.data.sequence_format.sequence_dataset import SequenceDataset
+from ltui.training.data.sequence_dataset import SequenceDataset
 
 base = Path(sys.argv[1])
 random = np.random.default_rng(0)
@@ -318,7 +318,7 @@ its own, so their bound is measured: the most that was ever resident of files.""
 _BOUNDED = """
 import json, resource, sys
 import numpy as np
-from ltui.training.data.sequence_format.sequence_dataset import SequenceDataset
+from ltui.training.data.sequence_dataset import SequenceDataset
 
 limit, resident = int(sys.argv[2]), int(sys.argv[3])
 

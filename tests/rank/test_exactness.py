@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ltui.training.data.ffcv.in_memory_images import has_ffcv
+from ltui.training.data.ffcv.ffcv_environment import has_ffcv
 from tests.run_module import run_module
 
 ALL = os.environ.get("LTUI_EXACTNESS") == "all"

@@ -10,7 +10,7 @@ import pytest
 import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 
-from ltui.training.rank.heartbeat.flight_recorder import Counts, FlightRecorder
+from ltui.training.rank.flight_recorder import Counts, FlightRecorder
 
 _ENTRY = {
     "pg_id": 0,

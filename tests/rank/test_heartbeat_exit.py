@@ -13,7 +13,7 @@ import os, sys, time
 from pathlib import Path
 
 import torch.distributed as dist
-from ltui.training.rank.heartbeat import heartbeat_thread
+from ltui.training.rank import heartbeat_thread
 
 heartbeat_thread.BEAT_S = 0.0
 dist.init_process_group(

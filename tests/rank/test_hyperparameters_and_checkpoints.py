@@ -10,7 +10,7 @@ from typing import Any
 
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from ltui.training.rank.hyperparameters import MAX_BYTES, send_hyperparameters
+from ltui.training.rank.training_facts import MAX_BYTES, send_hyperparameters
 from tests.rank.models import Linear, loader
 from tests.rank.runs import RunFolder
 from tests.required import required

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, SequentialSampler, TensorDataset
 
 from ltui.training.rank import lightning_internals, torch_internals
 from ltui.training.rank.coordination.save_checkpoint import saves_with_all_ranks
-from ltui.training.rank.heartbeat.flight_recorder import UNKNOWN, FlightRecorder, dump_functions
+from ltui.training.rank.flight_recorder import UNKNOWN, FlightRecorder, dump_functions
 from tests.rank.runs import QUIET
 
 

@@ -123,7 +123,7 @@ def test_a_batch_sampler_may_have_an_attribute_named_tracked() -> None:
     import torch
     from torch.utils.data import DataLoader
 
-    from ltui.training.rank.resume.samplers_and_generators import read_generators
+    from ltui.training.rank.resume.loader_order import read_generators
 
     class Batches:
         def __init__(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ltui.training.rank.trainer_facts import is_too_old
+from ltui.training.rank.training_facts import is_too_old
 from ltui.training.tensor_queue.control_block import Command
 from tests.rank.models import Linear, loader
 from tests.rank.runs import RunFolder
@@ -44,14 +44,14 @@ def test_loops_that_the_coordinator_does_not_support_are_reported(
 ) -> None:
     """Lightning 2.0 calls ``_should_check_val_fx`` without an argument."""
 
-    from ltui.training.rank import trainer_facts
-    from ltui.training.rank.resume import loop_counters
+    from ltui.training.rank import training_facts
+    from ltui.training.rank.resume import loop_state
 
     def fails(trainer: Any) -> bool:
         raise TypeError("_should_check_val_fx() takes 1 positional argument but 2 were given")
 
-    monkeypatch.setattr(loop_counters, "validation_is_due", fails)
-    monkeypatch.setattr(trainer_facts, "lightning_version", lambda trainer: "2.0.9")
+    monkeypatch.setattr(loop_state, "validation_is_due", fails)
+    monkeypatch.setattr(training_facts, "lightning_version", lambda trainer: "2.0.9")
     handlers: list[Any] = []
 
     def do(_: Any, index: int) -> None:

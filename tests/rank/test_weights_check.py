@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import save_file
 
 from ltui.training.rank.coordination.request_leader import BestCheckpoints
+from ltui.training.rank.coordination.save_checkpoint import WeightsCheck
 from ltui.training.rank.program.program_checkpoint import ProgramCheckpoint
-from ltui.training.rank.weights_check import WeightsCheck
 from ltui.training.store.run_checkpoints import list_checkpoints
 from tests.rank.models import Linear, loader
 from tests.rank.runs import RunFolder

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from ltui.training.config.run_spec import StallPolicy
 from ltui.training.state.run_snapshot import Verdict
-from ltui.training.state.verdict_tracker import (
+from ltui.training.state.verdicts import (
     VerdictTracker,
     is_superseded,
     most_severe_first,

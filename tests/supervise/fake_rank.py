@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fake_weights import body_of, loss_of, next_weights
 
-from ltui.training.rank.heartbeat.heartbeat_thread import start_heartbeat_thread
+from ltui.training.rank.heartbeat_thread import start_heartbeat_thread
 from ltui.training.shared.checkpoint_files import (
     checkpoint_name,
     partial_path,

@@ -88,10 +88,7 @@ def in_the_worker() -> None:
 def main() -> None:
     how, rank = sys.argv[1], int(sys.argv[2])
     if how not in ("asleep", "computes", "child_computes", "computes_in_c"):
-        from ltui.training.rank.heartbeat.heartbeat_thread import (
-            HeartbeatThread,
-            start_heartbeat_thread,
-        )
+        from ltui.training.rank.heartbeat_thread import HeartbeatThread, start_heartbeat_thread
 
         run_dir = Path(os.environ["LTUI_RUN_DIR"])
         (run_dir / "queue" / "1").mkdir(parents=True, exist_ok=True)

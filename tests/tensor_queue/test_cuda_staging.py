@@ -13,10 +13,10 @@ from typing import ClassVar
 import pytest
 import torch
 
-from ltui.training.tensor_queue import queue_writer, torch_codec
+from ltui.training.tensor_queue import queue_writer
 from ltui.training.tensor_queue.queue_reader import QueueReader
 from ltui.training.tensor_queue.queue_writer import PinnedCopy, QueueWriter, StagingQueue
-from ltui.training.tensor_queue.torch_codec import to_tensor
+from tests.tensor_queue.decode import to_tensor
 from tests.tensor_queue.rows import put_row
 
 Queue = tuple[QueueWriter, QueueReader]
@@ -47,7 +47,7 @@ class ManualCopy:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> list[ManualCopy]:
     """Every tensor counts as a CUDA tensor; the copies that were asked for."""
-    monkeypatch.setattr(torch_codec.EncodedTensor, "on_cuda", lambda self: True)
+    monkeypatch.setattr(queue_writer.EncodedTensor, "on_cuda", lambda self: True)
     monkeypatch.setattr(ManualCopy, "made", [])
     monkeypatch.setattr(queue_writer, "PinnedCopy", ManualCopy)
     monkeypatch.setattr(queue_writer, "is_capturing", lambda: False)
@@ -161,7 +161,7 @@ def test_copies_that_never_arrive_are_missed(queue: Queue, device: list[ManualCo
 
 def test_a_full_staging_queue_refuses_records(device: list[ManualCopy]) -> None:
     stage = StagingQueue(limit=1)
-    encoded = torch_codec.encode(torch.ones(1))
+    encoded = queue_writer.encode(torch.ones(1))
     assert stage.add(1, 0, b"", encoded)
     assert not stage.add(1, 0, b"", encoded)
     assert list(stage.arrived()) == []
@@ -184,7 +184,7 @@ def test_a_record_that_is_too_large_is_refused_at_its_put(
 def test_the_size_of_a_payload_is_known_before_it_is_copied() -> None:
     dense = torch.arange(6.0).reshape(2, 3)
     for tensor in (dense, dense.t(), dense.to_sparse()):
-        encoded = torch_codec.encode(tensor)
+        encoded = queue_writer.encode(tensor)
         sizes = [len(c) if isinstance(c, bytes) else c[1] for c in encoded.chunks()]
         assert encoded.payload_bytes() == sum(sizes)
 

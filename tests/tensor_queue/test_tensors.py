@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from ltui.training.tensor_queue.queue_file import DTYPE_NAMES, Layout
 from ltui.training.tensor_queue.queue_reader import QuantizedArray, QueueReader, Record, SparseArray
-from ltui.training.tensor_queue.queue_writer import QueueWriter
-from ltui.training.tensor_queue.torch_codec import DTYPES, to_tensor
+from ltui.training.tensor_queue.queue_writer import DTYPES, QueueWriter
 from tests.required import required
+from tests.tensor_queue.decode import to_tensor
 from tests.tensor_queue.rows import put_row
 
 pytestmark = pytest.mark.filterwarnings(

@@ -10,8 +10,7 @@ from msgspec import Struct, ValidationError, convert, field
 from msgspec.structs import replace
 
 from ltui.training.config.run_spec import LEVELS, STALL_ACTIONS, CheckpointPolicy, StallPolicy
-from ltui.training.config.structure_check import closest_match, value_fault
-from ltui.training.config.trainer_arguments import Argument
+from ltui.training.config.structure_check import Argument, closest_match, value_fault
 from ltui.training.config.yaml_document import Fault, format_value
 from ltui.training.shared.defaults import MIRROR_PATTERN
 

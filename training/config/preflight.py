@@ -15,12 +15,12 @@ from ltui.training.config.node_environment import NUM_NODES, choose_nodes, launc
 from ltui.training.config.run_spec import Nodes
 from ltui.training.config.structure_check import (
     TOP_LEVEL,
+    TRAINER_ARGUMENTS,
     closest_match,
     find_faults,
     key_fault,
     locate_fault,
 )
-from ltui.training.config.trainer_arguments import TRAINER_ARGUMENTS
 from ltui.training.config.yaml_document import (
     Document,
     iterate_values,

@@ -53,12 +53,6 @@ def severity(level: str) -> int:
 SPEC_VERSION = 1
 STALL_ACTIONS = ("nothing", "stop", "restart")
 """Values of ``StallPolicy.then``."""
-NODE_STARTERS = ("by hand", "ssh", "srun", "launcher")
-"""Values of ``Nodes.start``.
-
-``by hand``: a person runs ``ltui join`` on each. ``ssh``: the head runs ``ltui join`` there.
-``srun`` and ``launcher``: the same command was started on every node, by SLURM or another launcher.
-"""
 
 
 class CheckpointPolicy(Struct, frozen=True, kw_only=True):
@@ -126,7 +120,12 @@ class Nodes(Struct, frozen=True, kw_only=True):
     join_timeout_s: float = 600.0
     """Seconds for which the head waits for the other nodes before it gives up."""
     start: str = "launcher"
-    """How the other nodes are started: one of ``NODE_STARTERS``."""
+    """How the other nodes are started.
+
+    ``by hand``: a person runs ``ltui join`` on each. ``ssh``: the head runs ``ltui join`` there.
+    ``srun`` and ``launcher``: the same command was started on every node, by SLURM or another
+    launcher.
+    """
     hosts: tuple[str, ...] = ()
     """Host names of the nodes 1, 2, ... if ``start`` is ``ssh``."""
     fewer_allowed: bool = False

@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import torch
 
-from ltui.training.data.cpu_memory_limits import available_bytes, cores_per_rank, keep_torch_threads
 from ltui.training.data.data_files import data_folder
 from ltui.training.data.ffcv.beton_file import BetonError, BetonFile
 from ltui.training.data.ffcv.epoch_order import (
@@ -27,8 +26,14 @@ from ltui.training.data.ffcv.epoch_order import (
     side_at_epoch,
     uniform_side,
 )
+from ltui.training.data.ffcv.ffcv_environment import (
+    available_bytes,
+    cores_per_rank,
+    has_ffcv,
+    keep_torch_threads,
+    uses_ffcv,
+)
 from ltui.training.data.ffcv.image_transform import ImageTransformConfig, Triple, precision_dtype
-from ltui.training.data.ffcv.in_memory_images import has_ffcv, uses_ffcv
 from ltui.training.data.ffcv.torch_dataset import NO_LABEL as NO_LABEL
 from ltui.training.data.ffcv.torch_dataset import BetonSamples
 from ltui.training.data.rank_data_module import RankData, Variant

@@ -6,21 +6,25 @@ ranks in validation, so that every digit counts exactly once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch.utils.data import TensorDataset
 
 from ltui.training.data.data_files import data_folder
-from ltui.training.data.ffcv.in_memory_images import beton_batches, has_ffcv, uses_ffcv, write_beton
+from ltui.training.data.ffcv.beton_file import BetonFile
+from ltui.training.data.ffcv.ffcv_environment import has_ffcv, keep_torch_threads, uses_ffcv
 from ltui.training.data.rank_data_module import NO_LABEL, RankData, Variant
 from ltui.training.data.sample_order import OpenBatches, RankLoader, RankOrder
 
 VALIDATION_FRACTION = 0.2
 _BETON = "digits-1.beton"
 _MAX_PIXEL = 16.0
+_PAGE_BYTES = 2 << 20
+"""Minimum page size of FFCV. Its default wastes megabytes on small data."""
 
 
 def load_images() -> tuple[torch.Tensor, torch.Tensor]:
@@ -105,3 +109,41 @@ class Digits(RankData):
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: ARG002
         images, labels = batch
         return images.float() / _MAX_PIXEL, labels.long()
+
+
+def write_beton(path: Path, images: torch.Tensor, labels: torch.Tensor) -> None:
+    """Write uint8 ``images`` (n, channels, height, width) and integer ``labels`` to ``path``.
+
+    An existing file is kept. The file is created atomically. Call this on one rank of a machine
+    while the other ranks wait.
+    """
+    if path.exists():
+        return
+    samples = [
+        {"image": image.numpy(), "label": int(label)}
+        for image, label in zip(images, labels, strict=True)
+    ]
+    with keep_torch_threads():
+        # Local: FFCV is optional, and importing it takes seconds.
+        from ltui.training.data.ffcv.beton_writer import WriteOptions, write
+
+        options = WriteOptions(page_bytes=_PAGE_BYTES, workers=0)
+        write(samples, path, options, lambda *_: None)
+
+
+def beton_batches(
+    path: Path, batch_size: int, device: torch.device
+) -> Callable[[list[int]], Iterator[Any]]:
+    """Return a function that opens batches with all fields unchanged, on ``device``.
+
+    The pipelines are compiled here, once. Raises ``BetonError`` if the file can't be read.
+    """
+    with keep_torch_threads():
+        # Local: FFCV is optional, and importing it takes seconds.
+        from ltui.training.data.ffcv.ffcv_reader import FfcvReader
+        from ltui.training.data.ffcv.field_pipelines import value_pipeline
+
+    file = BetonFile(path)
+    pipelines = {field.name: value_pipeline(field.type_id, device) for field in file.fields}
+    reader = FfcvReader(file, pipelines, batch_size=batch_size, device=device, num_workers=1)
+    return reader.batches

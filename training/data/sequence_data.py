@@ -21,10 +21,8 @@ import torch
 from ltui.training.data.data_files import data_folder
 from ltui.training.data.rank_data_module import RankData
 from ltui.training.data.sample_order import RankLoader
-from ltui.training.data.sequence_format.file_format import DATA_SUFFIX, INDEX_SUFFIX
-from ltui.training.data.sequence_format.length_batches import LengthOrder, Padded, pad
-from ltui.training.data.sequence_format.sequence_dataset import SequenceDataset
-from ltui.training.data.sequence_writer import SequenceWriter
+from ltui.training.data.sequence_dataset import LengthOrder, Padded, SequenceDataset, pad
+from ltui.training.data.sequence_writer import DATA_SUFFIX, INDEX_SUFFIX, SequenceWriter
 
 _SEEDS = {"train": 1, "val": 2, "test": 3}
 

@@ -38,7 +38,7 @@ from ltui.training.diagnosis.stalls.missing_ranks import machine_verdicts
 from ltui.training.diagnosis.thresholds import slowest_step_s
 from ltui.training.shared.record_types import STEP_PHASES, Phase
 from ltui.training.state.run_snapshot import RankState, Verdict
-from ltui.training.state.verdict_kinds import VerdictKind
+from ltui.training.state.verdicts import VerdictKind
 
 _STRAGGLING_S = 2.0
 """Seconds that a rank must straggle before it is reported."""

@@ -24,7 +24,7 @@ from ltui.training.state.run_snapshot import (
     RankState,
     Verdict,
 )
-from ltui.training.state.verdict_kinds import VerdictKind
+from ltui.training.state.verdicts import VerdictKind
 
 BEFORE_TRAINING = frozenset({Phase.UNKNOWN, Phase.STARTING, Phase.SETUP, Phase.SANITY})
 """Phases before the first training step."""

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from ltui.training.gpu.symptoms import ERROR, Baseline, Symptom, symptoms
 from ltui.training.state.run_snapshot import GpuSnapshot, RankSnapshot, Verdict
-from ltui.training.state.verdict_kinds import GPU_KIND_PREFIX
+from ltui.training.state.verdicts import GPU_KIND_PREFIX
 
 SHOW_DELAY_S = {
     "waiting": 20.0,

@@ -24,7 +24,7 @@ import os
 import sys
 
 try:
-    from ltui.training.rank.heartbeat.stack_dump_setup import install_handler
+    from ltui.training.rank.stack_dump_setup import install_handler
 
     install_handler()
 except Exception:

@@ -20,18 +20,18 @@ from typing import Any, TypeVar
 from ltui.training.rank.channel import Channel, open_channel
 from ltui.training.rank.coordination.stop_signals import RunStopped
 from ltui.training.rank.coordination.trainer_boundaries import TrainerBoundaries
-from ltui.training.rank.heartbeat.heartbeat_thread import publish_barriers, start_heartbeat_thread
-from ltui.training.rank.hyperparameters import send_hyperparameters
+from ltui.training.rank.heartbeat_thread import publish_barriers, start_heartbeat_thread
 from ltui.training.rank.node_folders import NodeFolders, node_folders, resume_source
 from ltui.training.rank.resume.exact_state import ExactState, create_exact_state
 from ltui.training.rank.resume.resume_fit import ReceivedCheckpoint, keep_overrides, resume_from
 from ltui.training.rank.telemetry import Telemetry
-from ltui.training.rank.trainer_facts import (
+from ltui.training.rank.training_facts import (
     TunerFits,
     active_finder,
     report_old_lightning,
     report_saved_checkpoints,
     send_hello,
+    send_hyperparameters,
     send_plan,
 )
 from ltui.training.shared.rank_environment import RankEnvironment, rank_from_environment

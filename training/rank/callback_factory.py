@@ -19,7 +19,7 @@ FREEZE_WARNINGS, FLOP_COUNT = "LtuiFreezeWarnings", "LtuiFlops"
 _HOOKS = {
     "LtuiRank": ("callback", "RankHooks"),
     FREEZE_WARNINGS: ("freeze_warnings", "FreezeWarningHooks"),
-    FLOP_COUNT: ("trainer_facts", "FlopHooks"),
+    FLOP_COUNT: ("training_facts", "FlopHooks"),
 }
 """Name of each callback's class -> module and class of its hooks."""
 

@@ -1,8 +1,8 @@
 """The private attributes of torch and torchmetrics that ltui relies on, behind named functions.
 
 Neither library makes a promise about these names. Only this module spells them, except for the
-flight recorder, which has an adapter of its own (``heartbeat/flight_recorder.py``), and for single
-ones in ``torch_codec.py``, ``ema.py`` and ``beton_writer.py``.
+flight recorder, which has an adapter of its own (``flight_recorder.py``), and for single
+ones in ``queue_writer.py``, ``ema.py`` and ``beton_writer.py``.
 ``tests/rank/test_library_internals.py`` asserts that each of those here exists on the installed
 versions. All were seen in torch 2.15.0 and torchmetrics 1.9.0.
 

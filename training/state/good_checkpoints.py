@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ltui.training.state.run_snapshot import CheckpointInfo, RunSnapshot, Verdict
-from ltui.training.state.verdict_kinds import VerdictKind
+from ltui.training.state.verdicts import VerdictKind
 
 FINITE = "finite"
 """``CheckpointInfo.weights`` of a checkpoint whose weights were checked and are finite."""

@@ -38,7 +38,7 @@ from ltui.training.store.run_directory import RunDir, paths_in
 _SKIPPED_NAMED = 3
 """Maximum number of skipped checkpoints that a sentence names."""
 _WEIGHTS = frozenset({"finite", "NaN", "inf"})
-"""Values of ``weights`` in a manifest (``rank/weights_check.py``)."""
+"""Values of ``weights`` in a manifest (``rank/coordination/save_checkpoint.py``)."""
 _UNREADABLE = (OSError, *WRONG_CONTENT)
 """Errors of a manifest that is missing, is not JSON or lacks a key."""
 

@@ -36,7 +36,7 @@ from ltui.training.state.stop_conditions import (
     refusal_reason,
     resolve_condition,
 )
-from ltui.training.state.verdict_tracker import headline
+from ltui.training.state.verdicts import headline
 from ltui.training.supervise.live_attempt import LiveAttempt
 from ltui.training.supervise.verdict_hooks import VerdictNotifier
 from ltui.training.tensor_queue.control_block import Command

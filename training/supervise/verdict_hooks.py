@@ -33,7 +33,7 @@ from msgspec.structs import replace
 from ltui.training.config.run_spec import RunSpec, VerdictLevel
 from ltui.training.json_codec import to_json
 from ltui.training.state.run_snapshot import Event, Verdict
-from ltui.training.state.verdict_tracker import VerdictTracker, headline, triggers_hook
+from ltui.training.state.verdicts import VerdictTracker, headline, triggers_hook
 
 MAXIMUM_CALLS = 6
 """Maximum number of calls that start within ``WINDOW_S``."""

@@ -37,7 +37,7 @@ _MAGIC: Final = int.from_bytes(b"LTUIWIT1", "little")
 
 STACK_SIGNAL: Final = 57
 """Signal on which faulthandler dumps the stack of the thread that gets it, at once. This and the
-next are registered by ``rank/heartbeat/stack_dump_setup.py``."""
+next are registered by ``rank/stack_dump_setup.py``."""
 INTERPRETER_STACK_SIGNAL: Final = 58
 """Signal on which the interpreter dumps the main thread's stack, when it next runs Python."""
 SIGNAL_HANDLER_OURS: Final = 1

@@ -204,7 +204,7 @@ class Record:
     shape: tuple[int, ...] = ()
     coalesced: bool = False
     payload: bytes = b""
-    """The original bytes. ``torch_codec.to_tensor`` restores the tensor from them bit by bit."""
+    """The original bytes."""
     wall_offset_s: float = 0.0
     """Seconds to add to a unix time in the label or in the payload, because the clock of the
     rank's node differs; 0 for a rank of this machine."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ltui.training.data.ffcv.in_memory_images import has_ffcv
+from ltui.training.data.ffcv.ffcv_environment import has_ffcv
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot
 from tests.gpu.hardware.ask_torch import GIB, free_device_bytes
 from tests.gpu.hardware.check import Check, holds

@@ -17,8 +17,7 @@ from typing import Any
 
 import torch
 
-from ltui.training.tensor_queue.queue_writer import QueueWriter
-from ltui.training.tensor_queue.torch_codec import DTYPES
+from ltui.training.tensor_queue.queue_writer import DTYPES, QueueWriter
 from tests.gpu.hardware.check import Check
 from tests.gpu.hardware.queue_digests import END, MODULE, describe
 from tests.run_module import ROOT

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ltui.training.data.ffcv.in_memory_images import has_ffcv
+from ltui.training.data.ffcv.ffcv_environment import has_ffcv
 from ltui.training.rank.channel import open_channel  # noqa: F401  (imported before forking)
 from ltui.training.rank.resume.dataloader_position import shut_down
 from tests.rank.exactness import regroup, world

@@ -19,8 +19,12 @@ from ltui.training.data.beton_data import BetonData
 from ltui.training.data.ffcv.beton_file import BetonFile
 from ltui.training.data.ffcv.epoch_order import BetonLoader, EpochOrder, Order
 from ltui.training.data.sample_order import OpenBatches, RankLoader, torch_batches
-from ltui.training.data.sequence_format.length_batches import LengthBatchSampler, LengthOrder, pad
-from ltui.training.data.sequence_format.sequence_dataset import SequenceDataset
+from ltui.training.data.sequence_dataset import (
+    LengthBatchSampler,
+    LengthOrder,
+    SequenceDataset,
+    pad,
+)
 from ltui.training.data.sequence_writer import SequenceWriter
 from tests.rank.exactness.loaders import BATCH, Rows, samples
 from tests.rank.exactness.world import GIVE_UP, HERE

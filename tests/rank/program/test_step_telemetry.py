@@ -17,7 +17,7 @@ from ltui.training.rank.channel import Channel, open_channel
 from ltui.training.rank.coordination.coordinator import RankCoordinator
 from ltui.training.rank.program import step_telemetry
 from ltui.training.rank.program.step_telemetry import StepTelemetry, batch_samples
-from ltui.training.rank.resume.loop_counters import BoundaryKind
+from ltui.training.rank.resume.loop_state import BoundaryKind
 from ltui.training.shared.record_types import StepField
 from ltui.training.tensor_queue.control_block import Command
 from tests.rank.runs import RunFolder

@@ -13,8 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
-from ltui.training.rank.coordination.save_checkpoint import wait_for_all_ranks
-from ltui.training.rank.weights_check import WeightsCheck
+from ltui.training.rank.coordination.save_checkpoint import WeightsCheck, wait_for_all_ranks
 from ltui.training.shared.checkpoint_files import (
     checkpoint_name,
     partial_path,

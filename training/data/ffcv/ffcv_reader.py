@@ -35,8 +35,8 @@ from ffcv.pipeline.compiler import Compiler
 from ffcv.pipeline.graph import Graph
 from ffcv.reader import Reader
 
-from ltui.training.data.cpu_memory_limits import cores_per_rank, keep_torch_threads
 from ltui.training.data.ffcv.beton_file import BetonError, BetonFile
+from ltui.training.data.ffcv.ffcv_environment import cores_per_rank, keep_torch_threads
 from ltui.training.data.ffcv.field_pipelines import DecodeImages, Failed, Key
 from ltui.training.rank.resume.loader_positions import describe_inexact_operations
 

@@ -42,7 +42,7 @@ from ltui.training.diagnosis.verdict_words import (
 from ltui.training.shared.record_types import Outcome
 from ltui.training.state.good_checkpoints import last_good_checkpoint
 from ltui.training.state.run_snapshot import CheckpointInfo, RankState, Verdict
-from ltui.training.state.verdict_kinds import VerdictKind
+from ltui.training.state.verdicts import VerdictKind
 
 _SIZE_MISMATCH = re.compile(
     r"preamble\.length|size doesn't match|EnforceNotMet|Mismatch between|mismatch", re.IGNORECASE

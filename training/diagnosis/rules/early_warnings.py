@@ -19,7 +19,7 @@ from ltui.training.shared.record_types import STEP_PHASES
 from ltui.training.state.good_checkpoints import last_good_checkpoint
 from ltui.training.state.record_fold import FoldState
 from ltui.training.state.run_snapshot import CheckpointInfo, NodeSnapshot, Verdict
-from ltui.training.state.verdict_kinds import VerdictKind
+from ltui.training.state.verdicts import VerdictKind
 
 BAD_LOSSES = 3
 """Batches in a row without a finite loss before it is reported (one may be a skipped batch)."""

@@ -25,7 +25,7 @@ from ltui.training.diagnosis.thresholds import FAULT_SETTLE_S, last_step_was_slo
 from ltui.training.shared.record_types import Phase
 from ltui.training.state.record_fold import RankFold
 from ltui.training.state.run_snapshot import Verdict
-from ltui.training.state.verdict_kinds import VerdictKind
+from ltui.training.state.verdicts import VerdictKind
 
 _CLEAR_SHARE = 0.5
 """Minimum fraction of the loss by which the machine is slower than the next slowest one too."""

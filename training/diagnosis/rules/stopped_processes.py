@@ -13,7 +13,7 @@ from ltui.training.diagnosis.judge_input import (
 )
 from ltui.training.diagnosis.verdict_words import verb, waiting_text
 from ltui.training.state.run_snapshot import RankState, Verdict
-from ltui.training.state.verdict_kinds import VerdictKind
+from ltui.training.state.verdicts import VerdictKind
 
 STOPPED_AFTER_S = 1.0
 """Seconds that a process must be stopped before it is reported: a debugger stops it briefly."""

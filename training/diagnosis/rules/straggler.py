@@ -23,7 +23,7 @@ from ltui.training.diagnosis.thresholds import WARM_UP_STEPS
 from ltui.training.diagnosis.verdict_words import activity_text
 from ltui.training.state.record_fold import RankFold, RunningTotals
 from ltui.training.state.run_snapshot import Verdict
-from ltui.training.state.verdict_kinds import VerdictKind
+from ltui.training.state.verdicts import VerdictKind
 
 _WINDOWS = ((10_000_000_000, 0.35), (4_000_000_000, 0.6))
 """Windows in nanoseconds, each with the fraction of a step by which the straggler's own work must

@@ -36,7 +36,7 @@ from ltui.training.diagnosis.stalls.stall_causes import STARVED_REMEDY, explain_
 from ltui.training.diagnosis.verdict_words import activity_text, verb
 from ltui.training.shared.record_types import Phase
 from ltui.training.state.run_snapshot import Verdict
-from ltui.training.state.verdict_kinds import VerdictKind
+from ltui.training.state.verdicts import VerdictKind
 
 
 def lingering_ranks(inputs: PreparedInput) -> frozenset[int]:

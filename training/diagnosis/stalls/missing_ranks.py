@@ -43,7 +43,7 @@ from ltui.training.diagnosis.verdict_words import (
 )
 from ltui.training.shared.record_types import STEP_PHASES, Phase
 from ltui.training.state.run_snapshot import NodeSnapshot, NodeState, RankState, Verdict
-from ltui.training.state.verdict_kinds import VerdictKind
+from ltui.training.state.verdicts import VerdictKind
 
 
 def furthest_behind(case: StallCase) -> list[Verdict] | None:

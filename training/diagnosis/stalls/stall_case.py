@@ -31,7 +31,7 @@ from ltui.training.diagnosis.stack_frames import frame_facts
 from ltui.training.diagnosis.verdict_words import collective_text, sizes_text, waiting_text
 from ltui.training.shared.record_types import STEP_PHASES
 from ltui.training.state.run_snapshot import Verdict
-from ltui.training.state.verdict_kinds import VerdictKind
+from ltui.training.state.verdicts import VerdictKind
 
 SLOWING = {
     "gpu_thermal": "Check that GPU's cooling, or leave it out.",

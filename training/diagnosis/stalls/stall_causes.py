@@ -35,7 +35,7 @@ from ltui.training.diagnosis.stack_frames import (
 from ltui.training.diagnosis.stalls.stall_case import Activity, StallReason
 from ltui.training.diagnosis.verdict_words import activity_text, place_text
 from ltui.training.shared.record_types import Phase, PulseState
-from ltui.training.state.verdict_kinds import VerdictKind
+from ltui.training.state.verdicts import VerdictKind
 from ltui.training.tensor_queue.heartbeat_table import LATE_S
 
 _BUSY_CPU_SHARE = 0.4

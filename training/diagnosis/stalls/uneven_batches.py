@@ -23,7 +23,7 @@ from ltui.training.diagnosis.verdict_words import (
 )
 from ltui.training.shared.record_types import STEP_PHASES, Phase, PulseState
 from ltui.training.state.run_snapshot import Verdict
-from ltui.training.state.verdict_kinds import VerdictKind
+from ltui.training.state.verdicts import VerdictKind
 
 REMEDY = (
     "Set trainer.should_stop on all ranks together (reduce the decision over ranks first), return"

@@ -6,7 +6,7 @@ epoch as finished, the end of a validation batch, and the end of an epoch after 
 checkpoint contains the following:
 
 - After a training batch: all of step N. A resume continues at step N without repeating or losing an
-  optimizer step. A validation that was due after that batch runs first (``loop_counters.py``).
+  optimizer step. A validation that was due after that batch runs first (``loop_state.py``).
 - Within validation: the same. The validation starts again on resume. None of its partial metrics
   reaches a logger, a ModelCheckpoint or EarlyStopping.
 - In ``validate``, ``test`` and ``predict`` outside of ``fit`` there is nothing to save: a stop only
@@ -51,7 +51,7 @@ from ltui.training.rank.coordination.step_consensus import (
 from ltui.training.rank.coordination.stop_signals import RunStopped, StopSignals
 from ltui.training.rank.node_folders import NodeFolders
 from ltui.training.rank.resume.exact_state import ExactState
-from ltui.training.rank.resume.loop_counters import (
+from ltui.training.rank.resume.loop_state import (
     BoundaryKind,
     can_act_at,
     checkpoint_amendment,

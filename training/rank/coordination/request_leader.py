@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ltui.training.rank.coordination.save_checkpoint import INFINITE, NAN
 from ltui.training.rank.coordination.step_consensus import Action, BarrierTable, boundary_position
-from ltui.training.rank.weights_check import INFINITE, NAN
 from ltui.training.shared.checkpoint_files import read_manifest, remove_checkpoint
 from ltui.training.shared.rank_environment import RankEnvironment
 from ltui.training.tensor_queue.control_block import Command, ControlFile

@@ -22,7 +22,7 @@ from ltui.training.rank.coordination.stop_signals import (
 )
 from ltui.training.rank.lightning_internals import check_validation_signature, logger_connector
 from ltui.training.rank.node_folders import NodeFolders
-from ltui.training.rank.resume.loop_counters import BoundaryKind
+from ltui.training.rank.resume.loop_state import BoundaryKind
 
 if TYPE_CHECKING:
     from ltui.training.rank.resume.exact_state import ExactState

@@ -16,10 +16,13 @@ from typing import Any
 
 import torch
 
-from ltui.training.rank.coordination.save_checkpoint import SaveResult, write_state
+from ltui.training.rank.coordination.save_checkpoint import (
+    SaveResult,
+    weights_in_files,
+    write_state,
+)
 from ltui.training.rank.program.tracked_loop import stack
 from ltui.training.rank.resume.plain_data import load_plain_data, read_random_states
-from ltui.training.rank.weights_check import weights_in_files
 from ltui.training.shared.checkpoint_files import (
     checkpoint_name,
     partial_path,

@@ -23,8 +23,7 @@ from ltui.training.rank import torch_internals
 from ltui.training.rank.channel import Channel
 from ltui.training.rank.coordination.coordinator import RankCoordinator, end_coordination
 from ltui.training.rank.coordination.stop_signals import StopSignals, protect_workers
-from ltui.training.rank.heartbeat.heartbeat_thread import start_heartbeat_thread
-from ltui.training.rank.hyperparameters import send_hyperparameters
+from ltui.training.rank.heartbeat_thread import start_heartbeat_thread
 from ltui.training.rank.metric_records import MetricSender
 from ltui.training.rank.program.logged_values import logged_values, send_through
 from ltui.training.rank.program.process_role import (
@@ -47,8 +46,9 @@ from ltui.training.rank.program.program_hooks import (
 )
 from ltui.training.rank.program.step_telemetry import StepTelemetry
 from ltui.training.rank.program.tracked_loop import stack
-from ltui.training.rank.resume.loop_counters import BoundaryKind
+from ltui.training.rank.resume.loop_state import BoundaryKind
 from ltui.training.rank.source_changes import watch_sources
+from ltui.training.rank.training_facts import send_hyperparameters
 from ltui.training.shared.rank_environment import RankEnvironment, integer_variable
 from ltui.training.shared.record_types import Outcome, Phase, RecordKind
 

@@ -8,7 +8,7 @@ that. Counters that samplers keep in plain attributes are restored too.
 
 If the checksum of the dropped indices differs, the sampler drew another order and the position is
 not exact. For another number of ranks or another batch size, the remaining samples are resharded
-(``samplers_and_generators.py``).
+(``loader_order.py``).
 
 Only the iterator sees the substitute. The loader's own attributes stay as the user set them.
 """
@@ -24,12 +24,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader
 
-from ltui.training.rank.resume.plain_data import (
-    preserve_random_states,
-    read_random_states,
-    restore_random_states,
-)
-from ltui.training.rank.resume.samplers_and_generators import (
+from ltui.training.rank.resume.loader_order import (
     describe_order,
     read_generators,
     remaining_indices,
@@ -37,6 +32,11 @@ from ltui.training.rank.resume.samplers_and_generators import (
     sampler_sharding,
     samplers_of,
     shards_batches,
+)
+from ltui.training.rank.resume.plain_data import (
+    preserve_random_states,
+    read_random_states,
+    restore_random_states,
 )
 from ltui.training.rank.torch_internals import (
     create_iterator,

@@ -28,21 +28,22 @@ import torch
 from ltui.training.rank import lightning_internals, torch_internals
 from ltui.training.rank.channel import Channel
 from ltui.training.rank.resume.ddp_buckets import DdpBuckets
-from ltui.training.rank.resume.epoch_metric_state import (
+from ltui.training.rank.resume.loader_positions import LoaderPositions
+from ltui.training.rank.resume.loop_state import (
+    BoundaryKind,
+    TrainedWeightsCheck,
     logged_state,
     metric_states,
     restore_logged,
     restore_metrics,
 )
-from ltui.training.rank.resume.loader_positions import LoaderPositions
-from ltui.training.rank.resume.loop_counters import BoundaryKind, TrainedWeightsCheck
 from ltui.training.rank.resume.plain_data import (
     States,
     load_plain_data,
     read_random_states,
     restore_random_states,
 )
-from ltui.training.rank.trainer_facts import lightning_version
+from ltui.training.rank.training_facts import lightning_version
 from ltui.training.shared.checkpoint_files import rank_file
 
 VERSION = 2

@@ -2,7 +2,7 @@
 
 There are four kinds of loaders: a DataLoader whose sampler is tracked
 (``dataloader_position.py``), a stateful loader and a loader without a position
-(``stateful_loader_position.py``), and FFCV's ``Loader``.
+(``loader_order.py``), and FFCV's ``Loader``.
 """
 
 from __future__ import annotations
@@ -15,16 +15,13 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ltui.training.rank.lightning_internals import loader_iterator
 from ltui.training.rank.resume.dataloader_position import DataLoaderPosition, shut_down
+from ltui.training.rank.resume.loader_order import StatefulLoaderPosition, drop_used_batches
 from ltui.training.rank.resume.plain_data import (
     States,
     is_plain_data,
     preserve_random_states,
     read_random_states,
     restore_random_states,
-)
-from ltui.training.rank.resume.stateful_loader_position import (
-    StatefulLoaderPosition,
-    drop_used_batches,
 )
 
 

@@ -22,8 +22,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ltui.training.rank.heartbeat import stack_dump_setup
-from ltui.training.rank.heartbeat.flight_recorder import UNKNOWN, Counts, FlightRecorder
+from ltui.training.rank import stack_dump_setup
+from ltui.training.rank.flight_recorder import UNKNOWN, Counts, FlightRecorder
 from ltui.training.tensor_queue.heartbeat_table import (
     BEAT_S,
     JOINED,

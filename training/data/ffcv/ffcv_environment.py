@@ -1,13 +1,29 @@
-"""Cores, threads and memory of the machine that a rank may use. Linux only."""
+"""What FFCV finds on this machine: whether it is installed, and the cores, threads and memory.
+
+Linux only.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+
+
+def has_ffcv() -> bool:
+    """Return True if FFCV is installed, without importing it."""
+    return find_spec("ffcv") is not None
+
+
+def uses_ffcv(loader: str) -> bool:
+    """Return True if ``loader`` selects FFCV: ``ffcv``, or ``auto`` if it is installed."""
+    if loader == "ffcv" and not has_ffcv():
+        raise ValueError("FFCV is not installed: use loader=torch, or pip install ffcv")
+    return loader != "torch" and has_ffcv()
 
 
 def cores_per_rank() -> int:

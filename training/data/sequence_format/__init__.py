@@ -1,1 +1,0 @@
-"""Variable-length sequences in memory-mapped files."""

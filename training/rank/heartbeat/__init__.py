@@ -1,1 +1,0 @@
-"""The heartbeat thread of a rank, and its reader of the flight recorder."""
