@@ -10,8 +10,7 @@ from typing import ClassVar
 from msgspec.structs import replace
 from rich.cells import cell_len
 
-from ltui.widgets.bars import bar_cells, strip
-from ltui.widgets.columns import Cells, Column
+from ltui.widgets.columns import Cells, Column, bar_cells, strip
 from ltui.widgets.formats import NA, duration
 from ltui.widgets.table import Table
 from ltui.widgets.tone import Tone

@@ -8,8 +8,7 @@ from typing import ClassVar
 from msgspec.structs import replace
 from rich.cells import cell_len
 
-from ltui.widgets.bars import step_strip
-from ltui.widgets.columns import Cells, Column
+from ltui.widgets.columns import Cells, Column, step_strip
 from ltui.widgets.formats import NA
 from ltui.widgets.table import Table
 from ltui.widgets.tone import Tone

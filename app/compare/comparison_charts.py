@@ -22,7 +22,7 @@ from ltui.app.compare.view_settings import (
     shown_runs,
 )
 from ltui.app.presentation.metric_charts import SMOOTHED, falls_over_decades, is_smoothed
-from ltui.app.runs.run_settings import number_of
+from ltui.app.presentation.run_configuration import number_of
 from ltui.widgets import formats
 from ltui.widgets.charts.axis_scale import AxisRange, linear_ticks, log_ticks
 from ltui.widgets.charts.parallel_plot import ParallelAxis, ParallelLine, ParallelViewModel

@@ -23,7 +23,7 @@ from ltui.app.compare.view_settings import (
     reference_id,
     sized,
 )
-from ltui.app.runs.run_settings import number_of
+from ltui.app.presentation.run_configuration import number_of
 from ltui.app.state_words import state_word
 from ltui.widgets import formats
 from ltui.widgets.charts.chart_options import sign_of

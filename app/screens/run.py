@@ -21,8 +21,7 @@ from ltui.app.keys.footer import KeyFooter
 from ltui.app.keys.run_keys import KEYS, run_hints
 from ltui.app.live.curve_arithmetic import LatestCurveRequest
 from ltui.app.live.frame import Frame
-from ltui.app.live.poller_thread import Poller, PollerThread
-from ltui.app.live.run_poller import RunPoller
+from ltui.app.live.run_poller import Poller, PollerThread, RunPoller
 from ltui.app.panels.gpu_panel import GpuScreen
 from ltui.app.panels.log_panel import log_sources
 from ltui.app.panels.panel import LiveText

@@ -15,7 +15,7 @@ from ltui.app.compare.comparison_charts import MISSING_SHARE, parallel_view, sca
 from ltui.app.compare.comparison_report import comparison_json
 from ltui.app.compare.read_run import read_runs
 from ltui.app.compare.view_settings import ViewSettings
-from ltui.app.runs.run_settings import number_of
+from ltui.app.presentation.run_configuration import number_of
 from ltui.training.lifecycle.run_status import current_snapshot
 from ltui.training.store.run_directory import RunDir
 from tests.compare.stored_runs import config, losses, write_run

@@ -7,14 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from ltui.widgets.bars import bar_cells, step_strip, strip
 from ltui.widgets.columns import (
     Column,
+    bar_cells,
     changed_columns,
     fit_columns,
     pad_or_cut,
     row_line,
     scrolled_columns,
+    step_strip,
+    strip,
     title_line,
 )
 from ltui.widgets.gpu_table import GpuTable
