@@ -9,8 +9,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import closing
 
-from ltui.app.exit_codes import EXIT_DONE
-from ltui.app.output_file import print_json, print_json_list
+from ltui.app.command_output import EXIT_DONE, print_json, print_json_list
 from ltui.app.runs.filter_runs import fields_of, run_filter, unknown_names
 from ltui.app.runs.run_entry import RunEntry, run_document
 from ltui.app.runs.run_fields import FIELDS, SETTING, Kind, kind_of, value_of, value_text

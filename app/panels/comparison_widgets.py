@@ -13,7 +13,7 @@ from textual import events
 from textual.binding import BindingType
 from textual.message import Message
 
-from ltui.app.compare.view_settings import TableRow, TableView
+from ltui.app.compare.comparison_tables import TableRow, TableView
 from ltui.widgets.charts.canvas import Canvas, CanvasWidget
 from ltui.widgets.charts.chart import Chart
 from ltui.widgets.charts.parallel_plot import ParallelViewModel, nearest_line, parallel_plot

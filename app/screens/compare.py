@@ -18,10 +18,16 @@ from textual.worker import get_current_worker
 from ltui.app.compare.alignment import AXES
 from ltui.app.compare.compared_run import keep_colours
 from ltui.app.compare.comparison import Comparison, Grouping
-from ltui.app.compare.comparison_charts import charts_caption, comparison_charts, parallel_view
+from ltui.app.compare.comparison_charts import (
+    ViewSettings,
+    charts_caption,
+    chosen_metric,
+    comparison_charts,
+    group_key,
+    parallel_view,
+)
 from ltui.app.compare.comparison_tables import EQUAL, parameters_table, runs_table, settings_table
 from ltui.app.compare.read_run import ReadSnapshot, RunsRead, read_again, read_runs
-from ltui.app.compare.view_settings import ViewSettings, chosen_metric, group_key
 from ltui.app.keys.footer import KeyFooter, KeyHint
 from ltui.app.panels.comparison_widgets import ComparisonTable, ParallelChart, SettingsTable
 from ltui.app.panels.linked_charts import (

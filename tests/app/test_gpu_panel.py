@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 from textual.app import App, ComposeResult
 
-from ltui.app.demo.gpu_demo import DemoApp
+from ltui.app.gpu_demo import DemoApp
 from ltui.app.live.frame import Frame
 from ltui.app.live.gpu_history import GpuHistory, GpuSeries, window_means
 from ltui.app.panels.gpu_panel import GpuOverview, GpuScreen

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from ltui.app.demo.gpu_demo import recorded_demo
+from ltui.app.gpu_demo import recorded_demo
 from ltui.training.gpu.reading import GpuProcess, GpuReading
 from ltui.training.gpu.recording import (
     RecordedGpus,

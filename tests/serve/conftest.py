@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 import psutil
 import pytest
 
-from ltui.app.serve.access import cookie_name
+from ltui.app.dashboard_server import cookie_name
 from tests.ltui_command import LTUI
 
 Answer = tuple[int, dict[str, str], str]

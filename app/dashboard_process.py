@@ -1,6 +1,6 @@
 """One served dashboard: the process that draws for one page of a browser.
 
-``python -m ltui.app.serve.dashboard_process [--control] [--run RUN_DIR]``, started by
+``python -m ltui.app.dashboard_process [--control] [--run RUN_DIR]``, started by
 ``dashboard_server.py`` with Textual's web driver: standard input and output carry its packets.
 """
 
