@@ -34,8 +34,8 @@ from ltui.training.gpu.reading import THERMAL, GpuProcess, GpuReading, GpuView, 
 from ltui.training.gpu.recording import RecordedGpus, Recording
 from ltui.training.gpu.run_gpus import GpuSource, RunGpus
 from ltui.training.state.run_snapshot import RankSnapshot, RankState, RunSnapshot, RunState
-from ltui.widgets.gpu_table import GpuTable
 from ltui.widgets.make_bindings import bindings
+from ltui.widgets.run_tables import GpuTable
 
 GPUS = 8
 OTHER_PROCESS = GpuProcess(

@@ -22,7 +22,7 @@ TOKEN_BYTES = 32
 def serve(options: Namespace) -> int:
     """Run ``ltui serve [RUN]`` until a signal ends it."""
     home = ltui_home(to_write=False)
-    command = module_command("ltui.app.dashboard_process")
+    command = module_command("ltui.app.open_dashboard")
     command += ["--control"] if options.control else []
     if options.run is not None:
         command += ["--run", str(find_run(home, options.run).path)]

@@ -27,7 +27,7 @@ from ltui.app.state_words import waiting_reason
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot
 from ltui.widgets.line_sheet import LiveLines
 from ltui.widgets.make_bindings import bindings
-from ltui.widgets.rank_table import RankTable
+from ltui.widgets.run_tables import RankTable
 from ltui.widgets.view_models import RankRow
 
 TITLE = "ranks"

@@ -39,10 +39,10 @@ from ltui.app.screens.panel_screen import ChartKeysScreen, TabbedScreen
 from ltui.app.screens.run_commands import RunCommandScreen
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot
 from ltui.training.store.run_directory import RunDir
-from ltui.widgets.gpu_table import GpuTable
 from ltui.widgets.header import RunHeader
 from ltui.widgets.log_view import LogView
 from ltui.widgets.make_bindings import bindings
+from ltui.widgets.run_tables import GpuTable
 from ltui.widgets.sanitise import clean_name
 
 

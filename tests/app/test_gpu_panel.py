@@ -18,7 +18,7 @@ from ltui.app.presentation import gpu_view
 from ltui.training.gpu.findings import Finding, verdicts
 from ltui.training.state.gpu_values import GPU_READINGS
 from ltui.training.state.run_snapshot import GpuProcessSnapshot, RunState
-from ltui.widgets.gpu_table import GpuTable
+from ltui.widgets.run_tables import GpuTable
 from ltui.widgets.tone import Tone
 from tests.app.frames import NOW, frame, gpu, gpu_row, snapshot
 from tests.app.one_run import one_run, until

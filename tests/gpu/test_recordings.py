@@ -18,7 +18,7 @@ from ltui.training.gpu.recording import (
     write_recording,
 )
 from ltui.training.gpu.run_gpus import RunGpus
-from ltui.widgets.gpu_table import BELOW, GpuTable
+from ltui.widgets.run_tables import BELOW, GpuTable
 
 RECORDINGS = sorted((Path(__file__).parent / "recordings").glob("*.jsonl"))
 """Recordings of real GPUs, if there are any: ``recording.jsonl`` of the section ``readings``."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+pytest.importorskip("aiohttp")
+pytest.importorskip("textual_serve")
+
 from ltui.app.dashboard_server import cookie_name, has_token, is_loopback, refusal
 
 HOST = "127.0.0.1:8765"

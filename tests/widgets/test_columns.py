@@ -19,8 +19,7 @@ from ltui.widgets.columns import (
     strip,
     title_line,
 )
-from ltui.widgets.gpu_table import GpuTable
-from ltui.widgets.rank_table import RankTable
+from ltui.widgets.run_tables import GpuTable, RankTable
 from ltui.widgets.view_models import Cell
 from tests.widgets.board import RANKS
 
