@@ -14,8 +14,7 @@ from contextlib import redirect_stderr
 from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
-from ltui.app.exit_codes import EXIT_BAD_INPUT, EXIT_FAILED
-from ltui.app.output_file import PlainText
+from ltui.app.command_output import EXIT_BAD_INPUT, EXIT_FAILED, PlainText
 from ltui.training.problem import ProblemError
 
 if TYPE_CHECKING:

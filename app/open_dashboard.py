@@ -1,19 +1,27 @@
-"""Open the dashboard. This module imports nothing heavy itself."""
+"""Open the dashboard on this terminal, or for a page of a browser. Nothing heavy is imported here.
+
+``python -m ltui.app.open_dashboard [--control] [--run RUN_DIR]`` is the process that draws for one
+page of ``ltui serve``. ``dashboard_server.py`` starts it with Textual's web driver: standard input
+and output carry its packets.
+"""
 
 from __future__ import annotations
 
 import gc
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ltui.training.store.run_directory import RunDir, ltui_home
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ltui.app.textual_app import LtuiApp
-    from ltui.training.store.run_directory import RunDir
+
 
 COLLECTION_PAUSE_S = 2.0
 """Seconds without garbage collection: longer than a start takes."""
@@ -71,3 +79,33 @@ def _exit_with_terminal() -> None:
     while os.isatty(0):
         pause.wait(TERMINAL_INTERVAL_S)
     os._exit(128 + signal.SIGHUP)
+
+
+_OF_SERVER = ("TEXTUAL_DRIVER", "TEXTUAL_FPS", "TEXTUAL_COLOR_SYSTEM", "COLUMNS", "ROWS")
+"""Variables that are for this process, and not for the runs that it starts."""
+
+
+def main() -> int:
+    """Show the dashboard until the page is closed. Return the exit code."""
+    # Imported here: only the process of a page has arguments.
+    import argparse
+
+    parser = argparse.ArgumentParser(prog="ltui-served-dashboard")
+    parser.add_argument("--control", action="store_true")
+    parser.add_argument("--run", type=Path)
+    options = parser.parse_args()
+    pause_garbage_collection()
+    # Imported here: the garbage collector is paused, and Textual reads the variables now.
+    from ltui.app.textual_app import LtuiApp
+
+    size = int(os.environ["COLUMNS"]), int(os.environ["ROWS"])
+    for name in _OF_SERVER:
+        os.environ.pop(name, None)
+    run = None if options.run is None else RunDir(options.run)
+    app = LtuiApp(ltui_home(to_write=False), run=run, readonly=not options.control)
+    app.run(size=size)
+    return app.return_code or 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -16,7 +16,7 @@ from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
-from ltui.app.keys.key_queue import OrderedKeysApp
+from ltui.app.keys.ordered_input import OrderedKeysApp
 from ltui.app.settings import Settings, read_user_config
 from ltui.app.user_config import UserConfig
 from ltui.training.problem import Problem, ProblemError
@@ -57,7 +57,7 @@ def has_light_background(environ: Mapping[str, str]) -> bool:
 
 def _places_provider() -> type[Provider]:
     # Imported here: the first screen has no palette.
-    from ltui.app.keys.command_palette import PlacesProvider
+    from ltui.app.screens.palette import PlacesProvider
 
     return PlacesProvider
 
@@ -178,7 +178,7 @@ class LtuiApp(OrderedKeysApp):
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """Yield the palette's commands for the screen: its key bindings and its metrics."""
-        from ltui.app.keys.command_palette import commands
+        from ltui.app.screens.palette import commands
 
         yield from commands(screen)
 

@@ -9,8 +9,7 @@ from msgspec import Struct
 from rich.cells import cell_len
 from textual.reactive import reactive
 
-from ltui.widgets.bars import bar_cells
-from ltui.widgets.columns import Cells, shortened
+from ltui.widgets.columns import Cells, bar_cells, shortened
 from ltui.widgets.formats import NA, percent
 from ltui.widgets.line_sheet import LiveLines
 from ltui.widgets.tone import Tone

@@ -10,13 +10,12 @@ from contextlib import closing
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from ltui.app.command_output import EXIT_DONE, EXIT_FAILED, print_json
 from ltui.app.commands.dashboard import require_terminal
 from ltui.app.compare.comparison import Comparison, Grouping, check_grouping
 from ltui.app.compare.comparison_report import comparison_json, report_lines
 from ltui.app.compare.read_run import read_runs
-from ltui.app.exit_codes import EXIT_DONE, EXIT_FAILED
 from ltui.app.open_dashboard import open_app
-from ltui.app.output_file import print_json
 from ltui.app.runs.filter_runs import matching_runs
 from ltui.app.runs.run_list import RunList
 from ltui.training.lifecycle.run_status import current_snapshot
@@ -66,7 +65,7 @@ def _watch(options: Namespace, run_dirs: Sequence[RunDir], grouping: Grouping) -
 
     def make() -> LtuiApp:
         # Local: importing Textual takes half a second, which the errors above need not wait for.
-        from ltui.app.compare.view_settings import ViewSettings
+        from ltui.app.compare.comparison_charts import ViewSettings
         from ltui.app.presentation.metric_charts import ChartSettings
         from ltui.app.screens.compare import CompareScreen
         from ltui.app.textual_app import LtuiApp

@@ -15,8 +15,8 @@ from typing import Any
 import yaml
 from textual.theme import BUILTIN_THEMES
 
+from ltui.app.command_output import EXIT_DONE
 from ltui.app.config_file import locate, theme_faults
-from ltui.app.exit_codes import EXIT_DONE
 from ltui.app.keys.own_keys import action_faults, default_keys, usable_keys
 from ltui.app.settings import Settings, config_path, read_user_config
 from ltui.app.textual_app import LtuiApp, first_theme

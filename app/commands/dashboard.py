@@ -74,7 +74,7 @@ def show_demo(options: Namespace) -> int:
 
 def _gpu_demo(options: Namespace) -> LtuiApp:
     # Local: a refused demo does not need Textual.
-    from ltui.app.demo.gpu_demo import DemoApp, recorded_demo
+    from ltui.app.gpu_demo import DemoApp, recorded_demo
     from ltui.training.gpu.reading import read_recording
 
     if options.recording is None:
@@ -91,8 +91,8 @@ def _gpu_demo(options: Namespace) -> LtuiApp:
 
 def _machines_demo(options: Namespace) -> LtuiApp:
     # Local: as above.
-    from ltui.app.demo.machines_demo import MachinesDemoApp
-    from ltui.app.demo.scripted_machines import Cluster
+    from ltui.app.machines_demo import MachinesDemoApp
+    from ltui.app.scripted_machines import Cluster
 
     chosen = {"nodes": options.nodes, "gpus_per_node": options.gpus_per_node}
     cluster = Cluster(**{name: value for name, value in chosen.items() if value is not None})

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ltui.app.exit_codes import EXIT_BAD_INPUT, EXIT_DONE
+from ltui.app.command_output import EXIT_BAD_INPUT, EXIT_DONE
 from ltui.app.launch.run_in_interpreter import run_program
 from ltui.app.launch.training_interpreter import (
     choose_python,

@@ -7,10 +7,9 @@ import sys
 import time
 from argparse import Namespace
 
+from ltui.app.command_output import EXIT_DONE, output, print_json, refuse_existing
 from ltui.app.diagnosis.diagnosis_view import DiagnosisContext, diagnosis_view_model
 from ltui.app.diagnosis.request_diagnosis import DiagnosisResult, request_diagnosis
-from ltui.app.exit_codes import EXIT_DONE
-from ltui.app.output_file import output, print_json, refuse_existing
 from ltui.training.store.find_run import find_run
 from ltui.training.store.run_directory import ltui_home
 from ltui.widgets.diagnosis_lines import WIDTH, report

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from ltui.app.exit_codes import EXIT_DONE
+from ltui.app.command_output import EXIT_DONE, print_json
 from ltui.app.launch.local_machine import (
     DRIVER_TIMEOUT_S,
     SHARED_MEMORY,
@@ -32,7 +32,6 @@ from ltui.app.launch.training_interpreter import (
     probe_cuda,
     probe_interpreter,
 )
-from ltui.app.output_file import print_json
 from ltui.app.presentation.run_report import columns
 from ltui.training.lifecycle.delete_runs import ended_agents
 from ltui.training.problem import ProblemError

@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ltui.app.exit_codes import EXIT_DONE
-from ltui.app.output_file import refuse_existing
-from ltui.app.runs.export_formats import FOLDER_FORMAT, PRINTED_FORMATS
+from ltui.app.command_output import EXIT_DONE, FOLDER_FORMAT, PRINTED_FORMATS, refuse_existing
 from ltui.app.runs.export_runs import export_runs, folder_errors, metrics_to_export
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.run_snapshot import LIVE

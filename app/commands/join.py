@@ -7,10 +7,9 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from ltui.app.exit_codes import EXIT_DONE
-from ltui.app.foreground.follow_agent import follow_agent, joined_line
-from ltui.app.foreground.interrupt_signals import ReceivedSignals
-from ltui.app.nodes.join_run import JoinRequestOptions, join_run
+from ltui.app.command_output import EXIT_DONE
+from ltui.app.interrupt_signals import ReceivedSignals
+from ltui.app.nodes.join_run import JoinRequestOptions, follow_agent, join_run, joined_line
 from ltui.training.nodes.link_key import KEY_VARIABLE, LinkKey
 from ltui.training.nodes.node_address import parse_host_and_port
 from ltui.training.store.run_directory import ltui_home

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from ltui.app.exit_codes import EXIT_DONE
+from ltui.app.command_output import EXIT_DONE
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_labels import (
     RunLabels,

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ltui.app.exit_codes import EXIT_DONE
-from ltui.app.foreground.interrupt_signals import ReceivedSignals
+from ltui.app.command_output import EXIT_DONE
+from ltui.app.interrupt_signals import ReceivedSignals
 from ltui.training.config.run_spec import CheckpointPolicy, Nodes, RunSpec
 from ltui.training.problem import ProblemError
 from ltui.training.store.find_run import find_run
@@ -336,8 +336,7 @@ def _launch_and_follow(
 
 def _join_and_follow(nodes: Nodes, options: Namespace, home: Path) -> int:
     """Join the run that a launcher starts on all nodes, and wait until this node has ended."""
-    from ltui.app.foreground.follow_agent import follow_agent, joined_line
-    from ltui.app.nodes.join_run import join_by_launcher
+    from ltui.app.nodes.join_run import follow_agent, join_by_launcher, joined_line
 
     joined = join_by_launcher(nodes, options.key_file, options.python, home)
     print(joined_line(joined), flush=True)

@@ -14,7 +14,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import BinaryIO
 
-from ltui.app.exit_codes import EXIT_DONE
+from ltui.app.command_output import EXIT_DONE
 from ltui.app.live.log_tail import node_of_launcher_log, rank_of_log
 from ltui.app.presentation.machines import log_labels, machine_names, rank_range
 from ltui.training.lifecycle.run_status import resolve_snapshot

@@ -21,6 +21,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
+from ltui.app.command_output import EXIT_BAD_INPUT
 from ltui.app.commands import launch_arguments, runs_arguments
 from ltui.app.commands.launch_arguments import (
     COMPLETED_NAMES,
@@ -29,7 +30,6 @@ from ltui.app.commands.launch_arguments import (
     SHELLS,
     STOP_SIGNALS,
 )
-from ltui.app.exit_codes import EXIT_BAD_INPUT
 from ltui.training.shared.defaults import MIRROR_PATTERN
 
 

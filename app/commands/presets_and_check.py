@@ -7,11 +7,10 @@ import time
 from argparse import Namespace
 from pathlib import Path
 
-from ltui.app.exit_codes import EXIT_DONE
+from ltui.app.command_output import EXIT_DONE, print_json
 from ltui.app.launch.build_spec import prepare_launch
 from ltui.app.launch.local_machine import freeze_warnings, print_warnings
 from ltui.app.launch.run_in_interpreter import check_with_classes
-from ltui.app.output_file import print_json
 from ltui.app.presentation.run_report import columns
 from ltui.training.config.preset_discovery import preset_names
 from ltui.training.config.presets import Preset, load_preset

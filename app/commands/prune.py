@@ -6,7 +6,7 @@ import sys
 from argparse import Namespace
 from contextlib import closing
 
-from ltui.app.exit_codes import EXIT_DONE, EXIT_FAILED
+from ltui.app.command_output import EXIT_DONE, EXIT_FAILED
 from ltui.app.presentation.run_report import columns
 from ltui.app.runs.filter_runs import matching_runs
 from ltui.app.runs.run_entry import RunEntry

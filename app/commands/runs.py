@@ -9,13 +9,12 @@ from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import closing
 
-from ltui.app.exit_codes import EXIT_DONE
-from ltui.app.output_file import print_json, print_json_list
+from ltui.app.command_output import EXIT_DONE, print_json, print_json_list
 from ltui.app.runs.filter_runs import fields_of, run_filter, unknown_names
-from ltui.app.runs.list_layout import sort_key, sorted_runs
 from ltui.app.runs.run_entry import RunEntry, run_document
 from ltui.app.runs.run_fields import FIELDS, SETTING, Kind, kind_of, value_of, value_text
 from ltui.app.runs.run_list import RunList, read_settings, recovered_snapshot
+from ltui.app.runs.run_rows import sort_key, sorted_runs
 from ltui.training.json_codec import to_json
 from ltui.training.problem import ProblemError
 from ltui.training.store.find_run import find_run

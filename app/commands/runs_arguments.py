@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ltui.app.command_output import EXPORT_FORMATS
 from ltui.app.commands.launch_arguments import JSON, RUN_HELP
-from ltui.app.runs.export_formats import EXPORT_FORMATS
 from ltui.training.shared.defaults import STOP_TIMEOUT_S
 
 _RUN = f"RUN  {RUN_HELP}\n"

@@ -8,8 +8,7 @@ import secrets
 import socket
 from argparse import Namespace
 
-from ltui.app.exit_codes import EXIT_DONE
-from ltui.app.serve.access import TOKEN_PARAMETER, is_loopback
+from ltui.app.command_output import EXIT_DONE
 from ltui.training.problem import ProblemError
 from ltui.training.process.python_environment import load_library, module_command
 from ltui.training.store.find_run import find_run
@@ -22,14 +21,14 @@ TOKEN_BYTES = 32
 def serve(options: Namespace) -> int:
     """Run ``ltui serve [RUN]`` until a signal ends it."""
     home = ltui_home(to_write=False)
-    command = module_command("ltui.app.serve.dashboard_process")
+    command = module_command("ltui.app.open_dashboard")
     command += ["--control"] if options.control else []
     if options.run is not None:
         command += ["--run", str(find_run(home, options.run).path)]
     for module in ("aiohttp", "textual_serve.server"):
         load_library(module, "serve", "ltui serve")
     # Imported here: the package is optional.
-    from ltui.app.serve.dashboard_server import DashboardServer
+    from ltui.app.dashboard_server import DashboardServer
 
     token = secrets.token_urlsafe(TOKEN_BYTES)
     with _listen(options.host, options.port) as listener:
@@ -43,6 +42,9 @@ def serve(options: Namespace) -> int:
 
 def _listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens on the loopback interface. Raise ``ProblemError``."""
+    # Imported here, as above.
+    from ltui.app.dashboard_server import is_loopback
+
     if not is_loopback(host):
         raise ProblemError.of(
             where=f"--host {host}",
@@ -65,6 +67,9 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _print_address(listener: socket.socket, token: str, *, control: bool) -> None:
+    # Imported here, as above.
+    from ltui.app.dashboard_server import TOKEN_PARAMETER
+
     host, port = listener.getsockname()[:2]
     place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     what = "can start and stop runs" if control else "is read-only"

@@ -7,7 +7,7 @@ import time
 from argparse import Namespace
 from pathlib import Path
 
-from ltui.app.exit_codes import EXIT_DONE, EXIT_FAILED
+from ltui.app.command_output import EXIT_DONE, EXIT_FAILED
 from ltui.app.live.run_requests import require_live, send_request, wait_until
 from ltui.app.presentation.run_report import checkpoint_rows, state_line
 from ltui.app.state_words import state_word

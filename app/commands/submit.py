@@ -7,7 +7,7 @@ from argparse import Namespace
 
 from msgspec.structs import replace
 
-from ltui.app.exit_codes import EXIT_DONE
+from ltui.app.command_output import EXIT_DONE
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.preflight import overridden_paths
 from ltui.training.config.run_spec import RunSpec

@@ -15,7 +15,7 @@ from msgspec import Struct, field
 
 from ltui.app.compare.alignment import Band, Line, align, band_of, common_positions
 from ltui.app.compare.compared_run import ComparedRun, Logged, run_colours
-from ltui.app.runs.run_settings import differing, is_seed, matching_names, number_of
+from ltui.app.presentation.run_configuration import differing, is_seed, matching_names, number_of
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.store.curve_reader import FloatArray
 from ltui.widgets.formats import NA

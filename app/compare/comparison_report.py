@@ -12,9 +12,9 @@ from rich.cells import cell_len
 from ltui.app.compare.alignment import BAND_NAMES, align, common_positions
 from ltui.app.compare.compared_run import ComparedRun, Logged, MetricSummary
 from ltui.app.compare.comparison import Comparison, RunGroup, Spread
+from ltui.app.presentation.run_configuration import number_of
 from ltui.app.presentation.run_report import columns, truncated
 from ltui.app.presentation.snapshot_text import shown_epoch
-from ltui.app.runs.run_settings import number_of
 from ltui.app.state_words import state_word
 from ltui.training.json_codec import to_json
 from ltui.training.store.curve_reader import FloatArray

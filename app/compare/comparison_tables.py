@@ -9,21 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
+from msgspec import Struct
+from msgspec.structs import replace
+from rich.cells import cell_len
+
 from ltui.app.compare.compared_run import ComparedRun
 from ltui.app.compare.comparison import Comparison, RunGroup, Spread
+from ltui.app.compare.comparison_charts import ViewSettings, chosen_metric, group_key, reference_id
 from ltui.app.compare.comparison_report import best_texts, logged_text
-from ltui.app.compare.view_settings import (
-    MAX_NAME,
-    MAX_VALUE,
-    TableRow,
-    TableView,
-    ViewSettings,
-    chosen_metric,
-    group_key,
-    reference_id,
-    sized,
-)
-from ltui.app.runs.run_settings import number_of
+from ltui.app.presentation.run_configuration import number_of
 from ltui.app.state_words import state_word
 from ltui.widgets import formats
 from ltui.widgets.charts.chart_options import sign_of
@@ -33,12 +27,41 @@ from ltui.widgets.sanitise import clean_line, clean_name
 from ltui.widgets.tone import Tone
 from ltui.widgets.view_models import Cell
 
+MAX_NAME = 24
+"""Maximum cells of the name of a run or a setting in a table."""
+MAX_VALUE = 16
+"""Maximum cells of the value of a setting in a table."""
 SETTING = "setting "
 """Begin of the key of a column that has the values of a setting."""
 _BEST_FIRST = ("best", "delta")
 
 Value = float | str | None
 _Item = TypeVar("_Item")
+
+
+class TableRow(Struct, frozen=True):
+    """One row of a table, with its cells by the keys of the columns."""
+
+    key: str
+    cells: dict[str, Cells]
+    line: Cells | None = None
+    """A line over all columns in place of the cells."""
+
+
+class TableView(Struct, frozen=True):
+    """The columns and rows of a table."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[TableRow, ...]
+
+
+def sized(head: Column, rows: Sequence[TableRow], settings: ViewSettings | None = None) -> Column:
+    """Return a column that is as wide as its longest text; ``▾`` is the order of the rows."""
+    title = head.title
+    if settings is not None and head.key == settings.order:
+        title = f"{title} {'▴' if settings.reversed else '▾'}"
+    widths = [sum(cell_len(cell.text) for cell in row.cells.get(head.key, ())) for row in rows]
+    return replace(head, title=title, width=max([cell_len(title), *widths, 1]))
 
 
 def ordered_groups(comparison: Comparison, settings: ViewSettings) -> list[RunGroup]:

@@ -16,8 +16,7 @@ from ltui.app.compare.compared_run import ComparedRun, summarise
 from ltui.app.live.curve_arithmetic import default_choice
 from ltui.app.live.frame import checkpoint_marks, stored_marks
 from ltui.app.presentation.metric_names import headline_first
-from ltui.app.presentation.run_configuration import COMMIT_DIGITS
-from ltui.app.runs.run_settings import run_settings
+from ltui.app.presentation.run_configuration import COMMIT_DIGITS, run_settings
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.metric_name_patterns import better_direction, is_evaluation
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot

@@ -13,9 +13,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from ltui.app.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
-from ltui.app.foreground.interrupt_signals import ReceivedSignals
+from ltui.app.command_output import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
 from ltui.app.foreground.progress_display import Display, display_for
+from ltui.app.interrupt_signals import ReceivedSignals
 from ltui.app.live.run_requests import send_request
 from ltui.app.presentation.notifications import started_line, stop_effect, stop_progress
 from ltui.app.presentation.run_report import end_report

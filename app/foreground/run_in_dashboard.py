@@ -14,7 +14,7 @@ from typing import Any
 from textual import events, work
 from textual.screen import Screen
 
-from ltui.app.foreground.interrupt_signals import ReceivedSignals
+from ltui.app.interrupt_signals import ReceivedSignals
 from ltui.app.live.run_requests import send_request
 from ltui.app.open_dashboard import open_app
 from ltui.app.textual_app import LtuiApp

@@ -13,9 +13,8 @@ from ltui.app.presentation.notifications import CONTROLS, refusal
 from ltui.training.config.run_spec import BLOCKING_LEVELS
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.widgets.charts.chart import Chart
-from ltui.widgets.gpu_table import GpuTable
 from ltui.widgets.log_view import LogLines
-from ltui.widgets.rank_table import RankTable
+from ltui.widgets.run_tables import GpuTable, RankTable
 
 CHART_KEYS = """
 x      | axis                | x axis           | Steps, epochs, time, time of day or samples

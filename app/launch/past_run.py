@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from ltui.app.launch.build_spec import apply_start_from, changed_spec
-from ltui.app.presentation.launch_summary import launch_summary
+from ltui.app.launch.launch_text import launch_summary
 from ltui.app.presentation.run_configuration import value_text
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.ltui_section import Knob

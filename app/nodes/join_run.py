@@ -1,12 +1,16 @@
-"""Join a run as one of its nodes: get the specification, check it here, start the agent.
+"""Join a run as one of its nodes: get the specification, check it here, start the agent, follow it.
 
-The machine is named by a person (``ltui join``) or by the launcher that started this process.
+The machine is named by a person (``ltui join``) or by the launcher that started this process. Until
+the node has ended, the command waits in the foreground, and signals stop the run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import closing
@@ -15,6 +19,8 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ltui.app.command_output import EXIT_DONE, EXIT_FAILED
+from ltui.app.interrupt_signals import ReceivedSignals
 from ltui.app.launch.local_machine import detect_machine
 from ltui.app.launch.training_interpreter import (
     REQUIRED_PACKAGES,
@@ -28,10 +34,19 @@ from ltui.app.launch.training_interpreter import (
 from ltui.app.nodes.launcher_key import SHARED_FOLDER_S, key_of_agent, remove_local_key
 from ltui.training.config.device_selection import choose_devices
 from ltui.training.config.run_spec import Nodes, RunSpec
-from ltui.training.lifecycle.delete_runs import agent_directory, remove_unneeded_agents
+from ltui.training.lifecycle.delete_runs import (
+    agent_directory,
+    remove_after_end,
+    remove_unneeded_agents,
+)
 from ltui.training.lifecycle.launch_run import check_start, home_not_writable
 from ltui.training.lifecycle.rank_package import install_rank_package
-from ltui.training.lifecycle.run_processes import kill_run_processes
+from ltui.training.lifecycle.run_processes import (
+    engine_exit,
+    kill_run_processes,
+    latest_attempt,
+    shim_identity,
+)
 from ltui.training.lifecycle.supervisor_client import start_supervisor
 from ltui.training.nodes.link_key import KEY_FILE_NAME, KEY_VARIABLE, LinkKey
 from ltui.training.nodes.messages import JoinOffer
@@ -233,3 +248,59 @@ def join_by_launcher(
             os.environ.pop(KEY_VARIABLE, None)
             remove_local_key(nodes)
             return joined
+
+
+_POLL_S = 0.25
+"""Seconds between two looks at the agent."""
+_GONE_S = 3.0
+"""Seconds without an agent after which the node has ended; the shim restarts it sooner."""
+
+
+def joined_line(joined: JoinedNode) -> str:
+    """Return the first line of a node that has joined."""
+    assert joined.spec.nodes is not None
+    return (
+        f"joined {joined.spec.id} as node {joined.node} of {joined.spec.nodes.count}; "
+        f"node 0 is {joined.head}, where the run is shown and stopped."
+    )
+
+
+def follow_agent(joined: JoinedNode, signals: ReceivedSignals) -> int:
+    """Wait until the agent has ended. Return the exit code of ``ltui join``.
+
+    The first Ctrl-C stops the run with a checkpoint. The second kills the ranks of this node.
+    """
+    run_dir = joined.run_dir
+    last_seen_s = time.monotonic()
+    while time.monotonic() - last_seen_s < _GONE_S:
+        agent = lock_holder(run_dir.lock_path)
+        shim = shim_identity(run_dir)
+        if agent is not None or (shim is not None and shim.alive()):
+            last_seen_s = time.monotonic()
+        elif agent is None and not run_dir.lock_path.stat().st_size:
+            break  # it has ended regularly
+        if signals.leave is not None:
+            keeps = f"node {joined.node} of {joined.spec.id} keeps running."
+            print(keeps, file=sys.stderr, flush=True)
+            return 128 + signals.leave
+        request = signals.next_request()
+        if request is not None and request["cmd"] == "kill":
+            print("killing the ranks of this node", flush=True)
+            kill_run_processes(run_dir)
+        elif request is not None and agent is not None:
+            print("asking node 0 to stop the run with a checkpoint", flush=True)
+            with contextlib.suppress(OSError):
+                os.kill(agent.pid, signal.SIGINT)
+        time.sleep(_POLL_S)
+    code = _report_end(joined)
+    remove_after_end(run_dir)
+    return code
+
+
+def _report_end(joined: JoinedNode) -> int:
+    attempt = latest_attempt(joined.run_dir)
+    end = None if attempt is None else engine_exit(joined.run_dir, attempt)
+    succeeded = end is not None and end.exit_code == 0
+    how = "has ended" if succeeded else "ended with an error; node 0 shows the reason"
+    print(f"node {joined.node} of {joined.spec.id} {how}.", flush=True)
+    return EXIT_DONE if succeeded else EXIT_FAILED

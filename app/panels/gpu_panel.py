@@ -31,14 +31,13 @@ from ltui.app.presentation.gpu_view import (
     note_text,
     readings_text,
 )
-from ltui.app.presentation.rank_grid import gpu_grid, has_gpu_grid
+from ltui.app.presentation.rank_grid import gpu_grid, grid_lines, has_gpu_grid
 from ltui.app.screens.dialog import Dialog
 from ltui.training.state.run_snapshot import GpuSnapshot, RunSnapshot
-from ltui.widgets.cell_grid import grid_lines
 from ltui.widgets.charts.chart import Chart
-from ltui.widgets.gpu_table import BELOW, GpuTable, heat_lines
 from ltui.widgets.line_sheet import LiveLines
 from ltui.widgets.make_bindings import bindings
+from ltui.widgets.run_tables import BELOW, GpuTable, heat_lines
 from ltui.widgets.view_models import ChartSeries, ChartViewModel, GpuRow
 
 GIB = float(1 << 30)

@@ -18,7 +18,7 @@ from textual import on, work
 from textual.app import ComposeResult
 from textual.message import Message
 
-from ltui.app.keys.key_queue import OrderedKeysApp
+from ltui.app.keys.ordered_input import OrderedKeysApp
 from ltui.app.panels.panel import LaunchLine, Panel, Submitted
 from ltui.app.screens.dialog import TYPED_AT_ONCE, ProblemScreen, call_screen, error_lines
 
@@ -165,8 +165,7 @@ class FormPanel(Panel):
     @work(thread=True, exclusive=True, group="check")
     def _check(self, preset: Preset, texts: FormTexts) -> None:
         # Imported here, in the worker's thread: the first frame checks nothing.
-        from ltui.app.launch.preset_text import changed_lines
-        from ltui.app.presentation.launch_summary import launch_summary
+        from ltui.app.launch.launch_text import changed_lines, launch_summary
         from ltui.training.config.yaml_document import resolve, write_document
 
         result, start = self._checked(preset, texts)
@@ -264,7 +263,7 @@ class FormPanel(Panel):
             return
         # Imported here: the first frame has no editor.
         from ltui.app.launch.launch_defaults import with_launch_defaults
-        from ltui.app.launch.preset_text import editor_text, preset_from_text, text_problems
+        from ltui.app.launch.launch_text import editor_text, preset_from_text, text_problems
         from ltui.app.screens.yaml_editor import YamlScreen
         from ltui.training.config.presets import apply_form
         from ltui.training.problem import ProblemError

@@ -22,13 +22,12 @@ from ltui.app.panels.panel import FilterPanel
 from ltui.app.presentation import run_view
 from ltui.app.presentation.machine_rows import MACHINE_KEY, UNFOLDED, MachineRows, RowSelection
 from ltui.app.presentation.machines import missing_machines, rank_summary
-from ltui.app.presentation.rank_grid import MIN_RANKS, has_grid, rank_grid
+from ltui.app.presentation.rank_grid import MIN_RANKS, grid_lines, has_grid, rank_grid
 from ltui.app.state_words import waiting_reason
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot
-from ltui.widgets.cell_grid import grid_lines
 from ltui.widgets.line_sheet import LiveLines
 from ltui.widgets.make_bindings import bindings
-from ltui.widgets.rank_table import RankTable
+from ltui.widgets.run_tables import RankTable
 from ltui.widgets.view_models import RankRow
 
 TITLE = "ranks"

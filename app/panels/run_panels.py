@@ -39,7 +39,7 @@ from ltui.app.presentation.rank_grid import MIN_RANKS
 from ltui.app.settings import settings_of
 from ltui.training.state.run_snapshot import RunSnapshot
 from ltui.widgets.formats import LOADING
-from ltui.widgets.rank_table import RankTable
+from ltui.widgets.run_tables import RankTable
 
 TWO_COLUMNS_FROM = 100
 """Minimum cells of width for the two parts to be placed side by side."""

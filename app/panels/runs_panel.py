@@ -21,9 +21,9 @@ from ltui.widgets.sanitise import clean_line
 
 if TYPE_CHECKING:
     from ltui.app.panels.runs_table import RunsTable
-    from ltui.app.runs.list_layout import ListLayout
     from ltui.app.runs.run_entry import RunEntry
     from ltui.app.runs.run_list import RunList
+    from ltui.app.runs.run_rows import ListLayout
     from ltui.app.screens.choosers import ColumnChooser
     from ltui.widgets.table import Table
 
@@ -97,7 +97,7 @@ class RunsPanel(FilterPanel):
         """Show the table, and refresh it regularly."""
         # Imported here: the first frame has no table.
         from ltui.app.panels.runs_table import RunsTable
-        from ltui.app.runs.list_layout import layout_of
+        from ltui.app.runs.run_rows import layout_of
 
         settings = settings_of(self.app)
         self.list_layout = layout_of(settings.value(COLUMNS), settings.value(SORT))
@@ -242,7 +242,7 @@ class RunsPanel(FilterPanel):
 
     def _ordered(self, lines: list[RunEntry]) -> list[RunEntry]:
         # Imported here: the first frame shows no run.
-        from ltui.app.runs.list_layout import sort_key, sorted_runs
+        from ltui.app.runs.run_rows import sort_key, sorted_runs
 
         if not self.list_layout.order:
             return lines
@@ -266,7 +266,7 @@ class RunsPanel(FilterPanel):
 
     def _summary(self, shown: int) -> str:
         # Imported here: the first frame shows no run.
-        from ltui.app.runs.list_layout import order_text
+        from ltui.app.runs.run_rows import order_text
         from ltui.widgets.formats import size
 
         count = len(self.lines)
@@ -368,7 +368,7 @@ class RunsPanel(FilterPanel):
     def on_table_title_clicked(self, event: Table.TitleClicked) -> None:
         """Sort the runs by the column; if they are, in the opposite order."""
         # Imported here: the first frame shows no run.
-        from ltui.app.runs.list_layout import first_order
+        from ltui.app.runs.run_rows import first_order
 
         event.stop()
         name = self.table.field_of(event.column)
@@ -380,7 +380,7 @@ class RunsPanel(FilterPanel):
     def next_order(self) -> None:
         """Sort the runs by the next column."""
         # Imported here: the first frame shows no run.
-        from ltui.app.runs.list_layout import next_order
+        from ltui.app.runs.run_rows import next_order
 
         columns, order = self.list_layout
         self.use_layout(self.list_layout._replace(order=next_order(order, columns)))
@@ -388,7 +388,7 @@ class RunsPanel(FilterPanel):
     def reverse_order(self) -> None:
         """Sort the runs in the opposite order."""
         # Imported here: the first frame shows no run.
-        from ltui.app.runs.list_layout import reversed_order
+        from ltui.app.runs.run_rows import reversed_order
 
         order = reversed_order(self.list_layout.order)
         self.use_layout(self.list_layout._replace(order=order))

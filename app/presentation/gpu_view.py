@@ -17,7 +17,7 @@ from ltui.training.state.run_snapshot import LIVE, GpuProcessSnapshot, GpuSnapsh
 from ltui.training.state.verdicts import is_gpu_kind
 from ltui.widgets import formats
 from ltui.widgets.columns import LazyRows
-from ltui.widgets.gpu_table import BELOW, SIGNS
+from ltui.widgets.run_tables import BELOW, SIGNS
 from ltui.widgets.sanitise import clean_line, clean_name
 from ltui.widgets.tone import Tone
 from ltui.widgets.view_models import Cell, GpuRow

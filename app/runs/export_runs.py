@@ -11,8 +11,7 @@ from typing import TextIO, cast
 
 from msgspec.structs import replace
 
-from ltui.app.output_file import PlainText, output, replaced_file
-from ltui.app.runs.export_formats import FOLDER_FORMAT
+from ltui.app.command_output import FOLDER_FORMAT, PlainText, output, replaced_file
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.metric_name_patterns import THROUGHPUT, TOTAL_RANK
 from ltui.training.store.export_files import (

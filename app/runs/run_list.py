@@ -53,7 +53,7 @@ _SETTINGS_FILES = 3
 def read_settings(run_dir: RunDir) -> dict[str, str]:
     """Return the settings of a run; none if its specification cannot be read."""
     # Imported here: only a list that needs settings reads a history, with NumPy, and YAML.
-    from ltui.app.runs.run_settings import run_settings
+    from ltui.app.presentation.run_configuration import run_settings
     from ltui.training.store.history_reader import RunStore
 
     reported: Mapping[str, Any] = {}

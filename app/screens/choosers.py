@@ -15,7 +15,8 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from ltui.app.presentation.metric_names import DESCRIPTIONS, MetricChoice, matching
-from ltui.app.runs.list_layout import (
+from ltui.app.runs.run_fields import FIELD_NAMES, FIELDS, SETTING
+from ltui.app.runs.run_rows import (
     DEFAULT_LAYOUT,
     ListLayout,
     first_order,
@@ -23,7 +24,6 @@ from ltui.app.runs.list_layout import (
     reversed_order,
     with_column,
 )
-from ltui.app.runs.run_fields import FIELD_NAMES, FIELDS, SETTING
 from ltui.app.screens.dialog import Dialog
 from ltui.widgets.columns import shortened
 from ltui.widgets.formats import metric

@@ -18,12 +18,18 @@ from textual.worker import get_current_worker
 from ltui.app.compare.alignment import AXES
 from ltui.app.compare.compared_run import keep_colours
 from ltui.app.compare.comparison import Comparison, Grouping
-from ltui.app.compare.comparison_charts import charts_caption, comparison_charts, parallel_view
+from ltui.app.compare.comparison_charts import (
+    ViewSettings,
+    charts_caption,
+    chosen_metric,
+    comparison_charts,
+    group_key,
+    parallel_view,
+)
 from ltui.app.compare.comparison_tables import EQUAL, parameters_table, runs_table, settings_table
 from ltui.app.compare.read_run import ReadSnapshot, RunsRead, read_again, read_runs
-from ltui.app.compare.view_settings import ViewSettings, chosen_metric, group_key
 from ltui.app.keys.footer import KeyFooter, KeyHint
-from ltui.app.panels.comparison_table import ComparisonTable, SettingsTable
+from ltui.app.panels.comparison_widgets import ComparisonTable, ParallelChart, SettingsTable
 from ltui.app.panels.linked_charts import (
     MetricGrid,
     link_crosshair,
@@ -41,7 +47,6 @@ from ltui.app.screens.panel_screen import PanelScreen
 from ltui.training.lifecycle.run_status import current_snapshot
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets.charts.chart import Chart
-from ltui.widgets.charts.parallel_chart import ParallelChart
 from ltui.widgets.charts.parallel_plot import ParallelViewModel
 from ltui.widgets.make_bindings import bindings
 from ltui.widgets.sanitise import clean_line, clean_name

@@ -19,8 +19,7 @@ from textual.screen import ModalScreen, Screen, ScreenResultType
 from textual.widgets import Static
 from textual.worker import get_current_worker
 
-from ltui.app.closing_screens import is_closing
-from ltui.app.keys.key_queue import OrderedKeysApp
+from ltui.app.keys.ordered_input import OrderedKeysApp, is_closing
 from ltui.widgets.make_bindings import bindings
 
 

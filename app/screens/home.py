@@ -18,14 +18,22 @@ from textual.containers import Horizontal, VerticalScroll
 from textual.widgets import Static
 
 from ltui.app.keys.footer import KeyFooter
-from ltui.app.keys.home_keys import KEYS, home_hints
-from ltui.app.keys.key_queue import OrderedKeysApp
+from ltui.app.keys.ordered_input import OrderedKeysApp
 from ltui.app.panels.launch_panel import READONLY, FormPanel
 from ltui.app.panels.panel import Panel, SettingChosen, focus_in, panel_around
 from ltui.app.panels.presets_panel import OWN_SCRIPT, PresetCatalog, PresetEntry, PresetsPanel
 from ltui.app.panels.runs_panel import RunsPanel
-from ltui.app.presentation.home_layout import FORM, PANELS, PRESETS, RUNS, SIDE_WIDTH, HomeLayout
 from ltui.app.screens.dialog import call_screen
+from ltui.app.screens.home_layout import (
+    FORM,
+    KEYS,
+    PANELS,
+    PRESETS,
+    RUNS,
+    SIDE_WIDTH,
+    HomeLayout,
+    home_hints,
+)
 from ltui.app.screens.marked_runs import MarkedRunsScreen
 from ltui.app.settings import settings_of
 from ltui.training.config.preset_discovery import shipped_names
@@ -234,7 +242,7 @@ class HomeScreen(MarkedRunsScreen):
 
     def _show_gpus(self) -> None:
         # Imported here: only machines with GPUs need it.
-        from ltui.app.presentation.launch_summary import free_gpus_text
+        from ltui.app.launch.launch_text import free_gpus_text
 
         form = self.form_panel.form
         if self._gpus is not None and form is not None:

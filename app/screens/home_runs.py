@@ -15,8 +15,8 @@ from ltui.app.screens.dialog import FullScreen
 from ltui.widgets.sanitise import clean_name
 
 if TYPE_CHECKING:
-    from ltui.app.runs.list_layout import ListLayout
     from ltui.app.runs.run_entry import RunEntry
+    from ltui.app.runs.run_rows import ListLayout
     from ltui.training.store.run_directory import RunDir
 
 TABLE_ACTIONS = frozenset({"sort", "reverse", "columns", "mark", "mark_all"})

@@ -21,8 +21,7 @@ from ltui.app.keys.footer import KeyFooter
 from ltui.app.keys.run_keys import KEYS, run_hints
 from ltui.app.live.curve_arithmetic import LatestCurveRequest
 from ltui.app.live.frame import Frame
-from ltui.app.live.poller_thread import Poller, PollerThread
-from ltui.app.live.run_poller import RunPoller
+from ltui.app.live.run_poller import Poller, PollerThread, RunPoller
 from ltui.app.panels.gpu_panel import GpuScreen
 from ltui.app.panels.log_panel import log_sources
 from ltui.app.panels.panel import LiveText
@@ -40,10 +39,10 @@ from ltui.app.screens.panel_screen import ChartKeysScreen, TabbedScreen
 from ltui.app.screens.run_commands import RunCommandScreen
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot
 from ltui.training.store.run_directory import RunDir
-from ltui.widgets.gpu_table import GpuTable
 from ltui.widgets.header import RunHeader
 from ltui.widgets.log_view import LogView
 from ltui.widgets.make_bindings import bindings
+from ltui.widgets.run_tables import GpuTable
 from ltui.widgets.sanitise import clean_name
 
 

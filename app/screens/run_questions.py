@@ -20,9 +20,9 @@ from textual.message import Message
 from textual.suggester import SuggestFromList
 from textual.widgets import Input, Static
 
+from ltui.app.command_output import EXPORT_FORMATS, FOLDER_FORMAT
 from ltui.app.panels.form_fields import Form, FormField
 from ltui.app.panels.panel import Submitted
-from ltui.app.runs.export_formats import EXPORT_FORMATS, FOLDER_FORMAT
 from ltui.app.runs.label_changes import LabelChange, Outcome, for_each, undo, what_changed
 from ltui.app.runs.run_entry import RunEntry
 from ltui.app.screens.dialog import ConfirmScreen, Dialog, do_after

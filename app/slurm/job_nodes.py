@@ -17,10 +17,9 @@ from types import FrameType
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ltui.app.exit_codes import EXIT_DONE
-from ltui.app.foreground.follow_agent import follow_agent, joined_line
-from ltui.app.foreground.interrupt_signals import ReceivedSignals
-from ltui.app.nodes.join_run import join_by_launcher
+from ltui.app.command_output import EXIT_DONE
+from ltui.app.interrupt_signals import ReceivedSignals
+from ltui.app.nodes.join_run import follow_agent, join_by_launcher, joined_line
 from ltui.app.nodes.node_options import required_place, with_free_ports, with_reachable_address
 from ltui.app.nodes.start_head import prepare_next_attempt
 from ltui.app.slurm.job_submission import requeued_by_slurm

@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ltui.app.exit_codes import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
+from ltui.app.command_output import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
 from ltui.app.slurm.job_nodes import job_nodes, run_head, run_other_node
 from ltui.app.slurm.job_submission import continue_run
 from ltui.training.lifecycle.job_control import REQUEST_TIMEOUT_S

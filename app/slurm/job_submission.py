@@ -15,7 +15,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from ltui.app.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
+from ltui.app.command_output import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.launch_run import create_run_directory, leaving_no_run
 from ltui.training.lifecycle.record_code import record_code

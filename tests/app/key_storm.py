@@ -22,9 +22,9 @@ from unittest.mock import patch
 from textual import events
 from textual.geometry import Size
 
-from ltui.app.demo.machines_demo import MachinesDemoApp
-from ltui.app.demo.scripted_machines import Cluster
+from ltui.app.machines_demo import MachinesDemoApp
 from ltui.app.screens.compare import CompareScreen
+from ltui.app.scripted_machines import Cluster
 from ltui.app.textual_app import LtuiApp
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import RunState

@@ -23,7 +23,7 @@ from ltui.app.presentation.metric_pages import MetricPages
 from ltui.app.presentation.run_report import show_lines
 from ltui.training.shared.record_types import StepField
 from ltui.training.state.run_snapshot import RankState, RunState, Throughput, Verdict
-from ltui.widgets.charts.legend import value_text
+from ltui.widgets.charts.annotations import value_text
 from ltui.widgets.view_models import LogLine
 from tests.app.frames import NOW, curve, frame, rank, snapshot
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ltui.app.presentation.launch_summary import free_gpus_text
+from ltui.app.launch.launch_text import free_gpus_text
 from ltui.training.gpu.reading import NO_DRIVER, GpuProcess, GpuReading, GpuView
 
 GIB = 1 << 30

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 from textual.app import App, ComposeResult
 
-from ltui.app.demo.gpu_demo import DemoApp
+from ltui.app.gpu_demo import DemoApp
 from ltui.app.live.frame import Frame
 from ltui.app.live.gpu_history import GpuHistory, GpuSeries, window_means
 from ltui.app.panels.gpu_panel import GpuOverview, GpuScreen
@@ -18,7 +18,7 @@ from ltui.app.presentation import gpu_view
 from ltui.training.gpu.findings import Finding, verdicts
 from ltui.training.state.gpu_values import GPU_READINGS
 from ltui.training.state.run_snapshot import GpuProcessSnapshot, RunState
-from ltui.widgets.gpu_table import GpuTable
+from ltui.widgets.run_tables import GpuTable
 from ltui.widgets.tone import Tone
 from tests.app.frames import NOW, frame, gpu, gpu_row, snapshot
 from tests.app.one_run import one_run, until

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from ltui.app.presentation.home_layout import FORM, PRESETS, RUNS, YAML, HomeLayout
+from ltui.app.screens.home_layout import FORM, PRESETS, RUNS, YAML, HomeLayout
 
 SIZES = [(200, 60), (160, 50), (120, 40), (80, 24), (60, 15)]
 

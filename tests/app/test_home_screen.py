@@ -30,15 +30,14 @@ from ltui.app.panels.form_fields import (
 from ltui.app.panels.launch_panel import FormPanel
 from ltui.app.panels.panel import LaunchLine, Panel
 from ltui.app.panels.runs_table import RunsTable
-from ltui.app.presentation.home_layout import PANELS
-from ltui.app.runs.list_layout import DEFAULT_LAYOUT
 from ltui.app.runs.run_entry import RunEntry
 from ltui.app.runs.run_list import RunList
-from ltui.app.runs.run_rows import DEFAULT_COLUMNS
+from ltui.app.runs.run_rows import DEFAULT_COLUMNS, DEFAULT_LAYOUT
 from ltui.app.screens.choosers import ColumnChooser
 from ltui.app.screens.dialog import ConfirmScreen, ProblemScreen
 from ltui.app.screens.help import HelpScreen
 from ltui.app.screens.home import HomeScreen
+from ltui.app.screens.home_layout import PANELS
 from ltui.app.screens.run import RunScreen
 from ltui.app.screens.yaml_editor import YamlScreen
 from ltui.app.settings import write_preference

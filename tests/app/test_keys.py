@@ -13,12 +13,12 @@ from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Input
 
-from ltui.app.keys.command_palette import MAX_RUNS, PlacesProvider, read_places
 from ltui.app.keys.footer import READONLY_BADGE, SCREEN, KeyFooter, listed_keys
 from ltui.app.panels.run_charts import RunCharts
 from ltui.app.presentation.metric_charts import shown_metrics
 from ltui.app.screens.help import TYPING, HelpScreen, help_lines
 from ltui.app.screens.home import HomeScreen
+from ltui.app.screens.palette import MAX_RUNS, PlacesProvider, read_places
 from ltui.app.screens.run import RunScreen
 from ltui.app.screens.run_questions import LabelQuestion
 from ltui.app.textual_app import LtuiApp

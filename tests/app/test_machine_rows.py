@@ -32,7 +32,7 @@ from ltui.training.state.run_snapshot import (
     Verdict,
     snapshot_from_json,
 )
-from ltui.widgets.gpu_table import heat_lines
+from ltui.widgets.run_tables import heat_lines
 from ltui.widgets.tone import Tone
 from ltui.widgets.view_models import LogLine, RankRow
 from tests.app.frames import NOW, frame, snapshot

@@ -20,7 +20,7 @@ from ltui.training.state.run_snapshot import RunSnapshot
 from ltui.widgets.header import RunHeader
 from ltui.widgets.line_sheet import LiveLines
 from ltui.widgets.log_view import LogLines
-from ltui.widgets.rank_table import RankTable
+from ltui.widgets.run_tables import RankTable
 from tests.app.frames import frame
 from tests.app.machine_frames import large_run, machine_frame, machine_run, stalled_run, unreachable
 from tests.app.one_run import OneRun, Script, one_run, settled, shown, until

@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 from textual.screen import ModalScreen
 from textual.widgets import Input
 
-from ltui.app.keys.key_queue import OrderedKeysApp
+from ltui.app.keys.ordered_input import OrderedKeysApp
 
 
 class Question(ModalScreen[str]):

@@ -13,8 +13,8 @@ from textual import events
 from textual.pilot import Pilot
 from textual.widgets import Input, OptionList, Static
 
-from ltui.app.keys.key_queue import HeldKey
-from ltui.app.runs.list_layout import DEFAULT_LAYOUT
+from ltui.app.keys.ordered_input import HeldKey
+from ltui.app.runs.run_rows import DEFAULT_LAYOUT
 from ltui.app.screens.choosers import ColumnChooser, MetricChooser
 from ltui.app.screens.dialog import ConfirmScreen
 from ltui.app.screens.resume_or_rerun import RerunScreen

@@ -9,10 +9,17 @@ from msgspec.structs import replace
 
 from ltui.app.panels.runs_table import RunsTable
 from ltui.app.presentation.metric_names import headline_metric
-from ltui.app.runs.list_layout import sorted_runs, with_column
 from ltui.app.runs.run_entry import RunEntry, summarise
 from ltui.app.runs.run_fields import FIELD_NAMES
-from ltui.app.runs.run_rows import DEFAULT_COLUMNS, RunRow, distinct_programs, is_empty, run_row
+from ltui.app.runs.run_rows import (
+    DEFAULT_COLUMNS,
+    RunRow,
+    distinct_programs,
+    is_empty,
+    run_row,
+    sorted_runs,
+    with_column,
+)
 from ltui.training.config.preset_discovery import shipped_names
 from ltui.training.config.presets import apply_form, load_preset
 from ltui.training.state.run_labels import RunLabels

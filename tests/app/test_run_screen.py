@@ -26,7 +26,7 @@ from ltui.training.state.run_snapshot import CheckpointInfo, RankState, RunState
 from ltui.widgets.charts.chart import Chart
 from ltui.widgets.header import RunHeader
 from ltui.widgets.log_view import LogLines, LogView
-from ltui.widgets.rank_table import RankTable
+from ltui.widgets.run_tables import RankTable
 from tests.app.frames import frame, log_lines, rank, snapshot
 from tests.app.one_run import OneRun, Script, answer, later, one_run, until
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from ltui.app.demo.gpu_demo import GPUS, LOST_S, ScriptedGpus
+from ltui.app.gpu_demo import GPUS, LOST_S, ScriptedGpus
 from ltui.training.gpu.run_gpus import RunGpus
 from ltui.training.state.run_snapshot import RankSnapshot, RankState
 
@@ -59,8 +59,6 @@ def test_readings_change_once_a_second() -> None:
 
 
 def test_the_demo_loads_neither_the_driver_nor_what_reads_histories() -> None:
-    program = (
-        "import sys, ltui.app.demo.gpu_demo; print({'pynvml', 'sqlite3'} & sys.modules.keys())"
-    )
+    program = "import sys, ltui.app.gpu_demo; print({'pynvml', 'sqlite3'} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.strip() == "set()"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ltui.app.demo.machines_demo import MachinesDemoApp, SimulatedMachines
-from ltui.app.demo.scripted_machines import (
+from ltui.app.machines_demo import MachinesDemoApp, SimulatedMachines
+from ltui.app.presentation.machine_rows import MachineRows, RowSelection
+from ltui.app.screens.run import RunScreen
+from ltui.app.scripted_machines import (
     CUT_S,
     LABEL,
     PERIOD_S,
@@ -16,8 +18,6 @@ from ltui.app.demo.scripted_machines import (
     snapshot_at,
     steps_at,
 )
-from ltui.app.presentation.machine_rows import MachineRows, RowSelection
-from ltui.app.screens.run import RunScreen
 from ltui.training.state.run_snapshot import NodeState, RankState, RunSnapshot
 from ltui.widgets.header import RunHeader
 from tests.app.one_run import until

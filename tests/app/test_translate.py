@@ -22,7 +22,7 @@ from ltui.training.state.run_snapshot import CheckpointInfo, RankState, RunState
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets import formats
 from ltui.widgets.columns import Column
-from ltui.widgets.rank_table import RankTable
+from ltui.widgets.run_tables import RankTable
 from ltui.widgets.tone import Tone
 from tests.app.frames import NOW, frame, gpu, rank, snapshot
 

@@ -14,14 +14,14 @@ import pytest
 
 from ltui.app.live.curve_arithmetic import CurveRequest, LatestCurveRequest
 from ltui.app.live.frame import Frame
-from ltui.app.live.poller_thread import (
+from ltui.app.live.run_poller import (
     FASTEST_S,
     MAX_CPU_FRACTION,
     SLOWEST_S,
     FramePacer,
     PollerThread,
+    RunPoller,
 )
-from ltui.app.live.run_poller import RunPoller
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.shared.record_types import StepField
 from ltui.training.state.run_snapshot import RunState

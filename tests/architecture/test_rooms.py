@@ -87,7 +87,7 @@ def test_the_front_ends_never_load_pyzmq() -> None:
     # Only a run on several machines pays for its import, in its own processes. `ltui join` talks to
     # the head itself.
     joining = (
-        *("ltui.app.nodes", "ltui.app.commands.join", "ltui.app.foreground.follow_agent"),
+        *("ltui.app.nodes", "ltui.app.commands.join"),
         # What a batch script runs on the nodes of its job.
         *("ltui.app.slurm.job_process", "ltui.app.slurm.job_nodes"),
     )

@@ -10,12 +10,12 @@ import asyncio
 import statistics
 import time
 
-from ltui.app.demo.machines_demo import MachinesDemoApp, SimulatedMachines
-from ltui.app.demo.scripted_machines import CUT_S, STALL_S, Cluster
 from ltui.app.live.frame import Frame
+from ltui.app.machines_demo import MachinesDemoApp, SimulatedMachines
 from ltui.app.panels.ranks_panel import MachineTable, RanksPanel
 from ltui.app.presentation.machine_rows import RowSelection
 from ltui.app.screens.run import RunScreen
+from ltui.app.scripted_machines import CUT_S, STALL_S, Cluster
 from tests.bench.row import Row, row
 
 CLUSTER = Cluster(nodes=128, gpus_per_node=8)

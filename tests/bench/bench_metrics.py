@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from ltui.app.live.poller_thread import FASTEST_S
+from ltui.app.live.run_poller import FASTEST_S
 from ltui.training.state.run_snapshot import MetricValue
 from ltui.training.store.history_writer import KEEP_ROWS, Batch, Cursor, StoreWriter
 from ltui.training.store.run_directory import RunDir

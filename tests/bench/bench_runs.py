@@ -28,7 +28,7 @@ import sys, time
 from pathlib import Path
 from ltui.app.runs.run_list import RunList
 from ltui.app.runs.filter_runs import run_filter
-from ltui.app.runs.list_layout import sorted_runs
+from ltui.app.runs.run_rows import sorted_runs
 began = time.process_time()
 runs = RunList(Path(sys.argv[1]), None)
 shown = runs.poll()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ltui.app.live.poller_thread import FASTEST_S, FramePacer
+from ltui.app.live.run_poller import FASTEST_S, FramePacer
 from ltui.app.textual_app import LtuiApp
 from ltui.training.store.run_directory import RunDir
 

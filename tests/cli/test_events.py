@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ltui.app.foreground.follow_run import RunFollower, event_line, failure_lines
-from ltui.app.foreground.interrupt_signals import ReceivedSignals
+from ltui.app.interrupt_signals import ReceivedSignals
 from ltui.training.json_codec import to_json
 from ltui.training.state.run_snapshot import Event, RunState, Verdict
 from ltui.training.store.history_reader import StoredEvent

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from ltui.app.foreground.follow_run import can_open_dashboard
-from ltui.app.foreground.interrupt_signals import ReceivedSignals
 from ltui.app.foreground.run_in_dashboard import ForegroundApp
+from ltui.app.interrupt_signals import ReceivedSignals
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.history_writer import StoreWriter
 from ltui.training.store.run_directory import RunDir

@@ -11,13 +11,13 @@ import pytest
 from textual.pilot import Pilot
 
 from ltui.app.compare.comparison import Comparison
-from ltui.app.keys.command_palette import read_places
 from ltui.app.keys.footer import KeyFooter
-from ltui.app.panels.comparison_table import ComparisonTable
+from ltui.app.panels.comparison_widgets import ComparisonTable, ParallelChart
 from ltui.app.panels.linked_charts import MetricGrid
 from ltui.app.panels.panel import TabBar
 from ltui.app.screens.choosers import MetricChooser
 from ltui.app.screens.compare import CompareScreen
+from ltui.app.screens.palette import read_places
 from ltui.app.screens.run import RunScreen
 from ltui.app.textual_app import LtuiApp
 from ltui.training.state.run_snapshot import RunSnapshot, RunState
@@ -26,7 +26,6 @@ from ltui.training.store.history_writer import StoreWriter
 from ltui.training.store.run_directory import RunDir, list_runs
 from ltui.widgets.charts.chart import Chart
 from ltui.widgets.charts.chart_options import sign_of
-from ltui.widgets.charts.parallel_chart import ParallelChart
 from ltui.widgets.view_models import ChartSeries
 from tests.compare.stored_runs import (
     BEGAN,

@@ -16,11 +16,11 @@ from msgspec.structs import replace
 from ltui.app.compare.alignment import BAND_NAMES
 from ltui.app.compare.compared_run import keep_colours, run_colours
 from ltui.app.compare.comparison import Comparison, Grouping, groups_of
+from ltui.app.compare.comparison_charts import ViewSettings, reference_id
 from ltui.app.compare.comparison_report import comparison_json, report_lines
 from ltui.app.compare.comparison_tables import EQUAL, settings_table
 from ltui.app.compare.read_run import default_metrics, read_runs
-from ltui.app.compare.view_settings import ViewSettings, reference_id
-from ltui.app.runs.run_settings import command_settings, is_seed
+from ltui.app.presentation.run_configuration import command_settings, is_seed
 from ltui.training.lifecycle.run_status import current_snapshot
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import RunState

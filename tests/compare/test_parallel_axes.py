@@ -11,11 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ltui.app.compare.comparison import Comparison
-from ltui.app.compare.comparison_charts import MISSING_SHARE, parallel_view, scaled_axis
+from ltui.app.compare.comparison_charts import (
+    MISSING_SHARE,
+    ViewSettings,
+    parallel_view,
+    scaled_axis,
+)
 from ltui.app.compare.comparison_report import comparison_json
 from ltui.app.compare.read_run import read_runs
-from ltui.app.compare.view_settings import ViewSettings
-from ltui.app.runs.run_settings import number_of
+from ltui.app.presentation.run_configuration import number_of
 from ltui.training.lifecycle.run_status import current_snapshot
 from ltui.training.store.run_directory import RunDir
 from tests.compare.stored_runs import config, losses, write_run

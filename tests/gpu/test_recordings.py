@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from ltui.app.demo.gpu_demo import recorded_demo
+from ltui.app.gpu_demo import recorded_demo
 from ltui.training.gpu.reading import (
     GpuProcess,
     GpuReading,
@@ -19,7 +19,7 @@ from ltui.training.gpu.reading import (
     write_recording,
 )
 from ltui.training.gpu.run_gpus import RunGpus
-from ltui.widgets.gpu_table import BELOW, GpuTable
+from ltui.widgets.run_tables import BELOW, GpuTable
 
 RECORDINGS = sorted((Path(__file__).parent / "recordings").glob("*.jsonl"))
 """Recordings of real GPUs, if there are any: ``recording.jsonl`` of the section ``readings``."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ltui.app.exit_codes import EXIT_STOPPED
+from ltui.app.command_output import EXIT_STOPPED
 from ltui.app.nodes.start_head import head_place
 from ltui.app.slurm.job_nodes import _write_nodes
 from ltui.app.slurm.job_submission import continue_run

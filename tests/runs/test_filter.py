@@ -26,7 +26,8 @@ from ltui.app.runs.filter_syntax import (
     Word,
     parse_filter,
 )
-from ltui.app.runs.list_layout import (
+from ltui.app.runs.run_entry import MetricValues, RunEntry, summarise
+from ltui.app.runs.run_rows import (
     first_order,
     next_order,
     order_text,
@@ -34,7 +35,6 @@ from ltui.app.runs.list_layout import (
     sort_key,
     sorted_runs,
 )
-from ltui.app.runs.run_entry import MetricValues, RunEntry, summarise
 from ltui.training.state.run_labels import RunLabels
 from ltui.training.state.run_snapshot import MetricValue, RunState
 from ltui.training.store.run_directory import RunDir

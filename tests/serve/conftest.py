@@ -13,7 +13,6 @@ from urllib.parse import parse_qs, urlsplit
 import psutil
 import pytest
 
-from ltui.app.serve.access import cookie_name
 from tests.ltui_command import LTUI
 
 Answer = tuple[int, dict[str, str], str]
@@ -36,6 +35,9 @@ class Served:
 
     @property
     def cookie(self) -> str:
+        # Imported here: it needs the packages of the extra `serve`.
+        from ltui.app.dashboard_server import cookie_name
+
         return f"{cookie_name(self.token)}={self.token}"
 
     def get(self, path: str, *, token: bool = True, **headers: str) -> Answer:

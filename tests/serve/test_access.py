@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ltui.app.serve.access import cookie_name, has_token, is_loopback, refusal
+pytest.importorskip("aiohttp")
+pytest.importorskip("textual_serve")
+
+from ltui.app.dashboard_server import cookie_name, has_token, is_loopback, refusal
 
 HOST = "127.0.0.1:8765"
 ORIGIN = f"http://{HOST}"

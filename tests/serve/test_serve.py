@@ -110,7 +110,7 @@ def test_others_without_the_token_keep_nobody_out_and_fill_no_log(
     serve: Callable[..., Served], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any user of the machine can connect, and send anything."""
-    from ltui.app.serve.dashboard_server import MAX_STRANGERS
+    from ltui.app.dashboard_server import MAX_STRANGERS
 
     with (tmp_path / "log").open("w") as log:
         monkeypatch.setattr("subprocess.Popen", partial(subprocess.Popen, stderr=log))
@@ -136,7 +136,7 @@ def test_others_without_the_token_keep_nobody_out_and_fill_no_log(
 
 
 async def test_a_page_is_not_made_larger_than_any_screen(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ltui.app.serve.dashboard_server import _Page
+    from ltui.app.dashboard_server import _Page
 
     sent: list[Any] = []
 

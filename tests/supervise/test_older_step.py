@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ltui.app.cli import main
-from ltui.app.exit_codes import EXIT_DONE
+from ltui.app.command_output import EXIT_DONE
 from ltui.training.lifecycle.resume_run import resume
 from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.problem import ProblemError

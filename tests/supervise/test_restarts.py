@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from ltui.app.cli import main
-from ltui.app.exit_codes import EXIT_BAD_INPUT, EXIT_DONE
+from ltui.app.command_output import EXIT_BAD_INPUT, EXIT_DONE
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.launch_run import launch
 from ltui.training.lifecycle.restart_policy import (

@@ -9,11 +9,10 @@ from textual.containers import Horizontal
 
 from ltui.app.presentation.run_view import RANK_METRICS
 from ltui.widgets.charts.chart import Chart
-from ltui.widgets.gpu_table import GpuTable
 from ltui.widgets.header import RunHeader
 from ltui.widgets.log_view import LogView
 from ltui.widgets.palette import THEMES
-from ltui.widgets.rank_table import RankTable
+from ltui.widgets.run_tables import GpuTable, RankTable
 from ltui.widgets.tone import Tone
 from ltui.widgets.view_models import (
     Cell,

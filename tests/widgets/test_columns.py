@@ -7,18 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from ltui.widgets.bars import bar_cells, step_strip, strip
 from ltui.widgets.columns import (
     Column,
+    bar_cells,
     changed_columns,
     fit_columns,
     pad_or_cut,
     row_line,
     scrolled_columns,
+    step_strip,
+    strip,
     title_line,
 )
-from ltui.widgets.gpu_table import GpuTable
-from ltui.widgets.rank_table import RankTable
+from ltui.widgets.run_tables import GpuTable, RankTable
 from ltui.widgets.view_models import Cell
 from tests.widgets.board import RANKS
 

@@ -10,8 +10,7 @@ from textual.app import App, ComposeResult
 from textual.geometry import Region
 
 from ltui.widgets.columns import SAMPLES, Cells, Column, LazyRows
-from ltui.widgets.gpu_table import GpuTable
-from ltui.widgets.rank_table import RankTable
+from ltui.widgets.run_tables import GpuTable, RankTable
 from ltui.widgets.table import Table
 from ltui.widgets.tone import Tone
 from ltui.widgets.view_models import Cell, GpuRow, RankRow

@@ -14,11 +14,11 @@ from xml.sax.saxutils import escape
 
 from msgspec import Struct, field
 
+from ltui.widgets.charts.annotations import value_text
 from ltui.widgets.charts.axis_scale import AxisRange, linear_ticks, visible_range
 from ltui.widgets.charts.braille import CurveColumns
 from ltui.widgets.charts.canvas import Canvas
 from ltui.widgets.charts.chart_options import ChartOptions
-from ltui.widgets.charts.legend import value_text
 from ltui.widgets.charts.parallel_plot import ParallelViewModel
 from ltui.widgets.charts.plot import Layout, VisibleCurve, data_range, lay_out, scale_note
 from ltui.widgets.formats import THIN

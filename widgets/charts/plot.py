@@ -16,6 +16,17 @@ from msgspec.structs import replace
 from rich.cells import cell_len
 
 from ltui.widgets.charts import braille
+from ltui.widgets.charts.annotations import (
+    MARGIN,
+    PlotArea,
+    draw_crosshair,
+    draw_legend,
+    draw_marks,
+    draw_selection,
+    draw_x_axis,
+    value_at,
+    value_text,
+)
 from ltui.widgets.charts.axis_scale import (
     NOISE,
     AxisRange,
@@ -34,15 +45,6 @@ from ltui.widgets.charts.chart_options import (
     dash_of,
     ink_of,
     marker_of,
-)
-from ltui.widgets.charts.legend import draw_legend, value_at, value_text
-from ltui.widgets.charts.x_axis import (
-    MARGIN,
-    PlotArea,
-    draw_crosshair,
-    draw_marks,
-    draw_selection,
-    draw_x_axis,
 )
 from ltui.widgets.formats import LOADING, metric
 from ltui.widgets.view_models import ChartSeries, ChartViewModel, FloatArray

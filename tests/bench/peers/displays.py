@@ -25,7 +25,7 @@ from tests.ltui_command import LTUI
 GPU_SCREEN = (
     "from ltui.app.open_dashboard import open_app\n"
     "def make():\n"
-    "    from ltui.app.demo.gpu_demo import DemoApp, SimulatedGpus\n"
+    "    from ltui.app.gpu_demo import DemoApp, SimulatedGpus\n"
     "    from ltui.training.gpu.sampler import GpuSampler\n"
     "    return DemoApp(lambda: SimulatedGpus(GpuSampler()))\n"
     "open_app(make)\n"

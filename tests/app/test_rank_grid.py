@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from ltui.widgets.cell_grid import CellGrid, GridGroup, LegendEntry, Mark, grid_lines
+from ltui.app.presentation.rank_grid import CellGrid, GridGroup, LegendEntry, Mark, grid_lines
 from ltui.widgets.columns import Cells
 from ltui.widgets.tone import Tone
 

@@ -1,4 +1,7 @@
-"""The output of a command: standard output, or a file that appears only when it is complete."""
+"""The output of a command: its exit code, and standard output or a file with its formats.
+
+A file appears under its name only when it is complete.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,26 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ltui.training.problem import ProblemError
+
+EXIT_DONE = 0
+"""The command succeeded, or the run finished."""
+EXIT_FAILED = 1
+"""The run failed, or the request was not carried out."""
+EXIT_BAD_INPUT = 2
+"""The input was wrong; nothing was started or changed."""
+EXIT_STOPPED = 3
+"""The run stopped and can be resumed."""
+EXPORT_FORMATS = {
+    "csv": "a CSV table",
+    "json": "a JSON table",
+    "parquet": "a Parquet table",
+    "tensorboard": "TensorBoard event files, in a folder",
+}
+"""Name and description of each format in which the metrics of runs can be written."""
+FOLDER_FORMAT = "tensorboard"
+"""The format that is a folder with several files."""
+PRINTED_FORMATS = ("csv", "json")
+"""Formats that standard output can have."""
 
 
 class PlainText:

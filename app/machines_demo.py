@@ -11,7 +11,10 @@ from pathlib import Path
 import numpy as np
 from textual.screen import Screen
 
-from ltui.app.demo.scripted_machines import (
+from ltui.app.live.frame import Frame, ResolvedVerdict
+from ltui.app.live.gpu_history import GpuHistory
+from ltui.app.screens.run import RunScreen
+from ltui.app.scripted_machines import (
     LABEL,
     SAMPLES_PER_STEP,
     STEP_S,
@@ -19,9 +22,6 @@ from ltui.app.demo.scripted_machines import (
     loss_at,
     snapshot_at,
 )
-from ltui.app.live.frame import Frame, ResolvedVerdict
-from ltui.app.live.gpu_history import GpuHistory
-from ltui.app.screens.run import RunScreen
 from ltui.app.textual_app import LtuiApp
 from ltui.training.state.run_snapshot import RankState, RunSnapshot, Verdict
 from ltui.training.store.curve_reader import Curve

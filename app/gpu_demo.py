@@ -41,8 +41,8 @@ from ltui.training.gpu.reading import (
 )
 from ltui.training.gpu.run_gpus import GpuSource, RunGpus
 from ltui.training.state.run_snapshot import RankSnapshot, RankState, RunSnapshot, RunState
-from ltui.widgets.gpu_table import GpuTable
 from ltui.widgets.make_bindings import bindings
+from ltui.widgets.run_tables import GpuTable
 
 GPUS = 8
 OTHER_PROCESS = GpuProcess(

@@ -1,1 +1,0 @@
-"""The dashboard in a browser (``ltui serve``)."""
