@@ -1,5 +1,5 @@
 # make run    install what is needed, then open ltui with the quickstart run started
-# make test   install what the tests need, then run the gate (six to eight minutes on two cores)
+# make test   install what the tests need, then run the gate (20 minutes on two cores)
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -16,7 +16,7 @@ help:
 	@printf '%s\n' \
 	  'make run      install what is needed, then open ltui with the quickstart run started' \
 	  'make test     install what the tests need, then ruff, types, import contracts, tests' \
-	  'make test-all run the slow tests, which make test leaves out (15 minutes)' \
+	  'make test-all run the slow tests, which make test leaves out (30 minutes)' \
 	  'make nodes    run on two machines: namespaces, ssh, a SLURM cluster (30 minutes)' \
 	  'make versions run with the oldest and the newest Lightning and torch (10 minutes)' \
 	  'make bench    measure the promised numbers, each beside its bound' \
