@@ -109,11 +109,12 @@ class NodeAgent:
 
     def run(self) -> AttemptPlan | None:
         """Run the attempt until the head ends it. Return the plan of the next one, or None."""
+        plan: AttemptPlan | None = None
         try:
-            end = self._supervise()
-            return self._finish(end)
+            plan = self._finish(self._supervise())
         finally:
-            self.live.close()
+            self._close(keep_lock=plan is not None)
+        return plan
 
     # -- the loop ------------------------------------------------------------------------------
 
@@ -277,13 +278,11 @@ class NodeAgent:
                 continue
             self._link.woken(report_period_s(self._nodes, urgent=False))
         self.live.run_dir.engine_final_path(self.live.number).touch()
-        self._close()
         return None
 
     def _next_attempt(self, orders: Orders) -> AttemptPlan:
         """Return the plan of the attempt that the head has begun."""
         self.live.run_dir.engine_final_path(self.live.number).touch()
-        self._close(keep_lock=True)
         return replace(
             orders.plan.on_another_node(), restarted_because="the run was restarted on node 0"
         )
