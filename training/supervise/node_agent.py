@@ -109,11 +109,13 @@ class NodeAgent:
 
     def run(self) -> AttemptPlan | None:
         """Run the attempt until the head ends it. Return the plan of the next one, or None."""
-        plan: AttemptPlan | None = None
         try:
             plan = self._finish(self._supervise())
-        finally:
-            self._close(keep_lock=plan is not None)
+        except BaseException:
+            # The lock stays as that of a process that has died, so that another one continues.
+            self.live.close()
+            raise
+        self._close(keep_lock=plan is not None)
         return plan
 
     # -- the loop ------------------------------------------------------------------------------
