@@ -9,10 +9,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 from rich.style import Style
 from rich.text import Text
-from textual.app import ActionError, RenderResult
+from textual.app import RenderResult
 from textual.binding import Binding
 from textual.dom import DOMNode
-from textual.events import Event
 from textual.keys import format_key
 from textual.screen import Screen
 from textual.widget import Widget
@@ -223,14 +222,6 @@ class KeyFooter(Widget):
         if tuple(hints) != self._hints:
             self._hints = tuple(hints)
             self.refresh()
-
-    async def broker_event(self, event_name: str, event: Event) -> bool:
-        try:
-            return await super().broker_event(event_name, event)
-        except ActionError:
-            if self.app.focused is not None:
-                raise
-            return False  # The focus has gone since the keys were drawn.
 
     def render(self) -> RenderResult:
         line = Text(" ", no_wrap=True, end="")

@@ -19,11 +19,12 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from textual import events
 from textual._context import active_message_pump
+from textual.actions import ActionParseResult
 from textual.app import App
 from textual.css.query import NoMatches
 from textual.dom import DOMNode, NoScreen
@@ -67,6 +68,18 @@ class ClosingScreensApp(App[None]):
         except NoWidget:
             return False
         return not isinstance(widget, Screen) and not widget.is_attached
+
+    async def run_action(
+        self,
+        action: str | ActionParseResult,
+        default_namespace: DOMNode | None = None,
+        namespaces: Mapping[str, DOMNode] | None = None,
+    ) -> bool:
+        """Ignore an action of the widget with the focus if no widget has it any more."""
+        target = action.partition(".")[0] if isinstance(action, str) else action[0]
+        if target == "focused" and self.focused is None:
+            return False
+        return await super().run_action(action, default_namespace, namespaces)
 
     async def _dispatch_action(self, namespace: DOMNode, action_name: str, params: Any) -> bool:
         """Ignore an action of a screen that is closing, or whose widgets are not there yet."""

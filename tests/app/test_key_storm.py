@@ -14,6 +14,7 @@ from textual.css.query import NoMatches
 from textual.worker import Worker
 
 from ltui.app.keys.footer import KeyFooter, KeyHint
+from ltui.app.keys.ordered_input import OrderedKeysApp
 from ltui.app.panels.linked_charts import toggle_log, toggle_outliers
 from ltui.app.panels.presets_panel import PresetCatalog
 from ltui.app.panels.runs_panel import RunsPanel
@@ -212,7 +213,7 @@ async def test_keys_of_the_list_of_runs_wait_for_its_table(
         panel.fill_list()
 
 
-class _OneFooter(App[None]):
+class _OneFooter(OrderedKeysApp):
     def compose(self) -> ComposeResult:
         yield KeyFooter([KeyHint("↑↓", "zoom", "focused.zoom(1)")])
 

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import pytest
 import zmq
@@ -446,24 +447,29 @@ def test_an_agent_of_another_version_gets_the_sentence_in_its_version() -> None:
         assert recording.reports == []
 
 
-def test_an_agent_shows_the_refusal_of_a_head_of_another_version() -> None:
+@contextlib.contextmanager
+def bare_head() -> Iterator[tuple[zmq.Socket[bytes], int]]:
+    """The socket of a head that a test answers by hand, and its port."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
         router = context.socket(zmq.ROUTER)
         options(router, CURVE_SERVER=1, LINGER=0, RCVTIMEO=60_000)
         router.setsockopt(zmq.CURVE_SECRETKEY, curve_key(KEY.head_secret)[1])
-        port = router.bind_to_random_port(f"tcp://{LOOPBACK}")
-        with agent(KEY, port) as link:
-            wait_for(lambda: link.connected)
-            assert link.exchange(b"report", 0.0) is None
-            route, *_ = router.recv_multipart()
-            orders = Header(MessageKind.ORDERS, bytes(8), 1, version=1).encode()
-            refusal_of_1 = Header(MessageKind.REFUSED, bytes(8), 0, version=1).encode()
-            router.send_multipart([route, orders, b"orders"])
-            router.send_multipart([route, refusal_of_1, b"it uses version 2"])
-            assert "refuses this node: it uses version 2." in refusal(link, b"report")
+        yield router, router.bind_to_random_port(f"tcp://{LOOPBACK}")
     finally:
         context.destroy(linger=0)
+
+
+def test_an_agent_shows_the_refusal_of_a_head_of_another_version() -> None:
+    with bare_head() as (router, port), agent(KEY, port) as link:
+        wait_for(lambda: link.connected)
+        assert link.exchange(b"report", 0.0) is None
+        route, *_ = router.recv_multipart()
+        orders = Header(MessageKind.ORDERS, bytes(8), 1, version=1).encode()
+        refusal_of_1 = Header(MessageKind.REFUSED, bytes(8), 0, version=1).encode()
+        router.send_multipart([route, orders, b"orders"])
+        router.send_multipart([route, refusal_of_1, b"it uses version 2"])
+        assert "refuses this node: it uses version 2." in refusal(link, b"report")
 
 
 def test_a_frame_over_the_limit_ends_its_connection_only() -> None:
@@ -486,26 +492,18 @@ def test_any_header_decodes_or_is_malformed(data: bytes, begins_well: bool) -> N
 
 
 def test_an_agent_ignores_malformed_orders() -> None:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    try:
-        router = context.socket(zmq.ROUTER)
-        options(router, CURVE_SERVER=1, LINGER=0, RCVTIMEO=60_000)
-        router.setsockopt(zmq.CURVE_SECRETKEY, curve_key(KEY.head_secret)[1])
-        port = router.bind_to_random_port(f"tcp://{LOOPBACK}")
-        with agent(KEY, port) as link:
-            wait_for(lambda: link.connected)
-            assert link.exchange(b"report", 0.0) is None
-            route, encoded, _ = router.recv_multipart()
-            header = decode_header(encoded)
-            stranger = Header(MessageKind.ORDERS, b"stranger", header.number).encode()
-            future = Header(MessageKind.ORDERS, header.instance, header.number + 9).encode()
-            for frames in ([b""], [b"junk", b"x"], [encoded], [stranger, b"x"], [future, b"x"]):
-                router.send_multipart([route, *frames])
-            answer = Header(MessageKind.ORDERS, header.instance, header.number).encode()
-            router.send_multipart([route, answer, b"right"])
-            assert wait_for(lambda: link.exchange(b"report", 0.05)) == b"right"
-    finally:
-        context.destroy(linger=0)
+    with bare_head() as (router, port), agent(KEY, port) as link:
+        wait_for(lambda: link.connected)
+        assert link.exchange(b"report", 0.0) is None
+        route, encoded, _ = router.recv_multipart()
+        header = decode_header(encoded)
+        stranger = Header(MessageKind.ORDERS, b"stranger", header.number).encode()
+        future = Header(MessageKind.ORDERS, header.instance, header.number + 9).encode()
+        for frames in ([b""], [b"junk", b"x"], [encoded], [stranger, b"x"], [future, b"x"]):
+            router.send_multipart([route, *frames])
+        answer = Header(MessageKind.ORDERS, header.instance, header.number).encode()
+        router.send_multipart([route, answer, b"right"])
+        assert wait_for(lambda: link.exchange(b"report", 0.05)) == b"right"
 
 
 # -- dependency ------------------------------------------------------------------------------------

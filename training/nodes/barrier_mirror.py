@@ -21,6 +21,7 @@ the worker group in its name; the copy of another table is ignored.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import re
@@ -310,14 +311,12 @@ class BarrierMirror:
 
     def _table(self) -> memoryview | None:
         """Return the words of the newest table; None if no rank has created one."""
-        try:
+        with contextlib.suppress(OSError):
             changed_ns = os.stat(self._dir).st_mtime_ns
             if changed_ns != self._dir_changed_ns and self._open_newest():
                 # A file that is created within the same tick of the clock does not change the time.
                 is_old = time.time_ns() - changed_ns > DIR_SETTLED_NS
                 self._dir_changed_ns = changed_ns if is_old else -1
-        except OSError:
-            return self._words
         return self._words
 
     def _open_newest(self) -> bool:
