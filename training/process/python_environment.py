@@ -11,6 +11,7 @@ Optional libraries are those of file formats that ltui uses only if they are ins
 from __future__ import annotations
 
 import importlib
+import os
 import shlex
 import sys
 from typing import Any
@@ -32,6 +33,11 @@ def module_command(module: str, *words: str, python: str | None = None) -> list[
 def program_command(program: str, *, python: str) -> list[str]:
     """Return the command line of ``python -c program``."""
     return [python, "-c", f"{_WITHOUT_CURRENT_FOLDER}\n{program}"]
+
+
+def user_umask() -> int:
+    """Return the umask of the process that started the run, for the user's own commands."""
+    return int(os.environ.get("LTUI_RUN_UMASK", "77"), 8)
 
 
 def load_library(module: str, extra: str, where: str) -> Any:

@@ -22,7 +22,7 @@ from pathlib import Path
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.launch_run import mirror_folder
 from ltui.training.problem import ProblemError
-from ltui.training.process.python_environment import module_command
+from ltui.training.process.python_environment import module_command, user_umask
 from ltui.training.state.run_snapshot import Event
 from ltui.training.store.database_schema import NoHistoryError, StoreError
 from ltui.training.store.export_files import FollowedEvents
@@ -73,6 +73,7 @@ class EventMirror:
                     stdout=subprocess.PIPE,
                     stderr=log,
                     cwd=self._run_dir.path,
+                    umask=user_umask(),
                     start_new_session=True,
                 )
         except OSError as error:

@@ -30,7 +30,9 @@ def main(argv: list[str] | None = None) -> int:
             os._exit(0)
     for number in (signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
-    os.umask(0o077)
+    # What ltui writes is private. The user's commands get the umask of the process that started the
+    # run, also from a supervisor that the shim starts.
+    os.environ.setdefault("LTUI_RUN_UMASK", f"{os.umask(0o077):o}")
     return _supervise(arguments)
 
 

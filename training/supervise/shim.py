@@ -120,6 +120,7 @@ class Shim:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                umask=int(os.environ.get("LTUI_RUN_UMASK", "77"), 8),
                 preexec_fn=before_exec,
             )
         except (OSError, subprocess.SubprocessError) as error:

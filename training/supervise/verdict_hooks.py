@@ -32,6 +32,7 @@ from msgspec.structs import replace
 
 from ltui.training.config.run_spec import RunSpec, VerdictLevel
 from ltui.training.json_codec import to_json
+from ltui.training.process.python_environment import user_umask
 from ltui.training.state.run_snapshot import Event, Verdict
 from ltui.training.state.verdicts import VerdictTracker, headline, triggers_hook
 
@@ -177,6 +178,7 @@ class VerdictHooks:
                     stderr=output,
                     cwd=self._spec.cwd,
                     env=_environment(self._spec.env, document),
+                    umask=user_umask(),
                     start_new_session=True,
                 )
             except (OSError, ValueError) as error:
