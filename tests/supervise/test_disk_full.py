@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ltui.training.lifecycle.launch_run import launch
-from ltui.training.lifecycle.run_status import resolve_snapshot
+from ltui.training.lifecycle.run_status import current_snapshot, resolve_snapshot
 from ltui.training.state.run_snapshot import LIVE, RunState
 from ltui.training.store.run_directory import RunDir
 from tests.required import required
@@ -63,6 +63,27 @@ def test_the_end_is_recorded_once_there_is_room(runs: Runs, small_disk: Path) ->
     ballast.unlink()
     runs.until_alone(run)
     assert runs.ended(run).history_note is None
+    assert runs.steps(run) == list(range(1, 151))
+
+
+@pytest.mark.slow
+def test_an_end_that_finds_no_room_is_recorded_by_a_later_command(
+    runs: Runs, small_disk: Path
+) -> None:
+    """The supervisor waits a minute for room, then it leaves."""
+    gate = runs.cwd / "gate"
+    run = _start(runs, small_disk, "--steps", "150", "--gate", str(gate), "--gate-at", "20")
+    ballast = fill(small_disk)
+    gate.touch()
+    runs.until(run, lambda s: s.state is RunState.FINISHED)
+    runs.until_alone(run, seconds=150)
+    full = [resolve_snapshot(run) for _ in range(2)]
+    assert full[0].state is RunState.FINISHED
+    assert full[0].elapsed_s == full[1].elapsed_s
+    assert "not recorded" in required(full[0].history_note)
+    ballast.unlink()
+    ended = current_snapshot(run)
+    assert (ended.state, ended.history_note) == (RunState.FINISHED, None)
     assert runs.steps(run) == list(range(1, 151))
 
 

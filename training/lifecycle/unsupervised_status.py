@@ -36,6 +36,8 @@ from ltui.training.state.snapshot_from_fold import (
 from ltui.training.store.run_checkpoints import list_checkpoints
 from ltui.training.store.run_directory import RunDir
 
+NOT_RECORDED = "its end and the last records are not recorded"
+
 
 def status_by_pulses(
     run_dir: RunDir,
@@ -122,16 +124,20 @@ def _without_supervisor(
             global_step=current.global_step,
         )
     )
+    ended_at = exit_.ended_at if exit_ else current.taken_at
+    lasted_s = None if ended_at is None else max(0.0, ended_at - (current.started_at or ended_at))
     return replace(
         current,
         supervisor_pid=None,
+        elapsed_s=lasted_s,
+        history_note="; ".join(t for t in (current.history_note, NOT_RECORDED) if t),
         ranks=tuple(
             r if r.state is RankState.ENDED else replace(r, state=RankState.DEAD) for r in ranks
         ),
         state=end.state,
         detail=end.detail,
         exit_code=end.exit_code,
-        ended_at=exit_.ended_at if exit_ else current.taken_at,
+        ended_at=ended_at,
         eta_s=None,
         verdicts=(),
     )

@@ -46,7 +46,8 @@ HOOK_WAIT_S = 2.0
 END_PATIENCE_S = 60.0
 """Seconds to retry writing the end to a full disk.
 
-After that the supervisor exits. Clients then derive the end from the files of shim and ranks.
+After that the supervisor exits like one that was killed: clients derive the end from the files of
+shim and ranks, and the next ltui command starts a supervisor that records it.
 """
 
 
@@ -64,6 +65,8 @@ class AttemptFinisher:
         self._requests = requests
         self._notifier = notifier
         self._server = server
+        self.recorded = True
+        """False once the end could not be written in time."""
 
     def finish(self, engine_exit: EngineExit | None) -> None:
         """Finish an attempt whose engine has ended. Schedule a restart if one is due.
@@ -209,8 +212,9 @@ class AttemptFinisher:
         self._server.publish(attempt.snapshot)
         attempt.update_diagnoses(judgement, attempt.last_poll())
         deadline = time.monotonic() + END_PATIENCE_S
-        while not self._write_end(end) and time.monotonic() < deadline:
+        while not (written := self._write_end(end)) and time.monotonic() < deadline:
             time.sleep(1.0)
+        self.recorded = written
         for verdict in gpu_verdicts:
             attempt.recorder.write(attempt.store.write_verdict, attempt.number, verdict)
         self._record_last_events(judgement, ended_at)

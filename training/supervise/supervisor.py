@@ -329,7 +329,8 @@ class Supervisor:
         live.close()
         self._requests.close()
         self._server.close()
-        if not keep_lock:
+        recorded = self._finisher.recorded
+        if recorded and not keep_lock:
             # Not earlier: until the end is recorded and the shim released, another supervisor may
             # have to continue with them.
             with contextlib.suppress(sqlite3.Error):
@@ -341,7 +342,11 @@ class Supervisor:
         if keep_lock:
             return
         # Release the lock explicitly: a driver call that hangs may keep the process from exiting.
-        release_lock(live.lock)
+        if recorded:
+            release_lock(live.lock)
+        else:
+            # The lock file goes on naming this process, so that the run counts as abandoned.
+            os.close(live.lock)
         # Last: nobody waits for it.
         empty_bin(live.run_dir.home, limit_s=CLEAN_S)
         # Wait for verdict hooks in progress after the run is released, so that no client waits.
