@@ -11,7 +11,7 @@ from ltui.app.command_output import EXIT_DONE, EXIT_FAILED
 from ltui.app.live.run_requests import require_live, send_request, wait_until
 from ltui.app.presentation.run_report import checkpoint_rows, state_line
 from ltui.app.state_words import state_word
-from ltui.training.lifecycle.stop_escalation import NOT_STOPPED
+from ltui.training.lifecycle.stop_escalation import NOT_SAVED, NOT_STOPPED
 from ltui.training.problem import ProblemError
 from ltui.training.state.good_checkpoints import is_resumable, newest_checkpoint
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
@@ -184,14 +184,25 @@ def _report_timeout(snapshot: RunSnapshot, command: str) -> int:
 def checkpoint(options: Namespace) -> int:
     """Run ``ltui checkpoint RUN``."""
     run_dir = find_run(ltui_home(), options.run)
-    require_live(run_dir)
+    before = require_live(run_dir)
     with RunStore(run_dir) as store:
         last_event = max((event.id for event in store.events()), default=0)
     send_request(run_dir, {"cmd": "checkpoint"})
+
+    def unsaved(snapshot: RunSnapshot) -> bool:
+        # On a full disk the event cannot be stored.
+        detail = snapshot.detail or ""
+        return detail != before.detail and detail.startswith(NOT_SAVED)
+
     snapshot, _ = wait_until(
-        run_dir, lambda _: _checkpoint_event(run_dir, last_event) is not None, STEP_TIMEOUT_S
+        run_dir,
+        lambda s: unsaved(s) or _checkpoint_event(run_dir, last_event) is not None,
+        STEP_TIMEOUT_S,
     )
     outcome = _checkpoint_event(run_dir, last_event)
+    if outcome is None and unsaved(snapshot):
+        print(f"{snapshot.id}: {clean_line(snapshot.detail or '')}")
+        return EXIT_FAILED
     if outcome is None:
         return _report_timeout(snapshot, "save a checkpoint")
     saved = outcome.kind == "checkpoint_saved"

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from ltui.app.cli import main
+from ltui.app.command_output import EXIT_DONE, EXIT_FAILED
 from ltui.training.lifecycle.launch_run import launch
 from ltui.training.lifecycle.run_status import current_snapshot, resolve_snapshot
 from ltui.training.state.run_snapshot import LIVE, RunState
@@ -99,6 +101,25 @@ def test_a_stop_that_could_not_save_leaves_the_run_running(runs: Runs, small_dis
     runs.order(run, "checkpoint")
     runs.until(run, lambda s: s.checkpoints and s.detail is None)
     assert runs.end(run, "stop").state is RunState.STOPPED
+
+
+def test_a_checkpoint_that_cannot_be_saved_says_why_at_once(
+    runs: Runs,
+    small_disk: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The event of the failure cannot be stored either."""
+    monkeypatch.setenv("LTUI_HOME", str(small_disk))
+    run = _start(runs, small_disk)
+    ballast = fill(small_disk)
+    assert main(["checkpoint", run.id]) == EXIT_FAILED
+    assert f"{run.id}: not saved: " in capsys.readouterr().out
+    ballast.unlink()
+    runs.until(run, lambda s: s.history_note is None)
+    assert main(["checkpoint", run.id]) == EXIT_DONE
+    assert runs.until(run, lambda s: not (s.detail or "").startswith("not saved"))
+    runs.end(run, "stop")
 
 
 def test_a_program_that_dies_of_the_full_disk_is_said_to(runs: Runs, small_disk: Path) -> None:

@@ -18,7 +18,7 @@ INTERRUPT_AGAIN_S = 2.0
 Longer than ``REPEAT_S`` of the ranks (``training/rank/coordination/stop_signals.py``).
 """
 
-NOT_STOPPED = "not stopped: "
+NOT_STOPPED, NOT_SAVED = "not stopped: ", "not saved: "
 """Prefix of the detail of a run whose ranks could not save and therefore continue to train."""
 
 

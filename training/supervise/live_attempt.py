@@ -217,6 +217,8 @@ class LiveAttempt:
             # The ranks continue to train rather than lose their progress, so the stop ends too.
             step, epoch = event.fields.get("step"), event.fields.get("epoch")
             self.stops.stop_failed(event.text, step or 0, epoch or 0)
+        elif event.kind == "checkpoint_failed" and event.fields.get("reason") == "request":
+            self.stops.save_failed(event.text)
 
     def _record_resumed_step(self, step: Any) -> None:
         """Record the step at which the ranks actually resumed."""

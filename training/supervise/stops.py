@@ -19,6 +19,7 @@ from ltui.training.lifecycle.rank_queue_poller import is_dead, local_processes
 from ltui.training.lifecycle.run_processes import send_signal
 from ltui.training.lifecycle.stop_escalation import (
     INTERRUPT_AGAIN_S,
+    NOT_SAVED,
     NOT_STOPPED,
     StopEscalation,
     StopStage,
@@ -244,9 +245,14 @@ class Stops:
             self._set_conditions(reachable)
         self.plan()
 
+    def save_failed(self, reason: str) -> None:
+        """Say why the ranks could not save a checkpoint that was requested."""
+        if self.escalation is None:
+            self.error = f"{NOT_SAVED}{reason}"
+
     def checkpoint_saved(self) -> None:
-        """Forget why the last stop failed: the ranks can save again."""
-        if (self.error or "").startswith(NOT_STOPPED):
+        """Forget why the last stop or save failed: the ranks can save again."""
+        if (self.error or "").startswith((NOT_STOPPED, NOT_SAVED)):
             self.error = None
 
     def pause_failed(self, reason: str) -> None:
