@@ -48,6 +48,8 @@ def change_labels(run_dir: RunDir, change: Callable[[RunLabels], RunLabels]) -> 
     """
     lock_path = run_dir.labels_path.with_suffix(".lock")
     try:
+        if lock_path.is_symlink():
+            lock_path.unlink()
         lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)

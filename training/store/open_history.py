@@ -37,7 +37,7 @@ from ltui.training.store.history_place import (
     write_place,
 )
 from ltui.training.store.history_writer import StoreWriter
-from ltui.training.store.run_directory import RunDir, is_hard_linked
+from ltui.training.store.run_directory import RunDir, is_linked
 
 INTERVAL_VARIABLE = "LTUI_HISTORY_COPY_S"
 COPY_EVERY_S = 30.0
@@ -213,7 +213,7 @@ def _open_source(source: Path) -> sqlite3.Connection:
     """Open a database to read it. A copy, which nobody writes, is opened without locks."""
     uri = source.absolute().as_uri()
     written = source.with_name(f"{source.name}-wal").exists()
-    mode = "mode=ro" if written else "immutable=1"
+    mode = "mode=ro" if written else "mode=ro&immutable=1"
     return sqlite3.connect(f"{uri}?{mode}", uri=True, isolation_level=None, timeout=5.0)
 
 
@@ -222,10 +222,12 @@ def open_history(run_dir: RunDir) -> tuple[StoreWriter, str | None]:
 
     Raise ``StoreError`` if the history cannot be opened.
     """
-    if is_hard_linked(run_dir.db_path):
+    if is_linked(run_dir.db_path):
         # The other directory, of which this one is a copy, keeps its history as it is.
-        with contextlib.suppress(sqlite3.Error):  # damaged, which is found below
+        with contextlib.suppress(sqlite3.Error, OSError):  # damaged, which is found below
             copy_database(run_dir.db_path, run_dir.db_path)
+        if run_dir.db_path.is_symlink():
+            run_dir.db_path.unlink()
     place = read_place(run_dir)
     parent = folder_for_histories(run_dir)
     if place is None and parent is None:

@@ -231,7 +231,8 @@ def read_json(path: Path) -> dict[str, Any] | None:
 def open_private_log(path: Path) -> BinaryIO:
     """Open a log for appending, with mode 0600 independent of the umask.
 
-    A log that is also that of another directory, by a hard link, is copied first.
+    A log that is also that of another directory, by a hard link, is copied first. A symbolic link,
+    which ltui never makes, is removed.
     """
     separate(path)
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
@@ -250,17 +251,20 @@ def is_own(path: str) -> bool:
     return os.stat(path).st_uid == os.getuid()
 
 
-def is_hard_linked(path: Path) -> bool:
-    """Return True if another directory has the file, too, as after ``cp -al``."""
+def is_linked(path: Path) -> bool:
+    """Return True if the file is, or may be, outside of its directory: a symbolic link, or one that
+    another directory has, too, as after ``cp -al``."""
     try:
-        return path.stat().st_nlink > 1
+        return path.is_symlink() or path.stat().st_nlink > 1
     except OSError:
         return False
 
 
 def separate(path: Path) -> None:
-    """Replace a file that is hard-linked in another directory by a copy of it."""
-    if is_hard_linked(path):
+    """Remove a symbolic link. Replace a file that another directory has, too, by a copy of it."""
+    if path.is_symlink():
+        path.unlink()
+    elif is_linked(path):
         part = path.with_name(f".{path.name}.part")
         shutil.copy2(path, part)
         os.replace(part, path)

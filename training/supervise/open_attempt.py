@@ -44,9 +44,10 @@ from ltui.training.store.open_history import open_history
 from ltui.training.store.run_checkpoints import remove_unfinished, saved_by
 from ltui.training.store.run_directory import (
     RunDir,
-    is_hard_linked,
+    is_linked,
     make_private_folders,
     open_private_log,
+    paths_in,
     separate,
     write_json,
 )
@@ -248,7 +249,7 @@ def _start_was_interrupted(run_dir: RunDir, attempt: int) -> bool:
 def _acquire_lock(run_dir: RunDir) -> int:
     """Acquire the run lock, which is held until this process ends. Return its file descriptor.
 
-    A lock file that is a copy, or a hard link to that of another run, is replaced.
+    A lock file that is a copy, or a link to that of another run, is replaced.
     """
     folder = os.open(run_dir.path, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -256,7 +257,8 @@ def _acquire_lock(run_dir: RunDir) -> int:
         with contextlib.suppress(OSError):  # not every file system locks folders
             fcntl.flock(folder, fcntl.LOCK_EX)
         lock = run_dir.lock_path
-        if lock_was_copied(lock) or (is_hard_linked(lock) and not lock.stat().st_size):
+        empty = not lock.exists() or not lock.stat().st_size
+        if lock.is_symlink() or lock_was_copied(lock) or (is_linked(lock) and empty):
             lock.unlink()
         return _lock_file(run_dir)
     finally:
@@ -317,6 +319,10 @@ def _make_attempt_dirs(run_dir: RunDir, attempt: int) -> None:
         run_dir.checkpoints_dir,
     ):
         make_private_folders(path)
+    # In a directory that somebody else gave, a log may be a link to any file of this user.
+    for log in paths_in(run_dir.logs_dir(attempt)):
+        if log.is_symlink():
+            log.unlink()
 
 
 def _start_shim(
