@@ -39,6 +39,7 @@ from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState, Verdic
 from ltui.training.state.verdicts import is_gpu_kind
 from ltui.training.store.code_record import CodeRecord, read_records
 from ltui.training.store.database_schema import NoHistoryError, StoreError
+from ltui.training.store.find_run import is_in_bin
 from ltui.training.store.history_place import history_file
 from ltui.training.store.history_reader import RunStore, StoredEvent
 from ltui.training.store.labels_file import with_given_name
@@ -69,6 +70,10 @@ class FramePacer:
         cost_s = min(cpu_s, MAX_CPU_FRACTION * SLOWEST_S)
         self._cost_s += _SMOOTHING * (cost_s - self._cost_s)
         return min(SLOWEST_S, max(FASTEST_S, self._cost_s / MAX_CPU_FRACTION))
+
+
+class RunGoneError(ProblemError):
+    """The directory of the run does not exist any more."""
 
 
 class Poller(Protocol):
@@ -140,6 +145,12 @@ class PollerThread:
 
     def _error_frame(self, error: Exception) -> Frame:
         now = time.time()
+        if isinstance(error, RunGoneError):
+            snapshot, said = self._last.snapshot, error.problems[0]
+            if snapshot.state in LIVE:
+                snapshot = replace(snapshot, state=RunState.LOST, detail=said.what)
+            text = f"The run's directory is gone: {said.what} {said.remedy or ''}"
+            return replace(self._last, snapshot=snapshot, now=now, error=text, error_since=None)
         self._error_since = self._error_since or now
         text = str(error) or type(error).__name__
         return replace(self._last, now=now, error=text, error_since=self._error_since)
@@ -147,6 +158,13 @@ class PollerThread:
     def _post_frame(self, frame: Frame) -> None:
         if not self._stopped.is_set():
             self._post(frame)
+
+
+def _gone(run_dir: RunDir) -> RunGoneError:
+    if is_in_bin(run_dir) is None:
+        return RunGoneError.of(where=run_dir.id, what="it was moved or removed.")
+    remedy = f"To bring it back: ltui restore {run_dir.id}"
+    return RunGoneError.of(where=run_dir.id, what="it was deleted.", remedy=remedy)
 
 
 STATUS_S = 0.9
@@ -205,7 +223,9 @@ class RunPoller:
         """End the poller, which keeps nothing open."""
 
     def poll(self, now: float, now_ns: int) -> Frame:  # noqa: ARG002 - simulated runs need it
-        """Return a frame as of ``now`` (unix seconds)."""
+        """Return a frame as of ``now`` (unix seconds). Raise ``RunGoneError`` for a deleted run."""
+        if not self.run_dir.path.is_dir():
+            raise _gone(self.run_dir)
         if self._supervisor_answers or not 0 <= now - self._status_requested_at < STATUS_S:
             self._refresh_snapshot(now)
         snapshot = self._snapshot
