@@ -317,3 +317,17 @@ def test_a_part_of_a_step_that_is_not_measured_is_unknown_and_not_zero() -> None
     assert (speed.forward_share, speed.optimizer_share) == (None, None)
     assert (state.program, state.saves_checkpoints) == ("PyTorch DDP", False)
     assert FoldState().saves_checkpoints
+
+
+def test_the_best_rate_is_that_of_a_full_window() -> None:
+    """The first seconds are often faster: caches are empty, or the batches wait already."""
+    fast = fold(FoldState(), 0, steps(31, 0.1))
+    assert throughput(fast, 3 * SECOND).best_samples_per_s == pytest.approx(320)
+    slower = fold(fast, 0, steps(100, 0.2, first=32, start_s=3.2))
+    best = throughput(slower, 24 * SECOND).best_samples_per_s
+    assert best == pytest.approx(160)
+    short = fold(slower, 0, steps(20, 0.1, first=132, start_s=23.2))
+    assert throughput(short, 26 * SECOND).best_samples_per_s > 160
+    earlier = FoldState(best_samples_per_s=900.0, best_is_provisional=False)
+    resumed = fold(earlier, 0, steps(200, 0.1))
+    assert resumed.best_samples_per_s == 900.0

@@ -173,6 +173,8 @@ class FoldState(Struct, frozen=True, kw_only=True):
     warnings: tuple[FreezeWarning, ...] = ()
     """Warnings that ranks reported, each text once."""
     best_samples_per_s: float | None = None
+    best_is_provisional: bool = True
+    """True until a window of ``WINDOW_S`` is full: then the best rate is simply the last one."""
     """Highest rate of all ranks together so far."""
 
     @property
@@ -207,28 +209,35 @@ def fold_many(state: FoldState, polls: Mapping[int, Poll]) -> FoldState:
     ranks, events = dict(state.ranks), list[FoldedEvent]()
     for rank, poll in polls.items():
         ranks[rank] = _fold_rank(ranks.get(rank) or RankFold(rank=rank), poll, events)
+    best, provisional = _highest_rate(state, ranks)
     return FoldState(
         ranks=ranks,
         events=(*state.events, *events)[-EVENTS_KEPT:],
         events_seen=state.events_seen + len(events),
         warnings=add_warnings(state.warnings, events),
-        best_samples_per_s=_highest_rate(state.best_samples_per_s, ranks),
+        best_samples_per_s=best,
+        best_is_provisional=provisional,
     )
 
 
-def _highest_rate(best: float | None, ranks: Mapping[int, RankFold]) -> float | None:
-    """Return the highest total rate so far.
+def _highest_rate(state: FoldState, ranks: Mapping[int, RankFold]) -> tuple[float | None, bool]:
+    """Return the highest total rate so far, and whether it is provisional.
 
-    A total counts only if every rank that has completed a batch has a full window.
+    The rate of the first second says little. Until every rank that has completed a batch has a full
+    window, the rate of all its steps takes the place of the best one, unless that is from earlier.
     """
-    total = 0.0
+    best = state.best_samples_per_s
+    total, full = 0.0, True
     for rank in ranks.values():
         if rank.totals is None:
             continue
         if rank.samples_per_s is None:
-            return best
+            return best, state.best_is_provisional
         total += rank.samples_per_s
-    return best if total <= (best or 0.0) else total
+        full = full and rank.totals.timed_s > 0.99 * WINDOW_S
+    if state.best_is_provisional:
+        return total or best, not full
+    return (max(total, best or 0.0) if full else best), False
 
 
 def _fold_rank(rank: RankFold, poll: Poll, events: list[FoldedEvent]) -> RankFold:

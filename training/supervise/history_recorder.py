@@ -312,7 +312,12 @@ def restore_fold(run_dir: RunDir, attempt: int, before: RunSnapshot | None) -> F
     # The best throughput is that of the whole run, so it survives a resume.
     best = before.throughput.best_samples_per_s
     earlier_warnings = before.cautions if before.attempt == attempt else ()
-    return FoldState(ranks=ranks, best_samples_per_s=best, warnings=earlier_warnings)
+    return FoldState(
+        ranks=ranks,
+        best_samples_per_s=best,
+        best_is_provisional=best is None,
+        warnings=earlier_warnings,
+    )
 
 
 def with_values(fold: FoldState, values: StoredValues) -> FoldState:
