@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ltui.training.config.run_spec import StallPolicy
-from ltui.training.diagnosis.judge import Judgement, judge
-from ltui.training.diagnosis.judge_input import Death, HealthHistory, JudgeInput
+from ltui.training.diagnosis.judge import Judgement
+from ltui.training.diagnosis.judge_input import Death, HealthHistory
 from ltui.training.diagnosis.thresholds import budget_s
 from ltui.training.shared.record_types import Outcome, Phase, PulseState, RecordKind
 from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.state.run_snapshot import CheckpointInfo, RankState
 from tests.diagnosis import machines
 from tests.diagnosis.machines import trained
-from tests.state.records import SECOND, labelled, pulse, steps
+from tests.state.records import labelled, pulse, steps
 
 POLICY = StallPolicy()
 
@@ -31,14 +31,8 @@ def at(
 
 
 def test_the_rank_that_fetches_is_blamed_and_the_others_wait() -> None:
-    judgement = at(
-        12,
-        [
-            pulse(0, Phase.BACKWARD, 4.0, batch=20),
-            pulse(1, Phase.FETCH, 4.0, batch=20),
-            pulse(2, Phase.BACKWARD, 4.0, batch=20),
-        ],
-    )
+    phases = (Phase.BACKWARD, Phase.FETCH, Phase.BACKWARD)
+    judgement = at(12, [pulse(r, phase, 4.0, batch=20) for r, phase in enumerate(phases)])
     assert judgement.states == {0: RankState.WAITING, 1: RankState.STALLED, 2: RankState.WAITING}
     (verdict,) = judgement.verdicts
     assert (verdict.kind, verdict.level) == ("unknown", "stalled")
@@ -49,11 +43,24 @@ def test_the_rank_that_fetches_is_blamed_and_the_others_wait() -> None:
     assert verdict.began == 1004.0
 
 
-def test_a_lower_batch_is_behind_in_any_phase() -> None:
-    judgement = at(
-        12, [pulse(0, Phase.OPTIMIZER, 4.0, batch=19), pulse(1, Phase.FORWARD, 4.0, batch=20)]
-    )
-    assert judgement.verdicts[0].culprits == (0,)
+@pytest.mark.parametrize(
+    ("now_s", "phases", "batches", "culprit", "words"),
+    [
+        # A lower batch is behind in any phase.
+        (12, (Phase.OPTIMIZER, Phase.FORWARD), (19, 20), 0, ""),
+        (700, (Phase.CHECKPOINT, Phase.BACKWARD), (10, 20), 0, ""),
+        # A rank that left the epoch early is blamed at once.
+        (12, (Phase.BACKWARD, Phase.EPOCH_END), (11, 10), 1, "batch counts differ"),
+    ],
+)
+def test_one_of_two_ranks_is_blamed_for_its_position(
+    now_s: float, phases: Sequence[Phase], batches: Sequence[int], culprit: int, words: str
+) -> None:
+    places = enumerate(zip(phases, batches, strict=True))
+    pulses = [pulse(r, phase, 4.0, batch=n, global_step=11) for r, (phase, n) in places]
+    judgement = at(now_s, pulses)
+    assert judgement.verdicts[0].culprits == (culprit,)
+    assert words in judgement.verdicts[0].cause
 
 
 def test_no_rank_is_blamed_if_all_are_at_the_same_place() -> None:
@@ -72,32 +79,10 @@ def test_nothing_is_reported_within_the_budget() -> None:
 
 
 def test_waiting_for_a_checkpoint_is_no_stall() -> None:
-    judgement = at(
-        60,
-        [
-            pulse(0, Phase.CHECKPOINT, 4.0, global_step=20),
-            pulse(1, Phase.BACKWARD, 4.0, batch=20, global_step=20),
-        ],
-    )
+    saves = pulse(0, Phase.CHECKPOINT, 4.0, global_step=20)
+    judgement = at(60, [saves, pulse(1, Phase.BACKWARD, 4.0, batch=20, global_step=20)])
     assert judgement.verdicts == ()
     assert judgement.states == {0: RankState.OK, 1: RankState.WAITING}
-
-
-def test_a_checkpoint_that_never_ends_is_a_stall() -> None:
-    judgement = at(700, [pulse(0, Phase.CHECKPOINT, 4.0), pulse(1, Phase.BACKWARD, 4.0, batch=20)])
-    assert judgement.verdicts[0].culprits == (0,)
-
-
-def test_a_rank_that_left_the_epoch_early_is_blamed_at_once() -> None:
-    judgement = at(
-        12,
-        [
-            pulse(0, Phase.BACKWARD, 4.0, batch=11, global_step=11),
-            pulse(1, Phase.EPOCH_END, 4.0, batch=10, global_step=11),
-        ],
-    )
-    assert judgement.verdicts[0].culprits == (1,)
-    assert "batch counts differ" in judgement.verdicts[0].cause
 
 
 @pytest.mark.parametrize("phase", list(Phase))
@@ -117,10 +102,7 @@ def test_a_paused_run_never_stalls(phase: Phase) -> None:
 
 
 def test_a_stopped_process_is_reported_long_before_the_budget() -> None:
-    pulses = [
-        pulse(0, Phase.BACKWARD, 10.0, batch=20),
-        pulse(1, Phase.BACKWARD, 10.0, batch=20),
-    ]
+    pulses = [pulse(r, Phase.BACKWARD, 10.0, batch=20) for r in range(2)]
     judgement = at(12, pulses, stopped_pids={1: 4711})
     assert judgement.states == {0: RankState.WAITING, 1: RankState.STALLED}
     (verdict,) = judgement.verdicts
@@ -132,10 +114,8 @@ def test_a_stopped_process_is_reported_long_before_the_budget() -> None:
 
 
 def test_a_rank_that_finished_while_another_trains_is_mentioned() -> None:
-    judgement = at(
-        12,
-        [pulse(0, Phase.BACKWARD, 4.0), pulse(1, Phase.ENDED, 4.0, outcome=Outcome.FINISHED)],
-    )
+    ended = pulse(1, Phase.ENDED, 4.0, outcome=Outcome.FINISHED)
+    judgement = at(12, [pulse(0, Phase.BACKWARD, 4.0), ended])
     assert "rank 1 already ended" in judgement.verdicts[0].cause
 
 
@@ -159,15 +139,10 @@ def test_a_rank_that_the_agent_ended_after_an_abort_is_no_cause() -> None:
 
 
 def test_a_dead_rank_without_a_pulse_is_dead() -> None:
-    judgement = judge(
-        JudgeInput(
-            now_ns=SECOND,
-            pulses={0: None, 1: None},
-            policy=POLICY,
-            dead=frozenset({1}),
-            deaths={1: Death(exit_code=1)},
-        )
-    )
+    judgement = machines.at(
+        1.0, {0: None, 1: None}, dead=frozenset({1}), deaths={1: Death(exit_code=1)},
+        fold=FoldState(),
+    )  # fmt: skip
     assert judgement.states == {0: RankState.STARTING, 1: RankState.DEAD}
     assert judgement.verdicts[0].culprits == (1,)
 
@@ -211,9 +186,8 @@ def test_a_supervisor_that_was_asleep_raises_no_false_alarm() -> None:
     awake = at(4.5, pulses)
     woken = at(4000.0, pulses, history=awake.history)
     assert woken.verdicts == ()
-    history, now_s = woken.history, 4000.0
-    while now_s < 4004.0:
-        now_s += 1.0
+    history = woken.history
+    for now_s in (4001, 4002, 4003, 4004):
         judgement = at(now_s, pulses, history=history)
         history = judgement.history
         assert judgement.verdicts == ()
@@ -225,9 +199,8 @@ def test_a_verdict_keeps_its_beginning_and_is_reported_once_when_it_ends() -> No
     first = at(12, stuck)
     second = at(13, stuck, history=first.history)
     assert second.verdicts[0].began == first.verdicts[0].began == 1004.0
-    moved = at(
-        14, [pulse(0, Phase.FORWARD, 13.9), pulse(1, Phase.FORWARD, 13.9)], history=second.history
-    )
+    moving = [pulse(r, Phase.FORWARD, 13.9) for r in range(2)]
+    moved = at(14, moving, history=second.history)
     assert moved.verdicts == ()
     (ended,) = moved.ended
     assert ended.ended == 1014.0

@@ -120,7 +120,7 @@ class Run:
 )
 def test_a_healthy_run_gets_no_verdict(nodes: list[Link], step_s: float, seed: int) -> None:
     run, history, now_s = Run(nodes, step_s, seed), HealthHistory(), 5.0
-    while now_s < 45.0:
+    while now_s < 30.0:
         now_s += TICK_S
         judgement = judge(run.inputs(now_s, history))
         history = judgement.history

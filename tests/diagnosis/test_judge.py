@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from ltui.training.diagnosis.collective_positions import find_unfinished_collective
-from ltui.training.diagnosis.evidence import (
-    Collective,
-    Diagnosis,
-    Evidence,
-    Frame,
-    ProcessActivity,
-    RankEvidence,
-    ThreadStack,
-)
+from ltui.training.diagnosis.evidence import Collective, Diagnosis, Evidence, Frame, RankEvidence
 from ltui.training.json_codec import from_json, to_json
 from ltui.training.shared.record_types import Phase
 from ltui.training.state.run_snapshot import RankSnapshot, RankState
 from ltui.training.supervise.health_monitor import build_diagnosis, diagnosis_headline
+from tests.diagnosis.machines import (
+    ALL_REDUCE,
+    evidence_of,
+    frozen,
+    process,
+    stack,
+    with_each,
+    with_rank,
+)
 from tests.diagnosis.recordings import FOLDER, judged, load
 
 CASES = (
@@ -55,7 +57,7 @@ def test_the_culprit_and_the_cause_are_reported(
 
 
 def test_a_busy_rank_has_a_longer_budget_than_a_frozen_one() -> None:
-    evidence = _still_for(load("data_spin"), 5.0)
+    evidence = with_each(load("data_spin"), still_s=5.0)
     assert not judged(evidence, later_s=0.1).verdicts
     (verdict,) = judged(evidence, later_s=4.0).verdicts
     assert (verdict.kind, verdict.culprits) == ("busy", (1,))
@@ -66,17 +68,17 @@ def test_a_busy_rank_has_a_longer_budget_on_a_crowded_machine(
     share: float, allowed_s: float
 ) -> None:
     evidence = load("data_spin")
-    process = replace(
-        _process_of(evidence, 1), cpu_share=share, run_delay_share=0.95 - share, state="R"
-    )
-    crowded = _still_for(_with_process(evidence, 1, process), 1.0)
+    own = evidence.ranks[1].process
+    assert own is not None
+    own = replace(own, cpu_share=share, run_delay_share=0.95 - share, state="R")
+    crowded = with_each(with_rank(evidence, 1, process=own), still_s=1.0)
     assert not judged(crowded, later_s=allowed_s - 1.5).verdicts
     (verdict,) = judged(crowded, later_s=allowed_s - 0.5).verdicts
     assert (verdict.kind, verdict.culprits) == ("busy", (1,))
 
 
 def test_a_rank_in_its_first_steps_may_compute_for_long() -> None:
-    evidence = _still_for(load("data_spin"), 1.0)
+    evidence = with_each(load("data_spin"), still_s=1.0)
     assert not judged(evidence, later_s=20.0, batches=2).verdicts
     assert not judged(evidence, later_s=20.0, batches=0).verdicts
     (verdict,) = judged(evidence, later_s=31.0, batches=2).verdicts
@@ -84,33 +86,25 @@ def test_a_rank_in_its_first_steps_may_compute_for_long() -> None:
 
 
 def test_a_rank_that_gets_no_processor_at_all_is_not_frozen() -> None:
-    evidence = load("data_sleep")
-    process = replace(
-        _process_of(evidence, 1), state="R", switches=0, cpu_share=0.0, interval_s=3.0
-    )
-    assert process.starved
-    assert not process.frozen
-    (verdict,) = judged(_with_process(evidence, 1, process), later_s=8.0).verdicts
+    starved = process(state="R", interval_s=3.0)
+    assert starved.starved
+    assert not starved.frozen
+    (verdict,) = judged(with_rank(load("data_sleep"), 1, process=starved), later_s=8.0).verdicts
     assert (verdict.kind, verdict.level, verdict.culprits) == ("slow_rank", "slow", (1,))
     assert "waits for a processor 100 % of the time" in verdict.cause
     assert "fewer processes" in str(verdict.remedy)
 
 
 def test_within_the_budget_a_frozen_rank_is_only_suspected() -> None:
-    judgement = judged(_still_for(load("data_sleep"), 3.0), later_s=0.1)
+    judgement = judged(with_each(load("data_sleep"), still_s=3.0), later_s=0.1)
     assert judgement.verdicts == ()
     assert judgement.suspects == {0, 1, 2}
 
 
-def test_a_mismatch_needs_no_budget() -> None:
-    (verdict,) = judged(_still_for(load("rank0_barrier"), 2.3), later_s=0.1).verdicts
+def test_a_mismatch_needs_no_budget_but_ranks_that_have_not_moved_since() -> None:
+    (verdict,) = judged(with_each(load("rank0_barrier"), still_s=2.3), later_s=0.1).verdicts
     assert verdict.kind == "mismatch"
-
-
-def test_evidence_of_a_rank_that_moved_since_is_ignored() -> None:
-    evidence = load("rank0_barrier")
-    moved = {r: replace(e, still_s=-1.0) for r, e in evidence.ranks.items()}
-    assert judged(replace(evidence, ranks=moved), later_s=2.0).verdicts == ()
+    assert judged(with_each(load("rank0_barrier"), still_s=-1.0), later_s=2.0).verdicts == ()
 
 
 def test_two_ranks_with_two_reasons_get_two_verdicts() -> None:
@@ -118,25 +112,26 @@ def test_two_ranks_with_two_reasons_get_two_verdicts() -> None:
     second = replace(other.ranks[1], rank=2, collectives=one.ranks[1].collectives,
                      last_enqueued=one.ranks[1].last_enqueued)  # fmt: skip
     both = replace(one, ranks={**one.ranks, 2: second})
-    verdicts = judged(_still_for(both, 5.0)).verdicts
+    verdicts = judged(with_each(both, still_s=5.0)).verdicts
     assert {(v.kind, v.culprits) for v in verdicts} == {("frozen", (1,)), ("worker_stopped", (2,))}
 
 
 def test_the_culprit_is_found_without_stacks_and_recorder() -> None:
-    evidence = load("data_sleep")
-    bare = {
-        r: replace(e, stacks=(), earlier_stacks=(), collectives=(), last_enqueued={})
-        for r, e in evidence.ranks.items()
+    nothing: dict[str, Any] = {
+        "stacks": (),
+        "earlier_stacks": (),
+        "collectives": (),
+        "last_enqueued": {},
     }
-    (verdict,) = judged(replace(evidence, ranks=bare), later_s=8.0).verdicts
+    (verdict,) = judged(with_each(load("data_sleep"), **nothing), later_s=8.0).verdicts
     assert verdict.culprits == (1,)
     assert "fetch data" in verdict.cause
 
 
 def test_a_slow_write_of_a_checkpoint_is_slow_and_not_stalled() -> None:
     saving = _saving(switches=400, cpu=0.1, written=200_000_000)
-    assert not judged(_still_for(saving, 6.0), later_s=0.1).verdicts
-    (verdict,) = judged(_still_for(saving, 9.0), later_s=0.1).verdicts
+    assert not judged(with_each(saving, still_s=6.0), later_s=0.1).verdicts
+    (verdict,) = judged(with_each(saving, still_s=9.0), later_s=0.1).verdicts
     assert (verdict.kind, verdict.level, verdict.culprits) == ("checkpoint", "slow", (0,))
     assert "still writing a checkpoint" in verdict.cause
     assert "MOVING" in verdict.cause
@@ -144,7 +139,7 @@ def test_a_slow_write_of_a_checkpoint_is_slow_and_not_stalled() -> None:
 
 def test_uninterruptible_io_is_the_disks_fault() -> None:
     saving = _saving(switches=0, cpu=0.0, written=0, state="D", channel="percpu_rwsem_wait")
-    (verdict,) = judged(_still_for(saving, 3.0), later_s=0.1).verdicts
+    (verdict,) = judged(with_each(saving, still_s=3.0), later_s=0.1).verdicts
     assert (verdict.kind, verdict.level, verdict.culprits) == ("disk", "stalled", (0,))
     assert "uninterruptible I/O" in verdict.cause
 
@@ -172,12 +167,9 @@ def test_all_in_one_collective_is_the_transports_fault() -> None:
 def test_stacks_show_a_mismatch_if_nothing_is_recorded(
     name: str, kind: str, words: tuple[str, ...]
 ) -> None:
-    evidence = load(name)
-    ranks = {
-        r: replace(e, collectives=(), last_enqueued={}, process=_process())
-        for r, e in evidence.ranks.items()
-    }
-    unrecorded = _still_for(replace(evidence, ranks=ranks), 1.0)
+    unrecorded = with_each(
+        load(name), collectives=(), last_enqueued={}, process=process(), still_s=1.0
+    )
     assert judged(unrecorded, later_s=2.0).verdicts == ()
     (verdict,) = judged(unrecorded, later_s=4.0).verdicts
     expected = (1,) if name == "unused_params" else (0,)
@@ -188,17 +180,12 @@ def test_stacks_show_a_mismatch_if_nothing_is_recorded(
 
 def test_one_operation_called_from_two_lines_is_a_mismatch_too() -> None:
     def waits(rank: int, line: int) -> RankEvidence:
-        stack = _stack_tuple(
-            ("/env/site-packages/torch/distributed/distributed_c10d.py", 1, "all_reduce"),
-            ("/home/user/train.py", line, "step"),
-        )
-        return RankEvidence(rank=rank, pid=100, alive=True, phase="forward", batch=20, still_s=5.0,
-                            joined=True, stacks=stack, process=_process())  # fmt: skip
+        own = Frame(file="/home/user/train.py", line=line, function="step")
+        return frozen(rank, ALL_REDUCE, own, phase="forward", batch=20, still_s=5.0, joined=True)
 
     def verdict_of_lines(*lines: int) -> tuple[str, tuple[int, ...]]:
-        ranks = {r: waits(r, line) for r, line in enumerate(lines)}
-        evidence = Evidence(taken_at=0.0, taken_ns=60_000_000_000, ranks=ranks)
-        (verdict,) = judged(evidence).verdicts
+        ranks = (waits(r, line) for r, line in enumerate(lines))
+        (verdict,) = judged(evidence_of(*ranks, taken_s=60.0)).verdicts
         return verdict.kind, verdict.culprits
 
     assert verdict_of_lines(3, 3, 9) == ("mismatch", (2,))
@@ -207,17 +194,11 @@ def test_one_operation_called_from_two_lines_is_a_mismatch_too() -> None:
 
 
 def test_a_rank_that_has_not_joined_is_blamed() -> None:
-    inside = _stack(
-        ("/env/lib/python3/site-packages/torch/distributed/rendezvous.py", 1, "rendezvous")
-    )
-    outside = _stack(("/home/user/train.py", 7, "prepare"))
-    ranks = {
-        r: RankEvidence(rank=r, pid=100, alive=True, phase="setup", still_s=9.0, joined=False,
-                        stacks=(stack,), process=_process())
-        for r, stack in ((0, inside), (1, outside))
-    }  # fmt: skip
-    judgement = judged(Evidence(taken_at=0.0, taken_ns=60_000_000_000, ranks=ranks), later_s=0.5)
-    (verdict,) = judgement.verdicts
+    inside = replace(ALL_REDUCE, file="/x/torch/distributed/rendezvous.py", function="rendezvous")
+    outside = Frame(file="/home/user/train.py", line=7, function="prepare")
+    before = {"phase": "setup", "still_s": 9.0, "joined": False}
+    ranks = frozen(0, inside, **before), frozen(1, outside, **before)
+    (verdict,) = judged(evidence_of(*ranks, taken_s=60.0), later_s=0.5).verdicts
     assert (verdict.kind, verdict.culprits, verdict.waiting) == ("rendezvous", (1,), (0,))
     assert "has not joined init_process_group" in verdict.cause
     assert "train.py:7" in verdict.cause
@@ -268,55 +249,20 @@ def test_no_recording_names_a_machine() -> None:
         assert all(n.startswith(("/env/", "/usr/", "/home/user/", "<")) for n in names), names
 
 
-def _process_of(evidence: Evidence, rank: int) -> ProcessActivity:
-    process = evidence.ranks[rank].process
-    assert process is not None
-    return process
-
-
-def _with_process(evidence: Evidence, rank: int, process: ProcessActivity) -> Evidence:
-    changed = replace(evidence.ranks[rank], process=process)
-    return replace(evidence, ranks={**evidence.ranks, rank: changed})
-
-
-def _still_for(evidence: Evidence, seconds: float) -> Evidence:
-    return replace(
-        evidence, ranks={r: replace(e, still_s=seconds) for r, e in evidence.ranks.items()}
-    )
-
-
 def _saving(
     *, switches: int, cpu: float, written: int, state: str = "S", channel: str | None = None
 ) -> Evidence:
     evidence = load("data_sleep")
-    process = ProcessActivity(
-        pid=100, state=state, wait_channel=channel, interval_s=0.9, cpu_share=cpu,
-        switches=switches, written_bytes=written, read_bytes=0,
+    writes = process(
+        state=state, wait_channel=channel, interval_s=0.9, cpu_share=cpu, switches=switches,
+        written_bytes=written,
     )  # fmt: skip
+    frames = (("/home/user/project/train.py", 3, "write"), ("/x/t.py", 1, "save_checkpoint"))
+    stacks = (stack(*(Frame(file=f, line=n, function=c) for f, n, c in frames)),)
     absent, waiting = evidence.ranks[1], evidence.ranks[0]
-    saves = replace(
-        absent, rank=0, phase=Phase.CHECKPOINT.label, process=process,
-        stacks=_stack_tuple(
-            ("/home/user/project/train.py", 3, "write"), ("/x/t.py", 1, "save_checkpoint")
-        ),
-    )  # fmt: skip
+    saves = replace(absent, rank=0, phase=Phase.CHECKPOINT.label, process=writes, stacks=stacks)
     return replace(
         evidence, ranks={0: saves, 1: replace(waiting, rank=1), 2: replace(waiting, rank=2)}
-    )
-
-
-def _stack(*frames: tuple[str, int, str]) -> ThreadStack:
-    return _stack_tuple(*frames)[0]
-
-
-def _stack_tuple(*frames: tuple[str, int, str]) -> tuple[ThreadStack, ...]:
-    made = tuple(Frame(file=f, line=n, function=c) for f, n, c in frames)
-    return (ThreadStack(name="MainThread", main=True, frames=made),)
-
-
-def _process() -> ProcessActivity:
-    return ProcessActivity(
-        pid=100, state="S", interval_s=0.9, cpu_share=0.0, switches=0, read_bytes=0, written_bytes=0
     )
 
 

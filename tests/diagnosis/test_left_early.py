@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -48,19 +49,26 @@ def _rank(number: int, epochs: dict[int, int], **fields: object) -> RankFold:
     )  # fmt: skip
 
 
-def _verdicts(
-    fold: FoldState, *pulses: PulseState, history: HealthHistory | None = None
-) -> list[Verdict]:
-    return list(at(10, pulses, history=history or HealthHistory(), fold=fold).verdicts)
+def _verdict(fold: FoldState, *pulses: PulseState, **more: Any) -> Verdict:
+    (verdict,) = at(10, pulses, fold=fold, **more).verdicts
+    return verdict
+
+
+def _error(message: str) -> FoldedEvent:
+    fields = {"type": "RuntimeError", "message": message, "t": 1005.0}
+    return FoldedEvent(rank=0, t_ns=0, kind="exception", text="", fields=fields)
+
+
+CLOSED = _error("Connection closed by peer")
+RAISED = pulse(0, Phase.EXCEPTION, 4.0, outcome=Outcome.RAISED)
+ENDED = pulse(1, Phase.ENDED, 3.0, global_step=9, outcome=Outcome.FINISHED)
 
 
 def test_of_two_ranks_with_different_sizes_both_are_named() -> None:
     """The back end may abort the rank that receives the wrong size as well as the other."""
-    fields = {"type": "RuntimeError", "message": "preamble.length 16 vs 24", "t": 1005.0}
-    error = FoldedEvent(rank=0, t_ns=0, kind="exception", text="", fields=fields)
+    error = _error("preamble.length 16 vs 24")
     fold = FoldState(ranks={0: _rank(0, {}, exception=error), 1: _rank(1, {})})
-    raised = pulse(0, Phase.EXCEPTION, 4.0, outcome=Outcome.RAISED)
-    (verdict,) = _verdicts(fold, raised, pulse(1, Phase.FORWARD, 4.0))
+    verdict = _verdict(fold, RAISED, pulse(1, Phase.FORWARD, 4.0))
     assert (verdict.kind, verdict.culprits, verdict.waiting) == ("mismatch", (0, 1), ())
     assert "ranks 0 and 1 called a collective with different sizes" in verdict.cause
     assert "unknown which of them is wrong: rank 0 raised RuntimeError" in verdict.cause
@@ -68,17 +76,13 @@ def test_of_two_ranks_with_different_sizes_both_are_named() -> None:
 
 def test_errors_of_the_other_ranks_are_consequences() -> None:
     """The rank ended its process, so the others' back ends only report a closed connection."""
-    fields = {"type": "RuntimeError", "message": "Connection closed by peer", "t": 1005.0}
-    error = FoldedEvent(rank=0, t_ns=0, kind="exception", text="", fields=fields)
-    fold = FoldState(ranks={0: _rank(0, {0: 9}, exception=error), 1: _rank(1, {0: 9})})
-    ended = pulse(1, Phase.ENDED, 4.0, outcome=Outcome.FINISHED)
-    raised = pulse(0, Phase.EXCEPTION, 5.0, outcome=Outcome.RAISED)
-    (verdict,) = _verdicts(fold, raised, ended)
+    fold = FoldState(ranks={0: _rank(0, {0: 9}, exception=CLOSED), 1: _rank(1, {0: 9})})
+    verdict = _verdict(fold, RAISED, ENDED)
     assert (verdict.kind, verdict.level, verdict.culprits) == ("left_early", "dead", (1,))
     assert "left epoch 0 early, after 9 of 12 planned batches" in verdict.cause
     assert verdict.cause.endswith("; the error of rank 0 followed from that")
     whole = replace(fold, ranks={0: fold.ranks[0], 1: _rank(1, {0: 12})})
-    (verdict,) = _verdicts(whole, raised, ended)
+    verdict = _verdict(whole, RAISED, ENDED)
     assert (verdict.kind, verdict.culprits) == ("raised", (0,))
 
 
@@ -95,7 +99,7 @@ def test_a_drift_warning_names_the_rank_that_left(gone: int) -> None:
         pulse(gone, Phase.FORWARD, 9.9, epoch=1, batch=1, global_step=10),
         pulse(other, Phase.FORWARD, 9.9, epoch=0, batch=10, global_step=10),
     )
-    (verdict,) = _verdicts(fold, *pulses, history=HealthHistory(drift_ns=(1, 9_900_000_000)))
+    verdict = _verdict(fold, *pulses, history=HealthHistory(drift_ns=(1, 9_900_000_000)))
     assert (verdict.kind, verdict.culprits) == ("drift", (gone,))
     assert "it left epoch 0 early, after 9 of 12 batches" in verdict.cause
 
@@ -135,21 +139,16 @@ def test_the_phases_of_a_training_program_do_not_show_who_is_early(phase: Phase)
 
 
 def test_a_rank_of_a_program_that_ends_early_is_named_by_its_step() -> None:
-    ended = pulse(1, Phase.ENDED, global_step=9, outcome=Outcome.FINISHED)
-    inputs = _program_inputs(pulse(0, Phase.COMPUTE, global_step=9), ended)
+    inputs = _program_inputs(pulse(0, Phase.COMPUTE, global_step=9), ENDED)
     unfinished = UnfinishedCollective(group="0", seq=70, at={}, absent=(1,))
     verdict = finished_early_verdict(inputs, (1,), (0,), unfinished)
     assert "rank 1 finished early after step 9 while others are at step 10" in verdict.cause
 
 
 def test_a_rank_of_a_program_that_ended_is_the_cause_of_a_lost_connection() -> None:
-    fields = {"type": "RuntimeError", "message": "Connection closed by peer", "t": 1005.0}
-    error = FoldedEvent(rank=0, t_ns=0, kind="exception", text="", fields=fields)
     hello = {"program": "PyTorch DDP"}
-    ranks = {0: RankFold(rank=0, hello=hello, exception=error), 1: RankFold(rank=1, hello=hello)}
-    ended = pulse(1, Phase.ENDED, 4.0, global_step=9, outcome=Outcome.FINISHED)
-    raised = pulse(0, Phase.EXCEPTION, 5.0, outcome=Outcome.RAISED)
-    (verdict,) = _verdicts(FoldState(ranks=ranks), raised, ended)
+    ranks = {0: RankFold(rank=0, hello=hello, exception=CLOSED), 1: RankFold(rank=1, hello=hello)}
+    verdict = _verdict(FoldState(ranks=ranks), RAISED, ENDED)
     assert (verdict.kind, verdict.culprits) == ("finished_early", (1,))
     assert "rank 1 ended its training at step 9 while the others went on" in verdict.cause
     assert verdict.cause.endswith("the error of rank 0 followed from that")

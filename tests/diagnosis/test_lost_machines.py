@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -29,6 +30,13 @@ def _waiting_for_b(since_s: float, seen_s: float) -> list[PulseState]:
         *(pulse(r, Phase.BACKWARD, since_s, batch=21) for r in (0, 1)),
         *(pulse(r, Phase.FETCH, seen_s, batch=20) for r in (2, 3)),
     ]
+
+
+def _all_wait(ranks: int) -> Evidence:
+    """Return evidence of ranks that all wait in one collective."""
+    recorded = load("data_sleep")
+    waits = recorded.ranks[0]
+    return replace(recorded, ranks={r: replace(waits, rank=r, pid=200 + r) for r in range(ranks)})
 
 
 def _kinds(judgement: Judgement) -> list[tuple[str, str]]:
@@ -77,17 +85,12 @@ def test_ranks_that_wait_for_a_machine_blame_it_and_not_its_ranks() -> None:
 
 
 def test_the_collective_in_which_ranks_wait_is_named() -> None:
-    recorded = load("data_sleep")
-    waiting = recorded.ranks[0]
-    evidence = replace(recorded, ranks={r: replace(waiting, rank=r, pid=200 + r) for r in (0, 1)})
+    evidence = _all_wait(2)
     now_s = evidence.taken_ns / SECOND + 9.0
-    pulses = [
-        dataclasses.replace(p, pid=200 + p.rank) for p in _waiting_for_b(now_s - 12, now_s - 10)
-    ]
-    (verdict,) = at(
-        now_s, pulses, two_machines(10.0, NodeState.UNREACHABLE), evidence=evidence,
-        evidence_expected=True,
-    ).verdicts  # fmt: skip
+    waiting = _waiting_for_b(now_s - 12, now_s - 10)
+    pulses = [dataclasses.replace(p, pid=200 + p.rank) for p in waiting]
+    lost = two_machines(10.0, NodeState.UNREACHABLE)
+    (verdict,) = at(now_s, pulses, lost, evidence=evidence).verdicts
     assert verdict.kind == "node_unreachable", "not the transport, although no seen rank is missing"
     assert "ranks 0 and 1 on a wait in all_reduce #" in verdict.cause
 
@@ -97,35 +100,38 @@ def test_a_rank_that_is_seen_to_be_stuck_is_blamed_although_another_machine_is_l
     now_s = recorded.taken_ns / SECOND + 4.0
     evidence = replace(recorded, ranks={0: recorded.ranks[0], 1: recorded.ranks[1]})
     pulses = [
-        dataclasses.replace(pulse(r, phase, now_s - 9, batch=20), pid=recorded.ranks[r].pid or 0)
+        pulse(r, phase, now_s - 9, batch=20, pid=recorded.ranks[r].pid or 0)
         for r, phase in ((0, Phase.BACKWARD), (1, Phase.FETCH))
     ]
-    judgement = at(
-        now_s, [*pulses, *_moving(now_s - 9, (2, 3))], two_machines(9.0, NodeState.UNREACHABLE),
-        evidence=evidence, evidence_expected=True,
-    )  # fmt: skip
+    pulses += _moving(now_s - 9, (2, 3))
+    lost = two_machines(9.0, NodeState.UNREACHABLE)
+    judgement = at(now_s, pulses, lost, evidence=evidence)
     assert _kinds(judgement) == [("frozen", "stalled"), ("node_unreachable", "warning")]
     assert judgement.verdicts[0].culprits == (1,)
     assert judgement.verdicts[0].cause.startswith("rank 1 on a is stuck")
 
 
-def test_a_cut_is_named_within_ten_seconds_and_ends_with_new_budgets() -> None:
-    """The link is cut at 10 s and comes back after thirty seconds."""
-    history, seen = HealthHistory(), list[tuple[float, str, str]]()
-    now_s = 10.0
-    while now_s < 60.0:
+def _cut(restored_s: float, recovered_s: float) -> Iterator[tuple[float, Judgement]]:
+    """Yield times and judgements. The link is cut at 10 s, and comes back at ``restored_s``.
+
+    The connections of the ranks have recovered at ``recovered_s``.
+    """
+    history, now_s = HealthHistory(), 10.0
+    while now_s < restored_s + 20.0:
         now_s += 0.25
-        age_s = now_s - 10.0 if now_s < 40.0 else 0.2
-        state = NodeState.CONNECTED
-        if age_s > 2.0:
-            state = NodeState.UNREACHABLE if age_s > 4.0 else NodeState.SILENT
-        # After the cut the ranks need five seconds more until their connections have recovered.
-        pulses = _waiting_for_b(10.0, 9.9) if now_s < 43.0 else _moving(now_s)
+        age_s = now_s - 10.0 if now_s < restored_s else 0.2
+        state = NodeState.SILENT if age_s > 2.0 else NodeState.CONNECTED
+        state = NodeState.UNREACHABLE if age_s > 4.0 else state
+        pulses = _waiting_for_b(10.0, 9.9) if now_s < recovered_s else _moving(now_s)
         judgement = at(now_s, pulses, two_machines(age_s, state), history=history)
         history = judgement.history
-        seen += [(now_s, v.kind, v.level) for v in judgement.verdicts]
-        if now_s == 40.0:
-            assert [v.ended for v in judgement.ended] == [1040.0]
+        yield now_s, judgement
+
+
+def test_a_cut_is_named_within_ten_seconds_and_ends_with_new_budgets() -> None:
+    judgements = dict(_cut(40.0, 43.0))
+    assert [v.ended for v in judgements[40.0].ended] == [1040.0]
+    seen = [(now_s, v.kind, v.level) for now_s, j in judgements.items() for v in j.verdicts]
     assert {kind for _, kind, _ in seen} == {"node_unreachable"}
     first_s, last_s = seen[0][0], seen[-1][0]
     assert first_s - 10.0 <= 10.0
@@ -134,18 +140,7 @@ def test_a_cut_is_named_within_ten_seconds_and_ends_with_new_budgets() -> None:
 
 
 def test_a_cut_of_five_seconds_gives_no_verdict() -> None:
-    history, now_s = HealthHistory(), 10.0
-    while now_s < 30.0:
-        now_s += 0.25
-        cut = now_s < 15.5
-        age_s = now_s - 10.0 if cut else 0.2
-        state = NodeState.SILENT if age_s > 2.0 else NodeState.CONNECTED
-        if age_s > 4.0:
-            state = NodeState.UNREACHABLE
-        pulses = _waiting_for_b(10.0, 9.9) if now_s < 18.0 else _moving(now_s)
-        judgement = at(now_s, pulses, two_machines(age_s, state), history=history)
-        history = judgement.history
-        assert judgement.verdicts == ()
+    assert [j.verdicts for _, j in _cut(15.5, 18.0) if j.verdicts] == []
 
 
 def test_old_pulses_of_a_late_report_are_no_stall() -> None:
@@ -161,14 +156,14 @@ def test_evidence_that_is_newer_than_the_pulse_of_a_rank_is_not_used() -> None:
     recorded = load("rank0_barrier")
     now_s = recorded.taken_ns / SECOND + 0.3
     pulses = [
-        dataclasses.replace(pulse(r, Phase.BACKWARD, now_s - 4.0, batch=20), pid=e.pid or 0)
+        pulse(r, Phase.BACKWARD, now_s - 4.0, batch=20, pid=e.pid or 0)
         for r, e in recorded.ranks.items()
     ]
     nodes = (machine(0, (0,)), machine(1, (1, 2), 1.5))
-    late = at(now_s, pulses, nodes, evidence=recorded, evidence_expected=True)
+    late = at(now_s, pulses, nodes, evidence=recorded)
     assert late.verdicts == ()
     in_time = (nodes[0], replace(nodes[1], link_age_s=0.1))
-    (verdict,) = at(now_s, pulses, in_time, evidence=recorded, evidence_expected=True).verdicts
+    (verdict,) = at(now_s, pulses, in_time, evidence=recorded).verdicts
     assert (verdict.kind, verdict.culprits) == ("mismatch", (0,))
     assert verdict.cause.startswith("rank 0 on a called")
 
@@ -237,38 +232,26 @@ def test_stopped_processes_on_several_machines_are_named_with_their_machine() ->
 
 def test_evidence_of_one_machine_is_enough_for_a_verdict_on_it() -> None:
     """Nothing is concluded from evidence that lacks the ranks of a machine that answers."""
-    recorded: Evidence = load("data_sleep")
+    recorded = load("data_sleep")
     now_s = recorded.taken_ns / SECOND + 1.0
     evidence = replace(recorded, ranks={0: recorded.ranks[0]})
     pulses = [
-        dataclasses.replace(pulse(r, Phase.BACKWARD, now_s - 4.5, batch=20), pid=e.pid or 0)
+        pulse(r, Phase.BACKWARD, now_s - 4.5, batch=20, pid=e.pid or 0)
         for r, e in recorded.ranks.items()
     ]
     nodes = (machine(0, (0,)), machine(1, (1, 2)))
-    assert at(now_s, pulses, nodes, evidence=evidence, evidence_expected=True).verdicts == ()
+    assert at(now_s, pulses, nodes, evidence=evidence).verdicts == ()
 
 
 @pytest.mark.parametrize(
     ("restored_s", "level"), [(5.0, "warning"), (39.0, "warning"), (41.0, "stalled")]
 )
 def test_ranks_that_wait_after_a_cut_until_tcp_sends_again(restored_s: float, level: str) -> None:
-    recorded = load("data_sleep")
-    now_s = recorded.taken_ns / SECOND + 4.0
-    evidence = replace(
-        recorded,
-        ranks={r: replace(recorded.ranks[0], rank=r, pid=200 + r) for r in range(4)},
-    )
-    pulses = [
-        dataclasses.replace(pulse(r, Phase.BACKWARD, now_s - 30, batch=20), pid=200 + r)
-        for r in range(4)
-    ]
-    (verdict,) = at(
-        now_s,
-        pulses,
-        two_machines(cut_s=30.0, restored_s=restored_s),
-        evidence=evidence,
-        evidence_expected=True,
-    ).verdicts
+    evidence = _all_wait(4)
+    now_s = evidence.taken_ns / SECOND + 4.0
+    pulses = [pulse(r, Phase.BACKWARD, now_s - 30, batch=20, pid=200 + r) for r in range(4)]
+    nodes = two_machines(cut_s=30.0, restored_s=restored_s)
+    (verdict,) = at(now_s, pulses, nodes, evidence=evidence).verdicts
     assert (verdict.kind, verdict.level) == ("transport", level)
     if level == "warning":
         assert "the link to machine b was cut for 30 s and is back" in verdict.cause

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec.structs import replace
 
-from ltui.training.config.run_spec import StallPolicy
-from ltui.training.diagnosis.evidence import (
-    Evidence,
-    Frame,
-    ProcessActivity,
-    RankEvidence,
-    ThreadStack,
-)
-from ltui.training.diagnosis.judge import Judgement, judge
-from ltui.training.diagnosis.judge_input import HealthHistory, JudgeInput, verdict_key
+from ltui.training.diagnosis.evidence import Evidence, RankEvidence
+from ltui.training.diagnosis.judge import Judgement
+from ltui.training.diagnosis.judge_input import HealthHistory, verdict_key
 from ltui.training.shared.record_types import Phase
 from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.state.run_snapshot import Verdict
-from tests.diagnosis.machines import at
+from tests.diagnosis.machines import ALL_REDUCE, DATASET, at, evidence_of, frozen, process
 from tests.diagnosis.recordings import judged, load
 from tests.state.records import SECOND, pulse, steps
 
-_LINE = Frame(file="/home/user/data.py", line=7, function="__getitem__")
 
-
-def _folded(*lengths: tuple[float, float, float], usual: int = 10, ranks: int = 2) -> FoldState:
+def _folded(*lengths: tuple[float, float, float], usual: int = 10) -> FoldState:
     """After ``usual`` steps of 0.1 s, steps of (length, what rank 0 and rank 1 fetch for)."""
     state = FoldState()
-    for rank in range(ranks):
+    for rank in range(2):
         state = fold(state, rank, steps(usual, 0.1, fetch_s=0.0))
         at_s = usual * 0.1
         for number, (length, *fetched) in enumerate(lengths):
@@ -44,42 +37,24 @@ def _end_s(state: FoldState) -> float:
 
 
 def _rank(rank: int, still_s: float, *, switches: int = 3, delay: float = 0.0) -> RankEvidence:
-    waits = Frame(file="/x/torch/distributed/distributed_c10d.py", line=1, function="all_reduce")
-    frame = _LINE if rank == 1 else waits
-    return RankEvidence(
-        rank=rank, pid=100 + rank, alive=True, phase="fetch data" if rank == 1 else "backward",
-        still_s=still_s, stacks=(ThreadStack(name="MainThread", main=True, frames=(frame,)),),
-        process=ProcessActivity(
-            pid=100 + rank, state="S", interval_s=1.8, cpu_share=0.01, switches=switches,
-            run_delay_share=delay, read_bytes=0, written_bytes=0,
-        ),
+    return frozen(
+        rank, DATASET if rank == 1 else ALL_REDUCE, still_s=still_s,
+        phase="fetch data" if rank == 1 else "backward",
+        process=process(100 + rank, cpu_share=0.01, switches=switches, run_delay_share=delay),
     )  # fmt: skip
 
 
-def _at(
-    state: FoldState, later_s: float, *, evidence: Evidence | None = None,
-    history: HealthHistory | None = None, expected: bool = True,
-) -> Judgement:  # fmt: skip
+def _at(state: FoldState, later_s: float, phases: tuple[Phase, ...] = (), **more: Any) -> Judgement:
     """Since the last step rank 1 fetches data and the other one waits for it."""
     last_s = _end_s(state)
-    pulses = {
-        r: pulse(r, Phase.FETCH if r == 1 else Phase.BACKWARD, last_s, pid=100 + r)
-        for r in state.ranks
-    }
-    return at(
-        last_s + later_s,
-        pulses,
-        history=history or HealthHistory(),
-        fold=state,
-        evidence=evidence,
-        evidence_expected=expected,
-    )
+    phases = phases or (Phase.BACKWARD, Phase.FETCH)
+    pulses = [pulse(r, phases[r], last_s, pid=100 + r) for r in state.ranks]
+    return at(last_s + later_s, pulses, fold=state, **{"evidence_expected": True, **more})
 
 
 def _seen(state: FoldState, later_s: float, **fields: float) -> Evidence:
-    ranks = {r: _rank(r, later_s, **fields) for r in state.ranks}  # type: ignore[arg-type]
-    taken_ns = round((_end_s(state) + later_s) * SECOND)
-    return Evidence(taken_at=1000.0, taken_ns=taken_ns, ranks=ranks)
+    ranks = (_rank(r, later_s, **fields) for r in state.ranks)  # type: ignore[arg-type]
+    return evidence_of(*ranks, taken_s=_end_s(state) + later_s)
 
 
 def _straggling_since(seconds: float) -> HealthHistory:
@@ -127,11 +102,11 @@ def test_six_long_steps_are_enough_if_no_step_was_short() -> None:
     slow = (2.0, 0.1, 1.7)
     state = _folded(*[slow] * 6, usual=4)
     since = _straggling_since(_end_s(state) - 3)
-    (verdict,) = _at(state, 0.3, history=since, expected=False).verdicts
+    (verdict,) = _at(state, 0.3, history=since, evidence_expected=False).verdicts
     assert (verdict.kind, verdict.culprits) == ("straggler", (1,))
     for other in ((2.0, 1.7, 1.7), (2.0, 1.7, 0.1)):
         state = _folded(*[slow] * 3, other, *[slow] * 2, usual=4)
-        assert not _at(state, 0.3, history=since, expected=False).verdicts
+        assert not _at(state, 0.3, history=since, evidence_expected=False).verdicts
 
 
 def test_a_straggler_is_reported_with_what_uses_its_processor() -> None:
@@ -160,22 +135,10 @@ def test_evidence_from_before_it_straggled_is_ignored() -> None:
 
 def test_no_rank_is_blamed_if_all_lack_a_processor() -> None:
     state = _folded((4.8, 4.7, 4.7))
-    pulses = {r: pulse(r, Phase.FORWARD, _end_s(state), pid=100 + r) for r in state.ranks}
-    own = {r: replace(_rank(1, 2.0, switches=300, delay=0.7), rank=r, pid=100 + r) for r in pulses}
-    taken_ns = round((_end_s(state) + 2.0) * SECOND)
-    judgement = judge(
-        JudgeInput(
-            now_ns=taken_ns + SECOND,
-            pulses=pulses,
-            policy=StallPolicy(),
-            fold=state,
-            evidence_expected=True,
-            evidence=Evidence(taken_at=1000.0, taken_ns=taken_ns, ranks=own),
-            now_s=1000.0,
-        )
-    )
-    verdict: Verdict
-    (verdict,) = judgement.verdicts
+    own = _rank(1, 2.0, switches=300, delay=0.7)
+    ranks = (replace(own, rank=r, pid=100 + r) for r in state.ranks)
+    evidence = evidence_of(*ranks, taken_s=_end_s(state) + 2.0)
+    (verdict,) = _at(state, 3.0, (Phase.FORWARD,) * 2, evidence=evidence).verdicts
     assert (verdict.kind, verdict.level, verdict.culprits) == ("slow_step", "slow", ())
     assert "the machine is overloaded" in verdict.cause
 
@@ -187,11 +150,7 @@ def _history_without_gap(judgement: Judgement) -> HealthHistory:
 
 def _gpu(kind: str, cause: str, *ranks: int, place: str = "GPU 1") -> Verdict:
     return Verdict(
-        kind=f"gpu_{kind}",
-        level="warning",
-        culprits=ranks,
-        place=place,
-        cause=f"{place}: {cause}",
+        kind=f"gpu_{kind}", level="warning", culprits=ranks, place=place, cause=f"{place}: {cause}"
     )
 
 
@@ -214,17 +173,11 @@ def _computing(devices: tuple[Verdict, ...]) -> Verdict:
     for rank in range(2):
         rows = steps(60, 0.3, fetch_s=0.0, forward_s=0.28 if rank == 1 else 0.05)
         state = fold(state, rank, rows)
-    last_s = _end_s(state)
-    pulses = {r: pulse(r, Phase.FORWARD, last_s, pid=100 + r) for r in range(2)}
-    (verdict,) = at(
-        last_s + 0.1,
-        pulses,
-        history=_straggling_since(last_s - 3),
-        fold=state,
-        evidence_expected=False,
+    since = _straggling_since(_end_s(state) - 3)
+    (verdict,) = _at(
+        state, 0.1, (Phase.FORWARD,) * 2, history=since, evidence_expected=False,
         gpu_verdicts=devices,
-        wall_s=1000 + last_s,
-    ).verdicts
+    ).verdicts  # fmt: skip
     return verdict
 
 
@@ -245,56 +198,34 @@ def _stuck(devices: tuple[Verdict, ...]) -> Verdict:
     return verdict
 
 
-def _contended(
-    delays: dict[int, float], *, length_s: float = 1.3
-) -> tuple[FoldState, list[Verdict]]:
-    """Three steps of which rank 1 works ``length_s`` and the others wait for it."""
-    state = _folded(*[(length_s, 0.05, length_s - 0.1)] * 3)
-    last_s = _end_s(state)
-    pulses = {
-        r: pulse(r, Phase.FORWARD if r == 1 else Phase.BACKWARD, last_s, pid=100 + r)
-        for r in state.ranks
-    }
-    judgement = at(
-        last_s + 0.3,
-        pulses,
-        history=_straggling_since(last_s - 3),
-        fold=state,
-        evidence=_seen(state, 0.2, delay=delays[1]),
-        evidence_expected=True,
-        cpu_delays=delays,
-        wall_s=1000 + last_s,
-    )
-    return state, list(judgement.verdicts)
+def _contended(delays: dict[int, float]) -> list[Verdict]:
+    """Three steps of 1.3 s of which rank 1 works and the other one waits for it."""
+    state = _folded(*[(1.3, 0.05, 1.2)] * 3)
+    judgement = _at(
+        state, 0.3, (Phase.BACKWARD, Phase.FORWARD),
+        history=_straggling_since(_end_s(state) - 3),
+        evidence=_seen(state, 0.2, delay=delays[1]), cpu_delays=delays,
+    )  # fmt: skip
+    return list(judgement.verdicts)
 
 
 def test_a_crowded_rank_is_reported_after_two_long_steps() -> None:
     """Steps of more than half a second are too few for the windows of steps alone."""
-    _, (verdict,) = _contended({0: 0.05, 1: 0.9})
+    (verdict,) = _contended({0: 0.05, 1: 0.9})
     assert (verdict.kind, verdict.level, verdict.culprits) == ("straggler", "slow", (1,))
     assert "other processes use its processor core" in verdict.cause
 
 
 def test_a_machine_that_is_short_of_processors_for_all_ranks_has_no_straggler() -> None:
-    assert _contended({0: 0.7, 1: 0.9})[1] == []
-    assert _contended({0: 0.0, 1: 0.3})[1] == []
-    assert _contended({0: 0.9, 1: 0.05})[1] == [], "it is not the rank that the others wait for"
+    assert _contended({0: 0.7, 1: 0.9}) == []
+    assert _contended({0: 0.0, 1: 0.3}) == []
+    assert _contended({0: 0.9, 1: 0.05}) == [], "it is not the rank that the others wait for"
 
 
 def test_a_crowded_rank_stays_reported_while_the_difference_shrinks() -> None:
-    state, verdicts = _contended({0: 0.05, 1: 0.9})
+    (verdict,) = _contended({0: 0.05, 1: 0.9})
     level = _folded(*[(1.3, 0.05, 1.2)] * 3, *[(1.3, 1.2, 1.2)] * 9)
-    active = HealthHistory(active={verdict_key(v): v for v in verdicts})
-    last_s = _end_s(level)
-    pulses = {r: pulse(r, Phase.FORWARD, last_s, pid=100 + r) for r in state.ranks}
+    active = HealthHistory(active={verdict_key(verdict): verdict})
     for delays, kept in (({0: 0.3, 1: 0.6}, True), ({0: 0.5, 1: 0.6}, False)):
-        judgement = at(
-            last_s + 0.3,
-            pulses,
-            history=active,
-            fold=level,
-            evidence_expected=True,
-            cpu_delays=delays,
-            wall_s=1000 + last_s,
-        )
+        judgement = _at(level, 0.3, (Phase.FORWARD,) * 2, history=active, cpu_delays=delays)
         assert [v.kind for v in judgement.verdicts] == (["straggler"] if kept else [])

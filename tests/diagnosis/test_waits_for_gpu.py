@@ -7,18 +7,11 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
-from ltui.training.diagnosis.evidence import (
-    Collective,
-    Evidence,
-    Frame,
-    ProcessActivity,
-    RankEvidence,
-    ThreadStack,
-)
+from ltui.training.diagnosis.evidence import Collective, Evidence, Frame
 from ltui.training.json_codec import to_json
 from ltui.training.state.run_snapshot import GpuSnapshot, Verdict
+from tests.diagnosis.machines import evidence_of, frozen, process, stack, with_each, with_rank
 from tests.diagnosis.recordings import judged, load
-from tests.state.records import SECOND
 
 _SPINS = GpuSnapshot(index=0, utilisation_percent=100.0, power_w=121.4, power_limit_w=700.0)
 SPINS = to_json(_SPINS)
@@ -35,25 +28,14 @@ def _only_rank(
     *frames: Frame, gpu: Mapping[str, object] | None, recorded: bool = False
 ) -> Evidence:
     """A single rank that has made no progress for 9 s and uses all of its core."""
-    stack = ThreadStack(name="MainThread", main=True, frames=frames)
     pending = Collective(group="0", seq=41, op="all_reduce", sizes=((8,),))
-    rank = RankEvidence(
-        rank=0,
-        pid=100,
-        alive=True,
-        phase="forward",
-        batch=20,
-        global_step=20,
-        still_s=9.0,
-        stacks=(stack,),
-        earlier_stacks=(stack,),
-        process=ProcessActivity(pid=100, state="R", interval_s=2.0, cpu_share=1.0, switches=3),
-        collectives=(pending,) if recorded else (),
-        last_enqueued={"0": 41} if recorded else {},
+    rank = frozen(
+        0, *frames, phase="forward", batch=20, global_step=20, still_s=9.0, gpu=gpu,
+        earlier_stacks=(stack(*frames),), process=process(state="R", cpu_share=1.0, switches=3),
+        collectives=(pending,) if recorded else (), last_enqueued={"0": 41} if recorded else {},
         groups={"0": (0,)} if recorded else {},
-        gpu=gpu,
-    )
-    return Evidence(taken_at=1010.0, taken_ns=20 * SECOND, ranks={0: rank})
+    )  # fmt: skip
+    return evidence_of(rank, taken_s=20.0)
 
 
 def _verdict(evidence: Evidence) -> Verdict:
@@ -90,9 +72,7 @@ def test_a_loop_on_the_cpu_leaves_the_gpu_idle(gpu: Mapping[str, object] | None)
 
 
 def test_others_wait_for_the_rank_whose_kernel_hangs() -> None:
-    spinning = load("data_spin")
-    rank = replace(spinning.ranks[1], gpu=SPINS, still_s=9.0)
-    evidence = replace(spinning, ranks={**spinning.ranks, 1: rank})
+    evidence = with_rank(load("data_spin"), 1, gpu=SPINS, still_s=9.0)
     (verdict,) = judged(evidence, later_s=6.0).verdicts
     assert (verdict.kind, verdict.culprits, verdict.waiting) == ("waits_for_gpu", (1,), (0, 2))
     assert "; ranks 0 and 2 wait in all_reduce #" in verdict.cause
@@ -102,29 +82,18 @@ def test_a_collective_of_all_gpus_may_wait_for_a_kernel() -> None:
     """A rank enqueues a collective before its GPU has come to it."""
     recorded = load("rank0_barrier")
     common = recorded.ranks[1]
-    ranks = {
-        r: replace(
-            e,
-            collectives=common.collectives,
-            last_enqueued=common.last_enqueued,
-            stacks=common.stacks,
-            still_s=9.0,
-            gpu=SPINS,
-        )
-        for r, e in recorded.ranks.items()
-    }
-    (verdict,) = judged(replace(recorded, ranks=ranks), later_s=6.0).verdicts
+    evidence = with_each(
+        recorded, collectives=common.collectives, last_enqueued=common.last_enqueued,
+        stacks=common.stacks, still_s=9.0, gpu=SPINS,
+    )  # fmt: skip
+    (verdict,) = judged(evidence, later_s=6.0).verdicts
     assert verdict.kind == "transport"
     assert "or a kernel before it does not end on one of their GPUs" in verdict.cause
 
 
 def _in_state_d(channel: str, *, exiting: bool = False) -> Verdict:
-    evidence = _only_rank(OWN, gpu=None)
-    process = ProcessActivity(
-        pid=100, state="D", interval_s=2.0, cpu_share=0.0, switches=0,
-        wait_channel=channel, exiting=exiting,
-    )  # fmt: skip
-    return _verdict(replace(evidence, ranks={0: replace(evidence.ranks[0], process=process)}))
+    in_driver = process(state="D", wait_channel=channel, exiting=exiting)
+    return _verdict(with_rank(_only_rank(OWN, gpu=None), 0, process=in_driver))
 
 
 @pytest.mark.parametrize(
