@@ -31,6 +31,8 @@ from tests.faults.table import Row, fault_table, line, misses, quiet_line, summa
 from tests.faults.verdicts import Outcome, run_fault
 
 _KEEP = Path("build/zoo")
+_WRITTEN = ("right", "culprit_s", "cause_s", "held", "wrong", "error", "skipped")
+"""What is written of each outcome."""
 
 
 def _arguments() -> argparse.Namespace:
@@ -61,13 +63,7 @@ def _write_down(rows: list[Row], name: str) -> None:
     document = [
         {
             "fault": row.fault.id,
-            "right": o.right,
-            "culprit_s": o.culprit_s,
-            "cause_s": o.cause_s,
-            "held": o.held,
-            "wrong": o.wrong,
-            "error": o.error,
-            "skipped": o.skipped,
+            **{name: getattr(o, name) for name in _WRITTEN},
             "verdicts": to_json(o.last),
         }
         for row in rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.faults.fault import GRAVE, Expected, Fault, dead, one
+from tests.faults.fault import GRAVE, Fault, dead, one
 
 _SAVES = {"ZOO_SAVE_EVERY": "4"}
 _SLOW = ("slow",)
@@ -79,30 +79,18 @@ FAULTS: tuple[Fault, ...] = (
         expected=one("busy|loop|CPU|comput|processor", line="one_compute")),
     Fault("compute_slow", "slow computing on one rank",
         expected=one("comput|forward", levels=_SLOW)),
-    Fault(
-        "all_compute",
-        "25 s of computing on all ranks",
-        expected=one(
-            "comput|CPU|busy|processor", levels=("slow", "warning"), culprits=(), also=((0, 1, 2),)
-        ),
-    ),
+    Fault("all_compute", "25 s of computing on all ranks",
+        expected=one("comput|CPU|busy|processor", levels=("slow", "warning"), culprits=(),
+            also=((0, 1, 2),))),
     Fault("contended", "other processes on a rank's core", ranks=2,
         expected=one("process|processor|CPU|core|contend", levels=_SLOW)),
     # Collectives.
-    Fault(
-        "rank0_barrier",
-        "barrier on rank 0 only",
-        expected=one(
-            "barrier", "only|match|differ|mismatch|other", culprits=(0,), line="rank0_barrier"
-        ),
-    ),
-    Fault(
-        "log_rank0",
-        "log(sync_dist) on rank 0 only",
-        expected=one(
-            "only|match|differ|mismatch|other", culprits=(0,), line="log_rank0", levels=GRAVE
-        ),
-    ),
+    Fault("rank0_barrier", "barrier on rank 0 only",
+        expected=one("barrier", "only|match|differ|mismatch|other", culprits=(0,),
+            line="rank0_barrier")),
+    Fault("log_rank0", "log(sync_dist) on rank 0 only",
+        expected=one("only|match|differ|mismatch|other", culprits=(0,), line="log_rank0",
+            levels=GRAVE)),
     Fault("mismatch_op", "another collective on one rank",
         expected=one("broadcast", "all_reduce", line="mismatch_op", levels=GRAVE)),
     Fault("mismatch_shape", "another shape on one rank", expected=one("size|shape", levels=GRAVE)),
@@ -111,16 +99,9 @@ FAULTS: tuple[Fault, ...] = (
     Fault("p2p_recv", "a receive that nobody sends to", expected=one("recv", line="p2p_recv")),
     Fault("group_order", "two groups in another order on one rank",
         expected=one("group|order|match|differ", line="group_order", levels=GRAVE)),
-    Fault(
-        "call_sites",
-        "save_checkpoint on rank 0 only",
-        expected=one(
-            "call_sites|_save_on_rank_0|call site|different",
-            culprits=(0,),
-            line="call_sites",
-            levels=(*GRAVE, "warning"),
-        ),
-    ),
+    Fault("call_sites", "save_checkpoint on rank 0 only",
+        expected=one("call_sites|_save_on_rank_0|call site|different", culprits=(0,),
+            line="call_sites", levels=(*GRAVE, "warning"))),
     # Checkpoints and disks.
     Fault("ckpt_slow", "checkpoint stuck on rank 0", env=_SAVES,
         expected=one("checkpoint", culprits=(0,), levels=("stalled", "slow"), line="ckpt_slow")),
@@ -149,13 +130,9 @@ FAULTS: tuple[Fault, ...] = (
         expected=one("left_early", "left epoch 0 early", "of 3000 planned", levels=GRAVE)),
     Fault("swallowed", "swallowed error ends an epoch of one rank", env={"ZOO_EPOCHS": "3"},
         expected=one("left epoch 0 early", "8 of 3000", levels=(*GRAVE, "warning"))),
-    Fault(
-        "nan",
-        "loss is NaN from one rank",
-        expected=one(
-            "loss", "not a finite number|NaN", "step [789]", levels=("warning",), also=((0, 1, 2),)
-        ),
-    ),
+    Fault("nan", "loss is NaN from one rank",
+        expected=one("loss", "not a finite number|NaN", "step [789]", levels=("warning",),
+            also=((0, 1, 2),))),
     # The machine.
     Fault("netdown", "network down between the ranks", needs=("network",), ranks=2,
         expected=one("network|transport|connection|acknowledged", culprits=(), also=((0, 1),))),
@@ -164,26 +141,12 @@ FAULTS: tuple[Fault, ...] = (
     Fault("memory_low", "memory about to run out", needs=("cgroup",), ranks=2,
         expected=one("memory", levels=("warning", "slow"), also=((), (0, 1)))),
     # Two at once.
-    Fault(
-        "two_faults",
-        "one rank stuck, another stopped",
-        inject="data_sleep+sigstop3",
-        ranks=4,
-        expected=(
-            Expected(words=("dataset|__getitem__|data",), line="data_sleep"),
-            Expected(words=("stopped",), culprits=(3,)),
-        ),
-    ),
-    Fault(
-        "two_faults_b",
-        "GIL held in one, a worker stopped in another",
-        inject="data_gil+worker_stop2",
-        ranks=4,
-        expected=(
-            Expected(words=("GIL",), line="data_gil"),
-            Expected(words=("worker", "stopped"), culprits=(2,)),
-        ),
-    ),
+    Fault("two_faults", "one rank stuck, another stopped", inject="data_sleep+sigstop3", ranks=4,
+        expected=(*one("dataset|__getitem__|data", line="data_sleep"),
+            *one("stopped", culprits=(3,)))),
+    Fault("two_faults_b", "GIL held in one, a worker stopped in another",
+        inject="data_gil+worker_stop2", ranks=4,
+        expected=(*one("GIL", line="data_gil"), *one("worker", "stopped", culprits=(2,)))),
     # The same through torchrun and through a preset.
     Fault("torchrun_kill", "SIGKILL under torchrun", inject="sigkill", via="torchrun", ranks=2,
         expected=dead("SIGKILL"), bound_s=1),

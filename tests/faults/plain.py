@@ -27,7 +27,6 @@ RECORDED = Path(__file__).with_name("plain.json")
 _ERROR_LINE = re.compile(
     r"^\s*(\[rank\d+\]:\s*)?([\w.]*(Error|Exception|Exit)\b.*|.*signal: .*|.*exitcode.*|Killed.*)$"
 )
-_NOISE = re.compile(r"GPU available|TPU available|Tip:|distributed|pytree|Trainer.fit|^-+$")
 
 
 def recorded() -> dict[str, dict[str, Any]]:

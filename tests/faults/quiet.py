@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from ltui.training.state.run_snapshot import LIVE
 from ltui.training.store.history_reader import RunStore
@@ -22,7 +22,7 @@ from tests.faults.run import POLL_S, FaultRun, started_run
 Disturbance = Callable[[FaultRun], None]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class HealthyRun:
     """A healthy run of the catalogue."""
 
@@ -30,6 +30,7 @@ class HealthyRun:
     title: str
     seconds: float
     """Seconds for which it is watched, unless it ends before."""
+    _: KW_ONLY
     env: Mapping[str, str] = field(default_factory=dict)
     inject: str = "none"
     ranks: int = 2
@@ -136,12 +137,9 @@ def _use_processor(seconds: float) -> None:
 def load_bursts(run: FaultRun) -> None:
     """Run three busy processes for each core for six seconds, four times."""
     for _ in range(4):
-        burners = [
-            multiprocessing.get_context("fork").Process(
-                target=_use_processor, args=(6,), daemon=True
-            )
-            for _ in range(3 * (os.cpu_count() or 1))
-        ]
+        fork = multiprocessing.get_context("fork").Process
+        count = 3 * (os.cpu_count() or 1)
+        burners = [fork(target=_use_processor, args=(6,), daemon=True) for _ in range(count)]
         for burner in burners:
             burner.start()
         for burner in burners:
@@ -150,79 +148,43 @@ def load_bursts(run: FaultRun) -> None:
 
 
 QUIET: tuple[HealthyRun, ...] = (
-    HealthyRun(id="plain", title="nothing at all", seconds=40, ranks=3),
-    HealthyRun(
-        id="to_the_end", title="a run that comes to its end", seconds=60, ends=True,
-        env={"ZOO_BATCHES": "300", "ZOO_EPOCHS": "2", "ZOO_VAL_BATCHES": "5"}, ranks=3,
-    ),
-    HealthyRun(
-        id="long_validation", title="a long validation after short steps", seconds=50,
-        env={
-            "ZOO_BATCHES": "40", "ZOO_VAL_BATCHES": "40", "ZOO_VAL_PACE_S": "0.5",
-            "ZOO_EPOCHS": "9",
-        },
-    ),
-    HealthyRun(
-        id="long_validation_end", title="20 s of work at the end of a validation", seconds=50,
-        env={"ZOO_BATCHES": "40", "ZOO_VAL_BATCHES": "5", "ZOO_VAL_END_S": "20", "ZOO_EPOCHS": "9"},
-    ),
-    HealthyRun(
-        id="long_first_step", title="a first step of 25 s", seconds=45,
-        env={"ZOO_FIRST_STEP_S": "25"},
-    ),
-    HealthyRun(
-        id="prepares", title="rank 0 prepares data for 40 s", seconds=60, inject="prepares",
-    ),
-    HealthyRun(
-        id="uploads", title="rank 0 waits for a program of 15 s at each epoch's end", seconds=50,
-        inject="uploads", env={"ZOO_BATCHES": "60", "ZOO_EPOCHS": "999"},
-    ),
-    HealthyRun(
-        id="exits_late", title="one rank exits 8 s after the others", seconds=60, ends=True,
-        inject="exits_late", env={"ZOO_BATCHES": "60"},
-    ),
-    HealthyRun(
-        id="busy_first_step", title="one rank computes for 20 s in its first step", seconds=40,
-        inject="warms_up",
-    ),
-    HealthyRun(
-        id="slow_checkpoint", title="checkpoints that take 6 s", seconds=45,
-        env={"ZOO_SAVE_EVERY": "100", "ZOO_SAVE_S": "6"},
-    ),
-    HealthyRun(
-        id="accumulation", title="gradient accumulation over 16 batches", seconds=30,
-        env={"ZOO_ACCUMULATE": "16"},
-    ),
-    HealthyRun(
-        id="compiling", title="one rank compiles for half a minute", seconds=90,
-        inject="compiles", env={"ZOO_FULL_IMPORTS": "1"},
-    ),
-    HealthyRun(id="slow_model", title="steps of 6 s", seconds=60, env={"ZOO_PACE_S": "6"}),
-    HealthyRun(id="paused", title="paused by the user, three times", seconds=60, disturb=pause_run),
-    HealthyRun(id="suspended", title="a suspended laptop, twice", seconds=70, disturb=suspend_run),
-    HealthyRun(id="bursts", title="bursts of load", seconds=50, disturb=load_bursts, first_step=30),
-    HealthyRun(
-        id="no_validation_epoch", title="validation in every third epoch", seconds=40,
-        env={
-            "ZOO_BATCHES": "30", "ZOO_VAL_BATCHES": "40", "ZOO_VAL_EVERY": "3",
-            "ZOO_EPOCHS": "999",
-        },
-    ),
-    HealthyRun(
-        id="short_epochs", title="hundreds of epochs of three batches", seconds=60,
-        env={"ZOO_BATCHES": "3", "ZOO_VAL_BATCHES": "1", "ZOO_EPOCHS": "100000"},
-    ),
-    HealthyRun(
-        id="worker_epochs", title="workers that start anew in every epoch", seconds=40,
-        inject="workers", env={"ZOO_BATCHES": "60", "ZOO_EPOCHS": "100000"},
-    ),
-    HealthyRun(
-        id="jitter", title="up to a second of noise in every batch", seconds=40, inject="jitter",
-    ),
-    HealthyRun(id="pauses", title="2 s pauses every fifty steps", seconds=40, inject="pauses"),
-    HealthyRun(
-        id="long_epoch_end", title="8 s of work at each epoch's end", seconds=45,
-        env={"ZOO_BATCHES": "60", "ZOO_EPOCH_END_S": "8", "ZOO_EPOCHS": "999"},
-    ),
-    HealthyRun(id="single", title="one rank alone", seconds=25, ranks=1),
+    HealthyRun("plain", "nothing at all", 40, ranks=3),
+    HealthyRun("to_the_end", "a run that comes to its end", 60, ends=True, ranks=3,
+        env={"ZOO_BATCHES": "300", "ZOO_EPOCHS": "2", "ZOO_VAL_BATCHES": "5"}),
+    HealthyRun("long_validation", "a long validation after short steps", 50,
+        env={"ZOO_BATCHES": "40", "ZOO_VAL_BATCHES": "40", "ZOO_VAL_PACE_S": "0.5",
+            "ZOO_EPOCHS": "9"}),
+    HealthyRun("long_validation_end", "20 s of work at the end of a validation", 50,
+        env={"ZOO_BATCHES": "40", "ZOO_VAL_BATCHES": "5", "ZOO_VAL_END_S": "20",
+            "ZOO_EPOCHS": "9"}),
+    HealthyRun("long_first_step", "a first step of 25 s", 45, env={"ZOO_FIRST_STEP_S": "25"}),
+    HealthyRun("prepares", "rank 0 prepares data for 40 s", 60, inject="prepares"),
+    HealthyRun("uploads", "rank 0 waits for a program of 15 s at each epoch's end", 50,
+        inject="uploads", env={"ZOO_BATCHES": "60", "ZOO_EPOCHS": "999"}),
+    HealthyRun("exits_late", "one rank exits 8 s after the others", 60, ends=True,
+        inject="exits_late", env={"ZOO_BATCHES": "60"}),
+    HealthyRun("busy_first_step", "one rank computes for 20 s in its first step", 40,
+        inject="warms_up"),
+    HealthyRun("slow_checkpoint", "checkpoints that take 6 s", 45,
+        env={"ZOO_SAVE_EVERY": "100", "ZOO_SAVE_S": "6"}),
+    HealthyRun("accumulation", "gradient accumulation over 16 batches", 30,
+        env={"ZOO_ACCUMULATE": "16"}),
+    HealthyRun("compiling", "one rank compiles for half a minute", 90, inject="compiles",
+        env={"ZOO_FULL_IMPORTS": "1"}),
+    HealthyRun("slow_model", "steps of 6 s", 60, env={"ZOO_PACE_S": "6"}),
+    HealthyRun("paused", "paused by the user, three times", 60, disturb=pause_run),
+    HealthyRun("suspended", "a suspended laptop, twice", 70, disturb=suspend_run),
+    HealthyRun("bursts", "bursts of load", 50, disturb=load_bursts, first_step=30),
+    HealthyRun("no_validation_epoch", "validation in every third epoch", 40,
+        env={"ZOO_BATCHES": "30", "ZOO_VAL_BATCHES": "40", "ZOO_VAL_EVERY": "3",
+            "ZOO_EPOCHS": "999"}),
+    HealthyRun("short_epochs", "hundreds of epochs of three batches", 60,
+        env={"ZOO_BATCHES": "3", "ZOO_VAL_BATCHES": "1", "ZOO_EPOCHS": "100000"}),
+    HealthyRun("worker_epochs", "workers that start anew in every epoch", 40, inject="workers",
+        env={"ZOO_BATCHES": "60", "ZOO_EPOCHS": "100000"}),
+    HealthyRun("jitter", "up to a second of noise in every batch", 40, inject="jitter"),
+    HealthyRun("pauses", "2 s pauses every fifty steps", 40, inject="pauses"),
+    HealthyRun("long_epoch_end", "8 s of work at each epoch's end", 45,
+        env={"ZOO_BATCHES": "60", "ZOO_EPOCH_END_S": "8", "ZOO_EPOCHS": "999"}),
+    HealthyRun("single", "one rank alone", 25, ranks=1),
 )  # fmt: skip
