@@ -21,15 +21,15 @@ PROGRAM = Path(__file__).parent / "asked.py"
 class Asked:
     """A Python process that has the stand-in loaded; ``ask`` evaluates an expression there.
 
-    In it are ``nvml`` (pynvml), ``gpu(i)`` (a handle), ``sampler`` and ``refused(function)``.
+    In it are ``RunGpus`` and, if it is ``sampling``, ``sampler``.
     """
 
-    def __init__(self, library: Path, script: Path, *, sampling: bool, period_s: float) -> None:
+    def __init__(self, library: Path, script: Path, *, sampling: bool) -> None:
         self.script = script
         self.errors = script.with_suffix(".stderr")
         with self.errors.open("w") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, str(PROGRAM), str(period_s if sampling else 0)],
+                [sys.executable, str(PROGRAM), *(["sampling"] if sampling else [])],
                 env=nvml_stand_in.environment(library.parent, script),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -69,18 +69,30 @@ class Asked:
             self.process.stdout.close()
 
 
-@pytest.fixture
-def under(library: Path, tmp_path: Path) -> Iterator[Callable[..., Asked]]:
-    """``under(script_text)``: a process with that driver; ``sampling=True``: and a sampler."""
+def _processes(library: Path, folder: Path) -> Iterator[Callable[..., Asked]]:
     started: list[Asked] = []
 
-    def start(text: str, *, sampling: bool = False, period_s: float = 0.1) -> Asked:
-        script = tmp_path / f"gpus-{len(started)}.txt"
+    def start(text: str, *, sampling: bool = False) -> Asked:
+        script = folder / f"gpus-{len(started)}.txt"
         script.write_text(text)
-        started.append(Asked(library, script, sampling=sampling, period_s=period_s))
+        started.append(Asked(library, script, sampling=sampling))
         return started[-1]
 
     yield start
     for asked in started:
         if asked.process.poll() is None:
             asked.close()
+
+
+@pytest.fixture
+def under(library: Path, tmp_path: Path) -> Iterator[Callable[..., Asked]]:
+    """``under(script_text)``: a process with that driver; ``sampling=True``: and a sampler."""
+    yield from _processes(library, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def shared_under(
+    library: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Asked]]:
+    """The same, for processes that all tests of a module share."""
+    yield from _processes(library, tmp_path_factory.mktemp("shared"))

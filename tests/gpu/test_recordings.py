@@ -25,16 +25,15 @@ RECORDINGS = sorted((Path(__file__).parent / "recordings").glob("*.jsonl"))
 """Recordings of real GPUs, if there are any: ``recording.jsonl`` of the section ``readings``."""
 
 
-@pytest.fixture
-def from_the_stand_in(under: Any, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def from_the_stand_in(shared_under: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A recording of the stand-in driver: two GPUs, one of which reports next to nothing."""
-    gpus = under("gpus 1 h100\ngpus 1 bare\nprocess 0 self 43e9\n", sampling=True)
+    gpus = shared_under("gpus 1 h100\ngpus 1 bare\nprocess 0 self 43e9\n", sampling=True)
     rounds = []
-    for at_s, (phase, line) in enumerate(
-        (("idle", "set 0 util 0 power 80"), ("busy", "set 0 util 100 power 690 throttle 4"))
+    for at_s, (phase, line, power_w) in enumerate(
+        (("idle", "util 0 power 80", 80), ("busy", "util 100 power 690 throttle 4", 690))
     ):
-        gpus.steer(f"gpus 1 h100\ngpus 1 bare\nprocess 0 self 43e9\n{line}\n")
-        power_w = 80 if phase == "idle" else 690
+        gpus.steer(f"gpus 1 h100\ngpus 1 bare\nprocess 0 self 43e9\nset 0 {line}\n")
         view = gpus.view_when(
             lambda v, power_w=power_w: (
                 len(v.readings) == 2
@@ -43,7 +42,7 @@ def from_the_stand_in(under: Any, tmp_path: Path) -> Path:
             )
         )
         rounds.append(Round(at_s=float(at_s), phase=phase, readings=view.readings))
-    path = tmp_path / "recording.jsonl"
+    path = tmp_path_factory.mktemp("recorded") / "recording.jsonl"
     write_recording(path, Recording(rounds=tuple(rounds), driver="575.57.08", simulated=True))
     return path
 

@@ -1,10 +1,16 @@
-"""Words for the driver's codes, and the table of peaks."""
+"""Words for the codes of the driver, the table of peaks, and the utilisation of the peak."""
 
 from __future__ import annotations
 
 import pytest
 
-from ltui.training.gpu.flop_utilisation import PEAK_RATES, peak_flops, peak_rates
+from ltui.training.gpu.flop_utilisation import (
+    PEAK_RATES,
+    BatchFlops,
+    model_flop_utilisation,
+    peak_flops,
+    peak_rates,
+)
 from ltui.training.gpu.reading import reason_names, xid_meaning, xid_sentence
 
 
@@ -73,3 +79,39 @@ def test_the_table_is_consistent():
             assert peak.half == pytest.approx(2 * peak.tf32, rel=0.03), part
         if peak.half and peak.float8:
             assert peak.float8 == pytest.approx(2 * peak.half, rel=0.03), part
+
+
+# -- model FLOP utilisation ------------------------------------------------------------------------
+
+H100 = {"device_name": "NVIDIA H100 80GB HBM3", "precision": "bf16-mixed"}
+BATCH_S = {0: 0.1, 1: 0.2}
+COUNTED = BatchFlops(49.475e12)
+
+
+@pytest.mark.parametrize(
+    ("counted", "batch_s", "hello", "share"),
+    [
+        (COUNTED, BATCH_S, H100, (0.5 + 0.25) / 2),  # of 989.5 TFLOP/s
+        (BatchFlops(1e12), {0: 0.1}, {**H100, "precision": "32-true"}, 10e12 / 67e12),
+        (
+            BatchFlops(1e12, tf32=True),
+            {0: 0.1},
+            {**H100, "precision": "32-true"},
+            10e12 / 494.5e12,
+        ),
+        (None, BATCH_S, H100, None),
+        (COUNTED, BATCH_S, {"device_name": None, "precision": "32-true"}, None),
+        (COUNTED, BATCH_S, {**H100, "device_name": "An unheard-of GPU"}, None),
+        (COUNTED, {**BATCH_S, 1: None}, H100, None),
+        (COUNTED, {}, H100, None),
+    ],
+)
+def test_the_utilisation_is_known_only_where_all_its_parts_are(counted, batch_s, hello, share):
+    found = model_flop_utilisation(counted, batch_s, {0: hello, 1: hello})
+    assert found == (None if share is None else pytest.approx(share))
+
+
+def test_the_operations_of_an_event():
+    assert BatchFlops.from_event({"flops": 12.0, "tf32": True}) == BatchFlops(12.0, tf32=True)
+    assert BatchFlops.from_event({"flops": None}) is None
+    assert BatchFlops.from_event({}) is None
