@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FrameType
 
 from tests.bench.document import write_between
-from tests.gpu.hardware.ask_torch import ask_torch
+from tests.gpu.hardware.instruments import ask_torch
 from tests.gpu.hardware.report import machine, report, summary
 from tests.gpu.hardware.section import read_checks, run_section
 

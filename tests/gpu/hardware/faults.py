@@ -22,10 +22,9 @@ from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from tests.faults.fault import Expected, Fault
 from tests.faults.run import FaultRun
 from tests.faults.verdicts import Outcome, check_verdicts, is_right
-from tests.gpu.hardware.ask_torch import ask_torch
-from tests.gpu.hardware.check import Check
-from tests.gpu.hardware.conditions import Conditions
+from tests.gpu.hardware.check import Check, Conditions
 from tests.gpu.hardware.first_gpu import FirstGpu, find_first_gpu
+from tests.gpu.hardware.instruments import ask_torch
 
 SCRIPT = Path(__file__).with_name("scripts") / "faulty_training.py"
 CASE_S = 45.0
@@ -78,34 +77,17 @@ def cases(found: dict[str, Group], *, rehearsal: bool) -> list[Case]:
     listed = []
     for name, group in found.items():
         last = len(group.devices) - 1
-        listed += [
-            Case(
-                fault="hung_kernel",
-                title="a hung kernel",
-                group=name,
-                expected=_expect("stalled", last, *kernel, _line(f"hung_kernel{on_cpu}")),
-            ),
-            Case(
-                fault="stopped",
-                title="SIGSTOP to a rank",
-                group=name,
-                expected=_expect("stalled", last, "stopped"),
-            ),
-            Case(
-                fault="killed",
-                title="SIGKILL to a rank",
-                group=name,
-                expected=_expect("dead", last, "SIGKILL"),
-                ends=RunState.CRASHED,
-            ),
-            Case(
-                fault="out_of_memory",
-                title="out of memory",
-                group=name,
-                expected=_expect("dead", last, *memory, _line(f"out_of_memory{on_cpu}")),
-                ends=RunState.FAILED,
-            ),
-        ]
+        hung = ("stalled", *kernel, _line(f"hung_kernel{on_cpu}"))
+        full = ("dead", *memory, _line(f"out_of_memory{on_cpu}"))
+        faults: tuple[tuple[str, str, tuple[str, ...], RunState | None], ...] = (
+            ("hung_kernel", "a hung kernel", hung, None),
+            ("stopped", "SIGSTOP to a rank", ("stalled", "stopped"), None),
+            ("killed", "SIGKILL to a rank", ("dead", "SIGKILL"), RunState.CRASHED),
+            ("out_of_memory", "out of memory", full, RunState.FAILED),
+        )
+        for fault, title, (level, *words), ends in faults:
+            expected = _expect(level, last, *words)
+            listed.append(Case(fault=fault, title=title, group=name, expected=expected, ends=ends))
     left_out = Case(
         fault="left_out",
         title="a collective that one rank leaves out",

@@ -21,12 +21,10 @@ from typing import Any
 
 from ltui.training.data.ffcv.ffcv_environment import has_ffcv
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot
-from tests.gpu.hardware.ask_torch import GIB, free_device_bytes
-from tests.gpu.hardware.check import Check, holds
-from tests.gpu.hardware.conditions import Conditions
-from tests.gpu.hardware.detached_run import DetachedRun
-from tests.gpu.hardware.preset_run import (
+from tests.gpu.hardware.check import Check, Conditions, holds
+from tests.gpu.hardware.detached_run import (
     FAILURES,
+    DetachedRun,
     Settings,
     has_reached,
     mean_of,
@@ -37,6 +35,7 @@ from tests.gpu.hardware.preset_run import (
     why_ended,
     words,
 )
+from tests.gpu.hardware.instruments import GIB, free_device_bytes
 from tests.gpu.hardware.synthetic_images import CLASSES, bytes_per_pixel, image_folder
 from tests.system.conftest import Ltui
 

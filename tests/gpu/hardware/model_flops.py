@@ -21,8 +21,7 @@ from ltui.training.models.gpt import BYTES
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.training.store.history_reader import RunStore, StoredEvent
 from ltui.training.store.run_directory import RunDir
-from tests.gpu.hardware.check import Check, holds
-from tests.gpu.hardware.conditions import Conditions
+from tests.gpu.hardware.check import Check, Conditions, holds
 from tests.gpu.hardware.detached_run import DetachedRun
 from tests.gpu.hardware.timed_training import (
     GPT_MODEL,

@@ -18,12 +18,10 @@ from typing import Any
 from ltui.training.data.ffcv.ffcv_environment import has_ffcv
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from tests.gpu.hardware import pictures
-from tests.gpu.hardware.ask_torch import GIB, free_device_bytes
-from tests.gpu.hardware.check import Check, holds
-from tests.gpu.hardware.conditions import Conditions
-from tests.gpu.hardware.detached_run import DetachedRun
-from tests.gpu.hardware.preset_run import (
+from tests.gpu.hardware.check import Check, Conditions, holds
+from tests.gpu.hardware.detached_run import (
     FAILURES,
+    DetachedRun,
     Settings,
     gpu_of,
     has_reached,
@@ -32,6 +30,7 @@ from tests.gpu.hardware.preset_run import (
     start_preset,
     why_ended,
 )
+from tests.gpu.hardware.instruments import GIB, free_device_bytes
 from tests.gpu.hardware.synthetic_images import CLASSES, image_folder
 from tests.system.conftest import Ltui
 

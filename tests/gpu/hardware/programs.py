@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from tests.gpu.hardware.check import Check, holds
-from tests.gpu.hardware.conditions import Conditions
-from tests.gpu.hardware.nvidia_smi import installed_gpus
+from tests.gpu.hardware.check import Check, Conditions, holds
+from tests.gpu.hardware.instruments import installed_gpus
 from tests.ltui_command import run_ltui
 from tests.run_module import ROOT, run_module
 

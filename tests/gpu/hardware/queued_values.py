@@ -108,33 +108,29 @@ def pattern(number: int, count: int = 1000, dtype: torch.dtype = torch.float32) 
 # -- cases -----------------------------------------------------------------------------------------
 
 
-def _overwritten(values: Values) -> None:
-    """The source is overwritten right after its put."""
-    source = torch.empty(1000, device=values.device)
-    prepared = [pattern(number).to(values.device) for number in range(ROUNDS)]
-    values.wait()
-    with no_waits(values.on_cuda):
-        for number, value in enumerate(prepared):
-            values.keep_busy()
-            source.copy_(value)
-            values.put("overwritten", source, pattern(number))
-            source.zero_()
-
-
-def _streams(values: Values) -> None:
-    """Several streams put at the same time, each its own tensor."""
-    streams = [values.stream() for _ in range(STREAMS)]
+def _put_and_overwrite(values: Values, case: str, streams: list[Any]) -> None:
+    """Put in each of the streams its own tensor, which is overwritten right after its put."""
     sources = [torch.empty(1000, device=values.device) for _ in streams]
     prepared = [pattern(number).to(values.device) for number in range(ROUNDS)]
     values.wait()
     with no_waits(values.on_cuda):
         for number, value in enumerate(prepared):
-            stream, source = streams[number % STREAMS], sources[number % STREAMS]
-            with values.on(stream):
+            place = number % len(streams)
+            with values.on(streams[place]):
                 values.keep_busy()
-                source.copy_(value)
-                values.put("streams", source, pattern(number))
-                source.zero_()
+                sources[place].copy_(value)
+                values.put(case, sources[place], pattern(number))
+                sources[place].zero_()
+
+
+def _overwritten(values: Values) -> None:
+    """The source is overwritten right after its put."""
+    _put_and_overwrite(values, "overwritten", [None])
+
+
+def _streams(values: Values) -> None:
+    """Several streams put at the same time, each its own tensor."""
+    _put_and_overwrite(values, "streams", [values.stream() for _ in range(STREAMS)])
     values.wait()
 
 
@@ -156,24 +152,15 @@ def _freed(values: Values) -> None:
 
 def _types(values: Values) -> None:
     """Every type of number, and a tensor that is not contiguous."""
-    for name in TYPES:
-        dtype = getattr(torch, name, None)
-        if dtype not in DTYPES:
-            continue
-        value = pattern(1, 64, dtype)
+    dtypes = (getattr(torch, name, None) for name in TYPES)
+    kinds = [pattern(1, 64, dtype) for dtype in dtypes if dtype in DTYPES]
+    for value in (*kinds, pattern(2, 64).reshape(4, 16)):
         source = value.to(values.device)
         values.wait()
         with no_waits(values.on_cuda):
             values.keep_busy()
-            values.put("types", source, value)
+            values.put("types", source.t(), value.t())
             source.zero_()
-    value = pattern(2, 64).reshape(4, 16)
-    source = value.to(values.device)
-    values.wait()
-    with no_waits(values.on_cuda):
-        values.keep_busy()
-        values.put("types", source.t(), value.t())
-        source.zero_()
 
 
 def _large(values: Values) -> None:

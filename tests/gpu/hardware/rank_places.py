@@ -15,8 +15,7 @@ import psutil
 
 from ltui.training.gpu.reading import GpuReading
 from ltui.training.gpu.run_gpus import RankLocation, map_ranks, normalize_uuid
-from tests.gpu.hardware.check import Check
-from tests.gpu.hardware.conditions import Conditions
+from tests.gpu.hardware.check import Check, Conditions
 from tests.gpu.hardware.simulated_driver import SimulatedDriver
 from tests.run_module import ROOT
 from tests.system.conftest import LIVE, Ltui

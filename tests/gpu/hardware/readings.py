@@ -27,10 +27,9 @@ from ltui.training.gpu.symptoms import LOW_POWER, symptoms
 from ltui.training.state.gpu_values import GpuValues
 from ltui.training.state.run_snapshot import RankSnapshot, RankState
 from tests.gpu.hardware.beside_smi import beside_smi, processes_beside_smi
-from tests.gpu.hardware.check import Check, above, below
-from tests.gpu.hardware.conditions import Conditions
+from tests.gpu.hardware.check import Check, Conditions, above, below
 from tests.gpu.hardware.gpu_samples import GpuSamples
-from tests.gpu.hardware.nvidia_smi import described_gpus, installed_gpus, nvidia_smi, nvlinks
+from tests.gpu.hardware.instruments import described_gpus, installed_gpus, nvidia_smi, nvlinks
 from tests.gpu.hardware.rank_places import check_places
 from tests.gpu.hardware.simulated_driver import SimulatedDriver
 from tests.run_module import ROOT

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from tests.gpu.hardware.check import Check
-from tests.gpu.hardware.nvidia_smi import nvidia_smi
+from tests.gpu.hardware.instruments import nvidia_smi
 
 REHEARSAL = "Rehearsal on the CPU: it shows that the scripts run, and nothing about GPUs."
 _MARKS = {True: "ok", False: "OFF", None: ""}

@@ -22,8 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.gpu.hardware.check import Check
-from tests.gpu.hardware.conditions import Conditions
+from tests.gpu.hardware.check import Check, Conditions
 from tests.live_processes import processes_with
 from tests.run_module import run_module
 

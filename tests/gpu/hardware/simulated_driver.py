@@ -62,7 +62,7 @@ class SimulatedDriver:
 
 
 def main(arguments: list[str]) -> str:
-    """Return the answer to the arguments that ``nvidia_smi.py`` uses."""
+    """Return the answer to the arguments that ``instruments.py`` uses."""
     pynvml.nvmlInit()
     gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
     name, driver = pynvml.nvmlDeviceGetName(gpu), pynvml.nvmlSystemGetDriverVersion()

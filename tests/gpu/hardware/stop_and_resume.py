@@ -19,11 +19,10 @@ from typing import Any, Protocol
 import psutil
 
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
-from tests.gpu.hardware.ask_torch import free_device_bytes
-from tests.gpu.hardware.check import Check, below, holds
-from tests.gpu.hardware.conditions import Conditions
+from tests.gpu.hardware.check import Check, Conditions, below, holds
 from tests.gpu.hardware.detached_run import DetachedRun
 from tests.gpu.hardware.first_gpu import MIB, find_first_gpu
+from tests.gpu.hardware.instruments import free_device_bytes
 from tests.run_module import ROOT
 from tests.system.conftest import Ltui
 

@@ -34,8 +34,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from ltui.training.rank.callback_factory import rebuild_callback
 from ltui.training.shared.rank_environment import RankEnvironment
-from tests.gpu.hardware.check import Check, holds
-from tests.gpu.hardware.conditions import Conditions
+from tests.gpu.hardware.check import Check, Conditions, holds
 from tests.gpu.hardware.queued_values import check_values
 
 BOUND_US = 40.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -14,9 +13,9 @@ from ltui.training.gpu.nvml_device import DRIVER
 from ltui.training.gpu.reading import GpuProcess, GpuReading, read_recording
 from ltui.training.gpu.run_gpus import RankLocation
 from ltui.training.state.gpu_values import GpuValues
-from tests.gpu.hardware import nvidia_smi
+from tests.gpu.hardware import instruments
 from tests.gpu.hardware.beside_smi import NOT_IN_SMI, beside_smi, processes_beside_smi
-from tests.gpu.hardware.check import Check
+from tests.gpu.hardware.check import Check, off
 from tests.gpu.hardware.rank_places import judge_place, ways_to_choose
 from tests.gpu.hardware.readings import RECORDING, judge_loads, judge_symptoms
 from tests.gpu.hardware.section import run_section
@@ -53,41 +52,17 @@ DOCUMENT = """<gpu><product_name>NVIDIA H100 80GB HBM3</product_name>
 <processes><process_info><pid>4711</pid><used_memory>512 MiB</used_memory></process_info>
 </processes></gpu>"""
 READING = GpuReading(
-    index=0,
-    label="0",
-    uuid="GPU-5eed0000-0000-4000-8000-000000000000",
-    name="NVIDIA H100 80GB HBM3",
-    utilisation_percent=97.0,
-    memory_utilisation_percent=58.0,
-    memory_used_bytes=43_000_000_000,
-    memory_total_bytes=85_520_809_984,
-    power_w=538.0,
-    power_limit_w=700.0,
-    temperature_c=61.0,
-    memory_temperature_c=70.0,
-    slowdown_temperature_c=89.0,
-    sm_clock_mhz=1980.0,
-    sm_clock_max_mhz=1980.0,
-    memory_clock_mhz=2619.0,
-    throttle_reasons=("power cap",),
-    performance_state=0,
-    pcie_generation=5,
-    pcie_generation_max=5,
-    pcie_width=16,
-    pcie_width_max=16,
-    nvlinks=18,
-    nvlinks_up=18,
-    ecc_corrected=4,
-    ecc_uncorrected=2,
-    remapped_rows=3,
-    repair_pending=False,
+    index=0, label="0", uuid="GPU-5eed0000-0000-4000-8000-000000000000",
+    name="NVIDIA H100 80GB HBM3", utilisation_percent=97.0, memory_utilisation_percent=58.0,
+    memory_used_bytes=43_000_000_000, memory_total_bytes=85_520_809_984, power_w=538.0,
+    power_limit_w=700.0, temperature_c=61.0, memory_temperature_c=70.0,
+    slowdown_temperature_c=89.0, sm_clock_mhz=1980.0, sm_clock_max_mhz=1980.0,
+    memory_clock_mhz=2619.0, throttle_reasons=("power cap",), performance_state=0,
+    pcie_generation=5, pcie_generation_max=5, pcie_width=16, pcie_width_max=16, nvlinks=18,
+    nvlinks_up=18, ecc_corrected=4, ecc_uncorrected=2, remapped_rows=3, repair_pending=False,
     repair_failed=True,
-)
+)  # fmt: skip
 LINKS = (18, 18)
-
-
-def off(checks: Iterable[Check]) -> list[str]:
-    return [check.what for check in checks if check.ok is False]
 
 
 def compared(*readings: GpuReading, document: str = DOCUMENT) -> list[Check]:
@@ -161,10 +136,10 @@ def test_processes_beside_smi(process: GpuProcess, wrong: list[str]) -> None:
 
 def test_links_of_nvidia_smi(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = "GPU 0: NVIDIA H200 (UUID: GPU-1)\n\t Link 0: 26.562 GB/s\n\t Link 1: <inactive>\n"
-    monkeypatch.setattr(nvidia_smi, "nvidia_smi", lambda *_: answer)
-    assert nvidia_smi.nvlinks("GPU-1") == (2, 1)
-    monkeypatch.setattr(nvidia_smi, "nvidia_smi", lambda *_: "all links are inActive\n")
-    assert nvidia_smi.nvlinks("GPU-1") is None
+    monkeypatch.setattr(instruments, "nvidia_smi", lambda *_: answer)
+    assert instruments.nvlinks("GPU-1") == (2, 1)
+    monkeypatch.setattr(instruments, "nvidia_smi", lambda *_: "all links are inActive\n")
+    assert instruments.nvlinks("GPU-1") is None
 
 
 # -- loads -----------------------------------------------------------------------------------------
@@ -201,18 +176,15 @@ def test_a_load_that_the_readings_do_not_show_is_off(
     assert off(judge_loads({**LOADS, kind: replace(LOADS[kind], **changed)})) == wrong
 
 
-def test_a_gpu_that_reports_nothing_is_not_judged() -> None:
-    bare = dict.fromkeys(LOADS, GpuReading(index=0, label="0"))
-    location = RankLocation(rank=0, pid=4711, device="cuda", gpu_uuid=READING.uuid)
-    checks = [*judge_loads(bare), *judge_symptoms(bare, location)]
-    assert {check.ok for check in checks} == {None}
-
-
 def test_a_spinning_kernel_must_be_found_and_no_other() -> None:
     location = RankLocation(rank=0, pid=4711, device="cuda", gpu_uuid=READING.uuid)
     assert off(judge_symptoms(LOADS, location)) == []
     wrong = {**LOADS, "spin": BUSY, "product": LOADS["spin"]}
     assert off(judge_symptoms(wrong, location)) == ["product: findings", "spin: findings"]
+    # A GPU that reports nothing is not judged.
+    bare = dict.fromkeys(LOADS, GpuReading(index=0, label="0"))
+    checks = [*judge_loads(bare), *judge_symptoms(bare, location)]
+    assert {check.ok for check in checks} == {None}
 
 
 # -- the rank of a run -----------------------------------------------------------------------------
@@ -230,14 +202,9 @@ def place(way: str = "by index", **changed: Any) -> list[str]:
 
 
 def test_the_right_place_is_accepted_however_it_was_chosen() -> None:
-    assert list(ways_to_choose(READING)) == [
-        "not set",
-        "by index",
-        "by UUID",
-        "by a prefix of the UUID",
-    ]
-    for way in ways_to_choose(READING):
-        assert place(way) == []
+    ways = ["not set", "by index", "by UUID", "by a prefix of the UUID"]
+    assert list(ways_to_choose(READING)) == ways
+    assert [place(way) for way in ways] == [[]] * 4
 
 
 @pytest.mark.parametrize(
@@ -249,17 +216,14 @@ def test_the_right_place_is_accepted_however_it_was_chosen() -> None:
         ({"gpu": {"processes": [{**OWN, "memory_bytes": 1 << 20}]}}, "memory of its process"),
         ({"gpu": {"processes": [{**OWN, "pid": 1, "owner": "foreign"}]}}, "its process"),
         ({"verdicts": [{"kind": "gpu_unseen"}]}, "other programs on its GPU"),
+        # A driver may name no process of a container.
+        ({"gpu": {"processes": None}}, None),
+        ({"gpu": {"processes": []}}, None),
+        ({"gpu": {"processes": [{**OWN, "pid": 1, "owner": "unseen", "rank": None}]}}, None),
     ],
 )
-def test_a_wrong_place_is_off(changed: dict[str, Any], wrong: str) -> None:
-    assert place(**changed) == [f"rank, by index: {wrong}"]
-
-
-@pytest.mark.parametrize(
-    "processes", [None, [], [{**OWN, "pid": 1, "owner": "unseen", "rank": None}]]
-)
-def test_a_driver_that_names_no_process_of_a_container_is_accepted(processes: Any) -> None:
-    assert place(gpu={"processes": processes}) == []
+def test_a_wrong_place_is_off(changed: dict[str, Any], wrong: str | None) -> None:
+    assert place(**changed) == ([] if wrong is None else [f"rank, by index: {wrong}"])
 
 
 def test_another_gpu_by_the_variable_alone_is_off() -> None:
@@ -274,10 +238,8 @@ def test_another_gpu_by_the_variable_alone_is_off() -> None:
 @pytest.mark.skipif(DRIVER.exists(), reason="its processes do not open the real driver's files")
 def test_rehearsal(tmp_path: Path) -> None:
     """The section over a simulated driver; its recording can be read again."""
-    section = "tests.gpu.hardware.readings"
-    checks = run_section(section, tmp_path, rehearsal=True, limit_s=250)
-    wrong = [check for check in checks if check.ok is False]
-    assert wrong == [], (tmp_path / "log.txt").read_text()[-3000:] or wrong
+    checks = run_section("tests.gpu.hardware.readings", tmp_path, rehearsal=True, limit_s=250)
+    assert off(checks) == [], (tmp_path / "log.txt").read_text()[-3000:]
     recording = read_recording(tmp_path / RECORDING)
     assert recording.simulated
     phases = {entry.phase for entry in recording.rounds}

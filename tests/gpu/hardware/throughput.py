@@ -20,8 +20,7 @@ from pathlib import Path
 
 from ltui.training.store.find_run import find_run
 from ltui.training.store.history_reader import RunStore
-from tests.gpu.hardware.check import Check, holds
-from tests.gpu.hardware.conditions import Conditions
+from tests.gpu.hardware.check import Check, Conditions, holds
 from tests.gpu.hardware.timed_training import GPT_MODEL, RESNET, Plan, Timing, read_timing
 from tests.ltui_command import LTUI
 from tests.run_module import ROOT
