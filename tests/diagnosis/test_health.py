@@ -72,33 +72,36 @@ def test_no_rank_is_blamed_if_all_are_at_the_same_place() -> None:
     assert set(judgement.states.values()) == {RankState.STALLED}
 
 
-def test_nothing_is_reported_within_the_budget() -> None:
-    judgement = at(7.9, [pulse(0, Phase.BACKWARD, 4.0), pulse(1, Phase.FETCH, 4.0)])
+OK, PAUSED, WAITING = RankState.OK, RankState.PAUSED, RankState.WAITING
+
+
+@pytest.mark.parametrize(
+    ("now_s", "pulses", "states"),
+    [
+        (7.9, [pulse(0, Phase.BACKWARD, 4.0), pulse(1, Phase.FETCH, 4.0)], {0: OK, 1: OK}),
+        (
+            60,
+            [pulse(0, Phase.CHECKPOINT, global_step=20), pulse(1, Phase.BACKWARD, global_step=20)],
+            {0: OK, 1: WAITING},
+        ),
+        (500, [pulse(0, Phase.FORWARD, telemetry_ok=False)], {0: RankState.UNKNOWN}),
+        *(
+            (10_000, [pulse(0, Phase.PAUSED), pulse(1, phase)], {0: PAUSED, 1: OK})
+            for phase in (Phase.FETCH, Phase.BACKWARD, Phase.BATCH_END)
+        ),
+        *(
+            (10_000, [pulse(0, phase, outcome=outcome)], {0: RankState.ENDED})
+            for phase in set(Phase) - {Phase.EXCEPTION}
+            for outcome in (Outcome.FINISHED, Outcome.STOPPED)
+        ),
+    ],
+)
+def test_ranks_within_the_budget_that_save_end_pause_or_send_nothing_do_not_stall(
+    now_s: float, pulses: Sequence[PulseState], states: dict[int, RankState]
+) -> None:
+    judgement = at(now_s, pulses)
     assert judgement.verdicts == ()
-    assert set(judgement.states.values()) == {RankState.OK}
-
-
-def test_waiting_for_a_checkpoint_is_no_stall() -> None:
-    saves = pulse(0, Phase.CHECKPOINT, 4.0, global_step=20)
-    judgement = at(60, [saves, pulse(1, Phase.BACKWARD, 4.0, batch=20, global_step=20)])
-    assert judgement.verdicts == ()
-    assert judgement.states == {0: RankState.OK, 1: RankState.WAITING}
-
-
-@pytest.mark.parametrize("phase", list(Phase))
-@pytest.mark.parametrize("outcome", [Outcome.FINISHED, Outcome.STOPPED])
-def test_a_finished_rank_never_stalls(phase: Phase, outcome: Outcome) -> None:
-    judgement = at(10_000, [pulse(0, phase, 1.0, outcome=outcome)])
-    if phase is not Phase.EXCEPTION:
-        assert judgement.verdicts == ()
-        assert judgement.states == {0: RankState.ENDED}
-
-
-@pytest.mark.parametrize("phase", [Phase.FETCH, Phase.BACKWARD, Phase.BATCH_END])
-def test_a_paused_run_never_stalls(phase: Phase) -> None:
-    judgement = at(10_000, [pulse(0, Phase.PAUSED, 1.0), pulse(1, phase, 1.0)])
-    assert judgement.verdicts == ()
-    assert judgement.states[0] is RankState.PAUSED
+    assert judgement.states == states
 
 
 def test_a_stopped_process_is_reported_long_before_the_budget() -> None:
@@ -205,12 +208,6 @@ def test_a_verdict_keeps_its_beginning_and_is_reported_once_when_it_ends() -> No
     (ended,) = moved.ended
     assert ended.ended == 1014.0
     assert at(15, stuck[:0], history=moved.history).ended == ()
-
-
-def test_telemetry_that_is_off_is_unknown_not_stalled() -> None:
-    judgement = at(500, [pulse(0, Phase.FORWARD, 1.0, telemetry_ok=False)])
-    assert judgement.states == {0: RankState.UNKNOWN}
-    assert judgement.verdicts == ()
 
 
 def test_budgets_adapt_to_steps_and_phases() -> None:

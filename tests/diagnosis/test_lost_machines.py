@@ -39,6 +39,12 @@ def _all_wait(ranks: int) -> Evidence:
     return replace(recorded, ranks={r: replace(waits, rank=r, pid=200 + r) for r in range(ranks)})
 
 
+def _pulses_of(evidence: Evidence, changed_s: float) -> list[PulseState]:
+    """Return pulses of the recorded processes, in the backward pass since ``changed_s``."""
+    ranks = evidence.ranks.items()
+    return [pulse(r, Phase.BACKWARD, changed_s, batch=20, pid=e.pid or 0) for r, e in ranks]
+
+
 def _kinds(judgement: Judgement) -> list[tuple[str, str]]:
     return [(v.kind, v.level) for v in judgement.verdicts]
 
@@ -155,13 +161,9 @@ def test_old_pulses_of_a_late_report_are_no_stall() -> None:
 def test_evidence_that_is_newer_than_the_pulse_of_a_rank_is_not_used() -> None:
     recorded = load("rank0_barrier")
     now_s = recorded.taken_ns / SECOND + 0.3
-    pulses = [
-        pulse(r, Phase.BACKWARD, now_s - 4.0, batch=20, pid=e.pid or 0)
-        for r, e in recorded.ranks.items()
-    ]
+    pulses = _pulses_of(recorded, now_s - 4.0)
     nodes = (machine(0, (0,)), machine(1, (1, 2), 1.5))
-    late = at(now_s, pulses, nodes, evidence=recorded)
-    assert late.verdicts == ()
+    assert at(now_s, pulses, nodes, evidence=recorded).verdicts == ()
     in_time = (nodes[0], replace(nodes[1], link_age_s=0.1))
     (verdict,) = at(now_s, pulses, in_time, evidence=recorded).verdicts
     assert (verdict.kind, verdict.culprits) == ("mismatch", (0,))
@@ -235,10 +237,7 @@ def test_evidence_of_one_machine_is_enough_for_a_verdict_on_it() -> None:
     recorded = load("data_sleep")
     now_s = recorded.taken_ns / SECOND + 1.0
     evidence = replace(recorded, ranks={0: recorded.ranks[0]})
-    pulses = [
-        pulse(r, Phase.BACKWARD, now_s - 4.5, batch=20, pid=e.pid or 0)
-        for r, e in recorded.ranks.items()
-    ]
+    pulses = _pulses_of(recorded, now_s - 4.5)
     nodes = (machine(0, (0,)), machine(1, (1, 2)))
     assert at(now_s, pulses, nodes, evidence=evidence).verdicts == ()
 
@@ -249,7 +248,7 @@ def test_evidence_of_one_machine_is_enough_for_a_verdict_on_it() -> None:
 def test_ranks_that_wait_after_a_cut_until_tcp_sends_again(restored_s: float, level: str) -> None:
     evidence = _all_wait(4)
     now_s = evidence.taken_ns / SECOND + 4.0
-    pulses = [pulse(r, Phase.BACKWARD, now_s - 30, batch=20, pid=200 + r) for r in range(4)]
+    pulses = _pulses_of(evidence, now_s - 30)
     nodes = two_machines(cut_s=30.0, restored_s=restored_s)
     (verdict,) = at(now_s, pulses, nodes, evidence=evidence).verdicts
     assert (verdict.kind, verdict.level) == ("transport", level)
