@@ -30,7 +30,7 @@ _FIELDS = {
         pytest.param(("worker_stop", "rank0_barrier"), marks=pytest.mark.slow),
         pytest.param(("two_faults", "nan"), marks=pytest.mark.slow),
         pytest.param(("group_order", "child_program"), marks=pytest.mark.slow),
-        ("exc_one_rank",),
+        pytest.param(("exc_one_rank",), marks=pytest.mark.slow),
     ],
     ids="+".join,
 )
