@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -48,6 +49,7 @@ def two_machines(age_s: float = 0.2, state: NodeState = NodeState.CONNECTED, **f
     return (machine(0, (0, 1)), machine(1, (2, 3), age_s, state=state, **fields))
 
 
+@functools.cache
 def trained(ranks: int = 4, step_s: float = 0.1) -> FoldState:
     """Return a fold after twenty steps of each rank."""
     state = FoldState()

@@ -8,6 +8,7 @@ makes a recording from a stored diagnosis: its evidence, shortened, without the 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import re
 import sys
@@ -30,6 +31,7 @@ FOLDER = Path(__file__).with_name("recorded")
 _LABELS = {phase.label: phase for phase in Phase}
 
 
+@functools.cache
 def load(name: str) -> Evidence:
     return from_json(Evidence, json.loads((FOLDER / f"{name}.json").read_text()))
 

@@ -24,6 +24,7 @@ from tests.diagnosis.machines import (
     with_rank,
 )
 from tests.diagnosis.recordings import FOLDER, judged, load
+from tests.required import required
 
 CASES = (
     ("data_sleep", "frozen", (1,), ("dataset code", "injections.py:", "FROZEN", "all_reduce #")),
@@ -56,32 +57,29 @@ def test_the_culprit_and_the_cause_are_reported(
     json.dumps(to_json(verdict))
 
 
-def test_a_busy_rank_has_a_longer_budget_than_a_frozen_one() -> None:
-    evidence = with_each(load("data_spin"), still_s=5.0)
-    assert not judged(evidence, later_s=0.1).verdicts
-    (verdict,) = judged(evidence, later_s=4.0).verdicts
-    assert (verdict.kind, verdict.culprits) == ("busy", (1,))
-
-
-@pytest.mark.parametrize(("share", "allowed_s"), [(0.9, 7.5), (0.25, 10.0), (0.1, 25.0)])
-def test_a_busy_rank_has_a_longer_budget_on_a_crowded_machine(
-    share: float, allowed_s: float
+@pytest.mark.parametrize(
+    ("share", "still_s", "batches", "quiet_s", "reported_s"),
+    [
+        (None, 5.0, 20, 0.1, 4.0),
+        # On a crowded machine.
+        (0.9, 1.0, 20, 6.0, 7.0),
+        (0.25, 1.0, 20, 8.5, 9.5),
+        (0.1, 1.0, 20, 23.5, 24.5),
+        # In the first steps.
+        (None, 1.0, 2, 20.0, 31.0),
+        (None, 1.0, 0, 20.0, 31.0),
+    ],
+)
+def test_a_busy_rank_has_a_longer_budget_than_a_frozen_one(
+    share: float | None, still_s: float, batches: int, quiet_s: float, reported_s: float
 ) -> None:
-    evidence = load("data_spin")
-    own = evidence.ranks[1].process
-    assert own is not None
-    own = replace(own, cpu_share=share, run_delay_share=0.95 - share, state="R")
-    crowded = with_each(with_rank(evidence, 1, process=own), still_s=1.0)
-    assert not judged(crowded, later_s=allowed_s - 1.5).verdicts
-    (verdict,) = judged(crowded, later_s=allowed_s - 0.5).verdicts
-    assert (verdict.kind, verdict.culprits) == ("busy", (1,))
-
-
-def test_a_rank_in_its_first_steps_may_compute_for_long() -> None:
-    evidence = with_each(load("data_spin"), still_s=1.0)
-    assert not judged(evidence, later_s=20.0, batches=2).verdicts
-    assert not judged(evidence, later_s=20.0, batches=0).verdicts
-    (verdict,) = judged(evidence, later_s=31.0, batches=2).verdicts
+    evidence = with_each(load("data_spin"), still_s=still_s)
+    if share is not None:
+        crowded = {"cpu_share": share, "run_delay_share": 0.95 - share, "state": "R"}
+        own = replace(required(evidence.ranks[1].process), **crowded)
+        evidence = with_rank(evidence, 1, process=own)
+    assert not judged(evidence, later_s=quiet_s, batches=batches).verdicts
+    (verdict,) = judged(evidence, later_s=reported_s, batches=batches).verdicts
     assert (verdict.kind, verdict.culprits) == ("busy", (1,))
 
 

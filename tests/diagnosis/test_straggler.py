@@ -67,35 +67,30 @@ def test_evidence_is_collected_soon_after_a_step_that_was_far_too_long() -> None
     assert _at(slow, 1.0).suspects == {0, 1}
 
 
-def test_a_second_long_step_in_a_row_makes_a_straggler() -> None:
+def test_a_second_long_step_in_a_row_makes_a_straggler_and_a_sleeping_one_stalls() -> None:
     state = _folded((4.8, 0.0, 4.7))
     (verdict,) = _at(state, 2.5, evidence=_seen(state, 2.0)).verdicts
     assert (verdict.kind, verdict.level, verdict.culprits) == ("straggler", "slow", (1,))
     assert "data.py:7" in verdict.cause
-
-
-def test_a_rank_that_sleeps_through_its_second_long_step_straggles_and_then_stalls() -> None:
-    state = _folded((4.8, 0.0, 4.7))
-    (verdict,) = _at(state, 2.5, evidence=_seen(state, 2.0, switches=0)).verdicts
+    asleep = _seen(state, 2.0, switches=0)
+    (verdict,) = _at(state, 2.5, evidence=asleep).verdicts
     assert (verdict.kind, verdict.level) == ("straggler", "slow")
-    (verdict,) = _at(state, 25.0, evidence=_seen(state, 2.0, switches=0)).verdicts
+    (verdict,) = _at(state, 25.0, evidence=asleep).verdicts
     assert (verdict.kind, verdict.level, verdict.culprits) == ("frozen", "stalled", (1,))
-
-
-def test_a_single_long_step_is_not_reported() -> None:
-    state = _folded((4.8, 0.0, 4.7), (0.1, 0.0, 0.0))
-    assert _at(state, 2.5, evidence=_seen(state, 2.0)).verdicts == ()
+    single = _folded((4.8, 0.0, 4.7), (0.1, 0.0, 0.0))
+    assert _at(single, 2.5, evidence=_seen(single, 2.0)).verdicts == ()
 
 
 def test_a_straggler_of_long_steps_stays_active_while_its_next_step_begins() -> None:
     state = _folded((4.8, 0.0, 4.7))
     judgement = _at(state, 2.5, evidence=_seen(state, 2.0))
+    history = replace(judgement.history, judged_ns=None)  # without a gap
     after = _folded((4.8, 0.0, 4.7), (4.8, 0.0, 4.7))
-    (verdict,) = _at(after, 0.3, history=_history_without_gap(judgement)).verdicts
+    (verdict,) = _at(after, 0.3, history=history).verdicts
     assert (verdict.kind, verdict.culprits) == ("straggler", (1,))
     assert "data.py:7" in verdict.cause
     level = _folded((4.8, 0.0, 4.7), (4.8, 4.7, 4.7))
-    assert not _at(level, 0.3, history=_history_without_gap(judgement)).verdicts
+    assert not _at(level, 0.3, history=history).verdicts
 
 
 def test_six_long_steps_are_enough_if_no_step_was_short() -> None:
@@ -141,11 +136,6 @@ def test_no_rank_is_blamed_if_all_lack_a_processor() -> None:
     (verdict,) = _at(state, 3.0, (Phase.FORWARD,) * 2, evidence=evidence).verdicts
     assert (verdict.kind, verdict.level, verdict.culprits) == ("slow_step", "slow", ())
     assert "the machine is overloaded" in verdict.cause
-
-
-def _history_without_gap(judgement: Judgement) -> HealthHistory:
-    """Return the history of a judgement without a gap before the next one."""
-    return replace(judgement.history, judged_ns=None)
 
 
 def _gpu(kind: str, cause: str, *ranks: int, place: str = "GPU 1") -> Verdict:
