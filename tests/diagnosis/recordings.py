@@ -18,14 +18,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ltui.training.config.run_spec import StallPolicy
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence
-from ltui.training.diagnosis.judge import Judgement, judge
-from ltui.training.diagnosis.judge_input import JudgeInput
+from ltui.training.diagnosis.judge import Judgement
 from ltui.training.json_codec import from_json, to_json
 from ltui.training.shared.record_types import Outcome, Phase, PulseState
 from ltui.training.state.record_fold import FoldState, fold
-from tests.state.records import pulse, steps
+from tests.diagnosis.machines import at
+from tests.state.records import SECOND, pulse, steps
 
 FOLDER = Path(__file__).with_name("recorded")
 _LABELS = {phase.label: phase for phase in Phase}
@@ -79,17 +78,13 @@ def judged(
             epoch_batches=evidence.ranks[rank].epoch_batches,
         )
         state = replace(state, ranks={**state.ranks, rank: rank_fold})
-    return judge(
-        JudgeInput(
-            now_ns=evidence.taken_ns + round(later_s * 1e9),
-            pulses=pulses_of(evidence),
-            policy=StallPolicy(),
-            fold=state,
-            evidence=evidence,
-            evidence_expected=True,
-            now_s=evidence.taken_at + later_s,
-            **more,
-        )
+    return at(
+        evidence.taken_ns / SECOND + later_s,
+        pulses_of(evidence),
+        fold=state,
+        evidence=evidence,
+        wall_s=evidence.taken_at + later_s,
+        **more,
     )
 
 

@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ltui.training.config.run_spec import StallPolicy
-from ltui.training.diagnosis.judge import judge
-from ltui.training.diagnosis.judge_input import HealthHistory, JudgeInput
+from ltui.training.diagnosis.judge import Judgement
+from ltui.training.diagnosis.judge_input import HealthHistory
 from ltui.training.shared.record_types import Phase, PulseState
 from ltui.training.state.record_fold import FoldState, fold
 from ltui.training.state.run_snapshot import NodeSnapshot, NodeState, RankState
-from tests.diagnosis.machines import machine
-from tests.state.records import SECOND, pulse, step
+from tests.diagnosis.machines import at, machine
+from tests.state.records import pulse, step
 
 TICK_S = 0.25
 PHASES = ((0.0, Phase.FETCH), (0.1, Phase.FORWARD), (0.4, Phase.BACKWARD), (0.9, Phase.OPTIMIZER))
@@ -91,7 +90,7 @@ class Run:
         )
         return replace(made, changed_wall_s=1000 + began_s + link.skew_s)
 
-    def inputs(self, now_s: float, history: HealthHistory) -> JudgeInput:
+    def judged(self, now_s: float, history: HealthHistory) -> Judgement:
         nodes, pulses = list[NodeSnapshot](), dict[int, PulseState | None]()
         for node, link in enumerate(self.links):
             shown_s = self.receive(node, now_s)
@@ -100,19 +99,12 @@ class Run:
             age_s = now_s - self.received_s[node]
             late = NodeState.SILENT if age_s > 1.0 else NodeState.CONNECTED
             nodes.append(machine(node, ranks, age_s, state=late, clock_skew_s=link.skew_s))
-        return JudgeInput(
-            now_ns=round(now_s * SECOND),
-            now_s=1000 + now_s,
-            pulses=pulses,
-            nodes=tuple(nodes),
-            policy=StallPolicy(),
-            fold=self.fold,
-            history=history,
-            evidence_expected=True,
+        return at(
+            now_s, pulses, tuple(nodes), fold=self.fold, history=history, evidence_expected=True
         )
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(
     st.lists(links, min_size=1, max_size=3),
     st.sampled_from([0.05, 0.4, 1.5, 3.0]),
@@ -122,7 +114,7 @@ def test_a_healthy_run_gets_no_verdict(nodes: list[Link], step_s: float, seed: i
     run, history, now_s = Run(nodes, step_s, seed), HealthHistory(), 5.0
     while now_s < 30.0:
         now_s += TICK_S
-        judgement = judge(run.inputs(now_s, history))
+        judgement = run.judged(now_s, history)
         history = judgement.history
         assert judgement.verdicts == ()
         assert set(judgement.states.values()) == {RankState.OK}
