@@ -32,6 +32,7 @@ TIMING = Timing(
         ("throughput", OWN_RATE),
         ("model_flops", "after attempt 2: operations of a batch by ltui"),
     ],
+    ids=["throughput", "model_flops"],
 )
 def test_a_rehearsal_agrees_with_ltui(tmp_path, section, known):
     checks = run_section(f"tests.gpu.hardware.{section}", tmp_path, rehearsal=True, limit_s=480.0)
