@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -11,8 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from ltui.app.launch.launch_defaults import with_launch_defaults
 from ltui.app.settings import config_path, write_preference
-from tests.cli.conftest import Ltui
+from ltui.training.config.presets import parse_preset
+from tests.cli.conftest import Ltui, RunsLeft
 
 MISTAKES = """\
 theme: ltui-contras
@@ -38,46 +39,54 @@ def write_config(text: str) -> Path:
     return path
 
 
-def settings(ltui: Ltui) -> dict[str, tuple[object, str]]:
-    done = ltui("config", "--json")
+HOSTILE = b"""\
+"\\e[31mred": 1
+theme: "\\e]0;x\\a"
+keys: {"\\e[2J": x, run.stop: "\\e"}
+"""
+
+
+def settings(command: Ltui) -> dict[str, tuple[object, str]]:
+    done = command("config", "--json")
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["settings"]
     return {row["key"]: (row["value"], row["origin"]) for row in rows}
 
 
 def test_each_value_is_printed_with_its_origin_and_the_file_wins(
-    ltui: Ltui, private_home: Path
+    command: Ltui, private_home: Path
 ) -> None:
     (private_home / "runs").mkdir(parents=True)
-    assert settings(ltui)["theme"] == ("ltui-dark", "default")
+    assert settings(command)["theme"] == ("ltui-dark", "default")
     write_preference(private_home, "theme", "nord")
-    assert settings(ltui)["theme"] == ("nord", "remembered")
+    assert settings(command)["theme"] == ("nord", "remembered")
     keys = "keys: {run.stop: [ctrl+s, '#']}"
     write_config(f"# mine\ntheme: ltui-light\n{keys}\nlaunch: {{restarts: 2}}\n")
-    printed = settings(ltui)
+    printed = settings(command)
     assert printed["theme"] == ("ltui-light", "config.yaml:2")
     assert printed["keys.run.stop"] == (["ctrl+s", "number_sign"], "config.yaml:3")
     assert printed["keys.run.kill"] == ("k", "default")
     assert printed["launch.restarts"] == (2, "config.yaml:4")
 
 
-def test_what_is_printed_is_a_configuration_file_itself(ltui: Ltui, tmp_path: Path) -> None:
+def test_what_is_printed_is_a_configuration_file_itself(
+    ltui: Ltui, command: Ltui, tmp_path: Path
+) -> None:
     write_config("notifications: {bell: problems}\nkeys: {log.level: '#'}\nlaunch: {restarts: 1}\n")
     done = ltui("config")
     assert "number_sign" in done.stdout
-    copy = tmp_path / "copy.yaml"
-    copy.write_text(done.stdout)
-    checked = ltui("config", "--check", str(copy))
-    assert checked.returncode == 0, checked.stderr
-    write_config("theme: nord\n")
-    assert ltui("config", "--check").stdout.endswith(": no errors, 1 setting.\n")
     assert "# default: the dashboard decides" in done.stdout
     assert yaml.safe_load(done.stdout)["keys"]["quit"] == "ctrl+q"
+    (tmp_path / "copy.yaml").write_text(done.stdout)
+    checked = command("config", "--check", "copy.yaml")
+    assert checked.returncode == 0, checked.stderr
+    write_config("theme: nord\n")
+    assert command("config", "--check").stdout.endswith(": no errors, 1 setting.\n")
 
 
-def test_check_names_every_mistake_with_its_line(ltui: Ltui) -> None:
+def test_check_names_every_mistake_with_its_line(command: Ltui) -> None:
     path = write_config(MISTAKES)
-    done = ltui("config", "--check")
+    done = command("config", "--check")
     assert done.returncode == 2
     lines = [line.removeprefix(f"{path}:") for line in done.stderr.splitlines()]
     assert sorted(lines, key=lambda line: int(line.split()[0])) == [
@@ -109,35 +118,30 @@ def test_check_names_every_mistake_with_its_line(ltui: Ltui) -> None:
         (b"theme: a\ntheme: b\n", "2 theme: duplicate key."),
         (b"theme: \xff\n", ": the file is not UTF-8 text."),
         (b"theme: '\x07'\n", "it contains '\\x07', which is not allowed."),
+        (HOSTILE, "unknown key `red`"),
         (b"theme: !!python/object/apply:os.abort []\n", "could not determine a constructor"),
+        (b"#" * (1 << 21), "config.yaml: too large for a configuration."),
     ],
+    ids=range(8),
 )
-def test_a_damaged_file_is_named(ltui: Ltui, content: bytes, message: str) -> None:
-    path = write_config("")
-    path.write_bytes(content)
-    for words in (["config", "--check"], ["config"]):
-        done = ltui(*words)
+def test_a_damaged_file_is_named_and_cannot_control_the_terminal(
+    command: Ltui, content: bytes, message: str
+) -> None:
+    write_config("").write_bytes(content)
+    for line in ("config --check", "config", "config --json"):
+        done = command(*line.split())
         assert done.returncode == 2
         assert message in done.stderr
-        assert "\x07" not in done.stderr
-
-
-def test_control_characters_of_the_file_do_not_reach_the_terminal(ltui: Ltui) -> None:
-    write_config('"\\e[31mred": 1\ntheme: "\\e]0;x\\a"\nkeys: {"\\e[2J": x, run.stop: "\\e"}\n')
-    for words in (["config", "--check"], ["config"], ["config", "--json"]):
-        done = ltui(*words)
-        assert done.returncode == 2
-        assert "unknown key `red`" in done.stderr
         assert (done.stdout + done.stderr).replace("\n", "").isprintable()
 
 
-def test_a_folder_a_missing_file_and_a_large_one_are_named(ltui: Ltui, tmp_path: Path) -> None:
-    large = write_config("#" * (1 << 21))
-    assert f"{large}: too large for a configuration." in ltui("config", "--check").stderr
-    assert "this is not a file." in ltui("config", "--check", str(tmp_path)).stderr
-    missing = ltui("config", "--check", "nowhere.yaml")
-    assert missing.returncode == 2
-    assert "nowhere.yaml: no such file." in missing.stderr
+def test_a_folder_and_a_missing_file_are_named(command: Ltui, tmp_path: Path) -> None:
+    for path, message in (
+        (str(tmp_path), "this is not a file."),
+        ("nowhere.yaml", "no such file."),
+    ):
+        done = command("config", "--check", path)
+        assert (done.returncode, done.stderr.startswith(f"{path}: {message}")) == (2, True)
 
 
 def editor_that(writes: str) -> str:
@@ -146,34 +150,33 @@ def editor_that(writes: str) -> str:
     return shlex.join([sys.executable, "-c", code])
 
 
-def test_edit_opens_a_template_and_checks_what_was_written(ltui: Ltui) -> None:
-    done = ltui("config", "--edit", env={"EDITOR": editor_that("")})
+def test_edit_opens_a_template_and_checks_what_was_written(command: Ltui) -> None:
+    done = command("config", "--edit", env={"EDITOR": editor_that("")})
     assert done.returncode == 0, done.stderr
     template = config_path().read_text()
     assert "# theme: " in template
     assert all(line.startswith("#") for line in template.splitlines() if line)
-    done = ltui("config", "--edit", env={"EDITOR": "false", "VISUAL": editor_that("theme: nrod\n")})
+    env = {"EDITOR": "false", "VISUAL": editor_that("theme: nrod\n")}
+    done = command("config", "--edit", env=env)
     assert done.returncode == 2
     assert "there is no theme `nrod`. Did you mean `nord`?" in done.stderr
-
-
-def test_each_line_of_the_template_is_valid(ltui: Ltui) -> None:
-    ltui("config", "--edit", env={"EDITOR": editor_that("")})
-    text = config_path().read_text()
-    prose = text.index("\n\n")
-    used = text[prose:].replace("\n# ", "\n")
-    write_config(used)
-    done = ltui("config", "--check")
+    # Each setting of the template is a valid one.
+    write_config(template[template.index("\n\n") :].replace("\n# ", "\n"))
+    done = command("config", "--check")
     assert done.returncode == 0, done.stderr
 
 
-def test_an_editor_that_is_missing_or_fails_is_named(ltui: Ltui) -> None:
-    done = ltui("config", "--edit", env={"VISUAL": "", "EDITOR": "no-such-editor -w"})
+@pytest.mark.parametrize(
+    ("editor", "said"),
+    [
+        ("no-such-editor -w", "EDITOR: no executable program `no-such-editor` was found."),
+        ("false", "false: the editor ended with exit code 1."),
+    ],
+)
+def test_an_editor_that_is_missing_or_fails_is_named(command: Ltui, editor: str, said: str) -> None:
+    done = command("config", "--edit", env={"VISUAL": "", "EDITOR": editor})
     assert done.returncode == 2
-    assert "EDITOR: no executable program `no-such-editor` was found." in done.stderr
-    done = ltui("config", "--edit", env={"VISUAL": "", "EDITOR": "false"})
-    assert done.returncode == 2
-    assert "false: the editor ended with exit code 1." in done.stderr
+    assert said in done.stderr
 
 
 LAUNCH = """\
@@ -190,41 +193,32 @@ ltui: {stall: {then: nothing}, checkpoint: {keep: 5}}
 """
 
 
-def started_spec(ltui: Ltui, *words: str) -> dict[str, object]:
-    done = ltui("exec", *words, "--", sys.executable, "-c", "pass")
-    assert done.returncode == 0, done.stderr
-    (run,) = json.loads(ltui("runs", "--json").stdout)
-    folder = Path(os.environ["LTUI_HOME"]) / "runs" / run["id"]
-    spec: dict[str, object] = yaml.safe_load((folder / "spec.yaml").read_text())
-    return spec
-
-
 @pytest.mark.usefixtures("ends_its_runs")
-def test_a_command_starts_with_the_defaults_and_options_win(ltui: Ltui) -> None:
+def test_a_command_starts_with_the_defaults_and_options_win(ltui: Ltui, private_home: Path) -> None:
     write_config(LAUNCH)
-    spec = started_spec(ltui, "--restarts", "1", "--keep-best", "val/loss")
+    done = ltui("exec", "--restarts", "1", "--keep-best", "val/loss", "--", "true")
+    assert done.returncode == 0, done.stderr
+    (run,) = (private_home / "runs").iterdir()
+    spec = yaml.safe_load((run / "spec.yaml").read_text())
     assert spec["restarts"] == 1
-    assert spec["stall"]["then"] == "stop"  # type: ignore[index]
-    assert spec["stall"]["on_verdict"] == ["true", "ltui"]  # type: ignore[index]
-    assert spec["checkpoint"]["every_s"] == 600  # type: ignore[index]
-    assert spec["checkpoint"]["best"] == "val/loss"  # type: ignore[index]
+    assert spec["stall"]["then"] == "stop"
+    assert spec["stall"]["on_verdict"] == ["true", "ltui"]
+    assert spec["checkpoint"]["every_s"] == 600
+    assert spec["checkpoint"]["best"] == "val/loss"
 
 
 def test_a_run_does_not_start_without_the_defaults_that_the_file_asks_for(
-    ltui: Ltui, runs_left: object
+    command: Ltui, runs_left: RunsLeft
 ) -> None:
     write_config("theme: [1]\nlaunch: {stall: {then: restrat}}\n")
-    for words in (["exec", "--", "true"], ["run", "quickstart"]):
-        done = ltui(*words)
+    for line in ("exec -- true", "run quickstart"):
+        done = command(*line.split())
         assert done.returncode == 2
         assert ":2 launch.stall.then: must be one of nothing, stop, restart" in done.stderr
-    assert json.loads(ltui("runs", "--json").stdout) == []
+    assert runs_left() == []
 
 
 def test_a_preset_wins_over_the_defaults() -> None:
-    from ltui.app.launch.launch_defaults import with_launch_defaults
-    from ltui.training.config.presets import parse_preset
-
     write_config(LAUNCH)
     preset = with_launch_defaults(parse_preset(PRESET, name="mine"))
     assert preset.stall.then == "nothing"
