@@ -27,20 +27,19 @@ from ltui.app.launch.training_interpreter import (
 from ltui.training.problem import ProblemError
 
 
-def test_the_named_interpreter_wins(tmp_path: Path) -> None:
-    assert choose_python(sys.executable, {"VIRTUAL_ENV": str(tmp_path)}) == sys.executable
-
-
-def test_a_named_environment_stands_for_its_python(tmp_path: Path) -> None:
-    venv.create(tmp_path / "env", with_pip=False)
-    assert choose_python(str(tmp_path / "env"), {}) == str(tmp_path / "env" / "bin" / "python")
-
-
-def test_the_active_environment_comes_next_and_its_link_is_kept(tmp_path: Path) -> None:
+@pytest.fixture
+def environment(tmp_path: Path) -> Path:
+    """An environment without packages, whose interpreter is a link."""
     venv.create(tmp_path / "env", with_pip=False, symlinks=True)
-    python = tmp_path / "env" / "bin" / "python"
-    assert choose_python(None, {"VIRTUAL_ENV": str(tmp_path / "env")}) == str(python)
-    assert python.is_symlink()
+    return tmp_path / "env"
+
+
+def test_the_named_interpreter_or_environment_wins_then_the_active_one(environment: Path) -> None:
+    active, python = {"VIRTUAL_ENV": str(environment)}, environment / "bin" / "python"
+    assert choose_python(sys.executable, active) == sys.executable
+    assert choose_python(str(environment), {}) == str(python)
+    assert choose_python(None, active) == str(python)
+    assert python.is_symlink(), "the link is kept"
 
 
 def test_without_an_active_environment_our_own_interpreter_trains() -> None:
@@ -60,12 +59,10 @@ def test_a_program_that_is_no_python_is_refused() -> None:
         probe_interpreter("/bin/true", ["torch"])
 
 
-def test_what_an_empty_environment_lacks_is_named_with_the_command(tmp_path: Path) -> None:
-    venv.create(tmp_path / "env", with_pip=False)
-    python = str(tmp_path / "env" / "bin" / "python")
-    (problem,) = missing_packages(
-        probe_interpreter(python, list(REQUIRED_PACKAGES)), REQUIRED_PACKAGES
-    )
+def test_what_an_empty_environment_lacks_is_named_with_the_command(environment: Path) -> None:
+    python = str(environment / "bin" / "python")
+    seen = probe_interpreter(python, list(REQUIRED_PACKAGES))
+    (problem,) = missing_packages(seen, REQUIRED_PACKAGES)
     assert "torch, lightning and jsonargparse" in problem.what
     assert problem.remedy == (
         "Activate the environment that has them, or "
@@ -74,17 +71,14 @@ def test_what_an_empty_environment_lacks_is_named_with_the_command(tmp_path: Pat
 
 
 def test_an_old_interpreter_is_told_apart() -> None:
-    (problem,) = missing_packages(
-        InterpreterReport(python="/old/python", version="3.8.10"), REQUIRED_PACKAGES
-    )
+    old = InterpreterReport(python="/old/python", version="3.8.10")
+    (problem,) = missing_packages(old, REQUIRED_PACKAGES)
     assert "3.8.10" in problem.what
 
 
 @pytest.mark.parametrize("package", ["lightning", "pytorch_lightning"])
 @pytest.mark.parametrize("version", ["2.6.2", "2.6.3"])
-def test_a_malicious_release_is_named(tmp_path: Path, package: str, version: str) -> None:
-    environment = tmp_path / "env"
-    venv.create(environment, with_pip=False)
+def test_a_malicious_release_is_named(environment: Path, package: str, version: str) -> None:
     (packages,) = environment.glob("lib/python*/site-packages")
     (packages / package).mkdir()
     (packages / package / "__init__.py").write_text("raise SystemExit('imported')")
@@ -102,9 +96,8 @@ def test_a_malicious_release_is_named(tmp_path: Path, package: str, version: str
 
 def test_other_releases_are_not_called_malicious() -> None:
     packages = {"lightning": "2.6.6", "pytorch_lightning": None}
-    assert (
-        malicious_packages(InterpreterReport(python="p", version="3.12.1", packages=packages)) == []
-    )
+    report = InterpreterReport(python="p", version="3.12.1", packages=packages)
+    assert malicious_packages(report) == []
 
 
 def test_the_requirements_exclude_the_malicious_releases() -> None:
@@ -133,23 +126,14 @@ def _looked_up(folder: Path, **class_paths: str) -> InterpreterReport:
     return probe_interpreter(sys.executable, [], class_paths, [str(folder)])
 
 
-def test_a_class_is_found_without_running_its_package(modules: Path) -> None:
+def test_a_class_is_found_without_running_its_package_and_what_it_always_imports_is_needed(
+    modules: Path,
+) -> None:
     seen = _looked_up(modules, model="mine.model.Net")
     assert seen.classes["model"]["parameters"] == {"width": "int", "depth": ""}
-
-
-def test_imports_that_always_run_are_needed_and_guarded_ones_are_not(modules: Path) -> None:
-    seen = _looked_up(modules, model="mine.model.Net")
     assert missing_class_imports(seen) == {"nowhere_to_be_found": "nowhere_to_be_found"}
     (problem,) = missing_packages(seen, missing_class_imports(seen))
     assert "nowhere_to_be_found is not installed" in problem.what
-
-
-def test_what_the_room_of_data_imports_is_needed() -> None:
-    seen = probe_interpreter(
-        sys.executable, [], {"x": "ltui.training.rank.train_preset.NoSuchClass"}
-    )
-    assert seen.classes["x"]["missing"] in ("class", "module")
 
 
 @pytest.mark.parametrize(
@@ -171,13 +155,15 @@ def test_a_class_that_cannot_be_imported(modules: Path, class_path: str, said: s
 def test_an_argument_that_the_class_does_not_take(modules: Path) -> None:
     seen = _looked_up(modules, model="mine.model.Net", other="mine.model.Open")
     uses = [
-        ClassUse("model", "mine.model.Net", {"widht": 4, "depth": 2}),
+        ClassUse("model", "mine.model.Net", {"widht": 4, "depth": 2, "width": "many"}),
         ClassUse("other", "mine.model.Open", {"widht": 4}),
     ]
-    (fault,) = class_faults(uses, seen)
-    assert fault.path == "model.init_args.widht"
-    assert fault.what == "`mine.model.Net` has no argument of that name."
-    assert fault.remedy == "Did you mean `width`?"
+    unknown, wrong = class_faults(uses, seen)
+    assert unknown.path == "model.init_args.widht"
+    assert unknown.what == "`mine.model.Net` has no argument of that name."
+    assert unknown.remedy == "Did you mean `width`?"
+    assert wrong.path == "model.init_args.width"
+    assert wrong.what == "must be a whole number (got 'many')."
 
 
 def test_class_paths_are_found_wherever_they_stand() -> None:
@@ -213,10 +199,3 @@ def test_class_paths_are_found_wherever_they_stand() -> None:
 )
 def test_values_of_plain_types(value: object, annotation: str, expected: bool) -> None:
     assert value_fits(value, annotation) is expected
-
-
-def test_a_value_of_the_wrong_type(modules: Path) -> None:
-    seen = _looked_up(modules, model="mine.model.Net")
-    (fault,) = class_faults([ClassUse("model", "mine.model.Net", {"width": "many"})], seen)
-    assert fault.path == "model.init_args.width"
-    assert fault.what == "must be a whole number (got 'many')."

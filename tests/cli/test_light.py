@@ -4,40 +4,31 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import sysconfig
 import venv
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+
+from tests.cli.conftest import Ltui, RunsLeft
 
 ROOT = Path(__file__).resolve().parents[2]
 PURELIB = Path(sysconfig.get_paths()["purelib"])
 
 
-def _light_distributions() -> set[str]:
-    """ltui's dependencies without extras, and theirs, by name."""
-    waiting, found = ["ltui-train"], set()
-    while waiting:
-        name = waiting.pop()
-        if name in found:
-            continue
-        found.add(name)
-        for requirement in metadata.requires(name) or ():
-            wanted, _, marker = requirement.partition(";")
-            # Markers of other Pythons and systems name what is not installed; extras are not asked.
-            if "extra" in marker:
-                continue
-            dependency = re.split(r"[<>=!~\[ (]", wanted.strip(), maxsplit=1)[0]
-            try:
-                metadata.distribution(dependency)
-            except metadata.PackageNotFoundError:
-                continue
-            waiting.append(dependency)
-    return found - {"ltui-train"}
+def _dependencies(name: str, found: set[str]) -> set[str]:
+    """Add the dependencies of a package without extras, and theirs."""
+    for requirement in map(Requirement, metadata.requires(name) or ()):
+        is_wanted = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        if is_wanted and requirement.name not in found:
+            found.add(requirement.name)
+            _dependencies(requirement.name, found)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +37,7 @@ def light_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("light")
     venv.create(folder, with_pip=False, symlinks=True)
     (site,) = folder.glob("lib/python*/site-packages")
-    for name in _light_distributions():
+    for name in _dependencies("ltui-train", set()):
         for file in metadata.files(name) or ():
             top = file.parts[0]
             if top not in ("..", "__pycache__") and not (site / top).exists():
@@ -59,38 +50,43 @@ def light_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder / "bin" / "python")
 
 
-def run(python: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PATH": f"{Path(python).parent}:/usr/bin:/bin"}
-    environment.pop("VIRTUAL_ENV", None)
-    environment.pop("PYTHONPATH", None)
-    return subprocess.run(
-        [python, "-m", "ltui.app.cli", *words],
-        cwd=cwd,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+@pytest.fixture
+def ltui(light_python: str, tmp_path: Path) -> Ltui:
+    """The command line, or another program, in the light install."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("VIRTUAL_ENV", "PYTHONPATH")}
+    environment["PATH"] = f"{Path(light_python).parent}:/usr/bin:/bin"
+
+    def call(
+        *words: str, program: Sequence[str] = ("-m", "ltui.app.cli")
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [light_python, *program, *words],
+            cwd=tmp_path,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+
+    return call
 
 
-def test_there_is_no_torch(light_python: str, tmp_path: Path) -> None:
-    done = subprocess.run([light_python, "-c", "import torch"], capture_output=True, text=True)
-    assert "No module named 'torch'" in done.stderr
+def test_there_is_no_torch_and_the_dashboard_loads(ltui: Ltui) -> None:
+    assert "No module named 'torch'" in ltui(program=("-c", "import torch")).stderr
+    loaded = ltui(program=("-c", "import ltui.app.open_dashboard"))
+    assert loaded.returncode == 0, loaded.stderr
 
 
-def test_looking_works(light_python: str, tmp_path: Path) -> None:
+def test_looking_works(ltui: Ltui) -> None:
     for words in (["--version"], ["runs"], ["presets"], ["completion", "bash"]):
-        done = run(light_python, *words, cwd=tmp_path)
+        done = ltui(*words)
         assert done.returncode == 0, done.stderr
-    names = [
-        p["name"] for p in json.loads(run(light_python, "presets", "--json", cwd=tmp_path).stdout)
-    ]
-    assert "quickstart" in names
+    assert "quickstart" in [p["name"] for p in json.loads(ltui("presets", "--json").stdout)]
 
 
-def test_the_doctor_names_what_is_missing(light_python: str, tmp_path: Path) -> None:
-    report = json.loads(run(light_python, "doctor", "--json", cwd=tmp_path).stdout)
+def test_the_doctor_names_what_is_missing(ltui: Ltui) -> None:
+    report = json.loads(ltui("doctor", "--json").stdout)
     assert report["ok"] is False
     torch = next(f for f in report["findings"] if f["what"] == "torch")
     assert torch["needed"] is True
@@ -98,25 +94,17 @@ def test_the_doctor_names_what_is_missing(light_python: str, tmp_path: Path) -> 
     assert torch["remedy"].endswith("-m pip install torch")
 
 
-def test_a_preset_says_what_it_lacks(light_python: str, tmp_path: Path) -> None:
-    done = run(light_python, "run", "quickstart", "--detach", cwd=tmp_path)
+def test_a_preset_says_what_it_lacks(ltui: Ltui, runs_left: RunsLeft) -> None:
+    done = ltui("run", "quickstart", "--detach")
     assert done.returncode == 2
     assert "torch, lightning" in done.stderr
     assert "are not installed in this interpreter" in done.stderr
     assert "-m pip install torch lightning" in done.stderr
-    assert run(light_python, "runs", "--json", cwd=tmp_path).stdout.strip() == "[]"
+    assert runs_left() == []
 
 
-def test_a_run_whose_ranks_live_in_another_environment(light_python: str, tmp_path: Path) -> None:
-    words = ["exec", "--", sys.executable, "-c", "print('from the other environment')"]
-    done = run(light_python, *words, cwd=tmp_path)
+def test_a_run_whose_ranks_live_in_another_environment(ltui: Ltui) -> None:
+    program = "print('from the other environment')"
+    done = ltui("exec", "--", sys.executable, "-c", program)
     assert done.returncode == 0, done.stdout + done.stderr
-    shown = json.loads(run(light_python, "show", "last", "--json", cwd=tmp_path).stdout)
-    assert shown["state"] == "finished"
-    assert "from the other" in run(light_python, "logs", "last", cwd=tmp_path).stdout
-
-
-def test_the_dashboard_loads(light_python: str, tmp_path: Path) -> None:
-    program = "import sys, ltui.app.open_dashboard; print('torch' in sys.modules)"
-    done = subprocess.run([light_python, "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.stdout == "False\n", done.stderr
+    assert "from the other" in ltui("logs", "last").stdout

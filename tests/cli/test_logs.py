@@ -78,14 +78,24 @@ def test_only_new_lines_follow_and_one_rank_has_no_prefix(
     assert printed(capfdbinary) == ["half line", "rest"]
 
 
-def test_lines_of_several_machines_name_the_machine(
-    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+@pytest.mark.parametrize(
+    ("machine", "lines"),
+    [
+        (None, ["gpu-a:0 ready", "gpu-b:8 ready", "gpu-b ready", "gpu-a ready"]),
+        ("1", ["gpu-b:8 ready", "gpu-b ready"]),
+    ],
+)
+def test_lines_of_several_machines_name_the_machine_and_its_launcher(
+    tmp_path: Path,
+    capfdbinary: pytest.CaptureFixture[bytes],
+    machine: str | None,
+    lines: list[str],
 ) -> None:
     for name in ("rank-00000", "rank-00008", "engine", "engine-1"):
         (tmp_path / f"{name}.log").write_text("ready\n")
-    labels = {0: "gpu-a:0", 8: "gpu-b:8", -2: "gpu-a", -3: "gpu-b"}
-    _Printer(tmp_path, None, labels).print_new(last=True)
-    assert printed(capfdbinary) == ["gpu-a:0 ready", "gpu-b:8 ready", "gpu-b ready", "gpu-a ready"]
+    sources = selected_sources(None, machine, run_of_machines())
+    _Printer(tmp_path, sources, log_labels(run_of_machines())).print_new(last=True)
+    assert printed(capfdbinary) == lines
 
 
 @pytest.mark.parametrize(
@@ -125,13 +135,3 @@ def test_what_selects_no_log_is_refused(rank: str | None, machine: str | None, w
 def test_a_run_on_one_machine_has_no_others() -> None:
     with pytest.raises(ProblemError, match="runs on one machine: omit it"):
         selected_sources(None, "gpu-b", None)
-
-
-def test_one_machine_prints_its_launcher_too(
-    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
-    for name in ("rank-00000", "rank-00008", "engine", "engine-1"):
-        (tmp_path / f"{name}.log").write_text("ready\n")
-    sources = selected_sources(None, "1", run_of_machines())
-    _Printer(tmp_path, sources, log_labels(run_of_machines())).print_new(last=True)
-    assert printed(capfdbinary) == ["gpu-b:8 ready", "gpu-b ready"]

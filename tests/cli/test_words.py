@@ -255,13 +255,10 @@ def test_the_panel_names_every_rank_up_to_eight_and_counts_the_rest() -> None:
 
 
 def test_nothing_that_a_run_wrote_reaches_the_terminal_as_a_command() -> None:
+    texts = ("name", "preset", "detail", "history_note", "gpu_note", "log_dir", "run_dir")
     run = replace(
         BUSY,
-        name=HOSTILE,
-        preset=HOSTILE,
-        detail=HOSTILE,
-        history_note=HOSTILE,
-        gpu_note=HOSTILE,
+        **dict.fromkeys(texts, HOSTILE),
         metrics={
             HOSTILE: MetricValue(last=1.0, step=1),
             f"val{HOSTILE}": MetricValue(last=1.0, step=1),
@@ -270,8 +267,6 @@ def test_nothing_that_a_run_wrote_reaches_the_terminal_as_a_command() -> None:
         verdicts=(Verdict(kind="k", level="stalled", cause=HOSTILE, remedy=HOSTILE),),
         checkpoints=(replace(SOUND, path=HOSTILE, reason=HOSTILE),),
         script_checkpoints=(replace(SOUND, path=HOSTILE, reason=HOSTILE),),
-        log_dir=HOSTILE,
-        run_dir=HOSTILE,
         state=RunState.STOPPED,
     )
     lines = [
