@@ -2,127 +2,84 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("app", "training", "widgets", "presets")
 WITH_TORCH = (
     "training/rank/",
     "training/models/",
     "training/data/",
     "training/tensor_queue/queue_writer.py",
 )
+HEAVY = ("torch", "lightning", "pytorch_lightning", "torchvision", "sklearn", "ffcv", "numba")
+_PROGRAM = """
+import importlib, sys
+unwanted, *modules = sys.argv[1:]
+for name in modules:
+    importlib.import_module(name)
+    loaded = [m for m in sys.modules if m.startswith("ltui.") or "." not in m]
+    if bad := sorted(m for m in loaded if f"{m}.".startswith(tuple(unwanted.split()))):
+        print(name, "loads", *bad)
+        break
+"""
 
 
-def _modules() -> list[str]:
-    """Every module of the packages that must not load torch."""
+def modules(*beginnings: str, without: tuple[str, ...] = ()) -> list[str]:
+    """Every module of the packages that must not load torch, whose name begins so."""
     names = []
-    for room in ROOMS:
+    for room in ("app", "training", "widgets", "presets"):
         for path in sorted((ROOT / room).rglob("*.py")):
             relative = path.relative_to(ROOT).as_posix()
             if not relative.startswith(WITH_TORCH) and not relative.endswith("__main__.py"):
                 name = relative.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
                 names.append(f"ltui.{name}")
-    return names
+    found = [n for n in names if n.startswith(beginnings or "ltui.") and not n.startswith(without)]
+    assert found
+    return found
 
 
-def _loaded_by(modules: list[str]) -> dict[str, list[str]]:
-    """Which heavy packages are loaded after each module, imported in turn in one new process."""
-    program = """
-import importlib, json, sys
-heavy = ("torch", "lightning", "pytorch_lightning", "torchvision", "sklearn", "ffcv", "numba")
-seen = {}
-for name in json.loads(sys.argv[1]):
-    importlib.import_module(name)
-    seen[name] = [h for h in heavy if h in sys.modules]
-print(json.dumps(seen))
-"""
+def loads(names: list[str], unwanted: Iterable[str]) -> str:
+    """Import the modules in turn in one new process. Return which first loads what is unwanted."""
     done = subprocess.run(
-        [sys.executable, "-c", program, json.dumps(modules)],
+        [sys.executable, "-c", _PROGRAM, " ".join(f"{name}." for name in unwanted), *names],
         capture_output=True,
         text=True,
         timeout=100,
         check=True,
     )
-    result: dict[str, list[str]] = json.loads(done.stdout)
-    return result
+    return done.stdout
 
 
 def test_watchers_never_load_torch() -> None:
-    guilty = {name: heavy for name, heavy in _loaded_by(_modules()).items() if heavy}
-    assert not guilty
+    assert loads(modules(), HEAVY) == ""
+    # The check notices it.
+    writer = "ltui.training.tensor_queue.queue_writer"
+    assert loads([writer], HEAVY) == f"{writer} loads torch\n"
 
 
-def test_the_check_above_would_notice() -> None:
-    assert _loaded_by(["ltui.training.tensor_queue.queue_writer"]) == {
-        "ltui.training.tensor_queue.queue_writer": ["torch"]
-    }
-
-
-@pytest.mark.parametrize("room", ["widgets", "training"])
-def test_a_room_loads_without_the_other(room: str) -> None:
-    other = {"widgets": "training", "training": "widgets"}[room]
-    modules = [m for m in _modules() if m.startswith(f"ltui.{room}")]
-    program = (
-        "import importlib, json, sys\n"
-        "[importlib.import_module(n) for n in json.loads(sys.argv[1])]\n"
-        "print([m for m in sys.modules if m.startswith((sys.argv[2], 'ltui.app'))])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, json.dumps(modules), f"ltui.{other}"],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=True,
-    )
-    assert done.stdout.strip() == "[]"
+@pytest.mark.parametrize(("room", "other"), [("widgets", "training"), ("training", "widgets")])
+def test_a_room_loads_without_the_other(room: str, other: str) -> None:
+    assert loads(modules(f"ltui.{room}"), [f"ltui.{other}", "ltui.app"]) == ""
 
 
 def test_the_front_ends_never_load_pyzmq() -> None:
     # Only a run on several machines pays for its import, in its own processes. `ltui join` talks to
-    # the head itself.
+    # the head itself; the last two are what a batch script runs on the nodes of its job.
     joining = (
         *("ltui.app.nodes", "ltui.app.commands.join"),
-        # What a batch script runs on the nodes of its job.
         *("ltui.app.slurm.job_process", "ltui.app.slurm.job_nodes"),
     )
-    front_ends = ("ltui.app", "ltui.widgets", "ltui.presets")
-    modules = [m for m in _modules() if m.startswith(front_ends) and not m.startswith(joining)]
-    assert modules
-    program = (
-        "import importlib, json, sys\n"
-        "[importlib.import_module(n) for n in json.loads(sys.argv[1])]\n"
-        "print('zmq' in sys.modules)"
+    assert (
+        loads(modules("ltui.app", "ltui.widgets", "ltui.presets", without=joining), ["zmq"]) == ""
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, json.dumps(modules)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=True,
-    )
-    assert done.stdout.strip() == "False"
 
 
 def test_what_a_command_prints_needs_no_textual() -> None:
     # The themes, which `ltui config` checks, are Textual's.
-    modules = {m for m in _modules() if m.startswith("ltui.app.commands.")}
-    modules.remove("ltui.app.commands.config")
-    program = (
-        "import importlib, json, sys\n"
-        "[importlib.import_module(n) for n in json.loads(sys.argv[1])]\n"
-        "print('textual' in sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, json.dumps(sorted(modules))],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=True,
-    )
-    assert done.stdout.strip() == "False"
+    commands = modules("ltui.app.commands.", without=("ltui.app.commands.config",))
+    assert loads(commands, ["textual"]) == ""
