@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 from msgspec import NODEFAULT
 from msgspec.structs import fields
@@ -19,32 +18,23 @@ from ltui.training.config.ltui_section import Knob, LtuiSection, read_section
 from ltui.training.config.run_spec import CheckpointPolicy, StallPolicy
 
 ROOT = Path(__file__).resolve().parents[2]
-REFERENCE = ROOT / "docs" / "configuration.md"
-PROTOCOLS = ROOT / "docs" / "protocols.md"
+REFERENCE = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+PROTOCOLS = (ROOT / "docs" / "protocols.md").read_text(encoding="utf-8")
 VARIABLE = re.compile(r"(?<![A-Za-z0-9_])LTUI_[A-Z0-9_]*[A-Z0-9](?![A-Za-z0-9_])")
 """A complete name; ``LTUI_RUN_``, the beginning of several names, is none."""
 LANGUAGES = {".py", ".c", ".h"}
 
 
-def table_rows(text: str, heading: str) -> Iterator[list[str]]:
-    """Yield the cells of each table row below ``heading``, up to the next heading of its level."""
-    level = heading.partition(" ")[0]
-    lines = iter(text.splitlines())
-    assert heading in text.splitlines(), f"there is no heading {heading!r}"
-    for line in lines:
-        if line == heading:
-            break
-    for line in lines:
-        depth = line.partition(" ")[0]
-        if depth and set(depth) == {"#"} and len(depth) <= len(level):
-            return
-        if line.startswith("|") and not line.startswith("|---"):
-            yield [cell.strip() for cell in line.strip("|").split("|")]
+def table_rows(text: str, heading: str) -> list[list[str]]:
+    """Return the cells of each table row below ``heading``, up to the next heading of its level.
 
-
-def names_below(text: str, heading: str) -> list[str]:
-    """Return the names in code quotes in the first column of the tables below ``heading``."""
-    return [name for row in table_rows(text, heading) for name in re.findall(r"`([^`]+)`", row[0])]
+    Such a row begins with a name in code quotes.
+    """
+    level, lines = heading.partition(" ")[0], text.splitlines()
+    below = lines[lines.index(heading) + 1 :]
+    ends = (n for n, line in enumerate(below) if re.match(rf"#{{1,{len(level)}}} ", line))
+    rows = [line for line in below[: next(ends, None)] if line.startswith("| `")]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
 
 
 def variables_in_code() -> set[str]:
@@ -63,16 +53,11 @@ def variables_in_code() -> set[str]:
 
 def strings_of(tree: ast.Module) -> Iterator[str]:
     """Yield every string constant that is not a statement of its own (a docstring)."""
-    docstrings = {
-        id(node.value)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    }
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Constant) or id(node) in docstrings:
-            continue
-        if isinstance(node.value, str):
-            yield node.value
+        value = getattr(node, "value", None)
+        if isinstance(node, ast.Constant) and isinstance(value, str) and id(node) not in docstrings:
+            yield value
 
 
 def keys_in_code() -> dict[str, Any]:
@@ -108,20 +93,22 @@ def is_accepted(key: str) -> bool:
     return not any("unknown key" in fault.what for fault in faults)
 
 
-def test_every_key_of_the_section_is_described_and_nothing_else_is() -> None:
-    described = names_below(REFERENCE.read_text(encoding="utf-8"), "## The `ltui:` section")
-    documented = [row[0].strip("`") for row in section_rows()]
+def test_every_key_of_the_section_is_described_with_its_default_and_unit() -> None:
+    rows, defaults = table_rows(REFERENCE, "## The `ltui:` section"), keys_in_code()
+    documented = [row[0].strip("`") for row in rows]
     assert len(documented) == len(set(documented))
-    assert set(documented) == set(keys_in_code())
-    assert set(documented) <= set(described)
+    assert set(documented) == set(defaults)
+    shown = {row[0].strip("`"): row[2].strip("`") for row in rows if row[2].startswith("`")}
+    assert len(shown) >= 5  # the others have a default in words
+    assert {key: yaml.safe_load(text) for key, text in shown.items()} == {
+        key: defaults[key] for key in shown
+    }
+    assert all(len(row) == 5 and row[1] and row[4] for row in rows)
+    assert {row[3] for row in rows if row[0].endswith("_s`")} == {"seconds"}
 
 
 def test_every_setting_of_the_configuration_file_is_described() -> None:
-    rows = {
-        row[0].strip("`"): row
-        for row in table_rows(REFERENCE.read_text(encoding="utf-8"), "## The configuration file")
-        if row[0].startswith("`")
-    }
+    rows = {row[0].strip("`"): row for row in table_rows(REFERENCE, "## The configuration file")}
     assert list(rows) == [*SETTINGS, *SECTIONS]
     for path, setting in SETTINGS.items():
         if setting.default is not None:
@@ -130,56 +117,21 @@ def test_every_setting_of_the_configuration_file_is_described() -> None:
             assert f"`{choice}`" in rows[path][1]
 
 
-def section_rows() -> list[list[str]]:
-    rows = table_rows(REFERENCE.read_text(encoding="utf-8"), "## The `ltui:` section")
-    return [row for row in rows if row[0].startswith("`")]
-
-
-@pytest.mark.parametrize("key", sorted(keys_in_code()))
-def test_the_parser_knows_each_key(key: str) -> None:
-    assert is_accepted(key)
-
-
-def test_a_wrong_key_would_be_noticed() -> None:
-    assert not is_accepted("titel")
-    assert not is_accepted("stall.flour_s")
-    assert not is_accepted("knobs[].lable")
-
-
-def test_the_defaults_are_those_of_the_code() -> None:
-    defaults = keys_in_code()
-    checked = 0
-    for row in section_rows():
-        key, shown = row[0].strip("`"), row[2]
-        if not shown.startswith("`"):
-            continue  # a default in words
-        assert yaml.safe_load(shown.strip("`")) == defaults[key], key
-        checked += 1
-    assert checked >= 5
-
-
-def test_every_row_has_all_columns() -> None:
-    rows = section_rows()
-    assert rows
-    assert all(len(row) == 5 and row[1] and row[4] for row in rows)
-    seconds = [row for row in rows if row[0].endswith("_s`")]
-    assert seconds
-    assert all(row[3] == "seconds" for row in seconds)
+def test_the_parser_knows_each_key_and_no_other() -> None:
+    assert [key for key in keys_in_code() if not is_accepted(key)] == []
+    assert not any(map(is_accepted, ("titel", "stall.flour_s", "knobs[].lable")))
 
 
 def test_every_variable_is_described_once_and_nothing_else_is() -> None:
-    reference = REFERENCE.read_text(encoding="utf-8")
-    public = names_below(reference, "### Variables that you may set")
-    hook = names_below(reference, "### Variables that the `on_verdict` command receives")
-    internal = names_below(
-        PROTOCOLS.read_text(encoding="utf-8"), "## Environment of ltui's processes"
-    )
-    ours = [n for n in (*public, *hook, *internal) if n.startswith("LTUI_")]
+    ours = [
+        name
+        for text, heading in (
+            (REFERENCE, "### Variables that you may set"),
+            (REFERENCE, "### Variables that the `on_verdict` command receives"),
+            (PROTOCOLS, "## Environment of ltui's processes"),
+        )
+        for row in table_rows(text, heading)
+        for name in re.findall(r"`(LTUI_[^`]+)`", row[0])
+    ]
     assert len(ours) == len(set(ours))
     assert set(ours) == variables_in_code()
-
-
-def test_a_string_with_a_variable_would_be_noticed() -> None:
-    tree = ast.parse('"""About LTUI_DOC."""\nprint("$LTUI_HOME/x", {"LTUI_A_B": 1}, "LTUI_RUN_")')
-    names = {name for text in strings_of(tree) for name in VARIABLE.findall(text)}
-    assert names == {"LTUI_HOME", "LTUI_A_B"}
