@@ -9,20 +9,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from ltui.training.data.ffcv.beton_file import BetonFile
-from ltui.training.data.sequence_writer import SequenceWriter
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir
-from tests.data.conftest import needs_ffcv
-from tests.data.test_commands import damage
+from tests.data.conftest import damage, everything, needs_ffcv
 from tests.presets.made_up import image_folder
 from tests.system.conftest import Ltui
 from tests.system.conftest import ltui as ltui
-
-everything = pytest.mark.skipif(os.environ.get("LTUI_DATA") != "all", reason="make data")
 
 MODEL = """
 import torch
@@ -107,44 +101,6 @@ def test_a_file_that_is_cut_off(ltui: Ltui, beton: Path, loader: str) -> None:
     os.truncate(cut, cut.stat().st_size // 2)
     shown = failed_run(ltui, BETON, train="x.beton", loader=loader)
     told(shown, "x.beton: it is cut off after")
-
-
-@needs_ffcv
-@everything
-@pytest.mark.timeout(300)
-def test_a_table_that_points_past_the_data(ltui: Ltui, beton: Path) -> None:
-    path = Path(shutil.copy(beton, ltui.cwd / "x.beton"))
-    file = BetonFile(path)
-    table = file.allocations.copy()
-    sample = int(table["sample_id"][7])
-    table["ptr"][7] += file.bytes
-    with path.open("r+b") as out:
-        out.seek(file.table_at)
-        out.write(table.tobytes())
-    shown = failed_run(ltui, BETON, train="x.beton")
-    told(shown, f"x.beton: it is damaged: sample {sample} points past the data")
-
-
-@needs_ffcv
-@everything
-@pytest.mark.timeout(300)
-def test_a_field_that_is_not_there(ltui: Ltui, beton: Path) -> None:
-    shutil.copy(beton, ltui.cwd / "x.beton")
-    shown = failed_run(ltui, BETON, train="x.beton", fields=["picture", "label"])
-    told(shown, "it has no field 'picture'. Its fields are: image, label")
-
-
-@everything
-@pytest.mark.timeout(300)
-def test_an_index_that_points_past_the_data(ltui: Ltui) -> None:
-    with SequenceWriter(ltui.cwd / "a.seq", columns=2) as out:
-        for rows in range(3, 43):
-            out.add(np.ones((rows, 2), dtype=np.float32), label=0)
-    os.truncate(ltui.cwd / "a.seq", (ltui.cwd / "a.seq").stat().st_size - 64)
-    shown = failed_run(
-        ltui, "ltui.training.data.sequence_data.Sequences", train="a.seq", val="a.seq", batch_size=4
-    )
-    told(shown, "a.seq: sample 39: ")
 
 
 @everything

@@ -1,16 +1,20 @@
-"""A damaged ``.beton`` is recognised before anything is read from it, with the sample's number."""
+"""``.beton`` files and ``ltui data``: a damaged one is recognised before anything is read from it,
+with the sample's number. What can't be built or decoded is named, and leaves no file."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ltui.training.data.ffcv.beton_file import ALLOCATION, HEADER, BetonError, BetonFile
-from tests.data.conftest import PHOTOS, ltui, needs_ffcv
+from ltui.training.data.ffcv.beton_sources import ImageFolder
+from ltui.training.data.ffcv.torch_dataset import verify
+from tests.data.conftest import PHOTOS, damage, ltui, needs_ffcv
 
 pytestmark = needs_ffcv
 
@@ -62,14 +66,11 @@ def test_it_may_be_cut_off_anywhere(beton: Path, copy: Path) -> None:
         assert "cut off" in refusal(copy)
 
 
-def test_one_that_was_never_finished(copy: Path) -> None:
+def test_one_that_was_never_finished_and_something_else(copy: Path, tmp_path: Path) -> None:
     with copy.open("r+b") as file:
         file.seek(16)
         file.write(bytes(8))
     assert "was not completed" in refusal(copy)
-
-
-def test_something_else(tmp_path: Path) -> None:
     path = tmp_path / "text.beton"
     path.write_text("no dataset\n" * 1000)
     assert "not a .beton file" in refusal(path)
@@ -115,10 +116,71 @@ def test_the_command_tells_what_it_holds(beton: Path, tmp_path: Path) -> None:
     assert "45" in ltui("data", "info", str(beton), folder=tmp_path).stdout
 
 
+def built(folder: Path, source: str) -> tuple[int, str, set[str]]:
+    """Build ``x.beton``. Return the exit code, what is said, and the files then in the folder."""
+    done = ltui("data", "build", source, "-o", "x.beton", folder=folder)
+    assert done.returncode == 0 or done.stdout == ""
+    return done.returncode, done.stderr, {p.name for p in folder.iterdir()} - {"home"}
+
+
+@pytest.mark.slow
 def test_samples_of_numbers_alone(tmp_path: Path) -> None:
-    (tmp_path / "home").mkdir()
     numbers = "class Numbers(list):\n    def __init__(self): super().__init__([(1, 0.5), (2, 1.5)])"
     (tmp_path / "my_numbers.py").write_text(numbers)
-    done = ltui("data", "build", "my_numbers.Numbers", "-o", "x.beton", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
+    code, said, _ = built(tmp_path, "my_numbers.Numbers")
+    assert code == 0, said
     assert BetonFile(tmp_path / "x.beton").metadata["f0"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("json.JSONDecoder", "has no __len__ and __getitem__"),
+        ("no_such_module.Data", "'no_such_module' can't be imported"),
+        ("no/such/folder", "there is no such folder"),
+    ],
+)
+def test_what_can_not_be_built(source: str, said: str, tmp_path: Path) -> None:
+    code, error, files = built(tmp_path, source)
+    assert (code, error.count("\n"), files) == (2, 1, set())
+    assert said in error
+
+
+def test_a_file_that_is_no_image(photos: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(photos, tmp_path / "photos"))
+    (folder / "b" / "torn.jpg").write_bytes((folder / "b" / "001.jpg").read_bytes()[:300])
+    code, error, files = built(tmp_path, "photos")
+    assert (code, files) == (2, {"photos"})
+    assert "sample 30 (b/torn.jpg)" in error
+    assert "--skip-bad" in error
+
+
+def test_a_damaged_image_is_named(copy: Path, tmp_path: Path) -> None:
+    damage(copy, 23)
+    done = ltui("data", "verify", "copy.beton", folder=tmp_path)
+    assert done.returncode == 2
+    assert "copy.beton: sample 23: the image in 'image' is damaged" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_file_is_verified_by_ffcvs_decoder_without_importing_ffcv(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another package that FFCV needs may be missing."""
+    for module in ("ffcv.libffcv", "ltui.training.data.ffcv.beton_writer"):
+        monkeypatch.setitem(sys.modules, module, None)
+    damage(copy, 23)
+    assert [sample for sample, _ in verify(copy, 1, lambda *_: None)] == [23]
+
+
+def test_a_folder_is_listed_in_the_order_of_its_paths_and_links_are_not_followed(
+    tmp_path: Path,
+) -> None:
+    names = ["a/x/1.jpg", "a/x-y/2.JPG", "a/z.png", "b/.hidden/3.jpg"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "a" / "loop").symlink_to(tmp_path / "a")
+    folder = ImageFolder(tmp_path)
+    assert [folder.name_of(index) for index in range(len(folder))] == names
+    assert [label for _, label in folder.samples] == [0, 0, 0, 1]

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
 from ltui.training.config.preset_discovery import shipped_names
-from tests.data.conftest import ltui, needs_ffcv
+from tests.data.conftest import everything, ltui, needs_ffcv
 from tests.presets.test_all_presets import scaled_down
 from tests.presets.test_training import TRUSTING, made_up_cifar
-
-everything = pytest.mark.skipif(os.environ.get("LTUI_DATA") != "all", reason="make data")
 
 
 def measured(folder: Path, preset: str, overrides: list[str]) -> dict[str, list[int | None]]:

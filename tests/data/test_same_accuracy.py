@@ -3,14 +3,13 @@ DataLoader: two ranks, the same files, the same preset, one setting apart."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.data.conftest import needs_ffcv
+from tests.data.conftest import everything, needs_ffcv
 from tests.presets.test_training import train
 
 DIGITS, VALIDATED = 1797, 359
@@ -70,7 +69,7 @@ data:
 
 
 @needs_ffcv
-@pytest.mark.skipif(os.environ.get("LTUI_DATA") != "all", reason="two trainings: make data")
+@everything
 @pytest.mark.timeout(400)
 def test_ffcv_and_dataloader_learn_alike(tmp_path: Path) -> None:
     (tmp_path / "digit_parts.py").write_text(PROJECT)

@@ -6,12 +6,11 @@ One rank, because of two the one whose loader is ahead waits for the other's dat
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
 
-from tests.data.conftest import needs_ffcv
+from tests.data.conftest import everything, needs_ffcv
 from tests.system.conftest import Ltui
 from tests.system.conftest import ltui as ltui
 
@@ -130,7 +129,7 @@ def test_ffcv_waiting_is_seen(ltui: Ltui) -> None:
 
 @pytest.mark.slow
 @needs_ffcv
-@pytest.mark.skipif(os.environ.get("LTUI_DATA") != "all", reason="timed: make data")
+@everything
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("loader", ["ffcv", "alone", "workers"])
 def test_seven_tenths_are_seven_tenths(ltui: Ltui, loader: str) -> None:
