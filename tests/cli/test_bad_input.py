@@ -79,6 +79,9 @@ BORING = "lightning.pytorch.demos.boring_classes.Boring"
             "the number of nodes differs: --nodes gives 2 and --num-nodes gives 3. Give it once",
         ),
         ("join here", "'here' is not HOST:PORT. Write it as node 0 prints it"),
+        ("", "ltui: the dashboard needs a terminal."),
+        ("--readonly", "ltui: the dashboard needs a terminal."),
+        ("attach", "ltui: the dashboard needs a terminal."),
         ("demo gpus", "the demo needs a terminal"),
         ("demo nodes", "the demo needs a terminal"),
         ("data info absent.beton", "absent.beton: it can't be read"),
@@ -113,12 +116,6 @@ def test_a_mistake_is_one_line_and_starts_nothing(
 ) -> None:
     assert said in refused(command, *shlex.split(line))
     assert runs_left() == []
-
-
-@pytest.mark.parametrize("line", ["", "--readonly", "attach"])
-def test_the_dashboard_needs_a_terminal_and_says_so(command: Ltui, line: str) -> None:
-    error = refused(command, *line.split())
-    assert error.startswith("ltui: the dashboard needs a terminal.")
 
 
 def test_all_mistakes_are_said_at_once(command: Ltui, tmp_path: Path, runs_left: RunsLeft) -> None:
