@@ -85,7 +85,11 @@ def _run_command(argv: list[str]) -> int:
 
         return show_dashboard()
     options = _parse_arguments(argv)
-    return _import_command(options.do)(options)
+    module_name, function_name = options.do.split(":")
+    # Imported late, so that each command loads only its own dependencies.
+    module = importlib.import_module(f"ltui.app.commands.{module_name}")
+    command: Callable[[Namespace], int] = getattr(module, function_name)
+    return command(options)
 
 
 def _parse_arguments(argv: list[str]) -> Namespace:
@@ -100,14 +104,6 @@ def _parse_arguments(argv: list[str]) -> Namespace:
     if command is not None:
         options.command = [*options.command, *command]
     return options
-
-
-def _import_command(do: str) -> Callable[[Namespace], int]:
-    module_name, function_name = do.split(":")
-    # Imported late, so that each command loads only its own dependencies.
-    module = importlib.import_module(f"ltui.app.commands.{module_name}")
-    function: Callable[[Namespace], int] = getattr(module, function_name)
-    return function
 
 
 def _print_error(line: str) -> None:

@@ -25,6 +25,7 @@ from ltui.app.launch.training_interpreter import (
     probe_interpreter,
 )
 from ltui.app.presentation.run_report import columns
+from ltui.training.data.ffcv.beton_file import BetonError, BetonFile, summary
 from ltui.training.json_codec import to_json
 from ltui.training.problem import ProblemError
 from ltui.widgets.formats import count, duration, percent, size
@@ -136,9 +137,6 @@ def verify(options: Namespace) -> int:
 def info(options: Namespace) -> int:
     """Run ``ltui data info FILE``."""
     path = Path(options.file).expanduser()
-    # Local: only this command reads such a file; it needs neither torch nor FFCV.
-    from ltui.training.data.ffcv.beton_file import summary
-
     facts = summary(_open_file(path))
     if options.json:
         print(json.dumps(facts))
@@ -171,9 +169,7 @@ def _field_text(field: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _open_file(path: Path) -> Any:
-    from ltui.training.data.ffcv.beton_file import BetonError, BetonFile
-
+def _open_file(path: Path) -> BetonFile:
     try:
         return BetonFile(path)
     except BetonError as error:

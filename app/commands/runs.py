@@ -121,12 +121,8 @@ def _json(runs: RunList, entry: RunEntry, chosen: Sequence[str]) -> str:
         # Parsing thousands of heads to print them again would take most of the time.
         return f"{runs.head(entry)[:-1]}, {json.dumps(labels)[1:]}"
     values = {name: to_json(value_of(entry, name)) for name in chosen}
-    flags = {name: bool(values[name]) for name in values.keys() & FIELDS if _is_flag(name)}
+    flags = {n: bool(values[n]) for n in values.keys() & FIELDS if kind_of(n) is Kind.FLAG}
     return json.dumps({"id": entry.id, **values, **flags}, allow_nan=False)
-
-
-def _is_flag(name: str) -> bool:
-    return kind_of(name) is Kind.FLAG
 
 
 def show(options: Namespace) -> int:

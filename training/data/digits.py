@@ -29,7 +29,7 @@ _PAGE_BYTES = 2 << 20
 
 def load_images() -> tuple[torch.Tensor, torch.Tensor]:
     """Return all images (n, 1, 8, 8) as uint8 and their labels, shuffled; the last is blank."""
-    from sklearn.datasets import load_digits
+    from sklearn.datasets import load_digits  # local: its import takes a second
 
     digits = load_digits()
     order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))

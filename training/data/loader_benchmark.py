@@ -80,7 +80,7 @@ def main(arguments: list[str]) -> int:
         return EXIT_BAD_INPUT
     finally:
         with contextlib.suppress(UnboundLocalError):
-            close_data_module(data)
+            _close(data)
     reporter.write(result={"variants": [one.to_document() for one in measured]})
     return 0
 
@@ -154,9 +154,7 @@ def measure(one: VariantMeasurement, seconds: float) -> None:
             now = time.monotonic()
         one.samples_per_s.append(samples / (now - began))
     reading.close()
-    close = getattr(loader, "close", None)
-    if callable(close):
-        close()
+    _close(loader)
     one.memory_bytes = max(one.memory_bytes, memory.maximum - before)
 
 
@@ -221,9 +219,9 @@ def _proportional_bytes(pid: int) -> int:
     return 0
 
 
-def close_data_module(data: Any) -> None:
-    """Call the data module's ``close`` if it has one."""
-    close = getattr(data, "close", None)
+def _close(value: Any) -> None:
+    """Call the ``close`` of a data module or a loader if it has one."""
+    close = getattr(value, "close", None)
     if callable(close):
         close()
 

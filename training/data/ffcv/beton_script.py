@@ -117,6 +117,7 @@ def _build(request: Mapping[str, Any], reporter: Reporter) -> int:
 
 
 def _verify(request: Mapping[str, Any], reporter: Reporter) -> int:
+    # Local: a build needs neither torch nor Pillow before its source is found.
     from ltui.training.data.ffcv.torch_dataset import verify
 
     bad = verify(Path(request["file"]), request["workers"], reporter.progress)
