@@ -55,31 +55,39 @@ def loads(names: list[str], unwanted: Iterable[str]) -> str:
     return done.stdout
 
 
-def test_watchers_never_load_torch() -> None:
-    assert loads(modules(), HEAVY) == ""
-    # The check notices it.
-    writer = "ltui.training.tensor_queue.queue_writer"
-    assert loads([writer], HEAVY) == f"{writer} loads torch\n"
+JOINING = (
+    *("ltui.app.nodes", "ltui.app.commands.join"),
+    *("ltui.app.slurm.job_process", "ltui.app.slurm.job_nodes"),
+)
+"""Modules that talk to a node 0, or run on the nodes of a job. Only a run on several machines pays
+for the import of pyzmq, in its own processes; `ltui join` talks to the head itself."""
 
 
-@pytest.mark.parametrize(("room", "other"), [("widgets", "training"), ("training", "widgets")])
-def test_a_room_loads_without_the_other(room: str, other: str) -> None:
-    assert loads(modules(f"ltui.{room}"), [f"ltui.{other}", "ltui.app"]) == ""
+@pytest.mark.parametrize(
+    ("names", "unwanted"),
+    [
+        pytest.param(modules("ltui.training"), ("ltui.widgets", "ltui.app", *HEAVY), id="training"),
+        pytest.param(
+            modules("ltui.widgets"), ("ltui.training", "ltui.app", "zmq", *HEAVY), id="widgets"
+        ),
+        pytest.param(
+            modules("ltui.app", "ltui.presets", without=JOINING), ("zmq", *HEAVY), id="front ends"
+        ),
+        pytest.param(modules(*JOINING), HEAVY, id="joining"),
+        # The themes, which `ltui config` checks, are Textual's.
+        pytest.param(
+            modules("ltui.app.commands.", without=("ltui.app.commands.config",)),
+            ("textual",),
+            id="commands",
+        ),
+    ],
+)
+def test_a_module_never_loads_what_its_package_does_without(
+    names: list[str], unwanted: tuple[str, ...]
+) -> None:
+    assert loads(names, unwanted) == ""
 
 
-def test_the_front_ends_never_load_pyzmq() -> None:
-    # Only a run on several machines pays for its import, in its own processes. `ltui join` talks to
-    # the head itself; the last two are what a batch script runs on the nodes of its job.
-    joining = (
-        *("ltui.app.nodes", "ltui.app.commands.join"),
-        *("ltui.app.slurm.job_process", "ltui.app.slurm.job_nodes"),
-    )
-    assert (
-        loads(modules("ltui.app", "ltui.widgets", "ltui.presets", without=joining), ["zmq"]) == ""
-    )
-
-
-def test_what_a_command_prints_needs_no_textual() -> None:
-    # The themes, which `ltui config` checks, are Textual's.
-    commands = modules("ltui.app.commands.", without=("ltui.app.commands.config",))
-    assert loads(commands, ["textual"]) == ""
+def test_what_is_loaded_is_noticed() -> None:
+    reader = "ltui.training.data.ffcv.beton_file"
+    assert loads([reader], ["numpy", "torch"]) == f"{reader} loads numpy\n"
