@@ -22,7 +22,7 @@ REFERENCE = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 PROTOCOLS = (ROOT / "docs" / "protocols.md").read_text(encoding="utf-8")
 VARIABLE = re.compile(r"(?<![A-Za-z0-9_])LTUI_[A-Z0-9_]*[A-Z0-9](?![A-Za-z0-9_])")
 """A complete name; ``LTUI_RUN_``, the beginning of several names, is none."""
-LANGUAGES = {".py", ".c", ".h"}
+LANGUAGES = {".c", ".h"}
 
 
 def table_rows(text: str, heading: str) -> list[list[str]]:
@@ -42,8 +42,8 @@ def variables_in_code() -> set[str]:
     names: set[str] = set()
     for folder in ("app", "training", "widgets"):
         for path in (ROOT / folder).rglob("*"):
-            if path.suffix == ".py":
-                for text in strings_of(ast.parse(path.read_text(encoding="utf-8"))):
+            if path.suffix == ".py" and "LTUI_" in (source := path.read_text(encoding="utf-8")):
+                for text in strings_of(ast.parse(source)):
                     names.update(VARIABLE.findall(text))
             elif path.suffix in LANGUAGES:
                 variables = re.findall(r'getenv\("([^"]+)"\)', path.read_text(encoding="utf-8"))
