@@ -36,7 +36,7 @@ BY_DESIGN = {
 
 def output(command: Sequence[str], text: str = "") -> str:
     done = subprocess.run(
-        command, input=text, capture_output=True, text=True, timeout=60, check=False
+        command, input=text, capture_output=True, text=True, timeout=120, check=False
     )
     return done.stdout + done.stderr
 
