@@ -6,19 +6,19 @@ import sys
 from collections.abc import Sequence
 
 from ltui.training.config.device_selection import Machine
-from ltui.training.config.presets import build_spec, load_preset
+from ltui.training.config.presets import Preset, build_spec, load_preset
 from ltui.training.config.run_spec import RunSpec
 
 
-def preset_spec(preset: str, machine: Machine, overrides: Sequence[str] = ()) -> RunSpec:
+def preset_spec(preset: Preset | str, machine: Machine, overrides: Sequence[str] = ()) -> RunSpec:
     """Return the specification of a run of ``preset`` with ``overrides`` on ``machine``.
 
-    ``preset``: the name of a shipped preset or the path of a file. ``overrides``: ``KEY=VALUE``
-    each, as for ``--set``. Id, name, folder and time of the run are placeholders. Raise
-    ``ProblemError`` if ltui would refuse to start the run.
+    ``preset``: also the name of a shipped preset or the path of a file. ``overrides``:
+    ``KEY=VALUE`` each, as for ``--set``. Id, name, folder and time of the run are placeholders.
+    Raise ``ProblemError`` if ltui would refuse to start the run.
     """
     return build_spec(
-        load_preset(preset),
+        load_preset(preset) if isinstance(preset, str) else preset,
         overrides,
         id="i",
         name="n",

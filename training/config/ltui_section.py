@@ -185,7 +185,19 @@ def _value_faults(
             faults.append(unknown_section_key(f"{path}.{key}", list(arguments)))
         elif (fault := value_fault(f"{path}.{key}", item, argument)) is not None:
             faults.append(fault)
+        elif isinstance(item, str) and not _is_read(item, argument):
+            what = f"must be {argument.expected}, without quotes (got {format_value(item)})."
+            faults.append(Fault(path=f"{path}.{key}", what=what))
     return faults
+
+
+def _is_read(text: str, argument: Argument) -> bool:
+    """Return False for a number in quotes that is not decimal: it is checked and not converted."""
+    number = {"whole": int, "number": float}.get(argument.kinds[0])
+    try:
+        return number is None or convert(text, number, strict=False) is not None
+    except ValidationError:
+        return False
 
 
 def _knob_faults(item: Any, path: str) -> list[Fault]:
