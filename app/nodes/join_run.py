@@ -106,8 +106,8 @@ def join_run(
             spec = _own_spec(offer, options)
             _check(offer, spec)
             run_dir = _create_directory(home, offer, spec, key, LinkPlace(host, port))
-        except ProblemError:
-            client.decline(offer.node)
+        except ProblemError as error:
+            client.decline(offer.node, str(error.problems[0]))
             raise
     try:
         start_supervisor(run_dir, offer.plan.on_another_node())

@@ -324,6 +324,8 @@ class JoinDecline(Struct, tag="decline", frozen=True, kw_only=True):
 
     node: int
     machine: str
+    reason: str = ""
+    """Why the machine cannot run the specification, in one line."""
 
 
 Message: TypeAlias = (

@@ -13,7 +13,7 @@ import secrets
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -45,6 +45,8 @@ from ltui.training.store.spec_file import spec_text
 
 OFFER_S = 60.0
 """Seconds for which an offered place is kept for a machine that has not yet an agent."""
+_MAX_REASON = 300
+"""Maximum number of characters of the reason of a machine that cannot join."""
 
 
 class _Place(Struct):
@@ -81,6 +83,8 @@ class NodePlaces:
         self._version = version
         self._offer = offer
         self._places: dict[int, _Place] = {}
+        self._declined: dict[int, str] = {}
+        """Why a machine could not take a place: its last one, until another asks for the place."""
 
     def answer(self, message: JoinRequest | JoinDecline, now_s: float) -> JoinOffer | JoinRefusal:
         """Return the answer to a machine without an agent. ``now_s``: monotonic time."""
@@ -101,6 +105,12 @@ class NodePlaces:
         self._places[node] = _Place(machine, host, pid, None)
         return None
 
+    def declined_text(self, nodes: Iterable[int]) -> str:
+        """Return which machines could not take these places last, and why, each after a ";"."""
+        # The thread of the link may change them meanwhile.
+        texts = (self._declined.get(node) for node in nodes)
+        return "".join(f"; {text}" for text in texts if text)
+
     def missing(self) -> list[int]:
         """Return the numbers of the nodes that have no agent."""
         return [
@@ -112,28 +122,28 @@ class NodePlaces:
 
     def _answer_request(self, request: JoinRequest, now_s: float) -> JoinOffer | JoinRefusal:
         if request.version != self._version:
-            return _refuse(
-                f"this machine has ltui {request.version}, and node 0 has {self._version}.",
-                SAME_VERSION,
+            return JoinRefusal(
+                what=f"this machine has ltui {request.version}, and node 0 has {self._version}.",
+                remedy=SAME_VERSION,
             )
         if request.node is not None and not 0 < request.node < self._count:
-            return _refuse(
-                f"there is no node {request.node} to join: {self._run_id} has {self._count} "
+            return JoinRefusal(
+                what=f"there is no node {request.node} to join: {self._run_id} has {self._count} "
                 "nodes, and node 0 is the one that started it.",
-                f"Use a number from 1 to {self._count - 1}, or leave --node out.",
+                remedy=f"Use a number from 1 to {self._count - 1}, or leave --node out.",
             )
         if request.node is not None and request.node in self._left_out:
-            return _refuse(
-                f"{self._run_id} continues without node {request.node}, which was gone.",
-                "Stop the run and resume it to use all its nodes again.",
+            return JoinRefusal(
+                what=f"{self._run_id} continues without node {request.node}, which was gone.",
+                remedy="Stop the run and resume it to use all its nodes again.",
             )
         for number, place in list(self._places.items()):
             if place.offered_until_s is not None and place.offered_until_s < now_s:
                 del self._places[number]
         own = next((n for n, p in self._places.items() if p.machine == request.machine), None)
         if own is not None and self._places[own].has_reported:
-            return _refuse(
-                f"this machine has already joined {self._run_id} as node {own} "
+            return JoinRefusal(
+                what=f"this machine has already joined {self._run_id} as node {own} "
                 f"(pid {self._places[own].pid}).",
             )
         node = request.node if request.node is not None else own
@@ -141,27 +151,29 @@ class NodePlaces:
             taken = {*self._places, *self._left_out}
             node = next((n for n in range(1, self._count) if n not in taken), None)
         if node is None:
-            return _refuse(f"all {self._count} nodes of {self._run_id} have joined already.")
+            return JoinRefusal(
+                what=f"all {self._count} nodes of {self._run_id} have joined already."
+            )
         holder = self._places.get(node)
         if holder is not None and holder.machine != request.machine:
             verb = "has joined" if holder.has_reported else "is joining"
-            return _refuse(
-                f"node {node} of {self._run_id} is taken: {holder.host} {verb} as it.",
-                "Leave --node out to become the first node that is missing.",
+            return JoinRefusal(
+                what=f"node {node} of {self._run_id} is taken: {holder.host} {verb} as it.",
+                remedy="Leave --node out to become the first node that is missing.",
             )
         if own is not None and own != node:
             del self._places[own]
         self._places[node] = _Place(request.machine, request.host, request.pid, now_s + OFFER_S)
+        self._declined.pop(node, None)
         return self._offer(node)
 
     def _return_place(self, decline: JoinDecline) -> None:
         place = self._places.get(decline.node)
         if place is not None and place.machine == decline.machine and not place.has_reported:
             del self._places[decline.node]
-
-
-def _refuse(what: str, remedy: str | None = None) -> JoinRefusal:
-    return JoinRefusal(what=what, remedy=remedy)
+            if decline.reason:
+                reason = decline.reason[:_MAX_REASON].rstrip(".")
+                self._declined[decline.node] = f"{place.host} cannot join: {reason}"
 
 
 _PROBE_S = 30.0
@@ -316,9 +328,9 @@ class JoinClient:
                 reason = self._link.why_not_connected() or "The head of the run does not answer."
             self._fail(reason, "Check the address and port that node 0 prints, and its firewall.")
 
-    def decline(self, node: int) -> None:
-        """Return the offered place, so that another machine may take it. Never fails."""
-        self._exchange(JoinDecline(node=node, machine=self._machine))
+    def decline(self, node: int, reason: str) -> None:
+        """Return the offered place, so that another machine may take it, with the reason."""
+        self._exchange(JoinDecline(node=node, machine=self._machine, reason=reason))
 
     def close(self) -> None:
         """Close the connection."""

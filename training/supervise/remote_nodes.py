@@ -91,14 +91,14 @@ class RemoteNodes:
         self._nodes = {n: RemoteNode(n, NodeWatch(gone_s)) for n in others}
         self.reports = NodeReports(self._nodes)
         key = LinkKey.find(run_dir.path / KEY_FILE_NAME, os.environ)
-        places = NodePlaces(
+        self._places = NodePlaces(
             run_id=run_dir.id,
             count=self._layout.count,
             left_out=self._layout.left_out,
             version=own_version(),
             offer=lambda node: make_offer(spec, node, self._training_versions, orders),
         )
-        self._intake = ReportIntake(run_dir, orders, self._nodes, places, self._barrier)
+        self._intake = ReportIntake(run_dir, orders, self._nodes, self._places, self._barrier)
         # An earlier supervisor of the run may have let the kernel choose the port.
         stored = read_link_place(run_dir)
         port = self._layout.control_port if stored is None else stored.port
@@ -193,7 +193,7 @@ class RemoteNodes:
             return f"waiting for {names} of {self._layout.count} to report again"
         text = (
             f"waiting for {names} of {self._layout.count} to join, {waited_s:.0f} s of "
-            f"{self._layout.join_timeout_s:.0f} s"
+            f"{self._layout.join_timeout_s:.0f} s{self._places.declined_text(missing)}"
         )
         if self._layout.start != "by hand":
             return text
@@ -242,7 +242,8 @@ class RemoteNodes:
         missing = self.missing()
         if missing and now_s - self._began_s > self._layout.join_timeout_s:
             names = ", ".join(f"node {n}" for n in missing)
-            return f"{names} did not join within {self._layout.join_timeout_s:.0f} s"
+            reasons = self._places.declined_text(missing)
+            return f"{names} did not join within {self._layout.join_timeout_s:.0f} s{reasons}"
         failed = False
         for number, node in self._nodes.items():
             if node.watch.state is NodeState.GONE:
