@@ -290,9 +290,9 @@ def with_reachable_address(nodes: Nodes) -> Nodes:
     Many hosts files give the machine's own name a loopback address. Other machines know the name
     by another one. A loopback address that is given as such is kept: all nodes are on one machine.
     """
-    if nodes.address in resolve(nodes.address, "the address of node 0"):
-        return nodes  # numeric
     addresses = resolve(nodes.address, "the address of node 0")
+    if nodes.address in addresses:
+        return nodes  # numeric
     if not all(address.startswith("127.") or address == "::1" for address in addresses):
         return nodes
     return replace(nodes, address=reachable_address() or nodes.address)

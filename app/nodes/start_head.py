@@ -220,7 +220,8 @@ def _run(command: RemoteCommand) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             argv,
             input=command.stdin,
-            env=_environment(os.environ),
+            # The configuration of the client could pass the key on.
+            env={k: v for k, v in os.environ.items() if k != KEY_VARIABLE},
             capture_output=True,
             text=True,
             errors="replace",
@@ -233,11 +234,6 @@ def _run(command: RemoteCommand) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(argv, SSH_FAILED, "", "it did not answer in time")
     except OSError as error:
         return subprocess.CompletedProcess(argv, SSH_FAILED, "", error.strerror or str(error))
-
-
-def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of the client. It could pass variables on by its configuration."""
-    return {k: v for k, v in environ.items() if k != KEY_VARIABLE}
 
 
 def _failure(host: str, done: subprocess.CompletedProcess[str], program: str) -> Problem | None:

@@ -286,12 +286,13 @@ _MPI = _Launcher(
 
 def _read(environ: Mapping[str, str], launcher: _Launcher) -> NodeEnvironment:
     """Return the values of one launcher; ports are 0 if it chooses none."""
-    rank = _number(environ.get(launcher.rank))
+    rank = whole_number(environ.get(launcher.rank))
     hosts = tuple((environ.get(launcher.hosts) or "").split())
     endpoint = _ENDPOINT.fullmatch(environ.get(launcher.endpoint) or "")
     address = environ.get(launcher.address) or (endpoint["host"] if endpoint else None)
-    port = _number(environ.get(launcher.port)) or (_number(endpoint["port"]) if endpoint else None)
-    count = _number(environ.get(launcher.count))  # none if it is a range such as 1:4
+    named_port = endpoint["port"] if endpoint else None
+    port = whole_number(environ.get(launcher.port)) or whole_number(named_port)
+    count = whole_number(environ.get(launcher.count))  # none if it is a range such as 1:4
     if hosts:
         address, count = address or hosts[0], count or len(hosts)
     # A port alone is a common leftover, and a list of hosts no position.
@@ -306,7 +307,7 @@ def _read(environ: Mapping[str, str], launcher: _Launcher) -> NodeEnvironment:
         count=count,
         step_count=count,
         hosts=hosts,
-        second_on_node=(_number(environ.get(launcher.local_rank)) or 0) > 0,
+        second_on_node=(whole_number(environ.get(launcher.local_rank)) or 0) > 0,
     )
 
 
@@ -316,24 +317,25 @@ def _slurm(environ: Mapping[str, str]) -> NodeEnvironment:
         hosts = expand_hosts(listed)
     except ValueError:
         hosts = ()
-    in_step = _number(environ.get("SLURM_STEP_NUM_NODES"))
+    in_step = whole_number(environ.get("SLURM_STEP_NUM_NODES"))
     job = environ.get("SLURM_JOB_ID")
-    port = None if _number(job) is None else 15000 + int(str(job)[-4:])
+    port = None if whole_number(job) is None else 15000 + int(str(job)[-4:])
     return NodeEnvironment(
         launcher="SLURM" if hosts or "SLURM_NODEID" in environ else None,
-        rank=_number(environ.get("SLURM_NODEID")),
+        rank=whole_number(environ.get("SLURM_NODEID")),
         rank_variable="SLURM_NODEID",
         address=hosts[0] if hosts else None,
         # Lightning chooses the port in the same way. Jobs that share a machine often have
         # consecutive numbers, so the port after it could be that of the next job.
         port=port or 0,
         control_port=0 if port is None else port + 10000,
-        count=in_step or _number(environ.get("SLURM_JOB_NUM_NODES")),
+        count=in_step or whole_number(environ.get("SLURM_JOB_NUM_NODES")),
         step_count=in_step,
         hosts=hosts,
-        second_on_node=(_number(environ.get("SLURM_LOCALID")) or 0) > 0,
+        second_on_node=(whole_number(environ.get("SLURM_LOCALID")) or 0) > 0,
     )
 
 
-def _number(text: str | None) -> int | None:
+def whole_number(text: str | None) -> int | None:
+    """Return the value of a variable that is a whole number; None for any other, or without one."""
     return int(text) if text is not None and text.strip().isdecimal() else None

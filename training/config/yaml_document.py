@@ -259,15 +259,10 @@ def iterate_values(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield from iterate_values(inner, below)
 
 
-def has_interpolation(document: Mapping[str, Any]) -> bool:
-    """Return True if some value contains ``${...}``."""
-    return any(isinstance(value, str) and "${" in value for _, value in iterate_values(document))
-
-
 def resolve(document: Mapping[str, Any]) -> tuple[Document, list[Fault]]:
     """Resolve ``${...}`` by OmegaConf's rules; return the document and the errors."""
     plain = deepcopy(dict(document))
-    if not has_interpolation(plain):
+    if not any(isinstance(value, str) and "${" in value for _, value in iterate_values(plain)):
         return plain, []
     # Imported here because it takes 0.1 s and most presets have no interpolation.
     from omegaconf import OmegaConf

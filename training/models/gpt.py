@@ -139,7 +139,7 @@ class GPT(LightningModule):
 
 def shard(network: Network, mesh: Any) -> None:
     """Shard by FSDP2: a rank keeps a part of each block and gathers the block to compute it."""
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import fully_shard  # only sharding needs it
 
     for block in network.blocks:
         fully_shard(block, mesh=mesh)

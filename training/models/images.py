@@ -108,21 +108,19 @@ def _classes_of(trainer: Any) -> int:
     return classes if isinstance(classes, int) else len(classes)
 
 
-def load_pretrained(network: nn.Module, architecture: str, download: bool) -> bool:
+def load_pretrained(network: nn.Module, architecture: str, download: bool) -> None:
     """Load torchvision's best weights into all parameters of equal shape (not into a new head).
 
-    Without ``download``, only weights in torch's cache are loaded. Return True if weights were
-    loaded.
+    Without ``download``, only weights in torch's cache are loaded.
     """
     weights = torchvision.models.get_model_weights(architecture).DEFAULT
     cached = Path(torch.hub.get_dir()) / "checkpoints" / weights.url.rpartition("/")[2]
     if not cached.exists() and not download:
-        return False
+        return
     state = weights.get_state_dict(progress=False, check_hash=True)
     current = network.state_dict()
     matching = {k: v for k, v in state.items() if k in current and current[k].shape == v.shape}
     network.load_state_dict(matching, strict=False)
-    return True
 
 
 def freeze_all_but_head(network: nn.Module) -> None:

@@ -162,7 +162,7 @@ class BatchScript(Struct, frozen=True, kw_only=True):
 
     def text(self) -> str:
         """Return the whole script. Raises ``ProblemError`` if an option has a line break."""
-        job = f"--run {_word(self.run_id)} --token {_word(self.token)}"
+        job = f"--run {shlex.quote(self.run_id)} --token {shlex.quote(self.token)}"
         end = "LTUI_SPEC_" + hashlib.sha256(self.spec_text.encode()).hexdigest()[:16]
         spec = self.spec_text if self.spec_text.endswith("\n") else self.spec_text + "\n"
         return "\n".join(
@@ -171,7 +171,7 @@ class BatchScript(Struct, frozen=True, kw_only=True):
                 *(f"#SBATCH {_sbatch_word(option)}" for option in self.sbatch_options()),
                 "",
                 "# Written by `ltui submit`. Each start of this job is an attempt of the same run.",
-                f"export LTUI_HOME={_word(self.home)}",
+                f"export LTUI_HOME={shlex.quote(self.home)}",
                 "export PYTHONUNBUFFERED=1",
                 f"ltui=({shlex.join(module_command(JOB_MODULE, python=self.python))})",
                 "# The processes on the nodes act on these signals. This shell waits for them.",
@@ -222,11 +222,6 @@ def _option(name: str, value: object) -> Sequence[str]:
     return () if value is None else (f"{name}={value}",)
 
 
-def _word(text: str) -> str:
-    """Return ``text`` as one word of bash."""
-    return shlex.quote(text)
-
-
 def _sbatch_word(option: str) -> str:
     """Return an option as sbatch reads it in a script: quoted if it has special characters.
 
@@ -241,5 +236,5 @@ def _sbatch_word(option: str) -> str:
             remedy="Rename the folder.",
         )
     # Unlike a shell, sbatch takes a backslash for an escape within single quotes, too.
-    quoted = _word(value).replace("\\", "\\\\")
+    quoted = shlex.quote(value).replace("\\", "\\\\")
     return f"{name}{equals}{quoted}" if equals else name

@@ -12,6 +12,7 @@ from enum import Enum
 
 from msgspec import Struct
 
+from ltui.training.config.node_environment import whole_number
 from ltui.training.slurm.job_record import JobRecord
 from ltui.training.state.run_snapshot import JobSnapshot, RunState
 
@@ -146,9 +147,9 @@ def job_of_environment(environ: Mapping[str, str]) -> JobSnapshot | None:
     job_id = environ.get("SLURM_JOB_ID")
     if not job_id:
         return None
-    nodes = _number(environ.get("SLURM_JOB_NUM_NODES")) or 1
-    per_node = _number(environ.get("SLURM_GPUS_ON_NODE"))
-    ends_at = _number(environ.get("SLURM_JOB_END_TIME"))
+    nodes = whole_number(environ.get("SLURM_JOB_NUM_NODES")) or 1
+    per_node = whole_number(environ.get("SLURM_GPUS_ON_NODE"))
+    ends_at = whole_number(environ.get("SLURM_JOB_END_TIME"))
     return JobSnapshot(
         id=job_id,
         nodes=nodes,
@@ -174,10 +175,6 @@ def _duration(seconds: float) -> str:
     minutes = max(0, round(seconds / 60.0))
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min"
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.strip().isdecimal() else None
 
 
 class Place(Enum):
