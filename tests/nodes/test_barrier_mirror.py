@@ -10,7 +10,6 @@ import random
 import subprocess
 import sys
 import threading
-import time
 import zlib
 from pathlib import Path
 
@@ -31,6 +30,7 @@ from ltui.training.rank.coordination.step_consensus import (
     table_name,
     waiting_state,
 )
+from tests.waiting import wait_for
 
 HERE = boundary_position(1, 10)
 
@@ -38,19 +38,16 @@ HERE = boundary_position(1, 10)
 class Node:
     """The queue folder of a node and its supervisor or agent."""
 
-    def __init__(self, folder: Path, ranks: range, world: int, restarts: int = 0) -> None:
+    def __init__(self, folder: Path, ranks: range, world: int) -> None:
         folder.mkdir(exist_ok=True)
         self.folder, self.ranks, self.world = folder, ranks, world
-        self.tables = self.start(restarts, 29500)
+        self.tables = self.start(0, 29500)
         self.mirror = BarrierMirror(folder)
 
     def start(self, restarts: int, group: int) -> list[BarrierTable]:
         path = self.folder / table_name(restarts, self.world, group)
         self.tables = [BarrierTable(path, rank, self.world) for rank in self.ranks]
         return self.tables
-
-    def close(self) -> None:
-        self.mirror.close()
 
 
 @pytest.fixture(autouse=True)
@@ -64,11 +61,16 @@ def nodes(tmp_path: Path) -> list[Node]:
 
 
 def exchange(nodes: list[Node]) -> None:
-    head, *agents = nodes
-    for number, agent in enumerate(agents, 1):
-        head.mirror.merge(agent.mirror.export(), number)
-    for number, agent in enumerate(agents, 1):
-        agent.mirror.merge(head.mirror.export(number))
+    head, agent = nodes
+    head.mirror.merge(agent.mirror.export(), 1)
+    agent.mirror.merge(head.mirror.export(1))
+
+
+def set_acted(nodes: list[Node], number: int) -> None:
+    for node in nodes:
+        wait(node, number)
+        for table in node.tables:
+            table.set_acted(number)
 
 
 def wait(node: Node, number: int, position: int = HERE) -> None:
@@ -191,25 +193,22 @@ def test_an_ended_rank_of_another_node_is_noticed(tmp_path: Path) -> None:
     )
     rank = subprocess.Popen([sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE)
     mirror = BarrierMirror(tmp_path / "1")
-    deadline = time.monotonic() + 60
-    while not head.mirror.merge(mirror.export(), 1) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_for(lambda: head.mirror.merge(mirror.export(), 1), seconds=60)
     assert head.tables[0].dead_peers() == []
     rank.communicate()
-    while not head.tables[0].dead_peers() and time.monotonic() < deadline:
-        time.sleep(0.02)
+
+    def dead_peers() -> list[int]:
         head.mirror.merge(mirror.export(), 1)
-    assert head.tables[0].dead_peers() == [1]
+        return head.tables[0].dead_peers()
+
+    assert wait_for(dead_peers, seconds=60) == [1]
 
 
 def test_the_ranks_that_have_not_saved_yet_are_missing(nodes: list[Node]) -> None:
     head, agent = nodes
     number = head.tables[0].publish(Action.CHECKPOINT)
     exchange(nodes)
-    for node in nodes:
-        wait(node, number)
-        for table in node.tables:
-            table.set_acted(number)
+    set_acted(nodes, number)
     exchange(nodes)
     assert head.mirror.missing_ranks() == []
     for table in (*head.tables, agent.tables[0]):
@@ -241,10 +240,7 @@ def test_nothing_is_published_while_a_node_is_unreachable(nodes: list[Node]) -> 
 def test_a_pause_needs_no_fast_exchange(nodes: list[Node]) -> None:
     """Only the next request matters then, and the head sends that at once."""
     number = nodes[0].tables[0].publish(Action.PAUSE)
-    for node in nodes:
-        wait(node, number)
-        for table in node.tables:
-            table.set_acted(number)
+    set_acted(nodes, number)
     exchange(nodes)
     exchange(nodes)
     assert not any(node.mirror.is_open() for node in nodes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import subprocess
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from ltui.app.slurm.job_nodes import measured_lead_s
-from ltui.training.json_codec import from_json, to_json
 from ltui.training.problem import ProblemError
 from ltui.training.slurm.batch_script import (
     BatchScript,
@@ -66,6 +64,7 @@ def test_the_script_requests_what_was_asked_for() -> None:
     ):  # fmt: skip
         assert expected in options
     assert "srun --ntasks-per-node=1 --kill-on-bad-exit=1" in PLAIN.text()
+    assert "--run brave-owl-12ab --token t0ken" in PLAIN.text()
     assert not any(option.startswith("--account") for option in options)
 
 
@@ -85,11 +84,9 @@ def test_no_value_of_a_user_becomes_code(
     place = tmp_path_factory.mktemp("script")
     name = folder.replace("/", "_").encode()[:100].decode("utf-8", "ignore") or "x"
     program = place / f"p{name}"
-    program.write_text(PRINTER)
-    program.chmod(0o700)
-    srun = place / "srun"
-    srun.write_text("#!/bin/bash\nexit 0\n")
-    srun.chmod(0o700)
+    for path, text in ((program, PRINTER), (place / "srun", "#!/bin/bash\nexit 0\n")):
+        path.write_text(text)
+        path.chmod(0o700)
     script = replace(
         PLAIN,
         python=str(program),
@@ -97,33 +94,27 @@ def test_no_value_of_a_user_becomes_code(
         spec_text=spec,
         options=replace(PLAIN.options, account=account.splitlines()[0] or "a"),
     )
-    path = place / "job.sh"
-    path.write_text(script.text(), newline="")
-    environment = {
-        "PATH": f"{place}:/usr/bin:/bin",
-        "CALLS": str(place / "calls"),
-        "SPEC": str(place / "spec"),
-    }
+    job = place / "job.sh"
+    job.write_text(script.text(), newline="")
+    calls, seen = place / "calls", place / "spec"
+    environment = {"PATH": f"{place}:/usr/bin:/bin", "CALLS": str(calls), "SPEC": str(seen)}
     done = subprocess.run(
-        ["bash", str(path)], env=environment, capture_output=True, text=True, check=False
+        ["bash", str(job)], env=environment, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
-    words = (place / "calls").read_bytes().decode().split("\0")
+    words = calls.read_bytes().decode().split("\0")
     assert words[0] == "-c"
     assert words[2] == "ltui.app.slurm.job_process"
     assert f"LTUI_HOME={home}" in words
-    assert (place / "spec").read_bytes().decode().rstrip("\n") == spec.rstrip("\n")
-    assert sorted(p.name for p in place.iterdir()) == sorted(
-        ["calls", "job.sh", "spec", "srun", program.name]
-    )
+    assert seen.read_bytes().decode().rstrip("\n") == spec.rstrip("\n")
+    assert {p.name for p in place.iterdir()} == {"calls", "job.sh", "spec", "srun", program.name}
 
 
 @pytest.mark.parametrize("field", ["cwd", "output"])
 def test_a_line_break_in_the_name_of_a_folder_is_refused(field: str) -> None:
     """Otherwise bash runs the rest of the name."""
-    script = replace(PLAIN, **{field: "/project\ntouch code"})
     with pytest.raises(ProblemError, match="the value has a line break"):
-        script.text()
+        replace(PLAIN, **{field: "/project\ntouch code"}).text()
 
 
 @settings(max_examples=200)
@@ -205,15 +196,6 @@ def test_when_the_ranks_are_warned(
     checkpoint_s: float | None, step_s: float | None, limit_s: float | None, lead_s: int
 ) -> None:
     assert signal_lead_s(checkpoint_s, step_s, limit_s) == lead_s
-
-
-def test_options_survive_their_document() -> None:
-    options = replace(PLAIN.options, extra=("--qos=high",), warn_s=99)
-    assert from_json(JobOptions, to_json(options)) == options
-
-
-def test_the_run_is_found_by_its_name(tmp_path: Path) -> None:
-    assert "--run brave-owl-12ab --token t0ken" in PLAIN.text()
 
 
 def test_measured_checkpoints_and_steps_make_the_stop_begin_earlier() -> None:

@@ -21,9 +21,12 @@ from ltui.training.nodes.head_link import MAX_STRANGERS, HeadLink
 from ltui.training.nodes.link_key import LinkKey
 from ltui.training.nodes.link_wire import (
     MAX_MESSAGE_BYTES,
+    MAX_PER_MINUTE,
+    REPEAT_S,
     Header,
     MalformedMessageError,
     MessageKind,
+    RefusalLog,
     curve_key,
     decode_header,
 )
@@ -62,23 +65,15 @@ def test_every_report_is_answered(address: str) -> None:
     assert not recording.refused
 
 
-def test_a_host_name_is_resolved() -> None:
-    with head(KEY) as recording, agent(KEY, recording.link.port, host="localhost") as link:
-        assert exchange(link, b"report") == b"report"
-
-
 def test_many_agents_get_their_own_orders() -> None:
     with head(KEY) as recording:
         recording.orders = lambda identity, _: f"orders of {identity}".encode()
-        contexts = [agent(KEY, recording.link.port, f"node-{n}") for n in range(20)]
-        links = [context.__enter__() for context in contexts]
-        try:
-            for n, link in enumerate(links):
-                assert exchange(link, b"r") == f"orders of node-{n}".encode()
-        finally:
-            for context in contexts:
-                context.__exit__(None, None, None)
-        assert set(recording.link.peers()) == {f"node-{n}" for n in range(20)}
+        names = [f"node-{n}" for n in range(20)]
+        with contextlib.ExitStack() as stack:
+            links = [stack.enter_context(agent(KEY, recording.link.port, n)) for n in names]
+            for name, link in zip(names, links, strict=True):
+                assert exchange(link, b"r") == f"orders of {name}".encode()
+        assert set(recording.link.peers()) == {*names}
 
 
 def test_a_wake_is_noticed_once() -> None:
@@ -155,35 +150,27 @@ def test_only_the_given_address_is_bound() -> None:
         assert probe("127.0.0.2", recording.link.port, 10.0) is ProbeResult.REFUSED
 
 
-def test_a_taken_port_is_one_sentence() -> None:
+def test_a_place_that_cannot_be_bound_is_one_sentence() -> None:
     with head(KEY) as recording:
         port = recording.link.port
-        with pytest.raises(ProblemError, match=f"127.0.0.1:{port}: port {port} is in use"):
-            HeadLink(KEY, LOOPBACK, port, lambda *_: None, print)
-
-
-def test_an_address_of_another_machine_is_one_sentence() -> None:
-    with pytest.raises(ProblemError, match=r"192\.0\.2\.1 is not an address of this machine"):
-        HeadLink(KEY, "192.0.2.1", 0, lambda *_: None, print)
-
-
-def test_a_host_without_an_address_is_one_sentence() -> None:
-    with (
-        pytest.raises(ProblemError, match=r"host\.invalid:29501.*has no address"),
-        agent(KEY, 29501, host="host.invalid"),
-    ):
-        pass
+        for address, number, sentence in (
+            (LOOPBACK, port, f"127.0.0.1:{port}: port {port} is in use"),
+            ("192.0.2.1", 0, r"192\.0\.2\.1 is not an address of this machine"),
+        ):
+            with pytest.raises(ProblemError, match=sentence):
+                HeadLink(KEY, address, number, lambda *_: None, print)
 
 
 # -- admission -------------------------------------------------------------------------------------
 
 
-def test_a_wrong_key_is_refused_and_reported() -> None:
+def test_a_wrong_key_is_refused_and_reported_once_a_minute() -> None:
     with head(KEY) as recording, agent(OTHER_KEY, recording.link.port) as link:
-        assert "key" in refusal(link, b"report")
+        assert "key" in refusal(link, b"report")  # after several attempts
         assert link.why_not_connected() == link.refusal
         assert "was refused" in refused(recording, "key of this run")
         assert not recording.reports
+        assert len(recording.refused) == len(set(recording.refused)) <= 2
         with agent(KEY, recording.link.port) as right:
             assert exchange(right, b"right") == b"right"
 
@@ -199,7 +186,7 @@ def test_the_public_key_of_the_head_alone_does_not_admit() -> None:
         assert not recording.reports
 
 
-def test_a_missing_key_is_refused_and_reported() -> None:
+def test_a_missing_key_is_refused_and_reported_and_another_protocol_changes_nothing() -> None:
     # The greeting of ZeroMQ's protocol with the mechanism that has no key.
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
     with head(KEY) as recording:
@@ -207,21 +194,15 @@ def test_a_missing_key_is_refused_and_reported() -> None:
             wait_for(lambda: recording.link._accepted)
             client.sendall(greeting)
             assert "127.0.0.1" in refused(recording, "encrypted")
+        with socket.create_connection((LOOPBACK, recording.link.port), 60.0) as client:
+            client.sendall(b"GET / HTTP/1.1\r\nHost: head\r\n\r\n" + bytes(200))
+            with contextlib.suppress(ConnectionResetError):
+                assert not client.recv(1000).startswith(b"HTTP")
         with raw_peer(recording.link.port, server=None, client=None) as peer:
             peer.send_multipart([Header(MessageKind.REPORT, bytes(8), 1, "1").encode()])
             with agent(KEY, recording.link.port) as link:
                 assert exchange(link, b"report") == b"report"
         assert recording.reports == [("1", b"report")]
-
-
-def test_another_protocol_changes_nothing() -> None:
-    with head(KEY) as recording:
-        with socket.create_connection((LOOPBACK, recording.link.port), 60.0) as client:
-            client.sendall(b"GET / HTTP/1.1\r\nHost: head\r\n\r\n" + bytes(200))
-            with contextlib.suppress(ConnectionResetError):
-                assert not client.recv(1000).startswith(b"HTTP")
-        with agent(KEY, recording.link.port) as link:
-            assert exchange(link, b"report") == b"report"
 
 
 def test_an_agent_connects_when_another_program_made_way_for_the_head() -> None:
@@ -247,13 +228,6 @@ def test_an_agent_whose_key_is_refused_keeps_trying() -> None:
             assert refusal(link, b"report").endswith("refuses the key of this node.")
             recording.link._agent_public = curve_key(KEY.agent_secret)[0]
             assert exchange(link, b"report") == b"report"
-
-
-def test_a_refused_agent_is_reported_once_a_minute() -> None:
-    with head(KEY) as recording, agent(OTHER_KEY, recording.link.port) as link:
-        refusal(link, b"report")  # needs several attempts
-        refused(recording, "key of this run")
-        assert len(recording.refused) == len(set(recording.refused)) <= 2
 
 
 def test_a_probe_of_the_head_is_not_reported() -> None:
@@ -301,17 +275,10 @@ def test_a_second_agent_of_one_node_is_refused() -> None:
             assert second.refusal is None
 
 
-def test_an_agent_that_was_killed_is_replaced_at_once() -> None:
-    with head(KEY) as recording:
-        for life in range(3):
-            with agent(KEY, recording.link.port) as link:
-                assert exchange(link, b"%d" % life) == b"%d" % life
-
-
 # -- reconnection ----------------------------------------------------------------------------------
 
 
-def test_the_head_comes_back_on_the_same_port() -> None:
+def test_the_head_comes_back_on_the_same_port_and_one_with_another_key_gets_nothing() -> None:
     with head(KEY) as recording, agent(KEY, recording.link.port) as link:
         exchange(link, b"before")
         port = recording.link.port
@@ -321,20 +288,14 @@ def test_the_head_comes_back_on_the_same_port() -> None:
             with head(KEY, port=port):
                 assert exchange(link, b"%d" % life) == b"%d" % life
                 assert link.connected
-
-
-def test_a_head_with_another_key_on_the_same_port_gets_nothing() -> None:
-    with head(KEY) as recording, agent(KEY, recording.link.port) as link:
-        exchange(link, b"before")
-        recording.link.close()
-        with head(OTHER_KEY, port=recording.link.port) as other:
+        with head(OTHER_KEY, port=port) as other:
             assert "key" in refusal(link, b"away")
             assert not other.reports
 
 
 _HEAD = """
 import os, sys, time
-from ltui.training.nodes.head_link import MAX_STRANGERS, HeadLink
+from ltui.training.nodes.head_link import HeadLink
 from ltui.training.nodes.link_key import LinkKey
 key = LinkKey.find(None, os.environ)
 link = HeadLink(key, "127.0.0.1", int(sys.argv[1]), lambda _, payload: payload, print)
@@ -506,15 +467,14 @@ def test_an_agent_ignores_malformed_orders() -> None:
         assert wait_for(lambda: link.exchange(b"report", 0.05)) == b"right"
 
 
-# -- dependency ------------------------------------------------------------------------------------
+# -- sentences -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("module", ["agent_link", "head_link"])
-def test_a_missing_pyzmq_is_one_sentence(module: str) -> None:
+def test_a_missing_pyzmq_is_one_sentence() -> None:
     program = (
         "import sys; sys.modules['zmq'] = None\n"
         "from ltui.training.problem import ProblemError\n"
-        f"try: import ltui.training.nodes.{module}\n"
+        "try: import ltui.training.nodes.head_link\n"
         "except ProblemError as error: print(error)"
     )
     done = subprocess.run(
@@ -523,3 +483,28 @@ def test_a_missing_pyzmq_is_one_sentence(module: str) -> None:
     assert "pyzmq cannot be imported" in done.stdout
     assert "pip install pyzmq" in done.stdout
     assert len(done.stdout.splitlines()) == 1
+
+
+def test_one_sentence_a_minute_about_a_refused_connection_counts_those_between() -> None:
+    log = RefusalLog()
+    assert log.add("10.0.0.2", "its key is wrong", 5.0) == (
+        "A connection from 10.0.0.2 was refused: its key is wrong."
+    )
+    for n in range(7):
+        assert log.add("10.0.0.2", "its key is wrong", 6.0 + n) is None
+    assert log.add("10.0.0.2", "its version is old", 6.0) is not None
+    assert log.add("10.0.0.3", "its key is wrong", 6.0) is not None
+    assert log.add("10.0.0.2", "its key is wrong", 5.0 + REPEAT_S) == (
+        "A connection from 10.0.0.2 was refused (7 more times since the last report): "
+        "its key is wrong."
+    )
+
+
+def test_many_addresses_fill_neither_the_log_nor_the_memory() -> None:
+    log = RefusalLog()
+    sentences = [log.add(f"10.0.{n // 256}.{n % 256}", "its key is wrong", 1.0) for n in range(999)]
+    assert sum(s is not None for s in sentences) == MAX_PER_MINUTE
+    assert log.add("10.1.0.0", "its key is wrong", 62.0) is not None
+    for n in range(2, 5000):
+        log.add(f"address {n}", "its key is wrong", n * 60.0)
+    assert len(log._entries) <= 256

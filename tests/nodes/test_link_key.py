@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -44,19 +45,14 @@ def test_a_created_file_is_private_and_complete(tmp_path: Path) -> None:
 
 def test_many_creators_get_one_key(tmp_path: Path) -> None:
     path = tmp_path / "node.key"
-    keys: list[LinkKey] = []
     start = threading.Barrier(8)
 
-    def create() -> None:
+    def create(_: int) -> LinkKey:
         start.wait()
-        keys.append(LinkKey.read_or_create(path))
+        return LinkKey.read_or_create(path)
 
-    threads = [threading.Thread(target=create) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(keys) == 8
+    with ThreadPoolExecutor(8) as pool:
+        keys = list(pool.map(create, range(8)))
     assert len(set(keys)) == 1
 
 
@@ -94,12 +90,9 @@ def test_a_missing_file_names_both_remedies(tmp_path: Path) -> None:
         LinkKey.find(None, {})
 
 
-def test_a_folder_that_does_not_exist_is_one_sentence(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_a_key_file_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(ProblemError, match="cannot be written"):
         LinkKey.read_or_create(tmp_path / "absent" / "node.key")
-
-
-def test_a_fifo_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "node.key", 0o600)
     with pytest.raises(ProblemError, match="not a file"):
         LinkKey.read(tmp_path / "node.key")

@@ -1,8 +1,16 @@
-"""State of a machine by the age of its reports and by probes, and offsets of its clocks."""
+"""State of a machine by the age of its reports and by probes, and offsets of its clocks.
+
+The probes are of real sockets and real processes on loopback.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import random
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
@@ -17,8 +25,18 @@ from ltui.training.nodes.messages import (
     head_lost_s,
     node_gone_s,
 )
-from ltui.training.nodes.node_watch import ClockOffset, LinkCut, NodeWatch, ProbeResult
+from ltui.training.nodes.node_watch import (
+    ClockOffset,
+    LinkCut,
+    NodeWatch,
+    ProbeResult,
+    ProbeSocket,
+    probe,
+    probe_all,
+)
 from ltui.training.state.run_snapshot import NodeState
+from tests.nodes.addresses import LOOPBACKS
+from tests.nodes.link_fixtures import freeze
 
 
 def connected() -> NodeWatch:
@@ -29,6 +47,14 @@ def connected() -> NodeWatch:
     watch.heard(10.0, "10.0.0.2", 7)
     assert watch.update(10.1, ended=False) == "joined"
     return watch
+
+
+def states_at(watch: NodeWatch, *times_s: float) -> list[NodeState]:
+    states = []
+    for now_s in times_s:
+        watch.update(now_s, ended=False)
+        states.append(watch.state)
+    return states
 
 
 @pytest.mark.parametrize(
@@ -56,11 +82,7 @@ def test_the_probe_tells_why_a_machine_is_silent(
 def test_an_unreachable_machine_is_gone_after_the_limit() -> None:
     watch = connected()
     watch.probed(ProbeResult.UNREACHABLE, 13.0)
-    states = []
-    for now_s in (69.0, 71.0):
-        watch.update(now_s, ended=False)
-        states.append(watch.state)
-    assert states == [NodeState.UNREACHABLE, NodeState.GONE]
+    assert states_at(watch, 69.0, 71.0) == [NodeState.UNREACHABLE, NodeState.GONE]
 
 
 def test_a_machine_that_answers_without_an_agent_is_not_called_unreachable() -> None:
@@ -75,11 +97,7 @@ def test_an_agent_that_is_about_to_reconnect_after_a_cut_is_not_frozen() -> None
     watch = connected()
     watch.probed(ProbeResult.UNREACHABLE, 20.0)
     watch.probed(ProbeResult.ACCEPTED, 21.0)
-    states = []
-    for now_s in (22.0, 36.0):
-        watch.update(now_s, ended=False)
-        states.append(watch.state)
-    assert states == [NodeState.UNREACHABLE, NodeState.FROZEN]
+    assert states_at(watch, 22.0, 36.0) == [NodeState.UNREACHABLE, NodeState.FROZEN]
     watch.heard(37.0, "10.0.0.2", 7)
     assert watch.last_cut == LinkCut(10.0, 37.0)
 
@@ -197,3 +215,70 @@ def test_a_jump_of_the_wall_clock_is_followed_and_moves_no_age(jump_s: float) ->
     offsets = clocks.report(delay_ns=4 * SECOND)
     assert offsets.mono_ns == before.mono_ns
     assert offsets.wall_s == pytest.approx(before.wall_s - jump_s, abs=0.02)
+
+
+# -- probes ----------------------------------------------------------------------------------------
+
+_AGENT = """
+import sys, time
+from ltui.training.nodes.node_watch import ProbeSocket
+kept = ProbeSocket(sys.argv[1])
+print(kept.port, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def kept() -> Iterator[ProbeSocket]:
+    made = ProbeSocket("127.0.0.1")
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("address", LOOPBACKS)
+def test_a_frozen_process_accepts_and_a_dead_one_refuses(address: str) -> None:
+    command = [sys.executable, "-c", _AGENT, address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as agent:
+        try:
+            assert agent.stdout is not None
+            port = int(agent.stdout.readline())
+            assert probe(address, port, 10.0) is ProbeResult.ACCEPTED
+            freeze(agent.pid)
+            assert probe(address, port, 10.0) is ProbeResult.ACCEPTED
+        finally:
+            agent.kill()
+    assert probe(address, port, 10.0) is ProbeResult.REFUSED
+
+
+def test_many_probes_never_fill_the_queue_of_a_frozen_process(kept: ProbeSocket) -> None:
+    results = {probe("127.0.0.1", kept.port, 10.0) for _ in range(400)}
+    assert results == {ProbeResult.ACCEPTED}
+
+
+def test_a_machine_that_does_not_answer_is_unreachable() -> None:
+    # A listener whose queue is full answers no further connection, as a machine that is down.
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        address: tuple[str, int] = listener.getsockname()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(socket.create_connection(address, 10.0))
+            for _ in range(8):
+                connection = stack.enter_context(socket.socket())
+                connection.setblocking(False)
+                connection.connect_ex(address)
+            assert probe(*address, 0.3) is ProbeResult.UNREACHABLE
+
+
+def test_all_targets_are_probed_at_the_same_time(kept: ProbeSocket) -> None:
+    ended = ProbeSocket("127.0.0.1")
+    targets = dict.fromkeys(range(20), ("127.0.0.1", kept.port)) | {7: ("127.0.0.1", ended.port)}
+    ended.close()
+    results = probe_all({**targets, "no address": ("host.invalid", 1)}, 10.0)
+    assert results.pop("no address") is ProbeResult.UNREACHABLE
+    assert results.pop(7) is ProbeResult.REFUSED
+    assert set(results.values()) == {ProbeResult.ACCEPTED}
+
+
+def test_only_the_given_address_is_bound(kept: ProbeSocket) -> None:
+    assert probe("127.0.0.2", kept.port, 10.0) is ProbeResult.REFUSED

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import stat
-import struct
 import threading
 from pathlib import Path
 
@@ -23,12 +22,13 @@ from ltui.training.lifecycle.rank_queue_poller import (
 )
 from ltui.training.nodes.queue_mirror import QueueMirror, QueueMirrors
 from ltui.training.nodes.queue_tail import QueueChunk, QueuePosition, QueueTail, QueueTails
-from ltui.training.shared.record_types import Outcome, Phase
+from ltui.training.shared.record_types import Outcome, Phase, PulseState
 from ltui.training.tensor_queue import queue_file
 from ltui.training.tensor_queue.pulse_block import PulseWriter
 from ltui.training.tensor_queue.queue_file import QueueFileError
 from ltui.training.tensor_queue.queue_reader import QueueReader, Record
 from ltui.training.tensor_queue.ring_writer import RingWriter
+from tests.required import required
 from tests.tensor_queue.rows import drain
 
 NAME = "rank-00003.queue"
@@ -42,6 +42,14 @@ class Folders:
         self.source, self.mirror = folder / "agent" / NAME, folder / "head" / NAME
         self.source.parent.mkdir(parents=True)
         self.mirror.parent.mkdir(parents=True)
+
+    def open(self, capacity: int, node: int = 1) -> tuple[RingWriter, QueueTail, QueueMirror]:
+        """Return the ring of a rank, its tail, and its mirror at the head."""
+        ring = RingWriter.create(self.source, capacity)
+        return ring, QueueTail(self.source), QueueMirror(self.mirror, node)
+
+    def mirrored_pulse(self) -> PulseState:
+        return required(QueueReader(self.mirror).pulse())
 
 
 @pytest.fixture
@@ -71,8 +79,7 @@ def copy_all(tail: QueueTail, mirror: QueueMirror, limit: int = 1 << 20) -> None
 
 
 def test_a_mirror_has_the_same_bytes_at_the_same_positions(folders: Folders) -> None:
-    ring = RingWriter.create(folders.source, 8192)
-    tail, mirror = QueueTail(folders.source), QueueMirror(folders.mirror, 1)
+    ring, tail, mirror = folders.open(8192)
     for number in range(300):
         put(ring, number, number % 90)
         if number % 7 == 0:
@@ -93,8 +100,7 @@ def test_any_order_of_puts_and_copies_gives_the_records_or_counts_them(
 ) -> None:
     """Chunks are lost, repeated and reordered; acknowledgements are old; processes restart."""
     folders = Folders(tmp_path_factory.mktemp("mirror"))
-    ring = RingWriter.create(folders.source, data.draw(st.sampled_from([4096, 8192])))
-    tail, mirror = QueueTail(folders.source), QueueMirror(folders.mirror, 2)
+    ring, tail, mirror = folders.open(data.draw(st.sampled_from([4096, 8192])), node=2)
     sizes: list[int] = []
     seen: list[Record] = []
     missed = 0
@@ -112,9 +118,8 @@ def test_any_order_of_puts_and_copies_gives_the_records_or_counts_them(
             ring.skip()
             sizes.append(-1)
         elif action == "tail":
-            chunk = tail.chunk(acknowledged, data.draw(st.sampled_from([64, 512, 1 << 20])))
-            assert chunk is not None
-            in_flight.append(chunk)
+            limit = data.draw(st.sampled_from([64, 512, 1 << 20]))
+            in_flight.append(required(tail.chunk(acknowledged, limit)))
         elif action in ("apply", "again") and in_flight:
             index = data.draw(st.integers(0, len(in_flight) - 1))
             mirror.apply(in_flight[index] if action == "again" else in_flight.pop(index))
@@ -150,13 +155,11 @@ def test_any_order_of_puts_and_copies_gives_the_records_or_counts_them(
 
 
 def test_a_slow_connection_loses_nothing_that_the_ring_holds(folders: Folders) -> None:
-    ring = RingWriter.create(folders.source, 1 << 16)
-    tail, mirror = QueueTail(folders.source), QueueMirror(folders.mirror, 1)
+    ring, tail, mirror = folders.open(1 << 16)
     for number in range(200):
         put(ring, number, 200)
     for _ in range(1000):
-        chunk = tail.chunk(mirror.position, 512)
-        assert chunk is not None
+        chunk = required(tail.chunk(mirror.position, 512))
         assert len(chunk.data) <= 512
         mirror.apply(chunk)
         if not chunk.data:
@@ -166,8 +169,7 @@ def test_a_slow_connection_loses_nothing_that_the_ring_holds(folders: Folders) -
 
 
 def test_what_was_overwritten_while_the_link_was_cut_is_counted(folders: Folders) -> None:
-    ring = RingWriter.create(folders.source, 4096)
-    tail, mirror = QueueTail(folders.source), QueueMirror(folders.mirror, 1)
+    ring, tail, mirror = folders.open(4096)
     for number in range(10):
         put(ring, number)
     copy_all(tail, mirror)
@@ -183,8 +185,7 @@ def test_what_was_overwritten_while_the_link_was_cut_is_counted(folders: Folders
 
 
 def test_copies_of_a_rank_that_writes_all_the_time_are_never_torn(folders: Folders) -> None:
-    ring = RingWriter.create(folders.source, 8192)
-    tail, mirror = QueueTail(folders.source), QueueMirror(folders.mirror, 1)
+    ring, tail, mirror = folders.open(8192)
     count = 30_000
 
     def write() -> None:
@@ -193,9 +194,7 @@ def test_copies_of_a_rank_that_writes_all_the_time_are_never_torn(folders: Folde
 
     thread = threading.Thread(target=write)
     put(ring, 0)
-    chunk = tail.chunk(None)
-    assert chunk is not None
-    mirror.apply(chunk)
+    mirror.apply(required(tail.chunk(None)))
     reader = QueueReader(folders.mirror, from_seq=0)
     thread.start()
     total = missed = 0
@@ -203,9 +202,7 @@ def test_copies_of_a_rank_that_writes_all_the_time_are_never_torn(folders: Folde
     writing = True
     while writing or records:
         writing = thread.is_alive()  # asked first, so that the last records are read too
-        chunk = tail.chunk(mirror.position, 4096)
-        assert chunk is not None
-        mirror.apply(chunk)
+        mirror.apply(required(tail.chunk(mirror.position, 4096)))
         poll = reader.poll()
         records, missed = list(poll.records), missed + poll.missed
         total += len(records)
@@ -227,19 +224,16 @@ def test_a_restarted_rank_gets_a_new_mirror_after_the_last_records_of_the_old(
     poller = QueuePoller(folders.mirror.parent, {})
     assert [r.seq for r in poller.poll().polls[3].records] == [0]
     put(first, 1)  # the exception that ended the rank
-    late = tail.chunk(mirror.position)
+    late = required(tail.chunk(mirror.position))
     second = RingWriter.create(folders.source, 8192)
     put(second, 0)
     put(second, 1)
     seqs = list[int]()
     for _ in range(4):
-        chunk = tail.chunk(mirror.position)
-        assert chunk is not None
-        mirror.apply(chunk)
+        mirror.apply(required(tail.chunk(mirror.position)))
         seqs += [r.seq for r in poller.poll().polls[3].records]
     assert seqs == [1, 2, 3]
     # A late copy of the first file changes nothing.
-    assert late is not None
     mirror.apply(late)
     assert mirror.position == QueuePosition(late.file_id, late.end)
     copy_all(tail, mirror)
@@ -260,9 +254,7 @@ def test_restarts_while_the_link_is_cut_are_all_mirrored(folders: Folders) -> No
         assert tail.chunk(None) is not None
     seqs = list[int]()
     for _ in range(8):
-        chunk = tail.chunk(mirror.position)
-        assert chunk is not None
-        mirror.apply(chunk)
+        mirror.apply(required(tail.chunk(mirror.position)))
         poll = poller.poll()
         seqs += [r.seq for p in poll.polls.values() for r in p.records]
     assert seqs == [0, 1, 2]
@@ -276,8 +268,7 @@ def test_a_head_that_starts_again_continues_the_file(folders: Folders) -> None:
     for number in range(40):
         mirror = QueueMirror(folders.mirror, 1)
         put(ring, number)
-        chunk = tail.chunk(mirror.position)
-        assert chunk is not None
+        chunk = required(tail.chunk(mirror.position))
         assert len(chunk.data) < 200, "only the new record"
         mirror.apply(chunk)
         inode = inode or folders.mirror.stat().st_ino
@@ -287,45 +278,35 @@ def test_a_head_that_starts_again_continues_the_file(folders: Folders) -> None:
 
 
 def test_times_are_those_of_this_machine(folders: Folders) -> None:
-    ring = RingWriter.create(folders.source, 4096)
+    ring, tail, mirror = folders.open(4096, node=5)
     pulse = PulseWriter(ring.view)
     pulse.set(pid=os.getpid(), start_ticks=1, rank=3, phase=Phase.FORWARD)
     ring.put(1, 10**12, b"", ())
-    tail, mirror = QueueTail(folders.source), QueueMirror(folders.mirror, 5)
-    chunk = tail.chunk(None)
-    assert chunk is not None
+    chunk = required(tail.chunk(None))
     mirror.apply(chunk, HOUR_NS, -90.0)
-    reader, local = QueueReader(folders.mirror), QueueReader(folders.source).pulse()
+    reader, local = QueueReader(folders.mirror), required(QueueReader(folders.source).pulse())
     (record,) = reader.poll().records
     assert (record.t_ns, record.wall_offset_s) == (10**12 + HOUR_NS, -90.0)
-    state = reader.pulse()
-    assert state is not None
-    assert local is not None
+    state = required(reader.pulse())
     assert (state.node, local.node) == (5, 0)
     assert state.changed_ns == local.changed_ns + HOUR_NS
     assert state.heartbeat_ns == local.heartbeat_ns + HOUR_NS
     assert state.changed_wall_s == pytest.approx(local.changed_wall_s - 90)
     mirror.apply(chunk, 2 * HOUR_NS, -60.0)
     reader.poll()
-    later = reader.pulse()
-    assert later is not None
-    assert later.changed_ns == local.changed_ns + 2 * HOUR_NS
+    assert required(reader.pulse()).changed_ns == local.changed_ns + 2 * HOUR_NS
     pulse.mute()
     ring.close()
 
 
 def test_the_pid_of_another_node_is_no_process_here(folders: Folders) -> None:
-    ring = RingWriter.create(folders.source, 4096)
+    ring, tail, mirror = folders.open(4096)
     pulse = PulseWriter(ring.view)
-    tail, mirror = QueueTail(folders.source), QueueMirror(folders.mirror, 1)
     for pid in (os.getpid(), 2**22 - 1):
         pulse.set(pid=pid, start_ticks=7, rank=3)
         copy_all(tail, mirror)
-        chunk = tail.chunk(mirror.position)
-        assert chunk is not None
-        mirror.apply(chunk)
-        state = QueueReader(folders.mirror).pulse()
-        assert state is not None
+        mirror.apply(required(tail.chunk(mirror.position)))
+        state = folders.mirrored_pulse()
         assert (state.pid, state.outcome) == (pid, Outcome.RUNNING)
         assert not rank_alive(state)
         assert not is_dead(state)
@@ -336,26 +317,19 @@ def test_the_pid_of_another_node_is_no_process_here(folders: Folders) -> None:
 
 
 def test_an_old_pulse_never_replaces_a_newer_one(folders: Folders) -> None:
-    ring = RingWriter.create(folders.source, 4096)
+    ring, tail, mirror = folders.open(4096)
     pulse = PulseWriter(ring.view)
-    tail, mirror = QueueTail(folders.source), QueueMirror(folders.mirror, 1)
     chunks = []
     for step in range(6):
         pulse.set(global_step=step, pid=1)
-        chunk = tail.chunk(None)
-        assert chunk is not None
-        chunks.append(chunk)
+        chunks.append(required(tail.chunk(None)))
     for index, newest in ((2, 2), (0, 2), (5, 5), (4, 5), (5, 5)):
         mirror.apply(chunks[index])
-        state = QueueReader(folders.mirror).pulse()
-        assert state is not None
-        assert state.global_step == newest
+        assert folders.mirrored_pulse().global_step == newest
     mirror.close()
     mirror = QueueMirror(folders.mirror, 1)
     mirror.apply(chunks[3])
-    state = QueueReader(folders.mirror).pulse()
-    assert state is not None
-    assert state.global_step == 5
+    assert folders.mirrored_pulse().global_step == 5
     pulse.mute()
     ring.close()
 
@@ -370,19 +344,16 @@ def test_a_rank_that_moves_between_nodes_has_the_file_of_its_last_worker(tmp_pat
         put(rings[node], node)
     tails = {node: QueueTail(tmp_path / str(node) / NAME) for node in (1, 2)}
     mirrors = {node: QueueMirror(head, node) for node in (1, 2)}
-    chunks = {node: tails[node].chunk(None) for node in (1, 2)}
+    chunks = {node: required(tails[node].chunk(None)) for node in (1, 2)}
     for node in (1, 2, 1):
-        chunk = chunks[node]
-        assert chunk is not None
-        mirrors[node].apply(chunk)
+        mirrors[node].apply(chunks[node])
     ((record,), _) = drain(QueueReader(head))
     assert record.payload == payload(2, 40)
     local = RingWriter.create(head, 4096)
     put(local, 9)
     for node in (1, 2):
         again = QueueMirror(head, node)
-        chunk = tails[node].chunk(None)
-        assert chunk is not None
+        chunk = required(tails[node].chunk(None))
         again.apply(chunk)
         assert again.position == QueuePosition(chunk.file_id, chunk.end), "not sent again"
     ((record,), _) = drain(QueueReader(head))
@@ -476,6 +447,5 @@ def test_invalid_chunks_are_refused(folders: Folders) -> None:
         fields = {name: getattr(good, name) for name in QueueChunk.__struct_fields__} | change
         with pytest.raises(QueueFileError):
             QueueChunk(**fields).check()
-    assert struct.calcsize("<Q") == 8
     with pytest.raises(ValueError, match="node 0"):
         QueueMirror(folders.mirror, 0)

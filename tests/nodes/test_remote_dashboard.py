@@ -26,6 +26,7 @@ from ltui.training.slurm.job_record import (
 from ltui.training.slurm.run_place import job_of_environment, pause_cost
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.run_directory import RunDir, read_json, write_json
+from tests.required import required
 
 
 def programs(folder: Path, *names: str, code: int = 0) -> str:
@@ -49,8 +50,7 @@ def elsewhere(private_home: Path) -> RunDir:
     write_submission(run_dir, record)
     write_lives(run_dir, record.with_lives([Life(job_id="12", started_at=time.time())]))
     write_head(run_dir, "12", None, "n[1-2]")
-    head = read_json(run_dir.slurm_dir / "head.json")
-    assert head is not None
+    head = required(read_json(run_dir.slurm_dir / "head.json"))
     document = {**head, "boot_id": "another boot", "host": "n1", "node": "n1"}
     write_json(run_dir.slurm_dir / "head.json", document)
     return run_dir
@@ -60,13 +60,11 @@ def test_a_step_of_the_job_or_ssh(
     elsewhere: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", programs(tmp_path / "slurm", "srun", "ssh"))
-    words = attach_words(elsewhere, readonly=True)
-    assert words is not None
+    words = required(attach_words(elsewhere, readonly=True))
     assert words[:5] == ["srun", "--pty", "--overlap", "--jobid=12", "--nodelist=n1"]
     assert words[-6:] == ["attach", "--run", elsewhere.id, "--token", "t0", "--readonly"]
     monkeypatch.setenv("PATH", programs(tmp_path / "only-ssh", "ssh"))
-    words = attach_words(elsewhere)
-    assert words is not None
+    words = required(attach_words(elsewhere))
     assert words[:4] == ["ssh", "-t", "--", "n1"]
     assert shlex.split(words[4])[-5:] == ["attach", "--run", elsewhere.id, "--token", "t0"]
     monkeypatch.setenv("PATH", programs(tmp_path / "nothing"))
@@ -146,8 +144,7 @@ def test_what_a_pause_costs() -> None:
             "SLURM_JOB_END_TIME": "11400",
         }
     )
-    assert job is not None
-    assert pause_cost(job, "owl-1", 0.0) == (
+    assert pause_cost(required(job), "owl-1", 0.0) == (
         "job 12 keeps 2 nodes and 16 GPUs for another 3 h 10 min; `ltui stop owl-1 --requeue` "
         "gives them back and continues later"
     )
