@@ -13,7 +13,7 @@ import psutil
 
 from ltui.training.config.preset_discovery import shipped_names
 from tests.bench.bench_run import _ltui, torchrun
-from tests.bench.row import Row, row
+from tests.bench.row import Row, cpu_s, row
 from tests.bench.terminal_process import COLUMNS, LINES, on_terminal, read_painted
 from tests.bench.terminal_screen import TerminalScreen
 
@@ -32,7 +32,7 @@ def _start(key: bool) -> tuple[float, float]:
     screen = TerminalScreen(COLUMNS, LINES)
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
-        with on_terminal(Path(folder), [LTUI]) as (_, master):
+        with on_terminal([LTUI], {"LTUI_HOME": folder}) as (_, master):
             shown = read_painted(
                 master, 20, screen, lambda s: first in s.text() and second in s.text()
             )
@@ -72,16 +72,15 @@ def _starting() -> list[Row]:
 def _cost(home: Path, *arguments: str, shows: str) -> tuple[float, float]:
     """Processor share (%) and resident memory (MB) of a dashboard that ``shows`` a text."""
     screen = TerminalScreen(COLUMNS, LINES)
-    with on_terminal(home, [LTUI, *arguments]) as (process, master):
+    with on_terminal([LTUI, *arguments], {"LTUI_HOME": str(home)}) as (process, master):
         assert read_painted(master, 60, screen, lambda s: shows in s.text()), (
             f"never drawn: {shows}"
         )
         read_painted(master, WARM_S, screen)
         watched = psutil.Process(process.pid)
-        before = watched.cpu_times()
+        before_s = cpu_s(watched)
         read_painted(master, MEASURED_S, screen)
-        after = watched.cpu_times()
-        used = after.user + after.system - before.user - before.system
+        used = cpu_s(watched) - before_s
         return used / MEASURED_S * 100, watched.memory_info().rss / 1e6
 
 

@@ -25,7 +25,7 @@ from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.control_requests import ControlServer
 from tests.app import frames
 from tests.bench.long_history import metric_name, write_long_run
-from tests.bench.row import Row, row
+from tests.bench.row import Row, cpu_s, row
 from tests.bench.terminal_process import COLUMNS, LINES, on_terminal, read_painted
 from tests.bench.terminal_screen import TerminalScreen
 from tests.store.histories import step_row
@@ -45,10 +45,9 @@ def measure() -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         long = write_long_run(home, "brave-owl-0001", metrics=1, steps=LONG_STEPS, rows=KEEP_ROWS)
-        done = subprocess.run(
-            _module("first_picture", long), stdout=subprocess.PIPE, text=True, check=True
-        )
-        picture_s, picture_mb = map(float, done.stdout.split())
+        command = [*_module("first_picture", long), str(LONG_STEPS)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        picture_s, last_s, picture_mb = map(float, done.stdout.split())
         # With few rows, 500 metrics fit on a disk. A chart of a million steps shows windows.
         wide = write_long_run(home, "brave-owl-0002", metrics=METRICS, steps=STEPS, rows=3000)
         share, memory = watch(wide)
@@ -58,6 +57,7 @@ def measure() -> list[Row]:
         row(grid, share, "% of a core", 15),
         row("memory meanwhile", memory, "MB", 150),
         row(f"{picture}, median of 5", picture_s, "s", 0.3),
+        row("the curve of the last 20,000 of them", last_s, "s", 0.5),
         row(f"memory of the {picture}", picture_mb, "MB", 150),
     ]
 
@@ -69,9 +69,10 @@ def _module(name: str, run: RunDir) -> list[str]:
 def watch(run: RunDir) -> tuple[float, float]:
     """Return processor share (%) and memory (MB) of the screen, with new values for all charts."""
     screen = TerminalScreen(COLUMNS, LINES)
+    command = _module("frequent_dashboard", run)
     with (
         _training(run),
-        on_terminal(run.home, _module("frequent_dashboard", run)) as (process, terminal),
+        on_terminal(command, {"LTUI_HOME": str(run.home)}) as (process, terminal),
     ):
         assert read_painted(terminal, 60, screen, lambda s: "step 1" in s.text()), screen.text()
         os.write(terminal, b"M")
@@ -86,10 +87,9 @@ def watch(run: RunDir) -> tuple[float, float]:
 
         read_painted(terminal, WARM_S, screen)
         watched = psutil.Process(process.pid)
-        before = watched.cpu_times()
+        before_s = cpu_s(watched)
         assert read_painted(terminal, 120, screen, updated), shown
-        after = watched.cpu_times()
-        used = after.user + after.system - before.user - before.system
+        used = cpu_s(watched) - before_s
         return used / UPDATES * PER_S * 100, watched.memory_info().rss / 1e6
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import statistics
@@ -22,6 +21,7 @@ from ltui.training.store.find_run import find_run
 from ltui.training.store.run_directory import RunDir
 from tests.bench.row import row
 from tests.ltui_command import LTUI
+from tests.waiting import wait_for
 
 SCRIPT = Path(__file__).with_name("first_step.py")
 _PAIRS = 7
@@ -48,13 +48,10 @@ def _ltui(home: Path, *arguments: str) -> None:
     )
 
 
-def _until(wanted: Callable[[], Any], seconds: float = 60.0, every: float = 0.02) -> float:
+def _until(wanted: Callable[[], object], every: float = 0.02) -> float:
     """Seconds until ``wanted`` holds."""
     began = time.monotonic()
-    while not wanted():
-        if time.monotonic() - began > seconds:
-            raise TimeoutError(f"{wanted} did not come true in {seconds} s")
-        time.sleep(every)
+    wait_for(wanted, seconds=60, period_s=every)
     return time.monotonic() - began
 
 
@@ -160,7 +157,3 @@ def measure() -> list[dict[str, Any]]:
     rows.append(row("a dead rank is shown", _fault(signal.SIGKILL, "dead"), "s", 1))
     rows.append(row("a stopped rank is named", _fault(signal.SIGSTOP, "stalled"), "s", 10))
     return rows
-
-
-if __name__ == "__main__":
-    print(json.dumps(measure(), indent=1))

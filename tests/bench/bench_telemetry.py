@@ -17,7 +17,6 @@ what it costs without them, divided by 20, is the cost of a logged value.
 from __future__ import annotations
 
 import io
-import json
 import logging
 import statistics
 import tempfile
@@ -32,16 +31,18 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.loggers import CSVLogger
-from rich.console import Console
 
 from ltui.training.rank.callback_factory import FREEZE_WARNINGS, rebuild_callback
 from ltui.training.shared.rank_environment import RankEnvironment
+from tests.bench.row import Row, row
 
 BLOCK, SKIPPED, ROUNDS = 40, 8, 60
 EMPTY, NET, RAW, AGAIN, CSV, RICH = "empty", "net", "raw", "again", "csv", "rich"
 WITHOUT_VALUES = (EMPTY, NET, RAW, AGAIN, RICH)
 WITH_VALUES = (EMPTY, NET, CSV)
 VALUES = 20
+TENTHS = (0, 4)
+"""The upper ends of the fastest tenth and of the fastest half."""
 BOUND_US, VALUE_BOUND_US = 15.0, 8.0
 ROWS = (
     (NET, "ltui, a step beyond an empty callback (net: what a run has of it)", BOUND_US),
@@ -129,7 +130,7 @@ class Model(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-def measure() -> list[dict[str, Any]]:
+def measure() -> list[Row]:
     """Microseconds a step of each instrument, and a logged value of ltui."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
@@ -137,24 +138,19 @@ def measure() -> list[dict[str, Any]]:
         plain = _tenths(_train(Path(folder, "plain"), WITHOUT_VALUES, 0))
         logging_tenths = _tenths(_train(Path(folder, "logging"), WITH_VALUES, VALUES))
     rows = [
-        _row(what, _above(plain, name, 0), bound, f"; medians {_above(plain, name, 4):+.1f}")
+        row(f"{what}; medians {_above(plain, name, 4):+.1f}", _above(plain, name, 0), "us", bound)
         for name, what, bound in ROWS
     ]
-    rows.insert(3, _row("  the whole step with the empty callback", plain[EMPTY][0] / 1e3))
+    rows.insert(3, row("  the whole step with the empty callback", plain[EMPTY][0] / 1e3, "us"))
     for name, what, bound in ((NET, "ltui", VALUE_BOUND_US), (CSV, "  CSVLogger", None)):
-        without = plain if name in plain else None
-        each = [
-            (_above(logging_tenths, name, tenth) - (_above(without, name, tenth) if without else 0))
-            / VALUES
-            for tenth in (0, 4)
-        ]
-        what += f", a logged value, where a step logs {VALUES}"
-        rows.append(_row(what, each[0], bound, f"; medians {each[1]:+.1f}"))
+        beyond_us = [_above(logging_tenths, name, tenth) for tenth in TENTHS]
+        if name in plain:
+            without_us = (_above(plain, name, tenth) for tenth in TENTHS)
+            beyond_us = [us - own for us, own in zip(beyond_us, without_us, strict=True)]
+        fastest_us, median_us = (us / VALUES for us in beyond_us)
+        what += f", a logged value, where a step logs {VALUES}; medians {median_us:+.1f}"
+        rows.append(row(what, fastest_us, "us", bound))
     return rows
-
-
-def _row(what: str, value: float, bound: float | None = None, more: str = "") -> dict[str, Any]:
-    return {"what": what + more, "value": value, "unit": "us", "bound": bound}
 
 
 def _tenths(relay: Relay) -> dict[str, list[float]]:
@@ -205,7 +201,3 @@ def _fit(model: Model, folder: Path, callbacks: list[Any], csv: bool = False) ->
         enable_checkpointing=False,
     )
     trainer.fit(model, torch.utils.data.DataLoader(rows, batch_size=2))
-
-
-if __name__ == "__main__":
-    Console().print(json.dumps(measure(), indent=1))

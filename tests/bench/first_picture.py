@@ -1,6 +1,7 @@
-"""``python -m tests.bench.first_picture RUN``: the seconds until the charts of a run are drawn.
+"""``python -m tests.bench.first_picture RUN STEPS``: the seconds until the charts are drawn.
 
-And the memory in MB."""
+And those until the curve of the last steps is read, and the memory in MB of the first.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +15,14 @@ import psutil
 from ltui.app.live.curve_arithmetic import LatestCurveRequest
 from ltui.app.live.run_poller import RunPoller
 from ltui.app.presentation.metric_charts import ChartSettings, metric_charts, second_chart
+from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets.charts.chart_options import ChartOptions
 from ltui.widgets.charts.plot import plot
 from tests.bench.terminal_process import COLUMNS, LINES
 
 ROUNDS = 5
+LAST_STEPS = 20_000
 
 
 def first_picture(run: RunDir) -> float:
@@ -36,7 +39,17 @@ def first_picture(run: RunDir) -> float:
     return taken
 
 
+def last_steps(run: RunDir, steps: int) -> float:
+    """Return the seconds in which the curve of the last of so many steps is read."""
+    began = time.perf_counter()
+    with RunStore(run) as store:
+        assert len(store.curve("train/loss", first_step=steps - LAST_STEPS)) > 500
+    return time.perf_counter() - began
+
+
 if __name__ == "__main__":
     run_dir = RunDir(Path(sys.argv[1]))
     taken = [first_picture(run_dir) for _ in range(ROUNDS)]
-    print(statistics.median(taken), psutil.Process().memory_info().rss / 1e6)
+    rss_mb = psutil.Process().memory_info().rss / 1e6
+    near = [last_steps(run_dir, int(sys.argv[2])) for _ in range(ROUNDS)]
+    print(statistics.median(taken), statistics.median(near), rss_mb)

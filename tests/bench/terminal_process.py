@@ -10,9 +10,8 @@ import struct
 import subprocess
 import termios
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from tests.bench.terminal_screen import TerminalScreen
 
@@ -22,7 +21,7 @@ COLOURS = {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
 
 @contextmanager
 def on_terminal(
-    home: Path, command: Sequence[str]
+    command: Sequence[str], environment: Mapping[str, str]
 ) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """Run ``command`` on a terminal of 160 by 50 cells; yield the process and the terminal."""
     master, slave = pty.openpty()
@@ -32,7 +31,7 @@ def on_terminal(
         stdin=slave,
         stdout=slave,
         stderr=slave,
-        env={**os.environ, "LTUI_HOME": str(home), **COLOURS},
+        env={**os.environ, **environment, **COLOURS},
         start_new_session=True,
     )
     os.close(slave)

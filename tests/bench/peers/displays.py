@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tests.bench.bench_run import _ltui, torchrun
 from tests.bench.peers.environments import PEERS, python_of, version_of
-from tests.bench.peers.terminal import on_terminal
+from tests.bench.peers.terminal import terminal
 from tests.gpu.standin import nvml_stand_in
 from tests.ltui_command import LTUI
 
@@ -32,28 +32,12 @@ GPU_SCREEN = (
 )
 """The screen of ``ltui demo gpus`` with readings of the driver."""
 GPU_SCRIPT = """
-# Eight GPUs that train, and typical problems.
 gpus 8 h100
 set * util ~92,7,11 sm_activity ~66,14,9 tensor_activity ~41,12,9 dram_activity ~48,9,13
 set * power ~560,80,9 temp ~63,4,60 mem_used 61e9 mem_util ~48,8,11
-set 1 util ~88,9,7 sm_activity ~61,12,7 power ~545,70,7
-# 2 and 3 become hot, slow down, and cool again.
-set 2-3 temp 0:64,20:88,60:88,75:66 throttle 0@0,20@0x20,60@0
-set 2-3 sm_clock 0@1980,20@1395,60@1980
-# 4 waits in a collective that does not complete.
-set 4 util 0@94,25@100,80@94 sm_activity 0@66,25@9,80@66 tensor_activity 0@41,25@0,80@41
-set 4 power 0@560,25@74,80@560 dram_activity 0@48,25@2,80@48
-# 5 runs out of memory.
-set 5 mem_used 0:60e9,40:84e9
-# 6 is also used by another process, and reading its power is not permitted.
 process 6 {pid} 4e9
-set 6 power !NO_PERMISSION
-# 7 reports an error, and later falls off the bus.
-xid 7 94 at 15
-xid 7 79 at 90
-lost 7 from 90
 """
-"""Script for the stand-in driver, in the format of ``tests/gpu/standin``."""
+"""Eight GPUs that train, for the stand-in driver, in the format of ``tests/gpu/standin``."""
 WATCH_S = 15
 SETTLE_S = 5
 WANDB_WRITER = """
@@ -124,12 +108,12 @@ def measure(runs: int) -> tuple[dict[str, DisplayCosts], dict[str, str]]:
 def _once(
     costs: DisplayCosts, command: Sequence[str], environment: Mapping[str, str], text: str
 ) -> str | None:
-    with on_terminal(command, environment) as terminal:
-        first = terminal.wait_for(text, 20)
+    with terminal(command, environment) as program:
+        first = program.wait_for(text, 20)
         if first is None:
-            return f"did not draw {text!r} within 20 s (exit {terminal.process.poll()})"
-        terminal.drain(SETTLE_S)
-        cpu, memory = terminal.usage(WATCH_S)
+            return f"did not draw {text!r} within 20 s (exit {program.process.poll()})"
+        program.drain(SETTLE_S)
+        cpu, memory = program.usage(WATCH_S)
     costs.first_screen_s.append(first)
     costs.cpu_percent.append(cpu)
     costs.memory_mb.append(memory)

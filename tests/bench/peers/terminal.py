@@ -1,15 +1,11 @@
-"""A program on a pseudo-terminal of 160 by 50 cells, which answers the queries of programs."""
+"""A program on the terminal of the benches, which answers the queries of programs."""
 
 from __future__ import annotations
 
-import fcntl
 import os
-import pty
 import re
 import select
-import struct
 import subprocess
-import termios
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +13,9 @@ from dataclasses import dataclass
 
 import psutil
 
-COLOURS = {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
+from tests.bench.row import cpu_s
+from tests.bench.terminal_process import on_terminal
+
 ANSWERS = (
     (b"\x1b[c", b"\x1b[?62;22c"),
     (b"\x1b[6n", b"\x1b[1;1R"),
@@ -63,43 +61,25 @@ class Terminal:
 
         The program's children count, what they start included.
         """
-        before = self._cpu_s()
-        began = time.monotonic()
+        before_s, began = sum(map(cpu_s, self._tree())), time.monotonic()
         self.drain(seconds)
-        spent = self._cpu_s() - before
+        spent_s = sum(map(cpu_s, self._tree())) - before_s
         memory = sum(process.memory_info().rss for process in self._tree())
-        return spent / (time.monotonic() - began) * 100, memory / 1e6
+        return spent_s / (time.monotonic() - began) * 100, memory / 1e6
 
     def _tree(self) -> list[psutil.Process]:
         root = psutil.Process(self.process.pid)
         return [root, *root.children(recursive=True)]
 
-    def _cpu_s(self) -> float:
-        return sum(t.user + t.system for t in (process.cpu_times() for process in self._tree()))
-
 
 @contextmanager
-def on_terminal(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[Terminal]:
+def terminal(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[Terminal]:
     """Start ``command`` on a terminal; kill it and what it started at the end."""
-    master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 160, 0, 0))
     started = time.monotonic()
-    process = subprocess.Popen(
-        command,
-        stdin=slave,
-        stdout=slave,
-        stderr=slave,
-        env={**os.environ, **environment, **COLOURS},
-        start_new_session=True,
-    )
-    os.close(slave)
-    try:
-        yield Terminal(process, master, started)
-    finally:
-        children = psutil.Process(process.pid).children(recursive=True)
-        process.kill()
-        for child in children:
-            if child.is_running():
-                child.kill()
-        process.wait()
-        os.close(master)
+    with on_terminal(command, environment) as (process, master):
+        try:
+            yield Terminal(process, master, started)
+        finally:
+            for child in psutil.Process(process.pid).children(recursive=True):
+                if child.is_running():
+                    child.kill()

@@ -83,26 +83,15 @@ def instruments(tool: str, folder: str) -> tuple[Any, list[pl.Callback]]:
     """Lightning's ``logger`` and ``callbacks`` for ``tool``."""
     if tool == "bare":
         return False, []
-    if tool == "empty":
-        return False, [pl.Callback()]
     if tool == "rich":
-        from lightning.pytorch.callbacks import RichProgressBar
-
-        return False, [
-            RichProgressBar(console_kwargs={"file": io.StringIO(), "force_terminal": True})
-        ]
+        console = {"file": io.StringIO(), "force_terminal": True}
+        return False, [pl.callbacks.RichProgressBar(console_kwargs=console)]
     if tool == "csv":
-        from lightning.pytorch.loggers import CSVLogger
-
-        return CSVLogger(folder), []
+        return pl.loggers.CSVLogger(folder), []
     if tool == "tensorboard":
-        from lightning.pytorch.loggers import TensorBoardLogger
-
-        return TensorBoardLogger(folder), []
+        return pl.loggers.TensorBoardLogger(folder), []
     if tool == "wandb":
-        from lightning.pytorch.loggers import WandbLogger
-
-        return WandbLogger(save_dir=folder, offline=True, project="bench"), []
+        return pl.loggers.WandbLogger(save_dir=folder, offline=True, project="bench"), []
     if tool == "trackio":
         return trackio_logger(folder), []
     raise SystemExit(f"unknown tool {tool}")
