@@ -17,6 +17,7 @@ from ltui.training.nodes.node_address import read_link_place
 from ltui.training.store.find_run import find_run
 from ltui.training.store.run_directory import RunDir
 from tests.nodes.addresses import free_port_pair
+from tests.required import required
 from tests.system.conftest import Ltui
 
 
@@ -36,13 +37,16 @@ class TwoHomes:
         self.join()
         return find_run(self.head.home, "last")
 
-    def join(self) -> None:
-        """Let node 1 join the last run."""
+    def join(self, *, follow: bool = False) -> None:
+        """Let node 1 join the last run. ``follow``: and wait until its part has ended."""
         run_dir = find_run(self.head.home, "last")
-        place = read_link_place(run_dir)
-        assert place is not None
+        place = required(read_link_place(run_dir))
         where, key = f"{place.address}:{place.port}", str(run_dir.path / "node.key")
-        self.agent("join", where, "--key-file", key, "--detach")
+        words = ("join", where, "--key-file", key)
+        if follow:
+            self.agent(*words, check=None)
+        else:
+            self.agent(*words, "--detach")
 
     def resume(self) -> None:
         """Resume the last run on both nodes."""
