@@ -9,8 +9,7 @@ import pytest
 
 from ltui.training.config.preset_discovery import shipped_names
 from tests.data.conftest import everything, ltui, needs_ffcv
-from tests.presets.test_all_presets import scaled_down
-from tests.presets.test_training import TRUSTING, made_up_cifar
+from tests.presets.test_all_presets import TRUSTING, made_up_cifar, scaled_down
 
 
 def measured(folder: Path, preset: str, overrides: list[str]) -> dict[str, list[int | None]]:

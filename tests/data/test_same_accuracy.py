@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.data.conftest import everything, needs_ffcv
-from tests.presets.test_training import train
+from tests.presets.test_all_presets import train
 
 DIGITS, VALIDATED = 1797, 359
 

@@ -1,5 +1,6 @@
 """Files of sequences: what was written is read; what can't be right names the sample; nobody can
-make a dataset look whole that is not; memory stays bounded."""
+make a dataset look whole that is not; memory stays bounded. And which samples a rank draws: each
+once, as many batches on every rank, on from the middle."""
 
 from __future__ import annotations
 
@@ -16,15 +17,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
-from ltui.training.data.sample_order import RankLoader, torch_batches
+from ltui.training.data.sample_order import RankLoader, RankOrder, torch_batches
 from ltui.training.data.sequence_dataset import (
-    LengthBatchSampler, LengthOrder, pad,
+    LengthBatchSampler, LengthOrder, SequenceDataset, pad,
 )
 from ltui.training.data.sequence_writer import (
-    ENTRY, HEADER_BYTES, NO_LABEL, SequenceError,
+    ENTRY, HEADER_BYTES, NO_LABEL, SequenceError, SequenceWriter,
 )
-from ltui.training.data.sequence_writer import SequenceWriter
-from ltui.training.data.sequence_dataset import SequenceDataset
 
 base = Path(sys.argv[1])
 random = np.random.default_rng(0)
@@ -192,6 +191,47 @@ def loader(order, size):
     batches = lambda drawn: [drawn[i : i + size] for i in range(0, len(drawn), size)]
     return RankLoader(order, size, batches)
 
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 60), st.integers(1, 5), st.integers(1, 9), st.booleans(), st.integers(0, 4))
+def draws_each_sample_once(samples, world_size, size, shuffle, epoch):
+    drawn, batches = [], set()
+    for rank in range(world_size):
+        order = RankOrder(
+            samples, rank=rank, world_size=world_size, shuffle=shuffle, filler=samples
+        )
+        order.set_epoch(epoch)
+        one = loader(order, size)
+        got = list(one)
+        assert len(got) == len(one)
+        batches.add(len(got))
+        drawn += [i for batch in got for i in batch]
+    assert len(batches) == 1
+    assert sorted(i for i in drawn if i != samples) == list(range(samples))
+    assert drawn.count(samples) < world_size
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 60), st.integers(1, 9), st.integers(0, 60), st.integers(0, 3))
+def goes_on(samples, size, stop, epoch):
+    order, again = RankOrder(samples, shuffle=True), RankOrder(samples, shuffle=True)
+    order.set_epoch(epoch)
+    again.set_epoch(epoch)
+    first, second = loader(order, size), loader(again, size)
+    stop = min(stop, len(first))
+    reading = iter(first)
+    before = [next(reading) for _ in range(stop)]
+    second.load_state_dict(first.state_dict())
+    after = list(second)
+    if 0 < stop < len(first):
+        assert before + after == list(loader(order, size))
+    again.set_epoch(epoch + 1)
+    assert len(list(second)) == len(second)
+
+def epochs_differ():
+    order = RankOrder(50, shuffle=True)
+    one = order.draw()
+    order.set_epoch(1)
+    assert order.draw() != one
+
 @settings(max_examples=120, deadline=None)
 @given(st.lists(st.integers(1, 99), max_size=90), st.integers(1, 6), st.integers(1, 9),
        st.booleans(), st.booleans(), st.booleans(), st.integers(0, 3))
@@ -290,6 +330,7 @@ def through_workers():
 
 round_trips(); shards_are_one(); damaged(); interrupted(); padding(); groups_and_epochs()
 through_workers(); deals(); goes_on_among_others()
+draws_each_sample_once(); goes_on(); epochs_differ()
 print('"ok"')
 """
 
@@ -310,7 +351,7 @@ def test_sequences_and_their_batches(tmp_path: Path) -> None:
     assert _say(_PROGRAM, str(tmp_path)) == "ok"
 
 
-LIMIT = 96 << 20
+LIMIT = 32 << 20
 """Bytes that the process may have of its own (RLIMIT_DATA). It needs no rights and counts heap and
 private maps, so a dataset that is copied can't be held; pages of a file mapped for reading are not
 its own, so their bound is measured: the most that was ever resident of files."""
@@ -363,7 +404,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10)
 
 
 def test_a_dataset_larger_than_memory(tmp_path: Path) -> None:
-    resident = 16 << 20
+    resident = 8 << 20
     grown = _say(_WRITE, str(tmp_path / "a.seq"), str(4 * LIMIT), str(LIMIT))
     assert grown < 32 << 20
     seen = _say(_BOUNDED, str(tmp_path), str(LIMIT), str(resident))
