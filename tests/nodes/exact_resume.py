@@ -92,16 +92,9 @@ def fit(case: Case, folder: Path, attempt: int, stop: tuple[int, int], **extra: 
     if case.layout != "visible":
         hide_checkpoints(folder / "machine-0")
     extra["LTUI_NODES"] = str(HERE.nodes)
+    here = machine(folder, number, attempt)
     try:
-        return train(
-            machine(folder, number, attempt),
-            data,
-            stop,
-            options,
-            part=case.part,
-            shares=shares,
-            **extra,  # type: ignore[arg-type]
-        )
+        return train(here, data, stop, options, part=case.part, shares=shares, **extra)  # type: ignore[arg-type]
     finally:
         detach(data)
 
@@ -208,11 +201,6 @@ def _fail_to_write_on(rank: int) -> None:
         patch.object(file_transfer._FileSequence, "_open", open_file).start()
 
 
-def _full_disk_of_the_head() -> None:
-    """Only what is received fails, so that the resume itself succeeds."""
-    _fail_to_write_on(0)
-
-
 def _full_disk_of_the_other_node() -> None:
     def write_state(part: Path, state: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(part))
@@ -229,10 +217,6 @@ def _no_space_at_the_head() -> None:
         patch.object(save_checkpoint, "require_space", require_space).start()
 
 
-def _full_disk_at_resume() -> None:
-    _fail_to_write_on(HERE.ranks - 1)
-
-
 def _killed_while_it_sends() -> None:
     def read(*arguments: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -241,53 +225,53 @@ def _killed_while_it_sends() -> None:
         patch.object(file_transfer._FileSequence, "read", read).start()
 
 
-def _truncate_on_arrival(rank: int) -> None:
+def _damage_on_arrival(rank: int, damage: Callable[[Any], object]) -> None:
     original = file_transfer._FileSequence.write
 
     def write(self: Any, segments: Any, chunk: memoryview) -> None:
         original(self, segments, chunk)
-        file = self._file
-        file.truncate(max(0, file.tell() - 1))
+        damage(self._file)
 
     if HERE.rank == rank:
         patch.object(file_transfer._FileSequence, "write", write).start()
 
 
-def _change_on_disk_of_the_head() -> None:
-    original = file_transfer._FileSequence.write
+def _truncate(file: Any) -> None:
+    file.truncate(max(0, file.tell() - 1))
 
-    def write(self: Any, segments: Any, chunk: memoryview) -> None:
-        original(self, segments, chunk)
-        os.pwrite(self._file.fileno(), b"changed", 0)
 
-    if HERE.rank == 0:
-        patch.object(file_transfer._FileSequence, "write", write).start()
+def _change(file: Any) -> None:
+    os.pwrite(file.fileno(), b"changed", 0)
 
 
 FAULTS: dict[str, Callable[[], None]] = {
-    "changed at the head": _change_on_disk_of_the_head,
-    "full disk of the head": _full_disk_of_the_head,
+    "changed at the head": partial(_damage_on_arrival, 0, _change),
+    # Only what is received fails, so that the resume itself succeeds.
+    "full disk of the head": partial(_fail_to_write_on, 0),
     "full disk of the other node": _full_disk_of_the_other_node,
     "no space at the head": _no_space_at_the_head,
-    "full disk at resume": _full_disk_at_resume,
+    "full disk at resume": lambda: _fail_to_write_on(HERE.ranks - 1),
     "killed while it sends": _killed_while_it_sends,
-    "truncated at the head": partial(_truncate_on_arrival, 0),
-    "truncated at resume": lambda: _truncate_on_arrival(HERE.ranks - 1),
+    "truncated at the head": partial(_damage_on_arrival, 0, _truncate),
+    "truncated at resume": lambda: _damage_on_arrival(HERE.ranks - 1, _truncate),
 }
 
 
-def _remove_part(path: Path) -> None:
-    path.with_name(f"{path.name}.rank-{HERE.ranks - 1:05d}").unlink()
+def _part_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.rank-{HERE.ranks - 1:05d}")
 
 
 def _change_part(path: Path) -> None:
-    part = path.with_name(f"{path.name}.rank-{HERE.ranks - 1:05d}")
+    part = _part_of(path)
     data = bytearray(part.read_bytes())
     data[len(data) // 2] ^= 1
     part.write_bytes(data)
 
 
-REMOVALS = {"missing part": _remove_part, "changed part": _change_part}
+REMOVALS: dict[str, Callable[[Path], None]] = {
+    "missing part": lambda path: _part_of(path).unlink(),
+    "changed part": _change_part,
+}
 
 
 def wait_each(pids: list[int]) -> list[int | None]:
