@@ -1,4 +1,7 @@
-"""The life of a run under a real SLURM: submitted, queued, warned, requeued, stopped."""
+"""The life of a run under a real SLURM: submitted, queued, warned, requeued, stopped.
+
+And ``srun ltui exec`` in a batch script of the user's own.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,13 @@ from typing import Any
 import psutil
 import pytest
 
-from ltui.training.slurm.job_record import JobRecord, read_record
+from ltui.training.slurm.job_record import JobRecord, Life, read_record
 from ltui.training.store.find_run import find_run
 from ltui.training.store.history_place import read_place
 from ltui.training.store.run_checkpoints import list_checkpoints, verify
+from tests.ltui_command import LTUI
 from tests.nodes.slurm_cluster import SlurmCluster, in_cluster, slurm_cluster
+from tests.nodes.test_ways_to_start import PLACE_SCRIPT
 from tests.required import required
 from tests.system.conftest import Ltui
 from tests.waiting import wait_for
@@ -48,14 +53,10 @@ class Login(Ltui):
     def submit(self, *words: str) -> str:
         """Submit a run and return the number of its job."""
         self("submit", *words)
-        job_id = self.record().first_job_id
-        assert job_id is not None
-        return job_id
+        return required(self.record().first_job_id)
 
     def record(self) -> JobRecord:
-        record = read_record(find_run(self.home, "last"))
-        assert record is not None
-        return record
+        return required(read_record(find_run(self.home, "last")))
 
     def wait_for_life(self, number: int, *, ended: bool = False) -> None:
         """Wait until the job has started that many times, or the last start has ended."""
@@ -65,6 +66,27 @@ class Login(Ltui):
             return len(lives) >= number and (not ended or lives[number - 1].ended_at is not None)
 
         wait_for(come, seconds=600, period_s=0.2)
+
+    def life(self, number: int) -> Life:
+        """Wait until the job has ended for that many times. Return how."""
+        self.wait_for_life(number, ended=True)
+        return self.record().lives[number - 1]
+
+    def continues(self, number: int) -> None:
+        """Wait until start ``number`` of the job trains on from where the last one ended."""
+        self.wait_for_life(number)
+        before, after = self.record().lives[number - 2 : number]
+        assert after.start_step == before.end_step
+        assert before.end_step
+        self.wait(lambda s: s["attempt"] == number and (s["global_step"] or 0) > after.start_step)
+
+    def stop_for_good(self, job_id: str, number: int) -> None:
+        """Stop the run in start ``number`` of its job, which is then not requeued."""
+        self("stop", "last")
+        life = self.life(number)
+        assert (life.outcome, life.requeued) == ("stopped", False)
+        assert self.show()["state"] == "stopped"
+        wait_for(lambda: self.cluster.job_state(job_id), wanted=lambda s: s == "FAILED")
 
     def job_log(self) -> str:
         """What the jobs of the run printed."""
@@ -163,18 +185,9 @@ def test_a_run_is_requeued_before_the_time_limit_and_stops_for_good_when_asked(
     waiting = login.wait(lambda s: s["state"] != "stopped")
     assert waiting["state"] in ("queued", "starting", "running"), waiting["detail"]
     number = login.record().lives.index(first) + 1
-    login.wait_for_life(number + 1)
-    assert login.record().lives[number].start_step == first.end_step
-    running = login.wait(
-        lambda s: s["attempt"] == number + 1 and (s["global_step"] or 0) > first.end_step
-    )
-    assert running["restarted_because"] == f"SLURM started job {job_id} again"
-    login("stop", "last")
-    login.wait_for_life(number + 1, ended=True)
-    second = login.record().lives[number]
-    assert (second.outcome, second.requeued) == ("stopped", False)
-    assert login.show()["state"] == "stopped"
-    wait_for(lambda: login.cluster.job_state(job_id), wanted=lambda s: s == "FAILED")
+    login.continues(number + 1)
+    assert login.show()["restarted_because"] == f"SLURM started job {job_id} again"
+    login.stop_for_good(job_id, number + 1)
 
 
 @pytest.mark.slow
@@ -185,18 +198,11 @@ def test_two_nodes_are_one_run_that_is_requeued_and_stopped(login: Login) -> Non
     assert [(r["rank"], r["node"]) for r in running["ranks"]] == [(0, 0), (1, 1)]
     assert [n["state"] for n in running["nodes"]] == ["connected", "connected"]
     login.cluster.call("scancel", "-s", "USR2", job_id)
-    login.wait_for_life(1, ended=True)
-    first = login.record().lives[0]
+    first = login.life(1)
     assert (first.outcome, first.requeued) == ("stopped", True), login.job_log()
-    login.wait_for_life(2)
-    second = login.record().lives[1]
-    assert second.start_step == first.end_step
     assert (first.end_step or 0) >= 5
-    login.wait(lambda s: s["attempt"] == 2 and (s["global_step"] or 0) > second.start_step)
-    login("stop", "last")
-    login.wait_for_life(2, ended=True)
-    assert login.record().lives[1].outcome == "stopped"
-    wait_for(lambda: login.cluster.job_state(job_id), wanted=lambda s: s == "FAILED")
+    login.continues(2)
+    login.stop_for_good(job_id, 2)
 
 
 @pytest.mark.slow
@@ -246,11 +252,7 @@ def test_a_preempted_run_continues_when_the_other_job_has_ended(login: Login) ->
     waiting = login.wait(state("queued"))
     assert [c["ok"] for c in waiting["checkpoints"]] == [True]
     login.cluster.call("scancel", urgent)
-    login.wait_for_life(2)
-    first, second = login.record().lives
-    assert second.start_step == first.end_step
-    assert first.end_step
-    login.wait(lambda s: s["attempt"] == 2 and (s["global_step"] or 0) > second.start_step)
+    login.continues(2)
 
 
 @pytest.mark.slow
@@ -278,12 +280,10 @@ def test_a_following_job_continues_where_scontrol_is_missing(login: Login, tmp_p
     job_id = login.submit("--name", "chain", f"--sbatch=export=ALL,PATH={path}", *PRESET)
     login.wait_for_step(5, seconds=600)
     login.cluster.call("scancel", "-s", "USR2", job_id)
-    login.wait_for_life(2)
+    login.continues(2)
     first, second = login.record().lives
     assert first.job_id == job_id
     assert second.job_id not in ("", job_id)
-    assert second.start_step == first.end_step
-    login.wait(lambda s: s["attempt"] == 2 and (s["global_step"] or 0) > second.start_step)
 
 
 @pytest.mark.slow
@@ -324,18 +324,15 @@ def test_the_history_on_the_disk_of_a_node_is_whole_in_the_shared_folder(
     folder = required(required(read_place(run)).folder)
     assert folder.is_relative_to(disk)
     login.cluster.call("scancel", "-s", "USR2", job_id)
-    login.wait_for_life(1, ended=True)
+    last = required(login.life(1).end_step)
     wait_for(lambda: required(read_place(run)).folder is None, seconds=60)
     assert not folder.exists()
-    last = required(login.record().lives[0].end_step)
     assert login.steps_on_record() == list(range(1, last + 1))
     login.wait_for_life(2)
     login.wait(lambda s: s["attempt"] == 2 and (s["global_step"] or 0) > last + 5)
-    login("stop", "last")
-    login.wait_for_life(2, ended=True)
-    wait_for(lambda: login.cluster.job_state(job_id), wanted=lambda s: s == "FAILED")
+    login.stop_for_good(job_id, 2)
     assert required(read_place(run)).folder is None
-    last = required(login.record().lives[1].end_step)
+    last = required(login.life(2).end_step)
     assert login.steps_on_record() == list(range(1, last + 1))
 
 
@@ -354,8 +351,7 @@ def test_a_signal_to_every_process_of_the_job_is_one_checkpoint(
     if signal != "TERM":
         # To the batch script and srun, too. On SIGTERM, srun kills all processes of the step.
         login.cluster.call("scancel", "--full", "-s", signal, job_id)
-    login.wait_for_life(1, ended=True)
-    life = login.record().lives[0]
+    life = login.life(1)
     assert life.outcome == "stopped", login.job_log()
     assert life.requeued == signal.startswith("USR")
     (checkpoint,) = list_checkpoints(find_run(login.home, "last").checkpoints_dir)
@@ -363,3 +359,51 @@ def test_a_signal_to_every_process_of_the_job_is_one_checkpoint(
     assert all(Path(f"{checkpoint.path}.rank-{rank:05d}").exists() for rank in (0, 1))
     assert checkpoint.global_step == life.end_step
     assert (life.end_step or 0) >= 5
+
+
+_ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+
+
+def run_batch(cluster: SlurmCluster, folder: Path, *lines: str) -> tuple[str, str]:
+    """Run a batch script on two nodes. Return the state of the job and its output."""
+    script = folder / "job.sh"
+    head = ("#!/bin/bash", "#SBATCH --nodes=2 --ntasks-per-node=1 --output=job.log")
+    script.write_text("\n".join([*head, *lines]) + "\n")
+    job = cluster.call("sbatch", "--parsable", str(script), cwd=folder).stdout.strip()
+    try:
+        state = wait_for(
+            lambda: cluster.job_state(job), wanted=lambda s: s in _ENDED, seconds=40, period_s=0.3
+        )
+    finally:
+        cluster.call("scancel", job, code=None)
+    return state, (folder / "job.log").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", ["by srun", "in the environment", "in a shared home"])
+def test_all_tasks_of_a_step_are_one_run(cluster: SlurmCluster, tmp_path: Path, key: str) -> None:
+    place = tmp_path / "place.py"
+    place.write_text(PLACE_SCRIPT)
+    own = "" if key == "in a shared home" else "-$SLURM_NODEID"
+    ltui = " ".join([*LTUI, "exec", "--plain", "--", sys.executable, str(place), "1"])
+    export = f'export LTUI_NODE_KEY="$({" ".join(LTUI)} key)"'
+    state, output = run_batch(
+        cluster,
+        tmp_path,
+        "export PYTHONUNBUFFERED=1 CUDA_VISIBLE_DEVICES=",
+        export if key == "in the environment" else "",
+        "srun --label --kill-on-bad-exit=1 bash -c "
+        f"'export LTUI_HOME={tmp_path}/home{own}; exec {ltui}'",
+    )
+    assert state == "COMPLETED", output
+    assert "as node 1 of 2; node 0 is" in output
+    homes = [tmp_path / "home"] if own == "" else [tmp_path / f"home-{n}" for n in (0, 1)]
+    (run,) = (homes[0] / "runs").iterdir()
+    assert len(homes) == 1 or list((homes[1] / "runs").iterdir()) == []
+    first, second = (
+        (run / "logs" / "1" / name).read_text().split() for name in ("engine.log", "engine-1.log")
+    )
+    assert first[1:3] == ["0", "127.0.0.11"]
+    assert second[1:3] == ["1", "127.0.0.11"]
+    assert first[4:6] == second[4:6] == ["2", "None"]
+    assert "LTUI_NODE_KEY" not in cluster.call("scontrol", "show", "job", code=None).stdout
