@@ -147,18 +147,13 @@ def started(
             run.end()
 
 
-def first_verdict(
-    run: FaultRun, kind: str, since_s: float, level: str | None = None
-) -> tuple[Verdict, float]:
-    """Return the first verdict of a kind, and the seconds since ``since_s``."""
+def first_verdict(run: FaultRun, kind: str) -> Verdict:
+    """Wait for the first verdict of a kind."""
 
     def matches(snapshot: RunSnapshot) -> list[Verdict]:
-        return [
-            v for v in snapshot.verdicts if v.kind == kind and (level is None or v.level == level)
-        ]
+        return [v for v in snapshot.verdicts if v.kind == kind]
 
-    seen = run.until(matches, VERDICT_S)
-    return matches(seen)[0], time.monotonic() - since_s
+    return matches(run.until(matches, VERDICT_S))[0]
 
 
 def stop_agent(run: MachinesFaultRun) -> None:
