@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
@@ -23,6 +23,8 @@ from ltui.training.store.history_reader import RunStore, StoredEvent
 from ltui.training.store.run_directory import RunDir
 from tests.nodes.two_machines import Machine, Machines, ltui_on
 from tests.waiting import wait_for
+
+T = TypeVar("T")
 
 START_S = 300.0
 """Seconds within which training on all machines has started, also on a busy computer."""
@@ -97,11 +99,9 @@ class MachinesRun:
             before = [0] * world
         wait_for(has_moved, seconds=seconds, period_s=0.1)
 
-    def wait_for_node(self, state: NodeState, number: int = 1, seconds: float = 60) -> float:
-        """Wait until the head shows a machine in a state. Return the seconds that took."""
-        began_s = time.monotonic()
+    def wait_for_node(self, state: NodeState, number: int = 1, seconds: float = 60) -> None:
+        """Wait until the head shows a machine in a state."""
         wait_for(lambda: self.node_state(number), wanted=lambda s: s is state, seconds=seconds)
-        return time.monotonic() - began_s
 
     def wait_for_state(self, *states: RunState, seconds: float = 120) -> RunSnapshot:
         return wait_for(self.snapshot, wanted=lambda s: s.state in states, seconds=seconds)
@@ -210,17 +210,15 @@ def cut(machines: Machines, machine: Machine) -> Iterator[None]:
         machines.restore(machine)
 
 
-def observe(
-    read: Callable[[], object], seconds: float, *, period_s: float = 0.25
-) -> list[tuple[float, Any]]:
-    """Read something again and again. Return each new value with its time in seconds."""
-    began_s = time.monotonic()
-    seen: list[tuple[float, Any]] = []
-    while (now_s := time.monotonic() - began_s) < seconds:
+def observe(read: Callable[[], T], seconds: float) -> list[T]:
+    """Read something again and again. Return each new value."""
+    until_s = time.monotonic() + seconds
+    seen: list[T] = []
+    while time.monotonic() < until_s:
         value = read()
-        if not seen or seen[-1][1] != value:
-            seen.append((round(now_s, 1), value))
-        time.sleep(period_s)
+        if not seen or seen[-1] != value:
+            seen.append(value)
+        time.sleep(0.25)
     return seen
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +13,6 @@ import pytest
 from ltui.training.nodes.link_key import KEY_VARIABLE, LinkKey
 from tests.nodes.link_fixtures import freeze
 from tests.nodes.two_machines import Machine, Machines, open_machines, run_on, start_on
-from tests.waiting import wait_for
 
 _HEAD = """
 import json, os, sys, time
@@ -29,7 +26,7 @@ time.sleep(600)
 """
 
 _AGENT = """
-import json, os, sys, time
+import json, os, sys
 from ltui.training.nodes.agent_link import AgentLink
 from ltui.training.nodes.link_key import LinkKey
 from ltui.training.nodes.node_watch import ProbeSocket
@@ -44,7 +41,7 @@ while True:
     if answered != shown:
         shown = answered
         why = None if answered else link.why_not_connected(0.3)
-        print(json.dumps({"answered": answered, "why": why, "at": time.monotonic()}), flush=True)
+        print(json.dumps({"answered": answered, "why": why}), flush=True)
     link.woken(0.05)
 """
 
@@ -130,24 +127,4 @@ def test_the_head_is_killed_and_comes_back_while_the_link_is_cut(two_machines: M
     assert link.line(link.head) == {"port": link.port}
     two_machines.restore(two_machines[1])
     link.until_answered(True)
-    link.end()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seconds", [5, 30, 120])
-def test_the_link_outlasts_a_cut(two_machines: Machines, seconds: float) -> None:
-    link = Link(two_machines)
-    two_machines.cut(two_machines[1])
-    lost = link.until_answered(False)
-    agent = two_machines[1].processes()[0].pid
-    wait_for(
-        lambda: float(Path("/proc/uptime").read_text().split()[0]),
-        wanted=lambda now: now - lost["at"] > seconds,
-        seconds=seconds + 60,
-        period_s=0.2,
-    )
-    two_machines.restore(two_machines[1])
-    assert link.until_answered(True)["at"] > lost["at"] + seconds
-    assert two_machines[1].processes()[0].pid == agent
-    os.kill(link.head.pid, signal.SIGTERM)
     link.end()

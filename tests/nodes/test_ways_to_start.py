@@ -14,7 +14,7 @@ import pytest
 from ltui.training.nodes.link_key import LinkKey
 from tests.ltui_command import LTUI
 from tests.nodes.ssh_server import SshServer
-from tests.nodes.two_machines import Machine, Machines, ltui_on, open_machines, start_on
+from tests.nodes.two_machines import Machine, Machines, ltui_on, open_machines, run_on, start_on
 from tests.waiting import wait_for
 
 PLACE_SCRIPT = """
@@ -66,13 +66,19 @@ def join_line(head: subprocess.Popen[str]) -> list[str]:
     raise AssertionError(f"no line: {head.communicate()}")
 
 
+def hide_folder(owner: Machine, other: Machine) -> None:
+    """Let ``other`` see an empty folder where ``owner`` has its own."""
+    hide = ["mount", "-t", "tmpfs", "none", str(owner.folder.parent)]
+    run_on(other, hide, code=0)
+
+
 def check_nothing_left(machines: Machines) -> None:
     """A supervisor exits shortly after it has recorded the end of its run."""
     for machine in machines:
         wait_for(machine.processes, wanted=lambda processes: not processes, seconds=30)
 
 
-def check_finished(machines: Machines, head: subprocess.Popen[str], port: int = 29500) -> None:
+def check_finished(machines: Machines, head: subprocess.Popen[str]) -> None:
     out, err = head.communicate(timeout=60)
     assert head.returncode == 0, (out, err)
     snapshot = state(machines[0])
@@ -81,7 +87,7 @@ def check_finished(machines: Machines, head: subprocess.Popen[str], port: int = 
     lines = printed(only_run(machines[0]))
     address = machines[0].address
     assert lines == [
-        f"{machine.host_name} {number} {address} {port} 2 None {SHORT}"
+        f"{machine.host_name} {number} {address} 29500 2 None {SHORT}"
         for number, machine in enumerate(machines)
     ]
     check_nothing_left(machines)
@@ -97,19 +103,6 @@ def test_by_hand(two_machines: Machines, script: tuple[str, ...]) -> None:
     joined = ltui_on(second, *line, code=0)
     assert "as node 1 of 2; node 0 is machine-0" in joined.stdout
     check_finished(two_machines, head)
-
-
-@pytest.mark.slow
-def test_by_hand_without_ipv4_and_with_one_host_name(
-    tmp_path: Path, script: tuple[str, ...]
-) -> None:
-    with open_machines(tmp_path, ipv6=True, host_names=("node", "node")) as machines:
-        words = ["exec", "--plain", "--num-nodes", "2", "--port", "4000", "--", *script, SHORT]
-        head = start_on(machines[0], [*LTUI, *words])
-        line = join_line(head)
-        assert line[1] == "[fd77::1]:4001"
-        ltui_on(machines[1], *line, code=0)
-        check_finished(machines, head, port=4000)
 
 
 @pytest.mark.slow
@@ -215,9 +208,7 @@ def test_a_host_that_cannot_be_started(
         other.chmod(0o755)
         words += ["--remote-ltui", str(other)]
     elif fault == "no working directory":
-        # The other machine sees an empty folder where node 0 has its own.
-        hide = ["mount", "-t", "tmpfs", "none", str(first.folder.parent)]
-        subprocess.run(second.command(hide), check=True)
+        hide_folder(first, second)
     if fault == "refused":
         server.refuse_the_user()
     with server.on(second):
@@ -237,9 +228,7 @@ def test_a_machine_that_has_joined_ends_if_another_one_cannot(
     server = SshServer(tmp_path / "ssh")
     with open_machines(tmp_path, count=3) as machines:
         first, second, third = machines
-        # The last machine sees an empty folder where node 0 has its own.
-        hide = ["mount", "-t", "tmpfs", "none", str(first.folder.parent)]
-        subprocess.run(third.command(hide), check=True)
+        hide_folder(first, third)
         with server.on(second), server.on(third):
             environment = server.client(first, second, third)
             words = ["exec", "--plain", "--nodes", "machine-1,machine-2", "--", *script, LONG]
@@ -278,42 +267,9 @@ def test_a_key_that_differs(two_machines: Machines, script: tuple[str, ...]) -> 
 
 def test_a_machine_without_a_network(tmp_path: Path, script: tuple[str, ...]) -> None:
     with open_machines(tmp_path, count=1, own_name_is_loopback=True) as machines:
-        flush = machines[0].command(["ip", "address", "flush", "dev", "eth0"])
-        subprocess.run(flush, check=True)
+        run_on(machines[0], ["ip", "address", "flush", "dev", "eth0"], code=0)
         words = ["exec", "--num-nodes", "2", "--", *script, SHORT]
         refused = ltui_on(machines[0], *words, code=2)
         assert "no address was found at which other machines can reach this one" in refused.stderr
         assert "--address" in refused.stderr
         assert not os.path.exists(machines[0].home / "nodes")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_preset_is_stopped_and_resumed_by_hand(two_machines: Machines) -> None:
-    first, second = two_machines
-    settings = ("num_nodes=2", "devices=1", "max_epochs=2000")
-    preset = ["run", "quickstart", "--plain", "--set", "data.init_args.loader=torch"]
-    preset += [word for setting in settings for word in ("--set", f"trainer.{setting}")]
-    reached = 0
-    for words in (preset, ["resume", "last", "--plain"]):
-        head = start_on(first, [*LTUI, *words])
-        ltui_on(second, *join_line(head), "--detach", code=0)
-        wait_for(
-            lambda: state(first)["global_step"] or 0,
-            head,
-            wanted=lambda step: step > reached,  # noqa: B023 - called within the iteration
-            seconds=240,
-            period_s=1.0,
-        )
-        # A machine that joins a later attempt never starts the engine of another one.
-        begun = [path.name for path in second.home.glob("nodes/*/engine/*.start.json")]
-        assert begun == [f"{state(first)['attempt']}.start.json"]
-        ltui_on(first, "stop", "last", code=0)
-        out, err = head.communicate(timeout=120)
-        assert head.returncode == 3, (out, err)
-        snapshot = state(first)
-        assert snapshot["state"] == "stopped"
-        assert snapshot["global_step"] > reached
-        reached = snapshot["global_step"]
-        check_nothing_left(two_machines)
-    assert state(first)["attempt"] == 2

@@ -28,6 +28,7 @@ from tests.ltui_command import LTUI
 
 _PROGRAMS = ("ip", "nsenter", "unshare", "setpriv", "mount", "hostname")
 _INTERFACE = "eth0"
+_CLOCK = Path(__file__).parent.parent / "chaos" / "shifted_clock.c"
 
 
 @functools.lru_cache(maxsize=1)
@@ -45,20 +46,6 @@ def missing_rights() -> str | None:
     if probe.returncode != 0:
         return f"network namespaces need root's rights ({probe.stderr.strip()[:100]})"
     return None
-
-
-def skewed_clock_library(folder: Path) -> Path | None:
-    """Build the library for a skewed clock in ``folder``; None without a C compiler.
-
-    libfaketime fakes too much: Python cannot sleep in its processes.
-    """
-    compiler = shutil.which("cc")
-    if compiler is None:
-        return None
-    library = folder / "skewed_clock.so"
-    source = Path(__file__).with_name("skewed_clock.c")
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
-    return library
 
 
 @dataclass
@@ -132,6 +119,28 @@ class Machines:
     def restore(self, machine: Machine) -> None:
         """Undo ``cut``."""
         _ip(self.switch, "link", "set", _port(self.machines.index(machine)), "master", "bridge")
+
+
+def with_settable_clock(machine: Machine) -> Path:
+    """Let the wall clock of a machine be fast by the seconds in a file. Return its path.
+
+    libfaketime fakes too much: Python cannot sleep in its processes. Skips the test without a C
+    compiler.
+    """
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("another clock needs a C compiler")
+    library, clock = machine.folder / "shifted_clock.so", machine.folder / "clock"
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, _CLOCK, "-ldl"], check=True)
+    set_clock(clock, 0)
+    machine.environment |= {"LD_PRELOAD": str(library), "LTUI_TEST_CLOCK": str(clock)}
+    return clock
+
+
+def set_clock(clock: Path, seconds: int) -> None:
+    """Store the seconds in place, because the processes have mapped the file."""
+    with open(clock, "r+b" if clock.exists() else "wb") as file:
+        file.write(seconds.to_bytes(8, "little", signed=True))
 
 
 def run_on(
@@ -208,9 +217,6 @@ def open_machines(
     """
     if (reason := missing_rights()) is not None:
         pytest.skip(reason)
-    library = skewed_clock_library(folder) if clock_skew_s else None
-    if clock_skew_s and library is None:
-        pytest.skip("a skewed clock needs a C compiler")
     host_names = host_names or [f"machine-{number}" for number in range(count)]
     addresses = [_address(number, ipv6) for number in range(count)]
     with contextlib.ExitStack() as stack:
@@ -244,10 +250,7 @@ def open_machines(
             machine.folder.mkdir(exist_ok=True)
             machine.environment = _environment(machine)
             if last and clock_skew_s:
-                machine.environment |= {
-                    "LD_PRELOAD": str(library),
-                    "TEST_CLOCK_SKEW_S": str(round(clock_skew_s)),
-                }
+                set_clock(with_settable_clock(machine), round(clock_skew_s))
             machines.append(machine)
             stack.callback(machine.kill_all)
         yield Machines(tuple(machines), switch)
