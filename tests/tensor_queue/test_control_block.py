@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import stat
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -68,63 +70,43 @@ def test_more_decisions_than_the_word_can_count(tmp_path: Path) -> None:
     other_process.close()
 
 
-OPENED = """
-import os, signal, sys
-from pathlib import Path
-from ltui.training.tensor_queue.control_block import ControlFile
-control = ControlFile.open(Path(sys.argv[1]))
-"""
-
-
 def test_a_signal_is_seen_by_other_processes_and_not_from_forked_children(tmp_path: Path) -> None:
-    path = tmp_path / "c"
-    control = ControlFile.open(path)
+    control = ControlFile.open(tmp_path / "c")
     control.poll()
-    run_child(
-        OPENED
-        + "signal.signal(signal.SIGUSR1, lambda number, frame: control.raise_signal(number))\n"
-        "os.kill(os.getpid(), signal.SIGUSR1)\n",
-        path,
-    )
+
+    def receive(number: int, *, in_child: bool) -> None:
+        own = ControlFile.open(tmp_path / "c")
+        signal.signal(number, lambda received, _: own.raise_signal(received))
+        kill = partial(signal.raise_signal, number)
+        run_child(kill) if in_child else kill()
+
+    run_child(lambda: receive(signal.SIGUSR1, in_child=False))
     assert required(control.poll()).signal == signal.SIGUSR1
     control.clear_signal()
     assert required(control.poll()).signal == 0
-    run_child(
-        OPENED
-        + "signal.signal(signal.SIGTERM, lambda number, frame: control.raise_signal(number))\n"
-        "pid = os.fork()\n"
-        "if pid == 0:\n"
-        "    os.kill(os.getpid(), signal.SIGTERM)\n"
-        "    os._exit(0)\n"
-        "assert os.waitpid(pid, 0)[1] == 0\n",
-        path,
-    )
+    run_child(lambda: receive(signal.SIGTERM, in_child=True))
     assert control.poll() is None
     control.close()
 
 
 def test_a_writer_killed_at_any_line_leaves_the_old_request_or_the_new(tmp_path: Path) -> None:
-    program = """
-control = ControlFile.open(Path(sys.argv[1]))
-control.request(Command.PAUSE, 1)
-control.decide(1, Command.PAUSE, 10)
-die_at("control_block.py")
-control.request(Command.STOP, 2)
-control.decide(2, Command.STOP, 20)
-"""
+    def prepare(path: Path) -> Callable[[], None]:
+        control = ControlFile.open(path)
+        control.request(Command.PAUSE, 1)
+        control.decide(1, Command.PAUSE, 10)
+
+        def write() -> None:
+            control.request(Command.STOP, 2)
+            control.decide(2, Command.STOP, 20)
+
+        return write
+
     outcomes = set()
-    for path in killed_at_every_line(
-        tmp_path,
-        "from ltui.training.tensor_queue.control_block import Command, ControlFile",
-        program,
-    ):
+    for path in killed_at_every_line(tmp_path, "control_block.py", prepare):
         control = ControlFile.open(path)
         state = control.read()
         assert state.request in (Request(1, Command.PAUSE), Request(2, Command.STOP))
-        assert state.decision in (
-            Decision(1, Command.PAUSE, 10),
-            Decision(2, Command.STOP, 20),
-        )
+        assert state.decision in (Decision(1, Command.PAUSE, 10), Decision(2, Command.STOP, 20))
         outcomes.add((state.request, state.decision))
         # The one who takes the writer's place is understood by one who watched all along.
         other_process = ControlFile.open(path)

@@ -62,6 +62,7 @@ def run(folder: Path, event: str, copies: int, device: str) -> tuple[int, str, l
     return done.returncode, done.stdout, [record.kind for record in poll.records], poll.missed
 
 
+@pytest.mark.slow
 def test_on_the_cpu_nothing_is_missed(tmp_path: Path) -> None:
     """The program itself, where it can run everywhere."""
     assert run(tmp_path, "fork", 2, "cpu") == (0, "child 7\n", [2, 2, 3], 0)
