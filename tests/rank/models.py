@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,10 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from ltui.training.rank import channel
+from ltui.training.tensor_queue.control_block import Command
+from tests.rank.runs import QUIET, RunFolder
 
 
 class Rows(Dataset):
@@ -93,3 +98,42 @@ class TwoOptimizers(Linear):
 
     def configure_optimizers(self) -> Any:
         return [torch.optim.SGD(m.parameters(), lr=0.1) for m in (self.layer, self.other)]
+
+
+def requests_at(run: RunFolder, command: Command, at: int) -> Callable[[Any, int], None]:
+    """Return an action for ``Linear`` that sends one request, in batch ``at`` of the whole run."""
+    batches = itertools.count()
+
+    def do(_module: Any, index: int) -> None:
+        if index >= 0 and next(batches) == at:
+            run.request(command)
+
+    return do
+
+
+def train(
+    run: RunFolder, model: Any, *data: Any, call: str = "fit", extra: Any = None, **options: Any
+) -> Any:
+    """Train in this process with ltui's callback, and return the Trainer.
+
+    ``extra`` are variables of the rank, ``options`` those of a new Trainer, or ``trainer``.
+    """
+    trainer = options.pop("trainer", None) or pl.Trainer(
+        **{
+            **QUIET,
+            "devices": 1,
+            "num_sanity_val_steps": 0,
+            "default_root_dir": run.path,
+            "callbacks": [run.callback(**(extra or {}))],
+            **options,
+        }
+    )
+    getattr(trainer, call)(model, *data)
+    return trainer
+
+
+def close_channel() -> None:
+    """Close the channel of this process, as its end would."""
+    if channel._current is not None:
+        channel._current.close()
+        channel._current = None

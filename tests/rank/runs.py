@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ltui.training.lifecycle.rank_package import install_rank_package
 from ltui.training.rank.callback_factory import rebuild_callback
 from ltui.training.shared.rank_environment import RankEnvironment
 from ltui.training.shared.record_types import PulseState, RecordKind, StepField
@@ -60,20 +60,6 @@ class RunFolder:
         """Return the callback that Lightning's factory makes in a rank of this run."""
         return rebuild_callback("lightning", self.rank_environment(**extra))
 
-    def execute(
-        self, *arguments: str, folders: tuple[Path, ...] = (), check: bool = True, **variables: str
-    ) -> str:
-        """Run Python in a process of this run, with the rank package and ``folders`` on its path.
-
-        Return what it printed.
-        """
-        paths = os.pathsep.join(map(str, (install_rank_package(self.path), *folders)))
-        environment = {**os.environ, **self.environment(**variables), "PYTHONPATH": paths}
-        return subprocess.run(
-            [sys.executable, *arguments], cwd=self.path, env=environment, check=check,
-            timeout=300, stdout=subprocess.PIPE, text=True,
-        ).stdout  # fmt: skip
-
     @property
     def queue_dir(self) -> Path:
         return self.path / "queue" / str(self.attempt)
@@ -89,28 +75,32 @@ class RunFolder:
         control.close()
         return self.requests
 
-    def records(self, rank: int = 0) -> list[Any]:
+    def plan(self, step: int | None = None, epochs: int | None = None) -> None:
+        """Replace the planned stop."""
+        self.queue_dir.mkdir(parents=True, exist_ok=True)
+        control = ControlFile.open(self.queue_dir / "control.bin")
+        control.plan(step, epochs)
+        control.close()
+
+    @contextlib.contextmanager
+    def _reader(self, rank: int) -> Iterator[QueueReader | None]:
         path = self.queue_dir / f"rank-{rank:05d}.queue"
         if not path.exists():
-            return []
-        reader = QueueReader(path)
-        try:
-            records: list[Any] = []
-            while new := reader.poll().records:
+            yield None
+            return
+        with contextlib.closing(QueueReader(path)) as reader:
+            yield reader
+
+    def records(self, rank: int = 0) -> list[Any]:
+        records: list[Any] = []
+        with self._reader(rank) as reader:
+            while reader is not None and (new := reader.poll().records):
                 records += new
-            return records
-        finally:
-            reader.close()
+        return records
 
     def pulse(self, rank: int = 0) -> PulseState | None:
-        path = self.queue_dir / f"rank-{rank:05d}.queue"
-        if not path.exists():
-            return None
-        reader = QueueReader(path)
-        try:
-            return reader.pulse()
-        finally:
-            reader.close()
+        with self._reader(rank) as reader:
+            return None if reader is None else reader.pulse()
 
     def steps(self, rank: int = 0) -> np.ndarray:
         rows = [r.array for r in self.records(rank) if r.kind == RecordKind.STEP]
@@ -135,25 +125,6 @@ class RunFolder:
                 for name, value in zip(label["names"], record.array.tolist(), strict=True):
                     metrics.setdefault(name, []).append((label["step"], value))
         return metrics
-
-
-def rank_side(folder: Path) -> Path:
-    """Create a folder for PYTHONPATH with the code that ranks import and its entry points."""
-    for package in ("shared", "tensor_queue", "rank"):
-        ignore = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(
-            ROOT / "training" / package, folder / "ltui/training" / package, ignore=ignore
-        )
-    shutil.copy(ROOT / "training/__init__.py", folder / "ltui/training")
-    info = folder / "ltui_rank-0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ltui-rank\nVersion: 0\n")
-    factory = "ltui = ltui.training.rank.callback_factory:callbacks"
-    (info / "entry_points.txt").write_text(
-        f"[lightning.pytorch.callbacks_factory]\n{factory}\n"
-        f"[pytorch_lightning.callbacks_factory]\n{factory}\n"
-    )
-    return folder
 
 
 @dataclass
@@ -191,6 +162,12 @@ class Script:
                 start_new_session=True,
             )
         return self
+
+    def __enter__(self) -> Script:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
     def wait(self, s: float = 110) -> int:
         try:

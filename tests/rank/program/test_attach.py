@@ -2,12 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ltui.training.shared.record_types import RecordKind, StepField
 from tests.rank.runs import RunFolder
+from tests.rank.scripts.stepping_program import EVALUATION_S
+
+Execute = Callable[..., str]
+STEPPING = Path(__file__).parents[1] / "scripts" / "stepping_program.py"
+
+
+@pytest.mark.parametrize(
+    "kind", ["no_grad", "eval_mode", "late", "first", "forward", "groups", "backward", "sharded"]
+)
+def test_an_evaluation_is_no_part_of_a_step(run: RunFolder, execute: Execute, kind: str) -> None:
+    assert execute(STEPPING, kind) == "0 freed\n", "the watch keeps the model"
+    assert run.column(StepField.GLOBAL_STEP) == list(range(2, 13))
+    assert max(run.column(StepField.STEP_S)) < EVALUATION_S
+    assert set(run.column(StepField.SAMPLES)) == {4}
+    (hello,) = run.labels(RecordKind.HELLO)
+    assert hello["program"] == ("PyTorch FSDP" if kind == "sharded" else "PyTorch")
+
+
+def test_a_program_that_trains_in_evaluation_mode(run: RunFolder, execute: Execute) -> None:
+    execute(STEPPING, "frozen")
+    assert set(run.column(StepField.SAMPLES)) == {4}
+
+
+def test_a_compiled_step_does_not_compile_the_watch(run: RunFolder, execute: Execute) -> None:
+    bare = execute(STEPPING, "compiled", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert execute(STEPPING, "compiled") == bare
+    assert run.column(StepField.GLOBAL_STEP) == list(range(2, 13))
+
 
 OWN_HOOK = """
 import torch
@@ -23,17 +52,15 @@ assert len(calls) == 4
 """
 
 
-def test_a_program_may_have_such_a_hook_of_its_own(run: RunFolder) -> None:
-    run.execute("-c", OWN_HOOK)
+def test_a_program_may_have_such_a_hook_of_its_own_and_train_again(
+    run: RunFolder, execute: Execute
+) -> None:
+    execute(OWN_HOOK)
     assert run.column(StepField.GLOBAL_STEP) == [2, 3, 4]
-
-
-def test_a_second_training_of_a_script_counts_on_and_is_an_event(run: RunFolder) -> None:
-    for _ in range(2):
-        run.execute("-c", OWN_HOOK)
+    execute(OWN_HOOK)
     assert run.column(StepField.GLOBAL_STEP) == [6, 7, 8]
     (note,) = run.events("note")
-    assert note["text"] == ("A new training began in another process; its steps count on from 4.")
+    assert note["text"] == "A new training began in another process; its steps count on from 4."
 
 
 RAISES_IN_A_CHILD = """
@@ -60,9 +87,9 @@ child.join()
 
 @pytest.mark.parametrize(("how", "raised"), [("torch", 1), ("own", 1), ("ends", 0)])
 def test_an_error_in_a_child_of_multiprocessing_is_recorded(
-    run: RunFolder, how: str, raised: int
+    run: RunFolder, execute: Execute, how: str, raised: int
 ) -> None:
-    run.execute("-c", RAISES_IN_A_CHILD, how, check=False)
+    execute(RAISES_IN_A_CHILD, how, check=False)
     events = run.events("exception")
     assert [(e["type"], e["message"]) for e in events] == [
         ("IndexError", "Target 9 is out of bounds.")
@@ -77,25 +104,26 @@ for number in range(20_000 + 5):
 """
 
 
-def test_dropped_values_of_a_program_without_steps_are_counted(run: RunFolder) -> None:
-    size = str(16 << 20)
-    run.execute("-c", PRINTS_WITHOUT_STEPS, LTUI_METRICS_PATTERN="pairs", LTUI_QUEUE_BYTES=size)
+def test_dropped_values_of_a_program_without_steps_are_counted(
+    run: RunFolder, execute: Execute
+) -> None:
+    execute(PRINTS_WITHOUT_STEPS, LTUI_METRICS_PATTERN="pairs", LTUI_QUEUE_BYTES=str(16 << 20))
     assert [value for _, value in run.metrics()["loss"]] == list(range(5, 20_005))
     (note,) = run.events("note")
     assert (note["dropped"], note["epoch"]) == (5, None)
     assert note["text"].startswith("5 calls that log values were dropped")
 
 
-def test_lines_that_are_too_long_to_be_read_are_an_event(run: RunFolder) -> None:
+def test_lines_that_are_too_long_to_be_read_are_an_event(run: RunFolder, execute: Execute) -> None:
     program = "import torch; print('x' * 1001); print('y' * 1001); print('loss 0.5')"
-    run.execute("-c", program, LTUI_METRICS_PATTERN="pairs")
+    execute(program, LTUI_METRICS_PATTERN="pairs")
     (note,) = run.events("note")
     assert note["text"] == "The metrics pattern skips printed lines of more than 1,000 characters."
 
 
 @pytest.mark.parametrize("trains", [True, False])
 def test_keras_with_torch_as_its_backend_is_named(
-    run: RunFolder, tmp_path: Path, trains: bool
+    run: RunFolder, execute: Execute, tmp_path: Path, trains: bool
 ) -> None:
     """A stand-in for Keras 3.15.1, which imports these modules by ``import keras``."""
     backend = tmp_path / "keras" / "src" / "backend" / "torch"
@@ -105,7 +133,7 @@ def test_keras_with_torch_as_its_backend_is_named(
     (backend / "trainer.py").write_text("class TorchTrainer:\n    def fit(self): return 3\n")
     program = "import torch, keras.src.backend.torch.trainer as t; print('loss: 0.5')"
     program += "; assert t.TorchTrainer().fit() == 3" * trains
-    run.execute("-c", program, folders=(tmp_path,), LTUI_METRICS_PATTERN="pairs")
+    execute(program, folders=(tmp_path,), LTUI_METRICS_PATTERN="pairs")
     (hello,) = run.labels(RecordKind.HELLO)
     assert (hello["program"], hello["saves"]) == ("Keras", False)
     assert run.metrics() == {"loss": [(1, 0.5)]}

@@ -5,7 +5,7 @@ Those that are not installed here are replaced by packages of the same public fu
 
 from __future__ import annotations
 
-import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -173,59 +173,58 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def logged(packages: Path, run: RunFolder, module: str) -> Curves:
-    """Return the curves of a program that logs by ``module``."""
-    run.execute("-W", "ignore", str(LOGS), module, folders=(packages,))
-    assert run.events("note") == []
-    return run.metrics()
+Logged = Callable[[str], Curves]
+
+
+@pytest.fixture
+def logged(packages: Path, run: RunFolder, execute: Callable[..., str]) -> Logged:
+    """Return the curves of a program that logs by a module."""
+
+    def curves(module: str) -> Curves:
+        execute(LOGS, module, folders=(packages,))
+        assert run.events("note") == []
+        return run.metrics()
+
+    return curves
 
 
 def at_each_step(factor: float = 1.0) -> list[tuple[int, float]]:
     return [(step, factor * (step or 0.5)) for step in range(5)]
 
 
-@pytest.mark.parametrize("module", ["uses_tensorboard", "uses_tensorboard_x"])
-def test_tensorboard(packages: Path, run: RunFolder, module: str) -> None:
-    if module == "uses_tensorboard" and importlib.util.find_spec("tensorboard") is None:
-        pytest.skip("tensorboard is not installed")
-    assert logged(packages, run, module) == {
-        "loss": at_each_step(),
-        "rates/low": at_each_step(),
-        "rates/high": at_each_step(2),
-        "val/loss": at_each_step(-1),
-    }
+ALWAYS = [(step, 0.1) for step in range(5)]
+TENSORBOARD_CURVES = {
+    "loss": at_each_step(),
+    "val/loss": at_each_step(-1),
+    "rates/low": at_each_step(),
+    "rates/high": at_each_step(2),
+}
 
 
 @pytest.mark.parametrize(
     ("module", "curves"),
     [
-        (
-            "uses_wandb",
-            {"loss": at_each_step(), "val.acc": at_each_step(2), "lr": at_each_step()},
-        ),
+        ("uses_tensorboard", TENSORBOARD_CURVES),
+        ("uses_tensorboard_x", TENSORBOARD_CURVES),
+        ("uses_wandb", {"loss": at_each_step(), "val.acc": at_each_step(2), "lr": at_each_step()}),
         ("uses_trackio", {"loss": at_each_step(), "val/acc": at_each_step(2)}),
         (
             "uses_mlflow",
-            {
-                "loss": at_each_step(),
-                "error": at_each_step(),
-                "acc": at_each_step(2),
-                "lr": [(step, 0.1) for step in range(5)],
-            },
+            {"loss": at_each_step(), "error": at_each_step(), "acc": at_each_step(2), "lr": ALWAYS},
         ),
         ("uses_accelerate", {"loss": [*at_each_step(), (4, 9.0)]}),
         ("uses_fabric", {"loss": at_each_step(), "acc": at_each_step(2)}),
     ],
 )
-def test_other_libraries(packages: Path, run: RunFolder, module: str, curves: Curves) -> None:
-    assert logged(packages, run, module) == curves
+def test_all_values_of_a_library_are_recorded(logged: Logged, module: str, curves: Curves) -> None:
+    if module == "uses_tensorboard":
+        pytest.importorskip("tensorboard")
+    assert logged(module) == curves
 
 
-def test_hugging_face_trainer_that_reports_to_several_libraries(
-    packages: Path, run: RunFolder
-) -> None:
+def test_hugging_face_trainer_that_reports_to_several_libraries(logged: Logged) -> None:
     pytest.importorskip("tensorboard")
-    curves = logged(packages, run, "uses_transformers")
+    curves = logged("uses_transformers")
     assert curves.pop("train/epoch") == [(step, step / 4) for step in range(5)]
     assert curves == {
         "train/loss": at_each_step(),
@@ -236,18 +235,22 @@ def test_hugging_face_trainer_that_reports_to_several_libraries(
 
 
 def test_a_program_without_steps_records_what_it_has_logged_when_it_ends(
-    packages: Path, run: RunFolder
+    packages: Path, run: RunFolder, execute: Callable[..., str]
 ) -> None:
-    log = "import torch, uses_trackio as u; [u.log(n, 4.0 - n) for n in range(2)]"
-    run.execute("-c", log, folders=(packages,))
+    execute(
+        "import torch, uses_trackio as u; [u.log(n, 4.0 - n) for n in range(2)]",
+        folders=(packages,),
+    )
     assert [value for _, value in run.metrics()["loss"]] == [4.0, 3.0]
     (hello,) = run.labels(RecordKind.HELLO)
     assert (hello["program"], hello["saves"]) == ("PyTorch without torch.optim", False)
     assert run.pulse() is None
 
 
-def test_a_process_beside_a_rank_records_nothing(packages: Path, run: RunFolder) -> None:
+def test_a_process_beside_a_rank_records_nothing(
+    packages: Path, run: RunFolder, execute: Callable[..., str]
+) -> None:
     run.queue_dir.mkdir(parents=True)
     (run.queue_dir / "rank-00000.queue").touch()
-    run.execute("-c", "import torch, uses_trackio as u; u.log(3, 4.0)", folders=(packages,))
+    execute("import torch, uses_trackio as u; u.log(3, 4.0)", folders=(packages,))
     assert (run.queue_dir / "rank-00000.queue").stat().st_size == 0

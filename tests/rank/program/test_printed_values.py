@@ -10,88 +10,64 @@ import pytest
 
 from ltui.training.rank.program.printed_values import MAX_LINE, PrintedValues, metric_pattern
 
-TRAIN_AND_VAL = {"train/loss": 1, "train/acc": 2, "val/loss": 3, "val/acc": 4}
+TRAIN_AND_VAL: dict[str, float] = {"train/loss": 1, "train/acc": 2, "val/loss": 3, "val/acc": 4}
 
-
-@pytest.mark.parametrize(
-    ("line", "values"),
-    [
-        (
-            "iter 10: loss 4.16, time 12.5ms, mfu -100.00%",
-            {"iter": 10, "loss": 4.16, "mfu": -100.0},
-        ),
-        ("step=3 train/loss = 1e-3; lr: 5E-05", {"step": 3, "train/loss": 1e-3, "lr": 5e-5}),
-        ("version 1.2.3, saved to a.pt", {}),
-        (
-            "step 20: train loss 2.0020, val loss 3.0020",
-            {"step": 20, "train/loss": 2.002, "val/loss": 3.002},
-        ),
-        ("Epoch 0 | Train Loss 5.0 | Eval Loss 7.0", {"Epoch": 0, "train/loss": 5, "eval/loss": 7}),
-        (
-            "| end of epoch 1 | time: 5.5s | valid loss 37.20 | valid ppl 41.15",
-            {"epoch": 1, "val/loss": 37.2, "val/ppl": 41.15},
-        ),
-        ("iter 20: loss 1.0020", {"iter": 20, "loss": 1.002}),
-        (
-            "Train: loss 2.0 acc .5 | Val: loss 3.0 acc .4",
-            {"train/loss": 2, "train/acc": 0.5, "val/loss": 3, "val/acc": 0.4},
-        ),
-        ("Train Epoch: 1 [0/60000 (0%)]\tLoss: 2.300039", {"Epoch": 1, "train/loss": 2.300039}),
-        (
-            "Test set: Average loss: 0.0478, Accuracy: 9000/10000 (90%)",
-            {"test/average_loss": 0.0478, "test/accuracy": 0.9},
-        ),
-        ("train loss 1 acc 2 val loss 3 acc 4", TRAIN_AND_VAL),
-        ("train Loss: 1 Acc: 2 | (val) Loss: 3 Acc: 4", TRAIN_AND_VAL),
-        ("loss (train): 1, loss (val): 2", {"train/loss": 1, "val/loss": 2}),
-        ("LOSS train 1 valid 2", {"train/loss": 1, "val/loss": 2}),
-        (
-            "Epoch(val) [1][10/10]  loss: 1 accuracy/top1: 2 lr: 0.1 eta: 0:01:00",
-            {"val/loss": 1, "val/accuracy/top1": 2, "lr": 0.1},
-        ),
-        (
-            "Validation Results - Epoch: 1 Avg accuracy: 0.33 Avg loss: 1.10",
-            {"Epoch": 1, "val/avg_accuracy": 0.33, "val/avg_loss": 1.1},
-        ),
-        ("VALID epoch 1 loss 2", {"epoch": 1, "val/loss": 2}),
-        ("train_loss=1, val_loss=2", {"train_loss": 1, "val_loss": 2}),
-        ("Train Epoch: 1 time 00:01:23 eta 0:00:30", {"Epoch": 1}),
-        ("best val loss so far: 1.5; train 3, valid 4; set 5; 0G 2.1", {}),
-        ("val_loss improved from 2.5 to 2.1", {}),
-        (
-            "loss = tensor(7.5, device='cuda:0') f1: np.float64(0.5) Acc@1 0.39",
-            {"loss": 7.5, "f1": 0.5, "Acc@1": 0.39},
-        ),
-        ("val/loss 1 val/loss=2", {"val/loss": 1, "val/loss 2": 2}),
-        ("raw loss 1.5 smoothed loss 2.5", {"raw loss": 1.5, "smoothed loss": 2.5}),
-        ("epoch 0: {'accuracy': 0.68, 'f1': .81}", {"epoch": 0, "accuracy": 0.68, "f1": 0.81}),
-        (
-            "{'loss': '2.302', 'learning_rate': '5e-05', 'epoch': '0.5'}",
-            {"loss": 2.302, "learning_rate": 5e-05, "epoch": 0.5},
-        ),
-    ],
-)
-def test_pairs_of_a_line(line: str, values: dict[str, float]) -> None:
-    assert metric_pattern("pairs")(line) == values
+PAIRS: dict[str, dict[str, float]] = {
+    "iter 10: loss 4.16, time 12.5ms, mfu -100.00%": {"iter": 10, "loss": 4.16, "mfu": -100.0},
+    "step=3 train/loss = 1e-3; lr: 5E-05": {"step": 3, "train/loss": 1e-3, "lr": 5e-5},
+    "version 1.2.3, saved to a.pt": {},
+    "step 2: train loss 2.002, val loss 3.002": {"step": 2, "train/loss": 2.002, "val/loss": 3.002},
+    "Epoch 0 | Train Loss 5.0 | Eval Loss 7.0": {"Epoch": 0, "train/loss": 5, "eval/loss": 7},
+    "| end of epoch 1 | time: 5.5s | valid loss 37.20 | valid ppl 41.15":
+        {"epoch": 1, "val/loss": 37.2, "val/ppl": 41.15},
+    "iter 20: loss 1.0020": {"iter": 20, "loss": 1.002},
+    "Train: loss 2.0 acc .5 | Val: loss 3.0 acc .4":
+        {"train/loss": 2, "train/acc": 0.5, "val/loss": 3, "val/acc": 0.4},
+    "Train Epoch: 1 [0/60000 (0%)]\tLoss: 2.300039": {"Epoch": 1, "train/loss": 2.300039},
+    "Test set: Average loss: 0.0478, Accuracy: 9000/10000 (90%)":
+        {"test/average_loss": 0.0478, "test/accuracy": 0.9},
+    "train loss 1 acc 2 val loss 3 acc 4": TRAIN_AND_VAL,
+    "train Loss: 1 Acc: 2 | (val) Loss: 3 Acc: 4": TRAIN_AND_VAL,
+    "loss (train): 1, loss (val): 2": {"train/loss": 1, "val/loss": 2},
+    "LOSS train 1 valid 2": {"train/loss": 1, "val/loss": 2},
+    "Epoch(val) [1][10/10]  loss: 1 accuracy/top1: 2 lr: 0.1 eta: 0:01:00":
+        {"val/loss": 1, "val/accuracy/top1": 2, "lr": 0.1},
+    "Validation Results - Epoch: 1 Avg accuracy: 0.33 Avg loss: 1.10":
+        {"Epoch": 1, "val/avg_accuracy": 0.33, "val/avg_loss": 1.1},
+    "VALID epoch 1 loss 2": {"epoch": 1, "val/loss": 2},
+    "train_loss=1, val_loss=2": {"train_loss": 1, "val_loss": 2},
+    "Train Epoch: 1 time 00:01:23 eta 0:00:30": {"Epoch": 1},
+    "best val loss so far: 1.5; train 3, valid 4; set 5; 0G 2.1": {},
+    "val_loss improved from 2.5 to 2.1": {},
+    "loss = tensor(7.5, device='cuda:0') f1: np.float64(0.5) Acc@1 0.39":
+        {"loss": 7.5, "f1": 0.5, "Acc@1": 0.39},
+    "val/loss 1 val/loss=2": {"val/loss": 1, "val/loss 2": 2},
+    "raw loss 1.5 smoothed loss 2.5": {"raw loss": 1.5, "smoothed loss": 2.5},
+    "epoch 0: {'accuracy': 0.68, 'f1': .81}": {"epoch": 0, "accuracy": 0.68, "f1": 0.81},
+    "{'loss': '2.302', 'learning_rate': '5e-05', 'epoch': '0.5'}":
+        {"loss": 2.302, "learning_rate": 5e-05, "epoch": 0.5},
+}  # fmt: skip
+LOSS_AND_STEP = r"loss (?P<loss>\S+)( at (?P<step>\d+))?"
 
 
 @pytest.mark.parametrize(
     ("pattern", "line", "values"),
     [
+        *(("pairs", line, values) for line, values in PAIRS.items()),
         ("json", ' {"loss": 0.5, "ok": true, "name": "a", "step": 7}', {"loss": 0.5, "step": 7}),
         ("json", '{"loss": 0.5', {}),
         ("json", "[0.5]", {}),
-        (
-            r"loss (?P<loss>\S+)( at (?P<step>\d+))?",
-            "the loss 0.25 at 9",
-            {"loss": 0.25, "step": 9},
-        ),
-        (r"loss (?P<loss>\S+)( at (?P<step>\d+))?", "loss 0.25", {"loss": 0.25}),
+        (LOSS_AND_STEP, "the loss 0.25 at 9", {"loss": 0.25, "step": 9}),
+        (LOSS_AND_STEP, "loss 0.25", {"loss": 0.25}),
         (r"loss (?P<loss>\S+)", "loss unknown", {}),
     ],
 )
 def test_values_of_a_line(pattern: str, line: str, values: dict[str, float]) -> None:
     assert metric_pattern(pattern)(line) == values
+
+
+def test_a_loss_of_nan_is_a_value() -> None:
+    assert math.isnan(metric_pattern("pairs")("loss: nan")["loss"])
 
 
 @pytest.mark.parametrize(
@@ -114,10 +90,6 @@ def test_values_of_a_line(pattern: str, line: str, values: dict[str, float]) -> 
 def test_a_heading_holds_for_the_lines_below_it(lines: str, names: str) -> None:
     read = metric_pattern("pairs")
     assert [name for line in lines.split("\n") for name in read(line)] == names.split()
-
-
-def test_a_loss_of_nan_is_a_value() -> None:
-    assert math.isnan(metric_pattern("pairs")("loss: nan")["loss"])
 
 
 @pytest.mark.parametrize(

@@ -83,3 +83,45 @@ def test_nothing_is_published_if_another_rank_failed(tmp_path: Path, failing_cal
     assert save(tmp_path, agree=agree).size_bytes is None
     assert calls == [True, True]
     assert list(tmp_path.iterdir()) == []
+
+
+REGISTERS = """
+import multiprocessing, sys
+import ltui_rank
+
+sys.stderr = sys.stdout
+
+def train():
+    print("resumed", ltui_rank.on_checkpoint(print, print), flush=True)
+
+if __name__ == "__main__":
+    if sys.argv[1] == "child":
+        process = multiprocessing.get_context("spawn").Process(target=train)
+        process.start()
+        process.join()
+    else:
+        train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("process", "printed", "claims"),
+    [
+        ("child", "after init_process_group", False),  # its rank may be another's
+        ("alone", "", True),
+        ("unwritable", "no checkpoints and no telemetry", False),
+    ],
+)
+def test_on_checkpoint_goes_on_where_ltui_cannot_be_used(
+    tmp_path: Path, execute: Callable[..., str], process: str, printed: str, claims: bool
+) -> None:
+    run_dir = tmp_path / "run"
+    if process == "unwritable":
+        run_dir.write_text("no folder")
+    settings = {"LTUI_RUN_DIR": str(run_dir), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    *complaints, last = execute(REGISTERS, process, **settings).splitlines()
+    assert last == "resumed False"
+    assert len(complaints) == bool(printed)
+    assert printed in "".join(complaints)
+    assert (run_dir / "queue").exists() == claims
+    assert (run_dir / "queue" / "1" / "rank-00000.claim").exists() == claims

@@ -6,34 +6,18 @@ Arguments: package (lightning or pytorch_lightning), then key=value.
 import importlib
 import sys
 import time
+from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, TensorDataset
 
 PACKAGE = sys.argv[1]
 OPTIONS = dict(text.split("=", 1) for text in sys.argv[2:])
-if PACKAGE == "lightning":
-    import lightning.pytorch as pl
-else:
-    pl = importlib.import_module("pytorch_lightning")
+pl: Any = importlib.import_module({"lightning": "lightning.pytorch"}.get(PACKAGE, PACKAGE))
 
 
 def option(name, default):
     return type(default)(OPTIONS.get(name, default))
-
-
-class Data(Dataset):
-    def __init__(self, length, sleep_s=0.0):
-        self.length, self.sleep_s = length, sleep_s
-        self.rows = torch.randn(length, 8, generator=torch.Generator().manual_seed(0))
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, index):
-        if self.sleep_s:
-            time.sleep(self.sleep_s)
-        return self.rows[index], self.rows[index].sum()
 
 
 class Model(pl.LightningModule):
@@ -50,8 +34,6 @@ class Model(pl.LightningModule):
         if self.global_rank == option("raise_rank", -1) and batch_idx == 3:
             raise ValueError("the user's own mistake")
         loss = self.loss(batch)
-        if option("nan_at", -1) == batch_idx:
-            loss = loss * float("nan")
         self.log("fit/loss", loss)
         return loss
 
@@ -63,9 +45,6 @@ class Model(pl.LightningModule):
         if self.global_rank == 0:
             print(f"EPOCH END {self.current_epoch}", flush=True)
 
-    def test_step(self, batch, batch_idx):
-        self.log("test/loss", self.loss(batch), sync_dist=True)
-
     def on_validation_end(self):
         if self.global_rank == 0 and not self.trainer.sanity_checking:
             print(f"VALIDATION END {self.trainer.global_step}", flush=True)
@@ -76,32 +55,24 @@ class Model(pl.LightningModule):
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
 
-def loader(length, sleep_s=0.0):
-    workers = option("workers", 0)
-    return DataLoader(Data(length, sleep_s), batch_size=4, num_workers=workers)
+def loader(length):
+    rows = torch.randn(length, 8, generator=torch.Generator().manual_seed(0))
+    data = TensorDataset(rows, rows.sum(1))
+    return DataLoader(data, batch_size=4, num_workers=option("workers", 0))
 
 
 if __name__ == "__main__":
     torch.manual_seed(1)
-    devices = option("devices", 2)
     trainer = pl.Trainer(
         accelerator="cpu",
-        devices=devices,
-        strategy="ddp" if devices > 1 else "auto",
+        devices=2,
+        strategy="ddp",
         max_epochs=option("epochs", 2),
-        accumulate_grad_batches=option("accumulate", 1),
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         enable_checkpointing=False,
         num_sanity_val_steps=2,
     )
-    rows = option("batches", 10) * 4 * devices
-    trainer.fit(
-        Model(),
-        loader(rows, option("item_s", 0.0)),
-        loader(option("val_batches", 3) * 4 * devices),
-    )
+    trainer.fit(Model(), loader(8 * option("batches", 10)), loader(8 * option("val_batches", 3)))
     print(f"AFTER FIT rank {trainer.global_rank} step {trainer.global_step}", flush=True)
-    if option("test", 0):
-        trainer.test(Model(), loader(16), verbose=False)
