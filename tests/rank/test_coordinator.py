@@ -7,10 +7,9 @@ import json
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +18,14 @@ import torch
 
 from ltui.training.rank.coordination.stop_signals import REPEAT_S, RunStopped
 from ltui.training.rank.node_folders import resume_source
+from ltui.training.shared import checkpoint_files
 from ltui.training.shared.record_types import Outcome, Phase
 from ltui.training.tensor_queue.control_block import Command
 from ltui.training.tensor_queue.queue_writer import QueueWriter
-from tests.rank.models import Linear, loader
+from tests.rank.models import Linear, loader, requests_at
 from tests.rank.runs import RunFolder
 from tests.required import required
 from tests.waiting import wait_for
-
-
-def requests_at(run: RunFolder, command: Command, at: int) -> Any:
-    """Return an action for ``Linear`` that sends one request, in batch ``at`` of the whole run."""
-    calls = []
-
-    def do(module: Any, index: int) -> None:
-        if index >= 0:
-            calls.append(index)
-        if index >= 0 and len(calls) - 1 == at:
-            run.request(command)
-
-    return do
 
 
 def counters(path: Path) -> tuple[int, int]:
@@ -78,43 +65,68 @@ def test_stop_saves_a_checkpoint_and_ends_the_fit(run: RunFolder, fit: Any) -> N
     assert model.order[-1] == "train 6"
 
 
-def trained(fit: Any, model: Linear, **options: Any) -> Linear:
-    fit(model, loader(5), loader(2), max_epochs=3, **options)
+class Dropping(Linear):
+    """Weights depend on random states and on the order of shuffled data."""
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        return super().training_step(torch.nn.functional.dropout(batch, 0.3), batch_idx)
+
+
+def trained(fit: Any, model: Linear, *, validate: bool = True, **options: Any) -> Linear:
+    torch.manual_seed(3)
+    data = [loader(5, shuffle=True), loader(2)] if validate else [loader(5, shuffle=True)]
+    fit(model, *data, **{"max_epochs": 3, **options})
     return model
 
 
 def without_stop(run: RunFolder, fit: Any, **options: Any) -> Linear:
     """Train the same as another attempt, so that the one under test is the first of its own."""
     run.attempt = 9
-    model = trained(fit, Linear(), **options)
+    model = trained(fit, Dropping(), **options)
     run.attempt = 1
     return model
 
 
 @pytest.mark.parametrize(
-    ("at", "options"),
+    ("asked", "at", "options"),
     [
-        (6, {}),
-        (4, {}),  # the last batch of an epoch, validation to come
-        (6, {"accumulate_grad_batches": 2}),
-        (6, {"max_steps": 13}),
-        (7, {"val_check_interval": 3}),
-        (5, {"val_check_interval": 3}),
+        # A request, in a batch of the whole run.
+        ({"batch": 6}, (7, 1), {}),
+        ({"batch": 4}, (5, 0), {}),  # the last batch of an epoch, validation to come
+        ({"batch": 4}, (5, 1), {"validate": False}),  # once the epoch is over
+        ({"batch": 6}, (4, 1), {"accumulate_grad_batches": 2}),
+        ({"batch": 6}, (7, 1), {"max_steps": 13}),
+        ({"batch": 7}, (8, 1), {"val_check_interval": 3}),
+        ({"batch": 5}, (6, 1), {"val_check_interval": 3}),
+        # A plan.
+        ({"step": 7}, (7, 1), {}),
+        ({"step": 10}, (10, 1), {}),
+        ({"step": 10}, (10, 2), {"validate": False}),
+        ({"epochs": 2}, (10, 2), {}),
+        ({"epochs": 2}, (10, 2), {"validate": False}),
+        ({"epochs": 3}, (15, 3), {"check_val_every_n_epoch": 2, "max_epochs": 4}),
+        ({"epochs": 2}, (6, 2), {"accumulate_grad_batches": 2}),
+        ({"step": 4}, (4, 1), {"accumulate_grad_batches": 2}),
     ],
 )
 def test_a_resumed_run_equals_a_run_without_a_stop(
-    run: RunFolder, fit: Any, at: int, options: dict[str, Any]
+    run: RunFolder, fit: Any, asked: dict[str, int], at: tuple[int, int], options: dict[str, Any]
 ) -> None:
     """Order of steps, validations and epoch ends, and the weights."""
     reference = without_stop(run, fit, **options)
-    first = Linear(requests_at(run, Command.STOP, at))
+    first = Dropping()
+    if "batch" in asked:
+        first.do = requests_at(run, Command.STOP, asked["batch"])
+    else:
+        run.plan(**asked)
     with pytest.raises(RunStopped):
         trained(fit, first, **options)
     (path,) = run.checkpoints
+    assert counters(path) == at
+    assert [e["global_step"] for e in run.events("stopped")] == [at[0]]
     run.attempt = 2
-    second = trained(fit, Linear(), extra={"LTUI_RESUME_FROM": str(path)}, **options)
-    (resumed,) = run.events("resumed")
-    assert resumed["global_step"] == counters(path)[0]
+    second = trained(fit, Dropping(), extra={"LTUI_RESUME_FROM": str(path)}, **options)
+    assert [e["global_step"] for e in run.events("resumed")] == [at[0]]
     assert first.order + second.order == reference.order
     assert torch.equal(second.layer.weight, reference.layer.weight)
 
@@ -126,7 +138,7 @@ def test_stop_within_validation(run: RunFolder, fit: Any) -> None:
         if index == -1 and module.trainer.global_step == 10:
             run.request(Command.STOP)
 
-    first = Linear(do)
+    first = Dropping(do)
     with pytest.raises(RunStopped):
         trained(fit, first)
     assert first.order[-1] == "val 0"
@@ -134,7 +146,7 @@ def test_stop_within_validation(run: RunFolder, fit: Any) -> None:
     assert counters(path) == (10, 1)
     assert [step for step, _ in run.metrics()["val_loss"]] == [5]
     run.attempt = 2
-    second = trained(fit, Linear(), extra={"LTUI_RESUME_FROM": str(path)})
+    second = trained(fit, Dropping(), extra={"LTUI_RESUME_FROM": str(path)})
     assert first.order[:-1] + second.order == reference.order
     assert torch.equal(second.layer.weight, reference.layer.weight)
 
@@ -149,16 +161,6 @@ def test_stop_requested_before_the_first_step_and_on_the_last(run: RunFolder, fi
     fit(Linear(requests_at(run, Command.STOP, 2)), loader(3), max_epochs=1)
     assert run.events("stopped") == []
     assert len(run.events("finished")) == 1
-
-
-def test_last_batch_of_an_epoch_without_validation_stops_once_the_epoch_is_over(
-    run: RunFolder, fit: Any
-) -> None:
-    model = Linear(requests_at(run, Command.STOP, 2))
-    with pytest.raises(RunStopped):
-        fit(model, loader(3), max_epochs=3)
-    assert counters(run.checkpoints[0]) == (3, 1)
-    assert model.order[-1] == "epoch end 0"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2])
@@ -197,60 +199,40 @@ def test_second_interrupt_interrupts(run: RunFolder, fit: Any) -> None:
     assert run.checkpoints == []
 
 
-SESSIONS = """
-import subprocess
-from ltui.training.rank.coordination.stop_signals import StopSignals
+def paused(
+    run: RunFolder, fit: Any, act: Callable[[], object], then: Command = Command.CONTINUE
+) -> None:
+    """Train six batches and pause after the third; there call ``act`` and send ``then``."""
 
-assert StopSignals(print).install()
-options = {"start_new_session": True, "preexec_fn": lambda: None}
-assert subprocess.run(["true"], **options).returncode == 0
-"""
+    def act_in_pause() -> None:
+        try:
+            wait_for(lambda: (pulse := run.pulse()) and pulse.phase == Phase.PAUSED)
+            act()
+        finally:
+            run.request(then)
 
-
-def test_programs_of_a_rank_may_begin_sessions() -> None:
-    subprocess.run([sys.executable, "-c", SESSIONS], timeout=60, check=True)
-
-
-OWN_HANDLER = """
-import signal
-from ltui.training.rank.coordination.stop_signals import StopSignals
-
-signal.signal(signal.SIGUSR2, print)
-signals = StopSignals(print)
-assert signals.install()
-signals.restore_defaults()
-assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-assert signal.getsignal(signal.SIGUSR2) is print
-"""
-
-
-def test_the_sigusr2_handler_of_a_script_stays_when_the_coordinator_fails() -> None:
-    subprocess.run([sys.executable, "-c", OWN_HANDLER], timeout=60, check=True)
+    thread = threading.Thread(target=act_in_pause)
+    thread.start()
+    try:
+        fit(Linear(requests_at(run, Command.PAUSE, 2)), loader(6), max_epochs=1)
+    finally:
+        thread.join()
 
 
 def test_pause_then_checkpoint_then_continue(run: RunFolder, fit: Any) -> None:
     observed: list[Any] = []
 
-    def request_while_paused() -> None:
-        try:
-            wait_for(lambda: (pulse := run.pulse()) and pulse.phase == Phase.PAUSED)
-            observed.append(required(run.pulse()).global_step)
-            run.request(Command.CHECKPOINT)
-            wait_for(lambda: run.checkpoints)
-            wait_for(lambda: required(run.pulse()).decision_done == 2)
-            observed.append(len(run.steps()))
-        finally:
-            run.request(Command.CONTINUE)
+    def save() -> None:
+        observed.append(required(run.pulse()).global_step)
+        run.request(Command.CHECKPOINT)
+        wait_for(lambda: required(run.pulse()).decision_done == 2)
+        observed.append(len(run.steps()))
 
-    thread = threading.Thread(target=request_while_paused)
-    thread.start()
-    fit(Linear(requests_at(run, Command.PAUSE, 2)), loader(6), max_epochs=1)
-    thread.join()
+    paused(run, fit, save)
     assert observed == [3, 3]
     assert run.checkpoints[0].name == "step-00000003-request.ckpt"
     # The checkpoint does not begin a second pause.
-    assert len(run.events("paused")) == 1
-    assert len(run.events("continued")) == 1
+    assert [len(run.events(kind)) for kind in ("paused", "continued")] == [1, 1]
     assert len(run.steps()) == 6
     assert required(run.pulse()).decision_done == 3
     # The pause is no part of a step.
@@ -267,31 +249,15 @@ def test_losses_that_arrive_in_a_pause_are_published(
         if writer.pulse.phase == Phase.PAUSED:
             flushed.set()
 
-    def request_when_flushed() -> None:
-        try:
-            assert flushed.wait(60)
-        finally:
-            run.request(Command.CONTINUE)
-
     monkeypatch.setattr(QueueWriter, "flush_staged", flush)
-    thread = threading.Thread(target=request_when_flushed)
-    thread.start()
-    fit(Linear(requests_at(run, Command.PAUSE, 2)), loader(6), max_epochs=1)
-    thread.join()
+    paused(run, fit, lambda: flushed.wait(60))
     assert flushed.is_set()
     assert len(run.steps()) == 6
 
 
 def test_stop_while_paused(run: RunFolder, fit: Any) -> None:
-    def request_while_paused() -> None:
-        wait_for(lambda: (pulse := run.pulse()) and pulse.phase == Phase.PAUSED)
-        run.request(Command.STOP)
-
-    thread = threading.Thread(target=request_while_paused)
-    thread.start()
     with pytest.raises(RunStopped):
-        fit(Linear(requests_at(run, Command.PAUSE, 2)), loader(6), max_epochs=1)
-    thread.join()
+        paused(run, fit, lambda: None, then=Command.STOP)
     assert counters(run.checkpoints[0]) == (3, 0)
 
 
@@ -317,9 +283,15 @@ def test_more_epochs_after_the_end(run: RunFolder, fit: Any) -> None:
     assert model.order == [f"train {n}" for n in range(5, 10)] + ["epoch end 1"]
 
 
-def test_training_continues_if_the_checkpoint_cannot_be_written(run: RunFolder, fit: Any) -> None:
+@pytest.mark.parametrize("planned", [False, True])
+def test_training_continues_if_the_checkpoint_cannot_be_written(
+    run: RunFolder, fit: Any, planned: bool
+) -> None:
     (run.path / "checkpoints").write_text("not a folder")
-    fit(Linear(requests_at(run, Command.STOP, 1)), loader(5), max_epochs=1)
+    if planned:
+        run.plan(step=2)
+    do = None if planned else requests_at(run, Command.STOP, 1)
+    fit(Linear(do), loader(5), max_epochs=1)
     (failed,) = run.events("checkpoint_failed")
     assert failed["reason"] == "stop"
     assert "Training continues" in failed["text"]
@@ -329,8 +301,6 @@ def test_training_continues_if_the_checkpoint_cannot_be_written(run: RunFolder, 
 
 
 def test_a_full_disk_is_detected_before_writing(run: RunFolder, fit: Any, monkeypatch: Any) -> None:
-    from ltui.training.shared import checkpoint_files
-
     monkeypatch.setattr(checkpoint_files, "_SPARE_BYTES", 1 << 60)
     fit(Linear(requests_at(run, Command.CHECKPOINT, 1)), loader(5), max_epochs=1)
     (failed,) = run.events("checkpoint_failed")
@@ -338,11 +308,12 @@ def test_a_full_disk_is_detected_before_writing(run: RunFolder, fit: Any, monkey
     assert list((run.path / "checkpoints").iterdir()) == []
 
 
-def test_an_own_checkpoint_with_other_objects_is_loaded_in_full(run: RunFolder, fit: Any) -> None:
-    class Odd(Linear):
-        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-            checkpoint["odd"] = Path("an object")
+class Odd(Linear):
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["odd"] = Path("an object")
 
+
+def test_only_an_own_checkpoint_with_other_objects_is_unpickled(run: RunFolder, fit: Any) -> None:
     with pytest.raises(RunStopped):
         fit(Odd(requests_at(run, Command.STOP, 1)), loader(5), max_epochs=1)
     (path,) = run.checkpoints
@@ -350,17 +321,8 @@ def test_an_own_checkpoint_with_other_objects_is_loaded_in_full(run: RunFolder, 
     fit(Odd(), loader(5), max_epochs=1, extra={"LTUI_RESUME_FROM": str(path)})
     assert run.steps()[0, 0] == 3
     assert "loaded in full" in run.events("note")[0]["text"]
-
-
-def test_another_checkpoint_with_other_objects_is_not_unpickled(run: RunFolder, fit: Any) -> None:
-    class Odd(Linear):
-        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-            checkpoint["odd"] = Path("an object")
-
-    with pytest.raises(RunStopped):
-        fit(Odd(requests_at(run, Command.STOP, 1)), loader(5), max_epochs=1)
-    elsewhere = run.checkpoints[0].rename(run.path / "elsewhere.ckpt")
-    run.attempt = 2
+    elsewhere = path.rename(run.path / "elsewhere.ckpt")
+    run.attempt = 3
     with pytest.raises(pickle.UnpicklingError):
         fit(Odd(), loader(5), max_epochs=1, extra={"LTUI_RESUME_FROM": str(elsewhere)})
 
