@@ -16,9 +16,12 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 import torchmetrics
 from lightning.fabric import Fabric
+from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, SequentialSampler, TensorDataset
 
@@ -63,46 +66,16 @@ def _trainer(**options: Any) -> pl.Trainer:
     )
 
 
-@pytest.fixture(scope="module")
-def in_step() -> dict[str, Any]:
-    """The results of all functions that need a running training step."""
-    seen: dict[str, Any] = {}
-    trainer = _trainer()
+def in_step(check: Callable[[Any, Any], None]) -> None:
+    """Call ``check`` with the Trainer and the module in the second step of a training."""
+    trainer, done = _trainer(), list[bool]()
 
     def probe(module: Any) -> None:
-        loop = trainer.fit_loop
-        results = lightning_internals.training_results(trainer)
-        seen.update(
-            results=results,
-            active_results=lightning_internals.active_results(trainer),
-            callback_table=lightning_internals.callback_table(
-                lightning_internals.logger_connector(trainer)
-            ),
-            within_batch=lightning_internals.is_within_batch(
-                lightning_internals.logger_connector(trainer)
-            ),
-            accumulating=lightning_internals.is_accumulating(trainer),
-            row=results.metrics(True)["log"],
-            tables=[
-                lightning_internals.metric_table(trainer, name)
-                for name in lightning_internals.METRIC_TABLES
-            ],
-            combined_loader=lightning_internals.combined_loader(loop),
-            fetcher=lightning_internals.data_fetcher(loop),
-            iterator=lightning_internals.loader_iterator(lightning_internals.data_fetcher(loop), 0),
-            state_loaded=lightning_internals.is_state_loaded(loop),
-            has_state_attribute=hasattr(loop, "_loaded_from_state_dict"),
-            resuming=lightning_internals.is_resuming(loop),
-            done=lightning_internals.is_training_done(loop.epoch_loop),
-            due=lightning_internals.should_check_validation(loop),
-            updates=torch_internals.update_count(module.mean),
-            yielded=torch_internals.yielded_batches(
-                lightning_internals.loader_iterator(lightning_internals.data_fetcher(loop), 0)
-            ),
-        )
+        check(trainer, module)
+        done.append(True)
 
     trainer.fit(_Model(probe), _loader(), _loader())
-    return seen
+    assert done
 
 
 def test_connectors_have_the_methods_that_are_called() -> None:
@@ -136,69 +109,86 @@ def test_the_attributes_for_an_exact_resume_are_complete(monkeypatch: Any) -> No
         torch_internals.require_exact_resume()
 
 
-def test_logged_values_are_readable_within_a_step(in_step: dict[str, Any]) -> None:
-    assert in_step["active_results"] is in_step["results"]
-    results = in_step["results"]
-    assert {"training_step.loss", "training_step.metric"} <= set(results)
-    loss, metric = results["training_step.loss"], results["training_step.metric"]
-    assert (loss.is_tensor, metric.is_tensor) == (True, False)
-    # Lightning ignores sync_dist=True on one device.
-    assert lightning_internals.is_synchronised(loss.meta) is False
-    assert loss.meta.sync.rank_zero_only is False
-    for name in lightning_internals.RESULT_META_FIELDS:
-        assert hasattr(loss.meta, name), name
-    for name in ("value", "cumulated_batch_size", "has_reset"):
-        assert hasattr(loss, name), name
-    assert hasattr(results, "batch_size")
+def test_logged_values_are_readable_within_a_step() -> None:
+    def check(trainer: Any, module: Any) -> None:
+        results = lightning_internals.training_results(trainer)
+        assert lightning_internals.active_results(trainer) is results
+        assert {"training_step.loss", "training_step.metric"} <= set(results)
+        loss, metric = results["training_step.loss"], results["training_step.metric"]
+        assert (loss.is_tensor, metric.is_tensor) == (True, False)
+        # Lightning ignores sync_dist=True on one device.
+        assert lightning_internals.is_synchronised(loss.meta) is False
+        assert loss.meta.sync.rank_zero_only is False
+        for name in lightning_internals.RESULT_META_FIELDS:
+            assert hasattr(loss.meta, name), name
+        for name in ("value", "cumulated_batch_size", "has_reset"):
+            assert hasattr(loss, name), name
+        assert hasattr(results, "batch_size")
+        connector = lightning_internals.logger_connector(trainer)
+        assert lightning_internals.is_within_batch(connector) is True
+        assert lightning_internals.is_accumulating(trainer) is False
+        row = results.metrics(True)["log"]
+        assert row
+        assert all(isinstance(value, torch.Tensor) for value in row.values())
+        names = lightning_internals.METRIC_TABLES
+        tables = [lightning_internals.metric_table(trainer, name) for name in names]
+        assert all(isinstance(table, dict) for table in tables)
+        # The first batch of the epoch has ended, so its values are stored.
+        assert lightning_internals.callback_table(connector) is tables[0]
+        assert isinstance(tables[0]["loss"], torch.Tensor)
+        assert torch_internals.update_count(module.mean) == 2
+
+    in_step(check)
 
 
-def test_metric_tables_are_dictionaries_of_tensors(in_step: dict[str, Any]) -> None:
-    assert all(isinstance(table, dict) for table in in_step["tables"])
-    # The first batch of the epoch has ended, so its values are stored.
-    assert isinstance(in_step["callback_table"]["loss"], torch.Tensor)
-    assert in_step["callback_table"] is in_step["tables"][0]
+def test_a_result_can_be_built_and_updated() -> None:
+    def check(trainer: Any, _module: Any) -> None:
+        results = lightning_internals.training_results(trainer)
+        meta = results["training_step.loss"].meta
+        built = lightning_internals.make_result_metric(
+            results,
+            {name: getattr(meta, name) for name in lightning_internals.RESULT_META_FIELDS},
+            reduce_fx=meta.reduce_fx.__name__,
+            reduce=lambda value, *_: value,
+            sync_dist=True,
+            rank_zero_only=False,
+            is_tensor=True,
+        )
+        assert type(built) is type(results["training_step.loss"])
+        assert built.meta.name == "loss"
+        assert lightning_internals.is_synchronised(built.meta) is True
+        before = built._update_count
+        lightning_internals.mark_as_updated(built)
+        assert (before, built._update_count, built.update_called) == (0, 1, True)
+
+    in_step(check)
 
 
-def test_a_row_for_loggers_is_readable_within_a_batch(in_step: dict[str, Any]) -> None:
-    assert (in_step["within_batch"], in_step["accumulating"]) == (True, False)
-    assert in_step["row"]
-    assert all(isinstance(value, torch.Tensor) for value in in_step["row"].values())
+def test_loops_and_loaders_within_a_step() -> None:
+    def check(trainer: Any, _module: Any) -> None:
+        loop = trainer.fit_loop
+        assert len(lightning_internals.combined_loader(loop).flattened) == 1
+        fetcher = lightning_internals.data_fetcher(loop)
+        for name in ("batches", "fetched", "done", "iterator"):
+            assert hasattr(fetcher, name), name
+        iterator = lightning_internals.loader_iterator(fetcher, 0)
+        assert torch_internals.yielded_batches(iterator) == 2
+        assert hasattr(loop, "_loaded_from_state_dict")
+        assert lightning_internals.is_state_loaded(loop) is False
+        assert lightning_internals.is_resuming(loop) is False
+        assert lightning_internals.is_training_done(loop.epoch_loop) is False
+        assert lightning_internals.should_check_validation(loop) is False
 
-
-def test_a_result_can_be_built_and_updated(in_step: dict[str, Any]) -> None:
-    results = in_step["results"]
-    meta = results["training_step.loss"].meta
-    built = lightning_internals.make_result_metric(
-        results,
-        {name: getattr(meta, name) for name in lightning_internals.RESULT_META_FIELDS},
-        reduce_fx=meta.reduce_fx.__name__,
-        reduce=lambda value, *_: value,
-        sync_dist=True,
-        rank_zero_only=False,
-        is_tensor=True,
-    )
-    assert type(built) is type(results["training_step.loss"])
-    assert built.meta.name == "loss"
-    assert lightning_internals.is_synchronised(built.meta) is True
-    before = built._update_count
-    lightning_internals.mark_as_updated(built)
-    assert (before, built._update_count, built.update_called) == (0, 1, True)
-
-
-def test_loops_and_loaders_within_a_step(in_step: dict[str, Any]) -> None:
-    assert len(in_step["combined_loader"].flattened) == 1
-    fetcher = in_step["fetcher"]
-    for name in ("batches", "fetched", "done", "iterator"):
-        assert hasattr(fetcher, name), name
-    assert in_step["yielded"] == 2
-    assert (in_step["has_state_attribute"], in_step["state_loaded"]) == (True, False)
-    assert (in_step["resuming"], in_step["done"], in_step["due"]) == (False, False, False)
+    in_step(check)
 
 
 def test_methods_of_loops_can_be_replaced() -> None:
     trainer = _trainer()
     loop = trainer.fit_loop
     lightning_internals.check_validation_signature(loop)
+    of_2_0: Any = types.SimpleNamespace(_should_check_val_fx=lambda: True)
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        lightning_internals.check_validation_signature(types.SimpleNamespace(epoch_loop=of_2_0))
     calls: list[str] = []
     load_states = lightning_internals.replace_load_loader_states(
         loop, lambda: calls.append("states")
@@ -275,8 +265,6 @@ def test_the_default_profiler_can_be_silenced() -> None:
 
 
 def test_the_ddp_strategy_has_a_setup_method() -> None:
-    from lightning.pytorch.strategies import DDPStrategy
-
     strategy = DDPStrategy()
     assert inspect.ismethod(strategy._setup_model)
     inspect.signature(strategy._setup_model).bind(None)
@@ -291,20 +279,12 @@ def test_the_ddp_strategy_has_a_setup_method() -> None:
 
 
 def test_strategies_that_save_in_collectives_are_recognised() -> None:
-    from lightning.pytorch.strategies import (
-        DDPStrategy,
-        ModelParallelStrategy,
-        SingleDeviceStrategy,
-    )
-
     assert saves_with_all_ranks(ModelParallelStrategy())
     for strategy in (DDPStrategy(), SingleDeviceStrategy("cpu")):
         assert not saves_with_all_ranks(strategy)
 
 
 def test_the_sampler_inside_lightnings_wrapper_is_found() -> None:
-    from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
-
     sampler = SequentialSampler(range(8))
     wrapper = DistributedSamplerWrapper(sampler, num_replicas=2, rank=0)
     assert lightning_internals.wrapped_sampler(wrapper) is sampler
@@ -366,8 +346,6 @@ def test_the_reducer_can_be_read_and_rebuilt(process_group: None) -> None:
     torch.__version__.startswith("2.6."), reason="torch 2.6 records the collectives of NCCL only"
 )
 def test_the_flight_recorder_has_a_dump_function(process_group: None) -> None:
-    import torch._C._distributed_c10d as c10d
-
     assert dump_functions(c10d, "gloo")
     recorder = FlightRecorder()
     assert recorder.refresh() is True
@@ -389,7 +367,7 @@ def test_a_scheduler_keeps_its_last_rates() -> None:
     assert getattr(scheduler, torch_internals.SCHEDULER_LAST_RATES) == [0.5]
 
 
-def test_a_metric_has_states_and_counts_its_updates(in_step: dict[str, Any]) -> None:
+def test_a_metric_has_states_and_counts_its_updates() -> None:
     metric = torchmetrics.MeanMetric()
     assert set(torch_internals.state_names(metric)) == {"mean_value", "weight"}
     assert torch_internals.update_count(metric) == 0
@@ -398,7 +376,6 @@ def test_a_metric_has_states_and_counts_its_updates(in_step: dict[str, Any]) -> 
     torch_internals.mark_restored(metric, 7)
     assert torch_internals.update_count(metric) == 7
     assert metric._computed is None
-    assert in_step["updates"] == 2
 
 
 def test_every_function_of_the_adapters_is_checked_here() -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import inspect
 import json
+import shutil
+import signal
 import sys
 import textwrap
 import types
@@ -18,13 +20,15 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.loops import fit_loop
 from torch.utils.data import DataLoader
 
-from ltui.training.rank import lightning_internals, torch_internals
+from ltui.training.rank import lightning_internals, torch_internals, training_facts
 from ltui.training.rank.channel import Channel
 from ltui.training.rank.coordination.stop_signals import RunStopped
+from ltui.training.rank.resume import loop_state
 from ltui.training.tensor_queue.control_block import Command
-from tests.rank.models import Linear, loader
+from tests.rank.models import Linear, close_channel, loader, requests_at, train
 from tests.rank.runs import RunFolder
 
 
@@ -39,8 +43,6 @@ def rename_in_torch(monkeypatch: pytest.MonkeyPatch) -> str:
 
 def rename_in_lightning(monkeypatch: pytest.MonkeyPatch) -> str:
     """Rename ``_FitLoop._load_combined_loader_states``, also in the method that calls it."""
-    from lightning.pytorch.loops import fit_loop
-
     loop_class, name, new_name = (
         fit_loop._FitLoop,
         "_load_combined_loader_states",
@@ -56,26 +58,13 @@ def rename_in_lightning(monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-def model_that_stops(run: RunFolder, at: int) -> Linear:
-    """Return a model that requests a stop in batch ``at``."""
-    calls: list[int] = []
-
-    def do(_: Any, index: int) -> None:
-        if index >= 0:
-            calls.append(index)
-            if len(calls) == at:
-                run.request(Command.STOP)
-
-    return Linear(do)
-
-
 @pytest.mark.parametrize("rename", [rename_in_torch, rename_in_lightning])
 def test_a_run_starts_stops_and_resumes_without_the_attribute(
     run: RunFolder, fit: Any, monkeypatch: Any, rename: Callable[[Any], str]
 ) -> None:
     missing = rename(monkeypatch)
     with pytest.raises(RunStopped):
-        fit(model_that_stops(run, 7), loader(5), loader(2), max_epochs=3)
+        fit(Linear(requests_at(run, Command.STOP, 6)), loader(5), loader(2), max_epochs=3)
     (path,) = run.checkpoints
     assert path.name == "step-00000007-stop.ckpt"
     assert json.loads(Path(f"{path}.json").read_text())["beside"] == {}
@@ -113,7 +102,7 @@ def test_a_failure_when_the_state_is_read_costs_no_checkpoint(
     def fails(iterator: Any) -> int:
         raise AttributeError("no attribute '_num_yielded'")
 
-    model = model_that_stops(run, 7)
+    model = Linear(requests_at(run, Command.STOP, 6))
     model.on_train_start = lambda: monkeypatch.setattr(  # type: ignore[method-assign]
         "ltui.training.rank.resume.dataloader_position.yielded_batches", fails
     )
@@ -141,7 +130,7 @@ def test_a_rank_other_than_0_reports_that_it_could_not_read_its_state(
     monkeypatch.setattr("ltui.training.rank.resume.exact_state.read_random_states", fails)
     monkeypatch.setattr(Channel, "event_from_rank_0", lambda *arguments, **fields: None)
     with pytest.raises(RunStopped):
-        fit(model_that_stops(run, 3), loader(5), max_epochs=1)
+        fit(Linear(requests_at(run, Command.STOP, 2)), loader(5), max_epochs=1)
     (note,) = run.events("note")
     assert "will not be exact: ValueError: no state" in note["text"]
 
@@ -179,6 +168,19 @@ def functions_of(module: types.ModuleType) -> list[str]:
     ]
 
 
+def shuffled_data() -> tuple[Any, Any]:
+    return loader(5, shuffle=True), loader(2)
+
+
+@pytest.fixture(scope="module")
+def stopped_at_3(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    run = RunFolder(tmp_path_factory.mktemp("stopped"))
+    with pytest.raises(RunStopped):
+        train(run, Linear(requests_at(run, Command.STOP, 2)), *shuffled_data(), max_epochs=2)
+    close_channel()
+    return run
+
+
 @pytest.mark.parametrize(
     ("adapter", "name"),
     [
@@ -190,27 +192,26 @@ def functions_of(module: types.ModuleType) -> list[str]:
     ids=lambda value: getattr(value, "__name__", value).rpartition(".")[2],
 )
 def test_no_missing_attribute_breaks_training_or_a_resume(
-    run: RunFolder, fit: Any, monkeypatch: pytest.MonkeyPatch, adapter: Any, name: str
+    run: RunFolder,
+    fit: Any,
+    stopped_at_3: RunFolder,
+    monkeypatch: pytest.MonkeyPatch,
+    adapter: Any,
+    name: str,
 ) -> None:
     """Each function that spells a private attribute fails, in all modules that use it."""
 
     def fails(*arguments: Any, **options: Any) -> Any:
         raise AttributeError(f"no attribute for {name}")
 
-    def train(**environment: str) -> Linear:
-        model = Linear()
-        fit(model, loader(5, shuffle=True), loader(2), max_epochs=2, extra=environment)
-        return model
-
-    with pytest.raises(RunStopped):
-        fit(model_that_stops(run, 3), loader(5, shuffle=True), loader(2), max_epochs=2)
+    shutil.copytree(stopped_at_3.path, run.path, dirs_exist_ok=True)
     (path,) = run.checkpoints
     original = getattr(adapter, name)
-    run.attempt, run.requests = 2, 0
     for module in [m for m in sys.modules.values() if m.__name__.startswith("ltui.training.rank")]:
         if vars(module).get(name) is original:
             monkeypatch.setattr(module, name, fails)
-    model = train(LTUI_RESUME_FROM=str(path))
+    run.attempt, model = 2, Linear()
+    fit(model, *shuffled_data(), max_epochs=2, extra={"LTUI_RESUME_FROM": str(path)})
     assert model.order[-1] == "epoch end 1"
     assert len(run.events("finished")) == 1
     assert run.events("exception") == []
@@ -221,9 +222,9 @@ def test_no_missing_attribute_breaks_training_or_a_resume(
         assert model.order[0] == "train 0"
 
     run.attempt, run.requests = 3, 0
-    stopping = model_that_stops(run, 3)
+    stopping = Linear(requests_at(run, Command.STOP, 2))
     try:
-        fit(stopping, loader(5, shuffle=True), loader(2), max_epochs=2)
+        fit(stopping, *shuffled_data(), max_epochs=2)
     except RunStopped:
         assert stopping.order[-1] == "train 2"
     else:
@@ -242,7 +243,7 @@ def test_fallbacks_for_missing_attributes() -> None:
 
 def test_no_rank_restores_its_state_if_one_rank_has_none(run: RunFolder, fit: Any) -> None:
     with pytest.raises(RunStopped):
-        fit(model_that_stops(run, 3), loader(5), max_epochs=1)
+        fit(Linear(requests_at(run, Command.STOP, 2)), loader(5), max_epochs=1)
     (path,) = run.checkpoints
     torch.save({"version": 0}, path.with_name(f"{path.name}.rank-00001"))
     run.attempt, run.requests = 2, 0
@@ -251,3 +252,38 @@ def test_no_rank_restores_its_state_if_one_rank_has_none(run: RunFolder, fit: An
     assert model.order[0] == "train 3"
     (note,) = run.events("note")
     assert "could not be read when it was saved" in note["text"]
+
+
+@pytest.mark.parametrize(
+    ("version", "old"),
+    [("2.0.9", True), ("2.4.0 (pytorch_lightning)", True), ("2.5.0", False), ("3.0", False),
+     ("2.10.1", False), ("unknown", False)],
+)  # fmt: skip
+def test_which_versions_are_too_old(version: str, old: bool) -> None:
+    assert training_facts.is_too_old(version) is old
+
+
+def test_loops_that_the_coordinator_does_not_support_are_reported(
+    run: RunFolder, fit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lightning 2.0 calls ``_should_check_val_fx`` without an argument."""
+
+    def fails(trainer: Any) -> bool:
+        raise TypeError("_should_check_val_fx() takes 1 positional argument but 2 were given")
+
+    monkeypatch.setattr(loop_state, "validation_is_due", fails)
+    monkeypatch.setattr(training_facts, "lightning_version", lambda trainer: "2.0.9")
+    handlers: list[Any] = []
+
+    def do(_: Any, index: int) -> None:
+        if index == 1:
+            run.request(Command.CHECKPOINT)
+        handlers.append(signal.getsignal(signal.SIGTERM))
+
+    fit(Linear(do), loader(6), max_epochs=1)
+    (off,) = run.events("steering_off")
+    assert "_should_check_val_fx" in off["error"]
+    (warned,) = run.events("warning")
+    assert warned["text"].startswith("Lightning 2.0.9 is older than 2.5")
+    assert callable(handlers[0])
+    assert handlers[-1] is signal.SIG_DFL, "a signal ends the process again"
