@@ -1,12 +1,30 @@
-"""The rest of an epoch, resharded to other ranks or batch sizes, uses every sample once."""
+"""What a resume restores beside the weights: the rest of an epoch, DDP's buckets, random states.
+
+Resharded to other ranks or batch sizes, the rest of an epoch uses every sample once.
+"""
 
 from __future__ import annotations
 
+import json
+import random
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+from ltui.training.data.sample_order import RankLoader, RankOrder
+from ltui.training.rank.resume.dataloader_position import DataLoaderPosition
+from ltui.training.rank.resume.loader_order import read_generators
+from ltui.training.rank.resume.plain_data import preserve_random_states
+from tests.rank.runs import ROOT
 
 SETTINGS = settings(max_examples=80, deadline=None)
 GROUPS = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 7), st.integers(0, 6)), max_size=4)
@@ -18,7 +36,6 @@ def test_rank_loaders(
     samples: int, shuffle: bool, epoch: int, groups: list[tuple[int, int, int]], last: int
 ) -> None:
     """Attempts of (ranks, batch size, batches until the stop), then one that ends the epoch."""
-    from ltui.training.data.sample_order import RankLoader, RankOrder
 
     def loaders(ranks: int, size: int, state: dict[str, int] | None) -> list[RankLoader]:
         created = []
@@ -69,11 +86,6 @@ def test_dataloaders(
     samples: int, shuffle: bool, before: tuple[int, int], after: tuple[int, int], stop: int
 ) -> None:
     """With Lightning's samplers: torch's own on one rank, otherwise a DistributedSampler."""
-    import torch
-    from torch.utils.data import DataLoader
-    from torch.utils.data.distributed import DistributedSampler
-
-    from ltui.training.rank.resume.dataloader_position import DataLoaderPosition
 
     data = list(range(samples))
 
@@ -120,10 +132,6 @@ def test_dataloaders(
 
 
 def test_a_batch_sampler_may_have_an_attribute_named_tracked() -> None:
-    import torch
-    from torch.utils.data import DataLoader
-
-    from ltui.training.rank.resume.loader_order import read_generators
 
     class Batches:
         def __init__(self) -> None:
@@ -135,3 +143,29 @@ def test_a_batch_sampler_may_have_an_attribute_named_tracked() -> None:
 
     loader = DataLoader(range(4), batch_sampler=Batches())  # type: ignore[arg-type,var-annotated]
     assert len(read_generators(loader)) == 1
+
+
+@pytest.mark.timeout(200)
+def test_the_bucket_layout_is_restored_or_left_unchanged(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.rank.exactness.bucketed", str(tmp_path)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    result = json.loads((tmp_path / "buckets.json").read_text())
+    assert len(result["layout"]) > 2
+    assert result["differs by itself"]  # else the rest shows nothing
+    assert result["given"]
+    assert result["same"]
+    assert result["kept"] == result["kept later"] == result["layout"]
+    for name in ("another model", "static graph", "none"):
+        refused, untouched, trains = result[name]
+        assert (refused, untouched, trains) == (True, True, True), name
+
+
+def test_states_are_read_on_the_host_whatever_the_default_device_is() -> None:
+    """On another device, reading them back would wait for it; this one cannot be read at all."""
+    random.seed(3)
+    expected = random.random()
+    random.seed(3)
+    with torch.device("meta"), preserve_random_states():
+        random.random()
+    assert random.random() == expected
