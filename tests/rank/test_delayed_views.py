@@ -26,6 +26,7 @@ from ltui.training.nodes.barrier_mirror import (
     read_rows,
     unpack_copy,
 )
+from ltui.training.rank.coordination import step_consensus
 from ltui.training.rank.coordination.step_consensus import Action, BarrierTable, boundary_position
 from tests.rank.simulated_rank import SimulatedRank
 
@@ -203,8 +204,6 @@ def test_the_simulation_notices_a_rule_that_trusts_old_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without what a rank has seen, rank 0 may take an old row for a rank that waits again."""
-    from ltui.training.rank.coordination import step_consensus
-
     rule = step_consensus.next_move
     monkeypatch.setattr(
         step_consensus,

@@ -86,10 +86,6 @@ def board_rows(folder: Path) -> Rows:
     }
 
 
-def callbacks(run: RunFolder, *others: Callback) -> list[Any]:
-    return [*others, run.callback()]
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -105,13 +101,12 @@ def test_rows_are_those_of_lightnings_loggers(
 ) -> None:
     text = CSVLogger(run.path, "csv")
     board = TensorBoardLogger(run.path, "board")
-    own = callbacks(run, LogsInHooks(), LearningRateMonitor())
     fit(
         Logs(),
         loader(7),
         [loader(3), loader(2)],
         **{"max_epochs": 3, "logger": [text, board], "log_every_n_steps": 1, **options},
-        callbacks=own,
+        callbacks=[LogsInHooks(), LearningRateMonitor(), run.callback()],
     )
     recorded = run.metrics()
     # Read by itself, because the logger numbers it by the batches of the validation.
@@ -138,7 +133,7 @@ def test_rows_are_those_of_lightnings_loggers(
 def test_a_logger_that_logs_rarely_has_a_part_of_the_rows(run: RunFolder, fit: Any) -> None:
     text = CSVLogger(run.path)
     data = (loader(23), loader(2))
-    fit(Linear(), *data, max_epochs=2, logger=text, log_every_n_steps=10, callbacks=callbacks(run))
+    fit(Linear(), *data, max_epochs=2, logger=text, log_every_n_steps=10)
     recorded, logged = run.metrics(), csv_rows(Path(text.log_dir))
     assert [step for step, _ in recorded["fit_loss"]] == list(range(1, 47))
     assert len(logged["fit_loss"]) == 4
@@ -159,10 +154,7 @@ def test_manual_optimization_logs_every_batch_at_the_step_of_its_optimizers(
             self.log("batch", float(batch_idx))
 
     text = CSVLogger(run.path)
-    fit(
-        Manual(), loader(6), max_epochs=1, logger=text, log_every_n_steps=1,
-        callbacks=callbacks(run),
-    )  # fmt: skip
+    fit(Manual(), loader(6), max_epochs=1, logger=text, log_every_n_steps=1)
     batches = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
     assert run.metrics()["batch"] == list(zip([0, 2, 2, 4, 4, 6], batches, strict=True))
     assert [value for _, value in csv_rows(Path(text.log_dir))["batch"]] == batches
@@ -171,7 +163,7 @@ def test_manual_optimization_logs_every_batch_at_the_step_of_its_optimizers(
 def test_a_test_after_the_training_has_its_last_step(run: RunFolder, fit: Any) -> None:
     text = CSVLogger(run.path)
     model = Linear()
-    trainer = fit(model, loader(4), max_epochs=1, logger=text, callbacks=callbacks(run))
+    trainer = fit(model, loader(4), max_epochs=1, logger=text)
     fit(model, loader(2), call="test", trainer=trainer)
     (logged,) = csv_rows(Path(text.log_dir))["test_loss"]
     assert run.metrics()["test_loss"] == [(logged[0] - 1, logged[1])] == [(4, logged[1])]
@@ -201,37 +193,41 @@ class Windows:
                     self.combined.setdefault(name, []).append((*window, values))
 
 
-def test_rows_of_more_than_1000_values_become_windows_of_steps(run: RunFolder, fit: Any) -> None:
-    class Many(Linear):
-        def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-            loss = super().training_step(batch, batch_idx)
-            self.log_dict({f"m{n}": float(batch_idx + n) for n in range(2500)})
-            return loss
+class Many(Linear):
+    """Logs ``count`` values and the loss in each step."""
 
-    fit(Many(), loader(8), max_epochs=1, callbacks=callbacks(run))
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        self.log_dict({f"m{n}": float(batch_idx + n) for n in range(self.count)})
+        return super().training_step(batch, batch_idx)
+
+
+def test_rows_of_too_many_values_become_windows_of_steps(
+    run: RunFolder, fit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metric_records, "MAX_VALUES", 100)
+    fit(Many(250), loader(8), max_epochs=1)
     windows = Windows(run)
-    # 2,501 values in a step: three steps are combined. The epoch's end sends the rest.
+    # 251 values in a step: three steps are combined. The epoch's end sends the rest.
     expected = [(1, 3, 3, [1.0, 0.0, 2.0, 2.0]), (4, 6, 3, [4.0, 3.0, 5.0, 5.0])]
     assert windows.combined["m0"] == [*expected, (7, 8, 2, [6.5, 6.0, 7.0, 7.0])]
-    assert windows.combined["m2499"][0] == (1, 3, 3, [2500.0, 2499.0, 2501.0, 2501.0])
+    assert windows.combined["m249"][0] == (1, 3, 3, [250.0, 249.0, 251.0, 251.0])
     assert "epoch_loss" in windows.single
     (warning,) = run.events("warning")
-    assert "2,501 at once" in warning["text"]
+    assert "251 at once" in warning["text"]
     assert "up to 3 values" in warning["text"]
 
 
-def test_1000_values_in_a_row_are_sent_one_by_one(run: RunFolder, fit: Any) -> None:
-    class Many(Linear):
-        def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-            loss = super().training_step(batch, batch_idx)
-            self.log_dict({f"m{n}": float(batch_idx) for n in range(999)})
-            return loss
-
-    fit(Many(), loader(4), max_epochs=1, callbacks=callbacks(run))
+@pytest.mark.parametrize("count", [999, 1000])
+def test_1000_values_in_a_row_are_sent_one_by_one(run: RunFolder, fit: Any, count: int) -> None:
+    fit(Many(count), loader(2), max_epochs=1)
     windows = Windows(run)
-    assert windows.single["m998"] == [(step, step - 1.0) for step in range(1, 5)]
-    assert not windows.combined
-    assert not run.events("warning")
+    single = [(step, step + 997.0) for step in (1, 2)]
+    assert windows.single.get("m998", []) == (single if count == 999 else [])
+    assert bool(windows.combined) == bool(run.events("warning")) == (count == 1000)
 
 
 def test_a_long_validation_that_logs_each_batch_is_combined(
@@ -245,7 +241,7 @@ def test_a_long_validation_that_logs_each_batch_is_combined(
             value = math.nan if batch_idx == 16 else float(batch_idx)
             self.log("each", value, on_step=True, on_epoch=False)
 
-    fit(Each(), loader(2), loader(20), max_epochs=1, callbacks=callbacks(run))
+    fit(Each(), loader(2), loader(20), max_epochs=1)
     windows = Windows(run)
     values = windows.single["each"]  # two of the values of this step are the training's
     assert [value for _, value in values] == [0, 1, 2, 3, 4, 5, 6, 7, 8]

@@ -1,10 +1,10 @@
-"""Step consensus: in every interleaving all ranks act at one boundary."""
+"""The rule of the step consensus and its table.
+
+That all ranks act at one boundary in every interleaving is in ``test_delayed_views.py``.
+"""
 
 from __future__ import annotations
 
-import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from ltui.training.rank.coordination.step_consensus import (
     passed_state,
     waiting_state,
 )
-from tests.rank.simulated_rank import SimulatedRank
+from tests.tensor_queue.children import run_child
 
 HERE = boundary_position(1, 10)
 BEFORE, AFTER = boundary_position(1, 9), boundary_position(1, 11)
@@ -77,46 +77,10 @@ def test_a_rank_that_has_not_read_the_request_is_waited_for() -> None:
     assert next_move([7, 6], here, [6, 7], HERE, 7) is Move.ACT
 
 
-@pytest.mark.parametrize("seed", range(300))
-def test_all_ranks_act_at_one_step_in_any_interleaving(tmp_path: Path, seed: int) -> None:
-    """Ranks of 1 to 4, no more than one step apart (as an all-reduce keeps them) or far apart."""
-    rng = random.Random(seed)
-    world, steps = rng.randint(1, 4), 12
-    steps_ahead = rng.choice([1, 1, 3])
-    tables = [BarrierTable(tmp_path / "b", rank, world) for rank in range(world)]
-    waiting = [Action.PAUSE, Action.CONTINUE, Action.STOP]
-    request_at = rng.randint(1, 8)
-
-    def publish(step: int) -> None:
-        if waiting and step >= request_at and tables[0].all_acted():
-            tables[0].publish(waiting.pop(0))
-
-    ranks = [SimulatedRank(t, steps, publish if t.rank == 0 else None) for t in tables]
-    running = list(ranks)
-    for _ in range(100_000):
-        if not running:
-            break
-        rank = rng.choice(running)
-        if rank.step - min(r.step for r in ranks) >= steps_ahead:
-            continue  # the device holds it back
-        if next(rank.program, "end") == "end":
-            running.remove(rank)
-    assert not running, "a rank waits forever"
-    assert len({tuple(rank.acted_at) for rank in ranks}) == 1
-    assert len(ranks[0].acted_at) >= 1
-    for table in tables:
-        table.close()
-
-
 def test_dead_peers_are_detected(tmp_path: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; "
-        "from ltui.training.rank.coordination.step_consensus import BarrierTable; "
-        "BarrierTable(Path(sys.argv[1]), 1, 2)"
-    )
     table = BarrierTable(tmp_path / "b", 0, 2)
     assert table.dead_peers() == []
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "b")], check=True, timeout=60)
+    run_child(lambda: BarrierTable(tmp_path / "b", 1, 2))
     assert table.dead_peers() == [1]
     table.close()
 

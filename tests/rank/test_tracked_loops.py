@@ -145,10 +145,10 @@ class DataLoaderShard(DataLoader[Any]):
         self.iteration += 1
 
 
-@pytest.mark.parametrize("library", ["fabric", "accelerate"])
+@pytest.mark.parametrize("library", ["fabric", "accelerate", "torchdata"])
 @pytest.mark.parametrize("stops", [(1,), (3, 4), (5, 5), (1, 1, 1, 1, 1, 1, 1)])
-def test_a_loader_that_a_library_has_prepared(library: str, stops: tuple[int, ...]) -> None:
-    """Its passes are counted by the library, which gives the number to the sampler."""
+def test_a_loader_of_a_library(library: str, stops: tuple[int, ...]) -> None:
+    """Two count the passes and give the number to the sampler; the third saves its position."""
 
     def make() -> Program:
         data: Any = list(range(20))
@@ -158,7 +158,8 @@ def test_a_loader_that_a_library_has_prepared(library: str, stops: tuple[int, ..
         if library == "fabric":
             fabric = Fabric(accelerator="cpu", devices=1)
             loader = fabric.setup_dataloaders(inner, use_distributed_sampler=False)
-
+        if library == "torchdata":
+            loader = StatefulDataLoader(data, batch_size=4, shuffle=True)
         return passes_of(lambda: loader)
 
     assert_resumes(make, stops)
@@ -236,14 +237,3 @@ def test_a_tracked_loader_is_used_as_the_loader_itself() -> None:
 def test_a_tracked_loop_can_be_copied() -> None:
     for copied in (copy.deepcopy(TrackedLoop([1, 2], "")), copy.copy(TrackedLoop([1, 2], ""))):
         assert list(copied) == [1, 2]
-
-
-@pytest.mark.parametrize("stops", [(1,), (3, 4), (5, 5), (1, 1, 1, 1, 1, 1, 1)])
-def test_a_loader_that_saves_its_own_position(stops: tuple[int, ...]) -> None:
-    def make() -> Program:
-        data: Any = list(range(20))
-        loader: Any = StatefulDataLoader(data, batch_size=4, shuffle=True)
-
-        return passes_of(lambda: loader)
-
-    assert_resumes(make, stops)

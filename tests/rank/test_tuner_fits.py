@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
+from lightning.pytorch.tuner.tuning import Tuner
 from torch.utils.data import DataLoader
 
 from ltui.training.rank.coordination.stop_signals import RunStopped
@@ -36,8 +39,6 @@ def _callbacks(run: RunFolder, *more: Any) -> list[Any]:
 
 
 def test_finders_leave_one_end_checkpoint_and_send_events(run: RunFolder, fit: Any) -> None:
-    from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
-
     finders = (
         BatchSizeFinder(steps_per_trial=2, max_trials=2),
         LearningRateFinder(num_training_steps=12),
@@ -61,9 +62,6 @@ def test_finders_leave_one_end_checkpoint_and_send_events(run: RunFolder, fit: A
 
 
 def test_a_fit_that_only_tunes_does_not_finish_the_run(run: RunFolder, fit: Any) -> None:
-    import lightning.pytorch as pl
-    from lightning.pytorch.tuner.tuning import Tuner
-
     options = {**QUIET, "devices": 1, "max_epochs": 1, "num_sanity_val_steps": 0}
     callbacks = _callbacks(run)
     trainer = pl.Trainer(**options, default_root_dir=run.path, callbacks=callbacks)
@@ -78,8 +76,6 @@ def test_a_fit_that_only_tunes_does_not_finish_the_run(run: RunFolder, fit: Any)
 
 
 def test_a_stop_waits_until_the_finder_has_ended(run: RunFolder, fit: Any) -> None:
-    from lightning.pytorch.callbacks import LearningRateFinder
-
     calls: list[int] = []
 
     def ask(_: Any, index: int) -> None:

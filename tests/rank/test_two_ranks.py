@@ -5,11 +5,11 @@ Each run is made once and looked at by several tests.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 import venv
 from collections.abc import Iterator
@@ -21,7 +21,8 @@ import psutil
 import pytest
 
 from ltui.training.shared.record_types import Outcome, Phase, RecordKind, StepField
-from ltui.training.tensor_queue.control_block import Command, ControlFile
+from ltui.training.tensor_queue.control_block import Command
+from tests.live_processes import processes_with, wait_until_gone
 from tests.rank.runs import RunFolder, Script
 from tests.required import required
 from tests.waiting import wait_for
@@ -64,16 +65,12 @@ def controlled(tmp_path_factory: pytest.TempPathFactory, side: Path) -> Iterator
     """torch elastic, ``lightning``: paused, checkpointed, continued; SIGTERM to rank 1 alone."""
     run = RunFolder(tmp_path_factory.mktemp("controlled"))
     options = ["epochs=1000", "step_s=0.01", "skew=1", "batches=40", "workers=1"]
-    script = Script(run, side, ["lightning", *options], torchrun=2).start()
-    observed = SimpleNamespace(run=run, script=script)
-    try:
+    with Script(run, side, ["lightning", *options], torchrun=2) as script:
+        observed = SimpleNamespace(run=run, script=script)
         wait_for(lambda: steps_done(run) > 5, script.process)
         observed.pids = script.pids()
         run.request(Command.PAUSE)
-        wait_for(
-            lambda: both_paused(run),
-            script.process,
-        )
+        wait_for(lambda: both_paused(run), script.process)
         observed.paused_at = [required(run.pulse(r)).global_step for r in (0, 1)]
         run.request(Command.CHECKPOINT)
         wait_for(
@@ -86,8 +83,6 @@ def controlled(tmp_path_factory: pytest.TempPathFactory, side: Path) -> Iterator
         os.kill(observed.pids[1], signal.SIGTERM)
         observed.code = script.wait()
         yield observed
-    finally:
-        script.end()
 
 
 def test_both_ranks_send_records(controlled: Any) -> None:
@@ -104,11 +99,10 @@ def test_both_ranks_send_records(controlled: Any) -> None:
 
 
 def test_all_pause_at_one_step(controlled: Any) -> None:
-    assert controlled.paused_at[0] == controlled.paused_at[1] == controlled.still_at[0]
-    assert controlled.paused_at == controlled.still_at
-    assert [e["global_step"] for e in controlled.run.events("continued")] == controlled.paused_at[
-        :1
-    ]
+    paused_at = controlled.paused_at
+    assert paused_at[0] == paused_at[1]
+    assert paused_at == controlled.still_at
+    assert [e["global_step"] for e in controlled.run.events("continued")] == paused_at[:1]
     assert controlled.run.events("paused", rank=1) == []
 
 
@@ -126,17 +120,7 @@ def test_sigterm_to_one_rank_stops_all_at_one_step(controlled: Any) -> None:
 
 
 def test_no_process_is_left(controlled: Any) -> None:
-    def remaining_processes() -> list[str]:
-        pids = []
-        for entry in Path("/proc").glob("[0-9]*/environ"):
-            try:
-                if str(controlled.run.path).encode() in entry.read_bytes():
-                    pids.append(entry.parent.name)
-            except OSError:
-                continue
-        return pids
-
-    wait_for(remaining_processes, wanted=lambda left: left == [])
+    wait_until_gone(lambda: processes_with("LTUI_RUN_DIR", controlled.run.path))
 
 
 @pytest.mark.slow
@@ -151,11 +135,8 @@ def test_resumed_by_the_other_package_and_launcher(
     options = [f"epochs={epochs}", "batches=40"]
     script = Script(run, side, ["pytorch_lightning", *options], python=python_without_ltui)
     script.extra = {"LTUI_RESUME_FROM": str(path)}
-    script.start()
-    try:
+    with script:
         assert script.wait() == 0, script.output()
-    finally:
-        script.end()
     for rank in (0, 1):
         steps = run.column(StepField.GLOBAL_STEP, rank)
         assert steps == list(range(at + 1, epochs * 40 + 1))
@@ -170,33 +151,26 @@ def test_resumed_by_the_other_package_and_launcher(
 
 
 @pytest.fixture(scope="module")
-def validating(tmp_path_factory: pytest.TempPathFactory, side: Path) -> Iterator[Any]:
+def validating(tmp_path_factory: pytest.TempPathFactory, side: Path) -> Any:
     """Lightning's own launcher, ``lightning``: stopped within validation, then resumed."""
     run = RunFolder(tmp_path_factory.mktemp("validating"))
     options = ["epochs=2", "batches=6", "val_batches=400", "val_s=0.01"]
-    first = Script(run, side, ["lightning", *options]).start()
     observed = SimpleNamespace(run=run)
-    try:
+    with Script(run, side, ["lightning", *options]) as first:
         wait_for(
             lambda: (pulse := run.pulse()) and pulse.phase == Phase.VALIDATION and pulse.batch > 5,
             first.process,
         )
         run.request(Command.STOP)
         observed.code, observed.output = first.wait(), first.output()
-        observed.events, observed.metrics = run.events("stopped"), run.metrics()
-        observed.steps = [run.column(StepField.GLOBAL_STEP, rank) for rank in (0, 1)]
-        run.attempt = 2
-        options[2:] = ["val_batches=3"]
-        second = Script(run, side, ["lightning", *options])
-        second.extra = {"LTUI_RESUME_FROM": str(run.checkpoints[0])}
-        second.start()
-        try:
-            observed.second_code, observed.second_output = second.wait(), second.output()
-        finally:
-            second.end()
-        yield observed
-    finally:
-        first.end()
+    observed.events, observed.metrics = run.events("stopped"), run.metrics()
+    observed.steps = [run.column(StepField.GLOBAL_STEP, rank) for rank in (0, 1)]
+    run.attempt = 2
+    options[2:] = ["val_batches=3"]
+    resume = {"LTUI_RESUME_FROM": str(run.checkpoints[0])}
+    with Script(run, side, ["lightning", *options], extra=resume) as second:
+        observed.second_code, observed.second_output = second.wait(), second.output()
+    return observed
 
 
 @pytest.mark.slow
@@ -220,11 +194,8 @@ def test_the_validation_runs_again_on_resume(validating: Any) -> None:
 
 @pytest.mark.slow
 def test_an_error_in_one_rank_is_reported_by_it_first(run: RunFolder, side: Path) -> None:
-    script = Script(run, side, ["lightning", "raise_rank=1"], torchrun=2).start()
-    try:
+    with Script(run, side, ["lightning", "raise_rank=1"], torchrun=2) as script:
         assert script.wait() != 0
-    finally:
-        script.end()
     (event,) = run.events("exception", rank=1)
     assert (event["type"], event["message"]) == ("ValueError", "the user's own mistake")
     for other in run.events("exception", rank=0):
@@ -232,6 +203,7 @@ def test_an_error_in_one_rank_is_reported_by_it_first(run: RunFolder, side: Path
 
 
 PRESET = """
+import json
 import os
 from pathlib import Path
 
@@ -264,15 +236,13 @@ class Data(pl.LightningDataModule):
 """
 
 
-def preset(folder: Path, **model: Any) -> Path:
-    import json
-
-    (folder / "mine.py").write_text(textwrap.dedent(PRESET))
+def preset(folder: Path) -> Path:
+    (folder / "mine.py").write_text(PRESET)
     document = {
         "config": {
             "seed_everything": 3,
             "trainer": {"max_epochs": 2, "accelerator": "cpu", "devices": "auto"},
-            "model": {"class_path": "mine.Model", **model},
+            "model": {"class_path": "mine.Model"},
             "data": {"class_path": "mine.Data"},
             "optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.01}},
         },
@@ -310,26 +280,18 @@ def test_a_preset_runs_through_the_worker_entry(run: RunFolder, side: Path) -> N
 @pytest.mark.slow
 def test_a_pause_takes_no_core_and_a_planned_stop_is_met_by_all(run: RunFolder, side: Path) -> None:
     options = ["epochs=1000", "step_s=0.01", "skew=1", "batches=40"]
-    script = Script(run, side, ["lightning", *options], torchrun=2).start()
-    try:
+    with Script(run, side, ["lightning", *options], torchrun=2) as script:
         wait_for(lambda: steps_done(run) > 5, script.process)
         run.request(Command.PAUSE)
-        wait_for(
-            lambda: both_paused(run),
-            script.process,
-        )
+        wait_for(lambda: both_paused(run), script.process)
         ranks = [psutil.Process(pid) for pid in script.pids()]
         before = [sum(rank.cpu_times()[:2]) for rank in ranks]
         time.sleep(2.0)
         used = [sum(rank.cpu_times()[:2]) - b for rank, b in zip(ranks, before, strict=True)]
         assert max(used) < 1.0, used
         step = steps_done(run) + 50
-        control = ControlFile.open(run.queue_dir / "control.bin")
-        control.plan(step, None)
-        control.close()
+        run.plan(step)
         run.request(Command.CONTINUE)
         assert script.wait() == 0, script.output()
-        assert [required(run.pulse(r)).global_step for r in (0, 1)] == [step, step]
-        assert [p.name for p in run.checkpoints] == [f"step-{step:08d}-stop.ckpt"]
-    finally:
-        script.end()
+    assert [required(run.pulse(r)).global_step for r in (0, 1)] == [step, step]
+    assert [p.name for p in run.checkpoints] == [f"step-{step:08d}-stop.ckpt"]
