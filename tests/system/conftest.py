@@ -79,6 +79,12 @@ class Ltui:
             seconds,
         )
 
+    def ended(self) -> dict[str, Any]:
+        """The snapshot of the last run once it has ended and left no process."""
+        snapshot = self.wait(lambda s: s["state"] not in LIVE)
+        self.wait_until_alone()
+        return snapshot
+
     def processes(self) -> list[psutil.Process]:
         """Everything that lives in this home, whoever its parent is."""
         return processes_with("LTUI_HOME", self.home)

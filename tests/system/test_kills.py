@@ -10,14 +10,9 @@ import subprocess
 import psutil
 import pytest
 
-from tests.system.conftest import LIVE, Ltui
+from tests.system.conftest import Ltui
 
 pytestmark = pytest.mark.timeout(500)
-
-
-def _of_run(ltui: Ltui, *words: str) -> psutil.Process:
-    (found,) = [p for p in ltui.processes() if all(w in " ".join(p.cmdline()) for w in words)]
-    return found
 
 
 @pytest.mark.slow
@@ -74,12 +69,11 @@ def test_a_rank(ltui: Ltui, slow_quickstart: list[str], rank: int) -> None:
     before = ltui.wait_for_step(5)
     os.kill(before["ranks"][rank]["pid"], signal.SIGKILL)
     ltui.wait(lambda s: s["ranks"][rank]["state"] == "dead")
-    ended = ltui.wait(lambda s: s["state"] not in LIVE)
+    ended = ltui.ended()
     assert ended["state"] == "crashed"
     assert f"rank {rank}" in ended["detail"]
     assert "SIGKILL" in ended["detail"]
     assert ltui.steps_on_record() == list(range(1, ended["global_step"] + 1))
-    ltui.wait_until_alone()
 
 
 @pytest.mark.slow
@@ -93,28 +87,19 @@ def test_a_loader_worker_of_a_paused_rank(ltui: Ltui, slow_quickstart: list[str]
     assert workers
     for worker in workers:
         worker.kill()
-    ended = ltui.wait(lambda s: s["state"] not in LIVE)
+    ended = ltui.ended()
     assert ended["state"] == "failed"
     assert "rank 1 raised RuntimeError: DataLoader worker" in ended["detail"]
-    ltui.wait_until_alone()
 
 
 @pytest.mark.slow
-def test_the_engine(ltui: Ltui, slow_quickstart: list[str]) -> None:
+@pytest.mark.parametrize("command", ["ltui.training.rank.torchrun", "supervise/shim.py"])
+def test_the_engine_and_the_shim(ltui: Ltui, slow_quickstart: list[str], command: str) -> None:
     ltui(*slow_quickstart)
     ltui.wait_for_step(5)
-    _of_run(ltui, "ltui.training.rank.torchrun").kill()
-    assert ltui.wait(lambda s: s["state"] not in LIVE)["state"] == "crashed"
-    ltui.wait_until_alone()
-
-
-@pytest.mark.slow
-def test_the_shim(ltui: Ltui, slow_quickstart: list[str]) -> None:
-    ltui(*slow_quickstart)
-    ltui.wait_for_step(5)
-    _of_run(ltui, "supervise/shim.py").kill()
-    assert ltui.wait(lambda s: s["state"] not in LIVE)["state"] == "crashed"
-    ltui.wait_until_alone()
+    (process,) = [p for p in ltui.processes() if command in " ".join(p.cmdline())]
+    process.kill()
+    assert ltui.ended()["state"] == "crashed"
 
 
 @pytest.mark.slow
@@ -127,7 +112,7 @@ def test_everything_at_once_as_in_a_power_cut(ltui: Ltui, slow_quickstart: list[
         process.kill()
     ltui.wait_until_alone()
     # A dead process whose threads still end holds its locks a moment longer.
-    assert ltui.wait(lambda s: s["state"] not in LIVE)["state"] in ("lost", "crashed")
+    assert ltui.ended()["state"] in ("lost", "crashed")
     ltui("resume", "last", "--detach", check=None)
     ltui("stop", "last", "--kill", check=None)
     ltui.wait_until_alone()

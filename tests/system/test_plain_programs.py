@@ -16,7 +16,7 @@ import pytest
 from ltui.training.store.find_run import find_run
 from ltui.training.store.history_reader import RunStore
 from tests.nodes.addresses import free_port_pair
-from tests.system.conftest import LIVE, SCRIPTS, Ltui
+from tests.system.conftest import SCRIPTS, Ltui
 from tests.waiting import wait_for
 
 PROGRAM = str(SCRIPTS / "plain_program.py")
@@ -38,8 +38,14 @@ def start(ltui: Ltui, *command: str) -> None:
 def ended(ltui: Ltui, *command: str) -> dict[str, Any]:
     """Run a command to its end, and return the last snapshot."""
     start(ltui, *command)
-    snapshot = ltui.wait(lambda s: s["state"] not in LIVE)
-    ltui.wait_until_alone()
+    return ltui.ended()
+
+
+def stopped(ltui: Ltui, *options: str) -> dict[str, Any]:
+    """Stop the last run, and return its last snapshot."""
+    ltui("stop", "last", *options, check=None)
+    snapshot = ltui.ended()
+    assert snapshot["state"] == "stopped", snapshot["detail"]
     return snapshot
 
 
@@ -61,28 +67,22 @@ def test_two_ranks_under_torchrun_are_watched_paused_and_stopped(ltui: Ltui) -> 
     ltui("pause", "last")
     paused = ltui.wait(lambda s: s["state"] == "paused")
     assert len(set(steps(paused))) == 1, "the ranks paused at different steps"
+    assert not paused["verdicts"]
     assert ltui.show()["ranks"][0]["global_step"] == paused["ranks"][0]["global_step"]
     refused = ltui("checkpoint", "last", check=2)
     assert "has not told ltui how to save a checkpoint" in refused.stderr
     ltui("continue", "last")
     ltui.wait_for_step(paused["global_step"] + 10)
-    ltui("stop", "last", check=None)
-    stopped = ltui.wait(lambda s: s["state"] not in LIVE)
-    assert stopped["state"] == "stopped"
-    assert "the program has not told ltui how to save a checkpoint" in stopped["detail"]
-    assert states(stopped) == ["ended", "ended"]
-    ltui.wait_until_alone()
+    end = stopped(ltui)
+    assert "the program has not told ltui how to save a checkpoint" in end["detail"]
+    assert states(end) == ["ended", "ended"]
 
 
 @pytest.mark.slow
 def test_a_stop_at_a_step_is_exact(ltui: Ltui) -> None:
     start(ltui, *TORCHRUN, PROGRAM, "ddp", *ENDLESS)
     ltui.wait_for_step(3)
-    ltui("stop", "last", "--at-step", "120", check=None)
-    stopped = ltui.wait(lambda s: s["state"] not in LIVE)
-    assert stopped["state"] == "stopped"
-    assert steps(stopped) == [120, 120]
-    ltui.wait_until_alone()
+    assert steps(stopped(ltui, "--at-step", "120")) == [120, 120]
 
 
 @pytest.mark.slow
@@ -95,10 +95,9 @@ def test_a_stopped_process_and_a_killed_rank_are_named(ltui: Ltui) -> None:
     os.kill(pid, signal.SIGCONT)
     ltui.wait(lambda s: not [v for v in s["verdicts"] if v["ended"] is None])
     os.kill(pid, signal.SIGKILL)
-    crashed = ltui.wait(lambda s: s["state"] not in LIVE)
+    crashed = ltui.ended()
     assert crashed["state"] == "crashed"
     assert re.search("rank 1 was killed by SIGKILL", crashed["detail"])
-    ltui.wait_until_alone()
 
 
 @pytest.mark.slow
@@ -123,23 +122,23 @@ def test_the_results_and_the_rate_are_those_of_the_program(ltui: Ltui) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "count"),
-    [("alone", 400), ("skips", 160), ("several", 200), ("compiled", 200)],
+    ("kind", "step_s", "count", "program", "ranks"),
+    [
+        ("alone", "0.005", 400, "PyTorch", 1),
+        ("skips", "0.005", 160, "PyTorch", 1),
+        ("several", "0.005", 200, "PyTorch", 1),
+        ("compiled", "0.005", 200, "PyTorch", 1),
+        ("fork", "0.01", 200, "PyTorch DDP", 2),
+        ("spawn", "0.01", 200, "PyTorch DDP", 2),
+    ],
 )
-def test_the_steps_of_one_process(ltui: Ltui, kind: str, count: int) -> None:
-    finished = ended(ltui, sys.executable, PROGRAM, kind, "200", "0.005")
+def test_the_steps_of_a_program_that_is_started_alone(
+    ltui: Ltui, kind: str, step_s: str, count: int, program: str, ranks: int
+) -> None:
+    finished = ended(ltui, sys.executable, PROGRAM, kind, "200", step_s)
     assert (finished["state"], finished["detail"]) == ("finished", f"finished at step {count}")
-    assert finished["program"] == "PyTorch"
-    assert (steps(finished), states(finished)) == ([count], ["ended"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_program_that_starts_its_ranks_itself(ltui: Ltui, method: str) -> None:
-    finished = ended(ltui, sys.executable, PROGRAM, method, "200", "0.01")
-    assert (finished["state"], finished["detail"]) == ("finished", "finished at step 200")
-    assert (finished["program"], finished["world_size"]) == ("PyTorch DDP", 2)
-    assert (steps(finished), states(finished)) == ([200, 200], ["ended", "ended"])
+    assert (finished["program"], finished["world_size"]) == (program, ranks)
+    assert (steps(finished), states(finished)) == ([count] * ranks, ["ended"] * ranks)
 
 
 @pytest.mark.slow
@@ -165,9 +164,7 @@ def test_ranks_that_may_take_different_steps_are_not_paused(ltui: Ltui) -> None:
     assert "nothing shows that all ranks take the same steps" in refused.stderr
     assert "Only a kill" not in refused.stderr
     ltui.wait_for_step(30)
-    ltui("stop", "last", check=None)
-    assert ltui.wait(lambda s: s["state"] not in LIVE)["state"] == "stopped"
-    ltui.wait_until_alone()
+    stopped(ltui)
 
 
 @pytest.mark.slow
@@ -182,9 +179,7 @@ def test_a_process_that_trains_beside_the_rank_is_named_and_not_left_out_of_a_pa
     refused = ltui("pause", "last", check=2)
     assert "trains as well, and ltui does not watch it" in refused.stderr
     assert f"process {shown['ranks'][0]['pid']}" not in refused.stderr
-    ltui("stop", "last", check=None)
-    assert ltui.wait(lambda s: s["state"] not in LIVE)["state"] == "stopped"
-    ltui.wait_until_alone()
+    stopped(ltui)
 
 
 @pytest.mark.slow
@@ -195,6 +190,7 @@ def test_nothing_is_watched_if_torch_loads_no_extensions(ltui: Ltui) -> None:
     assert finished["program"] is None
 
 
+@pytest.mark.slow
 def test_what_a_program_logs_is_a_metric_of_its_run(ltui: Ltui) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     finished = ended(ltui, *TORCHRUN, str(SCRIPTS / "logging_program.py"), "60", "0")
@@ -217,18 +213,19 @@ def test_what_a_program_logs_is_a_metric_of_its_run(ltui: Ltui) -> None:
     assert (loss["step"], loss["last"]) == curves["loss"][-1]
 
 
+@pytest.mark.slow
 def test_a_program_without_an_optimizer_of_torch_is_named_and_its_values_are_read(
     ltui: Ltui,
 ) -> None:
     command = ("--detach", "--", sys.executable, str(SCRIPTS / "own_updates.py"), "3", "0.1")
     ltui("exec", "--metrics-pattern", "pairs", *command)
-    shown = ltui.wait(lambda s: s["state"] not in LIVE)
+    shown = ltui.ended()
     assert (shown["state"], shown["program"]) == ("finished", "PyTorch without torch.optim")
     assert shown["saves_checkpoints"] is False
     assert set(shown["metrics"]) == {"batch", "loss", "val/loss"}
     assert ltui.steps_on_record(metric="loss") == [1, 2, 3]
     ltui("exec", "--metrics-pattern", "json", *command)
-    nothing = ltui.wait(lambda s: s["state"] not in LIVE)
+    nothing = ltui.ended()
     assert ["found no value" in each["what"] for each in nothing["cautions"]] == [True]
 
 
@@ -236,18 +233,18 @@ def test_a_program_without_an_optimizer_of_torch_is_named_and_its_values_are_rea
 def test_printed_values_are_metrics_only_by_a_pattern(ltui: Ltui) -> None:
     command = ("--detach", "--", sys.executable, str(SCRIPTS / "prints_values.py"), "50")
     ltui("exec", "--metrics-pattern", "pairs", *command)
-    finished = ltui.wait(lambda s: s["state"] not in LIVE)
+    finished = ltui.ended()
     assert finished["detail"] == "finished at step 50"
     assert set(finished["metrics"]) == {"loss"}
     assert ltui.steps_on_record(metric="loss") == list(range(1, 51))
     assert "step 50 loss" in ltui("logs", "last").stdout
     assert finished["cautions"] == []
     ltui("exec", "--metrics-pattern", "accuracy (?P<accuracy>.+)", *command)
-    nothing = ltui.wait(lambda s: s["state"] not in LIVE)
+    nothing = ltui.ended()
     assert nothing["metrics"] == {}
     assert ["found no value" in each["what"] for each in nothing["cautions"]] == [True]
     ltui("exec", *command)
-    assert ltui.wait(lambda s: s["state"] not in LIVE)["metrics"] == {}
+    assert ltui.ended()["metrics"] == {}
     refused = ltui("exec", "--metrics-pattern", "loss (", *command, check=2)
     assert "it is no regular expression" in refused.stderr
     assert refused.stderr.count("\n") <= 2
@@ -260,10 +257,6 @@ def test_a_program_is_stopped_by_the_signal_of_the_user(ltui: Ltui, kind: str, n
     command = (sys.executable, PROGRAM, kind, *ENDLESS)
     ltui("exec", "--detach", "--stop-signal", number, "--", *command)
     ltui.wait_for_step(5)
-    ltui("stop", "last", "--timeout", "20", check=None)
-    stopped = ltui.wait(lambda s: s["state"] not in LIVE)
-    assert stopped["state"] == "stopped", stopped["detail"]
-    assert "killed" not in stopped["detail"]
+    assert "killed" not in stopped(ltui, "--timeout", "20")["detail"]
     if kind == "usr1":
         assert "saved by the program" in ltui("logs", "last").stdout
-    ltui.wait_until_alone()

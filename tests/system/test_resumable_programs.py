@@ -8,12 +8,11 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from tests.system.conftest import LIVE, SCRIPTS, Ltui
+from tests.system.conftest import SCRIPTS, Ltui
 from tests.waiting import wait_for
 
 PROGRAM = str(SCRIPTS / "resumable_program.py")
@@ -23,15 +22,9 @@ STEPS = 120
 pytestmark = pytest.mark.timeout(400)
 
 
-def start(ltui: Ltui, kind: str, *, ranks: int = 2, step_s: float = 0.03) -> None:
+def start(ltui: Ltui, kind: str, *, ranks: int = 2) -> None:
     launcher = TORCHRUN if ranks == 2 else (sys.executable,)
-    ltui("exec", "--detach", "--", *launcher, PROGRAM, kind, str(step_s))
-
-
-def ended(ltui: Ltui) -> dict[str, Any]:
-    snapshot = ltui.wait(lambda s: s["state"] not in LIVE)
-    ltui.wait_until_alone()
-    return snapshot
+    ltui("exec", "--detach", "--", *launcher, PROGRAM, kind, "0.03")
 
 
 def losses(folder: Path, rank: int) -> list[str]:
@@ -62,12 +55,12 @@ def test_a_resumed_program_repeats_no_step_and_loses_none(
     for step in (10, 60):
         ltui.wait_for_step(step)
         ltui("stop", "last")
-        stopped = ended(ltui)
+        stopped = ltui.ended()
         assert stopped["state"] == "stopped"
         assert stopped["detail"].endswith("checkpoint verified")
         assert stopped["program"] == "PyTorch DDP"
         ltui("resume", "--detach", "last")
-    finished = ended(ltui)
+    finished = ltui.ended()
     assert finished["detail"] == f"finished at step {STEPS}"
     for rank in (0, 1):
         assert len(losses(ltui.cwd, rank)) == STEPS
@@ -86,12 +79,12 @@ def test_a_signal_and_a_request_save_a_program_in_one_process(ltui: Ltui) -> Non
     workers = wait_for(rank.children, wanted=bool)
     for process in (*workers, rank):
         process.send_signal(signal.SIGTERM)
-    stopped = ended(ltui)
+    stopped = ltui.ended()
     assert (stopped["state"], stopped["ranks"][0]["state"]) == ("stopped", "ended")
     assert [c["reason"] for c in stopped["checkpoints"]] == ["request", "stop"]
     assert stopped["checkpoints"][1]["global_step"] == stopped["global_step"]
     ltui("resume", "--detach", "last")
-    assert ended(ltui)["detail"] == f"finished at step {2 * STEPS}"
+    assert ltui.ended()["detail"] == f"finished at step {2 * STEPS}"
     assert len(losses(ltui.cwd, 0)) == 2 * STEPS
 
 
@@ -110,7 +103,7 @@ def test_a_program_that_cannot_save_trains_on(ltui: Ltui, kind: str, reason: str
     assert failed.returncode != 0
     assert reason in failed.stdout + failed.stderr
     ltui.wait_for_step(step + 10)
-    finished = ended(ltui)
+    finished = ltui.ended()
     assert finished["detail"] == f"finished at step {STEPS}"
     assert finished["checkpoints"] == []
     assert not list(Path(finished["run_dir"], "checkpoints").iterdir()), "a failed save left files"
@@ -124,17 +117,17 @@ def test_a_load_that_raises_ends_the_resume_and_keeps_the_checkpoint(ltui: Ltui)
     ltui("exec", "--detach", "--", *TORCHRUN, str(program), "range", "0.03")
     ltui.wait_for_step(5)
     ltui("stop", "last")
-    step = ended(ltui)["global_step"]
+    step = ltui.ended()["global_step"]
     program.write_text(text.replace('self.kind == "bad-load"', "True"), encoding="utf-8")
     ltui("resume", "--detach", "last")
-    failed = ended(ltui)
+    failed = ltui.ended()
     assert failed["state"] == "failed"
     assert "ValueError: the model has another shape" in failed["detail"]
     program.write_text(
         text.replace("ltui.on_checkpoint(training.save, training.load)", "False"), encoding="utf-8"
     )
     ltui("resume", "--detach", "last")
-    begun = ended(ltui)
+    begun = ltui.ended()
     assert begun["state"] == "finished"
     texts = [caution["what"] for caution in begun["cautions"]]
     assert f"The program does not load step-{step:08d}-stop.ckpt: it starts anew." in texts
@@ -159,16 +152,16 @@ def test_a_trainer_of_hugging_face_is_stopped_and_resumed_unchanged(
     ltui.wait_for_step(3)
     # The last step of an epoch ends after the hooks of the epoch's end.
     ltui("stop", "last", "--at-step", "40")
-    assert ended(ltui)["detail"] == "stopped at step 40, checkpoint verified"
+    assert ltui.ended()["detail"] == "stopped at step 40, checkpoint verified"
     ltui("resume", "--detach", "last")
     ltui.wait_for_step(45)
     ltui("stop", "last")
-    stopped = ended(ltui)
+    stopped = ltui.ended()
     assert stopped["program"] == "Hugging Face Trainer DDP"
     assert (stopped["max_steps"], stopped["max_epochs"]) == (120, 12)
     assert stopped["epoch"] == stopped["global_step"] // 10
     ltui("resume", "--detach", "last")
-    finished = ended(ltui)
+    finished = ltui.ended()
     assert finished["detail"] == "finished at step 120"
     # Not by lines: both ranks write to one pipe, a text and its end of line separately.
     weights = set(re.findall(r"step 120, weights [-+.\de]+", alone.stdout))
@@ -190,7 +183,7 @@ def test_a_program_is_restarted_after_a_crash_from_its_checkpoint(ltui: Ltui) ->
     os.kill(ltui.wait_for_step(saved["global_step"] + 3)["ranks"][1]["pid"], signal.SIGKILL)
     restarted = ltui.wait(lambda s: s["attempt"] == 2 and (s["global_step"] or 0) > 0)
     assert "was killed by SIGKILL" in restarted["restarted_because"]
-    finished = ended(ltui)
+    finished = ltui.ended()
     assert finished["detail"] == f"finished at step {STEPS}"
     for rank in (0, 1):
         written = [int(line.split()[0]) for line in losses(ltui.cwd, rank)]

@@ -154,25 +154,3 @@ def test_a_script_that_its_workers_run_again_is_named(ltui: Ltui, method: str) -
     assert reason in verdict["cause"]
     assert verdict["remedy"].startswith("Put what trains below such a line")
     ltui.wait_until_alone()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(500)
-def test_pause_holds_every_rank_and_continue_goes_on(
-    ltui: Ltui, slow_quickstart: list[str]
-) -> None:
-    ltui(*slow_quickstart)
-    ltui.wait_for_step(10)
-    ltui("pause", "last")
-    paused = ltui.show()
-    assert paused["state"] == "paused"
-    steps = {rank["global_step"] for rank in paused["ranks"]}
-    assert len(steps) == 1
-    assert {rank["global_step"] for rank in ltui.show()["ranks"]} == steps
-    assert not paused["verdicts"]
-    ltui("continue", "last")
-    ltui.wait_for_step(steps.pop() + 5)
-    ltui("checkpoint", "last")
-    assert any(c["ok"] and c["reason"] == "request" for c in ltui.show()["checkpoints"])
-    ltui("stop", "last", "--kill")
-    ltui.wait_until_alone()

@@ -85,14 +85,13 @@ def _targets(ltui: Ltui, running: dict, who: str) -> list[int]:
 
 
 def _assert_stopped_with_checkpoint(ltui: Ltui) -> None:
-    ended = ltui.wait(lambda s: s["state"] in ("stopped", "failed", "crashed", "finished"))
+    ended = ltui.ended()
     assert ended["state"] == "stopped", ended["detail"]
     step = ended["global_step"]
     assert ended["detail"] == f"stopped at step {step}, checkpoint verified"
     saved = ended["checkpoints"][-1]
     assert (saved["global_step"], saved["reason"], saved["ok"]) == (step, "stop", True)
     assert [r["global_step"] for r in ended["ranks"]] == [step, step]
-    ltui.wait_until_alone()
 
 
 def _shim(ltui: Ltui) -> psutil.Process:
