@@ -218,7 +218,7 @@ def run_colours(kept: Mapping[str, int | None], leaders: Collection[str] = ()) -
             first = zlib.crc32(run_id.encode("utf-8", "replace"))
             candidates = [(first + n) % MOST_COLOURS for n in range(MOST_COLOURS)]
         else:
-            candidates = [(index + n * COLOURS) % MOST_COLOURS for n in range(COLOURS)]
+            candidates = [(index + n) % MOST_COLOURS for n in range(0, MOST_COLOURS, COLOURS)]
         chosen = min(candidates, key=lambda one: [uses[part] for part in _parts(one)])
         line = uses["sign", sign_of(chosen)] % LINES
         uses.update(_parts(chosen))

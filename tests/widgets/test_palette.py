@@ -12,7 +12,7 @@ from textual.app import App
 from textual.color import Color as TextualColor
 from textual.theme import Theme
 
-from ltui.widgets.charts.chart_options import MARKERS
+from ltui.widgets.charts.chart_options import COLOURS
 from ltui.widgets.palette import (
     COLOURBLIND_SERIES,
     CONTRAST_SERIES,
@@ -38,7 +38,7 @@ def test_curves_have_different_colours_on_poor_terminals(
     colours: tuple[str, ...], system: ColorSystem
 ) -> None:
     shown = {Color.parse(c).downgrade(system).number for c in colours}
-    assert len(shown) == len(colours) == len(MARKERS)
+    assert len(shown) == len(colours) == COLOURS
 
 
 @pytest.mark.parametrize("colours", PALETTES)

@@ -18,7 +18,7 @@ MOST_TAGS = 32
 """Maximum number of tags of a run."""
 MOST_NOTE_CHARACTERS = 500
 MOST_NAME_CHARACTERS = 80
-MOST_COLOURS = 64
+MOST_COLOURS = 96
 """Number of pairs of a colour and a sign."""
 _NAME = re.compile(r"\w[\w.:/=+@-]{0,39}")
 """Form of a tag and of the name of a group. Blanks, commas and quotes separate words."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 from msgspec import Struct
 
 from ltui.widgets.charts.axis_scale import Viewport
 from ltui.widgets.view_models import ChartSeries
 
-MARKERS = "●■▲◆○□△◇"
-"""Signs at a curve's end and in the legend, which identify curves without colour."""
-COLOURS = len(MARKERS)
+MARKERS = "●■▲▼○□△▽▶◀▷◁"
+"""Signs at a curve's end and in the legend, which identify curves without colour. The diamond is
+that of a checkpoint."""
+COLOURS = 8
 """Number of series colours of each palette."""
 LINES = 4
 """Number of line styles: whole, and with gaps after one, two or three pairs of columns."""
@@ -49,12 +52,12 @@ def marker_of(series: ChartSeries) -> str:
 def dash_of(colour: int, *, dashes: bool) -> int:
     """Return the dash of a curve (``braille.line``).
 
-    Every 64 indices, colours and signs repeat, and the line is another one. With ``dashes`` the
+    Every 96 indices, colours and signs repeat, and the line is another one. With ``dashes`` the
     lines of different colours differ, too.
     """
-    return (colour // COLOURS**2 + (colour if dashes else 0)) % LINES
+    return (colour // (COLOURS * len(MARKERS)) + (colour if dashes else 0)) % LINES
 
 
 def sign_of(colour: int) -> str:
     """Return the sign of a colour's index; series whose colours repeat have other signs."""
-    return MARKERS[(colour + colour // COLOURS) % len(MARKERS)]
+    return MARKERS[(colour + colour // math.lcm(COLOURS, len(MARKERS))) % len(MARKERS)]
