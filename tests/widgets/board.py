@@ -31,19 +31,10 @@ BANNER = (
     "ranks 0, 1, 3 wait in all_reduce #1043.   d diagnose"
 )
 HEADER = HeaderViewModel(
-    name="brave-owl",
-    preset="cifar10-cnn",
-    state="STALLED",
-    state_sign="!",
-    tone=Tone.BAD,
-    epoch="epoch 3/30",
-    step="step 1 204/2 930",
-    share=0.41,
-    eta="12 m 08 s left",
-    elapsed="8 m 31 s",
-    attempt="attempt 2",
-    banner=BANNER,
-)
+    name="brave-owl", preset="cifar10-cnn", state="STALLED", state_sign="!", tone=Tone.BAD,
+    epoch="epoch 3/30", step="step 1 204/2 930", share=0.41, eta="12 m 08 s left",
+    elapsed="8 m 31 s", attempt="attempt 2", banner=BANNER,
+)  # fmt: skip
 
 
 def rank_metrics(rate: str, cpu: str, memory: str) -> tuple[RankMetric, ...]:
@@ -56,26 +47,15 @@ def rank_metrics(rate: str, cpu: str, memory: str) -> tuple[RankMetric, ...]:
 
 
 RANK = RankRow(
-    rank="r0",
-    pid="48120",
-    device="cuda:0",
-    phase="backward",
-    step="1 204",
-    age="12 ms",
-    strip=(0.05, 0.06, 0.05, 0.07, 0.05, 0.05),
-    state=Cell(text="ok"),
+    rank="r0", pid="48120", device="cuda:0", phase="backward", step="1 204", age="12 ms",
+    strip=(0.05, 0.06, 0.05, 0.07, 0.05, 0.05), state=Cell(text="ok"),
     metrics=rank_metrics("7.84 k img/s", "98 %", "2.10 GiB"),
-)
+)  # fmt: skip
 STALLED = replace(
-    RANK,
-    rank="r2",
-    phase="fetch data",
-    step="1 203",
-    age="8.2 s",
-    strip=(0.05, 0.06, 0.05, 0.07, 0.05, 0.9),
-    state=Cell(text="STALLED", tone=Tone.BAD),
+    RANK, rank="r2", phase="fetch data", step="1 203", age="8.2 s",
+    strip=(0.05, 0.06, 0.05, 0.07, 0.05, 0.9), state=Cell(text="STALLED", tone=Tone.BAD),
     note="worker 4711 in augment.py:88",
-)
+)  # fmt: skip
 RANKS = (
     RANK,
     replace(RANK, rank="r1", device="cuda:1"),
@@ -84,20 +64,13 @@ RANKS = (
 )
 GPUS = tuple(
     GpuRow(
-        index=str(number),
-        name="NVIDIA H200",
-        ranks=f"r{number}",
-        utilisation=share,
-        utilisation_text=f"{share:.0%}".replace("%", " %"),
-        memory=0.43,
-        memory_text="61.2 / 140 GiB",
-        power_text="612 / 700 W",
-        temperature=Cell(text="64 °C"),
-        clock_text="1 980 MHz",
-        strip=(0.9, 0.94, 0.97, share),
+        index=str(number), name="NVIDIA H200", ranks=f"r{number}", utilisation=share,
+        utilisation_text=f"{share:.0%}".replace("%", " %"), memory=0.43,
+        memory_text="61.2 / 140 GiB", power_text="612 / 700 W", temperature=Cell(text="64 °C"),
+        clock_text="1 980 MHz", strip=(0.9, 0.94, 0.97, share),
     )
     for number, share in enumerate((0.98, 0.97, 0.03, 1.0))
-)
+)  # fmt: skip
 LOG = (
     LogLine(rank=0, text="Epoch 3: validation loss 0.634"),
     LogLine(rank=1, text="UserWarning: [bold]markup stays text[/bold]", tone=Tone.WARN, count=12),

@@ -13,18 +13,10 @@ from ltui.widgets.tone import Tone
 from ltui.widgets.view_models import HeaderViewModel
 
 SHAPE = HeaderViewModel(
-    name="brave-owl",
-    preset="cifar10-cnn",
-    state="running",
-    state_sign="●",
-    tone=Tone.GOOD,
-    epoch="epoch 3/30",
-    step="step 1 204/2 930",
-    share=0.41,
-    eta="12 m 08 s left",
-    elapsed="8 m 31 s",
-    attempt="attempt 2",
-)
+    name="brave-owl", preset="cifar10-cnn", state="running", state_sign="●", tone=Tone.GOOD,
+    epoch="epoch 3/30", step="step 1 204/2 930", share=0.41, eta="12 m 08 s left",
+    elapsed="8 m 31 s", attempt="attempt 2",
+)  # fmt: skip
 PARTS = (
     "● running", "brave-owl", "cifar10-cnn", "epoch 3/30", "step 1 204/2 930",
     "41 %", "12 m 08 s left", "8 m 31 s", "attempt 2",

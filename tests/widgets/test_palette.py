@@ -33,24 +33,18 @@ PALETTES = [DARK_SERIES, LIGHT_SERIES, CONTRAST_SERIES, COLOURBLIND_SERIES]
 
 
 @pytest.mark.parametrize("colours", PALETTES)
-@pytest.mark.parametrize("system", [ColorSystem.STANDARD, ColorSystem.EIGHT_BIT])
-def test_curves_have_different_colours_on_poor_terminals(
-    colours: tuple[str, ...], system: ColorSystem
+def test_curves_have_different_colours_on_poor_terminals_which_are_entries_of_the_256(
+    colours: tuple[str, ...],
 ) -> None:
-    shown = {Color.parse(c).downgrade(system).number for c in colours}
-    assert len(shown) == len(colours) == COLOURS
-
-
-@pytest.mark.parametrize("colours", PALETTES)
-def test_colours_are_entries_of_the_256(colours: tuple[str, ...]) -> None:
-    for colour in colours:
-        entry = Color.parse(colour).downgrade(ColorSystem.EIGHT_BIT)
-        assert entry.get_truecolor().hex == colour
+    for system in (ColorSystem.STANDARD, ColorSystem.EIGHT_BIT):
+        entries = [Color.parse(colour).downgrade(system) for colour in colours]
+        assert len({entry.number for entry in entries}) == len(colours) == COLOURS
+    assert [entry.get_truecolor().hex for entry in entries] == list(colours)
 
 
 @pytest.mark.parametrize("theme", TRUE_COLOUR_THEMES, ids=lambda t: t.name)
 def test_text_can_be_read_on_its_background(theme: Theme) -> None:
-    variables = {**theme.to_color_system().generate(), **theme.variables}
+    variables = _colours(theme)
     background = TextualColor.parse(variables["background"])
     names = ["foreground", "success", "warning", "error", "accent", "ltui-dim"]
     names += [f"series-{n}" for n in range(8)]

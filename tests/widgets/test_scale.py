@@ -26,6 +26,7 @@ from ltui.widgets.charts.axis_scale import (
     zoom_viewport,
 )
 from ltui.widgets.formats import THIN
+from tests.required import required
 
 
 @given(st.floats(1e-12, 1e12), st.integers(1, 20))
@@ -92,16 +93,15 @@ def test_labels_of_one_axis_differ() -> None:
 
 
 def test_labels_read_well() -> None:
-    assert tick_label(0.25, 0.05) == "0.25"
-    assert tick_label(1200, 200).replace(THIN, " ") == "1 200"
-    assert tick_label(20_000, 10_000).replace(THIN, " ") == "20 k"
-    assert tick_label(0, 5) == "0"
-    assert tick_label(2e-5, 1e-5) == "2e-05"
-    assert time_label(1800) == "30 m"
-    assert time_label(5400) == "1 h 30 m"
-    assert time_label(0) == "0 s"
-    assert time_label(5) == "5 s"
-    assert time_label(86400) == "1 d"
+    for value, step, label in (
+        *((0.25, 0.05, "0.25"), (1200, 200, "1 200"), (20_000, 10_000, "20 k")),
+        *((0, 5, "0"), (2e-5, 1e-5, "2e-05")),
+    ):
+        assert tick_label(value, step).replace(THIN, " ") == label
+    for seconds, label in (
+        *((1800, "30 m"), (5400, "1 h 30 m"), (0, "0 s"), (5, "5 s"), (86400, "1 d")),
+    ):
+        assert time_label(seconds) == label
 
 
 def test_ticks_of_steps_are_whole_and_plain() -> None:
@@ -160,28 +160,18 @@ def test_all_of_it_holds_the_data() -> None:
     assert 1234.0 <= whole.high <= 1400.0
 
 
-def test_zoom_keeps_what_is_under_the_pointer() -> None:
+def test_zoom_keeps_what_is_under_the_pointer_and_follows_the_tail_at_the_right_edge() -> None:
     before = visible_range(None, DATA)
-    view = zoom_viewport(None, DATA, 0.25, 2.0)
-    assert view is not None
+    view = required(zoom_viewport(None, DATA, 0.25, 2.0))
     after = visible_range(view, DATA)
     assert after.span == pytest.approx(before.span / 2)
     assert after.low + 0.25 * after.span == pytest.approx(before.low + 0.25 * before.span)
     assert not view.follow
-
-
-def test_zoom_at_the_right_edge_follows_the_tail() -> None:
-    view = zoom_viewport(None, DATA, 1.0, 4.0)
-    assert view is not None
+    view = required(zoom_viewport(None, DATA, 1.0, 4.0))
     assert view.follow
     grown = visible_range(view, AxisRange(0.0, 2000.0))
     assert grown.low <= 2000.0 <= grown.high
     assert grown.span == pytest.approx(250.0)
-
-
-def test_a_window_inside_stays_where_it_is() -> None:
-    view = Viewport(low=100.0, high=200.0)
-    assert visible_range(view, AxisRange(0.0, 5000.0)) == AxisRange(100.0, 200.0)
 
 
 def test_zooming_out_ends_at_all_of_it() -> None:
@@ -191,15 +181,16 @@ def test_zooming_out_ends_at_all_of_it() -> None:
     assert view is None
 
 
-def test_pan_stops_at_the_ends() -> None:
+def test_pan_stops_at_the_ends_and_a_window_inside_stays_where_it_is() -> None:
+    inside = Viewport(low=100.0, high=200.0)
+    assert visible_range(inside, AxisRange(0.0, 5000.0)) == AxisRange(100.0, 200.0)
     view: Viewport | None = Viewport(low=400.0, high=600.0)
     for _ in range(20):
         view = pan_viewport(view, DATA, -0.25)
     assert view == Viewport(low=0.0, high=200.0)
     for _ in range(20):
         view = pan_viewport(view, DATA, 0.25)
-    assert view is not None
-    assert view.follow
+    assert required(view).follow
     assert visible_range(view, DATA).high >= 1000.0
     assert pan_viewport(None, DATA, 0.25) is None
 

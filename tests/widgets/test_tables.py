@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from textual.app import App, ComposeResult
 from textual.geometry import Region
+from textual.pilot import Pilot
 
 from ltui.widgets.columns import SAMPLES, Cells, Column, LazyRows
 from ltui.widgets.run_tables import GpuTable, RankTable
@@ -19,33 +22,20 @@ from tests.widgets.board import rank_metrics
 
 def rank_row(number: int, **more: object) -> RankRow:
     row = RankRow(
-        rank=f"r{number}",
-        pid=str(48_000 + number),
-        device=f"cuda:{number}",
-        phase="backward",
-        step="1 204",
-        age="12 ms",
-        strip=(0.1, 0.1, 0.12),
-        state=Cell(text="ok"),
+        rank=f"r{number}", pid=str(48_000 + number), device=f"cuda:{number}", phase="backward",
+        step="1 204", age="12 ms", strip=(0.1, 0.1, 0.12), state=Cell(text="ok"),
         metrics=rank_metrics("7.84 k img/s", "98 %", "2.10 GiB"),
-    )
+    )  # fmt: skip
     return replace(row, **more)
 
 
 def gpu_row(number: int, **more: object) -> GpuRow:
     row = GpuRow(
-        index=str(number),
-        name="NVIDIA H200",
-        ranks=f"r{number}",
-        utilisation=0.98,
-        utilisation_text="98 %",
-        memory=0.43,
-        memory_text="61.2 / 140 GiB",
-        power_text="612 / 700 W",
-        temperature=Cell(text="64 °C"),
-        clock_text="1 980 MHz",
+        index=str(number), name="NVIDIA H200", ranks=f"r{number}", utilisation=0.98,
+        utilisation_text="98 %", memory=0.43, memory_text="61.2 / 140 GiB",
+        power_text="612 / 700 W", temperature=Cell(text="64 °C"), clock_text="1 980 MHz",
         strip=(0.9, 0.95, 0.98),
-    )
+    )  # fmt: skip
     return replace(row, **more)
 
 
@@ -86,53 +76,65 @@ def text_of(table: Table) -> list[str]:
     return [strip.text for strip in table.render_lines(table.size.region)]
 
 
-@pytest.mark.parametrize("width", [60, 80, 100, 160, 220])
-async def test_lines_fit_and_numbers_keep_their_columns(width: int) -> None:
-    app = Tables()
-    async with app.run_test(size=(width, 24)):
-        lines = text_of(app.ranks)
-        assert all(len(line) == width for line in lines)
-        assert [line.find("1 204") for line in lines[1:5]] == [lines[1].find("1 204")] * 4
-        assert "state" in lines[0]
-        gpus = text_of(app.query_one(GpuTable))
-        assert "98 %" in gpus[1]
-        assert "61.2 / 140 GiB" in gpus[1]
+@asynccontextmanager
+async def tables(width: int = 120, ranks: int = 4) -> AsyncIterator[tuple[Pilot[Any], Tables]]:
+    app = Tables(ranks)
+    async with app.run_test(size=(width, 24)) as pilot:
+        await pilot.pause()
+        yield pilot, app
+
+
+async def lines_of(pilot: Pilot[Any], app: Tables, *rows: RankRow) -> list[str]:
+    """Show some ranks and return the lines of their table."""
+    app.ranks.set_rows(rows)
+    await pilot.pause()
+    return text_of(app.ranks)
+
+
+async def test_lines_fit_and_numbers_keep_their_columns() -> None:
+    async with tables(60) as (pilot, app):
+        for width in (60, 80, 100, 160, 220):
+            await pilot.resize_terminal(width, 24)
+            await pilot.pause()
+            lines = text_of(app.ranks)
+            assert all(len(line) == width for line in lines)
+            assert [line.find("1 204") for line in lines[1:5]] == [lines[1].find("1 204")] * 4
+            assert "state" in lines[0]
+            gpus = text_of(app.query_one(GpuTable))
+            assert "98 %" in gpus[1]
+            assert "61.2 / 140 GiB" in gpus[1]
 
 
 async def test_a_stalled_rank_is_marked_by_sign_and_word() -> None:
-    app = Tables()
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with tables(80) as (pilot, app):
         rows = [rank_row(0), rank_row(1, **STALLED), *(rank_row(n) for n in (2, 3))]
-        app.ranks.set_rows(rows)
-        await pilot.pause()
-        lines = text_of(app.ranks)
+        lines = await lines_of(pilot, app, *rows)
         assert "! STALLED" in lines[2]
         assert "fetch data" in lines[2]
         assert not any("!" in line for line in (lines[1], *lines[3:]))
+        # A part repainted shows what the whole would.
+        lines = await lines_of(pilot, app, rank_row(0, age="99 ms"), *rows[1:])
+        app.ranks.refresh()
+        await pilot.pause()
+        assert lines == text_of(app.ranks)
+        assert "99 ms" in lines[1]
 
 
 async def test_only_changed_cells_are_repainted(monkeypatch: pytest.MonkeyPatch) -> None:
-    app = Tables()
-    async with app.run_test(size=(160, 24)) as pilot:
-        await pilot.pause()
+    async with tables(160) as (_, app):
         table = app.ranks
         painted: list[Region] = []
         monkeypatch.setattr(table, "refresh", lambda *regions, **_: painted.extend(regions))
         table.set_rows([rank_row(n) for n in range(4)])
         assert painted == []
         table.set_rows([rank_row(0, step="1 205"), *(rank_row(n) for n in range(1, 4))])
-        assert len(painted) == 1
-        assert painted[0].y == 1
-        assert painted[0].height == 1
-        assert painted[0].width == 10
+        assert [(region.y, region.height, region.width) for region in painted] == [(1, 1, 10)]
 
 
 async def test_a_new_row_is_laid_out_once_and_repainted_in_one_part(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    app = Tables()
-    async with app.run_test(size=(160, 24)) as pilot:
-        await pilot.pause()
+    async with tables(160) as (pilot, app):
         table = app.ranks
         asked: list[str] = []
         painted: list[Region] = []
@@ -149,30 +151,14 @@ async def test_a_new_row_is_laid_out_once_and_repainted_in_one_part(
         monkeypatch.setattr(table, "cells_of", noted)
         monkeypatch.setattr(table, "refresh", refreshed)
         rows = [rank_row(n) for n in range(4)]
-        table.set_rows([*rows[:2], rank_row(2, step="1 205", age="1 s"), rows[3]])
-        await pilot.pause()
-        assert "1 205" in text_of(table)[3]
+        rows[2] = rank_row(2, step="1 205", age="1 s")
+        assert "1 205" in (await lines_of(pilot, app, *rows))[3]
         assert asked.count("r2") == 1
         assert len(painted) == 1
 
 
-async def test_a_part_repainted_shows_what_the_whole_would() -> None:
-    app = Tables()
-    async with app.run_test(size=(120, 24)) as pilot:
-        app.ranks.set_rows(
-            [rank_row(0, age="99 ms"), rank_row(1, **STALLED), rank_row(2), rank_row(3)]
-        )
-        await pilot.pause()
-        by_parts = text_of(app.ranks)
-        app.ranks.refresh()
-        await pilot.pause()
-        assert by_parts == text_of(app.ranks)
-        assert "99 ms" in by_parts[1]
-
-
 async def test_a_thousand_ranks_scroll_and_only_seen_rows_are_made() -> None:
-    app = Tables(ranks=1024)
-    async with app.run_test(size=(120, 24)) as pilot:
+    async with tables(ranks=1024) as (pilot, app):
         made: list[str] = []
         table = app.ranks
         table.focus()
@@ -196,17 +182,17 @@ async def test_a_thousand_ranks_scroll_and_only_seen_rows_are_made() -> None:
 
 
 async def test_the_cursor_stays_on_its_row_when_rows_come_and_go() -> None:
-    app = Tables()
-    async with app.run_test(size=(120, 24)) as pilot:
+    async with tables() as (pilot, app):
         app.ranks.focus()
         await pilot.press("down", "down")
-        assert app.ranks.cursor_key == "r2"
-        app.ranks.set_rows([rank_row(n) for n in (9, 8, 0, 1, 2, 3)])
-        assert app.ranks.cursor_key == "r2"
-        app.ranks.set_rows([rank_row(0)])
-        assert app.ranks.cursor_key == "r0"
-        app.ranks.set_rows([])
-        assert app.ranks.cursor_key is None
+        for numbers, key in (
+            (range(4), "r2"),
+            ((9, 8, 0, 1, 2, 3), "r2"),
+            ((0,), "r0"),
+            ((), None),
+        ):
+            app.ranks.set_rows([rank_row(n) for n in numbers])
+            assert app.ranks.cursor_key == key
         await pilot.press("down", "enter", "end", "pageup")
         await pilot.pause()
         assert "no rank has reported yet" in "".join(text_of(app.ranks))
@@ -214,10 +200,12 @@ async def test_the_cursor_stays_on_its_row_when_rows_come_and_go() -> None:
 
 
 async def test_a_click_moves_the_cursor_and_enter_or_a_double_click_opens() -> None:
-    app = Tables()
-    async with app.run_test(size=(120, 24)) as pilot:
+    async with tables() as (pilot, app):
         app.ranks.focus()
         await pilot.press("down", "enter")
+        # The cursor is marked only where the focus is.
+        assert text_of(app.ranks)[2].startswith("▸")
+        assert not any("▸" in line for line in text_of(app.query_one(GpuTable)))
         await pilot.click(RankTable, offset=(10, 4))
         await pilot.pause()
         assert app.ranks.cursor_key == "r3"
@@ -226,38 +214,18 @@ async def test_a_click_moves_the_cursor_and_enter_or_a_double_click_opens() -> N
         await pilot.double_click(GpuTable, offset=(10, 2))
         await pilot.pause()
         assert [k for what, k in app.seen if what == "selected"] == ["r1", "1"]
-
-
-async def test_markup_and_escapes_in_a_row_stay_text() -> None:
-    app = Tables()
-    async with app.run_test(size=(160, 24)) as pilot:
-        app.ranks.set_rows([rank_row(0, note="[bold]x[/bold] [@click=quit]")])
-        await pilot.pause()
-        assert "[bold]x[/bold]" in text_of(app.ranks)[1]
-
-
-async def test_columns_without_any_value_are_left_out() -> None:
-    app = Tables()
-    async with app.run_test(size=(200, 24)) as pilot:
-        app.ranks.set_rows([rank_row(0, metrics=rank_metrics("7 img/s", "n/a", "n/a"))])
-        await pilot.pause()
-        assert "CPU" not in text_of(app.ranks)[0]
-        app.ranks.set_rows([rank_row(0, metrics=rank_metrics("7 img/s", "5 %", "n/a"))])
-        await pilot.pause()
-        assert "CPU" in text_of(app.ranks)[0]
-        assert "memory" not in text_of(app.ranks)[0]
-
-
-async def test_the_cursor_is_marked_only_where_the_focus_is() -> None:
-    app = Tables()
-    async with app.run_test(size=(120, 24)) as pilot:
-        app.ranks.focus()
-        await pilot.pause()
-        assert text_of(app.ranks)[1].startswith("▸")
-        assert not any("▸" in line for line in text_of(app.query_one(GpuTable)))
-        app.query_one(GpuTable).focus()
-        await pilot.pause()
         assert not any("▸" in line for line in text_of(app.ranks))
+
+
+async def test_markup_in_a_row_stays_text_and_columns_without_any_value_are_left_out() -> None:
+    async with tables(200) as (pilot, app):
+        note = "[bold]x[/bold] [@click=quit]"
+        for cpu, shown in (("n/a", False), ("5 %", True)):
+            row = rank_row(0, note=note, metrics=rank_metrics("7 img/s", cpu, "n/a"))
+            lines = await lines_of(pilot, app, row)
+            assert "[bold]x[/bold]" in lines[1]
+            assert ("CPU" in lines[0]) == shown
+            assert "memory" not in lines[0]
 
 
 def test_letters_are_left_to_the_screens() -> None:
@@ -268,13 +236,11 @@ def test_letters_are_left_to_the_screens() -> None:
 
 
 async def test_a_note_is_read_whole_at_the_cost_of_lesser_columns() -> None:
-    app = Tables()
     note = "waiting for the script to start Lightning"
-    async with app.run_test(size=(120, 24)) as pilot:
-        app.ranks.set_rows([rank_row(0, note=note)])
-        await pilot.pause()
-        assert note in text_of(app.ranks)[1]
-        assert "pid" not in text_of(app.ranks)[0]
+    async with tables() as (pilot, app):
+        lines = await lines_of(pilot, app, rank_row(0, note=note))
+        assert note in lines[1]
+        assert "pid" not in lines[0]
 
 
 class Words(Table[str]):
@@ -332,9 +298,8 @@ def test_samples_are_the_first_rows_and_the_widest_one() -> None:
 
 
 async def test_a_table_builds_the_rows_that_it_shows() -> None:
-    app = Tables()
-    async with app.run_test(size=(120, 24)) as pilot:
-        table = app.query_one(RankTable)
+    async with tables() as (pilot, app):
+        table = app.ranks
         built: list[int] = []
         table.set_rows(lazy(1000, built))
         await pilot.pause()
