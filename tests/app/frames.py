@@ -50,95 +50,54 @@ def loss_curve(points: int = 400) -> Curve:
 def rank(number: int, **changes: Any) -> RankSnapshot:
     return replace(
         RankSnapshot(
-            rank=number,
-            local_rank=number,
-            pid=4000 + number,
-            host="box",
-            device=f"cuda:{number}",
-            state=RankState.OK,
-            phase="backward",
-            epoch=2,
-            batch=4,
-            global_step=1204,
-            age_s=0.012,
-            samples_per_s=7800.0,
-            step_s=0.1,
-            data_wait_share=0.04,
+            rank=number, local_rank=number, pid=4000 + number, host="box", device=f"cuda:{number}",
+            state=RankState.OK, phase="backward", epoch=2, batch=4, global_step=1204, age_s=0.012,
+            samples_per_s=7800.0, step_s=0.1, data_wait_share=0.04,
             recent_step_s=tuple(0.1 + 0.01 * (i % 3) for i in range(32)),
-            cpu_percent=104.0,
-            rss_bytes=3 << 30,
+            cpu_percent=104.0, rss_bytes=3 << 30,
         ),
         **changes,
-    )
+    )  # fmt: skip
 
 
 def gpu(index: int, **changes: Any) -> GpuSnapshot:
     return replace(
         GpuSnapshot(
-            index=index,
-            uuid=f"GPU-{index}",
-            name="NVIDIA H200",
-            utilisation_percent=98.0,
-            memory_used_bytes=61 << 30,
-            memory_total_bytes=140 << 30,
-            power_w=612.0,
-            power_limit_w=700.0,
-            temperature_c=64.0,
-            sm_clock_mhz=1980.0,
-            ranks=(index,),
+            index=index, uuid=f"GPU-{index}", name="NVIDIA H200", utilisation_percent=98.0,
+            memory_used_bytes=61 << 30, memory_total_bytes=140 << 30, power_w=612.0,
+            power_limit_w=700.0, temperature_c=64.0, sm_clock_mhz=1980.0, ranks=(index,),
             sampled_at=NOW - 0.5,
         ),
         **changes,
-    )
+    )  # fmt: skip
 
 
 def snapshot(**changes: Any) -> RunSnapshot:
     return replace(
         RunSnapshot(
-            id="brave-owl-3f2a",
-            name="brave-owl",
-            state=RunState.RUNNING,
-            preset="cifar10-cnn",
-            attempt=2,
-            created_at=NOW - 60,
-            started_at=NOW - 60,
-            world_size=4,
-            epoch=2,
-            global_step=1204,
-            max_steps=2930,
-            max_epochs=30,
-            elapsed_s=502.0,
-            eta_s=728.0,
+            id="brave-owl-3f2a", name="brave-owl", state=RunState.RUNNING, preset="cifar10-cnn",
+            attempt=2, created_at=NOW - 60, started_at=NOW - 60, world_size=4, epoch=2,
+            global_step=1204, max_steps=2930, max_epochs=30, elapsed_s=502.0, eta_s=728.0,
             metrics={
                 "train/loss": MetricValue(last=0.41, step=1204, best_min=0.3, best_max=2.4),
                 "val_acc": MetricValue(last=0.93, step=1200, best_min=0.2, best_max=0.93),
             },
             throughput=Throughput(
-                samples_per_s=31_400.0,
-                best_samples_per_s=32_000.0,
-                steps_per_s=9.8,
-                data_wait_share=0.04,
-                fetch_share=0.04,
-                forward_share=0.31,
-                backward_share=0.58,
+                samples_per_s=31_400.0, best_samples_per_s=32_000.0, steps_per_s=9.8,
+                data_wait_share=0.04, fetch_share=0.04, forward_share=0.31, backward_share=0.58,
                 optimizer_share=0.07,
             ),
             ranks=tuple(rank(i) for i in range(4)),
             gpus=tuple(gpu(i) for i in range(4)),
             checkpoints=(
                 CheckpointInfo(
-                    path="/c/step-1000.ckpt",
-                    global_step=1000,
-                    epoch=2,
-                    ok=True,
-                    reason="periodic",
-                    saved_at=NOW - 20,
-                    size_bytes=1 << 20,
+                    path="/c/step-1000.ckpt", global_step=1000, epoch=2, ok=True,
+                    reason="periodic", saved_at=NOW - 20, size_bytes=1 << 20,
                 ),
             ),
         ),
         **changes,
-    )
+    )  # fmt: skip
 
 
 def gpu_past(values: Any = (0.9, 0.95, 0.98, 0.97)) -> GpuSeries:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from ltui.app.live.curve_arithmetic import STEP_SECONDS, default_choice
-from ltui.app.live.frame import MarkKind, RunMark
+from ltui.app.live.frame import Frame, MarkKind, RunMark
 from ltui.app.presentation.chart_axis import AXES, EPOCH_SIGN, Axis, marks_legend
 from ltui.app.presentation.metric_charts import (
     ChartSettings,
@@ -24,34 +26,41 @@ from ltui.app.presentation.run_report import show_lines
 from ltui.training.shared.record_types import StepField
 from ltui.training.state.run_snapshot import RankState, RunState, Throughput, Verdict
 from ltui.widgets.charts.annotations import value_text
-from ltui.widgets.view_models import LogLine
+from ltui.widgets.view_models import ChartViewModel, LogLine
 from tests.app.frames import NOW, curve, frame, rank, snapshot
+from tests.required import required
+
+
+def names_of(chart: ChartViewModel) -> list[str]:
+    return [series.name for series in chart.series]
+
+
+def first(shown: Frame | None = None, **settings: Any) -> ChartViewModel:
+    """Return the first chart of a frame, with these settings."""
+    return metric_charts(shown or frame(), ChartSettings(**settings))[0]
+
+
+def rates(**changes: Any) -> ChartViewModel:
+    """Return the chart of the throughput of a frame."""
+    return throughput_chart(frame(**changes), ChartSettings())
 
 
 def test_loss_has_raw_smoothed_and_validation() -> None:
-    view_model = metric_charts(frame(), ChartSettings())[0]
-    assert [s.name for s in view_model.series] == [
-        "train/loss raw",
-        "train/loss smoothed",
-        "val_loss",
-    ]
+    view_model = first()
+    assert names_of(view_model) == ["train/loss raw", "train/loss smoothed", "val_loss"]
     assert [s.dim for s in view_model.series] == [True, False, False]
     assert view_model.note is None
-
-
-def test_without_smoothing_there_is_one_training_curve() -> None:
-    view_model = metric_charts(frame(), ChartSettings(smoothing=0.0))[0]
-    assert [s.name for s in view_model.series] == ["train/loss", "val_loss"]
+    # Without smoothing there is one training curve.
+    assert names_of(first(smoothing=0.0)) == ["train/loss", "val_loss"]
     assert "raw" in metrics_subtitle(frame(), ChartSettings(smoothing=0.0))
 
 
 def test_axis_by_epoch_is_fractional_and_by_time_in_seconds_since_the_run_was_created() -> None:
-    by_epoch = metric_charts(frame(), ChartSettings(axis="epoch"))[0]
-    x = by_epoch.series[0].x
+    x = first(axis="epoch").series[0].x
     assert x[0] == pytest.approx(0.01)
     assert x[-1] == pytest.approx(4.0)
     assert np.all(np.diff(x) > 0)
-    by_time = metric_charts(frame(), ChartSettings(axis="time"))[0]
+    by_time = first(axis="time")
     assert by_time.x_time
     assert by_time.series[0].x[0] == pytest.approx(0.1, abs=1e-3)
 
@@ -70,17 +79,14 @@ def test_axes_cycle_and_smoothing_stays_in_its_bounds() -> None:
 
 def test_nothing_to_draw_says_why() -> None:
     empty = frame(curves={}, rates={})
-    note = metric_charts(empty, ChartSettings())[0].note
-    assert note == "no training step yet, 1 m 00 s after the start"
+    assert first(empty).note == "no training step yet, 1 m 00 s after the start"
     silent = snapshot(ranks=(rank(0, state=RankState.RUNNING, phase=None, global_step=None),))
     foreign = frame(curves={}, rates={}, snapshot=silent)
-    charts = ChartSettings()
-    for view_model in (metric_charts(foreign, charts)[0], throughput_chart(foreign, charts)):
+    for view_model in (first(foreign), throughput_chart(foreign, ChartSettings())):
         assert view_model.note == "no steps seen, 1 m 00 s after the start"
-    quiet = frame(curves={}, rates={}, last_record_at=NOW - 60)
-    assert metric_charts(quiet, ChartSettings())[0].note == "no data for 1 m 00 s"
-    over = frame(curves={}, rates={}, snapshot=snapshot(state=RunState.FAILED))
-    assert throughput_chart(over, ChartSettings()).note == "nothing was recorded"
+    assert first(replace(empty, last_record_at=NOW - 60)).note == "no data for 1 m 00 s"
+    over = rates(curves={}, rates={}, snapshot=snapshot(state=RunState.FAILED))
+    assert over.note == "nothing was recorded"
 
 
 def test_a_program_of_which_only_the_steps_are_known_shows_steps_per_second() -> None:
@@ -99,14 +105,8 @@ def test_a_program_of_which_only_the_steps_are_known_shows_steps_per_second() ->
 @pytest.mark.parametrize(
     ("line", "note"),
     [
-        (
-            "step 220 loss 0.5155",
-            "It prints loss 0.5155: ltui exec --metrics-pattern pairs -- ...",
-        ),
-        (
-            '{"val_acc": 0.9}',
-            "It prints val_acc 0.9: ltui exec --metrics-pattern json -- ...",
-        ),
+        ("step 220 loss 0.5155", "It prints loss 0.5155: ltui exec --metrics-pattern pairs -- ..."),
+        ('{"val_acc": 0.9}', "It prints val_acc 0.9: ltui exec --metrics-pattern json -- ..."),
         ("epoch 3 of 9", "ltui_rank.log(loss=loss) in the program shows its values."),
     ],
 )
@@ -119,17 +119,18 @@ def test_a_program_without_metrics_is_told_how_its_log_can_be_read(line: str, no
 
 
 def test_without_a_choice_the_loss_is_shown_or_what_the_script_improves() -> None:
-    losses = ["train/loss", "train_loss", "val_loss", "val_acc", "step/lr", "epoch"]
-    assert default_choice(losses) == ("train/loss", "val_loss")
-    assert default_choice(["train_loss", "train_loss_epoch", "val_loss"]) == (
-        "train_loss",
-        "val_loss",
-    )
-    rewards = ["train/loss", "reward", "kl", "entropy", "reward_model_loss"]
-    assert default_choice(rewards) == ("reward",)
-    assert default_choice(["train_acc", "val_acc", "lr"]) == ("train_acc", "val_acc")
-    assert default_choice(["foo", "step/lr"]) == ("foo",)
-    assert default_choice([]) == ()
+    for names, chosen in (
+        (
+            ["train/loss", "train_loss", "val_loss", "val_acc", "step/lr"],
+            ("train/loss", "val_loss"),
+        ),
+        (["train_loss", "train_loss_epoch", "val_loss"], ("train_loss", "val_loss")),
+        (["train/loss", "reward", "kl", "entropy", "reward_model_loss"], ("reward",)),
+        (["train_acc", "val_acc", "lr"], ("train_acc", "val_acc")),
+        (["foo", "step/lr"], ("foo",)),
+        ([], ()),
+    ):
+        assert default_choice(names) == chosen
 
 
 def test_chosen_metrics_get_a_chart_for_each_quantity() -> None:
@@ -142,12 +143,8 @@ def test_chosen_metrics_get_a_chart_for_each_quantity() -> None:
     view_models = metric_charts(frame(curves=curves, curve_names=tuple(curves)), chosen)
     assert [view_model.title for view_model in view_models] == ["step/lr", "loss"]
     # What is set, and what is a mean already, is not smoothed.
-    assert [s.name for s in view_models[0].series] == ["step/lr"]
-    assert [s.name for s in view_models[1].series] == [
-        "train/loss raw",
-        "train/loss smoothed",
-        "val/loss",
-    ]
+    assert names_of(view_models[0]) == ["step/lr"]
+    assert names_of(view_models[1]) == ["train/loss raw", "train/loss smoothed", "val/loss"]
     assert len({s.colour for view_model in view_models for s in view_model.series}) == 3
     assert "smoothing 0.9" in metrics_subtitle(frame(curves=curves), chosen)
 
@@ -164,8 +161,7 @@ def test_charts_side_by_side_have_the_same_axis() -> None:
 def test_a_part_of_any_axis_is_a_part_of_the_steps() -> None:
     shown = frame()
     assert Axis("step", shown).steps_between(9.5, 20.2) == (9, 21)
-    by_epoch = Axis("epoch", shown).steps_between(1.0, 2.0)
-    assert by_epoch is not None
+    by_epoch = required(Axis("epoch", shown).steps_between(1.0, 2.0))
     assert by_epoch[0] in (99, 100)
     assert by_epoch[1] in (200, 201)
     assert Axis("time", frame(curves={})).steps_between(0, 1) is None
@@ -176,6 +172,8 @@ def test_names_are_filtered_by_part_or_pattern_and_choices_kept_by_preset_or_scr
     assert matching(names, "VAL") == ("val/loss", "val/acc")
     assert matching(names, "*/loss") == ("train/loss", "val/loss")
     assert matching(names, "") == names
+    assert matching(names, "/^val/") == ("val/loss", "val/acc")
+    assert matching(names, "/LOSS$") == ("train/loss", "val/loss")
     assert preference_key("quickstart", None) == "quickstart"
     assert preference_key(None, ("python", "-u", "train.py", "--lr", "1")) == "train.py"
     assert preference_key(None, ("./go",)) == "./go"
@@ -185,19 +183,16 @@ def test_names_are_filtered_by_part_or_pattern_and_choices_kept_by_preset_or_scr
 def test_ranks_get_lines_only_where_they_differ() -> None:
     total = curve(np.full(30, 200.0))
     alike = {None: total, 0: curve(np.full(30, 100.0)), 1: curve(np.full(30, 101.0))}
-    assert [s.name for s in throughput_chart(frame(rates=alike), ChartSettings()).series] == [
-        "total"
-    ]
+    assert names_of(rates(rates=alike)) == ["total"]
     differ = {**alike, 1: curve(np.full(30, 60.0))}
-    names = [s.name for s in throughput_chart(frame(rates=differ), ChartSettings()).series]
-    assert names == ["r0", "r1", "total"]
+    assert names_of(rates(rates=differ)) == ["r0", "r1", "total"]
 
 
 def test_figures_of_throughput() -> None:
-    subtitle = throughput_chart(frame(), ChartSettings()).subtitle.replace("\u2009", " ")
+    subtitle = rates().subtitle.replace("\u2009", " ")
     assert subtitle == "31.4 k samples/s · best 32.0 k"
-    unknown = frame(snapshot=snapshot(throughput=Throughput()), rates={})
-    assert throughput_chart(unknown, ChartSettings()).subtitle == "n/a"
+    unknown = rates(snapshot=snapshot(throughput=Throughput()), rates={})
+    assert unknown.subtitle == "n/a"
     shares = "data 4 · forward 31 · backward 58 · optimizer 7 %"
     assert step_phases_text(frame()) == f"step time: {shares}"
     parts = Throughput(fetch_share=0.02, forward_share=0.22, backward_share=0.55)
@@ -213,15 +208,13 @@ def test_a_run_at_rest_has_no_rate_but_says_why() -> None:
         (snapshot(state=RunState.PAUSED), "paused"),
         (snapshot(verdicts=(stall,)), "stalled"),
     ):
-        subtitle = throughput_chart(frame(snapshot=run), ChartSettings()).subtitle
-        assert subtitle.replace("\u2009", " ") == f"{word} · best 32.0 k"
+        assert rates(snapshot=run).subtitle.replace("\u2009", " ") == f"{word} · best 32.0 k"
 
 
 def test_every_place_shows_one_best_throughput_in_one_form() -> None:
     # The chart and the supervisor measure at other moments; what is stored counts.
     stored = snapshot(state=RunState.FINISHED, throughput=Throughput(best_samples_per_s=843.4))
-    run = frame(snapshot=stored, rates={None: curve([840.0, 845.2, 839.5])})
-    chart = throughput_chart(run, ChartSettings())
+    chart = rates(snapshot=stored, rates={None: curve([840.0, 845.2, 839.5])})
     assert chart.subtitle == "best 843"
     assert value_text(chart.series[-1], None, chart.is_rate) == "840"
     assert "best 843 samples/s" in "\n".join(show_lines(stored, NOW))
@@ -274,14 +267,6 @@ def test_only_a_positive_curve_that_falls_over_decades_chooses_a_logarithmic_axi
     assert not falls_over_decades([curve(falling[::-1])])
     assert not falls_over_decades([curve(np.linspace(2.0, 0.5, 200))])
     assert not falls_over_decades([curve(np.full(200, np.nan))])
-
-
-@pytest.mark.parametrize(
-    ("pattern", "found"),
-    [("/^val/", ("val/loss", "val/acc")), ("/LOSS$", ("train/loss", "val/loss"))],
-)
-def test_names_are_filtered_by_an_expression(pattern: str, found: tuple[str, ...]) -> None:
-    assert matching(("train/loss", "val/loss", "val/acc"), pattern) == found
 
 
 def test_a_wrong_expression_names_its_place() -> None:

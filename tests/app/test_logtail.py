@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from ltui.app.live.log_tail import LINE_BYTES, FileTail, LogTail, rank_of_log
 from ltui.widgets.tone import Tone
 
@@ -13,15 +15,22 @@ def texts(lines: object) -> list[str]:
     return [line.text for line in lines]  # type: ignore[attr-defined]
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "rank-00000.log"
+
+
+@pytest.fixture
+def tail(path: Path) -> FileTail:
+    return FileTail(path, 0)
+
+
 def test_names() -> None:
-    assert rank_of_log("rank-00003.log") == 3
-    assert rank_of_log("engine.log") is None
-    assert rank_of_log("rank-x.log") is None
+    names = ("rank-00003.log", "engine.log", "rank-x.log")
+    assert [rank_of_log(name) for name in names] == [3, None, None]
 
 
-def test_only_what_was_appended_is_given(tmp_path: Path) -> None:
-    path = tmp_path / "rank-00000.log"
-    tail = FileTail(path, 0)
+def test_only_what_was_appended_is_given(path: Path, tail: FileTail) -> None:
     assert tail.poll() == []
     path.write_bytes(b"one\ntwo\nthr")
     assert texts(tail.poll()) == ["one", "two"]
@@ -31,10 +40,12 @@ def test_only_what_was_appended_is_given(tmp_path: Path) -> None:
     assert texts(tail.poll()) == ["three"]
     assert texts(tail.finish()) == ["four"]
     assert tail.finish() == []
+    # A file that was replaced or cut is read anew.
+    path.write_bytes(b"new\n")
+    assert texts(tail.poll()) == ["new"]
 
 
-def test_a_long_file_is_begun_near_its_end_at_a_whole_line(tmp_path: Path) -> None:
-    path = tmp_path / "engine.log"
+def test_a_long_file_is_begun_near_its_end_at_a_whole_line(path: Path) -> None:
     path.write_bytes(b"".join(b"line %06d\n" % i for i in range(10_000)))
     tail = FileTail(path, None, start_bytes=1000)
     found = texts(tail.poll())
@@ -43,31 +54,19 @@ def test_a_long_file_is_begun_near_its_end_at_a_whole_line(tmp_path: Path) -> No
     assert all(len(text) == 11 for text in found)
 
 
-def test_a_replaced_or_cut_file_is_read_anew(tmp_path: Path) -> None:
-    path = tmp_path / "rank-00000.log"
-    path.write_bytes(b"old line\n")
-    tail = FileTail(path, 0)
-    tail.poll()
-    path.write_bytes(b"new\n")
-    assert texts(tail.poll()) == ["new"]
-
-
-def test_a_line_without_end_is_bounded(tmp_path: Path) -> None:
-    path = tmp_path / "rank-00000.log"
+def test_a_line_without_end_is_bounded(path: Path, tail: FileTail) -> None:
     path.write_bytes(b"x" * (LINE_BYTES + 10))
-    tail = FileTail(path, 0)
     (line,) = tail.poll()
     assert len(line.text) < LINE_BYTES
     assert tail.finish() == []
 
 
-def test_escapes_never_pass_and_errors_stand_out(tmp_path: Path) -> None:
-    path = tmp_path / "rank-00001.log"
+def test_escapes_never_pass_and_errors_stand_out(path: Path, tail: FileTail) -> None:
     path.write_bytes(
         b"\x1b]0;title\x07\x1b[31mred\x1b[0m [b]not bold[/b]\n"
         b"Traceback (most recent call last):\nRuntimeError: broken\nUserWarning: slow\n\xff\xfe\n"
     )
-    lines = FileTail(path, 1).poll()
+    lines = tail.poll()
     assert lines[0].text == "red [b]not bold[/b]"
     assert [line.tone for line in lines] == [
         Tone.PLAIN, Tone.BAD, Tone.BAD, Tone.WARN, Tone.PLAIN,
@@ -104,8 +103,9 @@ def test_lines_carry_the_time_at_which_they_arrived_where_that_is_known(tmp_path
     ]  # fmt: skip
 
 
-def test_a_traceback_is_one_error_from_its_first_line_to_its_exception(tmp_path: Path) -> None:
-    path = tmp_path / "rank-00000.log"
+def test_a_traceback_is_one_error_from_its_first_line_to_its_exception(
+    path: Path, tail: FileTail
+) -> None:
     path.write_bytes(
         b"step 3\n"
         b"[rank0]: Traceback (most recent call last):\n"
@@ -114,7 +114,7 @@ def test_a_traceback_is_one_error_from_its_first_line_to_its_exception(tmp_path:
         b"[rank0]: mine.Broken: the message\n"
         b"step 4\n"
     )
-    lines = FileTail(path, 0).poll()
+    lines = tail.poll()
     assert [line.in_traceback for line in lines] == [False, True, True, True, True, False]
     assert [line.tone for line in lines if line.tone is not Tone.PLAIN] == [Tone.BAD, Tone.BAD]
     assert lines[4].tone is Tone.BAD

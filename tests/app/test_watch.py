@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -44,38 +44,46 @@ def run_dir(private_home: Path) -> RunDir:
     return found
 
 
-def poll(poller: RunPoller) -> Frame:
-    return poller.poll(time.time(), time.monotonic_ns())
+@contextmanager
+def polled(
+    run_dir: RunDir, requests: LatestCurveRequest | None = None
+) -> Iterator[Callable[[Callable[[Frame], bool]], Frame]]:
+    """Yield a function that polls a run until a frame is as wanted."""
+    poller = RunPoller(run_dir, requests or LatestCurveRequest())
 
+    def until(true: Callable[[Frame], bool]) -> Frame:
+        def poll() -> Frame:
+            return poller.poll(time.time(), time.monotonic_ns())
 
-def until(poller: RunPoller, true: Callable[[Frame], bool]) -> Frame:
-    return wait_for(lambda: poll(poller), wanted=true, period_s=0.1)
+        return wait_for(poll, wanted=true, period_s=0.1)
 
-
-def test_logs_are_followed(run_dir: RunDir) -> None:
-    poller = RunPoller(run_dir)
     try:
-        (run_dir.logs_dir(1) / "rank-00001.log").write_bytes(b"\x1b[31mhello\x1b[0m\n")
-        frame = until(poller, lambda f: f.log_count > 0)
-        assert [(line.rank, line.text) for line in frame.log] == [(1, "hello")]
+        yield until
     finally:
         poller.close()
 
 
-def test_a_damaged_store_is_said_and_the_rest_goes_on(run_dir: RunDir, private_home: Path) -> None:
+def test_a_run_without_a_history_is_no_error_and_its_logs_are_followed(run_dir: RunDir) -> None:
+    with polled(run_dir) as until:
+        frame = until(lambda _: True)
+        assert frame.error is None
+        assert frame.curves == {}
+        (run_dir.logs_dir(1) / "rank-00001.log").write_bytes(b"\x1b[31mhello\x1b[0m\n")
+        frame = until(lambda f: f.log_count > 0)
+        assert [(line.rank, line.text) for line in frame.log] == [(1, "hello")]
+
+
+def test_a_damaged_store_is_said_and_the_rest_goes_on(run_dir: RunDir) -> None:
     posted: list[Frame] = []
     run_dir.db_path.write_bytes(b"this is no database at all" * 100)
     feed = PollerThread(lambda: RunPoller(run_dir), posted.append, run_id=run_dir.id)
     feed.start()
     try:
-        deadline = time.monotonic() + 90
-        while not any(f.error for f in posted):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        shown = wait_for(lambda: next((f for f in posted if f.error), None))
     finally:
         feed.stop()
         feed.join(60)
-    shown = next(f for f in posted if f.error)
+    assert shown is not None
     assert shown.snapshot.id == run_dir.id
 
 
@@ -98,16 +106,11 @@ def test_a_feed_whose_watch_fails_tells_so_with_its_age_and_recovers() -> None:
     posted_good = feed._last
     feed.start()
     try:
-        deadline = time.monotonic() + 90
-        while len(posted) < 3:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_for(lambda: len(posted) >= 3)
         assert {f.error for f in posted} == {"nothing works"}
         assert len({f.error_since for f in posted}) == 1
         poller.broken = False
-        while posted[-1].error is not None:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_for(lambda: posted[-1].error is None)
     finally:
         feed.stop()
         feed.join(60)
@@ -122,9 +125,8 @@ def test_the_dashboard_needs_no_torch() -> None:
         "print([m for m in ('torch', 'lightning') if m in sys.modules])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True,
-        env={**os.environ},
-    )  # fmt: skip
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 
@@ -143,48 +145,31 @@ def test_curves_are_read_on_request_and_a_part_in_detail(run_dir: RunDir) -> Non
     store.write_snapshot(ended)
     store.close()
     requests = LatestCurveRequest()
-    poller = RunPoller(run_dir, requests)
-    try:
-        frame = until(poller, lambda f: "train/loss" in f.curves)
+    with polled(run_dir, requests) as until:
+        frame = until(lambda f: "train/loss" in f.curves)
         assert "step/memory_bytes" in frame.curve_names
         assert "step/memory_bytes" not in frame.curves
         coarse = frame.curves["train/loss"]
         requests.request = CurveRequest(names=frozenset({"train/loss", "step/memory_bytes"}))
-        frame = until(poller, lambda f: "step/memory_bytes" in f.curves)
+        frame = until(lambda f: "step/memory_bytes" in f.curves)
         assert frame.curves["step/memory_bytes"].mean[-1] == 2e9
         requests.request = CurveRequest(names=frozenset({"train/loss"}), steps=(1000, 1999))
         before = frame.curves_version
-        frame = until(poller, lambda f: f.curves_version != before)
-        fine = frame.curves["train/loss"]
+        fine = until(lambda f: f.curves_version != before).curves["train/loss"]
         inside = (fine.steps >= 1000) & (fine.steps <= 1999)
         assert fine.steps[inside].tolist() == list(range(1000, 2000))
         assert np.sum((coarse.steps >= 1000) & (coarse.steps <= 1999)) < 100
         assert np.all(np.diff(fine.steps) > 0)
         requests.request = CurveRequest()
-        frame = until(poller, lambda f: len(f.curves["train/loss"]) == len(coarse))
-    finally:
-        poller.close()
-
-
-def test_a_run_without_a_history_is_no_error(run_dir: RunDir) -> None:
-    poller = RunPoller(run_dir)
-    try:
-        frame = poll(poller)
-        assert frame.error is None
-        assert frame.curves == {}
-    finally:
-        poller.close()
+        until(lambda f: len(f.curves["train/loss"]) == len(coarse))
 
 
 def test_frames_that_cost_more_come_less_often() -> None:
-    cheap, costly = FramePacer(), FramePacer()
+    cheap, middle, costly = FramePacer(), FramePacer(), FramePacer()
     assert cheap.period_s(0.001) == costly.period_s(0.5) == FASTEST_S
     for _ in range(30):
-        fast, slow = cheap.period_s(0.001), costly.period_s(0.5)
+        fast, period, slow = cheap.period_s(0.001), middle.period_s(0.01), costly.period_s(0.5)
     assert fast == FASTEST_S
     assert slow == pytest.approx(SLOWEST_S, rel=0.01)
-    middle = FramePacer()
-    for _ in range(30):
-        period = middle.period_s(0.01)
     # So that the cost of a frame is the agreed share of the time to the next one.
     assert 0.01 / period == pytest.approx(MAX_CPU_FRACTION, rel=0.01)
