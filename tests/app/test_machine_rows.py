@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
+from rich.cells import cell_len
 
 from ltui.app.foreground.progress_display import panel_lines, plain_line
 from ltui.app.live.log_tail import node_of_launcher_log
@@ -19,7 +23,17 @@ from ltui.app.presentation.machines import (
     rank_range,
     rank_summary,
 )
-from ltui.app.presentation.rank_grid import MIN_RANKS, gpu_grid, has_grid, rank_grid
+from ltui.app.presentation.rank_grid import (
+    MIN_RANKS,
+    CellGrid,
+    GridGroup,
+    LegendEntry,
+    Mark,
+    gpu_grid,
+    grid_lines,
+    has_grid,
+    rank_grid,
+)
 from ltui.app.presentation.run_details import checkpoints_and_events
 from ltui.app.presentation.run_report import show_lines
 from ltui.training.json_codec import to_json
@@ -32,6 +46,7 @@ from ltui.training.state.run_snapshot import (
     Verdict,
     snapshot_from_json,
 )
+from ltui.widgets.columns import Cells
 from ltui.widgets.run_tables import heat_lines
 from ltui.widgets.tone import Tone
 from ltui.widgets.view_models import LogLine, RankRow
@@ -44,6 +59,7 @@ from tests.app.machine_frames import (
     stalled_run,
     unreachable,
 )
+from tests.required import required
 
 
 def rows_of(run: RunSnapshot, query: str = "", **unfolded: bool) -> Sequence[RankRow]:
@@ -69,11 +85,9 @@ def test_a_healthy_machine_is_one_row() -> None:
     assert metric(rows[0], "step_s") == "104 ms"
     assert metric(rows[0], "rate") == "62.4\N{THIN SPACE}k"
     assert not any(row.note for row in rows)
-
-
-def test_the_slowest_rank_is_named_if_it_is_slower_than_the_others() -> None:
-    run = machine_run(ranks={10: {"step_s": 0.25}})
-    assert metric(rows_of(run)[1], "step_s") == "250 ms r10"
+    # The slowest rank is named if it is slower than the others.
+    slow = machine_run(ranks={10: {"step_s": 0.25}})
+    assert metric(rows_of(slow)[1], "step_s") == "250 ms r10"
 
 
 def test_the_machine_with_the_stalled_rank_is_first_and_lists_it() -> None:
@@ -86,13 +100,10 @@ def test_the_machine_with_the_stalled_rank_is_first_and_lists_it() -> None:
     assert rows[2].state.text == "8 waiting"
 
 
-def test_an_unfolded_machine_lists_the_worst_rank_first() -> None:
+def test_an_unfolded_machine_lists_its_ranks_the_worst_first_with_their_readings() -> None:
     keys = keys_of(stalled_run(), n1=True)
     assert keys == ["n1", "r11", "r8", "r9", "r10", "r12", "r13", "r14", "r15", "n0"]
     assert keys_of(stalled_run(), n1=False) == ["n1", "n0"]
-
-
-def test_a_rank_of_an_unfolded_machine_shows_its_own_readings() -> None:
     row = rows_of(machine_run(), n1=True)[3]
     assert row.rank.strip() == "r9"
     assert row.device == "gpu1"
@@ -154,13 +165,10 @@ def test_filters(query: str, expected: list[str]) -> None:
     assert keys_of(run, query) == expected
 
 
-def test_a_machine_is_found_by_its_state() -> None:
+def test_a_machine_is_found_by_its_state_and_by_a_number_in_its_name() -> None:
     run = machine_run(4, 2, machines={2: unreachable(2, per_node=2)})
     assert keys_of(run, "unreach") == ["n2"]
     assert keys_of(run, "no report") == ["n2"]
-
-
-def test_a_number_in_the_name_of_a_machine_is_found() -> None:
     assert matches("12", "12 rack-12", 3, "ok")
     assert not matches("12", "rack-12", 3, "ok")
 
@@ -188,9 +196,8 @@ def test_labels_name_the_machine_only_on_several() -> None:
     assert rank_labels(machine_run())[12] == "gpu-b:12"
     run = machine_run()
     assert rank_labels(replace(run, ranks=()))[12] == "gpu-b:12"
-    assert [name for _, name in log_sources(machine_frame())][:3] == [
-        "all ranks", "gpu-a:0", "gpu-a:1",
-    ]  # fmt: skip
+    names = [name for _, name in log_sources(machine_frame())]
+    assert names[:3] == ["all ranks", "gpu-a:0", "gpu-a:1"]
 
 
 def test_each_machine_has_a_launcher_with_a_log_of_its_own() -> None:
@@ -212,14 +219,11 @@ def test_the_details_list_machines_with_the_difference_of_their_clocks() -> None
     assert "machines" not in checkpoints_and_events(frame()).plain
 
 
-def test_ranks_of_a_machine_are_a_range() -> None:
+def test_ranks_of_a_machine_are_a_range_and_machines_are_counted() -> None:
     assert rank_range((3,)) == "3"
     assert rank_range((8, 9, 10)) == "8-10"
     assert rank_range((0, 2, 4)) == "3 ranks"
     assert rank_range(()) == "no rank"
-
-
-def test_counts() -> None:
     assert machine_count(snapshot()) == ""
     assert machine_count(machine_run()) == "2 machines, 16 ranks"
     assert machine_count(large_run()) == "128 machines, 1\N{THIN SPACE}024 ranks"
@@ -228,22 +232,15 @@ def test_counts() -> None:
 
 
 def test_gpus_of_two_machines_are_never_merged() -> None:
-    run = machine_run(
-        verdicts=(
-            Verdict(
-                kind="gpu_thermal", level="warning", nodes=(1,), cause="GPU gpu-b:2 is hot",
-                evidence={"gpus": [2]},
-            ),
-        )
-    )  # fmt: skip
-    rows = {row.index: row for row in gpu_view.gpu_rows(machine_frame(run))}
+    evidence = {"gpus": [2]}
+    hot = Verdict(kind="gpu_thermal", level="warning", cause="hot", nodes=(1,), evidence=evidence)
+    shown = machine_frame(machine_run(verdicts=(hot,)))
+    rows = {row.index: row for row in gpu_view.gpu_rows(shown)}
     assert len(rows) == 16
     assert rows["gpu-b:2"].ranks == "r10"
     assert rows["gpu-b:2"].tone is Tone.WARN
     assert rows["gpu-a:2"].tone is Tone.PLAIN
-    found = gpu_view.find_gpu(machine_frame(run), "gpu-b:2")
-    assert found is not None
-    assert found.node == 1
+    assert required(gpu_view.find_gpu(shown, "gpu-b:2")).node == 1
 
 
 def test_gpus_of_a_machine_that_does_not_report_are_called_old() -> None:
@@ -328,3 +325,82 @@ def test_the_snapshot_keeps_machines_as_json() -> None:
     run = machine_run(machines={1: unreachable(1)})
     assert snapshot_from_json(to_json(run)).nodes == run.nodes
     assert to_json(run)["gpus"][8]["node"] == 1
+
+
+# -- lines of a grid -----------------------------------------------------------------------------
+
+OK, BAD = Mark("▁", Tone.DIM, 1), Mark("!", Tone.BAD, 9)
+LEGEND = (LegendEntry("!", "1 STALLED", Tone.BAD), LegendEntry("▁▇", "step time"))
+
+
+def grid(*sizes: int, bad: int | None = None) -> CellGrid:
+    groups, first = [], 0
+    for size in sizes:
+        numbers = range(first, first + size)
+        groups.append(
+            GridGroup([f"r{n}" for n in numbers], [BAD if n == bad else OK for n in numbers])
+        )
+        first += size
+    return CellGrid(tuple(groups), LEGEND)
+
+
+def texts(lines: list[Cells]) -> list[str]:
+    return ["".join(cell.text for cell in line) for line in lines]
+
+
+def test_machines_are_separated_and_lines_begin_with_the_first_rank() -> None:
+    assert texts(grid_lines(grid(4, 4, 4, bad=6), 10, 14)) == [
+        "! 1 STALLED",
+        "▁▇ step time",
+        " r0 ▁▁▁▁ ▁▁!▁",
+        " r8 ▁▁▁▁",
+    ]
+
+
+def test_cells_are_dense_if_machines_do_not_fit_with_gaps() -> None:
+    assert texts(grid_lines(grid(4, 4, 4, bad=6), 2, 40))[-1] == " r0 ▁▁▁▁ ▁▁!▁ ▁▁▁▁"
+    assert texts(grid_lines(grid(4, 4, 4, bad=6), 3, 17))[-1] == " r0 ▁▁▁▁▁▁!▁▁▁▁▁"
+
+
+def test_neighbours_share_a_cell_with_the_worst_mark_if_there_are_too_many() -> None:
+    lines = texts(grid_lines(grid(8, 8, bad=13), 3, 16))
+    assert lines[-1] == " r0 ▁▁▁▁ ▁▁!▁"
+    assert "1 cell: worst of 2 ranks" in " ".join(lines)
+
+
+def test_machines_of_different_sizes_are_aligned() -> None:
+    lines = texts(grid_lines(grid(2, 4, 4, 4), 6, 13))
+    assert lines[-2:] == [" r0 ▁▁   ▁▁▁▁", " r6 ▁▁▁▁ ▁▁▁▁"]
+
+
+def test_a_machine_wider_than_the_screen_takes_several_lines() -> None:
+    lines = texts(grid_lines(grid(20), 10, 12))
+    assert [line.strip() for line in lines[-3:]] == ["r0 ▁▁▁▁▁▁▁▁", "r8 ▁▁▁▁▁▁▁▁", "r16 ▁▁▁▁"]
+
+
+def test_an_empty_grid_has_no_lines() -> None:
+    assert grid_lines(grid(), 5, 40) == []
+    assert grid_lines(grid(0, 0), 5, 40) == []
+    assert grid_lines(grid(4), 0, 40) == []
+
+
+def test_the_legend_takes_two_lines_at_most() -> None:
+    entries = tuple(LegendEntry("x", f"meaning {n}") for n in range(9))
+    lines = texts(grid_lines(CellGrid(grid(3).groups, entries), 6, 24))
+    assert lines[:-1] == ["x meaning 0", "x meaning 1"]
+
+
+@pytest.mark.parametrize("width", [20, 60, 80, 160])
+@given(sizes=st.lists(st.integers(0, 40), min_size=1, max_size=60), most_lines=st.integers(1, 20))
+def test_lines_always_fit(width: int, sizes: list[int], most_lines: int) -> None:
+    lines = texts(grid_lines(grid(*sizes), most_lines, width))
+    cells = [line for line in lines if not re.search("step time|STALLED|worst", line)]
+    assert len(lines) <= most_lines
+    assert bool(cells) == any(sizes)
+    assert all(cell_len(line) <= max(width, 30) for line in lines)
+
+
+def test_machines_share_cells_if_there_are_more_of_them_than_cells() -> None:
+    lines = texts(grid_lines(grid(*[2] * 40, bad=70), 3, 16))
+    assert lines[-1] == " r0 ▁▁▁▁▁▁▁▁!▁"
+    assert lines[0] == "1 cell: worst of 8 ranks"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -12,19 +14,28 @@ from ltui.app.live.frame import RankException, ResolvedVerdict
 from ltui.app.live.run_poller import RunPoller
 from ltui.app.presentation import gpu_view, run_details, run_view
 from ltui.app.presentation.notifications import refusal
+from ltui.app.presentation.run_configuration import settings
 from ltui.app.presentation.run_report import show_lines
 from ltui.app.presentation.run_view import RankMetricColumn
 from ltui.app.presentation.snapshot_text import rank_line
 from ltui.app.runs.run_entry import summarise
+from ltui.training.config.run_spec import RunSpec
 from ltui.training.shared.record_types import StepField
 from ltui.training.state.good_checkpoints import last_good_checkpoint
-from ltui.training.state.run_snapshot import CheckpointInfo, RankState, RunState, Verdict
+from ltui.training.state.run_snapshot import (
+    CheckpointInfo,
+    JobSnapshot,
+    RankState,
+    RunState,
+    Verdict,
+)
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets import formats
 from ltui.widgets.columns import Column
 from ltui.widgets.run_tables import RankTable
 from ltui.widgets.tone import Tone
-from tests.app.frames import NOW, frame, gpu, rank, snapshot
+from ltui.widgets.view_models import HeaderViewModel, RankRow
+from tests.app.frames import NOW, curve, frame, gpu, rank, snapshot
 
 STALL = Verdict(
     kind="stall",
@@ -36,10 +47,31 @@ STALL = Verdict(
     remedy="look at worker 4711",
     began=NOW - 8.2,
 )
+SLOW = Verdict(kind="straggler", level="slow", culprits=(1,), cause="rank 1 is slow")
+
+
+def header(**changes: Any) -> HeaderViewModel:
+    """Return the header of a run with these fields of its snapshot."""
+    return run_view.header(frame(snapshot=snapshot(**changes)))
+
+
+def rows(**changes: Any) -> Sequence[RankRow]:
+    return run_view.rank_rows(frame(snapshot=snapshot(**changes)))
+
+
+def ending(**changes: Any) -> list[str]:
+    """Return what is said about a run that has ended."""
+    return [cell.text for cell in run_view.end_cells(frame(**changes))]
+
+
+def metrics_of(row: RankRow) -> list[str]:
+    texts = [metric.cell.text for metric in row.metrics]
+    assert len(texts) >= 3
+    return texts
 
 
 def test_header_of_a_run() -> None:
-    view_model = run_view.header(frame())
+    view_model = header()
     assert (view_model.state_sign, view_model.state, view_model.tone) == ("●", "running", Tone.GOOD)
     assert view_model.epoch == "epoch 3/30"
     assert view_model.step.replace("\u2009", " ") == "step 1204/2930"
@@ -47,62 +79,55 @@ def test_header_of_a_run() -> None:
     assert view_model.eta == "12 m 08 s left"
     assert view_model.banner is None
     assert view_model.notes == ()
-
-
-@pytest.mark.parametrize("state", list(RunState))
-def test_every_state_has_a_sign_and_a_word(state: RunState) -> None:
-    view_model = run_view.header(frame(snapshot=snapshot(state=state)))
-    assert len(view_model.state_sign) == 1
-    assert view_model.state == state.value
+    for state in RunState:
+        view_model = header(state=state)
+        assert len(view_model.state_sign) == 1
+        assert view_model.state == state.value
 
 
 def test_unknown_is_not_zero() -> None:
-    bare = snapshot(epoch=None, global_step=None, max_steps=None, eta_s=None, elapsed_s=None)
-    view_model = run_view.header(frame(snapshot=bare))
+    view_model = header(epoch=None, global_step=None, max_steps=None, eta_s=None, elapsed_s=None)
     assert view_model.epoch == "epoch n/a"
     assert view_model.step == "step n/a"
     assert view_model.share is None
     assert view_model.eta == ""
-    without_epochs = snapshot(epoch=None, max_epochs=None)
-    assert run_view.header(frame(snapshot=without_epochs)).epoch == ""
+    assert header(epoch=None, max_epochs=None).epoch == ""
 
 
-def test_a_paused_run_has_no_time_left() -> None:
-    assert run_view.header(frame(snapshot=snapshot(state=RunState.PAUSED))).eta == ""
-
-
-def test_a_stalled_run_has_no_time_left() -> None:
-    assert run_view.header(frame(snapshot=snapshot(verdicts=(STALL,)))).eta == ""
-    ranks = (rank(0), rank(1, state=RankState.DEAD))
-    assert run_view.header(frame(snapshot=snapshot(ranks=ranks))).eta == ""
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"state": RunState.PAUSED},
+        {"verdicts": (STALL,)},
+        {"ranks": (rank(0), rank(1, state=RankState.DEAD))},
+    ],
+)
+def test_a_run_at_rest_has_no_time_left(changes: dict[str, Any]) -> None:
+    assert header(**changes).eta == ""
 
 
 def test_a_duration_is_said_once_and_sentences_end() -> None:
-    stopped = replace(
-        STALL,
-        cause="the process of rank 1 is stopped (SIGSTOP) in backward for 9 s",
-        remedy="To continue it: kill -CONT 4711",
-    )
-    banner = run_view.header(frame(snapshot=snapshot(verdicts=(stopped,)))).banner
-    assert banner == (
-        "STALLED: the process of rank 1 is stopped (SIGSTOP) in backward for 9 s. "
-        "To continue it: kill -CONT 4711"
-    )
+    cause = "the process of rank 1 is stopped (SIGSTOP) in backward for 9 s"
+    remedy = "To continue it: kill -CONT 4711"
+    banner = header(verdicts=(replace(STALL, cause=cause, remedy=remedy),)).banner
+    assert banner == f"STALLED: {cause}. {remedy}"
 
 
 def test_a_stalled_rank_is_the_state_and_the_banner() -> None:
-    ranks = tuple(
-        rank(i, state=RankState.STALLED if i == 2 else RankState.WAITING) for i in range(4)
-    )
-    run = snapshot(ranks=ranks, verdicts=(STALL,))
-    view_model = run_view.header(frame(snapshot=run))
+    states = [RankState.STALLED if i == 2 else RankState.WAITING for i in range(4)]
+    ranks = tuple(rank(i, state=state) for i, state in enumerate(states))
+    shown = frame(snapshot=snapshot(ranks=ranks, verdicts=(STALL,)))
+    view_model = run_view.header(shown)
     assert (view_model.state_sign, view_model.state) == ("!", "STALLED")
     assert view_model.banner == "STALLED for 8.2 s: rank 2 waits for its data. look at worker 4711"
     assert view_model.banner_tone is Tone.BAD
-    rows = run_view.rank_rows(frame(snapshot=run))
-    assert rows[2].state.text == "STALLED"
-    assert rows[2].note == "augment.py:88"
-    assert run_view.ranks_title(frame(snapshot=run)) == "1 STALLED, 3 waiting"
+    row = run_view.rank_rows(shown)[2]
+    assert (row.state.text, row.note) == ("STALLED", "augment.py:88")
+    assert run_view.ranks_title(shown) == "1 STALLED, 3 waiting"
+    # So is a stall without a culprit.
+    nobody = Verdict(kind="transport", level="stalled", cause="all wait", waiting=(0, 1, 2, 3))
+    view_model = header(verdicts=(nobody,))
+    assert (view_model.state_sign, view_model.state) == ("!", "STALLED")
 
 
 def test_a_cleared_verdict_says_how_long_it_lasted_then_goes() -> None:
@@ -115,48 +140,49 @@ def test_a_cleared_verdict_says_how_long_it_lasted_then_goes() -> None:
 
 
 def test_the_worst_verdict_is_the_banner() -> None:
-    slow = Verdict(kind="slow", level="slow", cause="rank 1 is slow")
-    view_model = run_view.header(frame(snapshot=snapshot(verdicts=(slow, STALL))))
-    assert view_model.banner is not None
-    assert view_model.banner.startswith("STALLED for 8.2 s (+1 more, d): rank 2")
-    alone = run_view.header(frame(snapshot=snapshot(verdicts=(slow,))))
+    banner = str(header(verdicts=(SLOW, STALL)).banner)
+    assert banner.startswith("STALLED for 8.2 s (+1 more, d): rank 2")
+    alone = header(verdicts=(SLOW,))
     assert (alone.banner, alone.banner_tone) == ("Slow: rank 1 is slow", Tone.WARN)
     assert alone.state == "running"
 
 
 def test_ranks_are_marked_as_the_verdict_says_also_before_their_states_are() -> None:
     dead = Verdict(kind="killed", level="dead", cause="rank 3 was killed", culprits=(3,))
-    slow = Verdict(kind="straggler", level="slow", cause="rank 1 is slow", culprits=(1,))
-    shown = frame(snapshot=snapshot(verdicts=(slow, STALL, dead)))
-    words = [row.state.text for row in run_view.rank_rows(shown)]
-    assert words == ["waiting", "waiting", "STALLED", "DEAD"]
-    only_slow = frame(snapshot=snapshot(verdicts=(slow,)))
-    assert [r.state.text for r in run_view.rank_rows(only_slow)] == ["ok", "slow", "ok", "ok"]
+    for verdicts, words in (
+        ((SLOW, STALL, dead), ["waiting", "waiting", "STALLED", "DEAD"]),
+        ((SLOW,), ["ok", "slow", "ok", "ok"]),
+    ):
+        assert [row.state.text for row in rows(verdicts=verdicts)] == words
 
 
-def test_a_stall_without_a_culprit_is_the_state_of_the_run() -> None:
-    nobody = Verdict(kind="transport", level="stalled", cause="all wait", waiting=(0, 1, 2, 3))
-    view_model = run_view.header(frame(snapshot=snapshot(verdicts=(nobody,))))
-    assert (view_model.state_sign, view_model.state) == ("!", "STALLED")
-
-
-def test_a_silent_supervisor_and_a_failing_feed_are_said_with_their_age() -> None:
-    shown = frame(
-        supervisor_answers=False, snapshot_at=NOW - 12, error="disk gone", error_since=NOW - 3
-    )
-    assert run_view.header(shown).notes == (
-        "the supervisor does not answer; figures are 12 s old",
-        "the run can't be read, for 3.0 s: disk gone",
-    )
-    once = frame(error="the history can't be read (no database)")
-    assert run_view.header(once).notes == ("the history can't be read (no database)",)
-
-
-def test_incomplete_history_is_said() -> None:
-    run = snapshot(history_note="disk full since 14:03")
-    assert run_view.header(frame(snapshot=run)).notes == (
-        "history incomplete: disk full since 14:03",
-    )
+@pytest.mark.parametrize(
+    ("changes", "notes"),
+    [
+        (
+            {
+                "supervisor_answers": False, "snapshot_at": NOW - 12, "error": "disk gone",
+                "error_since": NOW - 3,
+            },
+            (
+                "the supervisor does not answer; figures are 12 s old",
+                "the run can't be read, for 3.0 s: disk gone",
+            ),
+        ),
+        (
+            {"error": "the history can't be read (no database)"},
+            ("the history can't be read (no database)",),
+        ),
+        (
+            {"snapshot": snapshot(history_note="disk full since 14:03")},
+            ("history incomplete: disk full since 14:03",),
+        ),
+    ],
+)  # fmt: skip
+def test_a_silent_supervisor_a_failing_feed_and_missing_history_are_said(
+    changes: dict[str, Any], notes: tuple[str, ...]
+) -> None:
+    assert run_view.header(frame(**changes)).notes == notes
 
 
 def test_silence_is_said_with_its_age_only_while_ranks_should_write() -> None:
@@ -168,32 +194,19 @@ def test_silence_is_said_with_its_age_only_while_ranks_should_write() -> None:
     assert run_view.silence_text(frame(last_record_at=None)) is None
 
 
-def test_rows_are_in_the_order_of_ranks() -> None:
-    run = snapshot(ranks=tuple(rank(i) for i in (3, 0, 2, 1)))
-    assert [row.rank for row in run_view.rank_rows(frame(snapshot=run))] == [
-        "r0",
-        "r1",
-        "r2",
-        "r3",
-    ]
-
-
 def test_a_rank_of_which_nothing_is_known_shows_no_figure() -> None:
     bare = rank(
         0, pid=None, phase=None, global_step=None, age_s=None, samples_per_s=None,
         cpu_percent=None, rss_bytes=None, recent_step_s=(), state=RankState.UNKNOWN,
     )  # fmt: skip
-    (row,) = run_view.rank_rows(frame(snapshot=snapshot(ranks=(bare,))))
-    metrics = [metric.cell.text for metric in row.metrics]
-    assert len(metrics) >= 3
-    assert {row.pid, row.phase, row.step, row.age, *metrics} == {"n/a"}
+    first, second = rows(ranks=(rank(1), bare))
+    assert second.rank == "r1", "rows are in the order of ranks"
+    assert {first.pid, first.phase, first.step, first.age, *metrics_of(first)} == {"n/a"}
 
 
 def test_readings_of_processes_that_ended_are_not_shown_as_if_they_stood() -> None:
-    (row, *_) = run_view.rank_rows(frame(snapshot=snapshot(state=RunState.FINISHED)))
-    metrics = [metric.cell.text for metric in row.metrics]
-    assert len(metrics) >= 3
-    assert set(metrics) == {"n/a"}
+    row = rows(state=RunState.FINISHED)[0]
+    assert set(metrics_of(row)) == {"n/a"}
     assert row.age == ""
     assert row.pid == "4000"
 
@@ -210,39 +223,31 @@ def test_an_ended_rank_has_no_phase_and_says_that_its_loss_is_nan() -> None:
     assert "ended" not in rank_line(run, ended).split("ended", 1)[1]
 
 
-def test_a_declared_metric_is_a_column_of_the_rank_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_declared_metric_or_field_of_the_steps_is_a_column_of_the_rank_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     column = Column(key="wait", title="data wait", width=9, right=True)
     waiting = RankMetricColumn(column, lambda rank, _: formats.percent(rank.data_wait_share))
     monkeypatch.setattr(run_view, "RANK_METRICS", (*run_view.RANK_METRICS, waiting))
-    rows = run_view.rank_rows(frame(snapshot=snapshot(ranks=(rank(0, data_wait_share=0.25),))))
-    table = RankTable()
-    assert column in table.columns_of(rows)
-    assert [cell.text for cell in table.cells_of(rows[0])["wait"]] == ["25 %"]
-
-
-def test_a_field_of_the_step_records_is_a_column_of_the_rank_table(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    column = Column(key="lr", title="rate", width=9, right=True)
+    shown = rows(ranks=(rank(0, data_wait_share=0.25),))
+    assert column in RankTable().columns_of(shown)
+    assert [cell.text for cell in RankTable().cells_of(shown[0])["wait"]] == ["25 %"]
     rate = RankMetricColumn(column, lambda _, step: formats.significant(step[StepField.LR], 4))
     monkeypatch.setattr(run_view, "RANK_METRICS", (rate,))
     values = [math.nan] * len(StepField)
     values[StepField.LR] = 0.25
-    rows = run_view.rank_rows(frame(last_steps={0: tuple(values)}))
-    assert [row.metrics[0].cell.text for row in rows[:2]] == ["0.2500", "n/a"]
+    shown = run_view.rank_rows(frame(last_steps={0: tuple(values)}))
+    assert [row.metrics[0].cell.text for row in shown[:2]] == ["0.2500", "n/a"]
 
 
 def test_gpu_rows_say_stale_and_hot() -> None:
-    run = snapshot(
-        gpus=(gpu(0), gpu(1, sampled_at=NOW - 30), gpu(2, temperature_c=91.0), gpu(3, error="lost"))
-    )
-    rows = gpu_view.gpu_rows(frame(snapshot=run))
-    assert rows[0].utilisation == pytest.approx(0.98)
-    assert rows[0].memory_text == "61.0 / 140 GiB"
-    assert rows[1].note == "30 s old"
-    assert rows[2].temperature.tone is Tone.WARN
-    assert rows[2].temperature.text == "91 °C!"
-    assert rows[3].note == "lost"
+    gpus = (gpu(0), gpu(1, sampled_at=NOW - 30), gpu(2, temperature_c=91.0), gpu(3, error="lost"))
+    good, old, hot, lost = gpu_view.gpu_rows(frame(snapshot=snapshot(gpus=gpus)))
+    assert good.utilisation == pytest.approx(0.98)
+    assert good.memory_text == "61.0 / 140 GiB"
+    assert old.note == "30 s old"
+    assert (hot.temperature.tone, hot.temperature.text) == (Tone.WARN, "91 °C!")
+    assert lost.note == "lost"
 
 
 def test_without_gpus_the_line_says_why_and_ranks_have_readings() -> None:
@@ -253,30 +258,30 @@ def test_without_gpus_the_line_says_why_and_ranks_have_readings() -> None:
     assert "104 %" in text
 
 
-def test_an_ending_names_the_first_rank_that_failed() -> None:
+def test_an_ending_names_the_first_rank_that_failed_and_the_checkpoint() -> None:
+    assert ending() == []
     endings = (
         RankException(rank=1, type="RuntimeError", message="size\nmismatch"),
         RankException(rank=0, type="RuntimeError", message="peer gone"),
     )
     run = snapshot(state=RunState.FAILED, detail="rank 1 failed at step 1204")
-    texts = [cell.text for cell in run_view.end_cells(frame(snapshot=run, rank_exceptions=endings))]
-    assert texts[0] == "rank 1 failed at step 1204"
-    assert texts[1] == "rank 1 raised RuntimeError: size"
-    assert texts[2] == "after it, rank 0 failed too"
-    assert texts[3].startswith("newest checkpoint: step 1000, weights not checked, checksum ok")
+    *texts, last = ending(snapshot=run, rank_exceptions=endings)
+    assert texts == [
+        *("rank 1 failed at step 1204", "rank 1 raised RuntimeError: size"),
+        "after it, rank 0 failed too",
+    ]
+    assert last.startswith("newest checkpoint: step 1000, weights not checked, checksum ok")
     nan = Verdict(kind="nan_loss", level="warning", cause="NaN", evidence={"step": 900})
     saved = CheckpointInfo(path="/c/1", global_step=800, ok=True, weights="finite")
     bad = replace(saved, path="/c/2", global_step=1000, weights="NaN")
     run = replace(run, verdicts=(nan,), checkpoints=(saved, bad))
-    last = run_view.end_cells(frame(snapshot=run))[-1].text
+    last = ending(snapshot=run)[-1]
     assert last.startswith("newest checkpoint: step 1000, NaN weights, checksum ok")
     assert last.endswith("; the last checkpoint before the NaN is step 800")
     alone = replace(run, state=RunState.STOPPED, detail="stopped at step 1204", world_size=1)
-    assert len(run_view.end_cells(frame(snapshot=alone))) == 1, "the header has the loss"
-    run = replace(run, checkpoints=(bad,))
-    assert run_view.end_cells(frame(snapshot=run))[-1].text.endswith(
-        "; there is no checkpoint before the NaN"
-    )
+    assert len(ending(snapshot=alone)) == 1, "the header has the loss"
+    last = ending(snapshot=replace(run, checkpoints=(bad,)))[-1]
+    assert last.endswith("; there is no checkpoint before the NaN")
 
 
 def test_a_damaged_checkpoint_is_not_a_good_one() -> None:
@@ -285,22 +290,17 @@ def test_a_damaged_checkpoint_is_not_a_good_one() -> None:
     assert last_good_checkpoint((bad, good)) is good
     assert last_good_checkpoint((bad,)) is None
     run = snapshot(state=RunState.STOPPED, checkpoints=())
-    assert run_view.end_cells(frame(snapshot=run))[-1].text == "no checkpoint was saved"
+    assert ending(snapshot=run)[-1] == "no checkpoint was saved"
     killed = replace(run, detail="killed on request at step 7; no checkpoint was saved")
-    assert [cell.text for cell in run_view.end_cells(frame(snapshot=killed))] == [killed.detail]
-
-
-def test_a_live_run_has_no_ending() -> None:
-    assert run_view.end_cells(frame()) == ()
+    assert ending(snapshot=killed) == [killed.detail]
 
 
 @pytest.mark.parametrize("evil", ["\x1b]0;pwned\x07name", "name\x1b[2J", "na\u202eme"])
 def test_names_from_a_run_are_made_safe(evil: str) -> None:
-    run = snapshot(
-        name=evil, preset=evil, history_note=evil, ranks=(rank(0, phase=evil, note=evil),)
-    )
-    view_model = run_view.header(frame(snapshot=run))
-    (row,) = run_view.rank_rows(frame(snapshot=run))
+    ranks = (rank(0, phase=evil, note=evil),)
+    shown = frame(snapshot=snapshot(name=evil, preset=evil, history_note=evil, ranks=ranks))
+    view_model = run_view.header(shown)
+    (row,) = run_view.rank_rows(shown)
     for text in (view_model.name, view_model.preset, *view_model.notes, row.phase, row.note):
         assert not set(text) & set("\x1b\x07\u202e")
 
@@ -314,26 +314,24 @@ def test_details_tell_the_last_events_cleaned() -> None:
 
 
 def test_a_stop_on_an_unknown_metric_keeps_its_caution() -> None:
-    stops = ("when train/los < 0.01", "at step 500")
-    notes = run_view.header(frame(snapshot=snapshot(stops=stops))).notes
+    notes = header(stops=("when train/los < 0.01", "at step 500")).notes
     assert "has not logged train/los; did you mean train/loss?" in notes[0]
-    known = snapshot(stops=("when train/loss < 0.01",))
-    assert run_view.header(frame(snapshot=known)).notes == ("stops when train/loss < 0.01",)
+    known = "when train/loss < 0.01"
+    assert header(stops=(known,)).notes == (f"stops {known}",)
 
 
 def test_a_slow_rank_counts_as_slow_until_the_run_ends() -> None:
-    slow = Verdict(kind="straggler", level="slow", culprits=(1,), cause="rank 1 is slow")
-    run = snapshot(ranks=(rank(0), rank(1)), verdicts=(slow,))
+    run = snapshot(ranks=(rank(0), rank(1)), verdicts=(SLOW,))
     assert run_view.ranks_title(frame(snapshot=run)) == "1 SLOW, 1 ok"
     assert "1 SLOW, 1 ok" in "\n".join(show_lines(run, NOW))
-    over = ResolvedVerdict(verdict=slow, lasted_s=12.0, at=NOW - 1)
+    over = ResolvedVerdict(verdict=SLOW, lasted_s=12.0, at=NOW - 1)
     for state in (RunState.STOPPING, RunState.FINISHED):
         ended = frame(snapshot=snapshot(state=state), resolved_verdicts=(over,))
         assert run_view.header(ended).banner is None, "it was slow to the end"
 
 
 def test_a_rank_recovers_from_being_slow_only_if_the_run_steps_on(tmp_path: Path) -> None:
-    slow = Verdict(kind="straggler", level="slow", culprits=(1,), cause="rank 1 is slow", began=NOW)
+    slow = replace(SLOW, began=NOW)
     poller = RunPoller(RunDir(tmp_path))
     for step, verdicts in ((70, (slow,)), (70, ()), (70, ())):
         poller._track_verdicts(snapshot(global_step=step, verdicts=verdicts), NOW + 30)
@@ -357,7 +355,105 @@ def test_a_killed_run_has_its_reason_in_the_list() -> None:
 
 
 def test_a_rank_of_a_resumed_run_has_no_step_before_it_loaded_its_checkpoint() -> None:
-    starting = rank(0, state=RankState.STARTING, global_step=0)
-    (row,) = run_view.rank_rows(frame(snapshot=snapshot(attempt=2, ranks=(starting,))))
+    (row,) = rows(attempt=2, ranks=(rank(0, state=RankState.STARTING, global_step=0),))
     assert row.step == "n/a"
-    assert run_view.header(frame(snapshot=snapshot(attempt=2))).elapsed.startswith("for ")
+    assert header(attempt=2).elapsed.startswith("for ")
+
+
+# -- the details of a run: settings, where it was started from, whose checkpoints ---------------
+
+SPEC = RunSpec(
+    id="brave-owl-3f2a",
+    name="brave-owl",
+    created_at=NOW,
+    cwd="/home/me",
+    python="/venv/bin/python",
+    preset="quickstart",
+    start_from="old-pine-11aa:4500",
+    config={
+        "seed_everything": True,
+        "trainer": {"max_epochs": 30, "logger": None, "callbacks": [], "run_name": ""},
+        "model": {"class_path": "my.models.Digits", "init_args": {"learning_rate": 0.002}},
+    },
+)
+
+
+def test_settings_are_the_leaves_under_short_names() -> None:
+    assert settings(SPEC) == [
+        ("seed_everything", "true"),
+        ("trainer.max_epochs", "30"),
+        ("trainer.callbacks", "[]"),
+        ("trainer.run_name", "''"),
+        ("model", "Digits"),
+        ("model.learning_rate", "0.002"),
+    ]
+    exec_spec = replace(SPEC, config=None, command=("python", "train.py", "--name", "a b"))
+    assert settings(exec_spec) == [("command", "python train.py --name 'a b'")]
+
+
+def figures(**changes: Any) -> str:
+    return run_details.metrics_and_configuration(frame(**changes)).plain
+
+
+def checkpoints(**changes: Any) -> str:
+    return run_details.checkpoints_and_events(frame(snapshot=snapshot(**changes))).plain
+
+
+def test_figures_name_the_parent_the_settings_and_what_changed() -> None:
+    text = figures(spec=SPEC, snapshot=snapshot(changes=("trainer.max_epochs=60",)))
+    assert "started from\nold-pine-11aa:4500\n" in text
+    assert "model.learning_rate  0.002" in text
+    assert "changed for this attempt\ntrainer.max_epochs=60" in text
+
+
+def test_hyperparameters_are_shown_for_a_script_whose_configuration_is_unknown() -> None:
+    script = replace(SPEC, config=None, command=("python", "train.py"), start_from=None)
+    values = {"width": 32, "name": "digits"}
+    assert "width  32" in figures(spec=script, hyperparameters=values)
+    assert "hyperparameters" not in figures(spec=SPEC, hyperparameters=values)
+
+
+def test_the_learning_rate_of_the_last_step_is_a_figure() -> None:
+    lines = figures(curves={run_details.LEARNING_RATE: curve([0.002, 0.0015])}).splitlines()
+    (line,) = [line for line in lines if "learning rate" in line]
+    assert line.split() == ["learning", "rate", "0.001500"]
+    assert "learning rate" not in figures()
+
+
+def test_checkpoints_of_the_script_are_marked_as_its_own() -> None:
+    own = CheckpointInfo(
+        path="/csv/15-0.160.ckpt", global_step=15, reason="best by val/loss = 0.16",
+        saved_at=NOW - 5, size_bytes=2048,
+    )  # fmt: skip
+    text = checkpoints(checkpoints=(), script_checkpoints=(own,))
+    assert text.startswith("checkpoints\nnone by ltui yet\n")
+    assert "script's own callbacks\nstep 15, best by val/loss = 0.16, 2.00 KiB, 5 s ago\n" in text
+    assert "/csv/15-0.160.ckpt" in text
+
+
+def test_the_reason_of_a_checkpoint_is_made_safe() -> None:
+    hostile = CheckpointInfo(path="/a.ckpt", global_step=15, reason="end\x1b]0;title\x07\x9b2J")
+    for changes in ({"checkpoints": (hostile,)}, {"script_checkpoints": (hostile,)}):
+        text = checkpoints(**changes)
+        assert "step 15" in text
+        assert not {"\x1b", "\x07", "\x9b"} & set(text)
+
+
+def test_the_job_of_slurm_is_among_the_facts() -> None:
+    job = JobSnapshot(id="12", node_names="n[07-08]", partition="gpu", ends_at=NOW + 3600)
+    text = checkpoints(job=job)
+    assert "SLURM job: 12 on n[07-08], partition gpu\ntime limit: 20" in text
+    text = checkpoints(job=JobSnapshot(id="12"))
+    assert "SLURM job: 12\n" in text
+    assert "time limit" not in text
+
+
+def test_the_header_says_when_the_job_ends() -> None:
+    job = JobSnapshot(id="12", ends_at=NOW + 3 * 3600 + 600)
+    assert header(job=job).job == "job ends in 3 h 10 m"
+    assert header(job=job, state=RunState.STOPPED).job == ""
+
+
+def test_the_time_of_the_last_checkpoints_is_shown() -> None:
+    text = checkpoints(checkpoint_seconds=(2.0, 12.0, 3.0))
+    assert "the last ones took up to 12 s\n" in text
