@@ -7,9 +7,11 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from textual.app import App
 from textual.pilot import Pilot
+from textual.screen import Screen
 
 from ltui.app.live.frame import Frame
 from ltui.app.screens.dialog import ConfirmScreen
@@ -17,6 +19,8 @@ from ltui.app.screens.run import RunScreen
 from ltui.app.textual_app import LtuiApp
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets.header import RunHeader
+
+S = TypeVar("S", bound=Screen[Any])
 
 
 class Script:
@@ -72,12 +76,46 @@ class OneRun(LtuiApp):
         return screen
 
 
+class OneRunAt(OneRun):
+    """The run in a home of its own, where a choice can be remembered."""
+
+    def __init__(self, home: Path, script: Script) -> None:
+        super().__init__(script)
+        self.run_dir = RunDir(home / "runs" / "brave-owl-3f2a")
+
+    def get_default_screen(self) -> RunScreen:
+        return RunScreen(self.run_dir, alone=True, make_poller=lambda: self.script)
+
+
 async def until(pilot: Pilot[Any], true: Callable[[], object]) -> None:
     """Wait for something that will come, generously."""
     deadline = time.monotonic() + 60
     while not true():
         assert time.monotonic() < deadline, "it never came"
         await pilot.pause(0.02)
+
+
+async def reached(pilot: Pilot[Any], kind: type[S]) -> S:
+    """Wait until a screen of this kind is on top with its widgets, and return it."""
+
+    def is_reached() -> bool:
+        return isinstance(pilot.app.screen, kind) and pilot.app.screen.is_mounted
+
+    await until(pilot, is_reached)
+    screen = pilot.app.screen
+    assert isinstance(screen, kind)
+    return screen
+
+
+def notices(app: App[Any]) -> list[str]:
+    """Return the texts of the notifications."""
+    return [notice.message for notice in app._notifications]
+
+
+async def noticed(pilot: Pilot[Any], app: App[Any], words: str) -> str:
+    """Wait for a notification with these words and return it."""
+    await until(pilot, lambda: any(words in text for text in notices(app)))
+    return next(text for text in notices(app) if words in text)
 
 
 async def shown(pilot: Pilot[Any], app: OneRun) -> RunScreen:
@@ -114,6 +152,11 @@ async def settled(pilot: Pilot[Any]) -> None:
         assert time.monotonic() < deadline, "the screen never came to rest"
         await pilot.pause(0.2)
         seen.append(pilot.app.export_screenshot(simplify=True))
+
+
+def text_of_screen(app: App[Any]) -> str:
+    """Return all that is drawn, as lines of text."""
+    return "\n".join(strip.text.rstrip() for strip in app.screen._compositor.render_strips())
 
 
 async def answer(pilot: Pilot[Any], *keys: str) -> None:

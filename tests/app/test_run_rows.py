@@ -115,6 +115,12 @@ def test_a_run_with_an_incomplete_history_says_so_in_the_list() -> None:
     assert run_row(entry, NOW).note.text == "history incomplete"
 
 
+def test_a_run_that_cannot_be_read_is_a_row_with_the_reason() -> None:
+    entry = RunEntry(run_dir=RunDir(Path("/runs/bad-bear-ffff")), problem="written by a newer ltui")
+    row = run_row(entry, NOW)
+    assert (row.state.text, row.note.text) == ("damaged", "written by a newer ltui")
+
+
 def test_the_star_stands_before_a_name_that_is_cut_off() -> None:
     entry = replace(line("a-name-of-a-run-that-does-not-fit"), labels=RunLabels(star=True))
     name = "".join(cell.text for cell in RunsTable().cells_of(run_row(entry, NOW))["name"])
