@@ -13,10 +13,10 @@ from textual import events
 from textual.pilot import Pilot
 from textual.widgets import Input, OptionList, Static
 
-from ltui.app.keys.ordered_input import HeldKey
+from ltui.app.keys.ordered_input import HeldKey, OrderedKeysApp
 from ltui.app.runs.run_rows import DEFAULT_LAYOUT
 from ltui.app.screens.choosers import ColumnChooser, MetricChooser
-from ltui.app.screens.dialog import ConfirmScreen
+from ltui.app.screens.dialog import ConfirmScreen, CountQuestion
 from ltui.app.screens.resume_or_rerun import RerunScreen
 from ltui.app.screens.run import RunScreen
 from ltui.app.screens.run_commands import InterruptScreen
@@ -24,7 +24,9 @@ from ltui.app.textual_app import LtuiApp
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.run_directory import RunDir
 from tests.app.frames import frame, snapshot
-from tests.app.one_run import OneRun, Script, answer, later, one_run, until
+from tests.app.one_run import OneRun, Script, later, noticed, notices, one_run, reached, until
+
+SMALL = (100, 30)
 
 
 class Clock:
@@ -40,7 +42,7 @@ class Clock:
 @asynccontextmanager
 async def on_a_clock() -> AsyncIterator[tuple[Pilot[Any], OneRun, Clock]]:
     """Yield pilot and app of a run, and the clock that the app has."""
-    async with one_run(frame(), (100, 30)) as (pilot, app, _):
+    async with one_run(frame(), SMALL) as (pilot, app, _):
         app.clock = clock = Clock()
         yield pilot, app, clock
 
@@ -48,9 +50,7 @@ async def on_a_clock() -> AsyncIterator[tuple[Pilot[Any], OneRun, Clock]]:
 async def asked(pilot: Pilot[Any], key: str) -> ConfirmScreen:
     """Press a key and return the question that it opens."""
     await pilot.press(key)
-    await until(pilot, lambda: isinstance(pilot.app.screen, ConfirmScreen))
-    question = pilot.app.screen
-    assert isinstance(question, ConfirmScreen)
+    question = await reached(pilot, ConfirmScreen)
     await until(pilot, lambda: question._opened_at < float("inf"))
     return question
 
@@ -73,36 +73,59 @@ async def test_y_alone_answers_and_not_within_half_a_second(key: str, request_: 
         await until(pilot, lambda: app.asked == [request_])
 
 
-@pytest.mark.parametrize("other", ["k", "enter", "space", "a", "tab", "Y"])
-async def test_every_key_that_is_no_answer_answers_no(other: str) -> None:
-    async with one_run(frame(), (100, 30)) as (pilot, app, screen):
-        await asked(pilot, "s")
-        await pilot.press(other)
-        assert app.screen is screen
-        later(app)
-        await pilot.press("y")
+async def test_every_key_that_is_no_answer_answers_no() -> None:
+    async with one_run(frame(), SMALL) as (pilot, app, screen):
+        for other in ("k", "enter", "space", "a", "tab", "Y"):
+            later(app, 5.0)
+            await asked(pilot, "s")
+            await pilot.press(other)
+            assert app.screen is screen, other
+            later(app)
+            await pilot.press("y")
     assert app.asked == []
+
+
+@pytest.mark.parametrize(
+    ("pause", "keys", "answer"),
+    [
+        (1.0, "3\n", True),
+        (0.1, "3\n", None),  # Typed at once.
+        (1.0, "4\n", False),
+        (1.0, "33\b\n", True),
+        (1.0, "y", False),
+        (1.0, "3y", True),
+        (1.0, "\n", False),
+    ],
+)
+async def test_a_question_about_several_things_takes_their_number_alone(
+    pause: float, keys: str, answer: bool | None
+) -> None:
+    app = OrderedKeysApp()
+    app.clock = clock = Clock()
+    answers: list[bool | None] = []
+    async with app.run_test(size=SMALL) as pilot:
+        question = CountQuestion("Delete 3 runs?", 3, yes="delete them")
+        app.push_screen(question, answers.append)
+        await until(pilot, lambda: question._opened_at == clock.now)
+        clock.now += pause
+        await typed(pilot, clock, keys, 0.1)
+        if answer is None:
+            assert app.screen is question
+        else:
+            await until(pilot, lambda: answers == [answer])
 
 
 async def typed(pilot: Pilot[Any], clock: Clock, text: str, seconds: float) -> None:
     """Type a text with so many seconds between its keys."""
+    names = {" ": "space", ";": "semicolon", "\n": "enter", "\b": "backspace"}
     for character in text:
-        await pilot.press({" ": "space", ";": "semicolon", "\n": "enter"}.get(character, character))
+        await pilot.press(names.get(character, character))
         clock.now += seconds
 
 
 async def test_a_sentence_that_was_meant_for_another_window_stops_nothing() -> None:
     async with on_a_clock() as (pilot, app, clock):
         await typed(pilot, clock, "loss is okay today", 0.15)
-    assert app.asked == []
-
-
-async def test_a_quick_q_after_ctrl_c_closes_ltui() -> None:
-    async with on_a_clock() as (pilot, app, clock):
-        await asked(pilot, "ctrl+c")
-        clock.now += 0.1
-        await pilot.press("q")
-        await until(pilot, lambda: not app.is_running)
     assert app.asked == []
 
 
@@ -142,9 +165,7 @@ async def test_a_held_key_asks_once_and_does_not_answer() -> None:
         async def hold(key: str) -> None:
             await pilot.press(key)
             clock.now += 0.6
-            for _ in range(30):
-                await pilot.press(key)
-                clock.now += 0.04
+            await typed(pilot, clock, key * 30, 0.04)
 
         await hold("s")
         assert isinstance(app.screen, ConfirmScreen)
@@ -160,14 +181,6 @@ async def test_a_held_key_asks_once_and_does_not_answer() -> None:
         assert app.asked == ["pause"]
 
 
-async def test_a_key_held_while_the_run_is_stopping_shows_one_notice() -> None:
-    detail = "stopping: waiting for the ranks to stop together, 3 s of 60 s"
-    stopping = frame(snapshot=snapshot(state=RunState.STOPPING, detail=detail))
-    async with one_run(stopping, (100, 30), notifications=True) as (pilot, app, _):
-        await pilot.press(*"ssss")
-        assert [n.message for n in app._notifications] == [f"brave-owl: {detail}"]
-
-
 def test_a_repeat_is_told_from_a_second_press() -> None:
     def repeats(*presses: tuple[str, float]) -> list[bool]:
         held = HeldKey()
@@ -179,15 +192,10 @@ def test_a_repeat_is_told_from_a_second_press() -> None:
     assert repeats(("s", 0.0), ("s", 0.9)) == [False, False]
 
 
-@pytest.mark.parametrize("readonly", [False, True])
-async def test_ctrl_c_asks_and_a_second_one_does_nothing(readonly: bool) -> None:
-    async with one_run(frame(), (100, 30), readonly=readonly) as (pilot, app, _):
+async def test_ctrl_c_asks_and_a_second_one_does_nothing() -> None:
+    async with one_run(frame(), SMALL) as (pilot, app, _):
         await pilot.press("ctrl+c")
-        if readonly:
-            await until(pilot, lambda: not app.is_running)
-            return
-        await until(pilot, lambda: isinstance(app.screen, InterruptScreen))
-        question = app.screen
+        question = await reached(pilot, InterruptScreen)
         text = str(question.query_one("#answers", Static).content)
         assert "y stop it" in text
         assert "q close, training continues" in text
@@ -195,30 +203,34 @@ async def test_ctrl_c_asks_and_a_second_one_does_nothing(readonly: bool) -> None
         await pilot.press("ctrl+c")
         assert app.screen is question
         await pilot.press("escape")
-        await until(pilot, lambda: isinstance(app.screen, RunScreen))
+        await reached(pilot, RunScreen)
         await asked(pilot, "ctrl+c")
-        await answer(pilot, "q")
+        # A quick q closes.
+        await pilot.press("q")
         await until(pilot, lambda: not app.is_running)
     assert app.asked == []
 
 
-@pytest.mark.parametrize("state", [RunState.FINISHED, RunState.STOPPED])
-async def test_ctrl_c_quits_where_nothing_runs(state: RunState) -> None:
-    async with one_run(frame(snapshot=snapshot(state=state)), (100, 30)) as (pilot, app, _):
+@pytest.mark.parametrize("at", [RunState.FINISHED, RunState.STOPPED, "readonly", "home"])
+async def test_ctrl_c_quits_where_nothing_runs_or_nothing_can_be_stopped(
+    private_home: Path, at: RunState | str
+) -> None:
+    state = at if isinstance(at, RunState) else RunState.RUNNING
+    run = OneRun(Script(frame(snapshot=snapshot(state=state))), readonly=at == "readonly")
+    app = LtuiApp(private_home) if at == "home" else run
+    async with app.run_test(size=SMALL) as pilot:
+        await until(pilot, lambda: app is not run or run.run_screen.frame is not None)
         await pilot.press("ctrl+c")
         await until(pilot, lambda: not app.is_running)
 
 
-async def test_ctrl_c_quits_at_home(private_home: Path) -> None:
-    app = LtuiApp(private_home)
-    async with app.run_test(size=(100, 30)) as pilot:
-        await pilot.press("ctrl+c")
-        await until(pilot, lambda: not app.is_running)
-
-
-async def test_ctrl_c_stops_nothing_that_is_stopping() -> None:
-    stopping = frame(snapshot=snapshot(state=RunState.STOPPING))
-    async with one_run(stopping, (100, 30)) as (pilot, app, _):
+async def test_nothing_that_is_stopping_is_stopped_again() -> None:
+    detail = "stopping: waiting for the ranks to stop together, 3 s of 60 s"
+    stopping = frame(snapshot=snapshot(state=RunState.STOPPING, detail=detail))
+    async with one_run(stopping, SMALL, notifications=True) as (pilot, app, _):
+        # A held key shows one notice.
+        await pilot.press(*"ssss")
+        assert notices(app) == [f"brave-owl: {detail}"]
         question = await asked(pilot, "ctrl+c")
         later(app)
         await pilot.press("y")
@@ -227,17 +239,16 @@ async def test_ctrl_c_stops_nothing_that_is_stopping() -> None:
 
 
 async def test_several_pasted_lines_in_a_field_of_one_line_are_named() -> None:
-    async with one_run(frame(), (100, 30), notifications=True) as (pilot, app, _):
+    async with one_run(frame(), SMALL, notifications=True) as (pilot, app, _):
         await pilot.press("S")
         await until(pilot, lambda: isinstance(app.focused, Input))
         app.post_message(events.Paste("500\n600\n700"))
-        await until(pilot, lambda: [n.message for n in app._notifications])
-        assert "first of 3 pasted lines" in next(iter(app._notifications)).message
+        await noticed(pilot, app, "first of 3 pasted lines")
 
 
 async def test_enter_in_the_filter_of_a_chooser_goes_to_the_first_match() -> None:
     app = LtuiApp(Path("/nowhere"))
-    async with app.run_test(size=(100, 30)) as pilot:
+    async with app.run_test(size=SMALL) as pilot:
         for chooser in (
             ColumnChooser(DEFAULT_LAYOUT, {"val/loss"}),
             MetricChooser(["val/loss", "train/loss"], {}, []),
@@ -255,15 +266,12 @@ async def test_enter_in_the_filter_of_a_chooser_goes_to_the_first_match() -> Non
 async def test_a_new_run_takes_the_place_of_the_run_it_was_started_from(
     private_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old, new = (
-        RunDir(private_home / "runs" / "old-1a2b"),
-        RunDir(private_home / "runs" / "new-3c4d"),
-    )
+    old, new = (RunDir(private_home / "runs" / name) for name in ("old-1a2b", "new-3c4d"))
     monkeypatch.setattr(
         RerunScreen, "on_mount", lambda self: self.app.call_later(self.dismiss, new)
     )
     app = LtuiApp(private_home)
-    async with app.run_test(size=(100, 30)) as pilot:
+    async with app.run_test(size=SMALL) as pilot:
         home = app.screen
         script = Script(frame(snapshot=snapshot(state=RunState.FINISHED)))
         screen = RunScreen(old, make_poller=lambda: script)
