@@ -11,26 +11,26 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from textual.pilot import Pilot
-from textual.widgets import Input, Select, Static
+from textual.widgets import Input, Select
 
 from ltui.app.launch.past_run import (
     FROM_CHECKPOINT,
     FROM_START,
+    NEWEST,
     OTHER_CHANGES,
     RESUME,
     Choice,
+    PastRun,
+    _as_preset,
     _changed_settings,
     check_choice,
     read_past_run,
 )
 from ltui.app.panels.form_fields import FormField
-from ltui.app.panels.panel import LaunchLine
-from ltui.app.panels.runs_table import RunsTable
-from ltui.app.presentation.snapshot_text import checkpoint_text
-from ltui.app.screens.home import HomeScreen
+from ltui.app.presentation.run_report import checkpoint_rows, show_lines
+from ltui.app.presentation.snapshot_text import checkpoint_text, newest_checkpoint_text
+from ltui.app.runs.run_entry import run_document
 from ltui.app.screens.resume_or_rerun import CHECKPOINT, START, RerunScreen, _checkpoint_options
-from ltui.app.textual_app import LtuiApp
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.presets import build_spec, load_preset
 from ltui.training.config.run_spec import RunSpec
@@ -40,10 +40,12 @@ from ltui.training.shared.checkpoint_files import checkpoint_name, partial_path,
 from ltui.training.state.run_snapshot import CheckpointInfo, Event, RunState
 from ltui.training.store.history_writer import Batch, StoreWriter
 from ltui.training.store.run_directory import RunDir
-from tests.app.one_run import later, until
+from tests.app.frames import NOW, rank, snapshot
+from tests.app.home import EPOCHS, Home, opened
+from tests.app.one_run import later
+from tests.required import required
 
 MACHINE = Machine(gpus=0, cores=8)
-EPOCHS = "trainer.max_epochs"
 
 
 @pytest.fixture
@@ -53,41 +55,37 @@ def home(private_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return private_home
 
 
-def a_run(
-    home: Path, run_id: str = "calm-fox-1a2b", steps: tuple[int, ...] = (12, 40), **facts: Any
-) -> RunDir:
-    """A run of the quickstart that ended, with a checkpoint of each of ``steps``.
+def a_run(home: Path, **facts: Any) -> RunDir:
+    """A run of the quickstart that ended, with checkpoints of steps 12 and 40.
 
     ``facts`` stand in the manifest of the last one.
     """
-    run_dir = RunDir(home / "runs" / run_id)
+    run_dir = RunDir(home / "runs" / "calm-fox-1a2b")
     for folder in (run_dir.path, run_dir.logs_dir(1), run_dir.checkpoints_dir):
         folder.mkdir(parents=True)
     spec = build_spec(
         load_preset("quickstart"),
         ("trainer.max_epochs=7",),
-        id=run_id,
-        name=run_id[:-5],
+        id=run_dir.id,
+        name="calm-fox",
         cwd=Path.cwd(),
         python="python3",
         created_at=time.time(),
         machine=MACHINE,
     )
     run_dir.write_spec(spec)
-    for step in steps:
+    for step in (12, 40):
         path = run_dir.checkpoints_dir / checkpoint_name(step, "request")
         partial_path(path).write_bytes(b"weights")
-        publish_checkpoint(
-            partial_path(path),
-            path,
-            0,
-            global_step=step,
-            epoch=0,
-            reason="request",
-            attempt=1,
-            fit=1,
-            **(facts if step == steps[-1] else {}),
-        )
+        manifest: dict[str, Any] = {
+            "global_step": step,
+            "epoch": 0,
+            "reason": "request",
+            "attempt": 1,
+            "fit": 1,
+        }
+        manifest |= facts if step == 40 else {}
+        publish_checkpoint(partial_path(path), path, 0, **manifest)
     return run_dir
 
 
@@ -108,80 +106,81 @@ class Started:
         return RunDir(home / "runs" / spec.id)
 
 
-async def opened(pilot: Pilot[Any], app: LtuiApp, key: str) -> RerunScreen:
-    home = app.screen
-    assert isinstance(home, HomeScreen)
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Started:
+    return Started(monkeypatch)
+
+
+class Form:
+    """The form that a key has opened at home."""
+
+    def __init__(self, it: Home, screen: RerunScreen) -> None:
+        self.it, self.screen = it, screen
+        self.press, self.until = it.press, it.until
+
+    def field(self, key: str) -> FormField:
+        (found,) = [f for f in self.screen.query(FormField) if f.key == key]
+        return found
+
+    def fill(self, key: str, text: str) -> None:
+        self.field(key).query_one(Input).value = text
+
+    async def filled(self) -> None:
+        await self.until(lambda: self.screen.checked is not None)
+
+    async def closed(self) -> None:
+        await self.until(lambda: self.it.app.screen is not self.screen)
+
+
+async def open_form(it: Home, key: str) -> Form:
     # The form is opened over the run's line; the run itself is not shown here.
-    home._open = lambda run_dir: None  # type: ignore[method-assign]
-    await until(pilot, lambda: home.query(RunsTable) and home.query_one(RunsTable).rows)
-    await pilot.press("3", key)
-    await until(pilot, lambda: isinstance(app.screen, RerunScreen))
-    screen = app.screen
-    assert isinstance(screen, RerunScreen)
+    it.screen._open = lambda run_dir: None  # type: ignore[method-assign]
+    await it.press("3", key)
+    form = Form(it, await it.reached(RerunScreen))
     # What is typed at once starts nothing.
-    later(app)
-    return screen
+    later(it.app)
+    return form
 
 
 @asynccontextmanager
-async def form(
+async def opened_form(
     home: Path, key: str, *, size: tuple[int, int] = (120, 40)
-) -> AsyncIterator[tuple[Pilot[Any], LtuiApp, RerunScreen]]:
-    """Yield pilot, app and form, which ``key`` has opened at home."""
-    app = LtuiApp(home)
-    async with app.run_test(size=size) as pilot:
-        yield pilot, app, await opened(pilot, app, key)
+) -> AsyncIterator[Form]:
+    async with opened(home, size, runs=1) as it:
+        yield await open_form(it, key)
 
 
-def field(screen: RerunScreen, key: str) -> FormField:
-    (found,) = [f for f in screen.query(FormField) if f.key == key]
-    return found
-
-
-async def filled(pilot: Pilot[Any], screen: RerunScreen) -> None:
-    await until(pilot, lambda: screen.checked is not None)
-
-
-async def test_r_and_enter_resume_as_the_run_was(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_dir, started = a_run(home), Started(monkeypatch)
-    async with form(home, "r") as (pilot, app, screen):
+async def test_r_and_enter_resume_as_the_run_was(home: Path, started: Started) -> None:
+    run_dir = a_run(home)
+    async with opened_form(home, "r") as form:
         # Enter is kept, should it come before the run is read.
-        await pilot.press("enter")
-        await until(pilot, lambda: started.resumed)
+        await form.press("enter")
+        await form.until(lambda: started.resumed)
         assert started.resumed == [(run_dir, None, None)]
-        await until(pilot, lambda: app.screen is not screen)
+        await form.closed()
 
 
 async def test_a_line_that_was_meant_for_a_shell_starts_nothing(
-    home: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, started: Started
 ) -> None:
-    started = Started(monkeypatch)
     a_run(home)
-    app = LtuiApp(home)
-    async with app.run_test(size=(120, 40), notifications=True) as pilot:
-        await until(pilot, lambda: app.screen.query(RunsTable))
-        await until(pilot, lambda: app.screen.query_one(RunsTable).rows)
-        now = [app.clock() + 100.0]
-        app.clock = lambda: now[0]
-        await pilot.press("3", "r")
-        await until(pilot, lambda: isinstance(app.screen, RerunScreen))
-        screen = app.screen
-        assert isinstance(screen, RerunScreen)
-        title = str(screen.query_one("#question", Static).content)
-        assert title == "Resume: calm-fox"
-        await filled(pilot, screen)
+    async with opened(home, (120, 40), runs=1, notifications=True) as it:
+        now = [it.app.clock() + 100.0]
+        it.app.clock = lambda: now[0]
+        await it.press("3", "r")
+        form = Form(it, await it.reached(RerunScreen))
+        assert it.text("#question") == "Resume: calm-fox"
+        await form.filled()
         for key in ("tab", "enter"):
             now[0] += 0.15
-            await pilot.press(key)
-        assert any("keys came in one go" in n.message for n in app._notifications)
-        assert app.screen is screen
+            await it.press(key)
+        await it.notice("keys came in one go")
+        assert it.app.screen is form.screen
         assert not started.resumed
         # A short pause, and Enter counts.
         now[0] += 0.75
-        await pilot.press("enter")
-        await until(pilot, lambda: started.resumed)
+        await it.press("enter")
+        await it.until(lambda: started.resumed)
 
 
 async def test_a_key_does_not_hide_that_the_run_is_being_started(
@@ -194,95 +193,79 @@ async def test_a_key_does_not_hide_that_the_run_is_being_started(
         return run_dir
 
     monkeypatch.setattr("ltui.app.screens.resume_or_rerun.start_choice", start)
-    async with form(home, "r") as (pilot, app, screen):
-        await filled(pilot, screen)
-        await pilot.press("enter")
-        field(screen, EPOCHS).query_one(Input).value = "9"
-        await until(pilot, lambda: screen.checked is None)
-        screen._check()
-        assert str(screen.query_one(LaunchLine).content) == " ⏎ Resume   starting …"
+    async with opened_form(home, "r") as form:
+        await form.filled()
+        await form.press("enter")
+        form.fill(EPOCHS, "9")
+        await form.until(lambda: form.screen.checked is None)
+        form.screen._check()
+        assert form.it.text("#launch-line") == " ⏎ Resume   starting …"
         may_start.set()
-        await until(pilot, lambda: app.screen is not screen)
+        await form.closed()
 
 
-async def test_a_resume_with_changes_from_an_earlier_checkpoint(
-    home: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_resume_with_changes_from_an_earlier_checkpoint_once_they_are_right(
+    home: Path, monkeypatch: pytest.MonkeyPatch, started: Started
 ) -> None:
-    run_dir, started = a_run(home), Started(monkeypatch)
+    run_dir = a_run(home)
     monkeypatch.setattr("ltui.app.launch.build_spec._interpreter_problems", lambda *_: [])
-    async with form(home, "r") as (pilot, _, screen):
-        await filled(pilot, screen)
-        assert field(screen, EPOCHS).text == "7"
-        field(screen, EPOCHS).query_one(Input).value = "9"
-        field(screen, OTHER_CHANGES).query_one(Input).value = "trainer.precision=bf16-mixed"
+    async with opened_form(home, "r") as form:
+        await form.filled()
+        assert form.field(EPOCHS).text == "7"
+        form.fill(OTHER_CHANGES, "trainer.max_epoch=9")
+        await form.until(lambda: form.field(OTHER_CHANGES).has_class("-wrong"))
+        await form.press("enter")
+        await form.it.pilot.pause()
+        assert form.it.app.screen is form.screen
+        assert not started.resumed
+        form.fill(EPOCHS, "9")
+        form.fill(OTHER_CHANGES, "trainer.precision=bf16-mixed")
         earlier = checkpoint_name(12, "request")
-        field(screen, CHECKPOINT).query_one(Select).value = earlier
-        line = screen.query_one(LaunchLine)
-        await until(pilot, lambda: "from step 12: 2 ranks, 9 epochs" in str(line.content))
-        assert field(screen, EPOCHS).has_class("-changed")
-        await pilot.press("enter")
-        await until(pilot, lambda: started.resumed)
+        form.field(CHECKPOINT).query_one(Select).value = earlier
+        await form.until(lambda: "from step 12: 2 ranks, 9 epochs" in form.it.text("#launch-line"))
+        assert form.field(EPOCHS).has_class("-changed")
+        later(form.it.app)
+        await form.press("enter")
+        await form.until(lambda: started.resumed)
         ((resumed, spec, checkpoint),) = started.resumed
         assert resumed == run_dir
         assert checkpoint == run_dir.checkpoints_dir / earlier
-        assert spec is not None
-        assert spec.config is not None
-        assert spec.config["trainer"]["max_epochs"] == 9
-        assert spec.overrides[-2:] == ("trainer.max_epochs=9", "trainer.precision=bf16-mixed")
+        assert required(required(spec).config)["trainer"]["max_epochs"] == 9
+        overrides = required(spec).overrides
+        assert overrides[-2:] == ("trainer.max_epochs=9", "trainer.precision=bf16-mixed")
 
 
 async def test_the_form_of_a_finished_run_begins_at_the_field_to_raise(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    a_run(home)
-    past = read_past_run(RunDir(home / "runs" / "calm-fox-1a2b"))
-    monkeypatch.setattr(
-        "ltui.app.screens.resume_or_rerun.read_past_run",
-        lambda _: replace(past, state=RunState.FINISHED),
-    )
-    async with form(home, "r") as (pilot, _, screen):
-        await filled(pilot, screen)
-        await until(pilot, lambda: screen.focused in set(field(screen, EPOCHS).query(Input)))
-
-
-async def test_a_wrong_change_is_shown_beside_its_field_and_nothing_starts(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    a_run(home)
-    started = Started(monkeypatch)
-    async with form(home, "r") as (pilot, app, screen):
-        await filled(pilot, screen)
-        field(screen, OTHER_CHANGES).query_one(Input).value = "trainer.max_epoch=9"
-        await until(pilot, lambda: field(screen, OTHER_CHANGES).has_class("-wrong"))
-        await pilot.press("enter")
-        await pilot.pause()
-        assert app.screen is screen
-        assert not started.resumed
-        await pilot.press("escape")
-        await until(pilot, lambda: app.screen is not screen)
+    past = replace(read_past_run(a_run(home)), state=RunState.FINISHED)
+    monkeypatch.setattr("ltui.app.screens.resume_or_rerun.read_past_run", lambda _: past)
+    async with opened_form(home, "r") as form:
+        await form.filled()
+        await form.until(lambda: form.screen.focused in set(form.field(EPOCHS).query(Input)))
 
 
 async def test_run_again_starts_a_new_run_from_the_beginning_or_a_checkpoint(
-    home: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, started: Started
 ) -> None:
-    run_dir, started = a_run(home), Started(monkeypatch)
-    async with form(home, "R") as (pilot, app, screen):
-        await filled(pilot, screen)
-        assert field(screen, START).text == FROM_START
-        assert not field(screen, CHECKPOINT).display
-        await pilot.press("enter")
-        await until(pilot, lambda: started.launched)
+    run_dir = a_run(home)
+    async with opened_form(home, "R") as form:
+        await form.filled()
+        assert form.field(START).text == FROM_START
+        assert not form.field(CHECKPOINT).display
+        await form.press("enter")
+        await form.until(lambda: started.launched)
         (spec, start_from) = started.launched[0]
         assert spec.id != run_dir.id
         assert spec.config == run_dir.read_spec().config
         assert start_from is None
-        await until(pilot, lambda: app.screen is not screen)
-        screen = await opened(pilot, app, "R")
-        await filled(pilot, screen)
-        field(screen, START).query_one(Select).value = FROM_CHECKPOINT
-        await until(pilot, lambda: field(screen, CHECKPOINT).display)
-        await pilot.press("enter")
-        await until(pilot, lambda: len(started.launched) == 2)
+        await form.closed()
+        form = await open_form(form.it, "R")
+        await form.filled()
+        form.field(START).query_one(Select).value = FROM_CHECKPOINT
+        await form.until(lambda: form.field(CHECKPOINT).display)
+        await form.press("enter")
+        await form.until(lambda: len(started.launched) == 2)
         (spec, start_from) = started.launched[1]
         assert start_from.global_step == 40
         assert spec.start_from == f"{run_dir.id}:40"
@@ -329,27 +312,25 @@ def test_a_command_can_be_resumed_and_run_again_without_changes(home: Path) -> N
 @pytest.mark.parametrize("size", [(80, 24), (60, 15)])
 async def test_the_form_fits_small_terminals(home: Path, size: tuple[int, int]) -> None:
     a_run(home)
-    async with form(home, "r", size=size) as (pilot, _, screen):
-        await filled(pilot, screen)
-        await pilot.pause()
-        dialog = screen.query_one(".dialog").content_region
+    async with opened_form(home, "r", size=size) as form:
+        await form.filled()
+        await form.it.pilot.pause()
+        dialog = form.screen.query_one(".dialog").content_region
         for selector in ("#launch-line", "#answers"):
-            assert dialog.contains_region(screen.query_one(selector).region), selector
+            assert dialog.contains_region(form.screen.query_one(selector).region), selector
         # The right edge of each field is visible.
-        for control in screen.query("FormField Input, FormField Select"):
+        for control in form.screen.query("FormField Input, FormField Select"):
             assert control.region.right <= dialog.right
             assert control.region.height == 1
 
 
 @pytest.mark.parametrize("size", [(80, 24), (60, 15)])
 async def test_the_launch_form_fits_small_terminals(home: Path, size: tuple[int, int]) -> None:
-    app = LtuiApp(home)
-    async with app.run_test(size=size) as pilot:
-        await until(pilot, lambda: bool(app.screen.query("#form FormField Input")))
-        await pilot.press("N")
-        await pilot.pause()
-        right = app.screen.query_one("#form").content_region.right
-        assert all(field.region.right <= right for field in app.screen.query("#form Input"))
+    async with opened(home, size) as it:
+        await it.press("N")
+        await it.pilot.pause()
+        right = it.form.content_region.right
+        assert all(field.region.right <= right for field in it.screen.query("#form Input"))
 
 
 def test_the_reason_of_a_checkpoint_is_made_safe() -> None:
@@ -390,3 +371,59 @@ def test_settings_that_a_later_attempt_changed_are_named_with_their_first_values
     store.begin_attempt(2, started_at=2.0, changes=(change,), **place)
     store.close()
     assert _changed_settings(run_dir) == ("learning_rate 0.02 (attempt 2; attempt 1: 0.002)",)
+
+
+# -- checkpoints of an older step -----------------------------------------------------------------
+
+CHECKPOINTS = (
+    CheckpointInfo(path="/c/step-50.ckpt", global_step=50, attempt=1, fit=1),
+    CheckpointInfo(path="/c/step-92.ckpt", global_step=92, attempt=2, fit=1),
+    CheckpointInfo(
+        path="/c/step-242.ckpt", global_step=242, attempt=1, fit=1, superseded=True, saved_at=9e9
+    ),
+)
+
+
+def past_run(folder: Path) -> PastRun:
+    spec = RunSpec(
+        id="a", name="a", created_at=1.0, cwd="/", python="python3", nproc=1, command=("train",)
+    )
+    older, newest, left = CHECKPOINTS
+    return PastRun(
+        run_dir=RunDir(folder),
+        spec=spec,
+        preset=_as_preset(spec),
+        checkpoints=(newest, left, older),
+        replaced={older.path: "Steps 51 to 92 are gone."},
+        state=RunState.STOPPED,
+        attempt=2,
+    )
+
+
+@pytest.mark.parametrize(("checkpoint", "sentence"), [(NEWEST, False), ("step-50.ckpt", True)])
+def test_the_form_names_the_steps_that_a_resume_replaces(
+    tmp_path: Path, checkpoint: str, sentence: bool
+) -> None:
+    choice = Choice(mode=RESUME, checkpoint=checkpoint, texts={})
+    words = check_choice(past_run(tmp_path), choice, Machine()).words
+    assert words.endswith(". Steps 51 to 92 are gone.") == sentence
+
+
+def test_the_form_marks_a_checkpoint_that_the_run_has_left(tmp_path: Path) -> None:
+    newest, *others = _checkpoint_options(past_run(tmp_path))
+    assert newest == ("newest: step 92", NEWEST)
+    assert [text for text, _ in others] == ["step 242 (no longer part of the run)", "step 50"]
+
+
+def test_every_text_names_the_checkpoint_that_a_resume_takes() -> None:
+    stopped = snapshot(state=RunState.STOPPED, checkpoints=CHECKPOINTS)
+    assert newest_checkpoint_text(stopped).startswith("newest checkpoint: step 92,")
+    assert checkpoint_rows(stopped)[0][1].startswith("step 92,")
+    (left,) = (line for line in show_lines(stopped, NOW) if "step 242," in line)
+    assert "no longer part of the run" in left
+
+
+def test_epochs_of_ranks_count_from_1_in_json() -> None:
+    document = run_document(snapshot(epoch=2, ranks=(rank(0, epoch=2), rank(1, epoch=None))))
+    assert document["epoch"] == 3
+    assert [r["epoch"] for r in document["ranks"]] == [3, None]
