@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import csv
-import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from textual.pilot import Pilot
-from textual.widgets import Input, Static
+from textual.widgets import Input
 
 from ltui.app.keys.footer import KeyFooter
-from ltui.app.panels.runs_table import RunsTable
 from ltui.app.runs.label_changes import Outcome, change_several, undo, what_changed
 from ltui.app.screens.compare import CompareScreen
-from ltui.app.screens.dialog import ConfirmScreen
-from ltui.app.screens.home import HomeScreen
 from ltui.app.screens.run_questions import ExportQuestion, LabelQuestion, label_change
-from ltui.app.textual_app import LtuiApp
 from ltui.training.lifecycle import resume_run
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import ProblemError
@@ -30,7 +23,8 @@ from ltui.training.state.run_labels import RunLabels
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.labels_file import change_labels, read_labels
 from ltui.training.store.run_directory import RunDir, list_runs
-from tests.app.one_run import answer, later, until
+from tests.app.home import Home, opened
+from tests.app.one_run import answer, later, notices
 from tests.ltui_command import run_ltui
 from tests.required import required
 from tests.stored_runs import stored_run
@@ -49,76 +43,56 @@ def home(private_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return private_home
 
 
-def line_text(footer: KeyFooter) -> str:
-    """Return what the footer shows on the screen."""
-    return "".join(segment.text for segment in footer.render_line(0))
-
-
 @pytest.fixture
 def live(home: Path) -> Iterator[str]:
     """The id of a run that is running, beside the others."""
     run_ltui("exec", "--detach", "--name", "live", "--", "sleep", "600", code=0)
-    (run_id,) = {run.id for run in list_runs(home)} - set(IDS)
+    (run_id,) = ids_in(home) - set(IDS)
     yield run_id
     run_ltui("stop", run_id, "--kill")
 
 
-class Home:
-    """The home screen with all of its runs listed and the focus on them."""
-
-    def __init__(self, pilot: Pilot[Any], screen: HomeScreen) -> None:
-        self.pilot, self.screen, self.app = pilot, screen, cast(LtuiApp, screen.app)
-        self.panel, self.table = screen.runs_panel, screen.query_one(RunsTable)
-
-    @property
-    def notices(self) -> list[str]:
-        return [notification.message for notification in self.app._notifications]
-
-    async def press(self, *keys: str) -> None:
-        await self.pilot.press(*keys)
-
-    async def question(self, kind: type = ConfirmScreen) -> str:
-        """Wait for a question and return its text."""
-        await until(self.pilot, lambda: isinstance(self.app.screen, kind))
-        await until(self.pilot, lambda: bool(self.app.screen.query("#question")))
-        return str(self.app.screen.query_one("#question", Static).content)
-
-    async def notice(self, words: str) -> str:
-        """Wait for a notification with these words and return it."""
-        await until(self.pilot, lambda: any(words in text for text in self.notices))
-        return next(text for text in self.notices if words in text)
+def ids_in(home: Path) -> set[str]:
+    return {run.id for run in list_runs(home)}
 
 
-@asynccontextmanager
-async def opened(home: Path, *, runs: int = 3, readonly: bool = False) -> AsyncIterator[Home]:
-    app = LtuiApp(home, readonly=readonly)
-    async with app.run_test(size=(160, 50)) as pilot:
-        screen = app.screen
-        assert isinstance(screen, HomeScreen)
-        await until(pilot, lambda: bool(screen.query(RunsTable)))
-        await until(pilot, lambda: len(screen.query_one(RunsTable).rows) == runs)
-        await pilot.press("3", "home")
-        yield Home(pilot, screen)
+def label(home: Path, change: Callable[[RunLabels], RunLabels], *run_ids: str) -> None:
+    """Change the labels of some runs, by default of all three, as another process would."""
+    for run_id in run_ids or IDS:
+        change_labels(RunDir(home / "runs" / run_id), change)
+
+
+def labels_of(home: Path, run_id: str) -> RunLabels:
+    return read_labels(RunDir(home / "runs" / run_id))
+
+
+def on_a_clock(it: Home) -> list[float]:
+    """Give the app a clock that the test sets."""
+    now = [it.app.clock() + 100.0]
+    it.app.clock = lambda: now[0]
+    return now
 
 
 async def test_marked_runs_are_compared_and_the_first_one_marked_is_the_first(home: Path) -> None:
-    async with opened(home) as it:
+    async with opened(home, runs=3) as it:
+        footer = it.screen.query_one(KeyFooter)
+
+        def hints() -> str:
+            return "".join(segment.text for segment in footer.render_line(0))
+
         await it.press("C")
         assert "Mark at least two runs with Space" in await it.notice("Mark")
         await it.press("space", "C")
-        assert len(it.notices) == 1
-        footer = it.screen.query_one(KeyFooter)
-        assert "C compare" not in line_text(footer)
+        assert len(notices(it.app)) == 1
+        assert "C compare" not in hints()
         await it.press("end", "space")
-        await until(it.pilot, lambda: "C compare" in line_text(footer))
+        await it.until(lambda: "C compare" in hints())
         await it.press("C")
-        await until(it.pilot, lambda: isinstance(it.app.screen, CompareScreen))
-        screen = it.app.screen
-        assert isinstance(screen, CompareScreen)
+        screen = await it.reached(CompareScreen)
         assert [run.id for run in screen._run_dirs] == [it.table.keys[0], it.table.keys[2]]
 
 
-async def test_several_marked_runs_are_deleted_after_one_question_and_a_live_one_is_kept(
+async def test_marked_runs_are_stopped_or_deleted_after_one_question_and_the_others_named(
     home: Path, live: str
 ) -> None:
     async with opened(home, runs=4) as it:
@@ -126,75 +100,47 @@ async def test_several_marked_runs_are_deleted_after_one_question_and_a_live_one
         assert len(it.panel.marked) == 4
         await it.press("delete")
         question = await it.question()
-        names = ", ".join(entry.name for entry in it.panel.targets() if entry.id != live)
+        ended = [entry for entry in it.panel.targets() if entry.id != live]
+        names = ", ".join(entry.name for entry in ended)
         assert question.startswith(f"Delete 3 runs?\n{names}\nThey can be restored for 7 days")
         assert "1 of the marked runs is live and kept." in question
         assert "Type the number of runs, 3, and Enter" in question
-        deleted = [entry.id for entry in it.panel.targets() if entry.id != live]
         await answer(it.pilot, "3", "enter")
-        sentence = await it.notice("Deleted")
-        reason = f"not {live} (it is live)"
-        command = f"ltui restore {' '.join(deleted)}"
-        assert sentence == (
-            f"Deleted 3 of 4 runs: {reason}. u restores them; for a week: {command}"
+        command = f"ltui restore {' '.join(entry.id for entry in ended)}"
+        assert await it.notice("Deleted") == (
+            f"Deleted 3 of 4 runs: not {live} (it is live). u restores them; for a week: {command}"
         )
-        await until(it.pilot, lambda: set(it.panel.lines) == {live})
+        await it.until(lambda: set(it.panel.lines) == {live})
         assert not it.panel.marked
         await it.press("delete")
         assert "is running. Stop it first." in await it.notice("Stop it first")
-        assert [run.id for run in list_runs(home)] == [live]
+        assert ids_in(home) == {live}
         await it.press("u")
         await it.notice("Restored 3 runs.")
-        await until(it.pilot, lambda: len(it.panel.lines) == 4)
+        await it.until(lambda: len(it.panel.lines) == 4)
+        await it.press("home", "s")
+        assert (await it.question()).startswith("Stop live?")
+        await it.press("escape", "a", "s")
+        assert (await it.question()).startswith("Stop live?")
+        await answer(it.pilot)
+        named = ", ".join(sorted(IDS, key=list(it.panel.lines).index))
+        assert f"not {named} (it is not running" in await it.notice("Stopping 1 of 4 runs")
 
 
 async def test_a_sentence_that_was_meant_for_another_window_deletes_nothing(home: Path) -> None:
-    async with opened(home) as it:
-        now = [time.monotonic() + 100.0]
-        it.app.clock = lambda: now[0]
+    async with opened(home, runs=3) as it:
+        now = on_a_clock(it)
         await it.press("a")
         now[0] += 5.0
         for key in ("D", *"ay", "space", *"ok", "space", *"yes", "space", *"xyz"):
             await it.press(key)
             now[0] += 0.1
-        assert not any("Deleted" in text for text in it.notices)
-    assert {run.id for run in list_runs(home)} == set(IDS)
-
-
-@pytest.mark.parametrize(
-    ("pause", "keys", "left"),
-    [
-        (1.0, "3\n", 0),
-        (0.1, "3\n", 3),  # Typed at once.
-        (1.0, "4\n", 3),
-        (1.0, "33\b\n", 0),
-        (1.0, "y", 3),
-        (1.0, "3y", 0),
-        (1.0, "\n", 3),
-    ],
-)
-async def test_several_runs_are_deleted_only_by_their_number(
-    home: Path, pause: float, keys: str, left: int
-) -> None:
-    async with opened(home) as it:
-        now = [time.monotonic() + 100.0]
-        it.app.clock = lambda: now[0]
-        await it.press("a", "D")
-        await it.question()
-        await until(it.pilot, lambda: cast(ConfirmScreen, it.app.screen)._opened_at == now[0])
-        now[0] += pause
-        for key in keys:
-            await it.press({"\n": "enter", "\b": "backspace"}.get(key, key))
-            now[0] += 0.1
-        if not left:
-            await it.notice("Deleted 3 runs.")
-        elif pause == 1.0:
-            await until(it.pilot, lambda: it.app.screen is it.screen)
-    assert len(list_runs(home)) == left
+        assert not any("Deleted" in text for text in notices(it.app))
+    assert ids_in(home) == set(IDS)
 
 
 async def test_a_run_that_ends_while_the_question_says_that_it_is_kept_is_kept(home: Path) -> None:
-    async with opened(home) as it:
+    async with opened(home, runs=3) as it:
         entry = it.panel.lines[IDS[1]]
         it.panel.lines[IDS[1]] = replace(entry, snapshot=resolve_snapshot(entry.run_dir))
         it.screen.action_mark_all()
@@ -202,25 +148,13 @@ async def test_a_run_that_ends_while_the_question_says_that_it_is_kept_is_kept(h
         assert "1 of the marked runs is live and kept." in await it.question()
         await answer(it.pilot, "2", "enter")
         await it.notice(f"Deleted 2 of 3 runs: not {IDS[1]} (it is live)")
-    assert [run.id for run in list_runs(home)] == [IDS[1]]
-
-
-async def test_marked_runs_are_stopped_and_the_others_named(home: Path, live: str) -> None:
-    async with opened(home, runs=4) as it:
-        await it.press("s")
-        assert (await it.question()).startswith("Stop live?")
-        await it.press("escape", "a", "s")
-        assert (await it.question()).startswith("Stop live?")
-        await answer(it.pilot)
-        sentence = await it.notice("Stopping 1 of 4 runs")
-        named = ", ".join(sorted(IDS, key=list(it.panel.lines).index))
-        assert f"not {named} (it is not running" in sentence
+    assert ids_in(home) == {IDS[1]}
 
 
 async def test_a_damaged_run_among_others_is_left_out_and_named(home: Path) -> None:
     bad = RunDir(home / "runs" / IDS[1])
     bad.db_path.write_bytes(b"no database " * 1000)
-    async with opened(home) as it:
+    async with opened(home, runs=3) as it:
         await it.press("a", "x")
         assert await it.question(ExportQuestion) == "Export the metrics of 3 runs"
         await it.press("enter")
@@ -231,17 +165,17 @@ async def test_a_damaged_run_among_others_is_left_out_and_named(home: Path) -> N
         assert not it.panel.marked
         await it.press("a", "delete")
         await answer(it.pilot, "3", "enter")
-        await until(it.pilot, lambda: not it.panel.lines)
-        assert await it.notice("Deleted 3 runs. u restores them; for a week: ltui restore")
+        await it.notice("Deleted 3 runs. u restores them; for a week: ltui restore")
+        await it.until(lambda: not it.panel.lines)
 
 
 async def test_an_export_asks_before_it_replaces_a_file(home: Path) -> None:
     Path("runs.json").write_text("mine")
-    async with opened(home) as it:
+    async with opened(home, runs=3) as it:
         await it.press("space", "space", "x")
         await it.question(ExportQuestion)
         field = it.app.screen.query_one(Input)
-        await until(it.pilot, lambda: it.app.focused is field)
+        await it.until(lambda: it.app.focused is field)
         field.value = "nowhere/runs.json"
         await it.press("enter")
         assert isinstance(it.app.screen, ExportQuestion)
@@ -260,81 +194,76 @@ async def test_an_export_asks_before_it_replaces_a_file(home: Path) -> None:
 
 
 async def test_marked_runs_are_tagged_grouped_and_annotated(home: Path) -> None:
-    async with opened(home) as it:
+    async with opened(home, runs=3) as it:
         marked = it.table.keys[:2]
         await it.press("space", "space", "T", *"+base,v2", "enter")
         assert await it.notice("base") == "Added base, v2 to 2 runs."
         assert not it.panel.marked
+        # Another process adds a tag that the list does not know yet.
+        label(home, lambda now: replace(now, tags=(*now.tags, "new")), *marked)
         await it.press("home", "space", "space", "T")
         await it.question(LabelQuestion)
-        await it.press(*"-v2 b!d", "enter")
+        await it.press(*"-new b!d", "enter")
         assert isinstance(it.app.screen, LabelQuestion)
-        assert "'b!d' cannot be a tag" in str(it.app.screen.query_one("#problem", Static).content)
+        assert "'b!d' cannot be a tag" in it.text("#problem")
         await it.press(*["backspace"] * 4, "enter")
         assert await it.question() == "Remove these tags of 2 runs?"
         await answer(it.pilot)
-        await it.notice("Removed v2 from 2 runs.")
-        later(it.app)
-        await it.press("home", "space", "space", "G", *"sweep", "enter")
-        await it.notice("Set the group of 2 runs.")
-        later(it.app)
-        await it.press("home", "space", "space", "n", *"why not", "enter")
-        await it.notice("Set the note of 2 runs.")
-    labels = [read_labels(RunDir(home / "runs" / run_id)) for run_id in marked]
-    assert labels == [RunLabels(tags=("base",), group="sweep", note="why not")] * 2
-    other = next(run_id for run_id in IDS if run_id not in marked)
-    assert read_labels(RunDir(home / "runs" / other)) == RunLabels()
+        await it.notice("Removed new from 2 runs.")
+        for key, text, sentence in (
+            ("G", "sweep", "Set the group of 2 runs."),
+            ("n", "why not", "Set the note of 2 runs."),
+        ):
+            later(it.app)
+            await it.press("home", "space", "space", key, *text, "enter")
+            await it.notice(sentence)
+    labels = [labels_of(home, run_id) for run_id in marked]
+    assert labels == [RunLabels(tags=("base", "v2"), group="sweep", note="why not")] * 2
+    (other,) = set(IDS) - set(marked)
+    assert labels_of(home, other) == RunLabels()
 
 
-async def test_a_tag_that_the_list_does_not_know_yet_is_not_removed_without_a_question(
-    home: Path,
-) -> None:
-    async with opened(home) as it:
-        for run_id in IDS:
-            change_labels(RunDir(home / "runs" / run_id), lambda now: replace(now, tags=("new",)))
-        await it.press("a", "T", *"-new", "enter")
-        assert await it.question() == "Remove these tags of 3 runs?"
-
-
-@pytest.mark.parametrize(("key", "label"), [("n", "note"), ("G", "group")])
+@pytest.mark.parametrize(
+    ("key", "kind", "removed"),
+    [("n", "note", "removed 2 notes."), ("G", "group", "took 2 runs out of their groups.")],
+)
 async def test_different_notes_and_groups_are_kept_unless_their_removal_is_confirmed(
-    home: Path, key: str, label: str
+    home: Path, key: str, kind: str, removed: str
 ) -> None:
     texts = dict(zip(IDS, ("one", "two", ""), strict=True))
 
     def stored() -> dict[str, str]:
-        return {id_: getattr(read_labels(RunDir(home / "runs" / id_)), label) for id_ in IDS}
+        return {run_id: getattr(labels_of(home, run_id), kind) for run_id in IDS}
 
     for run_id, text in texts.items():
-        change: Any = {label: text}
-        change_labels(RunDir(home / "runs" / run_id), partial(replace, **change))
-    async with opened(home) as it:
+        change: Any = {kind: text}
+        label(home, partial(replace, **change), run_id)
+    async with opened(home, runs=3) as it:
         await it.press("a", key)
         await it.question(LabelQuestion)
         assert it.app.screen.query_one(Input).placeholder == "several values; unchanged"
         await it.press("enter")
-        await until(it.pilot, lambda: it.app.screen is it.screen)
+        await it.back()
         later(it.app)
         await it.press(key, "-", "enter")
-        assert await it.question() == f"Remove the {label} of 2 of 3 runs?"
+        assert await it.question() == f"Remove the {kind} of 2 of 3 runs?"
         await it.press("enter", "escape", "escape")
-        await until(it.pilot, lambda: it.app.screen is it.screen)
+        await it.back()
         assert stored() == texts
         later(it.app)
         await it.press(key, "-", "enter")
         await answer(it.pilot)
-        removed = "Removed 2 notes." if label == "note" else "Took 2 runs out of their groups."
-        await it.notice(removed)
+        await it.notice(f"{removed[0].upper()}{removed[1:]}")
         assert set(stored().values()) == {""}
         await it.press("u")
-        assert await it.notice("Undid") == f"Undid: {removed[0].lower()}{removed[1:]}"
+        assert await it.notice("Undid") == f"Undid: {removed}"
         assert stored() == texts
         later(it.app)
         await it.press("u")
         await it.notice("There is no change of labels and no deletion to undo.")
 
 
-async def test_an_undo_keeps_what_somebody_else_has_changed_since(home: Path) -> None:
+def test_an_undo_keeps_what_somebody_else_has_changed_since(home: Path) -> None:
     run = RunDir(home / "runs" / IDS[0])
     change_labels(run, lambda now: replace(now, note="old", tags=("a",)))
     _, changes = change_several([run], lambda now: replace(now, note="new", tags=("b",), star=True))
@@ -348,13 +277,13 @@ async def test_an_undo_keeps_what_somebody_else_has_changed_since(home: Path) ->
 
 
 async def test_a_run_is_renamed_in_the_list(home: Path) -> None:
-    async with opened(home) as it:
+    async with opened(home, runs=3) as it:
         run_id = it.table.keys[0]
         await it.press("E")
         assert (await it.question(LabelQuestion)).startswith("Name of ")
         await it.press(*"né 2", "enter")
-        await until(it.pilot, lambda: it.table.rows[0].name == "né 2")
-        assert read_labels(RunDir(home / "runs" / run_id)).name == "né 2"
+        await it.until(lambda: it.names[0] == "né 2")
+        assert labels_of(home, run_id).name == "né 2"
         later(it.app)
         await it.press("end", "E")
         await it.question(LabelQuestion)
@@ -366,23 +295,21 @@ async def test_a_run_is_renamed_in_the_list(home: Path) -> None:
 
 
 async def test_two_dashboards_that_tag_at_the_same_time_lose_nothing(home: Path) -> None:
-    async with opened(home) as one, opened(home) as two:
+    async with opened(home, runs=3) as one, opened(home, runs=3) as two:
         await one.press("a", "T", *"from-one", "enter")
         await two.press("a", "T", *"from-two", "enter")
-        await one.notice("Added from-one")
-        await two.notice("Added from-two")
-    for run_id in IDS:
-        assert read_labels(RunDir(home / "runs" / run_id)).tags == ("from-one", "from-two")
+        both = {("from-one", "from-two")}
+        await two.until(lambda: {labels_of(home, run_id).tags for run_id in IDS} == both)
 
 
 async def test_a_deletion_names_the_runs_and_spares_those_that_the_filter_hides(home: Path) -> None:
-    for number in range(6):
-        stored_run(home, f"fox-{number}-1234")
-    for run_id in ("fox-1-1234", "fox-2-1234"):
-        change_labels(RunDir(home / "runs" / run_id), lambda now: replace(now, star=True))
+    foxes = [f"fox-{number}-1234" for number in range(6)]
+    for run_id in foxes:
+        stored_run(home, run_id)
+    label(home, lambda now: replace(now, star=True), *foxes[1:3])
     async with opened(home, runs=9) as it:
         await it.press("a", "slash", *"fox", "enter")
-        await until(it.pilot, lambda: len(it.table.keys) == 7)
+        await it.until(lambda: len(it.table.keys) == 7)
         await it.press("delete")
         question = await it.question()
         names = [it.panel.lines[key].name for key in it.panel.shown_marks()]
@@ -390,7 +317,7 @@ async def test_a_deletion_names_the_runs_and_spares_those_that_the_filter_hides(
         assert "2 of them with a star." in question
         assert "\n2 marked runs are hidden by the filter and stay." in question
         await it.press("escape")
-        await until(it.pilot, lambda: it.app.screen is it.screen)
+        await it.back()
         # All marks are hidden: the keys act on the selected run.
         await it.press("a", "end")
         later(it.app)
@@ -399,17 +326,10 @@ async def test_a_deletion_names_the_runs_and_spares_those_that_the_filter_hides(
         assert (await it.question()).startswith(f"Delete {selected.name}?")
         await answer(it.pilot)
         await it.notice(f"Deleted {selected.id}.")
-    left = {run.id for run in list_runs(home)}
-    assert left == {*IDS, *(f"fox-{n}-1234" for n in range(6))} - {selected.id}
+    assert ids_in(home) == {*IDS, *foxes} - {selected.id}
 
 
-async def test_runs_without_a_checkpoint_are_not_resumed(home: Path) -> None:
-    async with opened(home) as it:
-        await it.press("a", "r")
-        assert "None of the marked runs" in await it.notice("None")
-
-
-async def test_several_runs_are_resumed_after_one_question(
+async def test_several_runs_are_resumed_after_one_question_and_none_without_a_checkpoint(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resumed: list[str] = []
@@ -420,12 +340,12 @@ async def test_several_runs_are_resumed_after_one_question(
         resumed.append(run_dir.id)
 
     monkeypatch.setattr(resume_run, "resume", resume)
-    async with opened(home) as it:
+    async with opened(home, runs=3) as it:
+        await it.press("a", "r")
+        await it.notice("None of the marked runs")
         for run_id, entry in it.panel.lines.items():
-            assert entry.summary is not None
-            summary = replace(entry.summary, resumable=run_id != IDS[2])
+            summary = replace(required(entry.summary), resumable=run_id != IDS[2])
             it.panel.lines[run_id] = replace(entry, summary=summary)
-        it.screen.action_mark_all()
         it.screen.action_resume()
         question = await it.question()
         names = [it.panel.lines[run_id].name for run_id in it.panel.marked if run_id != IDS[2]]
@@ -439,13 +359,13 @@ async def test_several_runs_are_resumed_after_one_question(
 
 
 async def test_a_readonly_dashboard_marks_and_compares_but_changes_nothing(home: Path) -> None:
-    async with opened(home, readonly=True) as it:
+    async with opened(home, runs=3, readonly=True) as it:
         await it.press("a", "delete", "s", "asterisk", "T", "r")
-        assert sum("only watches" in text for text in it.notices) == 1
+        assert sum("only watches" in text for text in notices(it.app)) == 1
         assert it.app.screen is it.screen
         await it.press("C")
-        await until(it.pilot, lambda: isinstance(it.app.screen, CompareScreen))
-    assert {run.id for run in list_runs(home)} == set(IDS)
+        await it.reached(CompareScreen)
+    assert ids_in(home) == set(IDS)
 
 
 def test_a_report_counts_names_and_groups_the_reasons() -> None:
@@ -459,10 +379,8 @@ def test_a_report_counts_names_and_groups_the_reasons() -> None:
 
 
 def test_a_typed_text_is_a_change_of_labels_or_a_problem() -> None:
-    before = RunLabels(tags=("a", "b"))
-    change = label_change("tags", " c -a, ")
-    assert change is not None
-    assert change(before).tags == ("b", "c")
+    change = required(label_change("tags", " c -a, "))
+    assert change(RunLabels(tags=("a", "b"))).tags == ("b", "c")
     assert label_change("tags", " ") is None
     with pytest.raises(ProblemError):
         label_change("group", "two words")
