@@ -1,4 +1,4 @@
-"""``ltui compare`` as a process: its table, its JSON and what it says to mistakes."""
+"""``ltui compare``: its table, its JSON and what it says to mistakes."""
 
 from __future__ import annotations
 
@@ -7,27 +7,34 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Ltui, ltui  # noqa: F401 - the fixture
+from ltui.app.cli import main
 from tests.compare.stored_runs import write_seeds
+from tests.ltui_command import run_ltui
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with five runs, which no test changes."""
+    home = tmp_path_factory.mktemp("home")
+    write_seeds(home)
+    return home
 
 
 @pytest.fixture
-def home(private_home: Path) -> Path:
-    write_seeds(private_home)
-    return private_home
+def seeds(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LTUI_HOME", str(written))
 
 
-def test_table_and_json_give_the_same_values(home: Path, ltui: Ltui) -> None:  # noqa: F811
-    table = ltui("compare", "*-owl-*", "--metric", "val/acc", env={"COLUMNS": "80"})
-    assert table.returncode == 0, table.stderr
-    assert "val/acc (higher is better)" in table.stdout
-    assert "lr=0.1: runs 1-3" in table.stdout
-    assert max(map(len, table.stdout.splitlines())) <= 80
-    done = ltui("compare", "*-owl-*", "--metric", "val/acc", "--json")
-    document = json.loads(done.stdout)
+def test_table_and_json_give_the_same_values(seeds: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    table = run_ltui("compare", "*-owl-*", "--metric", "val/acc", code=0).stdout
+    assert "val/acc (higher is better)" in table
+    assert "lr=0.1: runs 1-3" in table
+    assert max(map(len, table.splitlines())) <= 80
+    document = json.loads(run_ltui("compare", "*-owl-*", "--metric", "val/acc", "--json").stdout)
     assert [run["name"] for run in document["runs"]][:2] == ["brave-owl", "calm-owl"]
     best = document["runs"][0]["metrics"]["val/acc"]["best"]
-    assert f"{best['value']:.4f}" in table.stdout
+    assert f"{best['value']:.4f}" in table
     assert document["settings"]["model.lr"]["eager-owl-0003"] == "0.3"
     assert document["groups"][0]["metrics"]["val/acc"]["final"]["runs"] == 3
 
@@ -46,38 +53,41 @@ def test_table_and_json_give_the_same_values(home: Path, ltui: Ltui) -> None:  #
         ([], "RUN: no run is given."),
         (["--filter", "name:brave*"], "--filter: only one run is given: brave-owl-0000."),
         (["--filter", "not val/ac>2"], "--filter: no run has a field or a metric `val/ac`."),
+        # The place of a mistake in a filter is marked.
+        (["--filter", "(name:brave"], "\n  (name:brave\n  ^"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(
-    home: Path,
-    ltui: Ltui,  # noqa: F811
-    words: list[str],
-    sentence: str,
+    seeds: None, capsys: pytest.CaptureFixture[str], words: list[str], sentence: str
 ) -> None:
-    done = ltui("compare", *words)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert sentence in done.stderr
-    assert done.stderr.count("\n") == 1
+    try:
+        code = main(["compare", *words])
+    except SystemExit as end:  # of the grammar
+        code = int(end.code or 0)
+    assert code == 2
+    written = capsys.readouterr()
+    assert written.out == ""
+    assert sentence in written.err
+    assert written.err.count("\n") == 1 + sentence.count("\n")
 
 
-def test_a_damaged_run_is_named_and_the_others_are_compared(home: Path, ltui: Ltui) -> None:  # noqa: F811
-    (home / "runs" / "calm-owl-0001" / "run.db").write_bytes(b"no database" * 1000)
-    done = ltui("compare", "brave-owl", "calm-owl", "deep-owl")
-    assert done.returncode == 1
-    assert "calm-owl-0001/run.db" in done.stderr
-    assert "deep-owl" in done.stdout
+def test_a_damaged_run_is_named_and_the_others_are_compared(
+    private_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_seeds(private_home, steps=600)[1].db_path.write_bytes(b"no database" * 1000)
+    assert main(["compare", "brave-owl", "calm-owl", "deep-owl"]) == 1
+    written = capsys.readouterr()
+    assert "calm-owl-0001/run.db" in written.err
+    assert "deep-owl" in written.out
 
 
-def test_the_runs_of_a_group_are_compared(home: Path, ltui: Ltui) -> None:  # noqa: F811
+def test_the_runs_of_a_group_are_compared(
+    private_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_seeds(private_home, steps=600)
     for name in ("fast-owl", "calm-owl"):
-        assert ltui("group", name, "--name", "sweep").returncode == 0
-    done = ltui("compare", "deep-owl", "--filter", "group:sweep", "--json")
-    assert done.returncode == 0, done.stderr
-    names = [run["name"] for run in json.loads(done.stdout)["runs"]]
+        assert main(["group", name, "--name", "sweep"]) == 0
+    capsys.readouterr()
+    assert main(["compare", "deep-owl", "--filter", "group:sweep", "--json"]) == 0
+    names = [run["name"] for run in json.loads(capsys.readouterr().out)["runs"]]
     assert names == ["deep-owl", "calm-owl", "fast-owl"]
-
-
-def test_the_place_of_a_mistake_in_a_filter_is_marked(home: Path, ltui: Ltui) -> None:  # noqa: F811
-    done = ltui("compare", "--filter", "(name:brave")
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[1:] == ["  (name:brave", "  ^"]
