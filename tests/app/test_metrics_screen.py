@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -28,11 +29,10 @@ from ltui.app.settings import read_preferences
 from ltui.training.state.run_snapshot import MetricValue
 from ltui.widgets.charts.chart import Chart
 from tests.app.frames import curve, frame, snapshot
-from tests.app.one_run import OneRun, Script, one_run, settled, until
+from tests.app.one_run import OneRun, OneRunAt, Script, noticed, one_run, reached, settled, until
 from tests.app.test_keys import unknown_hints
-from tests.app.test_run_charts import OneRunAt
 
-COUNT = 500
+COUNT = 100
 
 
 def many(count: int = COUNT) -> Frame:
@@ -52,10 +52,8 @@ async def all_metrics(
     script = source if isinstance(source, Script) else Script(source or many())
     async with one_run(OneRunAt(home, script), size) as (pilot, app, _):
         await pilot.press("M")
-        await until(pilot, lambda: isinstance(app.screen, MetricsScreen) and charts(app))
-        await until(pilot, lambda: isinstance(app.screen.focused, Chart))
-        screen = app.screen
-        assert isinstance(screen, MetricsScreen)
+        screen = await reached(pilot, MetricsScreen)
+        await until(pilot, lambda: charts(app) and isinstance(screen.focused, Chart))
         yield pilot, app, screen
 
 
@@ -72,17 +70,6 @@ def line(app: OneRun) -> str:
     return str(app.screen.query_one("#page", Static).visual)
 
 
-def home(tmp_path: Path) -> Path:
-    tmp_path.joinpath("runs").mkdir(exist_ok=True)
-    return tmp_path
-
-
-async def test_one_metric_is_not_many(tmp_path: Path) -> None:
-    one = replace(many(3), curve_names=("layer.000/grad_norm",))
-    async with all_metrics(tmp_path, one) as (_, app, _):
-        assert line(app).startswith("brave-owl · page 1/1 · 1 metric ·")
-
-
 async def test_opened_before_the_first_values_it_has_its_keys(tmp_path: Path) -> None:
     """They went into the field of the filter, which nobody saw."""
     values = Event()
@@ -92,10 +79,12 @@ async def test_opened_before_the_first_values_it_has_its_keys(tmp_path: Path) ->
             values.wait(60)
             return super().poll(now, now_ns)
 
-    app = OneRunAt(home(tmp_path), Slow(many()))
+    tmp_path.joinpath("runs").mkdir()
+    app = OneRunAt(tmp_path, Slow(many()))
     async with app.run_test(size=(160, 50)) as pilot:
         await pilot.press("M")
-        await until(pilot, lambda: isinstance(app.screen, MetricsScreen) and app.screen.is_mounted)
+        screen = await reached(pilot, MetricsScreen)
+        await until(pilot, lambda: screen.is_mounted)
         await pilot.pause()
         values.set()
         await until(pilot, lambda: len(charts(app)) == 12)
@@ -107,16 +96,26 @@ async def test_opened_before_the_first_values_it_has_its_keys(tmp_path: Path) ->
 async def test_only_the_visible_charts_are_requested_and_pages_turn(tmp_path: Path) -> None:
     async with all_metrics(tmp_path) as (pilot, app, screen):
         assert len(charts(app)) == 12
-        assert line(app).startswith("brave-owl · page 1/42 · 500 metrics")
+        assert line(app).startswith("brave-owl · page 1/9 · 100 metrics")
         first = charts(app)
         assert screen._requests.request.names == frozenset(first)
         await pilot.press("n")
         await until(pilot, lambda: charts(app) != first)
-        assert len(app.screen.query(Chart)) == 12
+        assert len(screen.query(Chart)) == 12
         assert screen._requests.request.names == frozenset(charts(app))
         await pilot.press("N", "N")
         await until(pilot, lambda: charts(app) == first)
-        assert unknown_hints(app.screen) == []
+        assert unknown_hints(screen) == []
+        # One chart fills the screen, and pages become metrics.
+        await pilot.press("z")
+        await until(pilot, lambda: charts(app) == first[:1])
+        assert "z all charts" in footer(app)
+        assert "columns" not in footer(app)
+        await pilot.press("n")
+        await until(pilot, lambda: charts(app) == first[1:2])
+        await pilot.press("escape")
+        await until(pilot, lambda: charts(app) == first)
+        assert "< > columns" in footer(app)
 
 
 async def test_a_small_terminal_shows_four_charts_and_rows_and_columns_change(
@@ -132,64 +131,48 @@ async def test_a_small_terminal_shows_four_charts_and_rows_and_columns_change(
         await until(pilot, lambda: len(charts(app)) == 4)
 
 
-async def test_filter_order_and_favourites_are_remembered(tmp_path: Path) -> None:
-    async with all_metrics(tmp_path) as (pilot, app, _):
-        await pilot.press("slash", *"/00[1-3]")
+async def test_filter_order_and_favourites_are_remembered_and_a_wrong_expression_says_where(
+    tmp_path: Path,
+) -> None:
+    async with all_metrics(tmp_path) as (pilot, app, screen):
+        await pilot.press("slash", *"/layer(")
+        await until(pilot, lambda: "wrong at character 7" in line(app))
+        assert len(charts(app)) == 12
+        assert isinstance(screen.focused, Input)
+        await pilot.press(*["backspace"] * 7, *"/00[1-3]")
         await until(pilot, lambda: len(charts(app)) == 3)
         await pilot.press("enter", "asterisk", "O")
         await until(pilot, lambda: charts(app)[0].startswith("★"))
         assert [title[-13:-10] for title in charts(app)] == ["001", "003", "002"]
-    async with all_metrics(tmp_path) as (pilot, again, _):
+    async with all_metrics(tmp_path) as (pilot, again, screen):
         assert [title[-13:-10] for title in charts(again)] == ["001", "003", "002"]
-        assert "3 of 500" in line(again)
+        assert "3 of 100" in line(again)
         await pilot.press("escape")
         await until(pilot, lambda: len(charts(again)) == 12)
-        assert isinstance(again.screen, MetricsScreen)
+        assert again.screen is screen
         await pilot.press("escape")
-        await until(pilot, lambda: isinstance(again.screen, RunScreen))
-
-
-async def test_a_wrong_expression_says_where_and_the_charts_stay(tmp_path: Path) -> None:
-    async with all_metrics(tmp_path) as (pilot, app, _):
-        await pilot.press("slash", *"/layer(")
-        await until(pilot, lambda: "wrong at character 7" in line(app))
-        assert len(charts(app)) == 12
-        assert isinstance(app.screen.focused, Input)
+        await reached(pilot, RunScreen)
 
 
 async def test_new_metrics_appear_and_the_order_stays(tmp_path: Path) -> None:
-    script = Script(many(4))
+    script = Script(replace(many(3), curve_names=("layer.000/grad_norm",)))
     async with all_metrics(tmp_path, script) as (pilot, app, _):
-        before = charts(app)
-        assert len(before) == 4
-        more = many(4)
-        name = "a/new\x1b[31m"
-        curves = {**more.curves, name: curve([1.0, 2.0])}
-        script.frame = replace(
-            more, curves=curves, curve_names=tuple(sorted(curves)), curves_version=1
-        )
-        await until(pilot, lambda: len(charts(app)) == 5)
+        assert line(app).startswith("brave-owl · page 1/1 · 1 metric ·")
+        for version, more in enumerate(([], [1.0, 2.0]), 1):
+            before, run = charts(app), many(4)
+            new = {"a/new\x1b[31m": curve(more)} if more else {}
+            curves = {**run.curves, **new}
+            names = tuple(sorted(curves))
+            script.frame = replace(run, curves=curves, curve_names=names, curves_version=version)
+            count = 3 + version
+            await until(pilot, lambda count=count: len(charts(app)) == count)  # type: ignore[misc]
         assert charts(app) == ["a/new", *before]
 
 
-async def test_one_chart_fills_the_screen_and_pages_become_metrics(tmp_path: Path) -> None:
-    async with all_metrics(tmp_path) as (pilot, app, _):
-        first = charts(app)
-        await pilot.press("z")
-        await until(pilot, lambda: charts(app) == first[:1])
-        assert "z all charts" in footer(app)
-        assert "columns" not in footer(app)
-        await pilot.press("n")
-        await until(pilot, lambda: charts(app) == first[1:2])
-        await pilot.press("escape")
-        await until(pilot, lambda: charts(app) == first)
-        assert "< > columns" in footer(app)
-
-
 async def test_crosshair_and_zoom_are_linked_over_all_charts(tmp_path: Path) -> None:
-    async with all_metrics(tmp_path) as (pilot, app, _):
+    async with all_metrics(tmp_path) as (pilot, app, screen):
         await pilot.press("left", "left", "up")
-        every = [c for c in app.screen.query(Chart) if c.display]
+        every = [c for c in screen.query(Chart) if c.display]
         await until(pilot, lambda: len({c.crosshair for c in every}) == 1)
         assert every[0].crosshair is not None
         await until(pilot, lambda: len({c.view for c in every}) == 1)
@@ -197,55 +180,38 @@ async def test_crosshair_and_zoom_are_linked_over_all_charts(tmp_path: Path) -> 
         assert "zoomed" in line(app)
         await pilot.press("greater_than_sign")
         await until(pilot, lambda: len(charts(app)) > len(every))
-        assert {c.view for c in app.screen.query(Chart)} == {every[0].view}
+        assert {c.view for c in screen.query(Chart)} == {every[0].view}
 
 
-async def test_a_metric_goes_to_the_panels_of_the_run(tmp_path: Path) -> None:
-    async with all_metrics(tmp_path) as (pilot, app, _):
-        await pilot.press("2", "tab", "1", "q")
-        await until(pilot, lambda: isinstance(app.screen, RunScreen))
-        settings = app.run_screen.charts.settings
-        assert settings.second == ("layer.000/grad_norm",)
-        assert "layer.001/grad_norm" in (settings.metrics or ())
-
-
-@pytest.mark.parametrize("form", ["svg", "png"])
 async def test_a_chart_is_saved_with_title_axes_and_legend(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    async with all_metrics(tmp_path) as (pilot, app, _):
-        key = "w" if form == "svg" else "W"
-        await pilot.press(key, key, "Y")
-        path = tmp_path / f"ltui-brave-owl-layer.000-grad_norm.{form}"
-        await until(pilot, path.exists)
-        await until(pilot, (tmp_path / f"{path.stem}-2.{form}").exists)
-        assert app.clipboard.startswith("layer.000/grad_norm\n")
-    if form == "png":
-        assert Image.open(path).size == (1920, 1080)
-        return
-    texts = [one.text or "" for one in ElementTree.parse(path).iter() if one.tag.endswith("text")]
-    assert "brave-owl: layer.000/grad_norm" in texts
-    assert "step" in texts
-    assert any(text.startswith("smoothed") for text in texts)
-
-
-async def test_saving_as_png_without_pillow_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(__import__("sys").modules, "PIL", None)
+    path = tmp_path / "ltui-brave-owl-layer.000-grad_norm"
     async with all_metrics(tmp_path) as (pilot, app, _):
-        await pilot.press("W")
-        await until(pilot, lambda: any("install pillow" in n.message for n in app._notifications))
-    assert not list(tmp_path.glob("*.png"))
+        await pilot.press("w", "w", "W", "Y")
+        for name in (f"{path}.svg", f"{path}-2.svg", f"{path}.png"):
+            await until(pilot, Path(name).exists)
+        assert app.clipboard.startswith("layer.000/grad_norm\n")
+        await noticed(pilot, app, f"{path.name}.png")
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, "PIL", None)
+            await pilot.press("W")
+            await noticed(pilot, app, "install pillow")
+    assert len(list(tmp_path.glob("*.png"))) == 1
+    assert Image.open(f"{path}.png").size == (1920, 1080)
+    elements = ElementTree.parse(f"{path}.svg").iter()
+    texts = [one.text or "" for one in elements if one.tag.endswith("text")]
+    assert "brave-owl: layer.000/grad_norm" in texts
+    assert "step" in texts
+    assert any(text.startswith("smoothed") for text in texts)
 
 
 async def test_only_changed_cells_are_painted_while_the_run_screen_is_hidden(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = Script(many())
-    async with all_metrics(tmp_path, script) as (pilot, app, _):
+    async with all_metrics(tmp_path, script) as (pilot, app, screen):
         await settled(pilot)
         painted: list[str] = []
         for kind in ("render_full_update", "render_partial_update"):
@@ -269,20 +235,22 @@ async def test_only_changed_cells_are_painted_while_the_run_screen_is_hidden(
         assert "render_full_update" not in painted
         assert not app.run_screen.is_current
         await pilot.press("question_mark")
-        await until(pilot, lambda: isinstance(app.screen, HelpScreen))
-        assert app.screen_stack[-2].is_current, "it is seen beside the help"
+        await reached(pilot, HelpScreen)
+        assert screen.is_current, "it is seen beside the help"
 
 
-async def test_axis_and_smoothing_are_the_same_on_both_screens_and_remembered(
-    tmp_path: Path,
-) -> None:
+async def test_choices_are_the_same_on_both_screens_and_remembered(tmp_path: Path) -> None:
     async with all_metrics(tmp_path) as (pilot, app, screen):
-        await pilot.press("x", "minus")
+        await pilot.press("x", "minus", "2", "tab", "1")
         chosen = screen.charts.settings
         await pilot.press("q")
         await until(pilot, lambda: app.screen is app.run_screen)
         assert (chosen.axis, chosen.smoothing) == ("epoch", 0.8)
-        assert app.run_screen.charts.settings.axis == "epoch"
+        settings = app.run_screen.charts.settings
+        assert settings.axis == "epoch"
+        # A metric went to each of the two panels of the run.
+        assert settings.second == ("layer.000/grad_norm",)
+        assert "layer.001/grad_norm" in (settings.metrics or ())
         await pilot.press("x")
         assert app.run_screen.charts.settings.axis == "time"
     async with all_metrics(tmp_path) as (pilot, again, screen):
