@@ -48,12 +48,10 @@ def test_final_and_best_are_exact_even_if_the_curve_is_merged(tmp_path: Path, st
     summary = compared([run, other]).runs[0].metrics[LOSS]
     assert summary.direction == "min"
     assert (summary.final.value, summary.final.step) == (values[-1], steps)
-    assert summary.best is not None
-    assert summary.best.value == min(values)
-    assert summary.best.step == int(np.argmin(values)) + 1
-    assert summary.best.step_is_exact
-    assert summary.highest is not None
-    assert summary.highest.step == int(np.argmax(values)) + 1
+    best = required(summary.best)
+    assert (best.value, best.step) == (min(values), int(np.argmin(values)) + 1)
+    assert best.step_is_exact
+    assert required(summary.highest).step == int(np.argmax(values)) + 1
 
 
 def test_nan_and_infinite_values_are_never_best(tmp_path: Path) -> None:
@@ -63,8 +61,7 @@ def test_nan_and_infinite_values_are_never_best(tmp_path: Path) -> None:
     other = write_run(tmp_path, "calm-owl-0002", [1.0] * 3, configuration={})
     comparison = compared([run, other], "val/*", "late")
     summary = comparison.runs[0].metrics["val/loss"]
-    assert summary.best is not None
-    assert (summary.best.value, summary.best.step) == (0.2, 3)
+    assert (required(summary.best).value, required(summary.best).step) == (0.2, 3)
     assert math.isnan(summary.final.value)
     assert summary.final.step == 5
     assert comparison.runs[0].metrics["late"].best is None
@@ -81,9 +78,8 @@ def test_the_run_itself_decides_which_values_are_better(tmp_path: Path) -> None:
     text = run.spec_path.read_text()
     run.spec_path.write_text(text.replace("best: null", "best: odd").replace("min", "max"))
     other = write_run(tmp_path, "calm-owl-0002", [1.0] * 3, configuration={})
-    best = compared([run, other], "odd").runs[0].metrics["odd"].best
-    assert best is not None
-    assert best.value == 3.0
+    odd = compared([run, other], "odd").runs[0].metrics["odd"]
+    assert required(odd.best).value == 3.0
 
 
 def test_time_speed_and_memory(tmp_path: Path) -> None:
@@ -99,9 +95,7 @@ def test_runs_that_differ_only_in_the_seed_are_a_group(tmp_path: Path) -> None:
     assert comparison.differing_settings == ["seed_everything", "model.lr"]
     assert [(g.label, len(g.runs)) for g in comparison.groups] == [("lr=0.1", 3), ("lr=0.3", 2)]
     group = comparison.groups[0]
-    curve = comparison.group_curve(group, "val/acc")
-    assert curve is not None
-    positions, band = curve
+    positions, band = required(comparison.group_curve(group, "val/acc"))
     members = [accuracies(losses(1500 - 100 * n, lr=0.1, seed=n + 1)) for n in range(3)]
     assert positions.tolist() == list(range(EPOCH, 1501, EPOCH))
     for position, mean, low, high, count in zip(
@@ -110,8 +104,7 @@ def test_runs_that_differ_only_in_the_seed_are_a_group(tmp_path: Path) -> None:
         values = [one[int(position)] for one in members if int(position) in one]
         assert count == len(values)
         assert (mean, low, high) == pytest.approx((np.mean(values), min(values), max(values)))
-    spread = comparison.spread(group, "val/acc", "final")
-    assert spread is not None
+    spread = required(comparison.spread(group, "val/acc", "final"))
     assert spread.mean == pytest.approx(np.mean([list(one.values())[-1] for one in members]))
 
 
@@ -119,15 +112,10 @@ def test_code_that_differs_is_shown_and_does_not_part_a_group(tmp_path: Path) ->
     runs = write_seeds(tmp_path)[:3]
     for number, (run, diff) in enumerate(zip(runs, (b"+a", b"+b", b""), strict=True)):
         record = CodeRecord(
-            attempt=1,
-            recorded_at=1.0,
-            command=("python",),
-            host="h",
-            user="u",
-            packages={"torch": "2.6", "numpy": f"2.{number // 2}"},
-            commit="3f48a5e012aa",
+            attempt=1, recorded_at=1.0, command=("python",), host="h", user="u",
+            packages={"torch": "2.6", "numpy": f"2.{number // 2}"}, commit="3f48a5e012aa",
             changed_count=1 if diff else 0,
-        )
+        )  # fmt: skip
         write_record(run, record, diff)
     comparison = compared(runs)
     assert comparison.differing_settings == ["seed_everything", "code.changes", "package.numpy"]
@@ -156,14 +144,12 @@ def test_the_settings_are_those_that_differ_and_one_line_for_the_others(tmp_path
     comparison = compared(write_seeds(tmp_path))
     view = settings_table(comparison, ViewSettings())
     assert [row.key for row in view.rows] == [*comparison.differing_settings, EQUAL]
-    assert view.rows[-1].line is not None
     same = len(comparison.equal_settings)
-    assert view.rows[-1].line[0].text.startswith(f"▸ {same} the same: ")
+    assert required(view.rows[-1].line)[0].text.startswith(f"▸ {same} the same: ")
     listed = settings_table(comparison, ViewSettings(equal=True)).rows
     assert len(listed) == len(view.rows) + same
     (epochs,) = [row.line for row in listed if row.key.endswith("max_epochs")]
-    assert epochs is not None
-    assert "max_epochs" in epochs[0].text
+    assert "max_epochs" in required(epochs)[0].text
     grouped = settings_table(comparison, ViewSettings(grouped=True))
     titles = [column.title for column in grouped.columns[1:]]
     assert len(titles) == len(comparison.groups)
@@ -315,15 +301,8 @@ def test_the_report_fits_into_the_terminal(tmp_path: Path, width: int) -> None:
     runs = write_seeds(tmp_path)
     long = config(lr=0.2, seed=9) | {"data": {"note": "words " * 30, "name" * 20: 1}}
     metric = "val/" + "x" * 90 + "\x1b[31m"
-    runs.append(
-        write_run(
-            tmp_path,
-            "a-very-long-name-of-a-run-0009",
-            losses(50),
-            configuration=long,
-            metrics={metric: {5: 1.0}},
-        )
-    )
+    run_id, metrics = "a-very-long-name-of-a-run-0009", {metric: {5: 1.0}}
+    runs.append(write_run(tmp_path, run_id, losses(50), configuration=long, metrics=metrics))
     text = report_lines(compared(runs, "*"), width)
     assert max(map(len, text)) <= width
     assert not any("\x1b" in line for line in text)

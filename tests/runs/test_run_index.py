@@ -7,7 +7,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from ltui.app.runs import run_index, run_list
 from ltui.app.runs.filter_runs import run_filter
+from ltui.app.runs.run_entry import RunEntry
 from ltui.app.runs.run_fields import value_of
 from ltui.app.runs.run_index import INDEX_NAME, VERSION
 from ltui.app.runs.run_list import RunList
@@ -63,6 +64,15 @@ def opened(home: Path, reads: list[str]) -> Iterator[Callable[[], RunList]]:
     yield another
     for runs in lists:
         runs.close()
+
+
+def summaries(runs: RunList) -> list[object]:
+    return [entry.summary for entry in runs.poll()]
+
+
+def with_id(entries: Iterable[RunEntry], run_id: str) -> RunEntry:
+    (entry,) = [entry for entry in entries if entry.id == run_id]
+    return entry
 
 
 def test_an_ended_run_is_read_once_for_all_starts(
@@ -111,22 +121,6 @@ def _zero_middle(path: Path) -> None:
     path.write_bytes(data)
 
 
-def _other_version(path: Path) -> None:
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute(f"PRAGMA user_version = {VERSION + 1}")
-
-
-def _other_rows(path: Path) -> None:
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("UPDATE runs SET row = '], [' WHERE id = ?", (IDS[0],))
-        connection.execute("UPDATE runs SET metrics = x'00' WHERE id = ?", (IDS[1],))
-
-
-def _deep_row(path: Path) -> None:
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("UPDATE runs SET row = ? WHERE id = ?", (b"\x91" * 200_000, IDS[0]))
-
-
 def _other_types(path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection, connection:
         (packed,) = connection.execute("SELECT row FROM runs WHERE id = ?", (IDS[0],)).fetchone()
@@ -143,28 +137,39 @@ def _no_text(path: Path) -> None:
     )
 
 
-def _table_gone(path: Path) -> None:
+def _sql(path: Path, *statements: str) -> None:
     with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("DROP TABLE runs")
+        for statement in statements:
+            connection.execute(statement)
 
 
-HARMS = (
-    *(Path.unlink, _cut, _overwrite, _zero_middle),
-    *(_other_version, _other_rows, _deep_row, _other_types, _no_text, _table_gone),
-)
+HARMS: dict[str, Callable[[Path], None]] = {
+    **{harm.__name__: harm for harm in (Path.unlink, _cut, _overwrite, _zero_middle)},
+    **{harm.__name__: harm for harm in (_other_types, _no_text)},
+    "other version": lambda path: _sql(path, f"PRAGMA user_version = {VERSION + 1}"),
+    "other rows": lambda path: _sql(
+        path,
+        f"UPDATE runs SET row = '], [' WHERE id = '{IDS[0]}'",
+        f"UPDATE runs SET metrics = x'00' WHERE id = '{IDS[1]}'",
+    ),
+    "deep row": lambda path: _sql(
+        path, f"UPDATE runs SET row = x'{'91' * 200_000}' WHERE id = '{IDS[0]}'"
+    ),
+    "table gone": lambda path: _sql(path, "DROP TABLE runs"),
+}
 
 
 @pytest.mark.parametrize("harm", HARMS)
 def test_a_damaged_index_is_built_again(
-    home: Path, opened: Callable[[], RunList], reads: list[str], harm: Callable[[Path], None]
+    home: Path, opened: Callable[[], RunList], reads: list[str], harm: str
 ) -> None:
-    whole = opened().poll()
-    harm(home / INDEX_NAME)
+    whole = summaries(opened())
+    HARMS[harm](home / INDEX_NAME)
     reads.clear()
-    assert [entry.summary for entry in opened().poll()] == [entry.summary for entry in whole]
+    assert summaries(opened()) == whole
     assert reads
     reads.clear()
-    assert [entry.summary for entry in opened().poll()] == [entry.summary for entry in whole]
+    assert summaries(opened()) == whole
     assert not reads
 
 
@@ -172,12 +177,10 @@ def test_two_versions_of_ltui_at_once(
     opened: Callable[[], RunList], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     newer = opened()
-    whole = newer.poll()
+    whole = summaries(newer)
     for version in (VERSION - 1, VERSION, VERSION - 1):
         monkeypatch.setattr(run_index, "VERSION", version)
-        another = opened()
-        for runs in (another, newer):
-            assert [entry.summary for entry in runs.poll()] == [entry.summary for entry in whole]
+        assert summaries(opened()) == summaries(newer) == whole
 
 
 def test_a_damaged_run_is_listed_and_stops_nothing(
@@ -187,19 +190,15 @@ def test_a_damaged_run_is_listed_and_stops_nothing(
     bad.db_path.unlink()
     bad.spec_path.write_text("version: 99\n")
     for runs in (opened(), opened()):
-        (entry,) = [entry for entry in runs.poll() if entry.summary is None]
-        assert entry.id == IDS[0]
+        entry = with_id(runs.poll(), IDS[0])
+        assert entry.summary is None
         assert "newer" in (entry.problem or "")
         assert len(runs.poll()) == 3
 
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"epoch": 2**64 - 1},
-        {"exit_code": 10**20},
-        {"metrics": {"loss\ud800": 0.5}},
-    ],
+    [{"epoch": 2**64 - 1}, {"exit_code": 10**20}, {"metrics": {"loss\ud800": 0.5}}],
     ids=["epoch", "exit code", "metric"],
 )
 def test_a_run_that_the_index_cannot_hold_is_read_anew_and_stops_nothing(
@@ -254,19 +253,18 @@ def test_disk_use_and_settings_are_read_once_for_each_version_of_the_files(
 
     monkeypatch.setattr(run_list, "disk_use", measure)
     first = opened()
-    (calm,) = [run for run in first.complete(first.poll(), ("size",)) if run.id == IDS[0]]
+    calm = with_id(first.complete(first.poll(), ("size",)), IDS[0])
     assert sorted(measured) == sorted(IDS)
     assert calm.size_bytes == disk_use(calm.run_dir.path)
     measured.clear()
     again = opened()
     for runs in (first, again):
-        assert calm.size_bytes in [
-            run.size_bytes for run in runs.complete(runs.poll(), ("size",)) if run.id == IDS[0]
-        ]
+        again_calm = with_id(runs.complete(runs.poll(), ("size",)), IDS[0])
+        assert again_calm.size_bytes == calm.size_bytes
     assert not measured
     (calm.run_dir.path / "checkpoints" / "step-9").write_bytes(bytes(100_000))
     for runs in (again, opened()):
-        (grown,) = [run for run in runs.complete(runs.poll(), ("size",)) if run.id == IDS[0]]
+        grown = with_id(runs.complete(runs.poll(), ("size",)), IDS[0])
         assert (grown.size_bytes or 0) >= (calm.size_bytes or 0) + 100_000
     assert measured == [IDS[0]]
 
@@ -339,21 +337,22 @@ def test_hyperparameters_are_settings_with_their_short_names(
     writer.commit(1, Batch(events=[event]))
     writer.close()
     runs = opened()
-    (again,) = [run for run in runs.complete(runs.poll(), ("config.lr",)) if run.id == script.id]
+    again = with_id(runs.complete(runs.poll(), ("config.lr",)), script.id)
     assert again.settings["lr"] == "2"
 
 
 def test_ended_runs_are_listed_and_shown_without_numpy(private_home: Path) -> None:
     """It would take a third of the time of these commands."""
     stored_run(private_home, "calm-fox-0001")
-    for words in (["runs"], ["runs", "--json"], ["show", "last"]):
-        program = (
-            "import sys; from ltui.app.cli import main; main(sys.argv[1:]); print(*sys.modules)"
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", program, *words], capture_output=True, text=True, check=True
-        )
-        *shown, modules = done.stdout.splitlines()
-        assert any("calm-fox" in line for line in shown)
-        assert "sqlite3" in modules.split()
-        assert "numpy" not in modules.split()
+    program = (
+        "import sys; from ltui.app.cli import main\n"
+        "for words in ('runs', 'runs --json', 'show last'): main(words.split())\n"
+        "print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    *shown, modules = done.stdout.splitlines()
+    assert sum("calm-fox" in line for line in shown) >= 3
+    assert "sqlite3" in modules.split()
+    assert "numpy" not in modules.split()
