@@ -58,31 +58,19 @@ def collective(seq: int, *, retired: bool = True, op: str = "all_reduce") -> Col
 
 def rank(number: int, *, stuck: bool, seq: int = 1043) -> RankEvidence:
     last = seq - 1 if stuck else seq
-    workers = (
-        WorkerEvidence(
-            process=ProcessActivity(
-                pid=4711, name="pt_data_worker", state="S", wait_channel="futex_wait_queue",
-                interval_s=1.0, cpu_share=0.0, switches=0, rss_bytes=300 << 20,
-            ),
-        ),
-        WorkerEvidence(
-            process=ProcessActivity(
-                pid=4712, name="pt_data_worker", state="S", interval_s=1.0, cpu_share=0.0,
-                switches=12, rss_bytes=290 << 20,
-            ),
-        ),
+    frozen, alive = (
+        ProcessActivity(
+            pid=pid, name="pt_data_worker", state="S", wait_channel=channel, interval_s=1.0,
+            cpu_share=0.0, switches=switches, rss_bytes=size << 20,
+        )
+        for pid, channel, switches, size in (
+            (4711, "futex_wait_queue", 0, 300), (4712, None, 12, 290),
+        )
     )  # fmt: skip
+    workers = (WorkerEvidence(process=frozen), WorkerEvidence(process=alive))
     return RankEvidence(
-        rank=number,
-        pid=4000 + number,
-        alive=True,
-        phase="fetch data" if stuck else "backward",
-        epoch=2,
-        batch=4,
-        global_step=1203,
-        still_s=8.2,
-        joined=True,
-        beat_age_s=0.4,
+        rank=number, pid=4000 + number, alive=True, phase="fetch data" if stuck else "backward",
+        epoch=2, batch=4, global_step=1203, still_s=8.2, joined=True, beat_age_s=0.4,
         process=ProcessActivity(
             pid=4000 + number, state="S", wait_channel="poll_schedule_timeout" if stuck else
             "futex_wait_queue", interval_s=1.0, cpu_share=0.01, switches=2, rss_bytes=3 << 30,
@@ -101,15 +89,10 @@ def stalled(ranks: int = 4, culprit: int = 2) -> Diagnosis:
     """``culprit`` waits for a DataLoader worker that is frozen in the user's code."""
     others = tuple(n for n in range(ranks) if n != culprit)
     verdict = Verdict(
-        kind="worker_frozen",
-        level="stalled",
-        culprits=(culprit,),
-        waiting=others,
-        place="fetch data, data/augment.py:88 __call__",
-        cause=CAUSE,
+        kind="worker_frozen", level="stalled", culprits=(culprit,), waiting=others,
+        place="fetch data, data/augment.py:88 __call__", cause=CAUSE,
         remedy="Look at data/augment.py:88. DataLoader(timeout=60) makes an error of it.",
-        confidence=0.9,
-        began=NOW - 8.2,
+        confidence=0.9, began=NOW - 8.2,
         evidence={
             "still_s": {str(n): 8.2 for n in range(ranks)},
             "budget_s": 5.0,
@@ -117,26 +100,18 @@ def stalled(ranks: int = 4, culprit: int = 2) -> Diagnosis:
             "worker": 4711,
             "moving": False,
         },
-    )
+    )  # fmt: skip
     fronts = tuple(
         CollectivePosition(
-            rank=n,
-            group="0",
-            last_enqueued=1042 if n == culprit else 1043,
-            last_done=1042,
+            rank=n, group="0", last_enqueued=1042 if n == culprit else 1043, last_done=1042,
             waits_in=None if n == culprit else collective(1043, retired=False),
         )
         for n in range(ranks)
-    )
+    )  # fmt: skip
     return Diagnosis(
-        run="brave-owl-3f2a",
-        attempt=2,
-        taken_at=NOW - 1,
-        headline=CAUSE,
-        verdicts=(verdict,),
+        run="brave-owl-3f2a", attempt=2, taken_at=NOW - 1, headline=CAUSE, verdicts=(verdict,),
         evidence=Evidence(
-            taken_at=NOW - 1,
-            taken_ns=1,
+            taken_at=NOW - 1, taken_ns=1,
             ranks={n: rank(n, stuck=n == culprit) for n in range(ranks)},
             host=HostEvidence(
                 host="box", cores=64, load=3.1, memory_available_bytes=200 << 30,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,13 +67,10 @@ def test_a_stall_says_who_where_and_what_to_do() -> None:
     assert dict(verdict.evidence)["no progress for"] == "8.2 s (ranks 0-3)"
 
 
-def test_without_a_checkpoint_a_kill_is_not_called_harmless() -> None:
+def test_a_kill_without_a_checkpoint_is_not_called_harmless_and_a_duration_is_said_once() -> None:
     run = snapshot(checkpoints=(CheckpointInfo(path="x", global_step=9, ok=False),))
-    facts = dict(view_model_of(stalled(), snapshot=run).verdicts[0].facts)
-    assert "no checkpoint" in facts["or"]
-
-
-def test_a_duration_that_the_cause_gives_is_not_said_twice() -> None:
+    (verdict,) = view_model_of(stalled(), snapshot=run).verdicts
+    assert "no checkpoint" in dict(verdict.facts)["or"]
     cause = "the process of rank 2 is stopped (SIGSTOP) in backward for 14 s"
     stopped = replace(stalled(), verdicts=(replace(stalled().verdicts[0], cause=cause),))
     assert view_model_of(stopped).headline.text == f"! STALLED: {cause}"
@@ -101,17 +98,17 @@ def test_several_verdicts_stand_with_the_gravest_first() -> None:
     assert [v.title.text.split()[0] for v in view_model.verdicts] == ["DEAD", "STALLED", "Warning"]
 
 
-def test_a_verdict_that_is_over_is_told_with_its_duration() -> None:
+def test_a_healthy_run_is_said_to_be_one_with_verdicts_that_are_over() -> None:
     over = replace(stalled().verdicts[0], ended=NOW - 1)
     view_model = view_model_of(healthy(), earlier=(over,))
     assert view_model.verdicts == ()
     assert view_model.earlier[0].startswith("STALLED for 7.2 s (rank 2): rank 2 waits")
-
-
-def test_a_healthy_run_is_said_to_be_one() -> None:
     text = text_of(healthy())
     assert text.startswith("Healthy: ranks 0 and 1 are running")
     assert "STALLED" not in text
+
+
+SLOWEST = (*snapshot().ranks[:3], replace(snapshot().ranks[3], step_s=0.2))
 
 
 @pytest.mark.parametrize(
@@ -123,18 +120,14 @@ def test_a_healthy_run_is_said_to_be_one() -> None:
         ({"ranks": ()}, "no rank has reported"),
         ({"state": RunState.FAILED, "detail": "rank 1 raised ValueError"}, "failed: rank 1 raised"),
         ({"state": RunState.STOPPED, "detail": "stopped at step 3"}, "stopped at step 3"),
+        (
+            {"ranks": SLOWEST},
+            "rank 3 is the slowest with 200 ms per step (the fastest: 100 ms)",
+        ),
     ],
 )
 def test_a_run_without_a_verdict_in_a_sentence(changes: dict[str, Any], words: str) -> None:
     assert words in state_sentence(snapshot(**changes))
-
-
-def test_the_slowest_rank_is_named() -> None:
-    ranks = snapshot().ranks
-    slow = (*ranks[:3], replace(ranks[3], step_s=0.2))
-    assert "rank 3 is the slowest with 200 ms per step (the fastest: 100 ms)" in state_sentence(
-        snapshot(ranks=slow)
-    )
 
 
 @pytest.mark.parametrize(
@@ -195,13 +188,13 @@ def test_256_ranks_are_folded() -> None:
 
 def test_256_ranks_that_all_do_otherwise_are_counted_not_listed() -> None:
     base = stalled(256, culprit=17)
-    assert base.evidence is not None
+    evidence = required(base.evidence)
     ranks = {
         n: replace(r, phase=f"phase {n}", collectives=(collective(9, retired=False, op=f"op{n}"),))
-        for n, r in base.evidence.ranks.items()
+        for n, r in evidence.ranks.items()
     }
     stacks = tuple(replace(base.stacks[0], who=(f"rank {n}",), ranks=(n,)) for n in range(256))
-    wild = replace(base, wavefront=(), stacks=stacks, evidence=replace(base.evidence, ranks=ranks))
+    wild = replace(base, wavefront=(), stacks=stacks, evidence=replace(evidence, ranks=ranks))
     text = text_of(wild)
     assert len(text.splitlines()) < 130
     assert "more ranks differ" in text
@@ -209,15 +202,9 @@ def test_256_ranks_that_all_do_otherwise_are_counted_not_listed() -> None:
 
 
 def test_library_calls_are_folded_and_own_ones_marked() -> None:
-    lines = stack_lines(
-        (
-            TRAIN,
-            *(
-                Frame(file=f"/v/site-packages/torch/f{n}.py", line=n, function="g")
-                for n in range(1, 7)
-            ),
-        )
-    )
+    torch = "/v/site-packages/torch"
+    calls = [Frame(file=f"{torch}/f{n}.py", line=n, function="g") for n in range(1, 7)]
+    lines = stack_lines((TRAIN, *calls))
     assert [line.text for line in lines] == [
         "▸ vision/train.py:61 training_step",
         "  torch/f1.py:1 g",
@@ -290,14 +277,12 @@ def test_processes_of_several_machines_are_named_with_their_machine() -> None:
 
 
 def test_call_sites_that_only_some_ranks_gave_are_no_difference() -> None:
-    base = stalled()
-    assert base.evidence is not None
-    ranks = dict(base.evidence.ranks)
+    evidence = required(stalled().evidence)
+    ranks = dict(evidence.ranks)
     bare = tuple(replace(c, call_site=None) for c in ranks[3].collectives)
     ranks[3] = replace(ranks[3], collectives=bare)
-    (front,) = view_model_of(
-        replace(base, evidence=replace(base.evidence, ranks=ranks))
-    ).collectives
+    made = replace(stalled(), evidence=replace(evidence, ranks=ranks))
+    (front,) = view_model_of(made).collectives
     assert not any("difference" in row.note for row in front.rows)
 
 
@@ -306,9 +291,8 @@ def test_two_ranks_that_differ_are_both_marked() -> None:
         n: RankEvidence(rank=n, last_enqueued={"0": 7}, collectives=(
             replace(collective(7, retired=False), op=op),)) for n, op in enumerate(("a", "b"))
     }  # fmt: skip
-    made = replace(
-        stalled(2), wavefront=(), evidence=Evidence(taken_at=NOW, taken_ns=1, ranks=ranks)
-    )
+    evidence = Evidence(taken_at=NOW, taken_ns=1, ranks=ranks)
+    made = replace(stalled(2), wavefront=(), evidence=evidence)
     (front,) = view_model_of(made).collectives
     assert [cell.differs for cell in front.rows[0].cells] == [True, True]
 
@@ -319,10 +303,8 @@ def test_a_rank_that_never_used_a_group_is_not_there_and_nothing_came_before() -
         0: RankEvidence(rank=0, last_enqueued={"tp": 1}, collectives=(wait,)),
         1: RankEvidence(rank=1, groups={"tp": (0, 1)}),
     }
-    made = replace(
-        stalled(2), wavefront=collective_positions(ranks),
-        evidence=Evidence(taken_at=NOW, taken_ns=1, ranks=ranks),
-    )  # fmt: skip
+    evidence = Evidence(taken_at=NOW, taken_ns=1, ranks=ranks)
+    made = replace(stalled(2), wavefront=collective_positions(ranks), evidence=evidence)
     (front,) = view_model_of(made).collectives
     (row,) = front.rows
     assert row.number == "#1"
@@ -407,41 +389,35 @@ class Opened:
         return screen
 
 
-@pytest.mark.parametrize("size", [(160, 50), (80, 24)])
-def test_a_diagnosis(snap_compare: Callable[..., bool], size: tuple[int, int]) -> None:
-    opened = Opened(stalled())
+@pytest.mark.parametrize(
+    ("made", "size", "keys"),
+    [(stalled(), (160, 50), ()), (stalled(), (80, 24), ()), (diverged(), (80, 24), ("2",))],
+    ids=["160", "80", "mismatch"],
+)
+def test_a_diagnosis(
+    snap_compare: Callable[..., bool], made: Diagnosis, size: tuple[int, int], keys: Sequence[str]
+) -> None:
+    opened = Opened(made)
 
     async def drawn(pilot: Pilot[Any]) -> None:
         await opened.open(pilot)
+        await pilot.press(*keys)
         await settled(pilot)
 
     assert snap_compare(opened.app, terminal_size=size, run_before=drawn)
-
-
-def test_a_mismatch_at_80_columns(snap_compare: Callable[..., bool]) -> None:
-    opened = Opened(diverged())
-
-    async def drawn(pilot: Pilot[Any]) -> None:
-        await opened.open(pilot)
-        await pilot.press("2")
-        await settled(pilot)
-
-    assert snap_compare(opened.app, terminal_size=(80, 24), run_before=drawn)
 
 
 async def test_keys_alone_reach_every_panel() -> None:
     opened = Opened(stalled())
     async with opened.app.run_test(size=(80, 24)) as pilot:
         screen = await opened.open(pilot)
-        for key, name in zip(
-            "1234", ("verdict", "collectives", "stacks", "processes"), strict=True
-        ):
+        names = ("verdict", "collectives", "stacks", "processes")
+        for key, name in zip("1234", names, strict=True):
             await pilot.press(key)
             await pilot.pause()
             seen = [p.id for p in screen.query("Panel") if p.display]
             assert seen == [name]
-            assert screen.focused is not None
-            assert screen.focused.id == f"{name}-scroll"
+            assert required(screen.focused).id == f"{name}-scroll"
         await pilot.resize_terminal(160, 50)
         await pilot.pause()
         assert all(panel.display for panel in screen.query("Panel"))
@@ -474,22 +450,15 @@ async def test_a_run_that_cannot_be_asked_still_shows_its_verdict() -> None:
     opened.problem = ProblemError(Problem(where="brave-owl", what="its supervisor hangs."))
     async with opened.app.run_test(size=(160, 50)) as pilot:
         screen = await opened.open(pilot)
-        view_model = screen.view_model()
-        assert view_model is not None
+        view_model = required(screen.view_model())
         assert CAUSE in view_model.headline.text
         assert "its supervisor hangs" in view_model.about
         opened.problem = None
         await pilot.press("a")
         await until(pilot, lambda: screen.result is not None)
         assert opened.asked == 2
-
-
-async def test_evidence_is_asked_for_anew_when_the_run_ends() -> None:
-    opened = Opened(stalled())
-    async with opened.app.run_test(size=(160, 50)) as pilot:
-        screen = await opened.open(pilot)
-        assert opened.asked == 1
+        # It is asked for anew when the run ends.
         opened.run = replace(opened.run, state=RunState.FAILED, detail="rank 2 was killed")
         opened.app.script.frame = frame(snapshot=opened.run)
-        await until(pilot, lambda: opened.asked == 2)
+        await until(pilot, lambda: opened.asked == 3)
         await until(pilot, lambda: not screen._requesting)
