@@ -1,9 +1,13 @@
-"""The script of ``ltui demo nodes`` shows every problem that it announces, at its time."""
+"""The scripts of the demos of GPUs and nodes show every problem that they announce, at its time."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
+from ltui.app.gpu_demo import GPUS, LOST_S, ScriptedGpus
 from ltui.app.machines_demo import MachinesDemoApp, SimulatedMachines
 from ltui.app.presentation.machine_rows import MachineRows, RowSelection
 from ltui.app.screens.run import RunScreen
@@ -18,7 +22,8 @@ from ltui.app.scripted_machines import (
     snapshot_at,
     steps_at,
 )
-from ltui.training.state.run_snapshot import NodeState, RankState, RunSnapshot
+from ltui.training.gpu.run_gpus import RunGpus
+from ltui.training.state.run_snapshot import NodeState, RankSnapshot, RankState, RunSnapshot
 from ltui.widgets.header import RunHeader
 from tests.app.one_run import until
 
@@ -115,3 +120,57 @@ async def test_the_screen_says_that_it_is_simulated_and_controls_nothing() -> No
         messages = [notice.message for notice in app._notifications]
         assert len(messages) == 2, "the notice of three keys is on the screen once"
         assert all("simulated" in message for message in messages)
+
+
+def test_the_script_leads_to_findings_and_events() -> None:
+    now = 1000.0
+    gpus = RunGpus(None, source=ScriptedGpus(lambda: now))
+    ranks = tuple(
+        RankSnapshot(
+            rank=i,
+            device=f"cuda:{i}",
+            gpu_uuid=gpus.sample((), now).gpus[i].uuid,
+            state=RankState.STALLED,
+        )
+        for i in range(GPUS)
+    )
+    kinds: dict[int, set[tuple[str, int]]] = {}
+    events = []
+    for second in range(100):
+        now = 1000.0 + second
+        view = gpus.sample(ranks, now)
+        assert len(view.gpus) == GPUS
+        assert view.note is None
+        kinds[second] = {(finding.kind, finding.gpu) for finding in view.findings}
+        events += [event.text for event in view.events]
+    assert kinds[0] == {("foreign", 6)}
+    assert {("thermal", 2), ("thermal", 3)} <= kinds[30]
+    assert ("waiting", 4) in kinds[60]
+    assert ("memory_full", 5) in kinds[60]
+    assert ("xid", 7) in kinds[60]
+    assert not {("thermal", 2), ("waiting", 4)} & kinds[90]
+    assert view.gpus[7].error == "fell off the bus"
+    assert [text.partition(":")[0] for text in events] == ["GPU 7 (rank 7)"] * 2
+    assert gpus.stop()
+
+
+def test_readings_change_once_a_second() -> None:
+    now = 50.0
+    source = ScriptedGpus(lambda: now)
+    first = source.latest()
+    now = 50.9
+    assert source.latest() == first
+    now = 51.0
+    assert source.latest() != first
+    now = 50.0 + LOST_S
+    last = source.latest().readings[-1]
+    assert last.error is not None
+    assert last.utilisation_percent is None
+    assert last.last_xid is not None
+    assert last.last_xid.code == 79
+
+
+def test_the_demo_loads_neither_the_driver_nor_what_reads_histories() -> None:
+    program = "import sys, ltui.app.gpu_demo; print({'pynvml', 'sqlite3'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "set()"
