@@ -16,14 +16,13 @@ from ltui.app.panels.gpu_panel import GpuPanel
 from ltui.app.panels.ranks_panel import MachineTable, RanksPanel
 from ltui.app.screens.choosers import LogChooser
 from ltui.app.screens.run import RunScreen
-from ltui.training.state.run_snapshot import RunSnapshot
 from ltui.widgets.header import RunHeader
 from ltui.widgets.line_sheet import LiveLines
 from ltui.widgets.log_view import LogLines
-from ltui.widgets.run_tables import RankTable
+from ltui.widgets.run_tables import GpuTable, RankTable
 from tests.app.frames import frame
 from tests.app.machine_frames import large_run, machine_frame, machine_run, stalled_run, unreachable
-from tests.app.one_run import OneRun, Script, one_run, settled, shown, until
+from tests.app.one_run import OneRun, Script, one_run, reached, settled, shown, until
 
 SMALL, NORMAL = (80, 24), (160, 50)
 
@@ -32,8 +31,16 @@ def keys(screen: RunScreen) -> list[str]:
     return [row.key for row in screen.query_one(MachineTable).rows]
 
 
-def focused_id(screen: RunScreen) -> str | None:
-    return screen.focused.id if screen.focused is not None else None
+async def focused(pilot: Pilot[Any], what: type | str) -> None:
+    """Wait until a widget of this kind, or with this id, has the focus."""
+
+    def is_focused() -> bool:
+        widget = pilot.app.screen.focused
+        if isinstance(what, str):
+            return widget is not None and widget.id == what
+        return isinstance(widget, what)
+
+    await until(pilot, is_focused)
 
 
 async def listed(pilot: Pilot[Any], screen: RunScreen, expected: list[str]) -> None:
@@ -74,7 +81,7 @@ def test_pictures(snap_compare: Callable[..., bool], name: str, size: tuple[int,
 async def test_enter_and_space_unfold_a_machine_and_fold_it_again() -> None:
     async with one_run(machine_frame(), NORMAL) as (pilot, _, screen):
         await pilot.press("4")
-        await until(pilot, lambda: isinstance(screen.focused, MachineTable))
+        await focused(pilot, MachineTable)
         await listed(pilot, screen, ["n0", "n1"])
         await pilot.press("down", "enter")
         await listed(pilot, screen, ["n0", "n1", *(f"r{n}" for n in range(8, 16))])
@@ -91,78 +98,62 @@ async def test_the_choice_of_the_user_stays_and_rows_follow_the_frames() -> None
     script = Script(machine_frame())
     async with one_run(script, NORMAL) as (pilot, _, screen):
         script.frame = machine_frame(stalled_run())
-        await until(pilot, lambda: keys(screen) == ["n1", "r11", "n0"])
+        await listed(pilot, screen, ["n1", "r11", "n0"])
         await pilot.press("4", "home", "enter")
         await until(pilot, lambda: len(keys(screen)) == 10)
         await pilot.press("enter")
         await listed(pilot, screen, ["n1", "n0"])
         script.frame = machine_frame()
-        await until(pilot, lambda: keys(screen) == ["n0", "n1"])
+        await listed(pilot, screen, ["n0", "n1"])
 
 
-async def test_the_filter_lists_what_matches_and_escape_clears_it() -> None:
+async def test_the_filter_lists_what_matches_in_its_panel_and_escape_clears_it() -> None:
     async with one_run(machine_frame(stalled_run()), NORMAL) as (pilot, _, screen):
+        panel, table = screen.query_one(RanksPanel), screen.query_one(MachineTable)
         await pilot.press("4", "slash")
-        await until(pilot, lambda: isinstance(screen.focused, Input))
+        await focused(pilot, Input)
         await pilot.press(*"stalled")
         await listed(pilot, screen, ["n1", "r11"])
-        panel = screen.query_one(RanksPanel)
         await until(pilot, lambda: str(panel.border_subtitle) == "1 of 16 ranks match")
         hints = {hint.words for hint in screen.query_one(KeyFooter)._hints}
         assert hints == {"to the list", "clear the filter", "help"}
         await pilot.press("enter")
-        await until(pilot, lambda: isinstance(screen.focused, MachineTable))
+        await focused(pilot, MachineTable)
         assert panel.is_filtering
         await pilot.press("escape")
         await until(pilot, lambda: not panel.is_filtering)
         await listed(pilot, screen, ["n1", "r11", "n0"])
-        await pilot.press("slash", *"nothing")
-        await listed(pilot, screen, [])
-        assert any("no match" in line for line in text_of(screen.query_one(MachineTable)))
-
-
-async def test_the_rows_that_match_a_filter_fit_into_the_panel() -> None:
-    async with one_run(machine_frame(), NORMAL) as (pilot, _, screen):
-        await pilot.press("4", "slash")
-        await until(pilot, lambda: isinstance(screen.focused, Input))
-        await pilot.press(*"gpu-b")
-        await listed(pilot, screen, ["n1"])
-        table = screen.query_one(MachineTable)
+        await pilot.press("slash", *"gpu-a")
+        await listed(pilot, screen, ["n0"])
         await until(pilot, lambda: table.size.height == 2)
         await pilot.press(*"nothing")
         await listed(pilot, screen, [])
         await until(pilot, lambda: table.size.height == 2)
+        assert any("no match" in line for line in text_of(table))
+        await pilot.press("escape", "5", "slash")
+        await focused(pilot, "log-query")
 
 
-async def test_slash_elsewhere_finds_in_the_log() -> None:
-    async with one_run(machine_frame(), NORMAL) as (pilot, _, screen):
-        await pilot.press("5", "slash")
-        await until(pilot, lambda: focused_id(screen) == "log-query")
-
-
-async def test_enter_on_a_rank_opens_its_log_with_the_name_of_its_machine() -> None:
-    async with one_run(machine_frame(stalled_run()), NORMAL) as (pilot, _, screen):
-        await pilot.press("4", "home", "down", "enter")
-        await until(pilot, lambda: screen.panels.log_panel.source == 11)
-        assert "log, gpu-b:11" in str(screen.query_one("#log").border_title)
-
-
-async def test_a_log_is_chosen_from_a_list() -> None:
-    async with one_run(machine_frame(), NORMAL) as (pilot, app, screen):
+async def test_a_log_is_chosen_from_a_list_or_by_its_rank() -> None:
+    async with one_run(machine_frame(stalled_run()), NORMAL) as (pilot, app, screen):
+        log = screen.panels.log_panel
         assert any("gpu-b:" in line for line in text_of(screen.query_one(LogLines)))
         await pilot.press("v")
-        await until(pilot, lambda: isinstance(app.screen, LogChooser))
-        assert app.screen.query_one(OptionList).option_count == 19
+        options = (await reached(pilot, LogChooser)).query_one(OptionList)
+        assert options.option_count == 19
         await pilot.press(*"gpu-b:12")
-        await until(pilot, lambda: app.screen.query_one(OptionList).option_count == 1)
+        await until(pilot, lambda: options.option_count == 1)
         await pilot.press("enter")
-        await until(pilot, lambda: isinstance(app.screen, RunScreen))
-        assert screen.panels.log_panel.source == 12
+        await until(pilot, lambda: app.screen is screen)
+        assert log.source == 12
         await pilot.press("v")
-        await until(pilot, lambda: isinstance(app.screen, LogChooser))
+        await reached(pilot, LogChooser)
         await pilot.press("escape")
-        await until(pilot, lambda: isinstance(app.screen, RunScreen))
-        assert screen.panels.log_panel.source == 12
+        await until(pilot, lambda: app.screen is screen)
+        assert log.source == 12
+        await pilot.press("4", "home", "down", "enter")
+        await until(pilot, lambda: log.source == 11)
+        assert "log, gpu-b:11" in str(screen.query_one("#log").border_title)
 
 
 async def test_a_thousand_ranks_are_readable_on_a_small_terminal() -> None:
@@ -187,10 +178,10 @@ async def test_every_size_shows_machines_and_gpus() -> None:
             await pilot.resize_terminal(*size)
             for key in "34":
                 await pilot.press(key)
-                await pilot.pause(0.3)
+                await pilot.pause()
             await until(pilot, lambda: fits(screen))
             await until(pilot, lambda: keys(screen)[:1] == ["n11"])
-        assert len(screen.query_one(GpuPanel).query_one("#gpu-table").rows) == 1024  # type: ignore[attr-defined]
+        assert len(screen.query_one(GpuPanel).query_one(GpuTable).rows) == 1024
 
 
 async def test_only_the_rows_that_changed_are_repainted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,28 +211,22 @@ async def test_on_one_machine_there_is_neither_a_filter_nor_a_key_for_it() -> No
         assert not screen.query("#rank-filter")
         assert not any("Unfold" in key.about for key in listed_keys(screen))
         await pilot.press("4", "slash")
-        await until(pilot, lambda: focused_id(screen) == "log-query")
+        await focused(pilot, "log-query")
 
 
-async def test_machines_that_appear_later_replace_the_table_of_ranks() -> None:
-    run: RunSnapshot = machine_run()
-    script = Script(machine_frame(replace(run, nodes=())))
-    async with one_run(script, NORMAL) as (pilot, _, screen):
-        await pilot.press("4")
-        await until(pilot, lambda: isinstance(screen.focused, RankTable))
-        script.frame = machine_frame(run)
-        await until(pilot, lambda: screen.query(MachineTable))
-        await until(pilot, lambda: isinstance(screen.focused, MachineTable))
-        await listed(pilot, screen, ["n0", "n1"])
-
-
-async def test_lines_of_machines_that_join_later_get_the_names_of_the_machines() -> None:
+async def test_machines_that_appear_later_replace_the_table_of_ranks_and_name_the_lines() -> None:
     run = machine_run()
     unnamed = tuple(replace(node, ranks=()) for node in run.nodes)
-    lines = machine_frame(run).log
-    script = Script(machine_frame(replace(run, nodes=unnamed, ranks=()), log=lines))
+    joining = machine_frame(replace(run, nodes=unnamed, ranks=()), log=machine_frame(run).log)
+    script = Script(machine_frame(replace(run, nodes=())))
     async with one_run(script, NORMAL) as (pilot, _, screen):
         log = screen.query_one(LogLines)
+        await pilot.press("4")
+        await focused(pilot, RankTable)
+        script.frame = joining
+        await until(pilot, lambda: screen.query(MachineTable))
+        await focused(pilot, MachineTable)
         assert not any("gpu-b:10" in line for line in text_of(log))
         script.frame = machine_frame(run)
+        await listed(pilot, screen, ["n0", "n1"])
         await until(pilot, lambda: any("gpu-b:10" in line for line in text_of(log)))
