@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
@@ -11,30 +13,27 @@ from msgspec.structs import replace
 from textual.app import App, ComposeResult
 
 from ltui.app.gpu_demo import DemoApp
+from ltui.app.launch.launch_text import free_gpus_text
 from ltui.app.live.frame import Frame
 from ltui.app.live.gpu_history import GpuHistory, GpuSeries, window_means
 from ltui.app.panels.gpu_panel import GpuOverview, GpuScreen
 from ltui.app.presentation import gpu_view
+from ltui.app.screens.run import RunScreen
 from ltui.training.gpu.findings import Finding, verdicts
+from ltui.training.gpu.reading import NO_DRIVER, GpuProcess, GpuReading, GpuView
 from ltui.training.state.gpu_values import GPU_READINGS
 from ltui.training.state.run_snapshot import GpuProcessSnapshot, RunState
 from ltui.widgets.run_tables import GpuTable
 from ltui.widgets.tone import Tone
 from tests.app.frames import NOW, frame, gpu, gpu_row, snapshot
-from tests.app.one_run import one_run, until
+from tests.app.one_run import one_run, reached, text_of_screen, until
 
 
 def finding(index: int, text: str, *, kind: str = "thermal", level: str = "warning") -> Finding:
     return Finding(
-        kind=kind,
-        gpu=index,
-        place=f"GPU {index}",
-        text=text,
-        level=level,
-        ranks=(index,),
-        since=NOW - 40,
-        evidence={},
-    )
+        kind=kind, gpu=index, place=f"GPU {index}", text=text, level=level, ranks=(index,),
+        since=NOW - 40, evidence={},
+    )  # fmt: skip
 
 
 def with_findings(*findings: Finding, count: int = 4) -> Frame:
@@ -93,33 +92,60 @@ def test_whose_processes() -> None:
     assert "foreign: python, user ada" in foreign
 
 
+class BoardApp(App[None]):
+    """The board alone, as ``ltui demo gpus`` shows it."""
+
+    def compose(self) -> ComposeResult:
+        yield GpuOverview()
+
+
+@asynccontextmanager
+async def board(size: tuple[int, int]) -> AsyncIterator[Callable[[Frame], Awaitable[list[str]]]]:
+    """Yield a function that shows a frame on the board and returns the lines of the screen."""
+    app = BoardApp()
+    async with app.run_test(size=size) as pilot:
+
+        async def lines_of(shown: Frame) -> list[str]:
+            app.query_one(GpuOverview).show(shown, alone=True)
+            await pilot.pause()
+            return text_of_screen(app).splitlines()
+
+        yield lines_of
+
+
+def title_of(lines: list[str]) -> str:
+    return next(line for line in lines if " GPU " in line)
+
+
+def rows_below_title(lines: list[str]) -> int:
+    return sum("°C" in line for line in lines[lines.index(title_of(lines)) + 1 :])
+
+
 async def test_a_gpu_is_a_block_with_its_finding_and_its_processes() -> None:
     used = GpuProcessSnapshot(pid=8, owner="rank", rank=1, memory_bytes=3 << 30, name="python")
     gpus = (gpu(0), gpu(1, processes=(used,)), gpu(2))
     hot = verdicts([finding(1, "thermal slowdown for 40 s")])
-    drawn = frame(snapshot=snapshot(gpus=gpus, verdicts=hot))
     app = BoardApp()
     async with app.run_test(size=(156, 46)) as pilot:
-        app.query_one(GpuOverview).show(drawn, alone=True)
+        app.query_one(GpuOverview).show(
+            frame(snapshot=snapshot(gpus=gpus, verdicts=hot)), alone=True
+        )
         await pilot.pause()
-        lines = board_lines(app)
+        lines = text_of_screen(app).splitlines()
         first = next(n for n, line in enumerate(lines) if "▲ 1 " in line)
         assert "▲ thermal slowdown for 40 s" in lines[first + 1]
         assert "pid 8" in lines[first + 2]
         assert "3.00 GiB" in lines[first + 2]
         assert lines[first + 3].split()[0] == "2"
-        text = "\n".join(lines)
-        assert text.count("thermal slowdown") == 1
+        assert "\n".join(lines).count("thermal slowdown") == 1
         assert lines[first].count("98 %") == 1, "each reading once"
         assert lines[first].count("━") > 20, "four bars"
         table = app.query_one(GpuTable)
         table.cursor = 3
-        assert table.cursor_key is not None
-        assert table.cursor_key.partition("\n")[0] == "1", "a row below a GPU opens it"
+        assert str(table.cursor_key).partition("\n")[0] == "1", "a row below a GPU opens it"
 
 
-@pytest.mark.parametrize("opened", [False, True])
-async def test_each_reading_stands_once(opened: bool) -> None:
+async def test_each_reading_stands_once() -> None:
     history = GpuHistory()
     used = GpuProcessSnapshot(pid=8, owner="rank", rank=0, memory_bytes=3 << 30, name="python")
     readings = {"temperature_c": 57.0, "power_w": 431.0, "processes": (used,)}
@@ -127,11 +153,12 @@ async def test_each_reading_stands_once(opened: bool) -> None:
         history.add([gpu(0, sampled_at=NOW - 20 + second, **readings)])
     drawn = frame(snapshot=snapshot(gpus=(gpu(0, **readings),)), gpu_series=history.series())
     async with one_run(drawn) as (pilot, app, _):
-        await pilot.press("3", "z", *(["enter"] if opened else []))
-        await until(pilot, lambda: isinstance(app.screen, GpuScreen) is opened)
-        await until(pilot, lambda: any("memory, GiB" in line for line in board_lines(app)))
-        text = "\n".join(board_lines(app))
-        assert [len(re.findall(rf"\b{value}\b", text)) for value in (57, 431)] == [1, 1]
+        for keys, kind in ((["3", "z"], RunScreen), (["enter"], GpuScreen)):
+            await pilot.press(*keys)
+            await reached(pilot, kind)
+            await until(pilot, lambda: "memory, GiB" in text_of_screen(app))
+            text = text_of_screen(app)
+            assert [len(re.findall(rf"\b{value}\b", text)) for value in (57, 431)] == [1, 1]
 
 
 def test_windows_stand_fast_and_keep_gaps() -> None:
@@ -164,9 +191,7 @@ async def test_enter_opens_a_gpu(count: int, heat: bool) -> None:
         assert screen.query_one("#gpu-heat").display == heat
         assert len(screen.query_one(GpuTable).rows) == count
         await pilot.press("3", "down", "enter")
-        await until(pilot, lambda: isinstance(app.screen, GpuScreen))
-        opened = app.screen
-        assert isinstance(opened, GpuScreen)
+        opened = await reached(pilot, GpuScreen)
         assert opened.gpu == "1"
         await pilot.press("]")
         await until(pilot, lambda: opened.gpu == "2")
@@ -174,78 +199,53 @@ async def test_enter_opens_a_gpu(count: int, heat: bool) -> None:
         await until(pilot, lambda: app.screen is screen)
 
 
-class BoardApp(App[None]):
-    """The board alone, as ``ltui demo gpus`` shows it."""
-
-    def compose(self) -> ComposeResult:
-        yield GpuOverview()
-
-
-def board_lines(app: App[None]) -> list[str]:
-    return [strip.text.rstrip() for strip in app.screen._compositor.render_strips()]
-
-
 @pytest.mark.parametrize("size", [(56, 11), (76, 20), (156, 46)])
 async def test_the_rows_of_eight_gpus_come_before_their_heat_strip(size: tuple[int, int]) -> None:
     many = [finding(i, f"wrong in way {'abcdefgh'[i]}", kind=f"k{i}") for i in range(8)]
-    app = BoardApp()
-    async with app.run_test(size=size) as pilot:
-        board = app.query_one(GpuOverview)
-        for shown_frame in (with_findings(count=8), with_findings(*many, count=8)):
-            board.show(shown_frame, alone=True)
-            await pilot.pause()
-            lines = board_lines(app)
-            title = next(i for i, line in enumerate(lines) if " GPU " in line)
-            assert sum("°C" in line for line in lines[title + 1 :]) == 8
+    async with board(size) as lines_of:
+        for shown in (with_findings(count=8), with_findings(*many, count=8)):
+            assert rows_below_title(await lines_of(shown)) == 8
+
+
+async def test_the_strips_of_many_gpus_leave_room_for_rows() -> None:
+    async with board((78, 21)) as lines_of:
+        assert rows_below_title(await lines_of(with_findings(count=64))) >= 5
 
 
 async def test_columns_stay_while_something_is_noted() -> None:
-    app = BoardApp()
-    async with app.run_test(size=(160, 30)) as pilot:
-        board = app.query_one(GpuOverview)
+    async with board((160, 30)) as lines_of:
         titles = []
         for changes in ({}, {"error": "fell off the bus"}, {"throttle_reasons": ("power cap",)}):
             gpus = (gpu(0), gpu(1, **changes))
-            board.show(frame(snapshot=snapshot(gpus=gpus)), alone=True)
-            await pilot.pause()
-            titles.append(next(line for line in board_lines(app) if " GPU " in line))
+            lines = await lines_of(frame(snapshot=snapshot(gpus=gpus)))
+            titles.append(title_of(lines))
         assert len(set(titles)) == 1
-        assert any("throttled: power cap" in line for line in board_lines(app))
+        assert any("throttled: power cap" in line for line in lines)
 
 
 async def test_the_heat_strip_says_what_its_blocks_mean() -> None:
-    app = BoardApp()
-    async with app.run_test(size=(160, 46)) as pilot:
-        board = app.query_one(GpuOverview)
-        board.show(with_findings(count=9), alone=True)
-        await pilot.pause()
-        board.show(with_findings(count=9), alone=True)
-        await pilot.pause()
-        legend = board_lines(app)[0]
+    async with board((160, 46)) as lines_of:
+        await lines_of(with_findings(count=9))
+        legend, *_ = await lines_of(with_findings(count=9))
         assert "▁ 0 %  ▇ 100 %" in legend
         assert "utilisation" in legend
 
 
-async def test_the_strips_of_many_gpus_leave_room_for_rows() -> None:
-    app = BoardApp()
-    async with app.run_test(size=(78, 21)) as pilot:
-        board = app.query_one(GpuOverview)
-        board.show(with_findings(count=64), alone=True)
-        await pilot.pause()
-        lines = board_lines(app)
-        title = next(i for i, line in enumerate(lines) if " GPU " in line)
-        assert sum("°C" in line for line in lines[title + 1 :]) >= 5
+class Gpus:
+    """A poller of the demo that shows some GPUs."""
+
+    def __init__(self, count: int) -> None:
+        self.frame = frame(snapshot=snapshot(gpus=tuple(gpu(i) for i in range(count))))
+
+    def poll(self) -> Frame:
+        return self.frame
+
+    def stop(self) -> None:
+        pass
 
 
 async def test_escape_does_not_quit_the_demo() -> None:
-    class NoGpus:
-        def poll(self) -> Frame:
-            return frame()
-
-        def stop(self) -> None:
-            pass
-
-    app = DemoApp(NoGpus)  # type: ignore[arg-type]
+    app = DemoApp(lambda: Gpus(4))  # type: ignore[arg-type, return-value]
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("escape")
         await pilot.pause()
@@ -260,16 +260,7 @@ async def test_escape_does_not_quit_the_demo() -> None:
 async def test_the_lines_below_the_gpus_show_the_history_of_the_selected_one(
     size: tuple[int, int], charts: int
 ) -> None:
-    gpus = tuple(gpu(i) for i in range(8))
-
-    class EightGpus:
-        def poll(self) -> Frame:
-            return frame(snapshot=snapshot(gpus=gpus))
-
-        def stop(self) -> None:
-            pass
-
-    app = DemoApp(EightGpus)  # type: ignore[arg-type]
+    app = DemoApp(lambda: Gpus(8))  # type: ignore[arg-type, return-value]
     async with app.run_test(size=size) as pilot:
         await until(pilot, lambda: bool(app.screen.query(GpuTable)))
         overview = app.screen.query_one(GpuOverview)
@@ -277,8 +268,7 @@ async def test_the_lines_below_the_gpus_show_the_history_of_the_selected_one(
         await until(pilot, lambda: overview.query_one("GpuCharts").display is (charts > 0))
         await pilot.press("down")
         panels = [p for p in app.screen.query("GpuCharts Panel") if p.display]
-        shown_panels = panels if overview.query_one("GpuCharts").display else []
-        assert len(shown_panels) == charts
+        assert len(panels if overview.query_one("GpuCharts").display else []) == charts
         if charts:
             await until(pilot, lambda: panels[0].border_title == "GPU 1 activity, % of time")
 
@@ -289,3 +279,44 @@ async def test_bars_of_utilisation_and_memory_fit_into_eighty_columns() -> None:
         table = app.screen.query_one(GpuTable)
         keys = {placed.column.key for placed in table._placed_columns()}
         assert {"bar", "memory_bar", "power", "temperature"} <= keys
+
+
+# -- the line of the launch form about this machine's GPUs ---------------------------------------
+
+GIB = 1 << 30
+
+
+def reading(index: int, used: int = 0, *processes: GpuProcess) -> GpuReading:
+    return GpuReading(
+        index=index,
+        label=str(index),
+        name="NVIDIA H100 80GB HBM3",
+        memory_used_bytes=used,
+        memory_total_bytes=80 * GIB,
+        processes=processes,
+    )
+
+
+def test_free_and_used() -> None:
+    used = reading(1, 40 * GIB, GpuProcess(pid=77, user="ada"))
+    text = free_gpus_text(GpuView(readings=(reading(0), used))).plain
+    assert "GPUs: 1 of 2 free" in text
+    assert "free:1 chooses the one with the most free memory" in text
+    first, second = text.splitlines()[1:]
+    assert "80.0 GiB left  free" in first
+    assert "40.0 GiB left  used by pid 77 (user ada)" in second
+
+
+def test_of_many_those_in_use_come_first() -> None:
+    busy = reading(60, 3 * GIB, GpuProcess(pid=5))
+    view = GpuView(readings=(*(reading(i) for i in range(60)), busy))
+    lines = free_gpus_text(view).plain.splitlines()
+    assert lines[0].startswith("GPUs: 60 of 61 free")
+    assert "60  H100" in lines[1]
+    assert lines[-1] == "  and 53 more"
+
+
+def test_none_and_a_hung_driver() -> None:
+    assert NO_DRIVER in free_gpus_text(GpuView(note=NO_DRIVER)).plain
+    hung = GpuView(readings=(reading(0),), note="driver has not answered for 4 s")
+    assert "driver has not answered for 4 s" in free_gpus_text(hung).plain
