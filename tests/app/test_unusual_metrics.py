@@ -21,8 +21,7 @@ from ltui.training.store.history_writer import Batch, StoreWriter
 from ltui.widgets.charts.chart import Chart
 from ltui.widgets.charts.chart_options import ChartOptions
 from ltui.widgets.charts.plot import Plot, plot
-from tests.app.one_run import Script, one_run, until
-from tests.app.test_run_charts import OneRunAt
+from tests.app.one_run import OneRunAt, Script, one_run, reached, until
 from tests.store.histories import begin, run_dir, snapshot
 
 STEPS = 1000
@@ -109,11 +108,9 @@ async def test_a_name_with_control_characters_is_shown_plain_and_kept_exact(
     frame: Frame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    async with one_run(OneRunAt(tmp_path, Script(frame))) as (pilot, app, _):
+    async with one_run(OneRunAt(tmp_path, Script(frame))) as (pilot, _, _):
         await pilot.press("M")
-        await until(pilot, lambda: isinstance(app.screen, MetricsScreen))
-        screen = app.screen
-        assert isinstance(screen, MetricsScreen)
+        screen = await reached(pilot, MetricsScreen)
         await until(pilot, lambda: EVIL in screen.charts.visible_names())
         screen.charts.go_to(EVIL)
         await until(pilot, lambda: screen.charts.focused_name() == EVIL)
