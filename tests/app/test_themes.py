@@ -13,13 +13,13 @@ from ltui.app.settings import read_preferences, write_preference
 from ltui.app.textual_app import LtuiApp, has_light_background
 from ltui.widgets.palette import COLOURBLIND_SERIES, DARK_SERIES, LTUI_ANSI, THEMES
 from tests.app.frames import frame
-from tests.app.one_run import one_run, settled, until
+from tests.app.one_run import noticed, one_run, reached, settled, until
 
 
 async def test_every_theme_of_the_list_can_be_shown(tmp_path: Path) -> None:
     async with one_run(frame(), (120, 40), home=tmp_path) as (pilot, app, _):
         await pilot.press("t")
-        await until(pilot, lambda: isinstance(app.screen, ThemeScreen))
+        await reached(pilot, ThemeScreen)
         names = [option.id for option in app.screen.query_one(OptionList).options]
         assert names[: len(THEMES)] == [theme.name for theme in THEMES]
         assert set(names) == set(app.available_themes)
@@ -41,15 +41,14 @@ def colours_on(app: LtuiApp) -> set[Color]:
 
 
 @pytest.mark.skipif(LTUI_ANSI is None, reason="Textual 8.2.5 and newer have native ANSI colours")
-@pytest.mark.parametrize("keys", [[], ["question_mark"], ["s"], ["M"], ["6"]])
-async def test_the_ansi_theme_draws_with_the_16_colours_only(
-    tmp_path: Path, keys: list[str]
-) -> None:
+async def test_the_ansi_theme_draws_with_the_16_colours_only(tmp_path: Path) -> None:
     write_preference(tmp_path, "theme", "ltui-ansi")
     async with one_run(frame(), home=tmp_path) as (pilot, app, _):
-        await pilot.press(*keys)
-        await settled(pilot)
-        assert {c.type for c in colours_on(app)} <= {ColorType.DEFAULT, ColorType.STANDARD}
+        for keys in (["6"], ["question_mark"], ["escape", "s"], ["escape", "M"]):
+            await pilot.press(*keys)
+            await settled(pilot)
+            types = {colour.type for colour in colours_on(app)}
+            assert types <= {ColorType.DEFAULT, ColorType.STANDARD}, keys
 
 
 async def test_a_theme_with_other_curves_alone_repaints_them(tmp_path: Path) -> None:
@@ -76,7 +75,7 @@ async def test_a_home_that_cannot_be_written_costs_only_the_memory(tmp_path: Pat
     missing = tmp_path / "missing"
     async with one_run(frame(), (120, 40), notifications=True, home=missing) as (pilot, app, _):
         await pilot.press("t", "down", "enter")
-        await until(pilot, lambda: any("remembered" in n.message for n in app._notifications))
+        await noticed(pilot, app, "remembered")
         assert app.theme == THEMES[1].name
 
 
@@ -100,14 +99,12 @@ def test_colorfgbg_names_a_light_background(
     assert LtuiApp(tmp_path).theme == ("ltui-light" if light else "ltui-dark")
 
 
-@pytest.mark.parametrize("size", [(80, 24), (60, 15)])
-async def test_the_keys_of_the_list_are_in_sight_on_small_terminals(
-    tmp_path: Path, size: tuple[int, int]
-) -> None:
-    app = LtuiApp(tmp_path)
-    async with app.run_test(size=size) as pilot:
+async def test_the_keys_of_the_list_are_in_sight_on_small_terminals(tmp_path: Path) -> None:
+    async with one_run(frame(), (80, 24), home=tmp_path) as (pilot, _, _):
         await pilot.press("t")
-        await until(pilot, lambda: isinstance(app.screen, ThemeScreen))
-        await pilot.pause()
-        dialog = app.screen.query_one(".dialog").content_region
-        assert dialog.contains_region(app.screen.query_one("#answers").region)
+        screen = await reached(pilot, ThemeScreen)
+        for size in ((80, 24), (60, 15)):
+            await pilot.resize_terminal(*size)
+            await pilot.pause()
+            dialog = screen.query_one(".dialog").content_region
+            assert dialog.contains_region(screen.query_one("#answers").region)
