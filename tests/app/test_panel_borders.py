@@ -14,8 +14,8 @@ from ltui.app.panels.movable_borders import DETAILS_WIDTH, FIRST_CHART_WIDTH, Re
 from ltui.app.panels.run_panels import RunPanels
 from ltui.app.settings import read_preferences, write_preference
 from tests.app.frames import frame
-from tests.app.one_run import OneRun, one_run, settled, until
-from tests.app.test_user_config import noticed, write_config
+from tests.app.one_run import OneRun, noticed, notices, one_run, settled, until
+from tests.app.test_user_config import write_config
 
 
 def region(app: OneRun, name: str) -> Region:
@@ -71,19 +71,19 @@ async def test_the_mouse_drags_borders(tmp_path: Path) -> None:
         assert stored[FIRST_CHART_WIDTH] < 50
 
 
-@pytest.mark.parametrize("key", ["ctrl+up", "ctrl+down", "ctrl+left", "ctrl+right"])
 @pytest.mark.parametrize("size", [(200, 50), (110, 30)])
 async def test_no_panel_disappears_however_far_a_border_is_moved(
-    tmp_path: Path, key: str, size: tuple[int, int]
+    tmp_path: Path, size: tuple[int, int]
 ) -> None:
     async with one_run(frame(), size, home=tmp_path) as (pilot, app, screen):
-        await pilot.press(*([key] * 20))
-        await settled(pilot)
-        for name in screen.panels.panel_layout.visible():
-            panel = region(app, name)
-            assert panel.width >= 8, name
-            assert panel.height >= 3, name
-            assert screen.region.contains_region(panel), name
+        for key in ("up", "left", "down", "right"):
+            await pilot.press("0", *([f"ctrl+{key}"] * 20))
+            await settled(pilot)
+            for name in screen.panels.panel_layout.visible():
+                panel = region(app, name)
+                assert panel.width >= 8, name
+                assert panel.height >= 3, name
+                assert screen.region.contains_region(panel), name
 
 
 async def test_small_terminals_have_no_border_and_say_so(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ async def test_the_file_wins_over_a_moved_border_which_holds_until_the_end(tmp_p
         await pilot.press("1", "greater_than_sign", "greater_than_sign")
         await noticed(pilot, app, "config.yaml:1 sets layout.first_chart_width: the choice holds")
         assert region(app, "loss").width > width
-        assert len(app._notifications) == 1
+        assert len(notices(app)) == 1
         assert read_preferences(tmp_path) == {FIRST_CHART_WIDTH: 70}
 
 
@@ -121,7 +121,7 @@ async def test_whether_the_details_are_shown_is_remembered(tmp_path: Path) -> No
         await until(pilot, lambda: region(again, "details").width == 56)
 
 
-@pytest.mark.parametrize("stored", [True, "60", 10_000, -5])
+@pytest.mark.parametrize("stored", [True, "60", -5])
 async def test_a_damaged_size_does_no_harm(tmp_path: Path, stored: object) -> None:
     write_preference(tmp_path, DETAILS_WIDTH, stored)
     write_preference(tmp_path, FIRST_CHART_WIDTH, stored)

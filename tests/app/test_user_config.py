@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from textual.pilot import Pilot
 
 from ltui.app.keys.footer import KeyFooter, listed_keys
 from ltui.app.keys.own_keys import default_keys, textual_key
@@ -23,7 +21,17 @@ from ltui.app.settings import (
 from ltui.app.textual_app import LtuiApp
 from ltui.training.state.run_snapshot import RunState
 from tests.app.frames import frame, snapshot
-from tests.app.one_run import OneRun, Script, answer, one_run, shown, until
+from tests.app.one_run import (
+    OneRun,
+    Script,
+    answer,
+    noticed,
+    notices,
+    one_run,
+    reached,
+    shown,
+    until,
+)
 from tests.stored_runs import stored_run
 
 
@@ -31,14 +39,6 @@ def write_config(text: str) -> None:
     path = config_path()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
-
-
-def notices(app: LtuiApp) -> list[str]:
-    return [notice.message for notice in app._notifications]
-
-
-async def noticed(pilot: Pilot[Any], app: LtuiApp, words: str) -> None:
-    await until(pilot, lambda: any(words in message for message in notices(app)))
 
 
 async def test_an_own_key_replaces_the_default_one_everywhere_it_is_named() -> None:
@@ -56,21 +56,17 @@ async def test_an_own_key_replaces_the_default_one_everywhere_it_is_named() -> N
         await pilot.press("?")
         await until(pilot, lambda: screen.panels.log_panel.has_focus_within)
         await pilot.press("f9")
-        await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+        await reached(pilot, ConfirmScreen)
         assert notices(app) == []
 
 
-async def test_an_action_may_have_the_name_of_a_setting() -> None:
-    write_config("keys: {theme: f2}\n")
+async def test_two_actions_can_swap_their_keys_and_one_may_have_the_name_of_a_setting() -> None:
+    write_config("keys: {run.kill: d, run.diagnose: k, theme: f2}\n")
     async with one_run(frame()) as (pilot, app, _):
         assert app.theme == "ltui-dark"
         await pilot.press("f2")
-        await until(pilot, lambda: isinstance(app.screen, ThemeScreen))
-
-
-async def test_two_actions_can_swap_their_keys() -> None:
-    write_config("keys: {run.kill: d, run.diagnose: k}\n")
-    async with one_run(frame()) as (pilot, app, _):
+        await reached(pilot, ThemeScreen)
+        await pilot.press("escape")
         await pilot.press("d")
         await answer(pilot)
         await until(pilot, lambda: app.asked == ["kill"])
@@ -86,21 +82,20 @@ async def test_a_damaged_value_is_named_and_the_rest_is_used() -> None:
         await answer(pilot)
         await until(pilot, lambda: app.asked == ["kill"])
         await pilot.press("s")
-        await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+        await reached(pilot, ConfirmScreen)
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe", b"theme: [1", b"[]", b"\x00" * 10])
-async def test_a_damaged_file_does_not_prevent_the_start(content: bytes) -> None:
-    write_config("")
-    config_path().write_bytes(content)
+@pytest.mark.parametrize(("content", "words"), [(b"\xff\xfe", "UTF-8"), (None, "not a file")])
+async def test_a_damaged_file_or_a_folder_does_not_prevent_the_start(
+    content: bytes | None, words: str
+) -> None:
+    config_path().parent.mkdir(parents=True)
+    if content is None:
+        config_path().mkdir()
+    else:
+        config_path().write_bytes(content)
     async with one_run(frame(), notifications=True) as (pilot, app, _):
-        await noticed(pilot, app, "config.yaml")
-
-
-async def test_a_folder_in_the_place_of_the_file_does_not_prevent_the_start() -> None:
-    config_path().mkdir(parents=True)
-    async with one_run(frame(), notifications=True) as (pilot, app, _):
-        await noticed(pilot, app, "this is not a file")
+        await noticed(pilot, app, words)
 
 
 async def test_unknown_actions_and_shared_keys_are_named_after_the_start() -> None:
