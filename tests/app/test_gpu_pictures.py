@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,16 @@ from textual.pilot import Pilot
 from tests.app.gpu_frames import gpu_frame
 from tests.app.one_run import OneRun, Script, settled, shown
 
+# The GPUs of a count are read once for each worker.
+pytestmark = pytest.mark.xdist_group("gpu pictures")
 SIZES = {80: (80, 24), 120: (120, 24), 160: (160, 30)}
+COUNTS = (1, 8, 64)
 
 
-@pytest.mark.parametrize("theme", ["dark", "light"])
-@pytest.mark.parametrize("width", sorted(SIZES))
-@pytest.mark.parametrize("count", [1, 8, 64])
+@pytest.mark.parametrize(
+    ("count", "width", "theme"),
+    [*product(COUNTS, SIZES, ["dark"]), *product(COUNTS, [120], ["light"])],
+)
 def test_panel(
     snap_compare: Callable[..., bool], library: Path, count: int, width: int, theme: str
 ) -> None:
