@@ -15,29 +15,13 @@ from ltui.training.tensor_queue.queue_reader import Record
 SECOND = 1_000_000_000
 
 
-def step(  # noqa: PLR0913  (the columns of a record)
-    global_step: int,
-    t_s: float,
-    *,
-    epoch: int = 0,
-    batch: int | None = None,
-    samples: float = 32,
-    loss: float = 1.0,
-    step_s: float = math.nan,
-    fetch_s: float = math.nan,
-    forward_s: float = math.nan,
-) -> Record:
+def step(global_step: int, t_s: float, **fields: float) -> Record:
+    """The record of a step. ``fields``: its columns, with the names of ``StepField``."""
     row = np.full(len(StepField), math.nan)
-    row[StepField.GLOBAL_STEP] = global_step
-    row[StepField.EPOCH] = epoch
-    row[StepField.BATCH] = global_step if batch is None else batch
-    row[StepField.SAMPLES] = samples
-    row[StepField.LOSS] = loss
-    row[StepField.STEP_S] = step_s
-    row[StepField.FETCH_S] = fetch_s
-    row[StepField.FORWARD_S] = forward_s
-    row[StepField.WALL_S] = 1000 + t_s
-    row[StepField.STEPPED] = 1
+    usual = {"epoch": 0, "batch": global_step, "samples": 32, "loss": 1.0, "stepped": 1}
+    always = {"global_step": global_step, "wall_s": 1000 + t_s}
+    for name, value in {**usual, **fields, **always}.items():
+        row[StepField[name.upper()]] = value
     return Record(
         seq=global_step, kind=int(RecordKind.STEP), t_ns=round(t_s * SECOND), label=b"", array=row
     )
@@ -61,22 +45,10 @@ def labelled(kind: RecordKind, label: dict[str, Any], values: Any = (), t_s: flo
 
 
 _PULSE = PulseState(
-    pid=100,
-    start_ticks=1,
-    rank=0,
-    local_rank=0,
-    world_size=2,
-    phase=Phase.FORWARD,
-    epoch=0,
-    batch=10,
-    global_step=10,
-    changed_ns=0,
-    changed_wall_s=1000.0,
-    outcome=Outcome.RUNNING,
-    decision_done=0,
-    telemetry_ok=True,
-    restarts=0,
-)
+    pid=100, start_ticks=1, rank=0, local_rank=0, world_size=2, phase=Phase.FORWARD, epoch=0,
+    batch=10, global_step=10, changed_ns=0, changed_wall_s=1000.0, outcome=Outcome.RUNNING,
+    decision_done=0, telemetry_ok=True, restarts=0,
+)  # fmt: skip
 
 
 def pulse(rank: int, phase: Phase, changed_s: float = 0.0, **fields: Any) -> PulseState:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from ltui.training.diagnosis.rules.early_warnings import loss_warning
 from ltui.training.shared.record_types import Outcome, Phase, RecordKind
+from ltui.training.state.metric_name_patterns import MAX_RANK_RATES, TOTAL_RANK, is_evaluation
 from ltui.training.state.record_fold import (
     EVENTS_KEPT,
     RECENT_STEPS,
@@ -22,7 +24,14 @@ from ltui.training.state.record_fold import (
     step_rows,
 )
 from ltui.training.state.run_snapshot import MetricValue, RankState
-from ltui.training.state.snapshot_from_fold import metrics, progress, rank_snapshots, throughput
+from ltui.training.state.snapshot_from_fold import (
+    POINT_INTERVAL_S,
+    metrics,
+    next_point,
+    progress,
+    rank_snapshots,
+    throughput,
+)
 from ltui.training.tensor_queue.queue_reader import Poll, Record
 from tests.required import required
 from tests.state.records import SECOND, labelled, pulse, step, steps
@@ -54,8 +63,10 @@ def histories(draw: st.DrawFn) -> list:
 
 
 @UNHURRIED
-@given(histories(), st.lists(st.integers(0, 60), max_size=5))
-def test_any_split_folds_to_the_same(records: list, cuts: list[int]) -> None:
+@given(histories(), st.lists(st.integers(0, 60), max_size=5), st.floats(0, 1000))
+def test_any_split_folds_to_the_same_within_bounds_and_without_impossible_rates(
+    records: list, cuts: list[int], later_s: float
+) -> None:
     whole = fold(FoldState(), 0, records).ranks[0]
     state = FoldState()
     edges = [0, *sorted(cuts), len(records)]
@@ -69,20 +80,11 @@ def test_any_split_folds_to_the_same(records: list, cuts: list[int]) -> None:
     assert split.between_epochs_s == pytest.approx(whole.between_epochs_s)
     assert repr(split.samples_per_s) == repr(whole.samples_per_s)
 
-
-@UNHURRIED
-@given(histories(), st.floats(0, 1000))
-def test_rates_are_never_negative_nor_from_nowhere(records: list, later_s: float) -> None:
-    state = fold(FoldState(), 0, records)
     found = throughput(state, records[-1].t_ns + round(later_s * SECOND))
     for rate in (found.samples_per_s, found.steps_per_s, found.best_samples_per_s):
         assert rate is None or (rate >= 0 and math.isfinite(rate))
     assert found.data_wait_share is None or 0 <= found.data_wait_share <= 1
 
-
-@UNHURRIED
-@given(histories())
-def test_bounds_hold(records: list) -> None:
     rank = fold(FoldState(), 0, records * 3).ranks[0]
     assert len(rank.recent_step_s) <= RECENT_STEPS
     assert len(rank.recent_loss) <= RECENT_STEPS
@@ -131,9 +133,7 @@ def test_a_rate_does_not_decay_and_is_unknown_after_a_window_without_a_batch() -
     rates = [throughput(state, (10 + s) * SECOND).samples_per_s for s in (0, 2, 4, 8)]
     assert rates == [pytest.approx(320)] * 4
     stale = throughput(state, 30 * SECOND)
-    assert stale.samples_per_s is None
-    assert stale.steps_per_s is None
-    assert stale.data_wait_share is None
+    assert (stale.samples_per_s, stale.steps_per_s, stale.data_wait_share) == (None, None, None)
     assert stale.best_samples_per_s == pytest.approx(320)
 
 
@@ -151,26 +151,20 @@ def test_the_figure_of_a_run_is_the_sum_of_its_ranks_and_never_above_the_best() 
     state = FoldState()
     for i in range(0, 60, 7):
         state = fold(fold(state, 0, fast[i : i + 7]), 1, slow[i : i + 7])
-        now = state.ranks[0].totals
-        assert now is not None
+        now = required(state.ranks[0].totals)
         found = throughput(state, now.t_ns)
         rows = rank_snapshots(state, {}, {}, now.t_ns)
         rates = [row.samples_per_s for row in rows if row.samples_per_s is not None]
         if found.samples_per_s is not None:
             assert found.samples_per_s == pytest.approx(sum(rates))
-            assert found.best_samples_per_s is not None
-            assert found.samples_per_s <= found.best_samples_per_s * (1 + 1e-9)
+            assert found.samples_per_s <= required(found.best_samples_per_s) * (1 + 1e-9)
 
 
-def test_batches_of_unknown_size_have_no_rate() -> None:
+def test_batches_of_unknown_size_have_no_rate_and_a_few_quick_steps_are_no_record() -> None:
     state = fold(FoldState(), 0, steps(40, 0.1, samples=math.nan))
     assert throughput(state, 4 * SECOND).samples_per_s is None
     assert state.best_samples_per_s is None
-
-
-def test_a_few_quick_steps_are_no_record() -> None:
-    state = fold(FoldState(), 0, steps(3, 0.001))
-    assert state.best_samples_per_s is None
+    assert fold(FoldState(), 0, steps(3, 0.001)).best_samples_per_s is None
 
 
 def test_labels_become_hello_plan_events_and_metrics() -> None:
@@ -221,17 +215,13 @@ def test_events_are_bounded_and_counted() -> None:
     assert state.events[-1].text == "999"
 
 
-def test_the_loss_is_the_users_where_they_log_it() -> None:
+def test_the_loss_is_the_users_where_they_log_it_and_no_metric_without_any() -> None:
     state = fold(FoldState(), 0, steps(3, 0.1, loss=2.0))
     assert metrics(state)["train/loss"].last == 2.0
     logged = labelled(RecordKind.METRICS, {"names": ["train/loss"], "step": 3}, [7.0])
     assert metrics(fold(state, 0, [logged]))["train/loss"].last == 7.0
-
-
-def test_no_loss_at_all_is_no_metric() -> None:
-    state = fold(FoldState(), 0, steps(20, 0.1, loss=math.nan))
-    assert metrics(state) == {}
-    assert state.ranks[0].bad_loss == 0
+    without = fold(FoldState(), 0, steps(20, 0.1, loss=math.nan))
+    assert (metrics(without), without.ranks[0].bad_loss) == ({}, 0)
 
 
 @pytest.mark.parametrize("name", ["train/loss", "loss", "generator_loss"])
@@ -246,9 +236,7 @@ def test_a_bad_loss_that_is_only_logged_is_noted(name: str) -> None:
     state = fold(state, 0, [logged(6, -math.inf)])
     rank = state.ranks[0]
     assert (rank.bad_loss, rank.bad_loss_step, rank.bad_loss_wall_s) == (3, 4, 5.0)
-    verdict = loss_warning(state)
-    assert verdict is not None
-    assert "is -inf since step 4" in verdict.cause
+    assert "is -inf since step 4" in required(loss_warning(state)).cause
     assert loss_warning(fold(state, 0, [logged(7, 0.5)])) is None
 
 
@@ -332,3 +320,43 @@ def test_the_best_rate_is_that_of_a_full_window() -> None:
     earlier = FoldState(best_samples_per_s=900.0, best_is_provisional=False)
     resumed = fold(earlier, 0, steps(200, 0.1))
     assert resumed.best_samples_per_s == 900.0
+
+
+def fold_of(*ranks: Sequence[Record]) -> FoldState:
+    state = FoldState()
+    for rank, records in enumerate(ranks):
+        state = fold(state, rank, records)
+    return state
+
+
+def test_a_point_of_the_throughput_needs_a_rate_of_every_rank() -> None:
+    assert next_point(FoldState(), [], None) is None
+    assert next_point(fold_of(steps(20, 0.1)), [0, 1], None) is None
+    both = fold_of(steps(20, 0.1), steps(20, 0.1, samples=64))
+    point = required(next_point(both, [0, 1], None))
+    assert point.rates == pytest.approx({TOTAL_RANK: 320 + 640, 0: 320, 1: 640})
+    assert point.step == 20
+    assert point.rates[TOTAL_RANK] == throughput(both, point.t_ns).samples_per_s
+    assert next_point(both, [0, 1], point) is None, "no step has ended since"
+    later = fold_of(*[steps(20 + int(POINT_INTERVAL_S / 0.1) + 1, 0.1)] * 2)
+    assert next_point(later, [0, 1], point) is not None
+
+
+@pytest.mark.parametrize("ranks", [1, MAX_RANK_RATES + 1])
+def test_ranks_have_no_point_of_their_own_if_there_is_one_or_too_many(ranks: int) -> None:
+    point = required(next_point(fold_of(*[steps(20, 0.1)] * ranks), range(ranks), None))
+    assert point.rates == pytest.approx({TOTAL_RANK: 320 * ranks})
+
+
+def test_names_say_whether_a_metric_is_of_training_or_of_evaluation() -> None:
+    evaluation = [
+        "val/loss",
+        "loss_test",
+        "eval/acc",
+        "val1/loss",
+        "val0_acc",
+        "validate/loss",
+        "testing/acc",
+    ]
+    training = ["train/loss", "value_loss", "valence", "lr", "latest/loss"]
+    assert [name for name in (*evaluation, *training) if is_evaluation(name)] == evaluation

@@ -11,6 +11,7 @@ from ltui.training.json_codec import from_json, to_json
 from ltui.training.slurm.batch_script import JobOptions
 from ltui.training.slurm.job_record import JobRecord
 from ltui.training.state.run_snapshot import (
+    FreezeWarning,
     MetricValue,
     RankSnapshot,
     RankState,
@@ -32,6 +33,7 @@ def test_a_snapshot_comes_back_from_json() -> None:
         throughput=Throughput(samples_per_s=2.0),
         ranks=(RankSnapshot(rank=0, state=RankState.OK, recent_step_s=(0.1, 0.2)),),
         verdicts=(Verdict(kind="k", level="dead", culprits=(1,), cause="c", evidence={"a": [1]}),),
+        cautions=(FreezeWarning(what="w", remedy=None),),
     )
     assert snapshot_from_json(json.loads(json.dumps(to_json(snapshot)))) == snapshot
 
