@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from ltui.training.lifecycle.run_processes import EngineExit
 from ltui.training.shared.record_types import Outcome, Phase, PulseState
 from ltui.training.state.record_fold import FoldedEvent, FoldState, RankFold
 from ltui.training.state.run_snapshot import CheckpointInfo, RunState, Verdict
+from tests.state.records import pulse
 
 ELASTIC_LOG = """\
 W1121 torch/distributed/elastic/multiprocessing/api.py:1000] Sending process 4301 closing signal
@@ -48,198 +50,155 @@ Root Cause (first observed failure):
   traceback : Signal 9 (SIGKILL) received by PID 4301
 ============================================================
 """
+FAILURES = tuple(worker_failures(ELASTIC_LOG))
+"""Rank 1 was killed first, then rank 0 failed."""
 
 
-def _pulse(rank: int, outcome: Outcome = Outcome.RUNNING, changed: float = 1.0) -> PulseState:
-    return PulseState(
-        pid=100 + rank, start_ticks=1, rank=rank, local_rank=rank, world_size=2,
-        phase=Phase.FORWARD, epoch=0, batch=0, global_step=7, changed_ns=0,
-        changed_wall_s=changed, outcome=outcome, decision_done=0, telemetry_ok=True, restarts=0,
-    )  # fmt: skip
+def _pulses(*outcomes: Outcome) -> dict[int, PulseState]:
+    return {
+        rank: pulse(rank, Phase.FORWARD, global_step=7, outcome=outcome)
+        for rank, outcome in enumerate(outcomes)
+    }
 
 
-def _raised(rank: int, t: float, name: str, message: str) -> RankFold:
-    fields: dict[str, Any] = {"type": name, "message": message, "t": t, "step": 7}
+def _raised(rank: int, name: str, message: str) -> FoldState:
+    fields: dict[str, Any] = {"type": name, "message": message, "t": 4.0 + rank, "step": 7}
     event = FoldedEvent(rank=rank, t_ns=0, kind="exception", text=message, fields=fields)
-    return RankFold(rank=rank, exception=event)
+    return FoldState(ranks={rank: RankFold(rank=rank, exception=event)})
 
 
 def _facts(**changes: Any) -> EndFacts:
-    facts = EndFacts(
-        exit=EngineExit(exit_code=1),
-        pulses={0: _pulse(0), 1: _pulse(1)},
-        global_step=7,
-    )
-    return replace(facts, **changes)
+    running = _pulses(Outcome.RUNNING, Outcome.RUNNING)
+    return replace(EndFacts(exit=EngineExit(exit_code=1), pulses=running, global_step=7), **changes)
 
 
-def test_a_stop_on_one_of_several_nodes() -> None:
-    gone = _raised(1, 1.0, "RuntimeError", "Connection closed by peer")
-    for fold in (FoldState(), FoldState(ranks={1: gone})):
-        end = classify_end(_facts(stop_requested=True, multi_node=True, fold=fold))
-        assert end.state is RunState.STOPPED
-        assert "no checkpoint was saved" in end.detail
-    own = FoldState(ranks={1: _raised(1, 1.0, "ValueError", "a mistake")})
-    assert (
-        classify_end(_facts(stop_requested=True, multi_node=True, fold=own)).state
-        is RunState.FAILED
-    )
-    assert classify_end(_facts(multi_node=True)).state is RunState.FAILED
-
-
-def test_a_launcher_that_was_killed_on_another_machine_is_the_cause() -> None:
-    victim = FoldState(ranks={0: _raised(0, 1.0, "RuntimeError", "Connection reset by peer")})
-    machines, lost = {0: "a", 1: "b"}, {"b": EngineExit(signal=9)}
-    facts = _facts(multi_node=True, fold=victim, machines=machines, lost_engines=lost)
-    end = classify_end(facts)
-    assert end.state is RunState.CRASHED
-    assert end.detail.startswith("on b the launcher was killed by SIGKILL")
-    assert end.detail.endswith("at step 7; the error of rank 0 on a followed from that")
-    own = FoldState(ranks={1: _raised(1, 1.0, "ValueError", "a mistake")})
-    assert "raised ValueError" in classify_end(replace(facts, fold=own)).detail
-
-
-def test_torch_elastic_says_who_failed_first() -> None:
-    failures = worker_failures(f"earlier output\n{ELASTIC_LOG}")
-    assert [(f.rank, f.exit_code, f.first) for f in failures] == [(0, 1, False), (1, -9, True)]
-    assert worker_failures("nothing of the kind") == []
-
-
-def test_the_killed_rank_is_the_cause_and_not_its_victim() -> None:
-    victim = _raised(0, 5.0, "RuntimeError", "Connection closed by peer [127.0.0.1]:3")
-    end = classify_end(
-        _facts(failures=tuple(worker_failures(ELASTIC_LOG)), fold=FoldState(ranks={0: victim}))
-    )
-    assert (end.state, end.first_failed_rank) == (RunState.CRASHED, 1)
-    assert end.detail.startswith("rank 1 was killed by SIGKILL")
-    assert end.detail.endswith("at step 7")
-
-
-def test_without_an_agent_the_silent_rank_is_the_cause() -> None:
-    victim = _raised(0, 5.0, "RuntimeError", "Connection reset by peer")
-    end = classify_end(_facts(fold=FoldState(ranks={0: victim})))
-    assert (end.state, end.first_failed_rank) == (RunState.CRASHED, 1)
-
-
-def test_a_rank_that_ended_before_the_others_is_named_before_their_error() -> None:
-    victim = FoldState(ranks={0: _raised(0, 5.0, "RuntimeError", "Connection reset by peer")})
-    pulses = {0: _pulse(0, Outcome.RAISED), 1: _pulse(1, Outcome.FINISHED)}
-    end = classify_end(_facts(fold=victim, pulses=pulses))
-    assert end.state is RunState.FAILED
-    assert end.detail.startswith(
-        "rank 1 ended its training at step 7 while the others went on; then rank 0 raised"
-    )
-
-
-def test_the_real_exception_wins_over_those_it_caused() -> None:
-    ranks = {
-        0: _raised(0, 4.0, "RuntimeError", "[gloo] Socket timeout"),
-        1: _raised(1, 5.0, "IndexError", "index 9 is out of bounds\nfor axis 0"),
-    }
-    end = classify_end(_facts(fold=FoldState(ranks=ranks)))
-    assert end.state is RunState.FAILED
-    assert end.detail == "rank 1 raised IndexError: index 9 is out of bounds at step 7"
-
-
-def test_an_error_of_the_users_own_is_no_consequence() -> None:
-    """Whatever words of ours it happens to contain."""
-    own = (
-        ("KeyError", "no such store: 'train'"),
-        ("ValueError", "the peer of sample 7 is missing"),
-        ("RuntimeError", "barrier height must be positive"),
-        ("RuntimeError", "Default process group has not been initialized"),
-    )
-    failures = tuple(worker_failures(ELASTIC_LOG))
-    for name, message in own:
-        fold = FoldState(ranks={0: _raised(0, 5.0, name, message)})
-        end = classify_end(_facts(failures=failures, fold=fold))
-        assert end.detail == f"rank 0 raised {name}: {message} at step 7"
+VICTIM = _raised(0, "RuntimeError", "Connection closed by peer [127.0.0.1]:3")
+OWN = _raised(1, "ValueError", "a mistake")
+TIMEOUT = _raised(0, "RuntimeError", "[gloo] Socket timeout")
+INDEX = _raised(1, "IndexError", "index 9 is out of bounds\nfor axis 0")
+ZERO = EngineExit(exit_code=0)
+WELL = _pulses(Outcome.FINISHED, Outcome.FINISHED)
+LEFT_EARLY = _pulses(Outcome.RAISED, Outcome.FINISHED)
+STOPPED = _facts(exit=ZERO, pulses=_pulses(Outcome.STOPPED, Outcome.STOPPED))
+WHOLE = CheckpointInfo(path="p", global_step=7, ok=True, saved_at=1.0)
+TORCHRUN = EndFacts(exit=EngineExit(exit_code=1), user_command=True, stop_requested=True)
+"""torchrun answers SIGTERM with an exception of its own and exit code 1."""
+SIGNALLED = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: "
+PRESET = replace(TORCHRUN, user_command=False, last_line=f"{SIGNALLED}15")
+TWO_NODES = _facts(multi_node=True)
+LOST_LAUNCHER = replace(
+    TWO_NODES, machines={0: "a", 1: "b"}, lost_engines={"b": EngineExit(signal=9)}
+)
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("facts", "state", "first_failed_rank", "detail"),
     [
-        ("DistStoreError", "wait timeout after 300000ms, keys: /default_pg/0//1"),
-        ("DistNetworkError", "The client socket has timed out after 60000ms while trying"),
-        ("RuntimeError", "[pair.cc:525] Read error [127.0.1.1]:24232: Connection reset by peer"),
-        ("RuntimeError", "[unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation"),
-        ("RuntimeError", "Application timeout caused pair closure"),
-        ("RuntimeError", "Rank 1 failed to pass monitoredBarrier in 1800000 ms"),
-        ("DistBackendError", "NCCL error in: x.cpp:3, remote process exited or there was"),
-        ("SIGTERMException", ""),
+        # The rank that died is the cause, and not those whose connections it broke.
+        (_facts(failures=FAILURES, fold=VICTIM), "crashed", 1,
+         r"^rank 1 was killed by SIGKILL.* at step 7$"),
+        (_facts(fold=VICTIM), "crashed", 1, "died without a Python error"),
+        (_facts(fold=VICTIM, pulses=LEFT_EARLY), "failed", 0,
+         "^rank 1 ended its training at step 7 while the others went on; then rank 0 raised"),
+        (_facts(fold=FoldState(ranks={**TIMEOUT.ranks, **INDEX.ranks})), "failed", 1,
+         "^rank 1 raised IndexError: index 9 is out of bounds at step 7$"),
+        # Ends that are no failure.
+        (_facts(exit=ZERO, pulses=WELL), "finished", None, ""),
+        (EndFacts(exit=ZERO, user_command=True), "finished", None, "^exit code 0$"),
+        (_facts(exit=ZERO), "finished", None,
+         "exit code 0, but rank 0 had not ended its training"),
+        (replace(STOPPED, checkpoints=(WHOLE,)), "stopped", None,
+         "^stopped at step 7, checkpoint verified$"),
+        (replace(STOPPED, checkpoints=(replace(WHOLE, ok=False),)), "stopped", None,
+         "^stopped at step 7, no checkpoint was saved$"),
+        # Signals as shells report them.
+        (EndFacts(exit=EngineExit(exit_code=137), user_command=True), "crashed", None, "SIGKILL"),
+        (replace(TORCHRUN, exit=EngineExit(exit_code=143)), "stopped", None, "SIGTERM"),
+        # A stop that was requested is no failure of a command without telemetry.
+        (TORCHRUN, "stopped", None,
+         r"^stopped on request \(the command exited with code 1\); no checkpoint was saved$"),
+        (replace(TORCHRUN, failures=FAILURES), "crashed", 1, "SIGKILL"),
+        (replace(TORCHRUN, stop_requested=False), "failed", None, "exited with code 1"),
+        (replace(TORCHRUN, user_command=False), "failed", None, "exited with code 1"),
+        # A stop before the ranks train. The launcher of a preset is torchrun.
+        (PRESET, "stopped", None, "no checkpoint was saved"),
+        (replace(PRESET, stop_requested=False), "failed", None, ""),
+        (replace(PRESET, last_line=f"{SIGNALLED}11"), "failed", None, ""),
+        (replace(PRESET, last_line="ImportError: no module named data"), "failed", None, ""),
+        (replace(PRESET, failures=FAILURES), "crashed", 1, ""),
+        # A stop on one of several nodes.
+        (replace(TWO_NODES, stop_requested=True), "stopped", None, "no checkpoint was saved"),
+        (replace(TWO_NODES, stop_requested=True, fold=VICTIM), "stopped", None,
+         "no checkpoint was saved"),
+        (replace(TWO_NODES, stop_requested=True, fold=OWN), "failed", 1, ""),
+        (TWO_NODES, "failed", None, ""),
+        # A launcher that was killed on another machine.
+        (replace(LOST_LAUNCHER, fold=VICTIM), "crashed", None,
+         "^on b the launcher was killed by SIGKILL.* at step 7; "
+         "the error of rank 0 on a followed from that$"),
+        (replace(LOST_LAUNCHER, fold=OWN), "failed", 1, "raised ValueError"),
+        # Nobody saw the end, or it could not begin.
+        (_facts(exit=None), "lost", None, "how it ended is unknown"),
+        (_facts(exit=None, rebooted=True), "lost", None, "the machine was restarted"),
+        (_facts(exit=None, pulses=WELL), "finished", None, ""),
+        (_facts(exit=None, shim_died=True), "crashed", None, ""),
+        (EndFacts(exit=EngineExit(exit_code=127, error="x could not be started: no")),
+         "failed", None, "^x could not be started: no$"),
+    ],
+)  # fmt: skip
+def test_the_state_the_rank_and_the_cause_of_an_end(
+    facts: EndFacts, state: str, first_failed_rank: int | None, detail: str
+) -> None:
+    end = classify_end(facts)
+    assert (end.state.value, end.first_failed_rank) == (state, first_failed_rank)
+    assert re.search(detail, end.detail), end.detail
+    assert end.exit_code == (facts.exit.exit_code if facts.exit else None)
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "is_consequence"),
+    [
+        # Errors of the user's own, whatever words of ours they happen to contain.
+        ("KeyError", "no such store: 'train'", False),
+        ("ValueError", "the peer of sample 7 is missing", False),
+        ("RuntimeError", "barrier height must be positive", False),
+        ("RuntimeError", "Default process group has not been initialized", False),
+        # What torch says of a partner that has gone.
+        ("DistStoreError", "wait timeout after 300000ms, keys: /default_pg/0//1", True),
+        ("DistNetworkError", "The client socket has timed out after 60000ms while trying", True),
+        (
+            "RuntimeError",
+            "[pair.cc:525] Read error [127.0.1.1]:2: Connection reset by peer",
+            True,
+        ),
+        (
+            "RuntimeError",
+            "[unbound_buffer.cc:81] Timed out waiting 1800ms for recv operation",
+            True,
+        ),
+        ("RuntimeError", "Application timeout caused pair closure", True),
+        ("RuntimeError", "Rank 1 failed to pass monitoredBarrier in 1800000 ms", True),
+        ("DistBackendError", "NCCL error in: x.cpp:3, remote process exited or there was", True),
+        ("SIGTERMException", "", True),
     ],
 )
-def test_what_torch_says_of_a_partner_that_has_gone(name: str, message: str) -> None:
-    fold = FoldState(ranks={0: _raised(0, 5.0, name, message)})
-    end = classify_end(_facts(failures=tuple(worker_failures(ELASTIC_LOG)), fold=fold))
-    assert (end.state, end.first_failed_rank) == (RunState.CRASHED, 1)
+def test_an_error_of_the_users_own_is_no_consequence_as_those_of_torch_are(
+    name: str, message: str, is_consequence: bool
+) -> None:
+    end = classify_end(_facts(failures=FAILURES, fold=_raised(0, name, message)))
+    assert end.first_failed_rank == int(is_consequence)
+    own = f"rank 0 raised {name}: {message} at step 7"
+    assert end.state is RunState.CRASHED if is_consequence else end.detail == own
 
 
-def test_ends_that_are_no_failure() -> None:
-    well = {r: _pulse(r, Outcome.FINISHED) for r in (0, 1)}
-    assert (
-        classify_end(_facts(exit=EngineExit(exit_code=0), pulses=well)).state is RunState.FINISHED
-    )
-    left = {r: _pulse(r, Outcome.STOPPED) for r in (0, 1)}
-    whole = CheckpointInfo(path="p", global_step=7, ok=True, saved_at=1.0)
-    stopped = classify_end(_facts(exit=EngineExit(exit_code=0), pulses=left, checkpoints=(whole,)))
-    assert stopped.detail == "stopped at step 7, checkpoint verified"
-    broken = replace(whole, ok=False)
-    stopped = classify_end(_facts(exit=EngineExit(exit_code=0), pulses=left, checkpoints=(broken,)))
-    assert stopped.detail == "stopped at step 7, no checkpoint was saved"
-    plain = classify_end(EndFacts(exit=EngineExit(exit_code=0), user_command=True))
-    assert (plain.state, plain.detail) == (RunState.FINISHED, "exit code 0")
-
-
-def test_an_end_before_training_ended_says_so() -> None:
-    end = classify_end(_facts(exit=EngineExit(exit_code=0)))
-    assert "exit code 0, but rank 0 had not ended its training" in end.detail
-
-
-def test_signals_as_shells_report_them() -> None:
-    end = classify_end(EndFacts(exit=EngineExit(exit_code=137), user_command=True))
-    assert (end.state, "SIGKILL" in end.detail) == (RunState.CRASHED, True)
-    asked = classify_end(
-        EndFacts(exit=EngineExit(exit_code=143), user_command=True, stop_requested=True)
-    )
-    assert asked.state is RunState.STOPPED
-
-
-def test_a_stop_that_was_asked_for_is_no_failure_of_a_command_without_telemetry() -> None:
-    """torchrun answers SIGTERM with an exception of its own and exit code 1."""
-    torchrun = EndFacts(exit=EngineExit(exit_code=1), user_command=True, stop_requested=True)
-    end = classify_end(torchrun)
-    assert (end.state, end.exit_code) == (RunState.STOPPED, 1)
-    assert end.detail == (
-        "stopped on request (the command exited with code 1); no checkpoint was saved"
-    )
-    failed = replace(torchrun, failures=tuple(worker_failures(ELASTIC_LOG)))
-    assert classify_end(failed).state is not RunState.STOPPED, "a rank had failed by itself"
-    assert classify_end(replace(torchrun, stop_requested=False)).state is RunState.FAILED
-    preset = replace(torchrun, user_command=False)
-    assert classify_end(preset).state is RunState.FAILED
-
-
-def test_a_stop_before_the_ranks_train_is_no_failure() -> None:
-    """The launcher of a preset is torchrun, which ends with an exception at the signal."""
-    line = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: "
-    facts = EndFacts(exit=EngineExit(exit_code=1), stop_requested=True, last_line=f"{line}15")
-    end = classify_end(facts)
-    assert (end.state, end.exit_code) == (RunState.STOPPED, 1)
-    assert "no checkpoint was saved" in end.detail
-    for other in (
-        replace(facts, stop_requested=False),
-        replace(facts, last_line=f"{line}11"),
-        replace(facts, last_line="ImportError: no module named data"),
-        replace(facts, failures=tuple(worker_failures(ELASTIC_LOG))),
-    ):
-        assert classify_end(other).state is not RunState.STOPPED
+def test_torch_elastic_says_who_failed_first() -> None:
+    assert [(f.rank, f.exit_code, f.first) for f in FAILURES] == [(0, 1, False), (1, -9, True)]
+    earlier = f"earlier output\n{ELASTIC_LOG}"
+    assert (tuple(worker_failures(earlier)), worker_failures("nothing")) == (FAILURES, [])
 
 
 def test_the_end_says_what_the_verdict_knows_of_a_dead_rank() -> None:
-    victim = _raised(0, 5.0, "RuntimeError", "Connection closed by peer")
-    end = classify_end(_facts(fold=FoldState(ranks={0: victim})))
-    assert "died without a Python error" in end.detail
+    end = classify_end(_facts(fold=VICTIM))
     verdict = Verdict(
         kind="killed", level="dead", culprits=(1,), cause="...", confidence=0.95,
         evidence={
@@ -263,19 +222,6 @@ def test_the_end_says_what_the_verdict_knows_of_a_dead_rank() -> None:
     assert with_verdict_cause(end, (raised,), 7) == end
     other = replace(verdict, evidence={"reasons": {"0": "was killed by SIGKILL"}})
     assert with_verdict_cause(end, (other,), 7) == end
-
-
-def test_a_command_that_could_not_start() -> None:
-    end = classify_end(EndFacts(exit=EngineExit(exit_code=127, error="x could not be started: no")))
-    assert (end.state, end.detail) == (RunState.FAILED, "x could not be started: no")
-
-
-def test_nobody_saw_it() -> None:
-    assert classify_end(_facts(exit=None)).state is RunState.LOST
-    assert "the machine was restarted" in classify_end(_facts(exit=None, rebooted=True)).detail
-    well = {r: _pulse(r, Outcome.FINISHED) for r in (0, 1)}
-    assert classify_end(_facts(exit=None, pulses=well)).state is RunState.FINISHED
-    assert classify_end(_facts(exit=None, shim_died=True)).state is RunState.CRASHED
 
 
 def test_the_line_that_says_most() -> None:

@@ -246,23 +246,18 @@ def test_evidence_is_kept_for_a_time(tmp_path: Path, reason: str) -> None:
     assert not run_dir.path.exists()
 
 
-def test_an_old_directory_in_which_something_changed_is_kept(tmp_path: Path) -> None:
-    run_dir = _ended(tmp_path, code=1)
-    _make_old(run_dir)
-    run_dir.engine_log_path(1).parent.mkdir()
-    run_dir.engine_log_path(1).write_text("still there")
+def test_a_live_agent_or_one_in_whose_directory_something_changed_keeps_it(tmp_path: Path) -> None:
+    changed, live = _ended(tmp_path, code=1), _ended(tmp_path, node=2)
+    with live.lock_path.open("r+b") as lock:
+        write_lock_text(lock.fileno(), live.lock_path)
+    for run_dir in (changed, live):
+        _make_old(run_dir)
+    changed.engine_log_path(1).parent.mkdir()
+    changed.engine_log_path(1).write_text("still there")
     remove_unneeded_agents(tmp_path)
-    assert run_dir.path.exists()
-
-
-def test_a_live_agent_keeps_its_directory(tmp_path: Path) -> None:
-    run_dir = _ended(tmp_path)
-    with run_dir.lock_path.open("r+b") as lock:
-        write_lock_text(lock.fileno(), run_dir.lock_path)
-    _make_old(run_dir)
-    remove_unneeded_agents(tmp_path)
+    assert changed.path.exists()
     remove_agents_of(RunDir(tmp_path / "runs" / "brave-owl-0002"))
-    assert run_dir.path.exists()
+    assert live.path.exists()
 
 
 def test_deleting_a_run_removes_what_its_agents_left_in_the_same_home(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from ltui.app.presentation.run_configuration import code_lines, short_code_lines
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle import record_code as recorder
 from ltui.training.lifecycle.record_code import code_folder, record_code
+from ltui.training.process.proc_files import entry_of
 from ltui.training.store.code_record import (
     CodeRecord,
     diff_path,
@@ -24,6 +25,7 @@ from ltui.training.store.code_record import (
 )
 from ltui.training.store.run_directory import RunDir
 from tests.required import required
+from tests.waiting import wait_for
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -47,14 +49,11 @@ def repository(tmp_path: Path) -> Path:
 
 
 def make_run(home: Path, run_id: str, cwd: Path, *command: str) -> tuple[RunDir, RunSpec]:
+    argv = command or (sys.executable, "src/train.py")
     spec = RunSpec(
-        id=run_id,
-        name=run_id[:-5],
-        created_at=time.time(),
-        cwd=str(cwd),
-        python=sys.executable,
-        command=command or (sys.executable, "src/train.py"),
-    )
+        id=run_id, name=run_id[:-5], created_at=time.time(), cwd=str(cwd), python=sys.executable,
+        command=argv,
+    )  # fmt: skip
     run = RunDir(home / "runs" / run_id)
     run.path.mkdir(parents=True)
     run.write_spec(spec)
@@ -155,19 +154,19 @@ def test_a_git_that_hangs_is_given_up(
     assert record.commit is None
     assert record.packages, "the rest is recorded"
     child = int((tmp_path / "bin" / "git.child").read_text())
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline and Path(f"/proc/{child}/cmdline").exists():
-        if not Path(f"/proc/{child}/cmdline").read_bytes():
-            break  # a zombie, which the test machine's first process collects
-        time.sleep(0.02)
-    else:
-        assert not Path(f"/proc/{child}").exists()
+    # Its zombie waits for the first process of the machine.
+    wait_for(lambda: (entry := entry_of(child)) is None or not entry.living, seconds=20)
 
 
-def test_without_git_and_without_a_repository(
+def test_without_a_commit_without_a_repository_and_without_git(
     repository: Path, private_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outside = tmp_path / "outside"
+    empty, outside = tmp_path / "empty", tmp_path / "outside"
+    empty.mkdir()
+    git(empty, "init", "-q")
+    record = recorded(*make_run(private_home, "owl-0000", empty))
+    assert record.note == "the repository has no commit yet"
+    assert record.repository == str(empty)
     outside.mkdir()
     record = recorded(*make_run(private_home, "owl-0001", outside))
     assert record.note == f"{outside} is in no git repository"
@@ -175,15 +174,6 @@ def test_without_git_and_without_a_repository(
     monkeypatch.setenv("PATH", str(outside))
     record = recorded(*make_run(private_home, "owl-0002", repository))
     assert record.note == "git is not installed"
-
-
-def test_a_repository_without_a_commit(private_home: Path, tmp_path: Path) -> None:
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    git(empty, "init", "-q")
-    record = recorded(*make_run(private_home, "owl-0001", empty))
-    assert record.note == "the repository has no commit yet"
-    assert record.repository == str(empty)
 
 
 def test_the_repository_cannot_start_programs(

@@ -1,4 +1,4 @@
-"""The first seconds of a supervisor, in which nothing answers yet."""
+"""The state of a run whose supervisor only starts, and which processes are the run's own."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from pathlib import Path
 import pytest
 
 from ltui.training.config.run_spec import RunSpec
+from ltui.training.lifecycle import run_status
+from ltui.training.lifecycle.run_processes import shim_identity
 from ltui.training.lifecycle.run_status import resolve_here
 from ltui.training.lifecycle.supervisor_client import STILL_STARTING
 from ltui.training.process import identity
-from ltui.training.process.identity import boot_id, start_ticks
+from ltui.training.process.identity import boot_id, identify, start_ticks
+from ltui.training.state.run_snapshot import RunSnapshot, RunState
 from ltui.training.store.run_directory import RunDir, write_json
 from tests.waiting import wait_for
 
@@ -55,10 +58,46 @@ def test_a_supervisor_is_starting_until_it_answers(
     assert (starting.detail, starting.history_note) == (STILL_STARTING, None)
 
     os.kill(process.pid, signal.SIGSTOP)
-    time.sleep(0.1)
-    assert "does not answer" in str(resolve_here(run).detail)
+    wait_for(lambda: "does not answer" in str(resolve_here(run).detail))
     os.kill(process.pid, signal.SIGCONT)
     monkeypatch.setattr(identity, "STARTING_S", 0.0)
     late = resolve_here(run)
     assert "does not answer" in str(late.detail)
     assert late.history_note is not None
+
+
+@pytest.mark.parametrize("state", [RunState.QUEUED, RunState.STARTING])
+def test_a_recovered_run_that_goes_on_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: RunState
+) -> None:
+    this_process = identify(os.getpid())
+    for name, result in {
+        "is_abandoned": True,
+        "lock_holder": this_process,
+        "has_live_shim": state is RunState.STARTING,
+        "resolve_snapshot": RunSnapshot(id="a", name="a", state=state),
+    }.items():
+        monkeypatch.setattr(run_status, name, lambda _, result=result: result, raising=False)
+    monkeypatch.setattr(run_status, "restart_supervisor", lambda _: None)
+    began_s = time.monotonic()
+    assert run_status.recover_run(RunDir(tmp_path), 20.0)
+    assert time.monotonic() - began_s < 10
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_known"),
+    [
+        ({}, True),
+        ({"start_ticks": 0}, False),
+        ({"boot_id": None}, False),
+        ({"boot_id": "another boot"}, False),
+        ({"pid": "1"}, False),
+    ],
+)
+def test_a_given_run_cannot_name_any_process_as_its_own(
+    run: RunDir, changes: dict[str, object], is_known: bool
+) -> None:
+    pid = os.getpid()
+    document = {"pid": pid, "start_ticks": start_ticks(pid), "boot_id": boot_id(), "attempt": 1}
+    write_json(run.shim_path, {**document, **changes})
+    assert (shim_identity(run) is not None) is is_known
