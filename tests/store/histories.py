@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import sqlite3
 from collections.abc import Iterable, Sequence
@@ -67,3 +69,31 @@ def snapshot(**changes: Any) -> RunSnapshot:
         "state": RunState.RUNNING,
     }
     return RunSnapshot(**{**values, **changes})
+
+
+def written(folder: Path, batches: Iterable[Batch], **options: Any) -> RunDir:
+    """Return a run whose history holds the batches, all of its first attempt."""
+    run = run_dir(folder)
+    with closing(StoreWriter(run.db_path, **options)) as store:
+        begin(store)
+        write(store, 1, batches)
+    return run
+
+
+def checkpoint(folder: Path, step: int, saved_at: float, **facts: object) -> Path:
+    """Write a complete checkpoint, of which older versions knew no more than this."""
+    folder.mkdir(exist_ok=True)
+    path, data = folder / f"step-{step:08d}-stop.ckpt", b"weights"
+    path.write_bytes(data)
+    manifest = {
+        "version": 1, "global_step": step, "saved_at": saved_at, "size_bytes": len(data),
+        "sha256": hashlib.sha256(data).hexdigest(), "reason": "stop", **facts,
+    }  # fmt: skip
+    Path(f"{path}.json").write_text(json.dumps(manifest))
+    return path
+
+
+def empty_log(run: RunDir) -> None:
+    """Move the write-ahead log into the database, which a reader may have kept its writer from."""
+    with closing(sqlite3.connect(run.db_path)) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -20,6 +20,7 @@ from ltui.training.store import history_place
 from ltui.training.store.history_place import (
     history_file,
     left_histories,
+    network_file_system,
     read_place,
     remove_unneeded_histories,
     what_is_missing,
@@ -52,10 +53,19 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     unmount(disk)
 
 
-def _opened(run: RunDir) -> CopiedHistory:
+def _opened(run: RunDir, last_step: int = 0) -> CopiedHistory:
+    """Open the history of a run. With ``last_step``: begin it, with the steps from 1 on."""
     store, _ = open_history(run)
     assert isinstance(store, CopiedHistory)
+    if last_step:
+        begin(store)
+        store.commit(1, steps(1, last_step), snapshot())
     return store
+
+
+def _folder(run: RunDir) -> Path:
+    """Return the folder on the local disk in which the history is."""
+    return required(required(read_place(run)).folder)
 
 
 def _losses(run: RunDir) -> int:
@@ -71,6 +81,10 @@ def _copied(run: RunDir) -> int:
         return int(db.execute("SELECT count(*) FROM steps").fetchone()[0])
 
 
+def _until_copied(run: RunDir, last_step: int) -> None:
+    wait_for(lambda: run.db_path.exists() and _copied(run) == last_step)
+
+
 def test_on_a_local_disk_nothing_is_copied(tmp_path: Path) -> None:
     run = run_dir(tmp_path)
     store, missing = open_history(run)
@@ -83,14 +97,11 @@ def test_on_a_local_disk_nothing_is_copied(tmp_path: Path) -> None:
 
 def test_readers_here_read_the_history_and_the_copy_follows(tmp_path: Path, local: Path) -> None:
     run = run_dir(tmp_path)
-    store = _opened(run)
-    begin(store)
-    store.commit(1, steps(1, 300), snapshot())
+    store = _opened(run, 300)
     assert _losses(run) == 300, "a reader on this machine does not wait for a copy"
-    wait_for(run.db_path.exists)
-    wait_for(lambda: _copied(run) == 300)
+    _until_copied(run, 300)
     store.commit(1, steps(301, 500))
-    folder = required(required(read_place(run)).folder)
+    folder = _folder(run)
     assert history_file(run).path == folder / "run.db"
     assert folder.is_relative_to(local)
     store.close()
@@ -138,13 +149,11 @@ def test_another_machine_continues_from_the_copy_and_says_what_is_missing(
     tmp_path: Path, local: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_dir(tmp_path)
-    dead = _opened(run)
-    begin(dead)
-    dead.commit(1, steps(1, 200), snapshot())
-    wait_for(lambda: run.db_path.exists() and _copied(run) == 200)
+    dead = _opened(run, 200)
+    _until_copied(run, 200)
     monkeypatch.setattr(dead, "_copy", lambda: False)  # the machine is as good as dead from here on
     dead.commit(1, steps(201, 300))
-    old = required(required(read_place(run)).folder)
+    old = _folder(run)
     hidden = local.rename(tmp_path / "gone")
     others = tmp_path / "others"
     others.mkdir()
@@ -168,14 +177,11 @@ def test_a_full_run_directory_keeps_the_last_copy_and_says_so(
     local: Path, small_disk: Path
 ) -> None:
     run = run_dir(small_disk)
-    store = _opened(run)
-    begin(store)
-    store.commit(1, steps(1, 100), snapshot())
-    wait_for(lambda: run.db_path.exists() and _copied(run) == 100)
+    store = _opened(run, 100)
+    _until_copied(run, 100)
     ballast = fill(small_disk)
     store.commit(1, steps(101, 5000))
-    note = wait_for(lambda: store.copy_note)
-    assert note is not None
+    note = required(wait_for(lambda: store.copy_note))
     assert note.startswith("not copied to the run directory since ")
     assert note.endswith("(disk full)")
     assert _copied(run) == 100
@@ -185,7 +191,7 @@ def test_a_full_run_directory_keeps_the_last_copy_and_says_so(
     assert not list(run.path.glob(".run.db*"))
     ballast.unlink()
     again = _opened(run)
-    wait_for(lambda: _copied(run) == 5000)
+    _until_copied(run, 5000)
     assert again.copy_note is None
     again.close()
     assert list(left_histories()) == []
@@ -196,9 +202,7 @@ def test_a_full_local_disk_fails_the_commit_and_nothing_else(
 ) -> None:
     monkeypatch.setenv("LTUI_HISTORY_DIR", str(small_disk))
     run = run_dir(tmp_path)
-    store = _opened(run)
-    begin(store)
-    store.commit(1, steps(1, 100), snapshot())
+    store = _opened(run, 100)
     ballast = fill(small_disk)
     with pytest.raises(sqlite3.Error, match="full"):
         store.commit(1, steps(101, 20000))
@@ -230,6 +234,8 @@ def test_a_copy_that_is_killed_leaves_the_previous_one(tmp_path: Path) -> None:
         with closing(sqlite3.connect(f"{target.as_uri()}?immutable=1", uri=True)) as db:
             assert db.execute("PRAGMA quick_check").fetchall() == [("ok",)]
             assert db.execute("SELECT count(*) FROM steps").fetchone() == (30_000,)
+        if parts == 3:
+            break
     assert parts, "no kill came in the middle of a copy"
     copy_database(source, target)
     assert not (tmp_path / ".target.db.part").exists()
@@ -261,10 +267,8 @@ def test_a_copy_is_of_one_moment(tmp_path: Path) -> None:
 
 def test_a_damaged_history_is_kept_and_the_copy_continued(tmp_path: Path, local: Path) -> None:
     run = run_dir(tmp_path)
-    store = _opened(run)
-    begin(store)
-    store.commit(1, steps(1, 300), snapshot())
-    wait_for(lambda: run.db_path.exists() and _copied(run) == 300)
+    store = _opened(run, 300)
+    _until_copied(run, 300)
     place = required(read_place(run))
     store.close()
     folder = required(place.folder)
@@ -283,11 +287,9 @@ def test_a_copied_run_directory_leaves_the_history_of_the_original(
     tmp_path: Path, local: Path
 ) -> None:
     run = run_dir(tmp_path)
-    store = _opened(run)
-    begin(store)
-    store.commit(1, steps(1, 200), snapshot())
-    wait_for(lambda: run.db_path.exists() and _copied(run) == 200)
-    folder = required(required(read_place(run)).folder)
+    store = _opened(run, 200)
+    _until_copied(run, 200)
+    folder = _folder(run)
     copy = RunDir(run.path.with_name("copy-0001"))
     shutil.copytree(run.path, copy.path)
     assert _losses(copy) == 200
@@ -327,9 +329,7 @@ def test_the_history_returns_to_a_run_directory_on_a_local_disk(
     tmp_path: Path, local: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_dir(tmp_path)
-    store = _opened(run)
-    begin(store)
-    store.commit(1, steps(1, 100), snapshot())
+    store = _opened(run, 100)
     monkeypatch.setattr(store, "_copy", lambda: False)
     store.close()
     assert required(read_place(run)).is_here
@@ -352,7 +352,7 @@ def test_only_what_no_run_needs_is_removed(
     store = _opened(run)
     monkeypatch.setattr(store, "_copy", lambda: False)
     store.close()
-    folder = required(required(read_place(run)).folder)
+    folder = _folder(run)
     if state == "superseded":
         history_place.write_place(run, folder.with_name("another"))
     elif state == "deleted":
@@ -374,3 +374,50 @@ def test_a_folder_that_cannot_be_used_is_named(
         ProblemError, match=r"absent/.* cannot be used: No such .* Set LTUI_HISTORY_DIR"
     ):
         open_history(run_dir(tmp_path))
+
+
+# Which folders are on a network file system, by the text of the kernel's list of mounts.
+
+MOUNTS = """\
+21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
+30 21 0:40 / /home rw,relatime shared:2 - nfs4 server:/home rw,vers=4.2
+31 30 8:2 / /home/me/local rw - xfs /dev/sdb1 rw
+32 21 0:50 / /scratch rw shared:9 master:1 - lustre 10.0.0.1@tcp:/fs rw,flock
+33 21 0:51 / /with\\040space rw - cifs //server/share rw
+34 21 0:52 / /object rw - fuse.juicefs JuiceFS:x rw
+35 21 0:53 / /container rw - fuse.fuse-overlayfs fuse-overlayfs rw
+36 21 0:54 / /hidden rw - nfs server:/a rw
+37 36 0:55 / /hidden rw - tmpfs tmpfs rw
+38 21 0:56 / /cloud rw - fuse some rw
+broken line
+"""
+
+
+@pytest.mark.parametrize(
+    ("folder", "kind"),
+    [
+        ("/home/me/.local/share/ltui", "nfs4"),
+        ("/home/me/local/ltui", None),
+        ("/homework", None),
+        ("/scratch/me", "lustre"),
+        ("/with space/ltui", "cifs"),
+        ("/object/a", "fuse.juicefs"),
+        ("/container/a", None),
+        ("/hidden/a", None),
+        ("/cloud", "fuse"),
+        ("/tmp", None),
+    ],
+)
+def test_the_mount_nearest_above_counts(folder: str, kind: str | None) -> None:
+    assert network_file_system(Path(folder), MOUNTS) == kind
+
+
+def test_a_link_leads_to_the_file_system_of_its_target(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("/scratch/me")
+    assert network_file_system(link, MOUNTS) == "lustre"
+
+
+def test_the_mounts_of_this_machine_can_be_read(tmp_path: Path) -> None:
+    assert network_file_system(Path("/proc")) is None
+    assert network_file_system(tmp_path, "") is None

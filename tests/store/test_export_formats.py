@@ -21,10 +21,10 @@ from ltui.training.process.python_environment import load_library
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.history_queries import ExportRow
 from ltui.training.store.history_reader import RunStore
-from ltui.training.store.history_writer import Batch, Cursor, StoreWriter
+from ltui.training.store.history_writer import Batch, Cursor, Sample, StoreWriter
 from ltui.training.store.run_directory import RunDir
 from tests.ltui_command import run_ltui
-from tests.store.event_files import Scalar, comparable, read_events, single
+from tests.store.event_files import assert_complete, read_events, single
 from tests.store.histories import begin, snapshot, steps
 
 STRANGE_NAME = "bell\x07 and\nnewline\tü"
@@ -40,25 +40,23 @@ def make_run(home: Path, run_id: str) -> RunDir:
     begin(store)
     for rank in (0, 1):
         store.commit(1, steps(1, 10, rank=rank, factor=0.1 + rank))
-    store.commit(1, _samples(1, 10))
+    store.commit(1, samples(1, 10))
     begin(store, 2, resumed_step=8)
     store.commit(2, steps(9, 15, factor=0.3))
-    store.commit(2, _samples(9, 15), snapshot(id=run_id, name=run_id[:-5]))
+    store.commit(2, samples(9, 15), snapshot(id=run_id, name=run_id[:-5]))
     store.close()
     return run
 
 
-def _samples(first: int, last: int) -> Batch:
+def samples(first: int, last: int) -> Batch:
     special = {3: math.nan, 4: math.inf, 5: -math.inf}
-    samples: list[tuple[int, int, str, int | None, int | None, float, float]] = []
+    rows: list[Sample] = []
     for step in range(first, last + 1):
-        samples.append(
-            (0, step * 3, "val/acc", step, 0, 100.25 + step, special.get(step, step / 8))
-        )
-        samples.append((0, step * 3 + 1, STRANGE_NAME, step, 0, 100.5 + step, -step))
+        rows.append((0, step * 3, "val/acc", step, 0, 100.25 + step, special.get(step, step / 8)))
+        rows.append((0, step * 3 + 1, STRANGE_NAME, step, 0, 100.5 + step, -step))
         if step >= LATE_STEP:
-            samples.append((0, step * 3 + 2, "late", step, 1, 100.75 + step, 1e-12 * step))
-    return Batch(samples=samples, cursors={0: Cursor(last * 3 + 3)})
+            rows.append((0, step * 3 + 2, "late", step, 1, 100.75 + step, 1e-12 * step))
+    return Batch(samples=rows, cursors={0: Cursor(last * 3 + 3)})
 
 
 def stored_rows(run: RunDir) -> list[ExportRow]:
@@ -77,26 +75,13 @@ def test_tensorboard_reads_every_value_step_and_time(runs: list[RunDir], tmp_pat
     assert main(command) == 0
     assert main(command) == 0, "a second export replaces the first"
     for run in runs:
-        rows = stored_rows(run)
-        assert {row.metric for row in rows} == {"late", STRANGE_NAME, "train/loss", "val/acc"}
-        for rank in (0, 1):
-            expected: dict[str, list[Scalar]] = {}
-            for row in rows:
-                if row.rank == rank:
-                    scalar = (row.step, row.time or 0.0, single(row.value))
-                    expected.setdefault(row.metric, []).append(scalar)
-            found = read_events(folder / run.id / (f"rank-{rank}" if rank else ""))
-            assert found.keys() == expected.keys()
-            for tag in found:
-                assert comparable(found[tag]) == comparable(expected[tag])
-
-
-def test_the_second_attempt_replaces_the_repeated_steps(runs: list[RunDir], tmp_path: Path) -> None:
-    assert main(["export", runs[0].id, "--to", "tensorboard", "-o", str(tmp_path)]) == 0
-    loss = read_events(tmp_path / runs[0].id)["train/loss"]
+        names = {row.metric for row in stored_rows(run)}
+        assert names == {"late", STRANGE_NAME, "train/loss", "val/acc"}
+        assert_complete(run, folder / run.id)
+    loss = read_events(folder / runs[0].id)["train/loss"]
     assert [step for step, _, _ in loss] == list(range(1, 16))
-    assert loss[7][2] == single(0.1 * 8)
-    assert loss[8][2] == single(0.3 * 9)
+    # The second attempt replaces the steps that it repeats.
+    assert [loss[7][2], loss[8][2]] == [single(0.1 * 8), single(0.3 * 9)]
 
 
 def test_a_file_for_each_of_many_ranks_stays_closed(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ import csv
 import io
 import json
 import math
-import os
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -19,24 +19,17 @@ from ltui.training.store.database_schema import LAYOUT, StoreError
 from ltui.training.store.export_files import write_csv, write_json
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.history_writer import Batch, Cursor, StoreWriter
-from ltui.training.store.run_checkpoints import checkpoint_to_resume, list_checkpoints, verify
-from tests.store.histories import begin, run_dir, snapshot, steps, stored_rows
+from tests.store.histories import begin, run_dir, snapshot, steps, stored_rows, written
 
 
 def _written(folder: Path, count: int = 500) -> Path:
-    run = run_dir(folder)
-    store = StoreWriter(run.db_path)
-    begin(store)
-    store.commit(1, steps(1, count), snapshot())
-    store.close()
-    return run.db_path
+    return written(folder, [steps(1, count)]).db_path
 
 
 def test_a_newer_layout_is_refused_by_name(tmp_path: Path) -> None:
     path = _written(tmp_path)
-    with sqlite3.connect(path) as connection:
-        connection.execute(f"PRAGMA user_version = {LAYOUT + 1}")
-    connection.close()
+    with closing(sqlite3.connect(path)) as db:
+        db.execute(f"PRAGMA user_version = {LAYOUT + 1}")
     with pytest.raises(StoreError, match="written by a newer ltui"):
         RunStore(run_dir(tmp_path))
     with pytest.raises(StoreError, match="Upgrade ltui"):
@@ -44,28 +37,23 @@ def test_a_newer_layout_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_history_without_later_columns_is_read_and_continued(tmp_path: Path) -> None:
-    path = _written(tmp_path, 3)
     gpus = [GpuSnapshot(index=0, sampled_at=1.0, power_w=70.0, sm_activity=0.5)]
-    store = StoreWriter(path)
-    store.commit(1, Batch(gpus=gpus))
-    store.close()
-    connection = sqlite3.connect(path)
-    for table, column in (
-        ("gpu_samples", "sm_activity"),
-        ("steps", "transfer_s"),
-        ("samples", "n"),
-    ):
-        connection.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
-    connection.commit()
-    connection.close()
+    logged = Batch(gpus=gpus, samples=[(0, 9, "val/loss", 1, 0, 1.0, 2.0)])
+    path = written(tmp_path, [steps(1, 3), logged]).db_path
+    columns = [f"samples DROP {name}" for name in ("n", "low", "high", "last", "first_step")]
+    with closing(sqlite3.connect(path)) as db:
+        for later in (*columns, "gpu_samples DROP sm_activity", "steps DROP transfer_s"):
+            db.execute(f"ALTER TABLE {later}")
     with RunStore(run_dir(tmp_path)) as history:
         readings = history.gpu_history(0, last_s=9.0)
         assert (readings["power_w"].tolist(), str(readings["sm_activity"][0])) == ([70.0], "nan")
         assert len(history.curve("step/loss").steps) == 3
         assert math.isnan(history.last_steps(1)[0][StepField.TRANSFER_S])
-    store = StoreWriter(path)
-    store.commit(1, Batch(gpus=[replace(gpus[0], sampled_at=2.0)]))
-    store.close()
+        assert [(row.step, row.value) for row in history.export(["val/loss"])] == [(1, 2.0)]
+        assert history.curve("val/loss").mean.tolist() == [2.0]
+    with closing(StoreWriter(path)) as store:
+        assert store.combined() == 0
+        store.commit(1, Batch(gpus=[replace(gpus[0], sampled_at=2.0)]))
     with RunStore(run_dir(tmp_path)) as history:
         assert str(history.gpu_history(0, last_s=9.0)["sm_activity"].tolist()) == "[nan, 0.5]"
 
@@ -189,66 +177,15 @@ def test_export_as_csv_and_json(tmp_path: Path) -> None:
     assert json.loads(empty.getvalue()) == []
 
 
-def _checkpoint(folder: Path, step: int, saved_at: float, data: bytes = b"weights") -> Path:
-    import hashlib
-
-    path = folder / f"step-{step:08d}-stop.ckpt"
-    path.write_bytes(data)
-    manifest = {
-        "version": 1, "global_step": step, "saved_at": saved_at, "size_bytes": len(data),
-        "sha256": hashlib.sha256(data).hexdigest(), "reason": "stop",
-    }  # fmt: skip
-    Path(f"{path}.json").write_text(json.dumps(manifest))
-    return path
-
-
-def test_only_whole_checkpoints_are_resumed_from(tmp_path: Path) -> None:
-    assert checkpoint_to_resume(tmp_path / "none") is None
-    _checkpoint(tmp_path, 10, 1.0)
-    cut = _checkpoint(tmp_path, 30, 3.0)
-    cut.write_bytes(b"wei")
-    flipped = _checkpoint(tmp_path, 20, 2.0)
-    flipped.write_bytes(b"wxights")
-    (tmp_path / "step-00000040-stop.ckpt").write_bytes(b"no manifest")
-    Path(f"{_checkpoint(tmp_path, 50, 5.0)}.json").write_text("{")
-    found = {info.global_step: info.ok for info in list_checkpoints(tmp_path)}
-    assert found == {0: False, 10: None, 20: None, 30: False}
-    assert [verify(info).ok for info in list_checkpoints(tmp_path)] == [False, True, False, False]
-    best = checkpoint_to_resume(tmp_path)
-    assert best is not None
-    assert (best.global_step, best.ok) == (10, True)
-
-
 def test_an_export_reports_a_damaged_page(tmp_path: Path) -> None:
     path = _written(tmp_path)
-    with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        (size,) = connection.execute("PRAGMA page_size").fetchone()
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        (size,) = db.execute("PRAGMA page_size").fetchone()
         query = "SELECT rootpage FROM sqlite_master WHERE name = 'steps'"
-        (page,) = connection.execute(query).fetchone()
-    connection.close()
+        (page,) = db.execute(query).fetchone()
     with path.open("r+b") as file:
         file.seek((page - 1) * size)
         file.write(b"\xff" * 100)
     with RunStore(run_dir(tmp_path)) as history, pytest.raises(StoreError, match="damaged"):
         list(history.export(["train/loss"]))
-
-
-@pytest.mark.parametrize("name", ["a\0b", "folder", "pipe"])
-def test_a_manifest_that_names_no_regular_file_is_damaged(tmp_path: Path, name: str) -> None:
-    (tmp_path / "step-00000010-stop.ckpt" / "folder").mkdir(parents=True)
-    os.mkfifo(tmp_path / "step-00000010-stop.ckpt" / "pipe")
-    files = {name: {"sha256": "0", "size_bytes": 0}}
-    manifest = json.dumps({"global_step": 10, "saved_at": 1.0, "files": files})
-    (tmp_path / "step-00000010-stop.ckpt.json").write_text(manifest)
-    (info,) = list_checkpoints(tmp_path)
-    assert verify(info).ok is False
-    assert checkpoint_to_resume(tmp_path) is None
-
-
-def test_the_last_saved_counts_not_the_furthest(tmp_path: Path) -> None:
-    _checkpoint(tmp_path, 500, 1.0)
-    _checkpoint(tmp_path, 120, 2.0)
-    best = checkpoint_to_resume(tmp_path)
-    assert best is not None
-    assert best.global_step == 120

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +10,12 @@ import pytest
 
 from ltui.training.store.export_files import FollowedEvents, event_file_name, export_events
 from ltui.training.store.history_queries import ExportRow
-from ltui.training.store.history_writer import Batch, Cursor, StoreWriter
+from ltui.training.store.history_writer import StoreWriter
 from ltui.training.store.run_directory import RunDir
 from tests.small_disk import fill, mount_small_disk, unmount
 from tests.store.event_files import assert_complete, read_events
 from tests.store.histories import begin, run_dir, steps
+from tests.store.test_export_formats import samples
 
 pytest.importorskip("tensorboard")
 BEGAN = 50.0
@@ -41,18 +41,6 @@ def folder(tmp_path: Path) -> Path:
 
 def followed(folder: Path) -> FollowedEvents:
     return FollowedEvents(folder, BEGAN, "mirror")
-
-
-def samples(first: int, last: int) -> Batch:
-    """Values of a metric of rank 0, with numbers that are not finite."""
-    special = {3: math.nan, 4: math.inf, 5: -math.inf}
-    return Batch(
-        samples=[
-            (0, 100 + step, "val/acc", step, 0, 100.0 + step, special.get(step, step / 8))
-            for step in range(first, last + 1)
-        ],
-        cursors={0: Cursor(last + 101)},
-    )
 
 
 def test_new_values_are_appended(run: RunDir, store: StoreWriter, folder: Path) -> None:

@@ -20,16 +20,13 @@ from ltui.training.store.history_reader import RunStore
 from ltui.training.store.history_windows import WINDOW_SIZES
 from ltui.training.store.history_writer import Batch, StoreWriter
 from ltui.training.store.run_directory import RunDir
-from tests.store.histories import begin, run_dir, step_row, steps, write
+from tests.required import required
+from tests.store.histories import StepRow, begin, run_dir, step_row, steps, stored_rows, written
 
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 4096, 30_000])
 def test_a_curve_is_whole_whatever_its_length(tmp_path: Path, count: int) -> None:
-    run = run_dir(tmp_path)
-    store = StoreWriter(run.db_path)
-    begin(store)
-    write(store, 1, (steps(s, min(s + 999, count)) for s in range(1, count + 1, 1000)))
-    store.close()
+    run = written(tmp_path, (steps(s, min(s + 999, count)) for s in range(1, count + 1, 1000)))
     with RunStore(run) as history:
         curve = history.curve("train/loss", max_points=500)
         everything = history.curve("train/loss", max_points=10**9, rank=None)
@@ -43,11 +40,8 @@ def test_a_curve_is_whole_whatever_its_length(tmp_path: Path, count: int) -> Non
 
 
 def test_rows_far_back_become_windows_and_nothing_falls_between(tmp_path: Path) -> None:
-    run = run_dir(tmp_path)
-    store = StoreWriter(run.db_path, keep_rows=5000)
-    begin(store)
-    write(store, 1, (steps(s, s + 999) for s in range(1, 40_001, 1000)))
-    store.close()
+    batches = (steps(s, s + 999) for s in range(1, 40_001, 1000))
+    run = written(tmp_path, batches, keep_rows=5000)
     with RunStore(run) as history:
         rows = list(history.export(["train/loss"]))
         full = [row.step for row in rows[-5000:]]
@@ -67,12 +61,10 @@ def test_an_export_holds_every_step_once_at_the_best_resolution_that_is_kept(
 ) -> None:
     last = {0: 40_000, 1: 39_000}
     monkeypatch.setattr(history_writer, "KEEP_WINDOWS", 100)
-    run = run_dir(tmp_path)
-    store = StoreWriter(run.db_path, keep_rows=1000)
-    begin(store)
-    for rank, end in last.items():
-        write(store, 1, (steps(s, s + 999, rank=rank, factor=1.0) for s in range(1, end + 1, 1000)))
-    store.close()
+    batches = [
+        steps(s, s + 999, rank=rank) for rank, end in last.items() for s in range(1, end + 1, 1000)
+    ]
+    run = written(tmp_path, batches, keep_rows=1000)
     thinned = WindowedPart()
     with RunStore(run) as history:
         rows = list(thinned.watch(history.export(["train/loss"])))
@@ -88,19 +80,14 @@ def test_an_export_holds_every_step_once_at_the_best_resolution_that_is_kept(
         assert {row.step - row.first_step + 1 for row in mine if row.first_step} >= {64, 4096}
         assert all((row.low, row.high) == (row.first_step, row.step) for row in mine if row.low)
         assert sum(row.first_step is None for row in mine) >= 1000
-    said = thinned.sentence()
-    assert said is not None
+    said = required(thinned.sentence())
     assert said.startswith("Steps 1 to 38")
     assert "of train/loss are stored as windows of up to 4096 steps" in said
 
 
 def test_a_metric_that_was_logged_as_nan_is_in_the_export(tmp_path: Path) -> None:
-    run = run_dir(tmp_path)
-    store = StoreWriter(run.db_path)
-    begin(store)
-    values = enumerate((0.5, math.nan))
-    store.commit(1, Batch(samples=[(0, n, "val/acc", n, 0, 1.0, value) for n, value in values]))
-    store.close()
+    samples: list[Any] = [(0, n, "val/acc", n, 0, 1.0, v) for n, v in enumerate((0.5, math.nan))]
+    run = written(tmp_path, [Batch(samples=samples)])
     thinned = WindowedPart()
     with RunStore(run) as history:
         rows = list(thinned.watch(history.export(["val/acc"])))
@@ -109,38 +96,28 @@ def test_a_metric_that_was_logged_as_nan_is_in_the_export(tmp_path: Path) -> Non
 
 
 def test_an_unknown_epoch_is_stored_as_none(tmp_path: Path) -> None:
-    run = run_dir(tmp_path)
-    store = StoreWriter(run.db_path)
-    begin(store)
     row = step_row(1)
     row[StepField.EPOCH] = math.nan
-    store.commit(1, Batch(steps=[(0, 1, row)]))
-    store.close()
+    run = written(tmp_path, [Batch(steps=[(0, 1, row)])])
     with RunStore(run) as history:
         (exported,) = history.export(["step/seconds"])
         assert (exported.step, exported.epoch) == (1, None)
         assert np.isnan(history.curve("step/seconds").epochs).all()
 
 
+WINDOW_COLUMNS = ("level", "win", "n", "loss_n", "loss_mean", "loss_low", "loss_high")
+
+
 def test_windows_are_what_numpy_makes_of_the_rows(tmp_path: Path) -> None:
     rng = np.random.default_rng(7)
     losses = rng.normal(size=10_000)
     losses[rng.integers(0, 10_000, 500)] = math.nan
-    run = run_dir(tmp_path)
-    store = StoreWriter(run.db_path)
-    begin(store)
-    for first in range(0, 10_000, 777):
-        part = range(first, min(first + 777, 10_000))
-        store.commit(1, Batch(steps=[(0, s, step_row(s, losses[s])) for s in part]))
-    found = {
-        (level, win): values
-        for level, win, *values in store._connection.execute(
-            "SELECT level, win, n, loss_n, loss_mean, loss_low, loss_high FROM step_windows"
-        )
-    }
-    store.close()
-    assert {level for level, _ in found} == {64, 4096}
-    for (level, win), (n, known, mean, low, high) in found.items():
+    rows: list[StepRow] = [(0, s, step_row(s, losses[s])) for s in range(10_000)]
+    batches = (Batch(steps=rows[first : first + 777]) for first in range(0, 10_000, 777))
+    found = stored_rows(written(tmp_path, batches), "step_windows")
+    assert {row["level"] for row in found} == {64, 4096}
+    for row in found:
+        level, win, n, known, mean, low, high = (row[name] for name in WINDOW_COLUMNS)
         window = losses[win * level : (win + 1) * level]
         assert (n, known) == (level, np.isfinite(window).sum())
         assert mean == pytest.approx(np.nanmean(window))
@@ -184,12 +161,7 @@ def test_a_resumed_attempt_replaces_what_came_after_its_checkpoint(tmp_path: Pat
 
 
 def test_ranks_are_kept_apart_and_can_be_averaged(tmp_path: Path) -> None:
-    run = run_dir(tmp_path)
-    store = StoreWriter(run.db_path)
-    begin(store)
-    for rank in range(3):
-        store.commit(1, steps(1, 200, rank=rank, factor=float(rank)))
-    store.close()
+    run = written(tmp_path, [steps(1, 200, rank=rank, factor=float(rank)) for rank in range(3)])
     with RunStore(run) as history:
         assert history.curve("train/loss", rank=2).mean[-1] == 400.0
         together = history.curve("train/loss", rank=None)
@@ -214,12 +186,8 @@ def test_the_users_metric_of_that_name_wins(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_not_a_number_is_a_gap_and_infinity_is_kept(tmp_path: Path) -> None:
-    run = run_dir(tmp_path)
-    store = StoreWriter(run.db_path)
-    begin(store)
     values = enumerate((1.0, math.nan, math.inf, 2.0))
-    store.commit(1, Batch(steps=[(0, s, step_row(s, v)) for s, v in values]))
-    store.close()
+    run = written(tmp_path, [Batch(steps=[(0, s, step_row(s, v)) for s, v in values])])
     with RunStore(run) as history:
         curve = history.curve("train/loss")
         assert [row.step for row in history.export(["train/loss"])] == [0, 1, 2, 3]
@@ -229,9 +197,6 @@ def test_a_loss_that_is_not_a_number_is_a_gap_and_infinity_is_kept(tmp_path: Pat
 
 def loss_history(folder: Path, logged: dict[str, list[float]], *, program: str = "") -> RunDir:
     """A history of ten steps with losses, and metrics that are logged at the same steps."""
-    run = run_dir(folder)
-    store = StoreWriter(run.db_path)
-    begin(store)
     hello = Event(1.0, "hello", "", {"program": program or None}, rank=0, seq=0)
     samples: list[Any] = [
         (0, 100 * number + s, name, s, 0, 0.0, value)
@@ -239,9 +204,7 @@ def loss_history(folder: Path, logged: dict[str, list[float]], *, program: str =
         for s, value in enumerate(values)
     ]
     rows: list[Any] = [(0, s, step_row(s, 1 / (s + 1))) for s in range(10)]
-    store.commit(1, Batch(steps=rows, samples=samples, events=[hello]))
-    store.close()
-    return run
+    return written(folder, [Batch(steps=rows, samples=samples, events=[hello])])
 
 
 EQUAL = [1 / (s + 1) for s in range(10)]

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ltui.app.cli import main
@@ -19,9 +20,14 @@ from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.history_reader import RunStore
+from ltui.training.store.history_writer import StoreWriter
 from ltui.training.store.labels_file import read_labels
 from ltui.training.store.run_directory import RunDir, list_runs
+from tests.required import required
+from tests.store.event_files import expected_events
+from tests.store.test_export_formats import make_run
 
+pytest.importorskip("tensorboard")
 SCRIPT = Path(__file__).with_name("logged_by_lightning.py")
 Values = dict[str, list[tuple[int, str]]]
 """Steps and values (as text, so that NaN equals NaN) of each metric."""
@@ -42,18 +48,6 @@ def _import(home: Path, *words: str) -> list[RunDir]:
     return sorted(list_runs(home), key=lambda run: run.id)
 
 
-@pytest.fixture(scope="module")
-def lightning_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list]]:
-    """The folder of a training with both loggers, and the values that they were given."""
-    pytest.importorskip("tensorboard")
-    folder = tmp_path_factory.mktemp("logs")
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(folder)], capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stderr
-    return folder, json.loads(done.stdout.strip().splitlines()[-1])
-
-
 def _given(recorded: list[list], precision: Callable[[float], float]) -> Values:
     values: Values = defaultdict(list)
     for name, step, value in recorded:
@@ -62,13 +56,13 @@ def _given(recorded: list[list], precision: Callable[[float], float]) -> Values:
     return {name: sorted(points, key=lambda point: point[0]) for name, points in values.items()}
 
 
-@pytest.mark.xdist_group("torch")
-def test_runs_of_lightnings_own_loggers_are_equal(
-    lightning_runs: tuple[Path, list[list]], private_home: Path
-) -> None:
-    import numpy as np
-
-    folder, recorded = lightning_runs
+@pytest.mark.slow
+def test_runs_of_lightnings_own_loggers_are_equal(private_home: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    argv = [sys.executable, str(SCRIPT), str(folder)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    recorded = json.loads(done.stdout.strip().splitlines()[-1])
     assert {name for name, _, _ in recorded} == {"train/loss", "val/loss", "late metric", "epoch"}
     board, table = _import(private_home, str(folder))
     assert (board.id[:-5], table.id[:-5]) == ("board-version_0", "csv-version_0")
@@ -130,20 +124,52 @@ def test_an_imported_run_is_an_ended_run_like_any_other(
     assert main(["delete", run.id]) == 0
 
 
-def test_a_long_table_keeps_every_value(private_home: Path, tmp_path: Path) -> None:
-    rows = "".join(f"{step},{step / 7!r}\n" for step in range(250_000))
+def test_a_long_table_keeps_every_value(
+    private_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Longer than what a history keeps of other runs, and than what is written at once."""
+    monkeypatch.setitem(required(StoreWriter.__init__.__kwdefaults__), "keep_rows", 1000)
+    monkeypatch.setattr("ltui.training.lifecycle.import_run._BATCH", 400)
+    rows = "".join(f"{step},{step / 7!r}\n" for step in range(5000))
     (run,) = _import(private_home, str(_table(tmp_path / "long", f"step,x\n{rows}")))
     with RunStore(run) as store:
         exported = list(store.export(["x"]))
-    assert [row.value for row in exported] == [step / 7 for step in range(250_000)]
+    assert [row.value for row in exported] == [step / 7 for step in range(5000)]
 
 
-def test_a_step_that_no_history_can_hold_is_the_number_of_its_row(
+def test_event_files_of_an_exported_run_are_imported_with_equal_values(
     private_home: Path, tmp_path: Path
 ) -> None:
-    text = f"step,epoch,x\n{2**63},1e300,0.5\n1,1,0.25\n"
-    (run,) = _import(private_home, str(_table(tmp_path / "large", text)))
-    assert _values(run) == {"x": [(0, "0.5"), (1, "0.25")]}
+    run = make_run(private_home, "owl-0001")
+    assert main(["export", run.id, "--to", "tensorboard", "-o", str(tmp_path / "events")]) == 0
+    _import(private_home, str(tmp_path / "events" / run.id))
+    imported = {other.id: _values(other) for other in list_runs(private_home) if other != run}
+    expected = [
+        {
+            name: [(step, repr(value)) for step, _, value in scalars]
+            for name, scalars in expected_events(run, rank).items()
+        }
+        for rank in (0, 1)
+    ]
+    assert sorted(imported.values(), key=len, reverse=True) == expected
+
+
+DEEP = "/".join("x" * 2000)
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        (f"step,epoch,x\n{2**63},1e300,0.5\n1,1,0.25\n", {"x": [(0, "0.5"), (1, "0.25")]}),
+        (f"step,{DEEP}\n1,2\n", {DEEP: [(1, "2.0")]}),
+    ],
+    ids=["a step that no history can hold is the number of its row", "a name that nests deeply"],
+)
+def test_unusual_tables_are_imported(
+    private_home: Path, tmp_path: Path, text: str, values: Values
+) -> None:
+    (run,) = _import(private_home, str(_table(tmp_path / "odd", text)))
+    assert _values(run) == values
 
 
 def test_what_is_no_number_is_left_out_and_told(
@@ -229,9 +255,3 @@ def test_a_hostile_file_is_refused_in_one_sentence(
     assert "\x1b" not in line
     assert captured.out == ""
     assert list_runs(private_home) == []
-
-
-def test_a_header_that_nests_deeply_hides_no_column(private_home: Path, tmp_path: Path) -> None:
-    name = "/".join("x" * 2000)
-    (run,) = _import(private_home, str(_table(tmp_path / "deep", f"step,{name}\n1,2\n")))
-    assert [len(values) for values in _values(run).values()] == [1]

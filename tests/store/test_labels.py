@@ -27,6 +27,7 @@ from ltui.training.state.run_labels import (
 )
 from ltui.training.store.labels_file import change_labels, read_labels
 from ltui.training.store.run_directory import RunDir
+from tests.required import required
 
 NAMES = st.from_regex(r"\w[\w.:/=+@-]{0,39}", fullmatch=True)
 
@@ -38,7 +39,7 @@ def run_dir(tmp_path: Path) -> RunDir:
 
 @example(set(), "", "0\r\x1b", False, 0)
 @given(
-    st.sets(NAMES, max_size=MOST_TAGS),
+    st.sets(NAMES, max_size=4),
     st.one_of(st.just(""), NAMES),
     st.text(max_size=MOST_NOTE_CHARACTERS),
     st.booleans(),
@@ -128,12 +129,10 @@ def test_writers_at_the_same_time_lose_nothing(run_dir: RunDir) -> None:
         for letter in "abc"
     ]
     for writer in writers:
-        assert writer.stdout is not None
-        assert writer.stdout.readline() == "ready\n"
+        assert required(writer.stdout).readline() == "ready\n"
     for writer in writers:
-        assert writer.stdin is not None
-        writer.stdin.write("go\n")
-        writer.stdin.flush()
+        required(writer.stdin).write("go\n")
+        required(writer.stdin).flush()
     for writer in writers:
         writer.communicate(timeout=60)
         assert writer.returncode == 0

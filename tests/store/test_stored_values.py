@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
 import pytest
 
 from ltui.training.lifecycle.resume_run import replaced_steps
-from ltui.training.shared.checkpoint_files import checkpoint_name
 from ltui.training.state.good_checkpoints import newest_checkpoint
 from ltui.training.state.run_snapshot import MetricValue
 from ltui.training.store.history_queries import StoredValues
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.history_writer import Batch, Sample, StoreWriter
 from ltui.training.store.run_checkpoints import choose_checkpoint, list_checkpoints, saved_by
-from ltui.training.store.run_directory import RunDir
-from tests.store.histories import begin, run_dir, steps, write
+from tests.required import required
+from tests.store.histories import begin, checkpoint, run_dir, steps, write
 
 
 def logged(first: int, last: int, factor: float, rank: int = 0, name: str = "acc") -> Batch:
@@ -89,46 +87,31 @@ def test_a_run_that_only_logs_values_keeps_those_of_every_attempt(tmp_path: Path
     store.close()
 
 
-def saved(run: RunDir, attempt: int, step: int, at: float) -> None:
-    """Write a complete checkpoint of an attempt."""
-    run.checkpoints_dir.mkdir(exist_ok=True)
-    path = run.checkpoints_dir / checkpoint_name(step, f"a{attempt}")
-    path.write_bytes(b"")
-    empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
-    numbers = {"attempt": attempt, "fit": 1, "global_step": step, "saved_at": at}
-    manifest = {**numbers, "file": path.name, "sha256": empty, "size_bytes": 0}
-    Path(f"{path}.json").write_text(json.dumps(manifest))
-
-
 @pytest.mark.parametrize(("second", "newest"), [(92, 92), (None, 50)])
 def test_a_resume_takes_the_newest_checkpoint_of_the_steps_that_count(
     tmp_path: Path, second: int | None, newest: int
 ) -> None:
     """Whether or not the attempt that went back to step 50 has saved a checkpoint itself."""
     run = run_dir(tmp_path)
-    saved(run, 1, 50, 1.0)
-    saved(run, 1, 242, 2.0)
+    folder = run.checkpoints_dir
+    checkpoint(folder, 50, 1.0, attempt=1, fit=1)
+    checkpoint(folder, 242, 2.0, attempt=1, fit=1)
     if second is not None:
-        saved(run, 2, second, 3.0)
+        checkpoint(folder, second, 3.0, attempt=2, fit=1)
     store = StoreWriter(run.db_path)
     begin(store)
     write(store, 1, [steps(1, 242)])
     begin(store, 2, resumed_step=50)
-    folder = run.checkpoints_dir
     if second is None:
         # Before its first step nothing is superseded, except for its own supervisor.
-        assert newest_checkpoint(list_checkpoints(folder)).global_step == 242  # type: ignore[union-attr]
-        live = newest_checkpoint(list_checkpoints(folder, store.spans(2)))
-        assert live is not None
-        assert live.global_step == 50
+        for spans, step in ((None, 242), (store.spans(2), 50)):
+            assert required(newest_checkpoint(list_checkpoints(folder, spans))).global_step == step
     write(store, 2, [steps(51, 95)])
     store.close()
     listed = list_checkpoints(folder)
     assert [c.global_step for c in listed if c.superseded] == [242]
-    chosen, shown = choose_checkpoint(folder).taken, newest_checkpoint(listed)
-    assert chosen is not None
-    assert shown is not None
-    assert (chosen.global_step, shown.global_step) == (newest, newest)
+    for found in (choose_checkpoint(folder).taken, newest_checkpoint(listed)):
+        assert required(found).global_step == newest
 
 
 def test_a_resume_from_a_checkpoint_that_the_run_had_left_returns_to_its_steps(
@@ -137,7 +120,7 @@ def test_a_resume_from_a_checkpoint_that_the_run_had_left_returns_to_its_steps(
     """The steps of the attempt between the two are no longer part of the run."""
     run = run_dir(tmp_path)
     for attempt, step in ((1, 50), (1, 242), (2, 92)):
-        saved(run, attempt, step, float(step))
+        checkpoint(run.checkpoints_dir, step, float(step), attempt=attempt, fit=1)
     store = StoreWriter(run.db_path)
     begin(store)
     write(store, 1, [steps(1, 250)])

@@ -140,22 +140,6 @@ def test_records_that_a_full_queue_dropped_are_counted_and_named(tmp_path: Path)
     recorded.close()
 
 
-def test_a_history_of_an_older_version_is_read(recorded: Recorded) -> None:
-    recorded.sender.send({"loss": 2.0}, 1, 0)
-    recorded.record()
-    recorded.close()
-    with contextlib.closing(sqlite3.connect(recorded.run.db_path)) as db:
-        for column in ("n", "low", "high", "last", "first_step"):
-            db.execute(f"ALTER TABLE samples DROP COLUMN {column}")
-        db.commit()
-    with RunStore(recorded.run) as history:
-        assert [(row.step, row.value) for row in history.export(["loss"])] == [(1, 2.0)]
-        assert history.curve("loss").mean.tolist() == [2.0]
-    store = StoreWriter(recorded.run.db_path)
-    assert store.combined() == 0
-    store.close()
-
-
 # The queue files of ended attempts.
 
 
