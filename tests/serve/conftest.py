@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ import psutil
 import pytest
 
 from tests.ltui_command import LTUI
+from tests.required import required
 
 Answer = tuple[int, dict[str, str], str]
 """Status, headers and text."""
@@ -26,9 +26,9 @@ class Served:
         self.process = subprocess.Popen(
             [*LTUI, "serve", "--port", "0", *options], stdout=subprocess.PIPE, text=True
         )
-        assert self.process.stdout is not None
-        self.about = self.process.stdout.readline()
-        self.address = self.process.stdout.readline().strip()
+        self._printed = required(self.process.stdout)
+        self.about = self._printed.readline()
+        self.address = self._printed.readline().strip()
         parts = urlsplit(self.address)
         self.host, self.port = parts.netloc, parts.port or 0
         (self.token,) = parse_qs(parts.query)["token"]
@@ -63,8 +63,7 @@ class Served:
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        self._printed.close()
 
 
 @pytest.fixture
@@ -80,9 +79,16 @@ def serve(private_home: object) -> Iterator[Callable[..., Served]]:
         server.close()
 
 
-@pytest.fixture
-def served(serve: Callable[..., Served]) -> Served:
-    return serve()
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One server for all tests of a module that leave it as it is."""
+    folder = tmp_path_factory.mktemp("served")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LTUI_HOME", str(folder / "home"))
+        patch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
+        server = Served()
+    yield server
+    server.close()
 
 
 def ends(process: psutil.Process) -> bool:
@@ -91,9 +97,3 @@ def ends(process: psutil.Process) -> bool:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
-
-
-def environment_of(process: psutil.Process) -> dict[str, str]:
-    with open(f"/proc/{process.pid}/environ", "rb") as file:
-        entries = file.read().split(b"\0")
-    return dict(os.fsdecode(entry).split("=", 1) for entry in entries if entry)

@@ -13,16 +13,10 @@ HOST = "127.0.0.1:8765"
 ORIGIN = f"http://{HOST}"
 
 
-@pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "127.9.9.9", "::1"])
-def test_names_of_this_machine(name: str) -> None:
-    assert is_loopback(name)
-
-
-@pytest.mark.parametrize(
-    "name", ["", "0.0.0.0", "::", "10.0.0.1", "localhost.evil.example", "2130706433"]
-)
-def test_other_names(name: str) -> None:
-    assert not is_loopback(name)
+def test_names_of_this_machine() -> None:
+    ours = ["localhost", "127.0.0.1", "127.9.9.9", "::1"]
+    others = ["", "0.0.0.0", "::", "10.0.0.1", "localhost.evil.example", "2130706433"]
+    assert [name for name in (*ours, *others) if is_loopback(name)] == ours
 
 
 @pytest.mark.parametrize("host", [HOST, "localhost", "localhost:9000", "[::1]:8765"])
@@ -35,22 +29,10 @@ def test_requests_of_the_own_page_are_answered(host: str) -> None:
 @pytest.mark.parametrize(
     "host",
     [
-        None,
-        "",
-        "evil.example",
-        "evil.example:8765",
-        "localhost.evil.example:8765",
-        "localhost@evil.example",
-        "127.0.0.1:8765@evil.example",
-        "evil.example@127.0.0.1:8765",
-        "127.0.0.1:8765/x",
-        "127.0.0.1:http",
-        "127.0.0.1:99999",
-        "[::1",
-        "[::1]x",
-        "[::1]x:8765",
-        "127.0.0.1 evil.example",
-        "localhost.",
+        *(None, "", "evil.example", "evil.example:8765", "localhost.evil.example:8765"),
+        *("localhost@evil.example", "127.0.0.1:8765@evil.example", "evil.example@127.0.0.1:8765"),
+        *("127.0.0.1:8765/x", "127.0.0.1:http", "127.0.0.1:99999", "127.0.0.1 evil.example"),
+        *("[::1", "[::1]x", "[::1]x:8765", "localhost."),
     ],
 )
 def test_another_host_is_refused(host: str | None) -> None:
@@ -61,9 +43,11 @@ def test_another_host_is_refused(host: str | None) -> None:
 
 @pytest.mark.parametrize(
     "origin",
-    ["null", "http://evil.example", "https://127.0.0.1:8765", "http://127.0.0.1:8766",
-     "http://localhost:8765", "http://127.0.0.1:8765.evil.example", "http://127.0.0.1"],
-)  # fmt: skip
+    [
+        *("null", "http://evil.example", "https://127.0.0.1:8765", "http://127.0.0.1:8766"),
+        *("http://localhost:8765", "http://127.0.0.1:8765.evil.example", "http://127.0.0.1"),
+    ],
+)
 def test_another_page_is_refused(origin: str) -> None:
     for is_websocket in (False, True):
         assert refusal(HOST, origin, is_websocket=is_websocket) is not None
@@ -77,7 +61,6 @@ def test_the_token_is_in_the_address_or_in_the_cookie_of_this_server() -> None:
     assert has_token("secret", {"token": "secret"}, {})
     assert has_token("secret", {}, {cookie_name("secret"): "secret"})
     assert not has_token("secret", {}, {})
-    assert not has_token("secret", {"token": ""}, {})
-    assert not has_token("secret", {"token": "secre"}, {})
     assert not has_token("secret", {}, {cookie_name("other"): "secret"})
-    assert not has_token("secret", {"token": "\udcff\u00e9"}, {})
+    for token in ("", "secre", "\udcff\u00e9"):
+        assert not has_token("secret", {"token": token}, {})

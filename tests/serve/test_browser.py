@@ -103,6 +103,7 @@ new Promise(done => {
 """
 
 
+@pytest.mark.slow
 async def test_the_dashboard_appears_and_other_pages_reach_nothing(
     served: Served, tmp_path: Path
 ) -> None:

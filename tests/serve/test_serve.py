@@ -213,8 +213,7 @@ async def test_what_no_page_sends_closes_the_page(served: Served, message: str) 
         await until_shown(websocket, READS_ONLY)
         (process,) = served.pages()
         await websocket.send_str(message)
-        while not websocket.closed:
-            await websocket.receive()
+        await _until_closed(websocket)
     wait_for(lambda: ends(process))
     assert served.get("/")[0] == 200
 
@@ -239,7 +238,10 @@ async def _until_closed(websocket: Any) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-async def test_nothing_is_left_when_the_server_ends(served: Served, number: signal.Signals) -> None:
+async def test_nothing_is_left_when_the_server_ends(
+    serve: Callable[..., Served], number: signal.Signals
+) -> None:
+    served = serve()
     async with page(served) as one, page(served) as two:
         await until_shown(one, READS_ONLY)
         await until_shown(two, READS_ONLY)
