@@ -19,11 +19,12 @@ from ltui.training.lifecycle.launch_run import launch
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
-from ltui.training.store.history_reader import RunStore
+from ltui.training.store.history_reader import RunStore, StoredEvent
 from ltui.training.store.run_directory import RunDir, ltui_home, new_run_id
 from ltui.training.supervise.health_monitor import evidence_dir
 from tests.live_processes import processes_with, wait_until_gone
 from tests.required import required
+from tests.small_disk import mount_small_disk, unmount
 from tests.waiting import wait_for
 
 ENGINE = Path(__file__).with_name("fake_engine.py")
@@ -110,6 +111,12 @@ class Runs:
             run, lambda s: s.supervisor_pid not in (None, killed) or s.state not in LIVE
         )
 
+    def more_steps(self, run: RunDir, steps: int = 20) -> RunSnapshot:
+        """Wait until a running run has trained ``steps`` more."""
+        begin = self.until(run, lambda s: s.global_step is not None and s.state is RunState.RUNNING)
+        goal = required(begin.global_step) + steps
+        return self.until(run, lambda s: (s.global_step or 0) > goal)
+
     def has_all_steps(self, run: RunDir, last: int | None) -> bool:
         """Return True if the history has each step of both ranks once, up to the last."""
         return self.steps(run, 0) == self.steps(run, 1) == list(range(1, required(last) + 1))
@@ -119,10 +126,31 @@ class Runs:
             return [row.step for row in store.export(["train/loss"]) if row.rank == rank]
 
 
+def stored_events(run: RunDir, *kinds: str) -> list[StoredEvent]:
+    """Return the events of these kinds, the oldest first."""
+    with RunStore(run) as store:
+        return [event for event in store.events() if event.kind in kinds]
+
+
 def read_diagnoses(run: RunDir, attempt: int) -> list[Diagnosis]:
     """Return the stored diagnoses of an attempt, the oldest first."""
     paths = sorted(evidence_dir(run, attempt).glob("[0-9]*.json"))
     return [Diagnosis.from_document(json.loads(path.read_bytes())) for path in paths]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """``small_disk(40)`` mounts an empty disk of 40 MB with a folder for runs."""
+    disk = tmp_path / "disk"
+
+    def mounted(size_mb: int, **limits: int) -> Path:
+        mount_small_disk(disk, size_mb, **limits)
+        (disk / "runs").mkdir()
+        return disk
+
+    yield mounted
+    if disk.is_mount():
+        unmount(disk)  # lazily: when the last process has left it
 
 
 @pytest.fixture

@@ -7,20 +7,27 @@ import json
 import os
 import socket
 import stat
-import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from ltui.training.lifecycle.supervisor_client import ControlClient, NotSupervisedError
 from ltui.training.process.identity import write_lock_text
+from ltui.training.state.record_fold import FoldState
 from ltui.training.state.run_snapshot import RunSnapshot, RunState
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise import control_requests
-from ltui.training.supervise.control_requests import ControlServer
+from ltui.training.supervise.control_requests import (
+    ControlServer,
+    RequestHandler,
+    check_coordination,
+)
 from tests.waiting import wait_for
 
 carried_out: list[object] = []
@@ -44,10 +51,15 @@ def _handle(order: dict[str, object]) -> dict[str, object]:
     return {"ok": True, "echo": order}
 
 
+def _connected(path: Path) -> socket.socket:
+    link = socket.socket(socket.AF_UNIX)
+    link.settimeout(60)
+    link.connect(str(path))
+    return link
+
+
 def _ask(path: Path, data: bytes) -> list[dict[str, Any]]:
-    with socket.socket(socket.AF_UNIX) as link:
-        link.settimeout(60)
-        link.connect(str(path))
+    with _connected(path) as link:
         link.sendall(data)
         link.shutdown(socket.SHUT_WR)
         with link.makefile("rb") as file:
@@ -82,18 +94,11 @@ def test_only_the_latest_snapshot_is_returned(server: ControlServer, tmp_path: P
 
 
 def test_a_slow_reader_holds_nobody_up(server: ControlServer, tmp_path: Path) -> None:
-    path = str(tmp_path / "control.sock")
-    big = RunSnapshot(id="a", name="n" * 3_000_000, state=RunState.RUNNING)
-    server.publish(big)
-    with socket.socket(socket.AF_UNIX) as sleeper, socket.socket(socket.AF_UNIX) as link:
-        sleeper.connect(path)
+    path = tmp_path / "control.sock"
+    server.publish(RunSnapshot(id="a", name="n" * 3_000_000, state=RunState.RUNNING))
+    with _connected(path) as sleeper:
         sleeper.sendall(b'{"cmd": "status"}\n')
-        link.settimeout(60)
-        link.connect(path)
-        link.sendall(b'{"cmd": "ping"}\n')
-        with link.makefile("rb") as file:
-            assert json.loads(file.readline())["ok"]
-        sleeper.settimeout(60)
+        assert _ask(path, b'{"cmd": "ping"}\n')[0]["ok"]
         with sleeper.makefile("rb") as file:
             assert len(json.loads(file.readline())["snapshot"]["name"]) == 3_000_000
 
@@ -115,9 +120,7 @@ def test_a_handler_that_fails_and_a_missing_thread_use_up_no_client(
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", cannot_start)
-    with socket.socket(socket.AF_UNIX) as link:
-        link.settimeout(60)
-        link.connect(str(path))
+    with _connected(path) as link:
         assert link.recv(1) == b""
     assert _ask(path, b'{"cmd": "ping"}\n')[0]["ok"]
     server.close()
@@ -136,8 +139,7 @@ def test_the_request_of_a_client_that_has_left_is_dropped(
 
     monkeypatch.setattr(socket.socket, "accept", accept_later)
     server = ControlServer(path, path, _handle)
-    with socket.socket(socket.AF_UNIX) as link:
-        link.connect(str(path))
+    with _connected(path) as link:
         link.sendall(b'{"cmd": "left"}\n')
     frozen.set()
     assert _ask(path, b'{"cmd": "stays"}\n')[0]["ok"]
@@ -149,30 +151,24 @@ def test_idle_clients_make_room(
     server: ControlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control_requests, "_IDLE_S", 0.2)
-    path = str(tmp_path / "control.sock")
+    path = tmp_path / "control.sock"
     with contextlib.ExitStack() as idle:
         for _ in range(64):
-            idle.enter_context(socket.socket(socket.AF_UNIX)).connect(path)
+            idle.enter_context(_connected(path))
         wait_for(lambda: _answers(path), seconds=30)
 
 
-def _answers(path: str) -> bool:
+def _answers(path: Path) -> bool:
     try:
-        return bool(_ask(Path(path), b'{"cmd": "ping"}\n'))
+        return bool(_ask(path, b'{"cmd": "ping"}\n'))
     except OSError:
         return False
 
 
 def test_an_endless_request_is_cut_off(server: ControlServer, tmp_path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as link:
-        link.settimeout(60)
-        link.connect(str(tmp_path / "control.sock"))
-        with pytest.raises(OSError):  # noqa: PT011 - reset or broken pipe
-            link.sendall(b"x" * (64 << 20))
-
-
-def test_the_socket_is_the_users_alone(server: ControlServer, tmp_path: Path) -> None:
-    assert stat.S_IMODE((tmp_path / "control.sock").stat().st_mode) == 0o600
+    link = _connected(tmp_path / "control.sock")
+    with link, pytest.raises(OSError):  # noqa: PT011 - reset or broken pipe
+        link.sendall(b"x" * (64 << 20))
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
@@ -187,9 +183,7 @@ def test_another_user_is_refused(server: ControlServer, tmp_path: Path) -> None:
     if child == 0:
         os.setuid(65534)
         try:
-            link = socket.socket(socket.AF_UNIX)
-            link.settimeout(60)
-            link.connect(str(path))
+            link = _connected(path)
             link.sendall(b'{"cmd": "ping"}\n')
             os.write(write_end, b"answer:" + link.recv(100))
         except OSError as error:
@@ -202,18 +196,15 @@ def test_another_user_is_refused(server: ControlServer, tmp_path: Path) -> None:
     assert output in (b"answer:", b"error:BrokenPipeError", b"error:ConnectionResetError"), output
 
 
-def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
+def test_a_stale_socket_is_replaced_by_one_of_the_user_alone(tmp_path: Path) -> None:
     path = tmp_path / "control.sock"
     left = socket.socket(socket.AF_UNIX)
     left.bind(str(path))
     left.close()
     server = ControlServer(path, path, _handle)
-    with socket.socket(socket.AF_UNIX) as link:
-        link.settimeout(60)
-        link.connect(str(path))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    _connected(path).close()
     server.close()
-    assert threading.active_count() < 20
-    assert sys.getrefcount(server) < 10
 
 
 def test_a_client_waits_while_many_others_connect(tmp_path: Path) -> None:
@@ -231,3 +222,59 @@ def test_a_client_waits_while_many_others_connect(tmp_path: Path) -> None:
         with pytest.raises(NotSupervisedError, match="does not answer"):
             ControlClient(run_dir).request({"cmd": "ping"}, 2.0)
         assert listener.accept()
+
+
+# Requests that the ranks of a run cannot carry out are refused with the reason.
+
+
+@pytest.mark.parametrize("command", ["stop", "stop_when", "pause", "continue", "checkpoint"])
+def test_ranks_that_cannot_act_together_are_not_asked_to(command: str) -> None:
+    check_coordination({"cmd": command}, None)
+    with pytest.raises(ValueError, match=r"its ranks cannot .*TypeError: no.*Only a kill"):
+        check_coordination({"cmd": command}, "TypeError: no")
+    for needs_no_rank in ({"cmd": "kill"}, {"cmd": "stop_when", "cancel": True}):
+        check_coordination(needs_no_rank, "TypeError: no")
+
+
+def test_a_program_without_checkpoints_is_stopped_although_its_ranks_cannot_agree() -> None:
+    check_coordination({"cmd": "stop"}, "no DDP", saves=False)
+    for command in ("pause", "stop_when"):
+        with pytest.raises(ValueError, match=r"\(no DDP\)\. It can be stopped, by a signal"):
+            check_coordination({"cmd": command}, "no DDP", saves=False)
+
+
+def _handler(state: RunState, command: tuple[str, ...] | None) -> RequestHandler:
+    attempt: Any = SimpleNamespace(
+        snapshot=RunSnapshot(id="a", name="a", state=state),
+        spec=SimpleNamespace(nodes=None, command=command),
+        evidence=SimpleNamespace(rounds=SimpleNamespace(request_diagnosis=Future)),
+        coordination_error=lambda: None,
+        fold=FoldState(),
+        has_pulses=lambda: False,
+    )
+    return RequestHandler(attempt, Mock(), threading.Event())
+
+
+@pytest.mark.parametrize(
+    ("state", "command", "why"),
+    [
+        (RunState.STARTING, ("sh",), "the ranks have not begun to train yet"),
+        (RunState.RUNNING, ("sh",), "this command sends no telemetry, so ltui cannot pause it"),
+        (RunState.RUNNING, None, "the ranks have not begun to train yet"),
+        (RunState.FINISHED, ("sh",), "the run is finished"),
+    ],
+)
+def test_ranks_without_a_pulse_are_not_paused(
+    state: RunState, command: tuple[str, ...] | None, why: str
+) -> None:
+    with pytest.raises(ValueError, match=why):
+        _handler(state, command).accept({"cmd": "pause"})
+
+
+@pytest.mark.parametrize("request_", [{"cmd": "diagnose"}, {"cmd": "stop_when", "cancel": True}])
+def test_a_request_without_an_answer_is_given_up(
+    request_: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_requests, "ANSWER_S", 0.01)
+    with pytest.raises(ValueError, match="its supervisor does not answer"):
+        _handler(RunState.RUNNING, None).accept(request_)

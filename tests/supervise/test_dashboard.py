@@ -22,8 +22,6 @@ from tests.waiting import wait_for
 
 from .conftest import Runs
 
-pytestmark = pytest.mark.usefixtures("private_home")
-
 
 class Dashboard:
     """A poller without a screen."""
@@ -52,9 +50,7 @@ def stored_losses(run: RunDir) -> list[float]:
         return list(store.curve("train/loss").steps.tolist())
 
 
-def test_curves_and_figures_are_those_of_the_supervisor(
-    watched: tuple[RunDir, Dashboard],
-) -> None:
+def test_curves_and_figures_are_those_of_the_supervisor(watched: tuple[RunDir, Dashboard]) -> None:
     run, dashboard = watched
     first = dashboard.until(lambda f: len(f.rates) == 3)
     later = dashboard.until(

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from ltui.app.diagnosis.request_diagnosis import request_diagnosis
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence, ThreadStack
 from ltui.training.lifecycle.rank_package import install_rank_package
 from ltui.training.lifecycle.supervisor_client import ControlClient
-from ltui.training.process.identity import ExitWatch
+from ltui.training.process.identity import ExitWatch, lock_holder
 from ltui.training.process.stack_dumps import dump_by_signal, parse_stacks
+from ltui.training.state.run_snapshot import LIVE
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.gather_evidence import (
     CollectorCache,
@@ -53,8 +55,7 @@ class Stuck:
             env=env, stdout=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
         self.processes.append(process)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
+        assert required(process.stdout).readline() == "ready\n"
         return process.pid
 
     def collect(self) -> Evidence:
@@ -89,8 +90,7 @@ class Stuck:
         for process in self.processes:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
+            required(process.stdout).close()
 
 
 @pytest.fixture
@@ -104,7 +104,6 @@ def functions(stack: ThreadStack | None) -> list[str]:
     return [f.function for f in stack.frames] if stack is not None else []
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
 def test_the_stack_of_every_kind_of_hang_is_read(
     stuck: Stuck, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,7 +133,6 @@ def test_the_stack_of_every_kind_of_hang_is_read(
     stuck.until(lambda e: e.ranks[3].workers[0].process.state == "T")
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
 def test_the_signal_for_stacks_does_not_make_a_frozen_rank_appear_alive(stuck: Stuck) -> None:
     for how in ("asleep", "gil", "worker"):
         stuck.start(how)
@@ -189,8 +187,7 @@ def test_the_exit_of_a_process_with_another_parent_is_observed(tmp_path: Path) -
         ["/bin/sh", "-c", "sleep 1000 & echo $!; wait"], stdout=subprocess.PIPE, text=True
     )
     try:
-        assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
+        pid = int(required(parent.stdout).readline())
         watch.add(pid)
         os.kill(pid, signal.SIGTERM)
         assert wait_for(lambda: watch.status(pid)) == signal.SIGTERM
@@ -215,7 +212,6 @@ def test_a_dump_of_faulthandler_is_parsed() -> None:
     assert (alone.main, alone.frames[0].function) == (True, "wait")
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
 def test_reading_stacks_does_no_harm_to_a_thread_that_runs(stuck: Stuck) -> None:
     """The main thread waits while another runs Python: faulthandler, asked for the stacks of all
     threads, walks frames that come and go meanwhile, and about one time in ten crashes."""
@@ -229,15 +225,12 @@ def test_reading_stacks_does_no_harm_to_a_thread_that_runs(stuck: Stuck) -> None
         return functions(main)
 
     # The script prints that it is ready just before it enters the function.
-    deadline = time.monotonic() + 30
-    while "another_runs" not in main_functions():
-        assert time.monotonic() < deadline, main_functions()
+    wait_for(lambda: "another_runs" in main_functions(), seconds=30, period_s=0)
     for _ in range(80):
         assert "another_runs" in main_functions()
     assert stuck.processes[0].poll() is None
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
 def test_python_itself_writes_the_stack_of_a_thread_that_it_runs(
     stuck: Stuck, tmp_path: Path
 ) -> None:
@@ -251,14 +244,12 @@ def test_python_itself_writes_the_stack_of_a_thread_that_it_runs(
     assert by_faulthandler.read_bytes() == b""
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
 def test_the_stack_of_a_long_call_in_c_is_read(stuck: Stuck) -> None:
     stuck.start("computes_in_c")
     assert functions(stuck.read_by_signal(0))[0] == "computes_in_c"
     assert stuck.processes[0].poll() is None
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
 def test_no_signal_is_sent_while_the_heartbeat_thread_runs(stuck: Stuck) -> None:
     """One that is late to answer, as where another thread computes."""
     pid = stuck.start("late")
@@ -274,11 +265,35 @@ def test_a_diagnosis_is_answered_and_stored_while_status_is_answered(runs: Runs)
     answer = client.request({"cmd": "diagnose"}, timeout_s=90)
     diagnosis = Diagnosis.from_document(answer["diagnosis"])
     assert diagnosis.headline.startswith("Healthy")
-    assert diagnosis.evidence is not None
-    assert sorted(diagnosis.evidence.ranks) == [0, 1]
-    assert all(e.process is not None and e.process.state for e in diagnosis.evidence.ranks.values())
+    ranks = required(diagnosis.evidence).ranks
+    assert sorted(ranks) == [0, 1]
+    assert all(required(rank.process).state for rank in ranks.values())
     assert client.status() is not None
-    path = write_diagnosis(run, diagnosis)
-    assert path is not None
+    assert write_diagnosis(run, diagnosis) is not None
     assert read_diagnoses(run, diagnosis.attempt)[-1] == diagnosis
     runs.end(run, "kill")
+
+
+@pytest.mark.slow
+def test_a_run_can_be_diagnosed_at_any_time(runs: Runs) -> None:
+    run = runs.training()
+    supervisor = required(lock_holder(run.lock_path))
+    os.kill(supervisor.pid, signal.SIGSTOP)
+    try:
+        hung = request_diagnosis(run).diagnosis
+    finally:
+        os.kill(supervisor.pid, signal.SIGCONT)
+    assert any("does not answer" in text for text in hung.missing)
+
+    os.kill(supervisor.pid, signal.SIGKILL)
+    answer = request_diagnosis(run)
+    assert answer.snapshot.state in LIVE
+    assert answer.diagnosis.headline.startswith("Healthy")
+
+    os.kill(required(runs.until(run, lambda s: len(s.ranks) == 2).ranks[1].pid), signal.SIGKILL)
+    runs.ended(run)
+    ended = request_diagnosis(run).diagnosis
+    # The engine kills the other in the same moment, so that it may be named too.
+    assert all(1 in v.culprits for v in ended.verdicts)
+    assert {v.level for v in ended.verdicts} == {"dead"}
+    assert re.search(r"ranks? (0 and )?1\b.*(SIGKILL|gone|killed)", ended.headline)

@@ -48,6 +48,7 @@ def uuid(index: int) -> str:
     return f"GPU-5eed0000-0000-4000-8000-{index:012x}"
 
 
+@pytest.mark.slow
 def test_gpus_findings_and_xids(runs: Runs, steer: Callable[[str], None]) -> None:
     steer("gpus 2 h100\n")
     run = runs.training()
@@ -162,16 +163,6 @@ def test_gpus_that_are_not_read_yet_are_waited_for(
     steer("gpus 2 h100\nset * mem_used 0\n")
     assert set(given(runs, run).split(",")) == {uuid(0), uuid(1)}
     runs.end(run, "kill")
-
-
-def test_a_queued_run_is_stopped(runs: Runs, steer: Callable[[str], None]) -> None:
-    steer(f"gpus 1 h100\nprocess 0 {os.getpid()} 1e9\n")
-    run = waiting_for(runs, "free:1")
-    runs.until(run, lambda s: s.state is RunState.QUEUED and "used by pid" in (s.detail or ""))
-    ended = runs.end(run, "stop")
-    assert ended.state is RunState.STOPPED
-    assert ended.detail == "stopped while it waited for GPUs: nothing was trained"
-    assert not run.engine_log_path(1).exists()
 
 
 def test_waiting_where_there_are_no_gpus_fails(runs: Runs, steer: Callable[[str], None]) -> None:

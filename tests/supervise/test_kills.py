@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ import pytest
 from ltui.training.lifecycle.resume_run import resume
 from ltui.training.lifecycle.run_processes import engine_identity, shim_identity
 from ltui.training.lifecycle.run_status import resolve_snapshot
-from ltui.training.lifecycle.supervisor_client import NotSupervisedError, restart_supervisor
+from ltui.training.lifecycle.supervisor_client import NotSupervisedError
+from ltui.training.process.identity import ProcessIdentity
 from ltui.training.state.run_snapshot import LIVE, RankState, RunState
 from ltui.training.store.run_directory import RunDir
 from tests.required import required
@@ -30,13 +32,11 @@ def test_the_supervisor(runs: Runs) -> None:
     after = runs.until(run, lambda s: s.supervisor_pid not in (None, before.supervisor_pid))
     assert after.state is RunState.RUNNING
     assert [r.pid for r in after.ranks] == [r.pid for r in before.ranks]
-    goal = required(after.global_step) + 20
-    moved = runs.until(run, lambda s: (s.global_step or 0) > goal)
+    moved = runs.more_steps(run)
     assert [r.host for r in moved.ranks] == ["here", "here"]
     assert moved.max_steps == before.max_steps
     ended = runs.end(run, "stop")
-    assert ended.state is RunState.STOPPED
-    assert ended.history_note is None
+    assert (ended.state, ended.history_note) == (RunState.STOPPED, None)
     assert runs.has_all_steps(run, ended.global_step)
 
 
@@ -83,38 +83,34 @@ def test_a_supervisor_that_saw_no_step(runs: Runs, tmp_path: Path, killed: bool)
     assert runs.end(run, "stop").state is RunState.STOPPED
 
 
-def test_a_request_that_got_no_answer_is_not_carried_out_later(runs: Runs) -> None:
+def test_a_stopped_supervisor_is_not_taken_for_dead_and_carries_out_no_withdrawn_request(
+    runs: Runs,
+) -> None:
     run = runs.training()
     pid = required(resolve_snapshot(run).supervisor_pid)
     os.kill(pid, signal.SIGSTOP)
+    hanging = runs.until(run, lambda s: s.detail is not None)
+    assert hanging.state in LIVE
+    assert hanging.detail == f"the supervisor (pid {pid}) does not answer"
     with pytest.raises(NotSupervisedError, match="withdrawn; nothing is changed"):
         runs.order(run, "stop")
     os.kill(pid, signal.SIGCONT)
+    runs.until(run, lambda s: s.detail is None)
     # An order that is answered now was read after the one that was withdrawn.
     runs.order(run, "pause")
-    paused = runs.until(run, lambda s: s.state is RunState.PAUSED)
+    runs.until(run, lambda s: s.state is RunState.PAUSED)
     runs.order(run, "continue")
-    runs.until(run, lambda s: (s.global_step or 0) > required(paused.global_step) + 10)
+    runs.more_steps(run, 10)
     runs.end(run, "kill")
     words = [row["state"] for row in stored_rows(run, "states")]
     assert words[: words.index("paused")].count("stopping") == 0
-
-
-@pytest.mark.slow
-def test_the_supervisor_again_and_again(runs: Runs) -> None:
-    run = runs.training()
-    for _ in range(3):
-        runs.replace_supervisor(run)
-    ended = runs.end(run, "stop")
-    assert runs.has_all_steps(run, ended.global_step)
 
 
 def test_the_supervisor_while_the_run_ends(runs: Runs) -> None:
     """The shim stays until a supervisor has recorded how the run ended."""
     gate = runs.cwd / "gate"
     run = runs.training("--steps", "40", "--gate", str(gate), "--gate-at", "20")
-    stopped = resolve_snapshot(run).supervisor_pid
-    assert stopped is not None
+    stopped = required(resolve_snapshot(run).supervisor_pid)
     os.kill(stopped, signal.SIGSTOP)
     gate.touch()
     runs.until(run, lambda s: (s.global_step or 0) >= 40)
@@ -138,50 +134,21 @@ def test_a_rank(runs: Runs, rank: int) -> None:
     assert runs.steps(run) == list(range(1, required(ended.ranks[0].global_step) + 1))
 
 
-def test_the_engine(runs: Runs) -> None:
+@pytest.mark.parametrize(
+    ("process", "words"),
+    [
+        (engine_identity, "the command was killed by SIGKILL"),
+        (shim_identity, "shim process was killed"),
+    ],
+)
+def test_the_engine_or_the_shim(
+    runs: Runs, process: Callable[[RunDir], ProcessIdentity | None], words: str
+) -> None:
     run = runs.training()
-    os.kill(required(engine_identity(run)).pid, signal.SIGKILL)
+    os.kill(required(process(run)).pid, signal.SIGKILL)
     ended = runs.ended(run)
     assert ended.state is RunState.CRASHED
-    assert "the command was killed by SIGKILL" in required(ended.detail)
-
-
-def test_the_shim(runs: Runs) -> None:
-    run = runs.training()
-    os.kill(required(shim_identity(run)).pid, signal.SIGKILL)
-    ended = runs.ended(run)
-    assert ended.state is RunState.CRASHED
-    assert "shim process was killed" in required(ended.detail)
-
-
-def test_shim_and_supervisor_at_once(runs: Runs) -> None:
-    """Ranks of a foreign launcher outlive both; the next supervisor ends them."""
-    run = runs.training()
-    supervisor = required(resolve_snapshot(run).supervisor_pid)
-    shim = required(shim_identity(run)).pid
-    os.kill(shim, signal.SIGSTOP)  # lest it starts another in between
-    os.kill(supervisor, signal.SIGKILL)
-    os.kill(shim, signal.SIGKILL)
-    alone = runs.until(
-        run, lambda s: s.supervisor_pid is None and "continue without one" in (s.detail or "")
-    )
-    assert alone.state is RunState.RUNNING
-    restart_supervisor(run)
-    assert runs.ended(run).state is RunState.CRASHED
-
-
-def test_everything_at_once_is_lost_and_can_be_resumed(runs: Runs) -> None:
-    run = runs.training()
-    runs.order(run, "checkpoint")
-    saved = runs.until(run, lambda s: s.checkpoints).checkpoints[0]
-    runs.kill_everything(run)
-    # A dead process whose threads still end holds its locks a moment longer.
-    lost = runs.until(run, lambda s: s.state is RunState.LOST)
-    assert "how it ended is unknown" in required(lost.detail)
-    assert all(r.state is RankState.DEAD for r in lost.ranks)
-    resume(run)
-    runs.until(run, lambda s: s.attempt == 2 and (s.global_step or 0) > saved.global_step + 5)
-    assert runs.end(run, "stop").state is RunState.STOPPED
+    assert words in required(ended.detail)
 
 
 def test_a_lapped_queue_is_a_gap_on_record(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,8 +157,7 @@ def test_a_lapped_queue_is_a_gap_on_record(runs: Runs, monkeypatch: pytest.Monke
         run = runs.training("--pause", "0.002")
     pid = required(resolve_snapshot(run).supervisor_pid)
     os.kill(pid, signal.SIGSTOP)
-    goal = required(resolve_snapshot(run).global_step) + 400
-    runs.until(run, lambda s: (s.global_step or 0) > goal)
+    runs.more_steps(run, 400)
     os.kill(pid, signal.SIGCONT)
     noted = runs.until(run, lambda s: s.history_note is not None and s.supervisor_pid == pid)
     assert required(noted.history_note).startswith("records lost: ")
@@ -200,15 +166,3 @@ def test_a_lapped_queue_is_a_gap_on_record(runs: Runs, monkeypatch: pytest.Monke
     unseen = required(ended.ranks[0].global_step) - len(runs.steps(run))
     # Not every record is of a step: two introduce the rank, two tell of its stop.
     assert 0 < unseen <= missed <= unseen + 4
-
-
-def test_a_stopped_process_is_not_taken_for_dead(runs: Runs) -> None:
-    run = runs.training()
-    pid = required(resolve_snapshot(run).supervisor_pid)
-    os.kill(pid, signal.SIGSTOP)
-    hanging = runs.until(run, lambda s: s.detail is not None)
-    assert hanging.state in LIVE
-    assert hanging.detail == f"the supervisor (pid {pid}) does not answer"
-    os.kill(pid, signal.SIGCONT)
-    runs.until(run, lambda s: s.detail is None)
-    runs.end(run, "kill")

@@ -9,11 +9,10 @@ import sys
 import pytest
 
 from ltui.training.lifecycle.run_status import resolve_snapshot
-from ltui.training.store.history_reader import RunStore
 from ltui.training.supervise.run_folder import log_limit
 from tests.ltui_command import run_ltui
 from tests.required import required
-from tests.supervise.conftest import Runs
+from tests.supervise.conftest import Runs, stored_events
 
 LINES = 200_000
 PRINTING = f"""
@@ -41,12 +40,9 @@ def test_a_long_log_is_shortened_in_the_middle(runs: Runs, monkeypatch: pytest.M
     run = runs.start(sys.executable, "-c", PRINTING)
     log = run.engine_log_path(1)
 
-    def texts() -> list[str]:
-        with RunStore(run) as store:
-            return [event.text for event in store.events() if event.kind == "disk"]
-
-    runs.until(run, lambda _: texts())
-    assert any("engine.log has passed 4 MB (LTUI_LOG_LIMIT)" in text for text in texts())
+    runs.until(run, lambda _: stored_events(run, "disk"))
+    texts = [event.text for event in stored_events(run, "disk")]
+    assert any("engine.log has passed 4 MB (LTUI_LOG_LIMIT)" in text for text in texts)
     runs.until(run, lambda _: log.stat().st_size > 20e6 and log.stat().st_blocks * 512 < 4 << 20)
     size = log.stat().st_size
     runs.until(run, lambda _: log.stat().st_size > size)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,45 +14,63 @@ import pytest
 from ltui.training.lifecycle.rank_package import install_rank_package
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import ProcessIdentity, ProcessTable, identify, start_ticks
+from ltui.training.process.proc_files import entry_of
 from ltui.training.process.process_activity import UsageMeter
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.evidence_collector import EvidenceCollector
+from tests.required import required
+from tests.waiting import wait_for
+
+Start = Callable[[str], subprocess.Popen[str]]
 
 
-def test_a_reused_pid_is_not_taken_for_its_former_owner() -> None:
-    me = identify(os.getpid())
-    assert me is not None
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """``start(CODE)`` runs Python code. It is killed with its children when the test ends."""
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(code: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        os.killpg(process.pid, 9)
+        process.communicate()
+
+
+def test_a_reused_pid_or_a_zombie_is_not_taken_for_a_process() -> None:
+    me = required(identify(os.getpid()))
     assert me.alive()
     assert not ProcessIdentity(me.pid, me.start_ticks + 1).alive()
+    assert required(entry_of(me.pid)).exiting is False
     child = subprocess.Popen(["sleep", "60"])
-    mark = identify(child.pid)
+    mark = required(identify(child.pid))
     child.kill()
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert mark is not None
+    zombie = wait_for(lambda: required(entry_of(child.pid)), wanted=lambda entry: not entry.living)
+    assert (zombie.exiting, zombie.exit_status) == (True, 9)
     assert not mark.alive(), "a zombie counts as gone"
     child.wait()
     assert start_ticks(child.pid) is None
+    assert entry_of(child.pid) is None
 
 
-def test_a_rank_costs_what_its_children_cost() -> None:
+def test_a_rank_costs_what_its_children_cost(start: Start) -> None:
     burn = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
-    process = subprocess.Popen([sys.executable, "-c", burn], start_new_session=True)
-    try:
-        mark = identify(process.pid)
-        assert mark is not None
-        readings = UsageMeter()
-        deadline = time.monotonic() + 90
-        while True:
-            table = ProcessTable()
-            reading = readings.sample(table, {0: mark}, time.monotonic())[0]
-            if (reading.cpu_percent or 0) > 20 and len(table.tree(process.pid)) == 2:
-                break
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
-        assert reading.rss_bytes > 5_000_000
-    finally:
-        os.killpg(process.pid, 9)
-        process.wait()
+    process, meter = start(burn), UsageMeter()
+    ranks = {0: required(identify(process.pid))}
+
+    def busy() -> bool:
+        table = ProcessTable()
+        usage = meter.sample(table, ranks, time.monotonic())[0]
+        is_busy = (usage.cpu_percent or 0) > 20 and len(table.tree(process.pid)) == 2
+        return is_busy and usage.rss_bytes > 5_000_000
+
+    wait_for(busy, seconds=90, period_s=0.2)
 
 
 _CROWDED = """
@@ -65,26 +84,16 @@ while os.getppid() == parent:
 """
 
 
-def test_how_long_a_rank_waits_for_a_processor() -> None:
-    crowded = subprocess.Popen([sys.executable, "-c", _CROWDED], start_new_session=True)
-    idle = subprocess.Popen(["sleep", "600"])
-    try:
-        marks = {r: m for r, p in enumerate((crowded, idle)) if (m := identify(p.pid)) is not None}
-        readings = UsageMeter()
-        assert readings.sample(ProcessTable(), marks, 0.0)[0].delay_share is None
-        deadline = time.monotonic() + 90
-        while True:
-            time.sleep(0.3)
-            found = readings.sample(ProcessTable(), marks, time.monotonic())
-            crowded_share, idle_share = (found[r].delay_share or 0.0 for r in marks)
-            if crowded_share > 0.3 and idle_share < 0.1:
-                break
-            assert time.monotonic() < deadline, found
-    finally:
-        os.killpg(crowded.pid, 9)
-        for process in (crowded, idle):
-            process.kill()
-            process.wait()
+def test_how_long_a_rank_waits_for_a_processor(start: Start) -> None:
+    crowded, idle, meter = start(_CROWDED), start("input()"), UsageMeter()
+    ranks = {rank: required(identify(p.pid)) for rank, p in enumerate((crowded, idle))}
+    assert meter.sample(ProcessTable(), ranks, 0.0)[0].delay_share is None
+
+    def shares() -> list[float]:
+        usage = meter.sample(ProcessTable(), ranks, time.monotonic())
+        return [usage[rank].delay_share or 0.0 for rank in ranks]
+
+    wait_for(shares, wanted=lambda s: s[0] > 0.3 and s[1] < 0.1, seconds=90, period_s=0.3)
 
 
 _WORKER = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
@@ -96,32 +105,23 @@ print(rank_1.pid, flush=True)
 """
 
 
-def test_a_rank_does_not_cost_what_the_ranks_that_it_started_cost(tmp_path: Path) -> None:
-    rank_0 = subprocess.Popen(
-        [sys.executable, "-c", _RANK_0],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
-    try:
-        assert rank_0.stdout is not None
-        pids = [rank_0.pid, int(rank_0.stdout.readline())]
-        deadline = time.monotonic() + 90
-        while len((table := ProcessTable()).tree(rank_0.pid)) < 4:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        marks = {rank: mark for rank, pid in enumerate(pids) if (mark := identify(pid))}
-        assert [len(table.tree(pid, pids)) for pid in pids] == [2, 2], "each with its own worker"
-        readings = UsageMeter().sample(table, marks, time.monotonic())
-        together = UsageMeter().sample(table, {0: marks[0]}, time.monotonic())[0]
-        assert readings[0].rss_bytes + readings[1].rss_bytes == together.rss_bytes
-        assert readings[0].rss_bytes > readings[1].rss_bytes / 2
+def test_a_rank_does_not_cost_what_the_ranks_that_it_started_cost(
+    start: Start, tmp_path: Path
+) -> None:
+    rank_0 = start(_RANK_0)
+    pids = [rank_0.pid, int(required(rank_0.stdout).readline())]
+    table = wait_for(ProcessTable, wanted=lambda t: len(t.tree(rank_0.pid)) == 4, seconds=90)
+    marks = {rank: required(identify(pid)) for rank, pid in enumerate(pids)}
+    assert [len(table.tree(pid, pids)) for pid in pids] == [2, 2], "each with its own worker"
+    readings = UsageMeter().sample(table, marks, time.monotonic())
+    together = UsageMeter().sample(table, {0: marks[0]}, time.monotonic())[0]
+    assert readings[0].rss_bytes + readings[1].rss_bytes == together.rss_bytes
+    assert readings[0].rss_bytes > readings[1].rss_bytes / 2
 
-        desk = EvidenceCollector(RunDir(tmp_path / "runs" / "r"), 1, lambda: None)
-        desk.update_processes(table, marks)
-        assert [len(desk._ranks[rank].children) for rank in marks] == [1, 1]
-        desk.close()
-    finally:
-        os.killpg(rank_0.pid, 9)
-        rank_0.wait()
+    collector = EvidenceCollector(RunDir(tmp_path / "runs" / "r"), 1, lambda: None)
+    collector.update_processes(table, marks)
+    assert [len(collector._ranks[rank].children) for rank in marks] == [1, 1]
+    collector.close()
 
 
 def test_nobody_else_can_change_what_the_ranks_import(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -14,15 +15,14 @@ from ltui.app.cli import main
 from ltui.training.lifecycle.launch_run import launch
 from ltui.training.lifecycle.resume_run import resume
 from ltui.training.lifecycle.run_status import resolve_snapshot
-from ltui.training.state.run_snapshot import Event, RunState
-from ltui.training.store.history_reader import RunStore
+from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.event_mirror import RESTART_S, EventMirror
 from tests.required import required
-from tests.small_disk import fill, mount_small_disk, unmount
+from tests.small_disk import fill
 from tests.store.event_files import assert_complete, read_events
 from tests.store.test_export_formats import make_run
-from tests.supervise.conftest import Runs
+from tests.supervise.conftest import Runs, stored_events
 from tests.waiting import wait_for
 
 pytest.importorskip("tensorboard")
@@ -46,73 +46,55 @@ def until_mirrored(folder: Path, step: int) -> None:
     wait_for(newest_step, wanted=lambda newest: newest >= step, seconds=120, period_s=0.2)
 
 
-def mirror_events(run: RunDir) -> list[str]:
-    with RunStore(run) as store:
-        return [event.text for event in store.events() if event.kind == "mirror"]
-
-
 def test_the_values_appear_while_the_run_goes_on_and_are_complete(runs: Runs) -> None:
-    run = mirrored(runs)
-    folder = run.path / "tensorboard"
+    """Also if the supervisor is killed, and the run is killed and resumed."""
+    run = mirrored(runs, mirror="tensorboard:boards")
+    folder = runs.cwd / "boards" / run.id
     until_mirrored(folder, 20)
     first = resolve_snapshot(run)
     assert first.state is RunState.RUNNING
     runs.replace_supervisor(run)
     until_mirrored(folder, required(first.global_step) + 20)
-    assert runs.end(run, "stop").state is RunState.STOPPED
-    assert_complete(run, folder)
-    assert mirror_events(run) == []
-
-
-def test_a_resumed_run_continues_its_mirror(runs: Runs) -> None:
-    run = mirrored(runs, mirror="tensorboard:boards")
-    folder = runs.cwd / "boards" / run.id
-    until_mirrored(folder, 20)
     runs.order(run, "checkpoint")
-    before = required(runs.until(run, lambda s: s.checkpoints).global_step)
-    runs.until(run, lambda s: (s.global_step or 0) > before + 20)
-    runs.end(run, "kill")
+    runs.until(run, lambda s: s.checkpoints)
+    runs.more_steps(run)
+    killed = runs.end(run, "kill")
     assert_complete(run, folder)
     resume(run)
-    runs.until(run, lambda s: s.state is RunState.RUNNING and (s.global_step or 0) > 40)
-    runs.end(run, "stop")
-    with RunStore(run) as store:
-        assert len(store.attempts()) == 2
+    last = required(killed.global_step)
+    runs.until(run, lambda s: s.attempt == 2 and (s.global_step or 0) > last)
+    assert runs.end(run, "stop").state is RunState.STOPPED
     assert_complete(run, folder)
+    assert stored_events(run, "mirror") == []
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a small disk")
-def test_training_goes_on_when_the_disk_of_the_mirror_is_full(runs: Runs, tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    mount_small_disk(disk, 2)
-    try:
-        ballast = fill(disk)
-        run = mirrored(runs, mirror=f"tensorboard:{disk}")
-        wait_for(lambda: mirror_events(run), seconds=120)
-        assert "cannot be written (No space left on device)" in mirror_events(run)[0]
-        before = required(resolve_snapshot(run).global_step)
-        runs.until(run, lambda s: (s.global_step or 0) > before + 20)
-        ballast.unlink()
-        assert runs.end(run, "stop").state is RunState.STOPPED
-        assert_complete(run, disk / run.id)
-    finally:
-        unmount(disk)
+def test_training_goes_on_when_the_disk_of_the_mirror_is_full(
+    runs: Runs, small_disk: Callable[..., Path]
+) -> None:
+    disk = small_disk(2)
+    ballast = fill(disk)
+    run = mirrored(runs, mirror=f"tensorboard:{disk}")
+    noted = wait_for(lambda: stored_events(run, "mirror"), seconds=120)
+    assert "cannot be written (No space left on device)" in noted[0].text
+    runs.more_steps(run)
+    ballast.unlink()
+    assert runs.end(run, "stop").state is RunState.STOPPED
+    assert_complete(run, disk / run.id)
 
 
 def test_a_mirror_that_was_killed_is_started_again(runs: Runs) -> None:
     run = runs.training()
     mirror = EventMirror(run, run.read_spec().with_changes(mirror="tensorboard"))
     assert mirror.update(0.0) == []
-    required(mirror_process(runs, run)).kill()
-
-    def events(now_s: float) -> list[Event]:
-        return mirror.update(now_s)
-
-    (event,) = wait_for(lambda: events(1.0), seconds=60)
+    process = required(mirror_process(runs, run))
+    assert process.cmdline()[-1] == str(run.path / "tensorboard")
+    process.kill()
+    (event,) = wait_for(lambda: mirror.update(1.0), seconds=60)
     assert event.text == "TensorBoard mirror: its process ended; it is started again"
-    assert events(RESTART_S - 1) == []
+    assert mirror.update(RESTART_S - 1) == []
     assert mirror_process(runs, run) is None
-    assert events(RESTART_S) == []
+    assert mirror.update(RESTART_S) == []
     assert mirror_process(runs, run) is not None
     mirror.close()
     wait_for(lambda: mirror_process(runs, run), wanted=lambda p: p is None, seconds=60)

@@ -12,6 +12,7 @@ from ltui.app.diagnosis.request_diagnosis import request_diagnosis
 from ltui.training.process.identity import ProcessTable, identify
 from ltui.training.state.run_snapshot import RankState, RunState
 from ltui.training.supervise.machine_readings import Program, ProgramReader
+from tests.required import required
 
 from .conftest import Runs
 
@@ -32,8 +33,7 @@ def test_a_command_without_telemetry_from_its_start_to_its_stop(runs: Runs) -> N
     headline = request_diagnosis(run).diagnosis.headline
     assert headline.startswith("Unknown: ranks 0 and 1 send no telemetry")
 
-    pid = shown.ranks[1].pid
-    assert pid
+    pid = required(shown.ranks[1].pid)
     os.kill(pid, signal.SIGSTOP)
     stalled = runs.until(run, lambda s: s.verdicts)
     (verdict,) = stalled.verdicts
@@ -55,8 +55,7 @@ def test_a_command_without_telemetry_from_its_start_to_its_stop(runs: Runs) -> N
 def test_a_stopped_process_of_a_command_without_ranks_is_named(runs: Runs) -> None:
     run = runs.start("bash", "-c", "sleep 1000 & wait")
     (rank,) = runs.until(run, lambda s: s.state is RunState.RUNNING).ranks
-    assert rank.pid
-    (child,) = (p for p in ProcessTable().tree(rank.pid) if p != rank.pid)
+    (child,) = (p for p in ProcessTable().tree(required(rank.pid)) if p != rank.pid)
     os.kill(child, signal.SIGSTOP)
     (verdict,) = runs.until(run, lambda s: s.verdicts).verdicts
     assert (verdict.kind, verdict.culprits) == ("stopped", (0,))
@@ -82,20 +81,20 @@ def test_a_program_that_has_loaded_torch_is_recognised_by_its_memory_map(tmp_pat
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
     try:
-        assert process.stdin
-        assert process.stdout
-        mark = identify(process.pid)
-        assert mark is not None
-        reader = ProgramReader(tmp_path)
-        before = reader.read(ProcessTable(), mark, {0: mark})
-        process.stdin.write(b"\n")
-        process.stdin.flush()
-        assert process.stdout.readline() == b"mapped\n"
-        program = reader.read(ProcessTable(), mark, {0: mark})
+        mark, reader = required(identify(process.pid)), ProgramReader(tmp_path)
+
+        def read() -> Program:
+            return reader.read(ProcessTable(), mark, {0: mark})
+
+        before = read()
+        required(process.stdin).write(b"\n")
+        required(process.stdin).flush()
+        assert required(process.stdout).readline() == b"mapped\n"
+        program = read()
         (tmp_path / f"torch-{process.pid}.imported").touch()
-        imported = reader.read(ProcessTable(), mark, {0: mark})
+        imported = read()
         (tmp_path / f"keras-{process.pid}.imported").touch()
-        keras = reader.read(ProcessTable(), mark, {0: mark})
+        keras = read()
     finally:
         process.kill()
         process.communicate()

@@ -18,6 +18,7 @@ from ltui.training.state.run_snapshot import RunSnapshot, RunState
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_checkpoints import choose_checkpoint
 from ltui.training.store.run_directory import RunDir
+from tests.required import required
 from tests.supervise.conftest import Runs
 
 
@@ -53,7 +54,7 @@ def test_only_the_steps_that_the_run_still_has_count(
     assert sentence in capsys.readouterr().out
     second = runs.until(run, lambda s: s.attempt == 2 and s.ranks)
     assert_values(second, {step: loss for step, loss in every.items() if step <= 20})
-    assert newest_checkpoint(second.checkpoints).global_step == 20  # type: ignore[union-attr]
+    assert required(newest_checkpoint(second.checkpoints)).global_step == 20
     killed = runs.end(run, "kill")
     assert_values(killed, every)
     assert not any(c.superseded for c in killed.checkpoints)
@@ -66,10 +67,8 @@ def test_only_the_steps_that_the_run_still_has_count(
     third = runs.ended(run)
     assert_values(third, losses(run))
     assert max(losses(run)) == 30
-    newest, chosen = newest_checkpoint(third.checkpoints), choose_checkpoint(run.checkpoints_dir)
-    assert newest is not None
-    assert chosen.taken is not None
-    assert newest.path == chosen.taken.path
+    newest = required(newest_checkpoint(third.checkpoints))
+    assert newest.path == required(choose_checkpoint(run.checkpoints_dir).taken).path
     assert newest.global_step == 30
     assert {c.global_step for c in third.checkpoints if c.superseded} == {40, max(every)}
 
@@ -95,9 +94,8 @@ def test_a_resumed_command_is_starting_until_it_trains_and_accepts_a_stop_at_a_s
     with pytest.raises(ProblemError, match="have not begun to train yet"):
         runs.order(run, "checkpoint")
     goal = (shown.global_step or 0) + 7
-    answer = ControlClient(run).request(
-        {"cmd": "stop_when", "conditions": [{"kind": "step", "step": goal}]}
-    )
+    request = {"cmd": "stop_when", "conditions": [{"kind": "step", "step": goal}]}
+    answer = ControlClient(run).request(request)
     assert answer["stops"] == [f"at step {goal}"]
     gate.touch()
     assert runs.ended(run).global_step == goal

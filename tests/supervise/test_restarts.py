@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from ltui.app.cli import main
-from ltui.app.command_output import EXIT_BAD_INPUT, EXIT_DONE
+from ltui.app.command_output import EXIT_DONE
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.launch_run import launch
 from ltui.training.lifecycle.restart_policy import (
@@ -27,14 +27,14 @@ from ltui.training.lifecycle.restart_policy import (
 )
 from ltui.training.lifecycle.resume_run import resume
 from ltui.training.state.run_snapshot import RunSnapshot, RunState
-from ltui.training.store.history_reader import RunStore, StoredEvent
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.remote_nodes import RemoteNodes
 from ltui.training.supervise.stops import Stops
 from ltui.training.supervise.supervisor import Supervisor
+from tests.required import required
 from tests.store.histories import stored_rows
 
-from .conftest import ENGINE, Runs
+from .conftest import ENGINE, Runs, stored_events
 
 
 @pytest.fixture(autouse=True)
@@ -45,11 +45,6 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 def start(runs: Runs, *options: str, restarts: int) -> RunDir:
     spec = runs.spec(sys.executable, str(ENGINE), "2", *options)
     return launch(replace(spec, restarts=restarts), runs.home)
-
-
-def events(run: RunDir, *kinds: str) -> list[StoredEvent]:
-    with RunStore(run) as store:
-        return [event for event in store.events() if event.kind in kinds]
 
 
 def training(runs: Runs, run: RunDir, attempt: int, step: int) -> RunSnapshot:
@@ -65,22 +60,19 @@ def training(runs: Runs, run: RunDir, attempt: int, step: int) -> RunSnapshot:
 
 
 def kill_a_rank(snapshot: RunSnapshot) -> None:
-    pid = snapshot.ranks[1].pid
-    assert pid
-    os.kill(pid, signal.SIGKILL)
+    os.kill(required(snapshot.ranks[1].pid), signal.SIGKILL)
 
 
 def test_a_killed_rank_is_followed_by_an_attempt_from_the_last_checkpoint(runs: Runs) -> None:
     run = start(runs, "--save-every", "10", restarts=2)
     kill_a_rank(training(runs, run, 1, 25))
     second = training(runs, run, 2, 40)
-    assert second.restarted_because is not None
-    assert second.restarted_because.startswith("restart 1 of 2, after: ")
+    assert required(second.restarted_because).startswith("restart 1 of 2, after: ")
     ended = runs.end(run, "stop")
     assert ended.state is RunState.STOPPED
-    (waited,) = events(run, "restart")
+    (waited,) = stored_events(run, "restart")
     assert waited.text.startswith("restart 1 of 2 in ")
-    first, again = events(run, "attempt")
+    first, again = stored_events(run, "attempt")
     assert first.text == "Attempt 1 begins."
     assert again.data["global_step"] >= 20
     assert again.data["restarted_because"] == second.restarted_because
@@ -103,32 +95,33 @@ def test_resumed_with_restarts(runs: Runs) -> None:
     assert run.read_spec().restarts == 1
 
 
-def test_more_restarts_are_no_reason_to_train_on(runs: Runs) -> None:
-    run = start(runs, "--save-every", "10", "--steps", "20", restarts=0)
-    assert runs.ended(run).state is RunState.FINISHED
-    assert main(["resume", run.id, "--restarts", "1", "--detach"]) == EXIT_BAD_INPUT
-
-
 def test_the_same_step_twice_is_enough(runs: Runs) -> None:
     run = start(runs, "--save-every", "10", "--fail-at", "25", restarts=5)
     ended = runs.ended(run)
     assert (ended.state, ended.attempt) == (RunState.FAILED, 2)
-    assert ended.detail is not None
-    assert "boom at last" in ended.detail
-    assert ended.detail.endswith("; not restarted: it has failed at step 25 twice")
+    assert "boom at last" in required(ended.detail)
+    assert required(ended.detail).endswith("; not restarted: it has failed at step 25 twice")
 
 
-def test_without_a_checkpoint_it_begins_anew_and_ends_when_restarts_are_used_up(
-    runs: Runs,
-) -> None:
+def test_without_a_checkpoint_it_begins_anew_and_ends_when_restarts_are_used_up(runs: Runs) -> None:
     run = start(runs, restarts=1)
     kill_a_rank(training(runs, run, 1, 5))
     again = training(runs, run, 2, 15)
-    assert "from the beginning" in events(run, "attempt")[1].text
+    assert "from the beginning" in stored_events(run, "attempt")[1].text
     kill_a_rank(again)
     ended = runs.ended(run)
     assert ended.state is RunState.CRASHED
     assert (ended.detail or "").endswith("; not restarted: 1 of 1 restarts are used up")
+
+
+def end_the_wait(run: RunDir, waiting: RunSnapshot) -> None:
+    """Another supervisor finds that the time has come."""
+    history = read_restart_history(run)
+    scheduled = replace(required(history.waiting), until_s=0.0)
+    pid = required(waiting.supervisor_pid)
+    os.kill(pid, signal.SIGSTOP)
+    write_restart_history(run, replace(history, waiting=scheduled))
+    os.kill(pid, signal.SIGKILL)
 
 
 def test_the_wait_survives_the_supervisor_and_can_be_stopped(
@@ -136,55 +129,35 @@ def test_the_wait_survives_the_supervisor_and_can_be_stopped(
 ) -> None:
     monkeypatch.setenv("LTUI_RESTART_DELAY_S", "600")
     run = start(runs, "--save-every", "10", restarts=3)
+
+    def waiting(number: int, *killed: int | None) -> RunSnapshot:
+        words = f"restart {number} of 3 in "
+        return runs.until(
+            run,
+            lambda s: (
+                s.supervisor_pid not in (None, *killed) and (s.detail or "").startswith(words)
+            ),
+        )
+
     kill_a_rank(training(runs, run, 1, 15))
-    waiting = runs.until(run, lambda s: (s.detail or "").startswith("restart 1 of 3 in "))
-    assert waiting.state is RunState.QUEUED
-    assert waiting.supervisor_pid
-    os.kill(waiting.supervisor_pid, signal.SIGKILL)
-    after = runs.until(
-        run,
-        lambda s: (
-            s.supervisor_pid not in (None, waiting.supervisor_pid)
-            and (s.detail or "").startswith("restart 1 of 3 in ")
-        ),
-    )
+    first = waiting(1)
+    assert first.state is RunState.QUEUED
+    os.kill(required(first.supervisor_pid), signal.SIGKILL)
+    after = waiting(1, first.supervisor_pid)
     assert after.state is RunState.QUEUED
+    end_the_wait(run, after)
+    # At the same step it would not be restarted again.
+    kill_a_rank(training(runs, run, 2, read_restart_history(run).failed_at[-1] + 10))
+    waiting(2)
     ended = runs.end(run, "stop")
     assert ended.state is RunState.STOPPED
-    assert (ended.detail or "").startswith("stopped while it waited for restart 1 of 3, after: ")
-    # A person begins the count anew.
+    assert (ended.detail or "").startswith("stopped while it waited for restart 2 of 3, after: ")
+    # A person begins the count anew. A kill is followed by nothing.
     resume(run)
-    training(runs, run, 2, 20)
+    training(runs, run, 3, 25)
     assert read_restart_history(run) == RestartHistory()
-    assert runs.end(run, "kill").attempt == 2
-
-
-def end_the_wait(run: RunDir, waiting: RunSnapshot) -> None:
-    """Another supervisor finds that the time has come."""
-    history = read_restart_history(run)
-    assert history.waiting is not None
-    assert waiting.supervisor_pid
-    os.kill(waiting.supervisor_pid, signal.SIGSTOP)
-    write_restart_history(run, replace(history, waiting=replace(history.waiting, until_s=0.0)))
-    os.kill(waiting.supervisor_pid, signal.SIGKILL)
-
-
-def test_a_supervisor_that_dies_in_the_wait_restarts_the_run_all_the_same(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LTUI_RESTART_DELAY_S", "600")
-    run = start(runs, "--save-every", "10", restarts=3)
-    kill_a_rank(training(runs, run, 1, 15))
-    end_the_wait(run, runs.until(run, lambda s: s.state is RunState.QUEUED))
-    training(runs, run, 2, 20)
-    assert runs.end(run, "kill").state is RunState.STOPPED
-
-
-def test_a_kill_is_followed_by_nothing(runs: Runs) -> None:
-    run = start(runs, restarts=3)
-    training(runs, run, 1, 5)
-    ended = runs.end(run, "kill")
-    assert (ended.state, ended.attempt) == (RunState.STOPPED, 1)
+    killed = runs.end(run, "kill")
+    assert (killed.state, killed.attempt) == (RunState.STOPPED, 3)
 
 
 def test_no_whole_checkpoint_is_said(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,8 +182,7 @@ def test_later_each_time_and_never_more_than_asked() -> None:
         history = history.with_scheduled(
             attempt=1, of=3, step=step, state=RunState.CRASHED, detail="it broke"
         )
-        assert history.waiting is not None
-        wait_s = history.waiting.until_s - time.monotonic()
+        wait_s = required(history.waiting).until_s - time.monotonic()
         assert wait_s > before
         before = wait_s
         history = history.with_started()
@@ -236,6 +208,5 @@ def test_a_stop_does_not_become_a_restart_when_a_machine_is_gone(
     nodes.failure.return_value = "machine node1 is gone"
     Supervisor._update_nodes(cast(Supervisor, SimpleNamespace(live=live)), nodes)
     assert live.nodes_failure == "machine node1 is gone"
-    assert stops.escalation is not None
-    assert stops.escalation.kill_at_once
+    assert required(stops.escalation).kill_at_once
     assert (restarts.requested is None) == stopped

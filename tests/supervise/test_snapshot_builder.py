@@ -100,13 +100,6 @@ def judgement(state: RankState, *verdicts: Verdict) -> Judgement:
     return Judgement(states={0: state}, verdicts=verdicts, ended=(), history=HealthHistory())
 
 
-def test_a_run_that_moves_has_a_rate_and_a_time_left(tmp_path: Path) -> None:
-    shown = built(attempt(tmp_path))
-    assert shown.throughput.samples_per_s == pytest.approx(320)
-    assert shown.ranks[0].samples_per_s == pytest.approx(320)
-    assert shown.eta_s is not None
-
-
 def test_a_rank_that_dies_before_its_first_step_stood_where_it_resumed(tmp_path: Path) -> None:
     resumed = Progress(global_step=193)
     for at, shown in ((0, 193), (195, 195)):
@@ -145,7 +138,11 @@ def test_no_rank_of_an_ended_command_without_telemetry_is_said_to_run(tmp_path: 
     assert states == [RankState.STARTING, RankState.RUNNING, RankState.ENDED]
 
 
-def test_a_paused_or_stalled_run_has_neither(tmp_path: Path) -> None:
+def test_a_run_has_a_rate_and_a_time_left_unless_it_is_paused_or_stalled(tmp_path: Path) -> None:
+    moves = built(attempt(tmp_path))
+    assert moves.throughput.samples_per_s == pytest.approx(320)
+    assert moves.ranks[0].samples_per_s == pytest.approx(320)
+    assert moves.eta_s is not None
     stall = Verdict(kind="stall", level="stalled", culprits=(0,), cause="rank 0 waits")
     paused = built(attempt(tmp_path, state=RunState.PAUSED), judgement(RankState.PAUSED))
     stalled = built(attempt(tmp_path), judgement(RankState.STALLED, stall))
@@ -157,14 +154,8 @@ def test_a_paused_or_stalled_run_has_neither(tmp_path: Path) -> None:
 
 
 def test_a_resumed_attempt_shows_the_step_that_it_starts_from(tmp_path: Path) -> None:
-    before = RunSnapshot(
-        id="a",
-        name="a",
-        state=RunState.STOPPED,
-        max_steps=1000,
-        max_epochs=10,
-        checkpoints=(CheckpointInfo(path="/c", global_step=640, epoch=6),),
-    )
+    saved = (CheckpointInfo(path="/c", global_step=640, epoch=6),)
+    before = snapshot(max_steps=1000, max_epochs=10, checkpoints=saved)
     start = starting_progress(AttemptPlan(resume_from=Path("/c"), resume_step=640), before)
     for pulses in ({}, {0: pulse(0, Phase.SETUP)}):
         shown = built(

@@ -16,12 +16,11 @@ from ltui.app.live.run_poller import RunPoller
 from ltui.training.config.run_spec import StallPolicy
 from ltui.training.lifecycle.launch_run import launch
 from ltui.training.state.run_snapshot import LIVE, RunState, Verdict
-from ltui.training.store.history_reader import RunStore, StoredEvent
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.verdict_hooks import VerdictNotifier
 from tests.required import required
 
-from .conftest import ENGINE, Runs
+from .conftest import ENGINE, Runs, stored_events
 
 
 def start(runs: Runs, **policy: Any) -> RunDir:
@@ -29,50 +28,39 @@ def start(runs: Runs, **policy: Any) -> RunDir:
     return launch(replace(spec, stall=StallPolicy(**policy)), runs.home)
 
 
-def stop_a_rank(runs: Runs, run: RunDir) -> int:
-    """The pid of rank 1, stopped once both ranks train."""
+def signal_a_rank(runs: Runs, run: RunDir, number: int = signal.SIGSTOP) -> int:
+    """Send a signal to rank 1 once both ranks train. Return its pid."""
     seen = runs.until(
         run, lambda s: len(s.ranks) == 2 and all((r.global_step or 0) >= 5 for r in s.ranks)
     )
-    pid = seen.ranks[1].pid
-    assert pid
-    os.kill(pid, signal.SIGSTOP)
+    pid = required(seen.ranks[1].pid)
+    os.kill(pid, number)
     return pid
 
 
-def events(run: RunDir, *kinds: str) -> list[StoredEvent]:
-    with RunStore(run) as store:
-        return [event for event in store.events() if event.kind in kinds]
-
-
-def test_a_verdict_is_an_event_when_it_begins_and_when_it_ends(runs: Runs) -> None:
+def test_a_verdict_is_an_event_when_it_begins_and_ends_and_named_by_a_kill(runs: Runs) -> None:
     run = start(runs)
-    pid = stop_a_rank(runs, run)
-    runs.until(run, lambda _: len(events(run, "verdict")))
+    pid = signal_a_rank(runs, run)
+    runs.until(run, lambda _: len(stored_events(run, "verdict")))
     os.kill(pid, signal.SIGCONT)
-    runs.until(run, lambda _: len(events(run, "verdict_over")))
+    runs.until(run, lambda _: len(stored_events(run, "verdict_over")))
     watch = RunPoller(run)
     texts = [text for _, text in watch.poll(time.time(), time.monotonic_ns()).events]
     watch.close()
     assert [text.split(" ")[0] for text in texts][-2:] == ["STALLED:", "Recovered"]
-    assert [e.text.split(":")[0] for e in events(run, "verdict")] == ["STALLED"]
-    (over,) = events(run, "verdict_over")
+    assert [e.text.split(":")[0] for e in stored_events(run, "verdict")] == ["STALLED"]
+    (over,) = stored_events(run, "verdict_over")
     assert over.text.startswith("Recovered after ")
     document = over.data["verdict"]
     assert document["culprits"] == [1]
     assert document["ended"] >= document["began"]
-    ended = runs.end(run, "kill")
-    # Ranks that die because a person wanted it are no news.
-    assert len(events(run, "verdict")) == 1
-    assert not [v for v in ended.verdicts if v.level == "dead"]
-
-
-def test_a_run_that_was_killed_while_it_was_stalled_says_so(runs: Runs) -> None:
-    run = start(runs)
-    stop_a_rank(runs, run)
-    runs.until(run, lambda s: any(v.level == "stalled" for v in s.verdicts))
+    signal_a_rank(runs, run)
+    runs.until(run, lambda _: len(stored_events(run, "verdict")) == 2)
     ended = runs.end(run, "kill")
     assert "killed on request (STALLED: the process of rank 1" in required(ended.detail)
+    # Ranks that die because a person wanted it are no news.
+    assert len(stored_events(run, "verdict")) == 2
+    assert not [v for v in ended.verdicts if v.level == "dead"]
 
 
 def test_the_hook_is_called_for_a_dead_rank_even_if_the_run_ends_at_once(
@@ -80,14 +68,11 @@ def test_the_hook_is_called_for_a_dead_rank_even_if_the_run_ends_at_once(
 ) -> None:
     called = tmp_path / "called"
     run = start(runs, on_verdict=("sh", "-c", f"cat > {called}.part && mv {called}.part {called}"))
-    seen = runs.until(run, lambda s: len(s.ranks) == 2 and (s.global_step or 0) >= 5)
-    pid = seen.ranks[1].pid
-    assert pid
-    os.kill(pid, signal.SIGKILL)
+    signal_a_rank(runs, run, signal.SIGKILL)
     ended = runs.ended(run)
     assert ended.state not in LIVE
     assert '"level": "dead"' in called.read_text()
-    assert len(events(run, "on_verdict")) == 1
+    assert len(stored_events(run, "on_verdict")) == 1
 
 
 @pytest.mark.slow
@@ -99,18 +84,16 @@ def test_the_policy_restarts_from_the_last_good_checkpoint_and_then_stops(
     runs.until(run, lambda s: len(s.ranks) == 2 and (s.global_step or 0) >= 5)
     runs.order(run, "checkpoint")
     saved = runs.until(run, lambda s: s.checkpoints).checkpoints[0].global_step
-    stop_a_rank(runs, run)
+    signal_a_rank(runs, run)
     again = runs.until(run, lambda s: s.attempt == 2 and (s.global_step or 0) > saved + 5)
     assert again.state in LIVE
-    assert again.restarted_because is not None
-    assert "rank 1" in again.restarted_because
-    stop_a_rank(runs, run)
+    assert "rank 1" in required(again.restarted_because)
+    signal_a_rank(runs, run)
     ended = runs.ended(run)
     assert (ended.attempt, ended.state) == (2, RunState.STOPPED)
-    assert ended.detail is not None
-    assert ended.detail.startswith("stopped by its stall policy (STALLED: ")
-    assert "not restarted: 1 of 1 restarts are used up" in ended.detail
-    assert [e.data["then"] for e in events(run, "stall_policy")] == ["restart", "stop"]
+    assert required(ended.detail).startswith("stopped by its stall policy (STALLED: ")
+    assert "not restarted: 1 of 1 restarts are used up" in required(ended.detail)
+    assert [e.data["then"] for e in stored_events(run, "stall_policy")] == ["restart", "stop"]
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 from ltui.training.config.run_spec import RunSpec, StallPolicy
+from ltui.training.process.proc_files import entry_of
 from ltui.training.state.run_snapshot import Verdict
 from ltui.training.supervise import verdict_hooks
 from ltui.training.supervise.verdict_hooks import VerdictHooks
+from tests.required import required
 from tests.waiting import wait_for
 
 STALL = Verdict(
@@ -38,14 +40,26 @@ def texts(made: VerdictHooks) -> list[str]:
     return [event.text for event in made.take_events()]
 
 
+class Server(ThreadingHTTPServer):
+    """Answers each request with a status, once it may."""
+
+    status = 204
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Hook)
+        self.got: list[tuple[str, str, Any]] = []
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+
+
 class Hook(BaseHTTPRequestHandler):
-    """Answers with the server's status once it may."""
+    server: Server
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.got.append((self.path, self.headers["Content-Type"], json.loads(body)))  # type: ignore[attr-defined]
-        self.server.may_answer.wait(60)  # type: ignore[attr-defined]
-        self.send_response(self.server.status)  # type: ignore[attr-defined]
+        self.server.got.append((self.path, self.headers["Content-Type"], json.loads(body)))
+        self.server.may_answer.wait(60)
+        self.send_response(self.server.status)
         self.send_header("Location", "/elsewhere")
         self.end_headers()
 
@@ -53,22 +67,19 @@ class Hook(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def hook(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadingHTTPServer]:
+def hook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hook)
-    server.got, server.status = [], 204  # type: ignore[attr-defined]
-    server.may_answer = threading.Event()  # type: ignore[attr-defined]
-    server.may_answer.set()  # type: ignore[attr-defined]
+    server = Server()
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     yield server
-    server.may_answer.set()  # type: ignore[attr-defined]
+    server.may_answer.set()
     server.shutdown()
     server.server_close()
     thread.join()
 
 
-def url(server: ThreadingHTTPServer) -> str:
+def url(server: Server) -> str:
     return f"http://127.0.0.1:{server.server_address[1]}/secret/path"
 
 
@@ -123,18 +134,16 @@ def test_evidence_too_long_for_the_environment_is_left_out(tmp_path: Path) -> No
     [
         ("import sys; print('first'); sys.exit('no such user')", "exit code 1: no such user"),
         ("import os; os.kill(os.getpid(), 9)", "ended by signal 9"),
+        (None, "cannot be started: No such file or directory"),
     ],
 )
-def test_a_command_that_fails_is_reported(tmp_path: Path, text: str, words: str) -> None:
-    made = calls(script(tmp_path, text), tmp_path)
+def test_a_command_that_fails_or_is_missing_is_reported(
+    tmp_path: Path, text: str | None, words: str
+) -> None:
+    command = (str(tmp_path / "nothing"),) if text is None else script(tmp_path, text)
+    made = calls(command, tmp_path)
     made.call(STALL)
     assert words in texts(made)[0]
-
-
-def test_a_missing_command_is_reported(tmp_path: Path) -> None:
-    made = calls((str(tmp_path / "nothing"),), tmp_path)
-    made.call(STALL)
-    assert texts(made)[0].endswith("cannot be started: No such file or directory")
 
 
 def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
@@ -150,54 +159,44 @@ def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> Non
     for timeout_s in (2, 60):
         made = calls(command, tmp_path, timeout_s)
         made.call(STALL)
-        assert made._thread is not None
-        assert made._thread.is_alive(), "the caller was held up"
+        assert required(made._thread).is_alive(), "the caller was held up"
         assert f"took longer than {timeout_s} s and was killed" in texts(made)[0]
         # On a machine under load the command may not even have begun.
         if (tmp_path / "pids").exists():
             break
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
-    wait_for(lambda: not any(alive(pid) for pid in pids))
+    wait_for(lambda: not any((e := entry_of(pid)) and e.living for pid in pids))
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def test_a_webhook_gets_the_verdict(hook: ThreadingHTTPServer, tmp_path: Path) -> None:
+def test_a_webhook_gets_the_verdict(hook: Server, tmp_path: Path) -> None:
     made = calls(url(hook), tmp_path)
     made.call(STALL)
     (text,) = texts(made)
     # The path of a webhook is often its password.
     assert text == f"on_verdict ({url(hook).split('/')[2]}) was called"
-    ((path, kind, document),) = hook.got  # type: ignore[attr-defined]
+    ((path, kind, document),) = hook.got
     assert (path, kind) == ("/secret/path", "application/json")
     assert document["culprits"] == [1, 3]
     assert document["text"].startswith("brave-owl: STALLED")
 
 
 @pytest.mark.parametrize("status", [500, 302, 404])
-def test_a_webhook_that_refuses_is_reported(
-    hook: ThreadingHTTPServer, tmp_path: Path, status: int
-) -> None:
-    hook.status = status  # type: ignore[attr-defined]
+def test_a_webhook_that_refuses_is_reported(hook: Server, tmp_path: Path, status: int) -> None:
+    hook.status = status
     made = calls(url(hook), tmp_path)
     made.call(STALL)
     assert f"was answered with HTTP {status}" in texts(made)[0]
-    assert len(hook.got) == 1  # type: ignore[attr-defined]
+    assert len(hook.got) == 1
 
 
-def test_a_webhook_that_hangs_does_not_block(hook: ThreadingHTTPServer, tmp_path: Path) -> None:
-    hook.may_answer.clear()  # type: ignore[attr-defined]
+def test_a_webhook_that_hangs_does_not_block(hook: Server, tmp_path: Path) -> None:
+    hook.may_answer.clear()
     made = calls(url(hook), tmp_path, timeout_s=1)
     made.call(STALL)
     assert "gave no answer within 1 s" in texts(made)[0]
 
 
-def test_an_unreachable_webhook_is_reported(hook: ThreadingHTTPServer, tmp_path: Path) -> None:
+def test_an_unreachable_webhook_is_reported(hook: Server, tmp_path: Path) -> None:
     free = url(hook)
     hook.socket.close()
     made = calls(free, tmp_path)
@@ -206,13 +205,13 @@ def test_an_unreachable_webhook_is_reported(hook: ThreadingHTTPServer, tmp_path:
 
 
 def test_calls_are_rate_limited_and_that_is_reported(
-    hook: ThreadingHTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hook: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = calls(url(hook), tmp_path)
     for _ in range(verdict_hooks.MAXIMUM_CALLS + 5):
         made.call(STALL)
     event_texts = texts(made)
-    assert len(hook.got) == verdict_hooks.MAXIMUM_CALLS  # type: ignore[attr-defined]
+    assert len(hook.got) == verdict_hooks.MAXIMUM_CALLS
     assert sum("is not called for what follows" in text for text in event_texts) == 1
     monkeypatch.setattr(verdict_hooks, "WINDOW_S", 0.0)
     again = calls(url(hook), tmp_path)
