@@ -127,7 +127,7 @@ exactness: $(VENV)/.installed-test
 	  $${KEEP:+env LTUI_EXACTNESS_FOLDER="$$KEEP"} $(PY) -m pytest -s tests/rank/test_exactness.py
 
 # LTUI_CHAOS_KILLS (100), LTUI_CHAOS_TORCH_KILLS (15 of 100), LTUI_CHAOS_SEED (drawn and printed),
-# LTUI_CHAOS_JOBS (1) storms side by side. NODES=2: kills and link cuts on two machines (an hour).
+# LTUI_CHAOS_KEEP=folder for the files of a failure. NODES=2: the same on two machines (an hour).
 chaos: $(VENV)/.installed-test
 	@if [ "$${NODES:-1}" = 2 ]; then exec $(PY) -m tests.chaos.two_nodes; fi; \
 	  LTUI_CHAOS=all $(PY) -m pytest tests/chaos tests/supervise/test_disk_full.py && \

@@ -1,26 +1,28 @@
-"""``make chaos``: LTUI_CHAOS_KILLS kills (100) from LTUI_CHAOS_SEED (drawn, and printed)."""
+"""``make chaos``: LTUI_CHAOS_KILLS kills (100) from LTUI_CHAOS_SEED (drawn, and printed).
+
+LTUI_CHAOS_TORCH_KILLS of them (15 of 100) are in real two-rank torch runs. LTUI_CHAOS_KEEP names a
+folder for the files of a storm that fails.
+"""
 
 from __future__ import annotations
 
 import os
 import secrets
+import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.chaos.chaos_run import ChaosRun, KillOutcome, KillPlan, plan_kills
+from tests.chaos.chaos_run import ChaosRun, KillOutcome, plan_kills
 
 
 def main() -> int:
     kills = int(os.environ.get("LTUI_CHAOS_KILLS", "100"))
-    jobs = int(os.environ.get("LTUI_CHAOS_JOBS", "1"))
     seed = int(os.environ.get("LTUI_CHAOS_SEED") or secrets.randbelow(1 << 32))
     torch_kills = int(os.environ.get("LTUI_CHAOS_TORCH_KILLS", round(kills * 0.15)))
-    print(f"{kills} kills, {torch_kills} of them on real two-rank torch runs, {jobs} at a time, "
+    print(f"{kills} kills, {torch_kills} of them on real two-rank torch runs, "
           f"LTUI_CHAOS_SEED={seed}", flush=True)  # fmt: skip
     began = time.monotonic()
     outcomes: list[KillOutcome] = []
@@ -28,74 +30,31 @@ def main() -> int:
         home = Path(folder) / "home"
         (home / "runs").mkdir(parents=True)
         os.environ["LTUI_HOME"] = str(home)
-        chaos_runs = [
-            ChaosRun(home, Path(folder), seed + n, say=_say, name=f"life-{chr(97 + n)}")
-            for n in range(jobs)
-        ]
-        stopped = threading.Event()
-
-        def work(chaos_run: ChaosRun, kill_plans: list[KillPlan]) -> None:
-            try:
-                for plan in kill_plans:
-                    if stopped.is_set():
-                        return
-                    outcomes.append(chaos_run.carry_out_with_retries(plan))
-                chaos_run.close()
-            except BaseException:
-                stopped.set()
-                raise
-
+        chaos_run = ChaosRun(home, Path(folder), seed)
         try:
-            with ThreadPoolExecutor(jobs) as pool:
-                shares = _shares(plan_kills(seed, kills, torch_kills), jobs)
-                for done in [
-                    pool.submit(work, *pair) for pair in zip(chaos_runs, shares, strict=True)
-                ]:
-                    done.result()
+            for plan in plan_kills(seed, kills, torch_kills):
+                outcomes.append(chaos_run.carry_out_with_retries(plan))
+            chaos_run.finish_trial()
         except BaseException:
             print(f"after {len(outcomes)} kills, LTUI_CHAOS_SEED={seed}", flush=True)
-            _keep(Path(folder))
-            for chaos_run in chaos_runs:
-                chaos_run.abandon()
+            if destination := os.environ.get("LTUI_CHAOS_KEEP"):
+                subprocess.run(["cp", "-a", folder, destination], check=False)
+            chaos_run.abandon()
             raise
         left = [p.name for p in (home / "runs").iterdir() if not p.name.startswith(".")]
         assert not left, left
-    _summary(outcomes, chaos_runs, time.monotonic() - began, seed)
+    _summary(outcomes, chaos_run, time.monotonic() - began, seed)
     return 0
 
 
-def _shares(kill_plans: list[KillPlan], jobs: int) -> list[list[KillPlan]]:
-    """Equal parts but that all torch runs, which would be too many at a time, are in the first."""
-    fake = [s for s in kill_plans if not s.torch]
-    torch = [s for s in kill_plans if s.torch]
-    weight = 3 * len(torch)
-    first = max(0, (len(fake) - weight * (jobs - 1)) // jobs) if jobs > 1 else len(fake)
-    rest = fake[first:]
-    return [fake[:first] + torch, *(rest[n :: jobs - 1] for n in range(jobs - 1))]
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
-
-
-def _keep(folder: Path) -> None:
-    """Keep the files of the failed run for inspection."""
-    destination = os.environ.get("LTUI_CHAOS_KEEP")
-    if destination:
-        os.system(f"cp -a {folder} {destination}")
-
-
-def _summary(
-    outcomes: list[KillOutcome], chaos_runs: list[ChaosRun], seconds: float, seed: int
-) -> None:
-    trials, notes = sum(s.trials for s in chaos_runs), sum(s.notes for s in chaos_runs)
+def _summary(outcomes: list[KillOutcome], chaos_run: ChaosRun, seconds: float, seed: int) -> None:
     counts = Counter("torch" if o.plan.torch else "fake" for o in outcomes)
     print(
-        f"\n{len(outcomes)} kills in {seconds:.0f} s, {trials} runs, seed {seed}: "
+        f"\n{len(outcomes)} kills in {seconds:.0f} s, {chaos_run.trials} runs, seed {seed}: "
         "no false state, no orphan, nothing held, every checkpoint whole, no unsaid hole"
     )
     print(f"  on ranks without torch {counts['fake']}, on torch {counts['torch']}; "
-          f"history notes shown {notes}")  # fmt: skip
+          f"history notes shown {chaos_run.notes}")  # fmt: skip
     for title, key in (
         ("victim", lambda o: o.plan.victim),
         ("moment", lambda o: o.plan.phase),

@@ -25,7 +25,6 @@ from ltui.training.state.run_snapshot import LIVE
 from ltui.training.store.run_directory import RunDir, list_runs
 from tests.chaos.invariants import (
     ENDED,
-    FalseStateError,
     Observation,
     assert_nothing_held,
     check_history,
@@ -35,7 +34,9 @@ from tests.chaos.invariants import (
 )
 from tests.chaos.process_tree import RunProcess, kill_together, listening_ports, live_processes
 from tests.cli.terminal import Terminal
-from tests.ltui_command import LTUI
+from tests.ltui_command import LTUI, run_ltui
+from tests.required import required
+from tests.waiting import wait_for
 
 HERE = Path(__file__).parent
 FAKE_ENGINE = HERE.parent / "supervise" / "fake_engine.py"
@@ -106,19 +107,10 @@ class KillOutcome:
 class ChaosRun:
     """Carries a script out in one home. Raises where something does not hold."""
 
-    def __init__(
-        self,
-        home: Path,
-        cwd: Path,
-        seed: int,
-        *,
-        say: Callable[[str], None] = print,
-        name: str = "life",
-        steps: int = FAKE_STEPS,
-    ) -> None:
+    def __init__(self, home: Path, cwd: Path, seed: int, *, steps: int = FAKE_STEPS) -> None:
         """``steps``: how long a run without torch is."""
         self.steps = steps
-        self.home, self.cwd, self.say, self.name = home, cwd, say, name
+        self.home, self.cwd = home, cwd
         self.chance = random.Random(seed ^ 0x5EED)
         self.environ = {**os.environ, "LTUI_HOME": str(home), "LTUI_CHECKPOINT_KEEP": "3"}
         self.trial: Trial | None = None
@@ -129,19 +121,13 @@ class ChaosRun:
     # -- commands ------------------------------------------------------------------------------
 
     def ltui(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self._argv(*words), cwd=self.cwd, env=self.environ, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=240, check=False,
-        )  # fmt: skip
+        return run_ltui(*words, cwd=self.cwd, environment=self.environ)
 
     def _begin(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            self._argv(*words), cwd=self.cwd, env=self.environ, stdin=subprocess.DEVNULL,
+            [*LTUI, *words], cwd=self.cwd, env=self.environ, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
-
-    def _argv(self, *words: str) -> list[str]:
-        return [*LTUI, *words]
 
     def show(self, run: RunDir) -> dict[str, Any]:
         """Return what ``ltui show --json`` prints, without starting a process."""
@@ -163,16 +149,15 @@ class ChaosRun:
     def carry_out(self, plan: KillPlan) -> KillOutcome:
         began = time.monotonic()
         self.killed = []
-        if self.trial is None or self.trial.torch != plan.torch:
-            self._finish_trial()
-            self.trial = Trial(plan.torch)
-            self.trials += 1
+        trial = self.trial
+        if trial is None or trial.torch != plan.torch:
+            trial = self._new_trial(plan)
         if plan.phase == "start":
-            observation, states = self._kill_at_start(self.trial, plan)
+            observation, states = self._kill_at_start(trial, plan)
         else:
-            observation, states = self._kill_during(self.trial, plan)
+            observation, states = self._kill_during(trial, plan)
         if observation is not None:
-            self._check_invariants(self.trial, observation)
+            self._check_invariants(required(self.trial), observation)
         outcome = KillOutcome(
             plan,
             self.killed,
@@ -189,11 +174,12 @@ class ChaosRun:
         plan = outcome.plan
         trial = self.trial
         name = trial.run.id if trial and trial.run else "-"
-        self.say(
+        print(
             f"{plan.number:4} {'torch' if plan.torch else 'fake ':5} {name:14} "
             f"{plan.phase:10} {plan.victim:21} "
             f"{len(outcome.killed) or 'missed':>2} {' -> '.join(outcome.states) or '-':30} "
-            f"{outcome.seconds:5.1f} s  {outcome.detail or ''}"
+            f"{outcome.seconds:5.1f} s  {outcome.detail or ''}",
+            flush=True,
         )
 
     def _kill_at_start(self, trial: Trial, plan: KillPlan) -> tuple[Observation | None, list[str]]:
@@ -212,7 +198,7 @@ class ChaosRun:
             self.killed = ["command"]
         output, _ = command.communicate(timeout=240)
         trial.run = trial.run or self._run_named(self._name())
-        self._mark_resumed(trial)
+        trial.ended = False
         if trial.run is None or not trial.run.path.exists():
             assert fresh, "the run is gone"
             assert command.returncode != 0, f"there is no run, and nobody said so: {output}"
@@ -223,17 +209,12 @@ class ChaosRun:
         run = trial.run
         return wait_until_settled(run, lambda: self.show(run), must_end=self._fatal)
 
-    def _mark_resumed(self, trial: Trial) -> None:
-        trial.ended = False
-
     def _wait_until_no_process(self, name: str) -> None:
         ghost = RunDir(self.home / "runs" / name)
         for observation in (self.home / "runs").glob(f".*{name}*"):
             ghost = RunDir(observation)
-        deadline = time.monotonic() + 90
-        while left := live_processes(ghost):
-            assert time.monotonic() < deadline, f"orphans of a run that never was: {left}"
-            time.sleep(0.05)
+        # What is left is an orphan of a run that never was.
+        wait_for(lambda: live_processes(ghost), wanted=lambda left: not left, seconds=90)
 
     def _kill_during(self, trial: Trial, plan: KillPlan) -> tuple[Observation, list[str]]:
         trial = self._alive(trial, plan)
@@ -283,11 +264,7 @@ class ChaosRun:
                 dashboard.close()
             if command is not None:
                 command.communicate(timeout=240)
-        if plan.victim in HARMLESS_VICTIMS and plan.phase in (
-            "training",
-            "checkpoint",
-            "pause",
-        ):
+        if plan.victim in HARMLESS_VICTIMS and plan.phase in ("training", "checkpoint", "pause"):
             pids = [r["pid"] for r in before["ranks"]]
             assert observation.state in ("running", "paused", "finished"), (
                 "a watcher's death ended it"
@@ -340,7 +317,7 @@ class ChaosRun:
         return ["exec", "--name", self._name(), "--detach", "--", *engine]
 
     def _name(self) -> str:
-        return f"{self.name}-{self.trials}"
+        return f"life-{self.trials}"
 
     def _run_named(self, name: str) -> RunDir | None:
         observation = [p for p in (self.home / "runs").glob(f"{name}-*") if p.is_dir()]
@@ -355,7 +332,7 @@ class ChaosRun:
                 done = self.ltui(*self._start_words(trial))
                 assert done.returncode == 0, f"{done.stdout}{done.stderr}"
                 trial.run = trial.run or self._run_named(self._name())
-                self._mark_resumed(trial)
+                trial.ended = False
             assert trial.run is not None
             snapshot = self._until(
                 trial.run,
@@ -398,7 +375,7 @@ class ChaosRun:
         return False
 
     def _new_trial(self, plan: KillPlan) -> Trial:
-        self._finish_trial()
+        self.finish_trial()
         self.trial = Trial(plan.torch)
         self.trials += 1
         return self.trial
@@ -406,24 +383,15 @@ class ChaosRun:
     def _until(
         self, run: RunDir, wanted: Callable[[dict[str, Any]], object], seconds: float = 240
     ) -> dict[str, Any]:
-        deadline = time.monotonic() + seconds
-        while True:
-            snapshot = self.show(run)
-            if wanted(snapshot):
-                return snapshot
-            if time.monotonic() > deadline:
-                raise FalseStateError(f"never came: {snapshot}")
-            time.sleep(0.15)
+        return wait_for(lambda: self.show(run), wanted=wanted, seconds=seconds, period_s=0.15)
 
     def _until_saving(self, run: RunDir, ask: bool) -> None:
         """Until a checkpoint is being written; gives up where the run ended before."""
         if ask:
             self._order(run, "checkpoint")
         deadline = time.monotonic() + 20
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and live_processes(run):
             if any(n.name.endswith(".part") for n in run.checkpoints_dir.iterdir()):
-                return
-            if not live_processes(run):
                 return
             time.sleep(0.0005)
 
@@ -455,7 +423,7 @@ class ChaosRun:
         return there
 
     def _dashboard(self, run: RunDir) -> Terminal:
-        terminal = Terminal(self._argv("attach", run.id), self.cwd, self.environ)
+        terminal = Terminal([*LTUI, "attach", run.id], self.cwd, self.environ)
         terminal.wait_for("step")
         return terminal
 
@@ -488,7 +456,8 @@ class ChaosRun:
         observation, _ = wait_until_settled(run, lambda: self.show(run), must_end=lambda: True)
         self._check_invariants(trial, observation)
 
-    def _finish_trial(self) -> None:
+    def finish_trial(self) -> None:
+        """End the current run and delete it."""
         if self.trial is not None and self.trial.run is not None and self.trial.run.path.exists():
             if not self.trial.ended:
                 self._end(self.trial)
@@ -499,7 +468,3 @@ class ChaosRun:
         """End what a failed chaos run left behind."""
         for path in (self.home / "runs").iterdir():
             kill_together(live_processes(RunDir(path)))
-
-    def close(self) -> None:
-        """The last life's end."""
-        self._finish_trial()

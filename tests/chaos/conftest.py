@@ -12,9 +12,9 @@ import pytest
 from ltui.training.store.run_directory import RunDir
 from tests.chaos.process_tree import kill_together, live_processes
 from tests.ltui_command import LTUI, run_ltui
-from tests.supervise.conftest import Runs, runs
+from tests.supervise.conftest import Runs, runs, small_disk
 
-__all__ = ["runs"]
+__all__ = ["runs", "small_disk"]
 
 everywhere = pytest.mark.skipif(
     not os.environ.get("LTUI_CHAOS"), reason="takes long: make chaos runs it"
@@ -58,10 +58,3 @@ def kill_roles(run: RunDir, *roles: str) -> None:
         kill_together(remaining)
         if roles:
             return
-
-
-def wait_for_more_steps(runs: Runs, run: RunDir, steps: int = 10) -> int:
-    """Wait for ``steps`` more; the step that was reached."""
-    begin = runs.until(run, lambda s: s.global_step is not None and s.state.value == "running")
-    goal = (begin.global_step or 0) + steps
-    return runs.until(run, lambda s: (s.global_step or 0) >= goal).global_step or 0

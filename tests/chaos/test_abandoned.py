@@ -21,7 +21,7 @@ from ltui.training.lifecycle.run_status import recover_run, resolve_snapshot
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.run_directory import RunDir
-from tests.chaos.conftest import Command, everywhere, kill_roles, wait_for_more_steps
+from tests.chaos.conftest import Command, everywhere, kill_roles
 from tests.chaos.process_tree import live_processes
 from tests.required import required
 from tests.supervise.conftest import Runs
@@ -44,7 +44,8 @@ def test_foreign_ranks_end_with_the_next_command(
 ) -> None:
     run = saved_run
     kill_roles(run, "supervisor", "shim")
-    runs.until(run, lambda s: "continue without one" in (s.detail or ""))
+    alone = runs.until(run, lambda s: "continue without one" in (s.detail or ""))
+    assert (alone.state, alone.supervisor_pid) == (RunState.RUNNING, None)
     # The engine dies with the shim, but it may exist for a short time.
     runs.until(run, lambda s: {a.role for a in live_processes(run)} == {"rank 0", "rank 1"})
     with pytest.raises(ProblemError, match="Stop it first"):
@@ -52,7 +53,7 @@ def test_foreign_ranks_end_with_the_next_command(
     output = ltui(*words, code=None)
     if words[0] == "resume":
         assert "started" in output
-        wait_for_more_steps(runs, run)
+        runs.more_steps(run, 10)
         assert runs.end(run, "kill").attempt == 2
         return
     runs.until_alone(run)
@@ -90,7 +91,7 @@ def test_a_resume_is_not_shown_as_the_end_before_it(runs: Runs, saved_run: RunDi
     assert stopped.state is RunState.STOPPED
     document = json.dumps(to_json(stopped))
     resume(run)
-    wait_for_more_steps(runs, run)
+    runs.more_steps(run, 10)
     kill_roles(run, "supervisor", "shim")
     with sqlite3.connect(run.db_path) as store:
         store.execute("UPDATE snapshot SET document = ?", (document,))
@@ -128,7 +129,9 @@ def test_nothing_of_a_copied_run_starts(
     copy = RunDir(run.path.with_name("given-run"))
     shutil.copytree(run.path, copy.path, ignore=shutil.ignore_patterns("*.sock"))
     assert RunState.STOPPED.value in ltui("stop", run.id)
-    runs.ended(run)
+    stopped = runs.ended(run)
+    assert stopped.detail == "stopped while it waited for GPUs: nothing was trained"
+    assert not run.engine_log_path(1).exists()
     steer("gpus 1 h100\nset * mem_used 0\n")
     for words in (("runs",), ("show", copy.id), ("stop", copy.id), ("resume", copy.id)):
         ltui(*words, code=None)
@@ -148,7 +151,7 @@ def test_two_supervisors_for_one_run(runs: Runs, ltui: Command, saved_run: RunDi
     assert second.returncode == 2
     assert f"another supervisor (pid {pid}) already has this run" in second.stderr
     assert resolve_snapshot(run).supervisor_pid == pid
-    wait_for_more_steps(runs, run)
+    runs.more_steps(run, 10)
     runs.end(run, "stop")
 
 
@@ -165,7 +168,7 @@ def test_two_resumes_at_once(runs: Runs, ltui: Command, saved_run: RunDir) -> No
     ]  # fmt: skip
     output = [process.communicate(timeout=200)[0] for process in both]
     assert sorted(p.returncode for p in both) == [0, 2], output
-    wait_for_more_steps(runs, run)
+    runs.more_steps(run, 10)
     assert sorted(a.role for a in live_processes(run)) == [
         "engine", "shim", "rank 0", "rank 1", "supervisor",
     ]  # fmt: skip

@@ -19,7 +19,7 @@ import pytest
 from ltui.training.lifecycle.resume_run import resume
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.state.run_snapshot import RunState
-from tests.chaos.conftest import everywhere, wait_for_more_steps
+from tests.chaos.conftest import everywhere
 from tests.chaos.invariants import verify_checkpoints
 from tests.required import required
 from tests.supervise.conftest import Runs
@@ -56,7 +56,7 @@ def test_the_clock_is_set(runs: Runs, set_clock: Callable[[int], None]) -> None:
     run = runs.training("--save-every", "10", step=15)
     for days in (-1, 3650, -30):
         set_clock(days * DAY_S)
-        step = wait_for_more_steps(runs, run, 25)
+        step = required(runs.more_steps(run, 25).global_step)
         seen = resolve_snapshot(run)
         assert abs(required(seen.taken_at) - time.time() - days * DAY_S) < 600, (
             "the clock was not shifted"
@@ -65,8 +65,7 @@ def test_the_clock_is_set(runs: Runs, set_clock: Callable[[int], None]) -> None:
         assert not [v for v in seen.verdicts if v.level != "info"], seen.verdicts
         assert seen.history_note is None
         assert (seen.elapsed_s or 0.0) >= 0.0
-        newest = verify_checkpoints(run).last
-        assert newest is not None
+        newest = required(verify_checkpoints(run).last)
         assert newest["global_step"] >= step - 30, "a newer checkpoint was pruned for an older"
     stopped = runs.end(run, "stop")
     assert stopped.detail == f"stopped at step {stopped.global_step}, checkpoint verified"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,53 +13,44 @@ from ltui.training.lifecycle.resume_run import resume
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.database_schema import LAYOUT
 from ltui.training.store.run_directory import RunDir
-from tests.chaos.conftest import Command, everywhere, kill_roles, wait_for_more_steps
+from tests.chaos.conftest import Command, everywhere, kill_roles
 from tests.chaos.invariants import verify_checkpoints
-from tests.store.histories import stored_rows
+from tests.required import required
+from tests.store.histories import empty_log, stored_rows
 from tests.supervise.conftest import Runs
 
 
-def _header(path: Path) -> None:
-    with path.open("r+b") as file:
-        file.write(b"x" * 100)
-
-
-def _middle(path: Path) -> None:
-    size = path.stat().st_size
-    with path.open("r+b") as file:
-        file.seek(4096)
-        file.write(b"\xff" * (size - 4096))
-
-
-def _half(path: Path) -> None:
-    with path.open("r+b") as file:
-        file.truncate(path.stat().st_size // 2 + 100)
-
-
-def _empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def _gone(path: Path) -> None:
-    path.unlink()
+def _damage(path: Path, how: str) -> None:
+    data = path.read_bytes()
+    if how == "gone":
+        path.unlink()
+        return
+    damaged = {
+        "header": b"x" * 100 + data[100:],
+        "middle": data[:4096] + b"\xff" * (len(data) - 4096),
+        "half": data[: len(data) // 2 + 100],
+        "empty": b"",
+    }
+    path.write_bytes(damaged[how])
 
 
 @pytest.mark.parametrize(
-    ("harm", "words"),
+    ("how", "words"),
     [
-        (_header, "the run's history is damaged (file is not a database)."),
-        pytest.param(_middle, "the run's history is damaged", marks=everywhere),
-        pytest.param(_half, "the run's history is damaged", marks=everywhere),
-        pytest.param(_empty, "the run's history is gone.", marks=everywhere),
-        pytest.param(_gone, "the run's history is gone.", marks=everywhere),
+        ("header", "the run's history is damaged (file is not a database)."),
+        pytest.param("middle", "the run's history is damaged", marks=everywhere),
+        pytest.param("half", "the run's history is damaged", marks=everywhere),
+        pytest.param("empty", "the run's history is gone.", marks=everywhere),
+        pytest.param("gone", "the run's history is gone.", marks=everywhere),
     ],
 )
 def test_the_rest_stays_usable(
-    runs: Runs, ltui: Command, saved_run: RunDir, harm: Callable[[Path], None], words: str
+    runs: Runs, ltui: Command, saved_run: RunDir, how: str, words: str
 ) -> None:
     run = saved_run
     stopped = runs.end(run, "stop")
-    harm(run.db_path)
+    empty_log(run)
+    _damage(run.db_path, how)
     shown = ltui.show(run)
     assert (shown["state"], shown["global_step"]) == ("stopped", stopped.global_step)
     assert shown["history_note"].startswith(words)
@@ -71,14 +61,14 @@ def test_the_rest_stays_usable(
     assert "engine begins" in ltui("logs", run.id)
     assert "history" in ltui("export", run.id, "-o", "-", code=None)
     resume(run)
-    wait_for_more_steps(runs, run)
+    runs.more_steps(run, 10)
     again = runs.end(run, "stop")
     assert again.state is RunState.STOPPED
     assert again.attempt == 2
     assert "the history until now" in (again.history_note or "")
     begin = (stopped.global_step or 0) + 1
     assert runs.steps(run) == list(range(begin, (again.global_step or 0) + 1))
-    if harm in (_header, _middle, _half):
+    if how not in ("empty", "gone"):
         assert "run.db.damaged-1" in (again.history_note or "")
         assert run.db_path.with_name("run.db.damaged-1").exists()
 
@@ -103,17 +93,16 @@ def test_a_history_by_a_newer_ltui_is_not_touched(
 @everywhere
 def test_a_lost_write_ahead_log_is_a_hole_that_is_shown(runs: Runs, saved_run: RunDir) -> None:
     run = saved_run
-    wait_for_more_steps(runs, run, 30)
+    runs.more_steps(run, 30)
     kill_roles(run)
     # What the ranks had still to tell is lost as well: as after a power cut.
     for path in (*run.queue_dir(1).glob("*.queue"), run.db_path.with_name("run.db-wal")):
         path.unlink()
     run.db_path.with_name("run.db-shm").unlink(missing_ok=True)
-    newest = verify_checkpoints(run).last
-    assert newest is not None
+    newest = required(verify_checkpoints(run).last)
     runs.until(run, lambda s: s.state is RunState.LOST)
     resume(run)
-    step = wait_for_more_steps(runs, run)
+    step = required(runs.more_steps(run, 10).global_step)
     ended = runs.end(run, "kill")
     steps = runs.steps(run)
     assert steps != list(range(1, step + 1))
@@ -137,14 +126,12 @@ def test_a_history_that_another_process_locks(runs: Runs, ltui: Command, saved_r
         [sys.executable, "-c", LOCKER, str(run.db_path)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert locker.stdin is not None
-    assert locker.stdout is not None
     try:
-        assert locker.stdout.readline() == "locked\n"
+        assert required(locker.stdout).readline() == "locked\n"
         noted = runs.until(run, lambda s: s.history_note is not None)
         assert "database is locked" in (noted.history_note or "")
         assert noted.state is RunState.RUNNING
-        wait_for_more_steps(runs, run)
+        runs.more_steps(run, 10)
         runs.order(run, "checkpoint")
         ltui("pause", run.id)
         ltui("continue", run.id)
