@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -17,67 +19,60 @@ from ltui.training.state.verdicts import (
 STALL = Verdict(kind="frozen", level="stalled", culprits=(1,), cause="rank 1 hangs", began=100.0)
 DEAD = Verdict(kind="exited", level="dead", culprits=(0,), cause="rank 0 is gone", began=101.0)
 SLOW = Verdict(kind="straggler", level="slow", culprits=(2,), cause="rank 2 is slow", began=90.0)
+AGAIN = replace(STALL, cause="rank 1 hangs for 9 s")
+KILLED = replace(DEAD, kind="killed", cause="rank 0 was killed by SIGKILL", place="forward")
+STALL_DIED = replace(DEAD, culprits=(1,), began=100.0)
+SLOWER = replace(STALL, level="slow", cause="rank 1 is slow")
+OTHER = replace(STALL, culprits=(3,), cause="rank 3 hangs", began=102.0)
+LOST = Verdict(kind="node_unreachable", level="warning", nodes=(1,), cause="b", began=100.0)
+MORE_LOST = replace(LOST, nodes=(1, 2), cause="b and c", began=100.2)
+OTHER_LOST = replace(LOST, nodes=(5,), cause="f")
 
 
-def reports_of(
-    *judgements: tuple[float, list[Verdict]], settle_s: float = 0.0
-) -> list[tuple[str, str]]:
-    """Return (new or over, cause) of all verdicts that were reported."""
-    tracker, reports = VerdictTracker(), []
-    for at, verdicts in judgements:
+@pytest.mark.parametrize(
+    ("judgements", "settle_s", "reports"),
+    [
+        # A verdict is new once and over once, also if its words change, or its level for a time.
+        ([(0, STALL), (1, AGAIN), (2, AGAIN), (3,), (4,)], 0.0,
+         ["new: rank 1 hangs", "over: rank 1 hangs for 9 s"]),
+        ([(0, DEAD), (0.2, KILLED), (2, KILLED)], 1.5, ["new: rank 0 was killed by SIGKILL"]),
+        ([(0, SLOWER), (120, STALL), (121, SLOWER), (122, STALL), (123,)], 0.0,
+         ["new: rank 1 is slow", "new: rank 1 hangs", "over: rank 1 hangs"]),
+        # A stalled rank that dies is news, and so is another rank or machine.
+        ([(0, STALL), (1, STALL_DIED)], 0.0,
+         ["new: rank 1 hangs", "new: rank 0 is gone", "over: rank 1 hangs"]),
+        ([(0, STALL), (1, STALL, OTHER), (2, OTHER)], 0.0,
+         ["new: rank 1 hangs", "new: rank 3 hangs", "over: rank 1 hangs"]),
+        # One cut that reaches more machines is one verdict.
+        ([(0, LOST), (1, MORE_LOST), (2, OTHER_LOST)], 0.0, ["new: b", "new: f", "over: b and c"]),
+        # Not before it has settled, and not one that has ended.
+        ([(0, STALL), (1,), (2,)], 1.5, []),
+        ([(0, replace(STALL, ended=101.0))], 0.0, []),
+    ],
+)  # fmt: skip
+def test_a_verdict_is_reported_when_it_begins_and_ends(
+    judgements: list[tuple[Any, ...]], settle_s: float, reports: list[str]
+) -> None:
+    tracker, found = VerdictTracker(), []
+    for at, *verdicts in judgements:
         tracker, new, over = tracker.update(verdicts, 1000 + at, at, settle_s=settle_s)
-        reports += [("new", v.cause) for v in new] + [("over", v.cause) for v in over]
-    return reports
+        found += [f"new: {v.cause}" for v in new] + [f"over: {v.cause}" for v in over]
+    assert found == reports
 
 
-def test_a_verdict_is_new_once_and_over_once() -> None:
-    again = replace(STALL, cause="rank 1 hangs for 9 s")
-    reports = reports_of((0, [STALL]), (1, [again]), (2, [again]), (3, []), (4, []))
-    assert reports == [("new", "rank 1 hangs"), ("over", "rank 1 hangs for 9 s")]
-
-
-def test_a_better_known_cause_is_the_same_verdict() -> None:
-    killed = replace(DEAD, kind="killed", cause="rank 0 was killed by SIGKILL", place="forward")
-    assert reports_of((0, [DEAD]), (0.2, [killed]), (2, [killed]), settle_s=1.5) == [
-        ("new", "rank 0 was killed by SIGKILL")
-    ]
-
-
-def test_a_stalled_rank_that_dies_is_news() -> None:
-    dead = replace(DEAD, culprits=(1,), began=100.0)
-    assert [kind for kind, _ in reports_of((0, [STALL]), (1, [dead]))] == ["new", "new", "over"]
-
-
-def test_a_verdict_that_becomes_more_severe_is_reported_again_and_acted_on_from_then() -> None:
-    slow = replace(STALL, level="slow", cause="rank 1 is slow")
-    reports = reports_of((0, [slow]), (120, [STALL]), (121, [slow]), (122, [STALL]), (123, []))
-    assert reports == [("new", "rank 1 is slow"), ("new", "rank 1 hangs"), ("over", "rank 1 hangs")]
+def test_a_verdict_that_becomes_more_severe_is_acted_on_from_then() -> None:
     tracker = VerdictTracker()
-    for at, verdict in ((0.0, slow), (120.0, STALL), (149.0, STALL)):
+    for at, verdict in ((0.0, SLOWER), (120.0, STALL), (149.0, STALL)):
         tracker, _, _ = tracker.update([verdict], 1000 + at, at)
     policy = StallPolicy(then="stop", then_after_s=30)
     assert tracker.verdict_to_act_on(policy, 149.0) is None
     assert tracker.verdict_to_act_on(policy, 150.0) == STALL
 
 
-def test_two_ranks_at_once_are_two_verdicts() -> None:
-    other = replace(STALL, culprits=(3,), cause="rank 3 hangs", began=102.0)
-    reports = reports_of((0, [STALL]), (1, [STALL, other]), (2, [other]))
-    assert reports == [("new", "rank 1 hangs"), ("new", "rank 3 hangs"), ("over", "rank 1 hangs")]
-
-
-def test_a_verdict_that_ends_before_it_has_settled_is_not_reported() -> None:
-    assert reports_of((0, [STALL]), (1, []), (2, []), settle_s=1.5) == []
-
-
 def test_a_verdict_ends_after_it_began_whatever_the_clock_says() -> None:
     tracker, _, _ = VerdictTracker().update([STALL], 50.0, 0.0)
     _, _, (over,) = tracker.update([], 60.0, 1.0)
     assert over.ended == 100.0
-
-
-def test_verdicts_that_have_ended_are_not_active() -> None:
-    assert reports_of((0, [replace(STALL, ended=101.0)])) == []
 
 
 @pytest.mark.parametrize(
@@ -118,11 +113,3 @@ def test_the_first_report_of_a_death_is_superseded_by_a_better_one() -> None:
     assert is_superseded(first, [first, better])
     assert not is_superseded(better, [first, better])
     assert not is_superseded(STALL, [STALL, better])
-
-
-def test_one_cut_that_reaches_more_machines_is_one_verdict() -> None:
-    lost = Verdict(kind="node_unreachable", level="warning", nodes=(1,), cause="b", began=100.0)
-    more = replace(lost, nodes=(1, 2), cause="b and c", began=100.2)
-    other = replace(lost, nodes=(5,), cause="f")
-    reports = reports_of((0, [lost]), (1, [more]), (2, [other]))
-    assert reports == [("new", "b"), ("new", "f"), ("over", "b and c")]
