@@ -237,16 +237,19 @@ async def _until_closed(websocket: Any) -> None:
 # -- the end ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("number", "pages"),
+    [(signal.SIGINT, 1), (signal.SIGTERM, 2), (signal.SIGHUP, 1), (signal.SIGKILL, 1)],
+)
 async def test_nothing_is_left_when_the_server_ends(
-    serve: Callable[..., Served], number: signal.Signals
+    serve: Callable[..., Served], number: signal.Signals, pages: int
 ) -> None:
     served = serve()
-    async with page(served) as one, page(served) as two:
-        await until_shown(one, READS_ONLY)
-        await until_shown(two, READS_ONLY)
+    async with contextlib.AsyncExitStack() as opened:
+        for _ in range(pages):
+            await until_shown(await opened.enter_async_context(page(served)), READS_ONLY)
         processes = served.pages()
-        assert len(processes) == 2
+        assert len(processes) == pages
         code = await asyncio.to_thread(served.end, number)
     assert code == (-signal.SIGKILL if number is signal.SIGKILL else 0)
     for process in processes:
