@@ -91,12 +91,8 @@ class ForegroundApp(LtuiApp):
             message = str(error)
         self.call_from_thread(self.notify, message, markup=False)
 
-    def _snapshot(self) -> RunSnapshot | None:
-        snapshot: RunSnapshot | None = getattr(self._run_screen, "snapshot", None)
-        return snapshot
-
     def _close_after_the_end(self) -> None:
-        snapshot = self._snapshot()
+        snapshot: RunSnapshot | None = getattr(self._run_screen, "snapshot", None)
         now = time.monotonic()
         if snapshot is None or snapshot.state in LIVE:
             self._closes_at = None

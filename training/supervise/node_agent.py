@@ -298,9 +298,8 @@ class NodeAgent:
         if self._probe is not None:
             self._probe.close()
         self.live.store.close()
-        if keep_lock:
-            return
-        release_lock(self.live.lock)
+        if not keep_lock:
+            release_lock(self.live.lock)
 
 
 def report_failed_start(run_dir: RunDir, attempt: int, error: Exception) -> None:
