@@ -84,6 +84,7 @@ def with_job(run_dir: RunDir, snapshot: RunSnapshot) -> RunSnapshot:
     last = record.last_life
     finished = snapshot.state is RunState.FINISHED
     if last is not None and last.ended_at is None and last.requeued and not finished:
+        # Imported here because few jobs are requeued.
         from ltui.training.slurm.slurm_client import QueueCache
 
         job = QueueCache(run_dir.home).job(last.job_id)

@@ -52,6 +52,7 @@ def launch(
         create_run_directory(run_dir, spec, private_files)
         plan = AttemptPlan()
         if start_from is not None:
+            # Imported here because few runs begin with a checkpoint.
             from ltui.training.store.run_checkpoints import import_checkpoint
 
             brought = import_checkpoint(start_from, run_dir.checkpoints_dir)

@@ -273,6 +273,7 @@ class RunStore:
 
         A loss that is logged replaces that of the steps, for example.
         """
+        # Imported here, as in ``curve``.
         from ltui.training.store.curve_reader import to_curve
 
         series = self._series(metric)

@@ -118,6 +118,7 @@ class LiveAttempt:
         self.nodes_failure: str | None = None
         """Why the attempt cannot go on with the other machines, once that is the case."""
         if spec.nodes is not None and spec.nodes.rank == 0:
+            # Imported here because it loads pyzmq, which a run on one machine does not need.
             from ltui.training.supervise.remote_nodes import RemoteNodes
 
             self.nodes = RemoteNodes(run_dir, spec, number, plan)

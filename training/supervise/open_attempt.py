@@ -131,6 +131,7 @@ def _waits_before_start(spec: RunSpec) -> bool:
 
 def _supervisor_class(spec: RunSpec) -> type[Supervisor | NodeAgent]:
     """Return what supervises the engine on this machine: an agent on any node but the first."""
+    # Each is imported here, because it is slow and the engine is started before (``open_attempt``).
     if spec.nodes is not None and spec.nodes.rank > 0:
         from ltui.training.supervise.node_agent import NodeAgent
 
@@ -207,6 +208,7 @@ def record_failed_restart(
 
     An agent tells node 0, which records it.
     """
+    # Imported here because only a failed restart needs them.
     from ltui.training.supervise.history_recorder import stored_snapshot
 
     print(error, file=sys.stderr, flush=True)
