@@ -145,7 +145,7 @@ def test_raw_values_are_thin_and_the_grid_has_gaps() -> None:
 def test_curves_differ_without_colour() -> None:
     series = [curve(f"s{n}", colour=n) for n in range(4)]
     legend = legend_of(chart_of(*series), 120, dashes=True)
-    assert [legend[legend.index(f"s{n}") - 2] for n in range(4)] == list("●■▲◆")
+    assert [legend[legend.index(f"s{n}") - 2] for n in range(4)] == list("●■▲▼")
     assert "▲" in text_of(chart_of(series[2]), (60, 12)).split("\n", 1)[1]
 
 

@@ -60,4 +60,5 @@ def dash_of(colour: int, *, dashes: bool) -> int:
 
 def sign_of(colour: int) -> str:
     """Return the sign of a colour's index; series whose colours repeat have other signs."""
-    return MARKERS[(colour + colour // math.lcm(COLOURS, len(MARKERS))) % len(MARKERS)]
+    turn = colour % (COLOURS * len(MARKERS)) // math.lcm(COLOURS, len(MARKERS))
+    return MARKERS[(colour + turn) % len(MARKERS)]

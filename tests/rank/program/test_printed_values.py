@@ -161,7 +161,10 @@ def test_a_pattern_that_finds_nothing_says_so() -> None:
 
 def test_a_pattern_that_takes_too_long_is_not_used_again() -> None:
     prints = Prints(r"(?P<loss>(0+)+1)$")
-    prints("0" * 24 + "2")
+    for slow in range(3):
+        # A single slow line may be a garbage collection.
+        assert "found no value" in str(prints.stream.complaint()), slow
+        prints("0" * 24 + "2")
     assert "took more than" in str(prints.stream.complaint())
     prints("01")
     assert prints.recorded == []
