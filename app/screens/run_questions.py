@@ -21,7 +21,7 @@ from textual.suggester import SuggestFromList
 from textual.widgets import Input, Static
 
 from ltui.app.command_output import EXPORT_FORMATS, FOLDER_FORMAT
-from ltui.app.panels.form_fields import Form, FormField
+from ltui.app.panels.form_fields import FieldHint, Form, FormField
 from ltui.app.panels.panel import Submitted
 from ltui.app.runs.label_changes import LabelChange, Outcome, for_each, undo, what_changed
 from ltui.app.runs.run_entry import RunEntry
@@ -177,6 +177,8 @@ class ExportChoice(NamedTuple):
 class ExportQuestion(Dialog[ExportChoice | None]):
     """Return the choice, or None. A file that exists is replaced only after a question."""
 
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-roomy")]  # noqa: RUF012
+
     BINDINGS: ClassVar[list[BindingType]] = bindings(
         "export_question",
         """
@@ -199,6 +201,7 @@ class ExportQuestion(Dialog[ExportChoice | None]):
             with Form(id="fields"):
                 yield FormField(FORMAT, options=options)
                 yield FormField(TARGET, text=self._proposed, meaning="relative to this folder")
+            yield FieldHint()
             yield Static("⏎ export   tab next   f1 help   esc cancel", id="answers")
 
     def on_mount(self) -> None:
@@ -215,6 +218,7 @@ class ExportQuestion(Dialog[ExportChoice | None]):
             self._proposed = proposed
             target.text = proposed
         self._field(TARGET).show_problems(())
+        self.query_one(FieldHint).show(self.focused)
 
     @on(Submitted)
     def _form_submitted(self, event: Submitted) -> None:
@@ -227,6 +231,7 @@ class ExportQuestion(Dialog[ExportChoice | None]):
         choice = ExportChoice(form, str(path))
         if problem := _problem(form, text, path):
             self.query_one(Form).show_problems([Problem(where=TARGET, what=problem)])
+            self.query_one(FieldHint).show(self.focused)
         elif form != FOLDER_FORMAT and path.exists():
             question = ConfirmScreen(
                 f"{clean_line(str(path))} exists. Replace it?",

@@ -24,7 +24,7 @@ from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.labels_file import change_labels, read_labels
 from ltui.training.store.run_directory import RunDir, list_runs
 from tests.app.home import Home, opened
-from tests.app.one_run import answer, later, notices
+from tests.app.one_run import answer, later, notices, text_of_screen
 from tests.ltui_command import run_ltui
 from tests.required import required
 from tests.stored_runs import stored_run
@@ -169,9 +169,10 @@ async def test_a_damaged_run_among_others_is_left_out_and_named(home: Path) -> N
         await it.until(lambda: not it.panel.lines)
 
 
-async def test_an_export_asks_before_it_replaces_a_file(home: Path) -> None:
+@pytest.mark.parametrize("size", [(120, 40), (80, 24), (60, 15)])
+async def test_an_export_asks_before_it_replaces_a_file(home: Path, size: tuple[int, int]) -> None:
     Path("runs.json").write_text("mine")
-    async with opened(home, runs=3) as it:
+    async with opened(home, runs=3, size=size) as it:
         await it.press("space", "space", "x")
         await it.question(ExportQuestion)
         field = it.app.screen.query_one(Input)
@@ -179,6 +180,7 @@ async def test_an_export_asks_before_it_replaces_a_file(home: Path) -> None:
         field.value = "nowhere/runs.json"
         await it.press("enter")
         assert isinstance(it.app.screen, ExportQuestion)
+        await it.until(lambda: "there is no folder" in text_of_screen(it.app))
         field.value = "runs.json"
         later(it.app)
         await it.press("enter")
