@@ -109,6 +109,16 @@ def print_json(document: object, stream: TextIO | None = None) -> None:
     print(file=stream)
 
 
+SCHEMA = 1
+"""Version of the envelope."""
+
+
+def print_envelope(data: object, next_commands: Sequence[str] = ()) -> None:
+    """Print one JSON line for programs: the data, and the commands that usually follow."""
+    document = {"schema": SCHEMA, "ok": True, "data": data, "next": list(next_commands)}
+    print(json.dumps(document, allow_nan=False))
+
+
 def print_json_list(documents: Sequence[str]) -> None:
     """Print a list of JSON documents, one on each line.
 

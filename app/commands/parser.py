@@ -166,6 +166,21 @@ def seconds(text: str) -> float:
     return value
 
 
+def time_span(text: str) -> float:
+    """Return the seconds of ``90``, ``9m`` or ``1.5h``."""
+    # Imported here: few options need it, and it loads msgspec.
+    from ltui.training.problem import ProblemError
+    from ltui.training.state.stop_conditions import parse_time_condition
+
+    try:
+        after = parse_time_condition(f"+{text}s" if text[-1:].isdecimal() else f"+{text}", 0.0)
+    except ProblemError:
+        after = None
+    if after is None or not after.wait_s:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a time such as 90, 9m or 2h.")
+    return after.wait_s
+
+
 def port_number(text: str) -> int:
     """Return a number of a port that leaves one above it."""
     if not text.isdecimal() or not 0 < int(text) < 65535:
@@ -252,6 +267,7 @@ SETTINGS: dict[str, Any] = {
     "exec command": {"nargs": argparse.REMAINDER},
     "from RUN[:STEP]": {"dest": "start_from"},
     "from STEP": {"dest": "from_step", "type": positive_number},
+    "for_at_most": time_span,
     "gpus_per_node": whole_number,
     "host HOST:PORT": {"dest": "place"},
     "join_timeout": seconds,
@@ -272,6 +288,7 @@ SETTINGS: dict[str, Any] = {
     "seconds": positive_number,
     "serve port": tcp_port,
     "set": {"dest": "overrides"},
+    "since": whole_number,
     "stop_signal": {"choices": STOP_SIGNALS},
     "timeout": seconds,
     "workers": positive_number,

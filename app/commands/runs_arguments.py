@@ -202,6 +202,54 @@ examples:
   ltui stop last --when 'val/loss<0.2' --at 18:30
   ltui stop last --cancel
 
+=== wait  wait:wait  sleep until runs end or meet a condition
+{_RUNS}\
+--until CONDITION ...
+    wait for this, see below; can be repeated, and any of them is enough (default: ended)
+--for-at-most TIME  no longer than 90 (seconds), 9m or 2h
+{JSON}\
+one of:
+--all  until it is decided for every run (default)
+--any  until one run meets a condition
+
+For programs that start runs: one sleeping process instead of many questions. It
+prints one line for each run and says by its exit code why it ended.
+
+conditions:
+  ended           the run has ended
+  stalled         a rank stalls or is dead, and the run does not go on
+  resolved        no rank stalls
+  nan             the loss is NaN or infinite
+  step>=500       the run has made so many steps
+  val/loss<0.2    a value of a metric, also an earlier one
+  event:NAME      an event after the begin of the wait, as `ltui events` names it
+
+exit codes, of several runs the last in this order (with --any the first):
+  0  a condition is met; for `ended`: the run finished
+  4  it still runs and the time is over
+  3  it stopped
+  5  it stalls; this ends each wait but one for `resolved`
+  1  it failed, or finished before a condition was met
+  6  it is lost: no process of it is alive, or its files cannot be read
+  2  bad input
+
+examples:
+  ltui wait last --for-at-most 9m
+  ltui wait last --until 'val/loss<0.2' --until nan --json
+  ltui wait brave-owl calm-fox --any
+
+=== events  wait:events  print what happened in a run, as JSON lines
+{_RUN}\
+--since CURSOR  only events after this one: the `cursor` of the last line that was read
+--follow        go on until the run ends
+
+Keys: cursor, attempt, rank (null for the whole run), t (unix time), kind, text, data.
+A cursor stays valid over restarts and resumes.
+
+examples:
+  ltui events last
+  ltui events brave-owl --since 42 --follow
+
 === pause  stop_and_pause:pause  pause a run between two steps
 RUN  {RUN_HELP}
 

@@ -239,6 +239,11 @@ def time_reason(condition: StopCondition, now_s: float, steady_s: float) -> str 
     return condition.describe() if due_s is not None and current_s >= due_s else None
 
 
+def is_met(condition: StopCondition, value: float) -> bool:
+    """Return whether a value meets the comparison of a condition on a metric."""
+    return bool(_COMPARE[condition.compare](value, condition.value))
+
+
 def metric_reason(condition: StopCondition, values: Iterable[tuple[int, float]]) -> str | None:
     """Return why a resolved condition on a metric is met; None if it is not met.
 
@@ -246,7 +251,7 @@ def metric_reason(condition: StopCondition, values: Iterable[tuple[int, float]])
     """
     for step, value in values:
         is_new = condition.after_step is None or step > condition.after_step
-        if is_new and _COMPARE[condition.compare](value, condition.value):
+        if is_new and is_met(condition, value):
             limit = f"{condition.compare} {condition.value:g}"
             return f"because {condition.metric} is {value:g} ({limit}) at step {step}"
     return None
