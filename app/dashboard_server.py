@@ -301,6 +301,14 @@ class _Page(AppService):  # type: ignore[misc, unused-ignore]
         """Tell the process the new size of the page."""
         await super().set_terminal_size(_capped(int(width)), _capped(int(height)))
 
+    async def send_bytes(self, data: bytes) -> bool:
+        """Pass input on. Raise ``ValueError`` if the process does not read it for some seconds: its
+        page may have gone meanwhile, which nobody would notice."""
+        try:
+            return bool(await asyncio.wait_for(super().send_bytes(data), END_S))
+        except asyncio.TimeoutError:
+            raise ValueError("there is more input than the dashboard reads") from None
+
     async def stop(self) -> None:
         """Ask the process to end, and kill it if it does not."""
         process = self._process

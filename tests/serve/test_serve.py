@@ -218,6 +218,19 @@ async def test_what_no_page_sends_closes_the_page(served: Served, message: str) 
     assert served.get("/")[0] == 200
 
 
+async def test_a_page_that_sends_more_than_its_dashboard_reads_leaves_nothing(
+    served: Served,
+) -> None:
+    async with page(served) as websocket:
+        await until_shown(websocket, READS_ONLY)
+        (process,) = served.pages()
+        process.suspend()
+        for _ in range(3):
+            await websocket.send_json(["stdin", "x" * 1_000_000])
+    wait_for(lambda: ends(process))
+    assert served.get("/")[0] == 200
+
+
 async def test_a_dashboard_that_dies_closes_its_page_only(served: Served) -> None:
     async with page(served) as one, page(served) as two:
         await until_shown(one, READS_ONLY)
