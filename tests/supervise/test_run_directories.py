@@ -7,6 +7,7 @@ import shutil
 import socket
 import stat
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -210,3 +211,13 @@ def test_a_run_whose_home_is_moved_is_supervised_there(
     assert ended.state is RunState.STOPPED
     assert runs.steps(moved) == list(range(1, len(runs.steps(moved)) + 1))
     wait_until_gone(lambda: [p for p in processes if p.is_running()], 60)
+
+
+def test_a_client_waits_for_the_link_to_a_socket_with_a_long_path(runs: Runs, deep: Path) -> None:
+    """The supervisor makes it some milliseconds after it has the lock."""
+    run = launch(runs.spec("sleep", "300"), deep)
+    target = os.readlink(run.socket_path)
+    run.socket_path.unlink()
+    threading.Timer(0.5, os.symlink, (target, run.socket_path)).start()
+    assert ControlClient(run).request({"cmd": "ping"}, timeout_s=30)["ok"]
+    runs.end(run, "kill")

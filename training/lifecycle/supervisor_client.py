@@ -311,6 +311,9 @@ class ControlClient:
         linked = path.is_symlink()
         if lock_was_copied(lock) or (linked and lock_holder(lock) is None):
             raise FileNotFoundError
+        # Of a path that is too long for a socket, the link may not be there yet.
+        if not linked and not path.exists():
+            raise FileNotFoundError
         return os.readlink(path) if linked else str(path)
 
     def _problem(self, sentence: str) -> Problem:

@@ -318,6 +318,7 @@ def _make_attempt_dirs(run_dir: RunDir, attempt: int) -> None:
         run_dir.queue_dir(attempt),
         run_dir.logs_dir(attempt),
         run_dir.path / "engine",
+        run_dir.path / "evidence",
         run_dir.checkpoints_dir,
     ):
         make_private_folders(path)
