@@ -8,9 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from ltui.app.diagnosis.request_diagnosis import request_diagnosis
+from ltui.training.problem import ProblemError
 from ltui.training.process.identity import ProcessTable, identify
 from ltui.training.state.run_snapshot import RankState, RunState
+from ltui.training.state.stop_conditions import StopCondition
 from ltui.training.supervise.machine_readings import Program, ProgramReader
 from tests.required import required
 
@@ -79,6 +83,7 @@ def test_a_program_that_has_loaded_torch_is_recognised_by_its_memory_map(tmp_pat
     process = subprocess.Popen(
         [sys.executable, "-c", _MAPS_A_LIBRARY, str(library)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": "/home/rank-side/0"},
     )  # fmt: skip
     try:
         mark, reader = required(identify(process.pid)), ProgramReader(tmp_path)
@@ -123,3 +128,36 @@ def test_the_words_say_only_what_was_seen() -> None:
     assert again == "importing torch in another process (2 s)"
     assert not Program(torch=True, imported_s=30.0).runs(100.0)
     assert Program(torch=True, imported_s=70.0).runs(100.0)
+
+
+@pytest.mark.parametrize(
+    ("option", "path", "said"),
+    [
+        ("-s", "/src", "the program has replaced PYTHONPATH"),
+        ("-s", None, "the program has replaced PYTHONPATH"),
+        ("-E", "/home/rank-side/0", "Python runs with -E or -I"),
+        ("-Is", "/home/rank-side/0", "Python runs with -E or -I"),
+        ("-s", "/src:/home/rank-side/0", None),
+    ],
+)
+def test_a_program_that_python_cannot_let_ltui_into_says_so_at_once(
+    runs: Runs, tmp_path: Path, option: str, path: str | None, said: str | None
+) -> None:
+    library = tmp_path / "libtorch_cpu.so"
+    library.write_bytes(b"x")
+    variable = [] if path is None else [f"PYTHONPATH={path}"]
+    python = [sys.executable, option, "-c", _MAPS_A_LIBRARY.replace("input()", "")]
+    sleeping = f"{python[-1]}\nimport time\ntime.sleep(600)"
+    run = runs.start("env", "-u", "PYTHONPATH", *variable, *python[:-1], sleeping, str(library))
+    if said is None:
+        starting = runs.until(run, lambda s: "importing torch" in (s.detail or ""))
+        assert starting.cautions == ()
+    else:
+        seen = runs.until(run, lambda s: s.state is RunState.RUNNING and s.cautions)
+        assert str(seen.detail).startswith(f"no steps: {said}")
+        assert str(seen.cautions[0].what).startswith(said)
+        conditions = [StopCondition(kind="step", step=2000).to_document()]
+        with pytest.raises(ProblemError, match="cannot stop it at step 2000"):
+            runs.order(run, "stop_when", conditions=conditions)
+    ended = runs.end(run, "stop")
+    assert bool(ended.cautions) == (said is not None)

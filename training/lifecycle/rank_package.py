@@ -15,6 +15,8 @@ from pathlib import Path
 import ltui.training
 from ltui.training.store.run_directory import private_folder
 
+RANK_SIDE = "rank-side"
+"""Name of the folder of the home with the package of each version."""
 _FOLDERS = ("shared", "tensor_queue", "rank", "models", "data")
 _FILES = ("__init__.py",)
 _SITE = '''"""Set up stack dumps, then run the sitecustomize module that this one hides."""
@@ -64,7 +66,7 @@ def install_rank_package(home: Path) -> Path:
     what the ranks import.
     """
     files = _files()
-    folder = home / "rank-side" / _digest(files)
+    folder = home / RANK_SIDE / _digest(files)
     folder.parent.mkdir(mode=0o700, exist_ok=True)
     private_folder(folder.parent, "Remove it, or set LTUI_HOME to a directory of your own.")
     if _is_complete(folder, files):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -23,12 +23,13 @@ from msgspec.structs import replace
 
 from ltui.training.gpu.findings import verdicts as gpu_verdicts
 from ltui.training.gpu.run_gpus import RunGpus, RunGpusView
+from ltui.training.lifecycle.rank_package import RANK_SIDE
 from ltui.training.lifecycle.rank_queue_poller import local_processes
 from ltui.training.process.identity import ProcessIdentity, ProcessTable
-from ltui.training.process.proc_files import environment, read_text
+from ltui.training.process.proc_files import command_line, environment, read_text
 from ltui.training.process.process_activity import RankFinder, RankUsage, UsageMeter
 from ltui.training.shared.record_types import PulseState
-from ltui.training.state.run_snapshot import Event, RunSnapshot, Verdict
+from ltui.training.state.run_snapshot import Event, FreezeWarning, RunSnapshot, Verdict
 from ltui.training.store.history_writer import Batch
 
 _MAX_PROCESSES = 64
@@ -59,11 +60,15 @@ class Program(Struct, frozen=True, kw_only=True):
     ranks: int = 0
     """Number of processes with a rank in their environment variables."""
     world_size: int | None = None
+    unwatched: FreezeWarning | None = None
+    """Why a process that has loaded PyTorch will never report; None if each can."""
 
     def runs(self, elapsed_s: float) -> bool:
         """Return True if the command counts as running ``elapsed_s`` after its start."""
         if self.importing_s is not None:
             return False
+        if self.unwatched is not None and self.imported_s is None:
+            return True
         if self.imported_s is not None:
             return self.keras or self.imported_s > _FIRST_STEP_S
         return self.torch or elapsed_s > (_PYTHON_S if self.python else _COMMAND_S)
@@ -84,6 +89,8 @@ class Program(Struct, frozen=True, kw_only=True):
         remedy = "" if logs else f"; {_HELP}"
         if not self.torch:
             return f"no steps: the {'program' if self.python else 'command'} does not use PyTorch"
+        if self.unwatched is not None:
+            return f"no steps: {self.unwatched.what}"
         if self.keras:
             return f"no steps: Keras trains by optimizers that ltui does not see{remedy}"
         who = f"on its {self.ranks} ranks " if self.ranks > 1 else ""
@@ -101,6 +108,7 @@ class ProgramReader:
         self._imported: dict[int, float] = {}
         """pid -> monotonic second at which its import of PyTorch was first seen to be over."""
         self._torch = self._keras = False
+        self._unwatched: FreezeWarning | None = None
 
     def read(
         self,
@@ -118,7 +126,14 @@ class ProgramReader:
             if "/libtorch" in read_text(f"/proc/{process.pid}/maps"):
                 self._loaded[process] = now
         self._torch = self._torch or bool(self._loaded)
-        begun = [at for process, at in self._loaded.items() if process.pid not in self._imported]
+        unwatched = {p: why for p in self._loaded if (why := _why_unwatched(p.pid)) is not None}
+        # What was seen holds for the run, also when the processes have ended.
+        self._unwatched = next(iter(unwatched.values()), self._unwatched)
+        begun = [
+            at
+            for process, at in self._loaded.items()
+            if process.pid not in self._imported and process not in unwatched
+        ]
         importing_s = now - min(begun) if begun else None
         environments = [
             environment(process.pid) for process in rank_processes.values() if process != engine
@@ -132,6 +147,7 @@ class ProgramReader:
             imported_s=now - max(self._imported.values()) if self._imported else None,
             ranks=len(environments),
             world_size=max(map(int, sizes), default=None),
+            unwatched=self._unwatched,
         )
 
     def _read_imported(self, now: float) -> None:
@@ -145,6 +161,28 @@ class ProgramReader:
                 self._keras = self._keras or library == "keras"
                 self._torch = True
                 self._imported.setdefault(int(pid), now)
+
+
+def _why_unwatched(pid: int) -> FreezeWarning | None:
+    """Return why Python does not import the rank package in a process; None if it does."""
+    variables = environment(pid)
+    options = [word[1:] for word in _options(command_line(pid))]
+    if any({"E", "I"} & set(letters) for letters in options):
+        what = "Python runs with -E or -I, so that ltui cannot watch the program"
+        return FreezeWarning(what=what, remedy="Leave the option out.")
+    if not variables or f"/{RANK_SIDE}/" in variables.get("PYTHONPATH", ""):
+        return None
+    what = "the program has replaced PYTHONPATH, so that ltui cannot watch it"
+    return FreezeWarning(what=what, remedy="Extend it: PYTHONPATH=src:$PYTHONPATH")
+
+
+def _options(words: Sequence[str]) -> Iterator[str]:
+    """Yield the short options of an interpreter, which stand before its script."""
+    for word in words[1:]:
+        if not word.startswith("-") or word in ("-c", "-m", "-"):
+            return
+        if not word.startswith("--"):
+            yield word
 
 
 class OtherTrainings:

@@ -100,7 +100,11 @@ def build_snapshot(
         changes=live.changes,
         restarted_because=live.restarted_because,
         stops=live.stops.descriptions(),
-        cautions=(*live.logs.warnings, *all_warnings(fold)),
+        cautions=(
+            *live.logs.warnings,
+            *all_warnings(fold),
+            *((unwatched,) if (unwatched := live.machine.program.unwatched) is not None else ()),
+        ),
         checkpoint_seconds=live.catalog.seconds,
         job=job,
         flops_per_batch=live.flops.flops if live.flops is not None else None,
