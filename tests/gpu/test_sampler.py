@@ -233,6 +233,8 @@ def test_a_driver_that_goes_and_comes_back(four):
 
 
 def test_a_call_that_hangs_is_itself_a_reading(four):
+    four.steer(FOUR)
+    four.view_when(lambda v: complete(4)(v) and all(r.power_w == 540 for r in v.readings))
     four.steer(f"{FOUR}hang 2 DeviceGetPowerUsage forever\n")
     view = four.view_when(lambda v: v.not_answering_s is not None)
     age = f"for {view.not_answering_s:.0f} s"

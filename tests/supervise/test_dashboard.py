@@ -45,6 +45,11 @@ def watched(runs: Runs) -> Iterator[tuple[RunDir, Dashboard]]:
     runs.end(run, "kill")
 
 
+def stored_best(run: RunDir) -> float | None:
+    with RunStore(run) as store:
+        return store.snapshot().throughput.best_samples_per_s
+
+
 def stored_losses(run: RunDir) -> list[float]:
     with RunStore(run) as store:
         return list(store.curve("train/loss").steps.tolist())
@@ -76,6 +81,8 @@ def test_beside_a_supervisor_that_does_not_answer_ages_are_shown_and_no_old_rate
 ) -> None:
     run, dashboard = watched
     before = dashboard.until(lambda f: f.rates and len(f.rates[None]) > 4)
+    # What is shown later is the stored snapshot, which is written once a second.
+    wait_for(lambda: stored_best(run))
     pid, shim = required(before.snapshot.supervisor_pid), required(shim_identity(run)).pid
     os.kill(shim, signal.SIGSTOP)  # lest it starts another supervisor
     os.kill(pid, signal.SIGKILL if killed else signal.SIGSTOP)

@@ -24,7 +24,9 @@ def ended(runs: Runs) -> RunDir:
     return run
 
 
-@pytest.mark.parametrize("name", ["run.db", "supervisor.lock", "logs/2/engine.log"])
+@pytest.mark.parametrize(
+    "name", ["run.db", "supervisor.lock", "logs/supervisor.log", "logs/2/engine.log"]
+)
 @pytest.mark.parametrize("target", ["decoy", "history", "nothing"])
 def test_the_next_attempt_replaces_links(
     runs: Runs, ended: RunDir, tmp_path: Path, name: str, target: str

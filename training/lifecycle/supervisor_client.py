@@ -29,7 +29,13 @@ from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.identity import lock_holder, lock_left_by_us, lock_was_copied, peer_uid
 from ltui.training.process.python_environment import module_command
 from ltui.training.shared.regular_files import read_end
-from ltui.training.store.run_directory import RunDir, open_private_log, read_json, write_json
+from ltui.training.store.run_directory import (
+    RunDir,
+    open_private_log,
+    read_json,
+    remove_links,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from ltui.training.state.run_snapshot import RunSnapshot
@@ -165,6 +171,7 @@ def start_supervisor(
     report_end, write_end = os.pipe()
     environ = {k: v for k, v in variables.items() if not k.startswith("LTUI_RUN_")}
     try:
+        remove_links(run_dir.supervisor_log_path.parent)
         with open_private_log(run_dir.supervisor_log_path) as log:
             starter = subprocess.Popen(
                 supervisor_argv(run_dir, plan, "--report-to", str(write_end)),

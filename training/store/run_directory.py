@@ -231,8 +231,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 def open_private_log(path: Path) -> BinaryIO:
     """Open a log for appending, with mode 0600 independent of the umask.
 
-    A log that is also that of another directory, by a hard link, is copied first. A symbolic link,
-    which ltui never makes, is removed.
+    A log that is also that of another directory, by a hard link, is copied first.
     """
     separate(path)
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
@@ -261,13 +260,19 @@ def is_linked(path: Path) -> bool:
 
 
 def separate(path: Path) -> None:
-    """Remove a symbolic link. Replace a file that another directory has, too, by a copy of it."""
-    if path.is_symlink():
-        path.unlink()
-    elif is_linked(path):
+    """Replace a file that another directory has, too, by a copy of it."""
+    if is_linked(path) and not path.is_symlink():
         part = path.with_name(f".{path.name}.part")
         shutil.copy2(path, part)
         os.replace(part, path)
+
+
+def remove_links(folder: Path) -> None:
+    """Remove the symbolic links in a folder. In a run directory that somebody else gave, a log may
+    be a link to any file of this user."""
+    for path in paths_in(folder):
+        if path.is_symlink():
+            path.unlink()
 
 
 def private_runtime_dir() -> Path:

@@ -47,7 +47,7 @@ from ltui.training.store.run_directory import (
     is_linked,
     make_private_folders,
     open_private_log,
-    paths_in,
+    remove_links,
     separate,
     write_json,
 )
@@ -322,10 +322,7 @@ def _make_attempt_dirs(run_dir: RunDir, attempt: int) -> None:
         run_dir.checkpoints_dir,
     ):
         make_private_folders(path)
-    # In a directory that somebody else gave, a log may be a link to any file of this user.
-    for log in paths_in(run_dir.logs_dir(attempt)):
-        if log.is_symlink():
-            log.unlink()
+    remove_links(run_dir.logs_dir(attempt))
 
 
 def _start_shim(
