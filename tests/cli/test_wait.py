@@ -90,7 +90,7 @@ def test_a_condition_that_is_none(text: str) -> None:
         parse_condition(text)
 
 
-ENDED = {
+ENDED: dict[str, dict[str, Any]] = {
     "calm-fox-0001": {},
     "dry-hare-0002": {"state": RunState.STOPPED, "detail": "stopped at step 9"},
     "easy-elk-0003": {"state": RunState.FAILED, "detail": "rank 0 raised"},
@@ -168,7 +168,12 @@ def test_a_wait_for_a_live_run_ends_by_time_by_event_and_by_its_end(
 
     codes: list[int] = []
     waiting = threading.Event()
-    monkeypatch.setattr(module.time, "sleep", lambda s: (waiting.set(), threading.Event().wait(s)))
+
+    def sleep(seconds: float) -> None:
+        waiting.set()
+        threading.Event().wait(seconds)
+
+    monkeypatch.setattr("time.sleep", sleep)
     thread = threading.Thread(
         target=lambda: codes.append(main(["wait", "last", "--until", "event:paused"]))
     )
