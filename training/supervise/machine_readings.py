@@ -179,7 +179,7 @@ def _why_unwatched(pid: int) -> FreezeWarning | None:
 def _options(words: Sequence[str]) -> Iterator[str]:
     """Yield the short options of an interpreter, which stand before its script."""
     for word in words[1:]:
-        if not word.startswith("-") or word in ("-c", "-m", "-"):
+        if not word.startswith("-") or word.removeprefix("-") in ("", "c", "m"):
             return
         if not word.startswith("--"):
             yield word
