@@ -21,6 +21,7 @@ from ltui.training.state.freeze_checks import all_warnings
 from ltui.training.state.record_fold import RankFold
 from ltui.training.state.run_snapshot import (
     LIVE,
+    FreezeWarning,
     JobSnapshot,
     RankSnapshot,
     RankState,
@@ -40,6 +41,12 @@ if TYPE_CHECKING:
     from ltui.training.supervise.live_attempt import LiveAttempt
 
 NO_TELEMETRY = "process readings only"
+
+
+def _warnings(live: LiveAttempt) -> tuple[FreezeWarning, ...]:
+    unwatched = live.machine.program.unwatched
+    of_program = () if unwatched is None else (unwatched,)
+    return (*live.logs.warnings, *all_warnings(live.fold), *of_program)
 
 
 def build_snapshot(
@@ -100,11 +107,7 @@ def build_snapshot(
         changes=live.changes,
         restarted_because=live.restarted_because,
         stops=live.stops.descriptions(),
-        cautions=(
-            *live.logs.warnings,
-            *all_warnings(fold),
-            *((unwatched,) if (unwatched := live.machine.program.unwatched) is not None else ()),
-        ),
+        cautions=_warnings(live),
         checkpoint_seconds=live.catalog.seconds,
         job=job,
         flops_per_batch=live.flops.flops if live.flops is not None else None,
