@@ -1,5 +1,5 @@
 # make run    install what is needed, then open ltui with the quickstart run started
-# make test   install what the tests need, then run the gate (20 minutes on two cores)
+# make test   install what the tests need, then run the gate (12 minutes on two cores)
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
