@@ -90,6 +90,8 @@ class Condition(Struct, frozen=True, kw_only=True):
             return None if since is None else f"the loss is NaN since step {since}"
         if self.comparison is not None:
             return _compared(self.comparison, snapshot)
+        if self.text == "ended":
+            return None  # The state decides; see ``outcome``.
         name = self.text.removeprefix(_EVENT)
         texts = (clean_line(event.text or name) for event in events if event.kind == name)
         return next(texts, None)

@@ -37,7 +37,7 @@ from ltui.training.store.history_place import (
     write_place,
 )
 from ltui.training.store.history_writer import StoreWriter
-from ltui.training.store.run_directory import RunDir, is_linked
+from ltui.training.store.run_directory import RunDir, is_hard_linked
 
 INTERVAL_VARIABLE = "LTUI_HISTORY_COPY_S"
 COPY_EVERY_S = 30.0
@@ -222,7 +222,7 @@ def open_history(run_dir: RunDir) -> tuple[StoreWriter, str | None]:
 
     Raise ``StoreError`` if the history cannot be opened.
     """
-    if is_linked(run_dir.db_path):
+    if run_dir.db_path.is_symlink() or is_hard_linked(run_dir.db_path):
         # The other directory, of which this one is a copy, keeps its history as it is.
         with contextlib.suppress(sqlite3.Error, OSError):  # damaged, which is found below
             copy_database(run_dir.db_path, run_dir.db_path)

@@ -250,18 +250,17 @@ def is_own(path: str) -> bool:
     return os.stat(path).st_uid == os.getuid()
 
 
-def is_linked(path: Path) -> bool:
-    """Return True if the file is, or may be, outside of its directory: a symbolic link, or one that
-    another directory has, too, as after ``cp -al``."""
+def is_hard_linked(path: Path) -> bool:
+    """Return True if another directory has the file, too, as after ``cp -al``."""
     try:
-        return path.is_symlink() or path.stat().st_nlink > 1
+        return path.stat().st_nlink > 1
     except OSError:
         return False
 
 
 def separate(path: Path) -> None:
-    """Replace a file that another directory has, too, by a copy of it."""
-    if is_linked(path) and not path.is_symlink():
+    """Replace a file that is hard-linked in another directory by a copy of it."""
+    if is_hard_linked(path):
         part = path.with_name(f".{path.name}.part")
         shutil.copy2(path, part)
         os.replace(part, path)

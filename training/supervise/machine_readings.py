@@ -108,7 +108,8 @@ class ProgramReader:
         self._imported: dict[int, float] = {}
         """pid -> monotonic second at which its import of PyTorch was first seen to be over."""
         self._torch = self._keras = False
-        self._unwatched: FreezeWarning | None = None
+        self._unwatched: dict[ProcessIdentity, FreezeWarning] = {}
+        """Those that have loaded it and will never report; also those that have ended."""
 
     def read(
         self,
@@ -125,14 +126,13 @@ class ProgramReader:
         for process in live - self._loaded.keys():
             if "/libtorch" in read_text(f"/proc/{process.pid}/maps"):
                 self._loaded[process] = now
+                if (why := _why_unwatched(process.pid)) is not None:
+                    self._unwatched[process] = why
         self._torch = self._torch or bool(self._loaded)
-        unwatched = {p: why for p in self._loaded if (why := _why_unwatched(p.pid)) is not None}
-        # What was seen holds for the run, also when the processes have ended.
-        self._unwatched = next(iter(unwatched.values()), self._unwatched)
         begun = [
             at
             for process, at in self._loaded.items()
-            if process.pid not in self._imported and process not in unwatched
+            if process.pid not in self._imported and process not in self._unwatched
         ]
         importing_s = now - min(begun) if begun else None
         environments = [
@@ -147,7 +147,7 @@ class ProgramReader:
             imported_s=now - max(self._imported.values()) if self._imported else None,
             ranks=len(environments),
             world_size=max(map(int, sizes), default=None),
-            unwatched=self._unwatched,
+            unwatched=next(iter(self._unwatched.values()), None),
         )
 
     def _read_imported(self, now: float) -> None:

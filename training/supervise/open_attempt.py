@@ -44,7 +44,7 @@ from ltui.training.store.open_history import open_history
 from ltui.training.store.run_checkpoints import remove_unfinished, saved_by
 from ltui.training.store.run_directory import (
     RunDir,
-    is_linked,
+    is_hard_linked,
     make_private_folders,
     open_private_log,
     remove_links,
@@ -259,8 +259,8 @@ def _acquire_lock(run_dir: RunDir) -> int:
         with contextlib.suppress(OSError):  # not every file system locks folders
             fcntl.flock(folder, fcntl.LOCK_EX)
         lock = run_dir.lock_path
-        empty = not lock.exists() or not lock.stat().st_size
-        if lock.is_symlink() or lock_was_copied(lock) or (is_linked(lock) and empty):
+        copied = lock.is_symlink() or lock_was_copied(lock)
+        if copied or (is_hard_linked(lock) and not lock.stat().st_size):
             lock.unlink()
         return _lock_file(run_dir)
     finally:

@@ -45,7 +45,8 @@ NO_TELEMETRY = "process readings only"
 
 def _warnings(live: LiveAttempt) -> tuple[FreezeWarning, ...]:
     unwatched = live.machine.program.unwatched
-    of_program = () if unwatched is None else (unwatched,)
+    # Beside ranks that report it was a helper process.
+    of_program = () if unwatched is None or live.has_pulses() else (unwatched,)
     return (*live.logs.warnings, *all_warnings(live.fold), *of_program)
 
 
