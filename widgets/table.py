@@ -170,7 +170,7 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         cursor = keys.index(old_key) if old_key in keys else min(self.cursor, len(keys) - 1)
         self.set_reactive(Table.cursor, max(0, cursor))
         if self.cursor_key != old_key:
-            self.post_message(self.RowHighlighted(self, self.cursor_key))
+            self._post_highlighted()
 
     def _repaint_changes(self, old: Sequence[Row]) -> None:
         top = self.scroll_offset.y
@@ -294,7 +294,12 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         self._show_cursor()
         for index in (old, new):
             self._repaint_row(index)
-        self.post_message(self.RowHighlighted(self, self.cursor_key))
+        self._post_highlighted()
+
+    def _post_highlighted(self) -> None:
+        # The table is the sender also while a handler of its parent fills it. Else the message
+        # would end there.
+        self.post_message(self.RowHighlighted(self, self.cursor_key).set_sender(self))
 
     def _show_cursor(self) -> None:
         """Scroll until the row under the cursor is visible below the column titles."""

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from textual import events
 from textual.widgets import Input, OptionList, Static
 
+from ltui.app.keys.footer import KeyFooter
 from ltui.app.panels.runs_table import RunsTable
 from ltui.app.runs.run_entry import RunEntry
 from ltui.app.runs.run_list import RunList
@@ -23,6 +24,7 @@ from ltui.app.screens.run import RunScreen
 from ltui.app.settings import write_preference
 from ltui.app.textual_app import LtuiApp
 from ltui.training.config.run_spec import RunSpec
+from ltui.training.state.run_snapshot import CheckpointInfo, RunState
 from ltui.training.store.run_directory import disk_use
 from ltui.widgets import formats
 from tests.app.frames import snapshot
@@ -147,6 +149,19 @@ async def test_runs_are_filtered_and_sorted(home: Path) -> None:
         await it.press("escape")
         await it.until(lambda: len(it.table.rows) == 3)
         assert it.app.focused is it.table
+
+
+async def test_the_footer_offers_the_keys_of_the_run_that_a_cleared_filter_shows(
+    home: Path,
+) -> None:
+    saved = CheckpointInfo(path="9.ckpt", global_step=9, ok=True)
+    stored_run(home, IDS[0], state=RunState.STOPPED, checkpoints=(saved,))
+    async with opened(home, runs=1) as it:
+        footer = it.screen.query_one(KeyFooter)
+        await it.press("slash", *"zz", "enter")
+        await it.until(lambda: "resume" not in footer.render_line(0).text)
+        await it.press("escape")
+        await it.until(lambda: "resume" in footer.render_line(0).text)
 
 
 async def test_the_columns_to_choose_are_described_in_full_at_80_columns(home: Path) -> None:
