@@ -322,6 +322,14 @@ def test_the_best_rate_is_that_of_a_full_window() -> None:
     assert resumed.best_samples_per_s == 900.0
 
 
+def test_before_the_first_batch_there_is_no_best_rate() -> None:
+    started = FoldState()
+    for _ in range(2):
+        started = fold(started, 0, [labelled(RecordKind.HELLO, {"saves": True})])
+        assert started.best_samples_per_s is None
+    assert fold(started, 0, steps(31, 0.1)).best_samples_per_s == pytest.approx(320)
+
+
 def fold_of(*ranks: Sequence[Record]) -> FoldState:
     state = FoldState()
     for rank, records in enumerate(ranks):

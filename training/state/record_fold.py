@@ -173,9 +173,9 @@ class FoldState(Struct, frozen=True, kw_only=True):
     warnings: tuple[FreezeWarning, ...] = ()
     """Warnings that ranks reported, each text once."""
     best_samples_per_s: float | None = None
-    best_is_provisional: bool = True
-    """True until a window of ``WINDOW_S`` is full: then the best rate is simply the last one."""
     """Highest rate of all ranks together so far."""
+    best_is_provisional: bool = True
+    """True until a window of ``WINDOW_S`` is full. Until then the best rate is simply the last."""
 
     @property
     def saves_checkpoints(self) -> bool:
@@ -227,17 +227,14 @@ def _highest_rate(state: FoldState, ranks: Mapping[int, RankFold]) -> tuple[floa
     window, the rate of all its steps takes the place of the best one, unless that is from earlier.
     """
     best = state.best_samples_per_s
-    total, full = 0.0, True
-    for rank in ranks.values():
-        if rank.totals is None:
-            continue
-        if rank.samples_per_s is None:
-            return best, state.best_is_provisional
-        total += rank.samples_per_s
-        full = full and rank.totals.timed_s > 0.99 * WINDOW_S
+    active = [(rank.samples_per_s, rank.totals) for rank in ranks.values() if rank.totals]
+    rates = [rate for rate, _ in active if rate is not None]
+    if not rates or len(rates) < len(active):
+        return best, state.best_is_provisional
+    full = all(totals.timed_s > 0.99 * WINDOW_S for _, totals in active)
     if state.best_is_provisional:
-        return total or best, not full
-    return (max(total, best or 0.0) if full else best), False
+        return sum(rates), not full
+    return (max(sum(rates), best or 0.0) if full else best), False
 
 
 def _fold_rank(rank: RankFold, poll: Poll, events: list[FoldedEvent]) -> RankFold:
