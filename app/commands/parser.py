@@ -254,6 +254,14 @@ def mirror(text: str) -> str:
     return text
 
 
+class _AllOf(argparse.Action):
+    """Makes one filter of several: the runs that match all of them."""
+
+    def __call__(self, _: object, namespace: argparse.Namespace, text: Any, *__: object) -> None:
+        before = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, text if before is None else f"({before}) ({text})")
+
+
 SETTINGS: dict[str, Any] = {
     "at_step": whole_number,
     "attempt": whole_number,
@@ -265,6 +273,7 @@ SETTINGS: dict[str, Any] = {
     "demo gpus": {"dest": "what", "choices": ("gpus", "nodes")},
     "demo gpus_per_node": positive_number,
     "exec command": {"nargs": argparse.REMAINDER},
+    "filter": {"action": _AllOf},
     "from RUN[:STEP]": {"dest": "start_from"},
     "from STEP": {"dest": "from_step", "type": positive_number},
     "for_at_most": time_span,

@@ -19,7 +19,7 @@ filter:
   elapsed<1h30m size>5GB    durations and sizes
   config.lr<1e-3 config.optimizer:adam*  settings, by their name or its end
   has:note not has:star     the run has a value
-  (a or b) and not c        terms next to each other are joined by `and`
+  (a or b) and not c        terms next to each other are joined by `and`, as repeated --filter are
 
 fields: id name program state tag group note detail star running created started ended
 elapsed step epoch attempt ranks exit progress speed metric size; config.NAME is a

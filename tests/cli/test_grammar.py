@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ltui.app.commands.parser import whole_number
+from ltui.app.commands.parser import build_parser, whole_number
 from ltui.training.state.stop_conditions import parse_condition
 from ltui.training.store.history_writer import Batch, StoreWriter
 from tests.cli.conftest import Ltui
@@ -33,6 +33,12 @@ def test_a_step_can_be_pasted_from_the_screen(text: str) -> None:
 def test_what_is_no_grouped_number_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
         whole_number(text)
+
+
+def test_a_run_has_to_match_every_filter_that_is_given() -> None:
+    words = ["--filter", "state=failed", "--filter", "a or b"]
+    options = build_parser().parse_args(["prune", *words])
+    assert options.filter == "(state=failed) (a or b)"
 
 
 def test_every_command_has_help(command: Ltui) -> None:
