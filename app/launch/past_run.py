@@ -24,7 +24,9 @@ from ltui.training.config.yaml_document import Document, value_at, with_value
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.good_checkpoints import badness, nan_since
+from ltui.training.state.run_labels import RunLabels
 from ltui.training.state.run_snapshot import LIVE, CheckpointInfo, RunState
+from ltui.training.store.labels_file import files_at_launch, read_labels
 from ltui.training.store.run_checkpoints import furthest_checkpoint, list_checkpoints
 from ltui.training.store.run_directory import RunDir, new_run_id
 from ltui.widgets import formats
@@ -267,13 +269,16 @@ def start_choice(home: Path, past: PastRun, choice: Choice, overrides: tuple[str
     new = (spec or past.spec).with_changes(
         id=run_id, name=name, created_at=time.time(), start_from=None
     )
+    # It belongs where the run belongs; a note, a star and a name are of that run alone.
+    of_past = read_labels(past.run_dir)
+    labels = files_at_launch(RunLabels(tags=of_past.tags, group=of_past.group))
     if choice.mode == FROM_START:
-        return launch(new, home)
+        return launch(new, home, private_files=labels)
     source = past.run_dir.id
     new, start = apply_start_from(
         home, new, source if checkpoint is None else f"{source}:{checkpoint.global_step}"
     )
-    return launch(new, home, start)
+    return launch(new, home, start, private_files=labels)
 
 
 def _beside_field(problem: Problem) -> Problem:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -37,8 +37,10 @@ from ltui.training.config.run_spec import RunSpec
 from ltui.training.config.yaml_document import resolve
 from ltui.training.lifecycle import launch_run, resume_run
 from ltui.training.shared.checkpoint_files import checkpoint_name, partial_path, publish_checkpoint
+from ltui.training.state.run_labels import RunLabels
 from ltui.training.state.run_snapshot import CheckpointInfo, Event, RunState
 from ltui.training.store.history_writer import Batch, StoreWriter
+from ltui.training.store.labels_file import change_labels, files_at_launch
 from ltui.training.store.run_directory import RunDir
 from tests.app.frames import NOW, rank, snapshot
 from tests.app.home import EPOCHS, Home, opened
@@ -95,14 +97,23 @@ class Started:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.resumed: list[tuple[RunDir, RunSpec | None, Path | None]] = []
         self.launched: list[tuple[RunSpec, Any]] = []
+        self.files: list[Mapping[str, str]] = []
         monkeypatch.setattr(resume_run, "resume", self._resume)
         monkeypatch.setattr(launch_run, "launch", self._launch)
 
     def _resume(self, run_dir: RunDir, *, spec: RunSpec | None, checkpoint: Path | None) -> None:
         self.resumed.append((run_dir, spec, checkpoint))
 
-    def _launch(self, spec: RunSpec, home: Path, start_from: Any = None, **_: Any) -> RunDir:
+    def _launch(
+        self,
+        spec: RunSpec,
+        home: Path,
+        start_from: Any = None,
+        *,
+        private_files: Mapping[str, str],
+    ) -> RunDir:
         self.launched.append((spec, start_from))
+        self.files.append(private_files)
         return RunDir(home / "runs" / spec.id)
 
 
@@ -249,6 +260,8 @@ async def test_run_again_starts_a_new_run_from_the_beginning_or_a_checkpoint(
     home: Path, started: Started
 ) -> None:
     run_dir = a_run(home)
+    kept = RunLabels(tags=("base",), group="seeds")
+    change_labels(run_dir, lambda _: replace(kept, name="the best", star=True))
     async with opened_form(home, "R") as form:
         await form.filled()
         assert form.field(START).text == FROM_START
@@ -269,6 +282,7 @@ async def test_run_again_starts_a_new_run_from_the_beginning_or_a_checkpoint(
         (spec, start_from) = started.launched[1]
         assert start_from.global_step == 40
         assert spec.start_from == f"{run_dir.id}:40"
+        assert started.files == [files_at_launch(kept)] * 2
 
 
 def test_a_finished_run_is_resumed_once_its_end_is_raised(home: Path) -> None:
