@@ -16,6 +16,7 @@ from tests.diagnosis.recordings import judged, load
 _FOLDERS = {
     "torch": "/env/lib/python3/site-packages/",
     "triton": "/env/lib/python3/site-packages/",
+    "sympy": "/env/lib/python3/site-packages/",
     "cgv3ti2gs2n2xjzxpcs5l7chfgjdmdv5a3ke3dyk66x35gn3tieu.py": "/tmp/kernels/gv/",
     "subprocess.py": "/usr/lib/python3.11/",
     "train.py": "/home/user/project/",
@@ -25,6 +26,18 @@ _CALLED = """torch/_dynamo/eval_frame.py compile_wrapper
     train.py training_step"""
 _KERNEL = "cgv3ti2gs2n2xjzxpcs5l7chfgjdmdv5a3ke3dyk66x35gn3tieu.py call"
 STACKS: dict[str, tuple[str | None, str]] = {
+    "imports the compiler": (
+        "torch.compile",
+        """sympy/core/numbers.py <module>
+        torch/_dynamo/eval_frame.py optimize
+        torch/__init__.py compile
+        train.py training_step""",
+    ),
+    "imports the compiler, with more frames than are known": (
+        "torch.compile",
+        """sympy/core/numbers.py <module>
+        torch/_inductor/sizevars.py <module>""",
+    ),
     "waits for the C++ compiler": (
         "torch.compile",
         f"""subprocess.py communicate

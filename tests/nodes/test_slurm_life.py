@@ -129,6 +129,7 @@ def test_a_waiting_run_is_listed_and_taken_out_of_the_queue(login: Login) -> Non
     waiting = login.wait(lambda s: "expected start" in (s["detail"] or ""))
     assert waiting["state"] == "queued"
     assert waiting["detail"].startswith("queued in SLURM: waits for its start time, expected start")
+    assert "still queued" in login("wait", "last", "--for-at-most", "1", check=4).stdout
     refused = login("pause", "last", check=2)
     assert "it waits in SLURM's queue, so it cannot pause." in refused.stderr
     assert "cancelled while it waited in SLURM's queue" in login("stop", "last").stdout
@@ -217,9 +218,11 @@ def test_a_stopped_run_is_resumed_by_new_jobs_until_it_is_finished(
         jobs = [login.submit(*PRESET, "--nodes", "2")]
         for attempt in (1, 2):
             step = login.show()["global_step"] or 0
-            running = login.wait(lambda s: (s["global_step"] or 0) > step + 5)  # noqa: B023
+            login("wait", "last", "--until", f"step>={step + 5}", timeout=600)
+            running = login.show()
             assert (running["attempt"], running["world_size"]) == (attempt, 2)
             login("stop", "last")
+            login("wait", "last", check=3)
             login.wait_for_life(attempt, ended=True)
             last = login.show()
             assert (last["state"], last["global_step"]) == (
@@ -229,7 +232,7 @@ def test_a_stopped_run_is_resumed_by_new_jobs_until_it_is_finished(
             more = ("--set", f"trainer.max_epochs={last['epoch'] + 2}") if attempt == 2 else ()
             login("resume", "last", *more)
             jobs.append(str(login.record().next_job_id))
-        login.wait(state("finished"))
+        login("wait", "last", timeout=600)
     finally:
         os.umask(before)
     assert len(set(jobs)) == 3, jobs

@@ -16,6 +16,10 @@ from typing import Any
 from ltui.training.diagnosis.evidence import Frame, RankEvidence, ThreadStack
 
 _COMPILERS: tuple[tuple[str, re.Pattern[str], re.Pattern[str]], ...] = (
+    # The first call imports the compiler, which takes seconds, or half a minute on a busy machine.
+    # It returns before anything is compiled. Of a deep stack the outermost frames are not known.
+    ("torch.compile", re.compile(r"/torch/__init__\.py$"), re.compile("^compile$")),
+    ("torch.compile", re.compile(r"/torch/_(dynamo|inductor)/.*\.py$"), re.compile("^<module>$")),
     # Called only on a cache miss. It returns before the compiled code runs.
     ("torch.compile", re.compile(r"/torch/_dynamo/convert_frame\.py$"), re.compile("")),
     # The backward is compiled at its first call, from within the running graph.

@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ltui.training.rank.channel import Channel, open_channel
+from ltui.training.rank.channel import Channel, open_channel, report_exception
 from ltui.training.rank.coordination.stop_signals import RunStopped
 from ltui.training.rank.coordination.trainer_boundaries import TrainerBoundaries
 from ltui.training.rank.heartbeat_thread import publish_barriers, start_heartbeat_thread
@@ -295,12 +295,14 @@ class RankHooks:
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self._exception = exception
-        with contextlib.suppress(Exception):  # a second error must not hide the first
-            self._boundaries.end(raised=True)
-            if self.telemetry is not None:
-                self.telemetry.metrics.flush()
-            if self.channel is not None and not isinstance(exception, RunStopped):
-                self.channel.send_exception(exception)
+        report_exception(self._send_exception, exception)
+
+    def _send_exception(self, exception: BaseException) -> None:
+        self._boundaries.end(raised=True)
+        if self.telemetry is not None:
+            self.telemetry.metrics.flush()
+        if self.channel is not None and not isinstance(exception, RunStopped):
+            self.channel.send_exception(exception)
 
     # Used by several hooks.
 

@@ -25,7 +25,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -96,6 +96,41 @@ def unwrap_worker_exception(kind: str, message: str) -> tuple[str, str]:
     return caught["kind"], f"{text} ({caught['where']})".strip()
 
 
+def dead_worker_text(exception: BaseException) -> str | None:
+    """Return that a DataLoader worker has died if that is what ``exception`` comes from.
+
+    A rank that takes a batch from a worker that was just killed may find the connection closed
+    before torch knows of the death, of which the exception then says nothing.
+    """
+    traces = traceback.walk_tb(exception.__traceback__)
+    frames = [f for f, _ in traces if f.f_code.co_name == "_try_get_data"]
+    if not frames or not isinstance(exception, (OSError, EOFError)):
+        return None
+    workers = getattr(frames[-1].f_locals.get("self"), "_workers", ())
+    deadline_s = time.monotonic() + _WORKER_DEATH_S
+    while not (dead := [str(worker.pid) for worker in workers if not worker.is_alive()]):
+        if time.monotonic() > deadline_s:
+            return None
+        time.sleep(0.02)
+    return f"{_DEAD_WORKER} (pid(s) {', '.join(dead)}) exited unexpectedly"
+
+
+def report_exception(send: Callable[[BaseException], None], exception: BaseException) -> None:
+    """Call ``send`` with the exception that ends this rank. Raise nothing.
+
+    torch's handler of SIGCHLD raises wherever the rank is when a DataLoader worker has died, so in
+    here too. What it raises is then the reason.
+    """
+    try:
+        send(exception)
+    except Exception as second:  # noqa: BLE001 - a second error must not hide the first
+        with contextlib.suppress(Exception):
+            send(second if str(second).startswith(_DEAD_WORKER) else exception)
+
+
+_DEAD_WORKER = "DataLoader worker"
+_WORKER_DEATH_S = 1.0
+"""Seconds within which the death of a worker becomes known once its connection is closed."""
 _TEXT_LIMIT = 4000
 """Characters of a message: a record must be small compared with the ring."""
 _TRACEBACK_LIMIT = 16000
@@ -192,6 +227,8 @@ class Channel:
         """Send the exception that ends this rank, with its traceback."""
         lines = traceback.format_exception(type(exception), exception, exception.__traceback__)
         name, message = unwrap_worker_exception(type(exception).__name__, str(exception))
+        if (text := dead_worker_text(exception)) is not None:
+            name, message = "RuntimeError", text
         message = with_missing_guard(message[:_TEXT_LIMIT])
         self.event(
             "exception",

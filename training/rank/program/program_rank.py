@@ -20,7 +20,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ltui.training.rank import torch_internals
-from ltui.training.rank.channel import Channel
+from ltui.training.rank.channel import Channel, report_exception
 from ltui.training.rank.coordination.coordinator import RankCoordinator, end_coordination
 from ltui.training.rank.coordination.stop_signals import StopSignals, protect_workers
 from ltui.training.rank.heartbeat_thread import start_heartbeat_thread
@@ -315,8 +315,7 @@ class ProgramRank:
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         if self._channel.pid == os.getpid():
-            with contextlib.suppress(Exception):  # a second error must not hide the first
-                self._send_exception(error)
+            report_exception(self._send_exception, error)
         self._excepthook(kind, error, trace)
 
     def _send_exception(self, error: BaseException) -> None:
