@@ -14,7 +14,7 @@ from contextlib import redirect_stderr
 from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
-from ltui.app.command_output import EXIT_BAD_INPUT, EXIT_FAILED, PlainText
+from ltui.app.command_output import EXIT_BAD_INPUT, EXIT_FAILED, PlainText, print_envelope
 from ltui.training.problem import ProblemError
 
 if TYPE_CHECKING:
@@ -35,10 +35,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _guarded(argv: list[str]) -> int:
+    options: Namespace | None = None
     try:
-        code = _run_command(argv)
+        options = _parse_arguments(argv) if argv else None
+        code = _run_command(options)
         sys.stdout.flush()
     except ProblemError as error:
+        if _wants_json(options, argv):
+            print_envelope(None, error=error)
         for problem in error.problems:
             _print_error(str(problem))
             if problem.excerpt is not None:
@@ -55,18 +59,27 @@ def _guarded(argv: list[str]) -> int:
         _print_error("There is not enough memory. Raise the limit (ulimit -v) or free some.")
         return EXIT_FAILED
     except Exception as error:  # noqa: BLE001 - the top of the process
-        _report_crash(error)
+        sentence = _report_crash(error)
+        if _wants_json(options, argv):
+            crash = ProblemError.of(where="ltui", what=sentence, code="internal")
+            print_envelope(None, error=crash)
         return EXIT_FAILED
     return code
 
 
-def _report_crash(error: Exception) -> None:
+def _wants_json(options: Namespace | None, argv: Sequence[str]) -> bool:
+    """Return whether the answer is for a program; ``options`` are None if they are wrong."""
+    return bool(getattr(options, "json", options is None and "--json" in argv))
+
+
+def _report_crash(error: Exception) -> str:
     """Print one sentence about an error that no command expects, and store where it was raised."""
     from traceback import format_exception
 
     from ltui.training.store.run_directory import ltui_home, open_private_log
 
     text = "".join(format_exception(error))
+    sentence = f"ltui failed unexpectedly: {type(error).__name__}: {error}."
     try:
         path = ltui_home() / CRASH_LOG
         with open_private_log(path) as log:
@@ -74,17 +87,15 @@ def _report_crash(error: Exception) -> None:
     except (OSError, ProblemError):
         sys.stderr.write(text)
     else:
-        _print_error(
-            f"ltui failed unexpectedly: {type(error).__name__}: {error}. Details are in {path}."
-        )
+        _print_error(f"{sentence} Details are in {path}.")
+    return sentence
 
 
-def _run_command(argv: list[str]) -> int:
-    if not argv:
+def _run_command(options: Namespace | None) -> int:
+    if options is None:
         from ltui.app.commands.dashboard import show_dashboard
 
         return show_dashboard()
-    options = _parse_arguments(argv)
     module_name, function_name = options.do.split(":")
     # Imported late, so that each command loads only its own dependencies.
     module = importlib.import_module(f"ltui.app.commands.{module_name}")

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypedDict
 
 from ltui.training.problem import ProblemError
 
@@ -103,29 +103,85 @@ def replaced_file(path: str) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def print_json(document: object, stream: TextIO | None = None) -> None:
-    """Print one JSON document, by default on standard output."""
-    json.dump(document, stream or sys.stdout, indent=1, allow_nan=False)
-    print(file=stream)
-
-
 SCHEMA = 1
 """Version of the envelope."""
 
 
-def print_envelope(data: object, next_commands: Sequence[str] = ()) -> None:
-    """Print one JSON line for programs: the data, and the commands that usually follow."""
-    document = {"schema": SCHEMA, "ok": True, "data": data, "next": list(next_commands)}
-    print(json.dumps(document, allow_nan=False))
+class ErrorDocument(TypedDict):
+    """What was wrong, in the envelope."""
+
+    code: str
+    message: str
+    remedy: str | None
 
 
-def print_json_list(documents: Sequence[str]) -> None:
-    """Print a list of JSON documents, one on each line.
+class Envelope(TypedDict):
+    """What every command prints with ``--json``."""
 
-    Thousands of them take seconds if they are indented, which Python does not do in C.
+    schema: int
+    ok: bool
+    """False if and only if there is an error."""
+    data: Any
+    """The answer of the command; null if there is none."""
+    next: list[str]
+    """Command lines that usually follow."""
+    truncated: bool
+    """True if the answer leaves out a part of what was asked for."""
+    error: ErrorDocument | None
+
+
+def envelope(
+    data: object,
+    next_commands: Sequence[str] = (),
+    *,
+    truncated: bool = False,
+    error: ProblemError | None = None,
+) -> Envelope:
+    """Return the answer of a command for programs; NaN and infinities become texts."""
+    # Imported here: the help of a command does without msgspec.
+    from ltui.training.json_codec import to_json
+
+    return {
+        "schema": SCHEMA,
+        "ok": error is None,
+        "data": to_json(data),
+        "next": list(next_commands),
+        "truncated": truncated,
+        "error": None if error is None else _error_document(error),
+    }
+
+
+def _error_document(error: ProblemError) -> ErrorDocument:
+    remedies = dict.fromkeys(problem.remedy for problem in error.problems if problem.remedy)
+    messages = (f"{problem.where}: {problem.what}" for problem in error.problems)
+    return {
+        "code": error.code,
+        "message": " ".join(" ".join(messages).splitlines()),
+        "remedy": " ".join(remedies) or None,
+    }
+
+
+def print_envelope(
+    data: object,
+    next_commands: Sequence[str] = (),
+    *,
+    truncated: bool = False,
+    error: ProblemError | None = None,
+    stream: TextIO | None = None,
+) -> None:
+    """Print one line of JSON for programs, by default on standard output."""
+    document = envelope(data, next_commands, truncated=truncated, error=error)
+    print(json.dumps(document, allow_nan=False), file=stream)
+
+
+def print_envelope_of_list(documents: Sequence[str]) -> None:
+    """Print the envelope of a list of JSON documents, each of them on a line.
+
+    Thousands of them would take long to parse and to print again.
     """
+    head, tail = json.dumps(envelope([])).split("[]", 1)
     lines = ",\n".join(documents)
-    print(f"[\n{lines}\n]" if lines else "[]")
+    print(f"{head}[\n{lines}\n]{tail}" if lines else f"{head}[]{tail}")
 
 
 def _unwritable(path: str, error: OSError) -> ProblemError:

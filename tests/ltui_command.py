@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 LTUI = (sys.executable, "-m", "ltui.app.cli")
 
@@ -32,3 +34,10 @@ def run_ltui(
         f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     )
     return done
+
+
+def answer(printed: str) -> Any:
+    """Return the data of what a command printed with ``--json``."""
+    document = json.loads(printed)
+    assert document["ok"], document["error"]
+    return document["data"]

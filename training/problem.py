@@ -21,6 +21,8 @@ class Problem(NamedTuple):
     """One sentence that says what to do."""
     excerpt: str | None = None
     """Lines of the input that mark the place; the CLI prints them below the error."""
+    code: str | None = None
+    """A word for programs, such as ``no-such-run``; None for that of the error."""
 
     def __str__(self) -> str:
         line = f"{self.where}: {self.what}" + (f" {self.remedy}" if self.remedy else "")
@@ -31,12 +33,27 @@ class Problem(NamedTuple):
 class ProblemError(ValueError):
     """Raised with all problems of the input at once; the CLI prints them and exits with 2."""
 
+    kind = "bad-input"
+    """The code of problems that have none of their own."""
+
     def __init__(self, *problems: Problem) -> None:
         assert problems
         self.problems = problems
         super().__init__("\n".join(str(p) for p in problems))
 
+    @property
+    def code(self) -> str:
+        """Return a word for programs that says what kind of error this is."""
+        return self.problems[0].code or self.kind
+
     @classmethod
-    def of(cls: type[Error], *, where: str, what: str, remedy: str | None = None) -> Error:
+    def of(
+        cls: type[Error],
+        *,
+        where: str,
+        what: str,
+        remedy: str | None = None,
+        code: str | None = None,
+    ) -> Error:
         """Return the error of one problem."""
-        return cls(Problem(where=where, what=what, remedy=remedy))
+        return cls(Problem(where=where, what=what, remedy=remedy, code=code))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
 import subprocess
+import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from textual.theme import BUILTIN_THEMES
 
-from ltui.app.command_output import EXIT_DONE
+from ltui.app.command_output import EXIT_BAD_INPUT, EXIT_DONE, print_envelope
 from ltui.app.config_file import locate, theme_faults
 from ltui.app.keys.own_keys import action_faults, default_keys, usable_keys
 from ltui.app.settings import Settings, config_path, read_user_config
@@ -40,17 +40,18 @@ def config(options: Namespace) -> int:
     if options.check is not None:
         return _check(Path(options.check) if options.check else config_path())
     user_config = read_user_config()
-    values = list(_resolved(user_config))
+    values, problems = list(_resolved(user_config)), _find_problems(user_config)
     if options.json:
         rows = [{"key": key, "value": value, "origin": origin} for key, value, origin in values]
         document = {"path": str(user_config.path), "settings": rows}
-        print(json.dumps(document, indent=2))
+        print_envelope(document, error=ProblemError(*problems) if problems else None)
     else:
         missing = "" if user_config.path.exists() else " (missing: `ltui config --edit` creates it)"
         print(f"# {clean_line(str(user_config.path))}{missing}")
         print("\n".join(_yaml_lines(values)))
-    _raise_problems(user_config)
-    return EXIT_DONE
+    for problem in problems:
+        sys.stderr.write(f"{problem}\n")
+    return EXIT_BAD_INPUT if problems else EXIT_DONE
 
 
 def _resolved(user_config: UserConfig) -> Iterator[tuple[str, Any, str]]:
@@ -96,11 +97,6 @@ def _find_problems(user_config: UserConfig) -> list[Problem]:
     return [*user_config.problems, *locate(user_config, faults)]
 
 
-def _raise_problems(user_config: UserConfig) -> None:
-    if problems := _find_problems(user_config):
-        raise ProblemError(*problems)
-
-
 def _check(path: Path) -> int:
     if not path.exists():
         raise ProblemError.of(
@@ -109,7 +105,8 @@ def _check(path: Path) -> int:
             remedy="`ltui config --edit` creates the configuration file.",
         )
     user_config = read_user_config(path)
-    _raise_problems(user_config)
+    if problems := _find_problems(user_config):
+        raise ProblemError(*problems)
     count = len(user_config.values) + len(user_config.keys) + len(user_config.launch)
     print(f"{clean_line(str(path))}: no errors, {count} setting{'s' * (count != 1)}.")
     return EXIT_DONE

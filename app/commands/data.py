@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -16,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ltui.app.command_output import EXIT_BAD_INPUT, EXIT_DONE
+from ltui.app.command_output import EXIT_BAD_INPUT, EXIT_DONE, print_envelope
 from ltui.app.launch.run_in_interpreter import run_program
 from ltui.app.launch.training_interpreter import (
     choose_python,
@@ -59,7 +58,7 @@ def build(options: Namespace) -> int:
     with _progress_bar("building", quiet=options.json) as on_line:
         result = run_program(python, _BETON_PROGRAM, request, on_line)
     if options.json:
-        print(json.dumps(result))
+        print_envelope(result)
         return EXIT_DONE
     took = duration(result["seconds"])
     print(f"{output}: {count(result['samples'])} samples, {size(result['bytes'])}, in {took}.")
@@ -123,7 +122,7 @@ def verify(options: Namespace) -> int:
     with _progress_bar("decoding", quiet=options.json) as on_line:
         bad = run_program(python, _BETON_PROGRAM, request, on_line)["bad"]
     if options.json:
-        print(json.dumps({"file": str(path), "bad": bad}))
+        print_envelope({"file": str(path), "bad": bad})
     elif not bad:
         print(f"{path}: every sample can be decoded.")
     if bad and not options.json:
@@ -139,7 +138,7 @@ def info(options: Namespace) -> int:
     path = Path(options.file).expanduser()
     facts = summary(_open_file(path))
     if options.json:
-        print(json.dumps(facts))
+        print_envelope(facts)
         return EXIT_DONE
     used = percent(facts["page_use"]) if facts["page_use"] is not None else "n/a"
     print(f"{path}")
@@ -222,9 +221,7 @@ def bench(options: Namespace) -> int:
             terminal.write("\r\x1b[K")
     best = recommended(variants)
     if options.json:
-        print(
-            json.dumps({"preset": request.preset.name, "variants": variants, "recommended": best})
-        )
+        print_envelope({"preset": request.preset.name, "variants": variants, "recommended": best})
         return EXIT_DONE
     print("\n".join(table(variants)))
     print()

@@ -7,11 +7,11 @@ import sys
 import time
 from argparse import Namespace
 
-from ltui.app.command_output import EXIT_DONE, output, print_json, refuse_existing
+from ltui.app.actions import run_queries
+from ltui.app.actions.wait_for_runs import next_commands
+from ltui.app.command_output import EXIT_DONE, output, print_envelope, refuse_existing
 from ltui.app.diagnosis.diagnosis_view import DiagnosisContext, diagnosis_view_model
-from ltui.app.diagnosis.request_diagnosis import DiagnosisResult, request_diagnosis
-from ltui.training.store.find_run import find_run
-from ltui.training.store.run_directory import ltui_home
+from ltui.app.diagnosis.request_diagnosis import DiagnosisResult
 from ltui.widgets.diagnosis_lines import WIDTH, report
 from ltui.widgets.sanitise import clean_line
 
@@ -22,10 +22,10 @@ NARROWEST, WIDEST = 60, 140
 def diagnose(options: Namespace) -> int:
     """Run ``ltui diagnose RUN``."""
     refuse_existing(options.output, force=options.force)
-    result = request_diagnosis(find_run(ltui_home(), options.run))
+    result = run_queries.diagnose(options.run)
     with output(options.output) as stream:
         if options.json:
-            print_json(to_document(result), stream)
+            print_envelope(to_document(result), next_commands(result.snapshot), stream=stream)
         else:
             stream.write(report_text(result, time.time(), to_file=stream is not sys.stdout))
     if options.output not in (None, "-"):

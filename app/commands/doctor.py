@@ -14,7 +14,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from ltui.app.command_output import EXIT_DONE, print_json
+from ltui.app.command_output import EXIT_DONE, print_envelope
 from ltui.app.launch.local_machine import (
     DRIVER_TIMEOUT_S,
     SHARED_MEMORY,
@@ -91,7 +91,7 @@ def examine(options: Namespace) -> int:
             "ok": healthy,
             "findings": [{name: getattr(f, name) for name in fields} for f in findings],
         }
-        print_json(document)
+        print_envelope(document)
     else:
         print("\n".join(_report_lines(findings)))
     return EXIT_DONE

@@ -16,12 +16,11 @@ from ltui.training.state.run_labels import (
     checked_name,
     checked_note,
     checked_tags,
-    new_labels,
     with_tags,
 )
 from ltui.training.store.find_run import find_runs, name_note
-from ltui.training.store.labels_file import change_labels, files_at_launch, read_labels
-from ltui.training.store.run_directory import given_name, list_runs, ltui_home
+from ltui.training.store.labels_file import change_labels, read_labels
+from ltui.training.store.run_directory import list_runs, ltui_home
 from ltui.widgets.sanitise import clean_line
 
 
@@ -87,15 +86,6 @@ def star(options: Namespace) -> int:
         lambda labels: "starred" if labels.star else "not starred",
         lambda labels: replace(labels, star=not options.remove),
     )
-
-
-def label_files(options: Namespace) -> dict[str, str]:
-    """Return the file with the labels of a run that is launched, by its name; empty if none is
-    given. Raises ``ProblemError``."""
-    where = ("--tag", "--group", "--note")
-    labels = new_labels(options.tag, options.group or "", options.note or "", where)
-    name = checked_name(given_name(options.name), "--name")
-    return files_at_launch(replace(labels, name=name))
 
 
 def _print(

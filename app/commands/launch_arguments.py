@@ -33,6 +33,7 @@ _NAME_AND_LABELS = """\
 _DETACH = """\
 --detach  start the run, print how to watch it, and return at once
 --plain   print lines instead of opening the dashboard
+--json    as --detach, and print one JSON document and nothing else
 """
 _LAUNCH = f"""\
 {_NAME_AND_LABELS}{_DETACH}\
@@ -184,7 +185,7 @@ examples:
     seconds that a checkpoint takes (default: 60); the run stops at least twice this time before
     the time limit
 --print          only print the batch script
-
+{JSON}
 ltui writes a batch script into a new run directory and submits it with sbatch. The
 run is listed as queued until SLURM starts it. Before the time limit and when the
 job is preempted, the ranks stop with a checkpoint and the job is requeued; each

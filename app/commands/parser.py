@@ -17,11 +17,9 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from ltui.app.command_output import EXIT_BAD_INPUT
 from ltui.app.commands import launch_arguments, runs_arguments
 from ltui.app.commands.launch_arguments import (
     COMPLETED_NAMES,
@@ -30,6 +28,7 @@ from ltui.app.commands.launch_arguments import (
     SHELLS,
     STOP_SIGNALS,
 )
+from ltui.training.problem import ProblemError
 from ltui.training.shared.defaults import MIRROR_PATTERN
 
 
@@ -57,7 +56,7 @@ def read_commands(text: str) -> Iterator[Command]:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that reports an error in one line, with the nearest correct word."""
+    """A parser that raises ``ProblemError`` with the nearest correct word."""
 
     def __init__(self, **options: Any) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
@@ -65,12 +64,9 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**options)
 
     def error(self, message: str) -> NoReturn:
-        # Imported here: only an error needs it. The message has what was typed, or pasted.
-        from ltui.widgets.sanitise import clean_line
-
-        line = clean_line(f"{self.prog}: {_explain(message)} See `{self.prog} --help`.")
-        sys.stderr.write(f"{line}\n")
-        raise SystemExit(EXIT_BAD_INPUT)
+        raise ProblemError.of(
+            where=self.prog, what=_explain(message), remedy=f"See `{self.prog} --help`."
+        )
 
 
 def _explain(message: str) -> str:
@@ -169,7 +165,6 @@ def seconds(text: str) -> float:
 def time_span(text: str) -> float:
     """Return the seconds of ``90``, ``9m`` or ``1.5h``."""
     # Imported here: few options need it, and it loads msgspec.
-    from ltui.training.problem import ProblemError
     from ltui.training.state.stop_conditions import parse_time_condition
 
     try:
@@ -299,6 +294,7 @@ SETTINGS: dict[str, Any] = {
     "set": {"dest": "overrides"},
     "since": whole_number,
     "stop_signal": {"choices": STOP_SIGNALS},
+    "tag TAG": {"dest": "tags"},
     "timeout": seconds,
     "workers": positive_number,
     "workers N,N,...": worker_counts,
@@ -307,13 +303,7 @@ SETTINGS: dict[str, Any] = {
 command and name; those of a command override the others."""
 DEFAULTS: dict[str, dict[str, Any]] = {
     "resume": {"python": None},
-    "submit": {
-        "command": [],
-        "gpus": None,
-        "keep_best": None,
-        "metrics_pattern": None,
-        "stop_signal": "SIGTERM",
-    },
+    "submit": {"command": []},
 }
 """Values of arguments that a command lacks, but another command of the same function has."""
 

@@ -7,7 +7,7 @@ import time
 from argparse import Namespace
 from pathlib import Path
 
-from ltui.app.command_output import EXIT_DONE, print_json
+from ltui.app.command_output import EXIT_DONE, print_envelope
 from ltui.app.launch.build_spec import prepare_launch
 from ltui.app.launch.local_machine import freeze_warnings, print_warnings
 from ltui.app.launch.run_in_interpreter import check_with_classes
@@ -29,7 +29,7 @@ def list_all(options: Namespace) -> int:
             # One damaged preset must not hide the others.
             sys.stderr.write(f"{error}\n")
     if options.json:
-        print_json([_to_document(preset) for preset in presets])
+        print_envelope([_to_document(preset) for preset in presets])
     else:
         rows = [
             (clean_name(p.name), clean_name(", ".join(p.tags)), clean_line(p.title))

@@ -9,12 +9,11 @@ from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import closing
 
-from ltui.app.command_output import EXIT_DONE, print_json, print_json_list
-from ltui.app.runs.filter_runs import fields_of, run_filter, unknown_names
+from ltui.app.actions.run_queries import select_runs
+from ltui.app.command_output import EXIT_DONE, print_envelope, print_envelope_of_list
 from ltui.app.runs.run_entry import RunEntry, run_document
-from ltui.app.runs.run_fields import FIELDS, SETTING, Kind, kind_of, value_of, value_text
+from ltui.app.runs.run_fields import FIELDS, Kind, kind_of, value_of, value_text
 from ltui.app.runs.run_list import RunList, read_settings, recovered_snapshot
-from ltui.app.runs.run_rows import sort_key, sorted_runs
 from ltui.training.json_codec import to_json
 from ltui.training.problem import ProblemError
 from ltui.training.store.find_run import find_run
@@ -31,29 +30,20 @@ CELLS = 60
 
 def list_all(options: Namespace) -> int:
     """Run ``ltui runs``."""
-    now, filter_text = time.time(), options.filter or ""
-    matches = run_filter(filter_text, now)
+    now = time.time()
     chosen = [name.strip() for name in (options.columns or "").split(",") if name.strip()]
-    sort = None if options.sort is None else sort_key(options.sort)
-    used = {*fields_of(filter_text), *chosen, *([sort[0]] if sort else [])}
     with closing(RunList(ltui_home(to_write=False))) as runs:
-        every_run = runs.poll()
-        # The settings of all runs are needed to know whether a name is that of a setting.
-        settings = {name for name in used if name.startswith(SETTING)}
-        every_run = runs.complete(every_run, settings | fields_of(filter_text))
-        shown = list(runs.complete([entry for entry in every_run if matches(entry)], used))
-        if sort is not None:
-            shown = sorted_runs(shown, sort[0], reverse=sort[1])
-        if every_run:
-            for sentence in unknown_names(used, every_run):
-                sys.stderr.write(f"Note: {sentence}\n")
+        selected = select_runs(runs, options.filter or "", options.sort, chosen)
+        shown = selected.runs
+        for sentence in selected.notes:
+            sys.stderr.write(f"Note: {sentence}\n")
         if options.json:
-            print_json_list([_json(runs, entry, chosen) for entry in shown])
+            print_envelope_of_list([_json(runs, entry, chosen) for entry in shown])
             return EXIT_DONE
-    if not every_run:
+    if not selected.total:
         print("No runs yet. Start one with: ltui run quickstart")
     elif not shown:
-        print(f"None of {len(every_run)} runs matches the filter.")
+        print(f"None of {selected.total} runs matches the filter.")
     else:
         print("\n".join(_chosen_lines(shown, chosen, now) if chosen else runs_lines(shown, now)))
     return EXIT_DONE
@@ -133,7 +123,11 @@ def show(options: Namespace) -> int:
     snapshot = recovered_snapshot(run_dir)
     labels, settings = read_labels(run_dir), read_settings(run_dir)
     if options.json:
-        print_json({**run_document(snapshot), **labels.to_document(), "settings": settings})
+        # Imported here: a list of runs needs none of it.
+        from ltui.app.actions.wait_for_runs import next_commands
+
+        document = {**run_document(snapshot), **labels.to_document(), "settings": settings}
+        print_envelope(document, next_commands(snapshot))
     else:
         from ltui.app.presentation.run_report import show_lines
 
@@ -156,8 +150,9 @@ def _show_code(run_dir: RunDir, *, as_json: bool) -> int:
         )
     diff = read_diff(run_dir, records[-1].attempt)
     if as_json:
-        print_json(
-            [{**to_json(record), "diff": read_diff(run_dir, record.attempt)} for record in records]
+        print_envelope(
+            [{**to_json(record), "diff": read_diff(run_dir, record.attempt)} for record in records],
+            truncated=not all(record.diff_complete for record in records),
         )
     else:
         print("\n".join(code_lines(records, diff)))

@@ -179,6 +179,7 @@ examples:
     seconds for the ranks to save a checkpoint and exit; after that they are interrupted, then
     killed (default: {STOP_TIMEOUT_S:g})
 --kill      kill at once, without a checkpoint
+{JSON}\
 --requeue   give the SLURM job's nodes back, and continue in a later job
 schedule a stop and return at once (the first condition that is met stops the run):
 --at-step N     at exactly step N
@@ -251,14 +252,11 @@ examples:
   ltui events brave-owl --since 42 --follow
 
 === pause  stop_and_pause:pause  pause a run between two steps
-RUN  {RUN_HELP}
-
+{_RUN}{JSON}
 === continue  stop_and_pause:continue_run  continue a paused run
-RUN  {RUN_HELP}
-
+{_RUN}{JSON}
 === checkpoint  stop_and_pause:checkpoint  save a checkpoint now and keep training
-RUN  {RUN_HELP}
-
+{_RUN}{JSON}
 === delete  prune:delete  move runs to the bin, where they can be restored
 {_RUNS}\
 --now      remove them for ever, with history, logs and checkpoints

@@ -7,7 +7,14 @@ from argparse import Namespace
 
 from msgspec.structs import replace
 
-from ltui.app.command_output import EXIT_DONE
+from ltui.app.actions.start_runs import (
+    LaunchOptions,
+    StartedRun,
+    command_spec,
+    label_files,
+    with_run_options,
+)
+from ltui.app.command_output import EXIT_DONE, print_envelope
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.preflight import overridden_paths
 from ltui.training.config.run_spec import RunSpec
@@ -26,7 +33,6 @@ from ltui.training.store.run_directory import ltui_home, new_run_id
 def submit(options: Namespace) -> int:
     """Run ``ltui submit PRESET|FILE`` or ``ltui submit -- COMMAND...``."""
     # Imported here: a wrong option is reported without it.
-    from ltui.app.commands.labels import label_files
     from ltui.app.slurm.job_submission import batch_script, submit_run
 
     job = job_options(options)
@@ -34,12 +40,16 @@ def submit(options: Namespace) -> int:
     if not options.print:
         require_sbatch()
     home = ltui_home()
-    labels = label_files(options)
-    spec = _spec(options, job)
+    launch = launch_options(options)
+    labels = label_files(launch)
+    spec = _spec(options, launch, job)
     if options.print:
         print(batch_script(spec, home, job, "0" * 16).text(), end="")
         return EXIT_DONE
     run_dir, job_id = submit_run(spec, home, job, labels)
+    if options.json:
+        print_envelope(StartedRun(id=run_dir.id, job=job_id), [f"ltui wait {run_dir.id}"])
+        return EXIT_DONE
     print(f"{run_dir.id} is queued in SLURM as job {job_id}.")
     print(f"  To watch it: ltui attach {run_dir.id}    To cancel it: ltui stop {run_dir.id}")
     return EXIT_DONE
@@ -61,10 +71,17 @@ def job_options(options: Namespace) -> JobOptions:
     return replace(job, warn_s=warn_s)
 
 
-def _spec(options: Namespace, job: JobOptions) -> RunSpec:
+def launch_options(options: Namespace) -> LaunchOptions:
+    """Return what the options say of the run itself, not of its job."""
+    names = ("name", "tags", "group", "note", "python", "restarts", "mirror")
+    return LaunchOptions(
+        command=tuple(options.command), **{name: getattr(options, name) for name in names}
+    )
+
+
+def _spec(options: Namespace, launch: LaunchOptions, job: JobOptions) -> RunSpec:
     """Return the specification of the run. Raises ``ProblemError`` with every problem found."""
     # Imported here: a wrong option is reported without it.
-    from ltui.app.commands.launch import with_run_options
     from ltui.training.lifecycle.launch_run import check_start
 
     if options.command and options.preset:
@@ -80,23 +97,20 @@ def _spec(options: Namespace, job: JobOptions) -> RunSpec:
             remedy="Give a preset, a configuration file, or a command: "
             "ltui submit -- python train.py",
         )
-    spec = _command_spec(options) if options.command else _preset_spec(options, job)
-    spec = with_run_options(spec, options)
+    spec = _command_spec(options, launch) if options.command else _preset_spec(options, job)
+    spec = with_run_options(spec, launch)
     check_start(spec, interpreter_checked=not options.command)
     return spec
 
 
-def _command_spec(options: Namespace) -> RunSpec:
-    # Imported here: a preset does not need it.
-    from ltui.app.commands.launch import command_spec
-
+def _command_spec(options: Namespace, launch: LaunchOptions) -> RunSpec:
     if options.overrides:
         raise ProblemError.of(
             where="--set",
             what="a command has no configuration that --set could change.",
             remedy="Give it as an argument of the command.",
         )
-    return command_spec(options, ltui_home())
+    return command_spec(launch, ltui_home())
 
 
 def _preset_spec(options: Namespace, job: JobOptions) -> RunSpec:

@@ -1,286 +1,53 @@
-"""``ltui wait``: sleep until runs end or meet a condition; ``ltui events``: what happened in a run.
-
-Both are for programs that start runs: one process that sleeps instead of many commands that ask.
-"""
+"""``ltui wait`` and ``ltui events``: wait for runs, and print what happened in one."""
 
 from __future__ import annotations
 
 import json
-import math
-import time
 from argparse import Namespace
-from collections.abc import Sequence
-from contextlib import suppress
+from typing import Any
 
-from msgspec import Struct
-
-from ltui.app.command_output import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, print_envelope
-from ltui.app.state_words import FAILED, ended_sentence, is_blocked, open_verdicts, verdict_line
+from ltui.app.actions import wait_for_runs
+from ltui.app.command_output import EXIT_DONE, print_envelope
 from ltui.training.json_codec import to_json
-from ltui.training.lifecycle.run_status import current_snapshot
-from ltui.training.problem import ProblemError
-from ltui.training.state.good_checkpoints import nan_since
-from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState, Verdict
-from ltui.training.state.stop_conditions import (
-    StopCondition,
-    is_met,
-    parse_metric_condition,
-    unlogged_metrics,
-)
-from ltui.training.state.verdicts import most_severe_first
-from ltui.training.store.database_schema import NoHistoryError
-from ltui.training.store.find_run import find_run, find_runs
-from ltui.training.store.history_reader import RunStore, StoredEvent
-from ltui.training.store.run_directory import RunDir, ltui_home
-from ltui.widgets.formats import duration
-from ltui.widgets.sanitise import clean_line
-
-POLL_INTERVAL_S = 1.0
-"""Seconds between two looks at a run."""
-UNREADABLE_S = 10.0
-"""Seconds for which the files of a run may be unreadable, until it counts as lost."""
-EXIT_RUNNING, EXIT_STALLED, EXIT_LOST = 4, 5, 6
-EXIT_CODES = {
-    "met": EXIT_DONE,
-    "finished": EXIT_DONE,
-    "running": EXIT_RUNNING,
-    "stopped": EXIT_STOPPED,
-    "stalled": EXIT_STALLED,
-    "not met": EXIT_FAILED,
-    "failed": EXIT_FAILED,
-    "lost": EXIT_LOST,
-}
-"""The exit code for each reason, the best first: of several runs the worst one counts."""
-_LASTING_S = {"stalled": 1.5, "dead": 15.0}
-"""Seconds after which a verdict counts, by its level. A run ends some seconds after a rank died,
-unless the other ranks hang."""
-_STATES = ("ended", "stalled", "resolved", "nan")
-_EVENT = "event:"
-_REMEDY = "Give ended, stalled, resolved, nan, step>=500, 'val/loss<0.2' or event:NAME."
-
-
-class Outcome(Struct, frozen=True, kw_only=True):
-    """Why it is no longer waited for a run."""
-
-    reason: str
-    """A key of ``EXIT_CODES``."""
-    sentence: str
-
-
-class Condition(Struct, frozen=True, kw_only=True):
-    """One ``--until``."""
-
-    text: str
-    comparison: StopCondition | None = None
-    """With a number; its metric is ``step`` for the steps of the run."""
-
-    def met(self, snapshot: RunSnapshot, events: Sequence[StoredEvent]) -> str | None:
-        """Return a sentence that says how the run meets the condition; None if it does not.
-
-        ``events`` are those since the begin of the wait.
-        """
-        if self.text == "stalled":
-            verdict = lasting_stall(snapshot)
-            return None if verdict is None else clean_line(verdict_line(verdict))
-        if self.text == "resolved":
-            live = snapshot.state in LIVE and not is_blocked(snapshot)
-            return "no rank is stalled" if live else None
-        if self.text == "nan":
-            since = nan_since(snapshot.verdicts)
-            return None if since is None else f"the loss is NaN since step {since}"
-        if self.comparison is not None:
-            return _compared(self.comparison, snapshot)
-        if self.text == "ended":
-            return None  # The state decides; see ``outcome``.
-        name = self.text.removeprefix(_EVENT)
-        texts = (clean_line(event.text or name) for event in events if event.kind == name)
-        return next(texts, None)
-
-
-def parse_condition(text: str) -> Condition:
-    """Return the condition that ``--until`` names. Raise ``ProblemError`` if it is none."""
-    if text in _STATES or (text.startswith(_EVENT) and text != _EVENT):
-        return Condition(text=text)
-    with suppress(ProblemError):
-        return Condition(text=text, comparison=parse_metric_condition(text))
-    raise ProblemError.of(where=f"--until {text}", what="invalid condition.", remedy=_REMEDY)
-
-
-def _compared(comparison: StopCondition, snapshot: RunSnapshot) -> str | None:
-    limit = f"{comparison.compare} {comparison.value:g}"
-    if comparison.metric == "step":
-        step = snapshot.global_step
-        met = step is not None and is_met(comparison, step)
-        return f"at step {step} ({limit})" if met else None
-    metric = snapshot.metrics.get(comparison.metric or "")
-    if metric is None:
-        return None
-    # An earlier value counts too: it may have been logged between two looks.
-    for value in (metric.last, metric.best_min, metric.best_max):
-        if value is not None and is_met(comparison, value):
-            at = f" at step {metric.step}" if value == metric.last else ""
-            return f"{clean_line(comparison.metric or '')} was {value:g} ({limit}){at}"
-    return None
-
-
-def lasting_stall(snapshot: RunSnapshot) -> Verdict | None:
-    """Return the verdict that says why a live run does not go on; None if it goes on."""
-    now = snapshot.taken_at or time.time()
-    for verdict in most_severe_first(open_verdicts(snapshot)):
-        lasts_s = now - (verdict.began or math.inf)
-        if snapshot.state in LIVE and lasts_s >= _LASTING_S.get(verdict.level, math.inf):
-            return verdict
-    return None
-
-
-def outcome(
-    conditions: Sequence[Condition], snapshot: RunSnapshot, events: Sequence[StoredEvent] = ()
-) -> Outcome | None:
-    """Return why the wait for one run is over, as it is now; None if it is not."""
-    for condition in conditions:
-        if (sentence := condition.met(snapshot, events)) is not None:
-            return Outcome(reason="met", sentence=sentence)
-    asked = {condition.text for condition in conditions}
-    if snapshot.state not in LIVE:
-        missed = "" if "ended" in asked else ", ".join(sorted(asked))
-        reason: str = snapshot.state.value
-        if reason == RunState.FINISHED.value and "ended" not in asked:
-            reason = "not met"
-        elif snapshot.state in FAILED and snapshot.state is not RunState.LOST:
-            reason = "failed"
-        never = f"; not met: {clean_line(missed)}" if missed else ""
-        return Outcome(reason=reason, sentence=ended_sentence(snapshot) + never)
-    stall = None if "resolved" in asked else lasting_stall(snapshot)
-    if stall is None:
-        return None
-    return Outcome(reason="stalled", sentence=clean_line(verdict_line(stall)))
-
-
-class _WaitedRun:
-    """One run that is waited for."""
-
-    def __init__(self, run_dir: RunDir, conditions: Sequence[Condition]) -> None:
-        self.run_dir = run_dir
-        self.snapshot: RunSnapshot | None = None
-        self.outcome: Outcome | None = None
-        self._conditions = conditions
-        self._wants_events = any(c.text.startswith(_EVENT) for c in conditions)
-        before = _events(run_dir) if self._wants_events else []
-        self._last_event = before[-1].id if before else 0
-        self._readable_at = time.monotonic()
-
-    def look(self) -> None:
-        """Set ``outcome``. A stall may be over again; an end and a met condition stay."""
-        if self.outcome is not None and self.outcome.reason != "stalled":
-            return
-        try:
-            self.snapshot = current_snapshot(self.run_dir)
-            events = _events(self.run_dir, self._last_event) if self._wants_events else []
-        except ProblemError as error:
-            if time.monotonic() - self._readable_at > UNREADABLE_S:
-                self.outcome = Outcome(reason="lost", sentence=clean_line(str(error)))
-            return
-        self._readable_at = time.monotonic()
-        self.outcome = outcome(self._conditions, self.snapshot, events)
-
-    def result(self, waited_s: float) -> Outcome:
-        """Return the outcome, or that the run still runs."""
-        if self.outcome is not None or self.snapshot is None:
-            return self.outcome or Outcome(reason="lost", sentence="its files cannot be read")
-        step = self.snapshot.global_step
-        at = "" if step is None else f" at step {step}"
-        sentence = f"still {self.snapshot.state.value}{at} after {duration(waited_s)}"
-        if missing := unlogged_metrics(self._compared_metrics(), self.snapshot):
-            sentence += f"; {clean_line(missing)}"
-        return Outcome(reason="running", sentence=sentence)
-
-    def _compared_metrics(self) -> list[StopCondition]:
-        compared = (condition.comparison for condition in self._conditions)
-        return [c for c in compared if c is not None and c.metric != "step"]
-
-
-def _events(run_dir: RunDir, cursor: int = 0) -> list[StoredEvent]:
-    """Return the events after ``cursor``; none while the run has no history yet."""
-    try:
-        with RunStore(run_dir) as store:
-            return store.events(cursor)
-    except NoHistoryError:
-        return []
 
 
 def wait(options: Namespace) -> int:
     """Run ``ltui wait RUN...``, and return the exit code of the reason."""
-    conditions = [parse_condition(text) for text in options.until or ("ended",)]
-    found = dict.fromkeys(find_runs(ltui_home(to_write=False), options.runs))
-    runs = [_WaitedRun(run_dir, conditions) for run_dir in found]
-    began = time.monotonic()
-    deadline = began + (options.for_at_most or math.inf)
-    while True:
-        for run in runs:
-            run.look()
-        reasons = [None if run.outcome is None else run.outcome.reason for run in runs]
-        good = any(reason is not None and EXIT_CODES[reason] == EXIT_DONE for reason in reasons)
-        left_s = deadline - time.monotonic()
-        if None not in reasons or (options.any and good) or left_s <= 0:
-            return _report(runs, time.monotonic() - began, options)
-        time.sleep(min(POLL_INTERVAL_S, left_s))
-
-
-def _report(runs: Sequence[_WaitedRun], waited_s: float, options: Namespace) -> int:
-    results = {run.run_dir.id: run.result(waited_s) for run in runs}
-    by_code = sorted(results.values(), key=lambda result: list(EXIT_CODES).index(result.reason))
-    code = EXIT_CODES[by_code[0 if options.any else -1].reason]
+    result = wait_for_runs.wait(
+        options.runs,
+        options.until or ("ended",),
+        for_at_most_s=options.for_at_most,
+        any_run=options.any,
+    )
     if not options.json:
-        print("\n".join(f"{run_id}: {result.sentence}" for run_id, result in results.items()))
-        return code
+        print("\n".join(f"{run.id}: {run.sentence}" for run in result.runs))
+        return result.exit_code
     documents = []
-    for run in runs:
-        result, snapshot = results[run.run_dir.id], run.snapshot
-        document = {"id": run.run_dir.id, "reason": result.reason, "sentence": result.sentence}
-        if snapshot is not None:
-            document |= {name: to_json(getattr(snapshot, name)) for name in _SHOWN}
+    for run in result.runs:
+        document: dict[str, Any] = {"id": run.id, "reason": run.reason, "sentence": run.sentence}
+        if run.snapshot is not None:
+            document |= {name: getattr(run.snapshot, name) for name in _SHOWN}
         documents.append(document)
-    print_envelope({"exit_code": code, "waited_s": waited_s, "runs": documents}, _advice(results))
-    return code
+    print_envelope(
+        {"exit_code": result.exit_code, "waited_s": result.waited_s, "runs": documents},
+        [
+            command
+            for run in result.runs
+            if run.snapshot is not None
+            for command in wait_for_runs.next_commands(run.snapshot, run.reason)
+        ],
+    )
+    return result.exit_code
 
 
 _SHOWN = ("state", "detail", "attempt", "global_step", "epoch", "metrics")
 """Fields of the snapshot in the JSON of a wait."""
-_NEXT = {
-    "failed": "ltui diagnose {}",
-    "stalled": "ltui diagnose {}",
-    "stopped": "ltui resume {}",
-    "running": "ltui wait {}",
-}
-"""What is usually done next, by reason."""
-
-
-def _advice(results: dict[str, Outcome]) -> list[str]:
-    return [_NEXT[r.reason].format(name) for name, r in results.items() if r.reason in _NEXT]
 
 
 def events(options: Namespace) -> int:
     """Run ``ltui events RUN``: one JSON line for each event after ``--since``."""
-    run_dir = find_run(ltui_home(to_write=False), options.run)
-    cursor = options.since or 0
-    unreadable_at = math.inf
-    while True:
-        # The state is read first, so that no event before the end is left out.
-        try:
-            live = options.follow and current_snapshot(run_dir).state in LIVE
-            new = _events(run_dir, cursor)
-        except ProblemError:
-            unreadable_at = min(unreadable_at, time.monotonic())
-            if not options.follow or time.monotonic() - unreadable_at > UNREADABLE_S:
-                raise
-            time.sleep(POLL_INTERVAL_S)
-            continue
-        unreadable_at = math.inf
-        for event in new:
-            cursor = event.id
-            document = to_json(event)
-            document["cursor"] = document.pop("id")
-            print(json.dumps(document, allow_nan=False), flush=True)
-        if not live:
-            return EXIT_DONE
-        time.sleep(POLL_INTERVAL_S)
+    for event in wait_for_runs.events(options.run, options.since or 0, follow=options.follow):
+        document = to_json(event)
+        document["cursor"] = document.pop("id")
+        print(json.dumps(document, allow_nan=False), flush=True)
+    return EXIT_DONE

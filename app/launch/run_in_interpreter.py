@@ -158,8 +158,8 @@ def check_with_classes(request: LaunchRequest) -> list[Problem]:
     lines = map(_decode_line, process.stdout.splitlines())
     reported = [_parse_problem(line) for line in lines if {"where", "what", "remedy"} <= {*line}]
     faults = [
-        Fault(path="" if where == "configuration" else where, what=what, remedy=remedy)
-        for where, what, remedy, _ in reported
+        Fault(path="" if p.where == "configuration" else p.where, what=p.what, remedy=p.remedy)
+        for p in reported
     ]
     if process.returncode == 0:
         return [Problem(where=fault.path, what=fault.what, remedy=fault.remedy) for fault in faults]

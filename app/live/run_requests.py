@@ -60,7 +60,7 @@ def require_live(run_dir: RunDir) -> RunSnapshot:
         elif snapshot.state is not RunState.FINISHED:
             remedy = "It saved no good checkpoint, so it cannot be resumed."
         message = f"it is not running ({ended_sentence(snapshot)})."
-        raise ProblemError.of(where=run_dir.id, what=message, remedy=remedy)
+        raise ProblemError.of(where=run_dir.id, what=message, remedy=remedy, code="not-running")
     return snapshot
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-from argparse import Namespace
 from collections.abc import Sequence
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ltui.app.launch.local_machine import detect_machine
@@ -28,6 +28,21 @@ from ltui.training.problem import ProblemError
 _LIST_REMEDY = "Give the names that ssh knows, with commas between them: a,b,c"
 _PORT_PAIRS = 50
 """Maximum number of pairs of ports that are tried."""
+
+
+class NodeOptions(Struct, frozen=True, kw_only=True):
+    """How the machines of a run find one another: the options of ``ltui run`` of these names."""
+
+    nodes: str | None = None
+    """Machines that are started by ssh, with commas between them."""
+    address: str | None = None
+    port: int | None = None
+    key_file: str | None = None
+    join_timeout: float | None = None
+    allow_fewer_nodes: bool = False
+    remote_ltui: str | None = None
+    num_nodes: int | None = None
+    """Number of machines of a command."""
 
 
 def listed_hosts(text: str | None) -> tuple[str, ...] | None:
@@ -72,14 +87,14 @@ def node_overrides(overrides: Sequence[str], hosts: Sequence[str] | None) -> lis
     return [*overrides, f"{NUM_NODES}={len(hosts) + 1}"]
 
 
-def launch_machine(options: Namespace, hosts: Sequence[str] | None) -> Machine:
+def launch_machine(options: NodeOptions, hosts: Sequence[str] | None) -> Machine:
     """Return this machine with the place that the environment and the options give it."""
     machine = detect_machine(os.environ)
     return replace(machine, node=_node_environment(options, hosts, machine.node))
 
 
 def _node_environment(
-    options: Namespace, hosts: Sequence[str] | None, environment: NodeEnvironment | None
+    options: NodeOptions, hosts: Sequence[str] | None, environment: NodeEnvironment | None
 ) -> NodeEnvironment:
     environment = environment or NodeEnvironment()
     if hosts is not None or environment.launcher is None:
@@ -95,7 +110,7 @@ def _node_environment(
 
 
 def agent_nodes(
-    options: Namespace, machine: Machine, overrides: Sequence[str] = ()
+    options: NodeOptions, machine: Machine, overrides: Sequence[str] = ()
 ) -> Nodes | None:
     """Return the nodes if a launcher has started this process as another node than the first.
 
@@ -110,7 +125,7 @@ def agent_nodes(
     return _other_node(count, environment, options)
 
 
-def resuming_agent(options: Namespace, machine: Machine) -> Nodes | None:
+def resuming_agent(options: NodeOptions, machine: Machine) -> Nodes | None:
     """Return the nodes if a launcher resumes a run here as another node than the first.
 
     Only node 0 knows the run, and so the number of nodes.
@@ -122,14 +137,14 @@ def resuming_agent(options: Namespace, machine: Machine) -> Nodes | None:
     return _other_node(count, environment, options)
 
 
-def _other_node(count: int, environment: NodeEnvironment, options: Namespace) -> Nodes | None:
+def _other_node(count: int, environment: NodeEnvironment, options: NodeOptions) -> Nodes | None:
     nodes, _ = place_among_nodes(count, environment, "the launcher")
     if nodes is None or options.join_timeout is None:
         return nodes
     return replace(nodes, join_timeout_s=options.join_timeout)
 
 
-def resumed_spec(spec: RunSpec, options: Namespace, hosts: Sequence[str] | None) -> RunSpec:
+def resumed_spec(spec: RunSpec, options: NodeOptions, hosts: Sequence[str] | None) -> RunSpec:
     """Return the specification of a run on several machines for its next attempt.
 
     The other nodes are started in the way that the options and the environment give, or else as
@@ -156,7 +171,7 @@ def _is_known_here(name: str) -> bool:
 
 
 def command_nodes(
-    options: Namespace,
+    options: NodeOptions,
     machine: Machine,
     hosts: Sequence[str] | None,
     command: Sequence[str],
@@ -217,7 +232,7 @@ def torchrun_nodes(command: Sequence[str]) -> int | None:
     return count
 
 
-def with_node_options(spec: RunSpec, options: Namespace, hosts: Sequence[str] | None) -> RunSpec:
+def with_node_options(spec: RunSpec, options: NodeOptions, hosts: Sequence[str] | None) -> RunSpec:
     """Return the specification with the options, checked on node 0. Raise ``ProblemError``."""
     nodes = spec.nodes
     if nodes is None:
@@ -256,7 +271,7 @@ def check_fewer_nodes(spec: RunSpec) -> RunSpec:
     return spec
 
 
-def _reject_options(options: Namespace) -> None:
+def _reject_options(options: NodeOptions) -> None:
     """Raise ``ProblemError`` for an option of several machines if there is only one."""
     for name, value in (
         ("--address", options.address),

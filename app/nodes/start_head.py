@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import sys
 import time
-from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
@@ -23,6 +22,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from ltui.app.nodes.launcher_key import key_of_head
+from ltui.app.nodes.node_options import NodeOptions
 from ltui.training.config.run_spec import Nodes, RunSpec
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.lifecycle.supervisor_client import ControlClient
@@ -41,13 +41,13 @@ Start = Callable[[Mapping[str, str]], RunDir]
 """Start the run with these additional private files in its directory (name -> text)."""
 
 
-def start_head(spec: RunSpec, options: Namespace, home: Path, start: Start) -> RunDir:
-    """Start node 0 and, by ssh, the other nodes; print what to do on them if that is all.
+def start_head(spec: RunSpec, options: NodeOptions, home: Path, start: Start) -> RunDir:
+    """Start node 0 and, by ssh, the other nodes.
 
     Raise ``ProblemError`` if a node cannot be started. Then nothing is left running anywhere.
     """
     assert spec.nodes is not None
-    program = remote_program(getattr(options, "remote_ltui", None))
+    program = remote_program(options.remote_ltui)
     if spec.nodes.start == "ssh":
         check_hosts(spec.nodes.hosts, program)
     key = _key(spec.nodes, options, home)
@@ -60,14 +60,11 @@ def start_head(spec: RunSpec, options: Namespace, home: Path, start: Start) -> R
         except BaseException:
             _end(run_dir)
             raise
-    elif spec.nodes.start == "by hand":
-        print("\n".join(join_lines(run_dir, spec.nodes)), flush=True)
     return run_dir
 
 
-def _key(nodes: Nodes, options: Namespace, home: Path) -> LinkKey:
-    key_file = getattr(options, "key_file", None)
-    path = None if key_file is None else Path(key_file)
+def _key(nodes: Nodes, options: NodeOptions, home: Path) -> LinkKey:
+    path = None if options.key_file is None else Path(options.key_file)
     if nodes.start in ("srun", "launcher"):
         return key_of_head(nodes, path, home)
     if path is not None:

@@ -100,8 +100,8 @@ def is_submitted(run_dir: RunDir) -> bool:
     return read_record(run_dir) is not None and "SLURM_JOB_ID" not in os.environ and installed()
 
 
-def resubmit_run(run_dir: RunDir, spec: RunSpec | None) -> int:
-    """Submit another job for a run that has ended, and return the exit code of the command.
+def resubmit_run(run_dir: RunDir, spec: RunSpec | None) -> str:
+    """Submit another job for a run that has ended, and return its number.
 
     ``spec`` replaces the stored specification. Raises ``ProblemError`` if the run is live or has no
     checkpoint, or if SLURM rejects the job; then the run is as before.
@@ -126,8 +126,7 @@ def resubmit_run(run_dir: RunDir, spec: RunSpec | None) -> int:
         run_dir.write_spec(before)
         raise _rejected(error, "ltui resume") from error
     write_resubmitted(run_dir, record, job_id)
-    print(f"{run_dir.id} is queued in SLURM as job {job_id}.")
-    return EXIT_DONE
+    return job_id
 
 
 def _rejected(error: SlurmError, where: str) -> ProblemError:

@@ -4,7 +4,6 @@ FFCV's rate: below 1, FFCV is ahead."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import tempfile
@@ -16,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from tests.bench.row import Row, row
-from tests.ltui_command import LTUI
+from tests.ltui_command import LTUI, answer
 
 IMAGES, LEAST_SIDE, WORKERS = 600, 256, 2
 _CONFIG = """\
@@ -38,7 +37,7 @@ def measure() -> list[Row]:
         _ltui(folder, "data", "build", "photos", "-o", "photos.beton")
         (folder / "bench.yaml").write_text(_CONFIG.format(file=folder / "photos.beton"))
         said = _ltui(folder, "bench", "data", "bench.yaml", "--workers", str(WORKERS), "--json")
-    variants = {v["loader"]: v for v in json.loads(said)["variants"]}
+    variants = {v["loader"]: v for v in answer(said)["variants"]}
     rates = {name: median(v["samples_per_s"]) for name, v in variants.items()}
     rows = [row(f"{name}, {WORKERS} workers", rate, "images/s") for name, rate in rates.items()]
     share = rates["DataLoader"] / rates["FFCV"]

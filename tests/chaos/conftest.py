@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 
 from ltui.training.store.run_directory import RunDir
 from tests.chaos.process_tree import kill_together, live_processes
-from tests.ltui_command import LTUI, run_ltui
+from tests.ltui_command import LTUI, answer, run_ltui
 from tests.supervise.conftest import Runs, runs, small_disk
 
 __all__ = ["runs", "small_disk"]
@@ -37,7 +36,7 @@ class Command:
         return done.stdout + done.stderr
 
     def show(self, run: RunDir) -> dict[str, Any]:
-        document: dict[str, Any] = json.loads(self("show", run.id, "--json"))
+        document: dict[str, Any] = answer(self("show", run.id, "--json"))
         return document
 
 

@@ -37,7 +37,7 @@ from tests.chaos.node_truth import (
     listening_sockets,
 )
 from tests.chaos.process_tree import kill_together
-from tests.ltui_command import LTUI
+from tests.ltui_command import LTUI, answer
 from tests.nodes.run_of_machines import MachinesRun
 from tests.nodes.two_machines import Machine, Machines, ltui_on, start_on
 from tests.waiting import wait_for
@@ -371,7 +371,7 @@ class NodeStorm:
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 finally:
                     os.close(handle)
-        shown = json.loads(ltui_on(self.machines[0], "show", run.run_dir.id, "--json").stdout)
+        shown = answer(ltui_on(self.machines[0], "show", run.run_dir.id, "--json").stdout)
         assert shown["state"] == seen.snapshot.state.value, shown["state"]
 
     # -- bringing a run to the phase -----------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import pytest
 
 from ltui.app import cli
 from tests.cli.terminal import Terminal
-from tests.ltui_command import LTUI, run_ltui
+from tests.ltui_command import LTUI, answer, run_ltui
 
 Ltui = Callable[..., "subprocess.CompletedProcess[str]"]
 OpenTerminal = Callable[..., Terminal]
@@ -82,7 +81,7 @@ def terminal(tmp_path: Path) -> Iterator[OpenTerminal]:
 def ends_its_runs(command: Ltui) -> Iterator[None]:
     """Kills whatever run a test leaves, also a failing one."""
     yield
-    for head in json.loads(command("runs", "--json").stdout):
+    for head in answer(command("runs", "--json").stdout):
         command("stop", head["id"], "--kill")
 
 

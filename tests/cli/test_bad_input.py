@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sqlite3
 import sys
@@ -15,6 +14,7 @@ from ltui.app import cli
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.store.run_directory import RunDir
 from tests.cli.conftest import Ltui, RunsLeft
+from tests.ltui_command import answer
 from tests.stored_runs import stored_run
 
 GOOD = """\
@@ -154,7 +154,7 @@ def test_a_preset_that_cannot_be_read(
 @pytest.mark.parametrize("home", ["file", "file/home", "/proc/nowhere/home"])
 def test_a_home_that_cannot_be_written(command: Ltui, tmp_path: Path, home: str) -> None:
     (tmp_path / "file").write_text("")
-    for line in ("run quickstart --detach", "runs --json", "exec -- true"):
+    for line in ("run quickstart --detach", "runs", "exec -- true"):
         error = refused(command, *line.split(), env={"LTUI_HOME": str(tmp_path / home)})
         assert "cannot be written" in error
         assert "Set LTUI_HOME" in error
@@ -258,7 +258,7 @@ def test_one_damaged_run_does_not_hide_the_others(command: Ltui, private_home: P
     fake_run(private_home, "torn-elk-0001").spec_path.write_text("\x00{")
     done = command("runs", "--json")
     assert done.returncode == 0
-    states = {head["id"]: head["state_word"] for head in json.loads(done.stdout)}
+    states = {head["id"]: head["state_word"] for head in answer(done.stdout)}
     assert states["torn-elk-0001"] == "damaged"
     assert states.keys() == {"calm-fox-0001", "new-owl-3f2a", "torn-elk-0001"}
     (line,) = [line for line in command("runs").stdout.splitlines() if "torn-elk-0001" in line]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from ltui.app.launch.launch_defaults import with_launch_defaults
 from ltui.app.settings import config_path, write_preference
 from ltui.training.config.presets import parse_preset
 from tests.cli.conftest import Ltui, RunsLeft
+from tests.ltui_command import answer
 
 MISTAKES = """\
 theme: ltui-contras
@@ -49,7 +49,7 @@ keys: {"\\e[2J": x, run.stop: "\\e"}
 def settings(command: Ltui) -> dict[str, tuple[object, str]]:
     done = command("config", "--json")
     assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)["settings"]
+    rows = answer(done.stdout)["settings"]
     return {row["key"]: (row["value"], row["origin"]) for row in rows}
 
 

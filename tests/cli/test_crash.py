@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from tests.cli.conftest import Ltui, OpenTerminal
 from tests.cli.terminal import Terminal
+from tests.ltui_command import answer
 
 CRASHES_AT_HELP = """
 import sys
@@ -82,5 +82,5 @@ def test_a_run_continues_when_its_dashboard_crashes(
     # The command goes on with plain lines.
     crashed.wait_for("closing the terminal leaves it running", seconds=60)
     assert crashed.process.poll() is None
-    (head,) = json.loads(command("runs", "--json").stdout)
+    (head,) = answer(command("runs", "--json").stdout)
     assert head["state"] in ("starting", "running")

@@ -21,7 +21,7 @@ from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.history_writer import StoreWriter
 from ltui.training.store.run_directory import RunDir
 from tests.cli.conftest import Ltui, OpenTerminal
-from tests.ltui_command import LTUI
+from tests.ltui_command import LTUI, answer
 from tests.store.histories import begin, run_dir, snapshot
 from tests.waiting import wait_for
 
@@ -55,7 +55,7 @@ if __name__ == "__main__":
 
 
 def show(ltui: Ltui) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(ltui("show", "last", "--json").stdout)
+    document: dict[str, Any] = answer(ltui("show", "last", "--json").stdout)
     return document
 
 
@@ -71,7 +71,7 @@ def test_a_finished_command_is_0_and_plain_into_a_pipe(ltui: Ltui) -> None:
     document = show(ltui)
     assert set(KEYS) <= document.keys()
     done = ltui("runs", "--json")
-    (head,) = json.loads(done.stdout)
+    (head,) = answer(done.stdout)
     labels = {key: head.pop(key) for key in ("tags", "group", "note", "star")}
     assert labels == {"tags": [], "group": "", "note": "", "star": False}
     assert head.items() <= document.items()
@@ -219,7 +219,7 @@ def test_a_training_from_start_to_resume(
     assert "Stop it first" in busy.stderr
     assert ltui("stop", "last", "--kill").returncode == 0
     assert ltui("delete", "last").returncode == 0
-    assert json.loads(ltui("runs", "--json").stdout) == []
+    assert answer(ltui("runs", "--json").stdout) == []
 
 
 def ended_run(folder: Path) -> RunDir:

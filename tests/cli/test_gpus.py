@@ -16,6 +16,7 @@ from ltui.app.commands import doctor
 from ltui.app.launch.local_machine import visible_gpus
 from tests.cli.conftest import Ltui, OpenTerminal, RunsLeft
 from tests.gpu.standin import nvml_stand_in
+from tests.ltui_command import answer
 
 Simulate = Callable[[str], dict[str, str]]
 DEMO = (sys.executable, "-m", "ltui.app", "demo")
@@ -89,7 +90,7 @@ def test_a_queued_run_is_shown_and_stopped(ltui: Ltui, command: Ltui, simulate: 
 
 def findings(ltui: Ltui, env: dict[str, str]) -> dict[str, dict[str, Any]]:
     """Return what ``ltui doctor`` finds, by its subject."""
-    report = json.loads(ltui("doctor", "--json", env=env).stdout)
+    report = answer(ltui("doctor", "--json", env=env).stdout)
     return {finding["what"]: finding for finding in report["findings"]}
 
 

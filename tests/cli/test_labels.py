@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from ltui.training.state.run_labels import RunLabels
 from ltui.training.store.labels_file import change_labels, read_labels
 from ltui.training.store.run_directory import RunDir
 from tests.cli.conftest import Ltui
+from tests.ltui_command import answer
 from tests.stored_runs import stored_run
 
 
@@ -42,7 +42,7 @@ def test_a_run_is_renamed_and_found_by_its_new_name(command: Ltui, runs: list[Ru
     name = "Größe [b]2[/b]"
     assert command("rename", "calm-fox", name).stdout == f"calm-fox-1a2b: {name}\n"
     assert f"{name}  quickstart" in command("runs").stdout
-    names = {run["id"]: run["name"] for run in json.loads(command("runs", "--json").stdout)}
+    names = {run["id"]: run["name"] for run in answer(command("runs", "--json").stdout)}
     assert names == {runs[0].id: name, runs[1].id: "old-pine"}
     assert command("show", name.lower()).stdout.startswith(f"{name} · ")
     assert command("runs", "--filter", "name:größe").stdout.count("\n") == 2
@@ -123,9 +123,9 @@ def test_show_prints_labels_settings_and_the_whole_command(
     assert "width 32" in text
     assert "supervisor" not in text
     assert "epoch 1/6" in text
-    document = json.loads(command("show", "last", "--json").stdout)
+    document = answer(command("show", "last", "--json").stdout)
     assert (document["tags"], document["note"], document["star"]) == (["a", "b"], "the first", True)
     assert (document["settings"]["lr"], document["settings"]["width"]) == ("0.1", "32")
-    (listed,) = json.loads(command("runs", "--json").stdout)
-    (filtered,) = json.loads(command("runs", "--json", "--filter", "epoch=1").stdout)
+    (listed,) = answer(command("runs", "--json").stdout)
+    (filtered,) = answer(command("runs", "--json", "--filter", "epoch=1").stdout)
     assert document["epoch"] == listed["epoch"] == filtered["epoch"] == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.cli.conftest import Ltui, RunsLeft
+from tests.ltui_command import answer
 
 ROOT = Path(__file__).resolve().parents[2]
 PURELIB = Path(sysconfig.get_paths()["purelib"])
@@ -82,11 +82,11 @@ def test_looking_works(ltui: Ltui) -> None:
     for words in (["--version"], ["runs"], ["presets"], ["completion", "bash"]):
         done = ltui(*words)
         assert done.returncode == 0, done.stderr
-    assert "quickstart" in [p["name"] for p in json.loads(ltui("presets", "--json").stdout)]
+    assert "quickstart" in [p["name"] for p in answer(ltui("presets", "--json").stdout)]
 
 
 def test_the_doctor_names_what_is_missing(ltui: Ltui) -> None:
-    report = json.loads(ltui("doctor", "--json").stdout)
+    report = answer(ltui("doctor", "--json").stdout)
     assert report["ok"] is False
     torch = next(f for f in report["findings"] if f["what"] == "torch")
     assert torch["needed"] is True

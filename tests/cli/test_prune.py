@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.find_run import deleted_runs
 from ltui.training.store.labels_file import change_labels
 from tests.cli.conftest import Ltui, RunsLeft
+from tests.ltui_command import answer
 from tests.stored_runs import stored_run
 
 
@@ -41,14 +41,14 @@ def test_runs_are_filtered_sorted_and_printed_by_column(
     done = command("runs", "--filter", "calm", "--columns", "metric")
     assert done.stdout.splitlines()[1].split() == ["calm-fox-1a2b", "val/loss", "0.5000"]
     done = command("runs", "--filter", "config.lr<0.1", "--columns", "config.lr", "--json")
-    assert json.loads(done.stdout) == [{"id": "calm-fox-1a2b", "config.lr": 0.01}]
+    assert answer(done.stdout) == [{"id": "calm-fox-1a2b", "config.lr": 0.01}]
     done = command("runs", "--filter", "state=failed", "--columns", "config.lr")
     assert "Note" not in done.stderr
     done = command("runs", "--columns", "config.lrr")
     sentence = "Note: no run has a setting `config.lrr`. Did you mean `config.lr`?"
     assert sentence in done.stderr.splitlines()
     done = command("runs", "--filter", "state=failed star=yes", "--json")
-    (run,) = json.loads(done.stdout)
+    (run,) = answer(done.stdout)
     assert (run["id"], run["star"], run["state_word"]) == ("kept-owl-5e6f", True, "failed")
     assert "bad-bear-ffff" in command("runs", "--filter", "state=damaged").stdout
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from ltui.app.actions import wait_for_runs as module
+from ltui.app.actions.wait_for_runs import EXIT_CODES, Outcome, outcome, parse_condition
 from ltui.app.cli import main
-from ltui.app.commands import wait as module
-from ltui.app.commands.wait import EXIT_CODES, Outcome, outcome, parse_condition
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import Event, MetricValue, RunSnapshot, RunState, Verdict
 from ltui.training.store.history_writer import Batch, StoreWriter

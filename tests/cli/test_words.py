@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from ltui.app.commands.runs import runs_lines
-from ltui.app.commands.stop_and_pause import _report_stop
+from ltui.app.commands.stop_and_pause import stop_lines
 from ltui.app.foreground.follow_run import exit_code
 from ltui.app.foreground.progress_display import (
     PLAIN_EPOCH_S,
@@ -418,23 +418,17 @@ def test_only_a_run_that_can_save_is_promised_a_checkpoint(
         assert promises is saves or saves is None
 
 
-def test_a_stop_says_once_which_checkpoint_is_the_newest(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_stop_says_once_which_checkpoint_is_the_newest() -> None:
     bad = CheckpointInfo(path="/c/2", global_step=9, ok=True, weights="NaN")
     run = replace(WELL, state=RunState.STOPPED, checkpoints=(bad,))
-    _report_stop(run, ended=True, killed=False)
-    _, newest, advice, *_ = capsys.readouterr().out.splitlines()
+    _, newest, advice, *_ = stop_lines(run, ended=True)
     assert newest.startswith("  Newest checkpoint: step 9, NaN weights")
     assert advice == "  There is no checkpoint before the NaN."
 
 
 @pytest.mark.parametrize("detail", [None, "stopped by SIGTERM; no checkpoint was saved"])
-def test_a_stop_says_once_that_there_is_no_checkpoint(
-    detail: str | None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stop_says_once_that_there_is_no_checkpoint(detail: str | None) -> None:
     stopped = replace(EMPTY, state=RunState.STOPPED, detail=detail)
-    _report_stop(stopped, ended=True, killed=False)
-    printed = capsys.readouterr().out
+    printed = "\n".join(stop_lines(stopped, ended=True))
     assert printed.lower().count("checkpoint") == 1
-    assert printed.endswith("t cannot be resumed.\n")
+    assert printed.endswith("t cannot be resumed.")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from ltui.app.cli import main
 from tests.compare.stored_runs import write_seeds
-from tests.ltui_command import run_ltui
+from tests.ltui_command import answer, run_ltui
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +30,7 @@ def test_table_and_json_give_the_same_values(seeds: None, monkeypatch: pytest.Mo
     assert "val/acc (higher is better)" in table
     assert "lr=0.1: runs 1-3" in table
     assert max(map(len, table.splitlines())) <= 80
-    document = json.loads(run_ltui("compare", "*-owl-*", "--metric", "val/acc", "--json").stdout)
+    document = answer(run_ltui("compare", "*-owl-*", "--metric", "val/acc", "--json").stdout)
     assert [run["name"] for run in document["runs"]][:2] == ["brave-owl", "calm-owl"]
     best = document["runs"][0]["metrics"]["val/acc"]["best"]
     assert f"{best['value']:.4f}" in table
@@ -89,5 +88,5 @@ def test_the_runs_of_a_group_are_compared(
         assert main(["group", name, "--name", "sweep"]) == 0
     capsys.readouterr()
     assert main(["compare", "deep-owl", "--filter", "group:sweep", "--json"]) == 0
-    names = [run["name"] for run in json.loads(capsys.readouterr().out)["runs"]]
+    names = [run["name"] for run in answer(capsys.readouterr().out)["runs"]]
     assert names == ["deep-owl", "calm-owl", "fast-owl"]

@@ -3,7 +3,6 @@ with the sample's number. What can't be built or decoded is named, and leaves no
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from ltui.training.data.ffcv.beton_file import ALLOCATION, HEADER, BetonError, B
 from ltui.training.data.ffcv.beton_sources import ImageFolder
 from ltui.training.data.ffcv.torch_dataset import verify
 from tests.data.conftest import PHOTOS, damage, ltui, needs_ffcv
+from tests.ltui_command import answer
 
 pytestmark = needs_ffcv
 
@@ -108,7 +108,7 @@ def test_a_field_that_is_not_there(beton: Path) -> None:
 
 def test_the_command_tells_what_it_holds(beton: Path, tmp_path: Path) -> None:
     done = ltui("data", "info", str(beton), "--json", folder=tmp_path)
-    said = json.loads(done.stdout)
+    said = answer(done.stdout)
     assert (said["samples"], said["bytes"]) == (PHOTOS, beton.stat().st_size)
     assert said["fields"][0]["width"][::2] == [70, 74]
     assert said["fields"][0]["jpeg"] == 1.0

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from ltui.training.config.preset_discovery import shipped_names
 from tests.data.conftest import everything, ltui, needs_ffcv
+from tests.ltui_command import answer
 from tests.presets.test_all_presets import TRUSTING, made_up_cifar, scaled_down
 
 
@@ -20,7 +20,7 @@ def measured(folder: Path, preset: str, overrides: list[str]) -> dict[str, list[
     done = ltui("bench", "data", preset, *short, *sets, folder=folder, timeout=380)
     assert done.returncode == 0, done.stderr
     found: dict[str, list[int | None]] = {}
-    for variant in json.loads(done.stdout)["variants"]:
+    for variant in answer(done.stdout)["variants"]:
         assert min(variant["samples_per_s"]) > 0
         found.setdefault(variant["loader"], []).append(variant["workers"])
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from tests.faults.fault import GRAVE, SCRIPTS, Fault, line_of, one
 from tests.faults.run import FaultRun, fault_environment
 from tests.faults.verdicts import active_verdicts
 from tests.live_processes import wait_until_gone
+from tests.ltui_command import answer
 from tests.store.histories import stored_rows
 from tests.supervise.conftest import read_diagnoses
 
@@ -68,7 +68,7 @@ def test_stop_ends_the_run_and_stores_the_diagnosis(tmp_path: Path) -> None:
         stack = diagnosis.evidence.ranks[1].main_stack
         assert stack is not None
         assert "stuck_sample" in [f.function for f in stack.frames]
-        document = json.loads(run.ltui("diagnose", "last", "--json"))
+        document = answer(run.ltui("diagnose", "last", "--json"))
         assert any(line_of("data_sleep") in v["cause"] for v in document["verdicts"])
         _assert_no_process_is_left(run)
 

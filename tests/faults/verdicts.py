@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from typing import Any
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, Verdict
 from tests.faults.fault import GRAVE, Expected, Fault, line_of
 from tests.faults.run import POLL_S, FaultRun, started_run
+from tests.ltui_command import answer
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ def _watch_verdicts(fault: Fault, run: FaultRun, outcome: Outcome) -> None:
             if seen.state not in LIVE:
                 break
         time.sleep(POLL_S)
-    outcome.shown = json.loads(run.ltui("show", "last", "--json"))
+    outcome.shown = answer(run.ltui("show", "last", "--json"))
 
 
 def _record_correctness(

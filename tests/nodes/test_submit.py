@@ -32,6 +32,7 @@ from ltui.training.slurm.job_record import (
 )
 from ltui.training.slurm.slurm_client import ASK_S, QueueCache
 from ltui.training.store.run_directory import RunDir
+from tests.ltui_command import answer
 from tests.required import required
 
 STAND_IN = """#!{python}
@@ -162,7 +163,7 @@ def test_a_submitted_run_stands_in_the_list_as_queued(
     script = private_home / "runs" / run_id / "slurm" / "job.sh"
     assert slurm.calls("sbatch") == [["--parsable", str(script)]]
     assert oct(script.stat().st_mode & 0o777) == "0o600"
-    (listed,) = json.loads(ltui("runs", "--json", code=0).out)
+    (listed,) = answer(ltui("runs", "--json", code=0).out)
     assert listed["state"] == "queued"
     assert listed["detail"] == "queued in SLURM: waits for priority"
     shown = ltui("show", "mine", code=0).out

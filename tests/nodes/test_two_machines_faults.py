@@ -3,7 +3,6 @@ machine, rank and cause."""
 
 from __future__ import annotations
 
-import json
 import signal
 import threading
 from pathlib import Path
@@ -16,6 +15,7 @@ from ltui.training.nodes.messages import HEAD_LOST_VARIABLE, NODE_GONE_VARIABLE
 from ltui.training.state.run_snapshot import LIVE, NodeState, RunState
 from ltui.training.state.verdicts import VerdictKind
 from tests.faults.catalogue import BY_ID
+from tests.ltui_command import answer
 from tests.nodes.machine_faults import first_verdict, kill_agent, started, watch
 from tests.nodes.run_of_machines import MachinesRun, kill, start_run
 from tests.nodes.two_machines import Machines, ltui_on
@@ -192,7 +192,7 @@ def test_a_fault_of_a_rank_has_one_verdict(
         if fault != "data_sleep":
             return
         done = ltui_on(run.machines[0], "diagnose", "last", "--json", code=0)
-        diagnosis = Diagnosis.from_document(json.loads(done.stdout))
+        diagnosis = Diagnosis.from_document(answer(done.stdout))
         evidence = required(diagnosis.evidence)
         assert {r: e.node for r, e in evidence.ranks.items()} == {0: 0, 1: 1}
         assert {n: h.host for n, h in evidence.hosts.items()} == {0: "machine-0", 1: "machine-1"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from ltui.training.state.run_snapshot import NodeState, RunState
 from ltui.training.state.verdicts import VerdictKind
 from ltui.training.store.run_checkpoints import list_checkpoints, verify
+from tests.ltui_command import answer
 from tests.nodes.run_of_machines import MachinesRun, observe, start_head, start_run
 from tests.nodes.two_machines import (
     Machines,
@@ -73,7 +73,7 @@ def test_one_home_for_both_machines(tmp_path: Path) -> None:
         # Each machine reads the same list of runs.
         for machine in machines:
             listed = ltui_on(machine, "runs", "--json", code=0).stdout
-            (only,) = json.loads(listed)
+            (only,) = answer(listed)
             assert (only["id"], only["state"]) == (run.run_dir.id, "running")
         run.stop()
         saved = list_checkpoints(run.run_dir.checkpoints_dir)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from ltui.training.nodes.link_key import LinkKey
-from tests.ltui_command import LTUI
+from tests.ltui_command import LTUI, answer
 from tests.nodes.ssh_server import SshServer
 from tests.nodes.two_machines import Machine, Machines, ltui_on, open_machines, run_on, start_on
 from tests.waiting import wait_for
@@ -42,7 +41,7 @@ def only_run(machine: Machine) -> Path:
 
 def state(machine: Machine) -> dict[str, Any]:
     shown = ltui_on(machine, "show", "last", "--json", code=0)
-    snapshot: dict[str, Any] = json.loads(shown.stdout)
+    snapshot: dict[str, Any] = answer(shown.stdout)
     return snapshot
 
 

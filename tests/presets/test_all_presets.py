@@ -23,6 +23,7 @@ import pytest
 
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.preset_discovery import shipped_names
+from tests.ltui_command import answer
 from tests.presets.made_up import SHAPES, image_folder
 from tests.presets.preset_spec import preset_spec
 
@@ -313,7 +314,7 @@ def test_ltui_runs_it(name: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     show = [*ltui, "show", "last", "--json"]
-    shown = json.loads(subprocess.run(show, capture_output=True, text=True, check=True).stdout)
+    shown = answer(subprocess.run(show, capture_output=True, text=True, check=True).stdout)
     assert shown["state"] == "finished"
     assert {rank["state"] for rank in shown["ranks"]} == {"ended"}
     assert any(metric.startswith("test/") for metric in shown["metrics"])

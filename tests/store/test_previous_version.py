@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 
-from tests.ltui_command import run_ltui
+from tests.ltui_command import answer, run_ltui
 
 ARCHIVE = Path(__file__).parent / "previous_version" / "before-rename-9579.tar.xz"
 RUN = "before-rename-9579"
@@ -44,7 +43,7 @@ def ltui(*words: str) -> str:
 
 
 def test_it_opens(old_run: Path) -> None:
-    shown = json.loads(ltui("show", RUN, "--json"))
+    shown = answer(ltui("show", RUN, "--json"))
     assert (shown["state"], shown["global_step"], shown["attempt"]) == ("finished", 1350, 2)
     steps = [checkpoint["global_step"] for checkpoint in shown["checkpoints"] if checkpoint["ok"]]
     assert sorted(steps) == [517, 1350]
@@ -60,7 +59,7 @@ def test_its_history_is_exported_without_a_gap(old_run: Path) -> None:
 @pytest.mark.slow
 def test_it_resumes(old_run: Path) -> None:
     ltui("resume", RUN, "--plain", "--set", "trainer.max_epochs=31")
-    shown = json.loads(ltui("show", RUN, "--json"))
+    shown = answer(ltui("show", RUN, "--json"))
     assert (shown["state"], shown["global_step"], shown["attempt"]) == ("finished", 1395, 3)
     rows = list(csv.DictReader(io.StringIO(ltui("export", RUN))))
     losses = [int(r["step"]) for r in rows if r["metric"] == "train/loss" and r["rank"] == "0"]

@@ -51,7 +51,7 @@ def test_only_the_steps_that_the_run_still_has_count(
     gate.unlink()
     assert main(["resume", run.id, "--from", "20", "--detach"]) == EXIT_DONE
     sentence = f"Steps 21 to {max(every)} are then no longer part of the run's curves."
-    assert sentence in capsys.readouterr().out
+    assert sentence in capsys.readouterr().err
     second = runs.until(run, lambda s: s.attempt == 2 and s.ranks)
     assert_values(second, {step: loss for step, loss in every.items() if step <= 20})
     assert required(newest_checkpoint(second.checkpoints)).global_step == 20

@@ -29,6 +29,7 @@ from ltui.training.state.run_snapshot import RankState, RunState
 from ltui.training.store.code_record import read_record
 from ltui.training.supervise import supervisor as supervisor_module
 from ltui.training.supervise.open_attempt import open_attempt
+from tests.ltui_command import answer
 from tests.required import required
 from tests.store.histories import empty_log, stored_rows
 from tests.supervise.conftest import ENGINE, Runs, stored_events
@@ -281,5 +282,5 @@ def test_a_resume_says_what_it_passed_over_and_what_changed_and_records_its_code
     assert main(["show", run.id, "--code"]) == 0
     assert f"  {record.user} on {record.host}\n" in capsys.readouterr().out
     assert main(["show", run.id, "--code", "--json"]) == 0
-    assert [entry["attempt"] for entry in json.loads(capsys.readouterr().out)] == [1, 2]
+    assert [entry["attempt"] for entry in answer(capsys.readouterr().out)] == [1, 2]
     runs.end(run, "kill")

@@ -17,7 +17,7 @@ from ltui.training.lifecycle.run_status import current_snapshot
 from ltui.training.state import run_snapshot
 from ltui.training.store.find_run import find_run
 from tests.live_processes import processes_with, wait_until_gone
-from tests.ltui_command import LTUI, run_ltui
+from tests.ltui_command import LTUI, answer, run_ltui
 from tests.waiting import wait_for
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -43,7 +43,7 @@ class Ltui:
         )
 
     def json(self, *arguments: str) -> Any:
-        return json.loads(self(*arguments, "--json").stdout)
+        return answer(self(*arguments, "--json").stdout)
 
     def steps_on_record(self, rank: int = 0, metric: str = "train/loss") -> list[int]:
         """Steps of which the history holds that rank's value of a metric."""

@@ -8,7 +8,6 @@ environments are kept in ``build/versions``.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -17,6 +16,8 @@ import time
 import venv
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.ltui_command import answer
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "versions"
@@ -102,7 +103,7 @@ def resumes_exactly(python: Path, stop_at: int, *script: str) -> bool:
         ltui(resumed, "exec", "--detach", "--", *agent, *script)
         ltui(resumed, "stop", "last", "--at-step", str(stop_at))
         deadline = time.monotonic() + 120
-        while (state := json.loads(ltui(resumed, "show", "last", "--json"))["state"]) != "stopped":
+        while (state := answer(ltui(resumed, "show", "last", "--json"))["state"]) != "stopped":
             assert time.monotonic() < deadline, f"the run is {state}, not stopped"
             time.sleep(0.5)
         ltui(resumed, "resume", "last")

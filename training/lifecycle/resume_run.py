@@ -161,11 +161,13 @@ def check_resumable(run_dir: RunDir, *, allow_finished: bool) -> None:
             where=run_dir.id,
             what=f"the run is {snapshot.state.value}, so it cannot be resumed.",
             remedy=f"ltui attach {run_dir.id} shows it.",
+            code="still-running",
         )
     if snapshot.state is RunState.FINISHED and not allow_finished:
         raise ProblemError.of(
             where=run_dir.id,
             what="the run is finished.",
+            code="finished",
             remedy=(
                 "To train longer: --set trainer.max_epochs=..."
                 if snapshot.command is None
@@ -208,7 +210,7 @@ def _nothing_to_resume(run_dir: RunDir, choice: ResumeChoice) -> Problem:
     if choice.undamaged:
         remedy += " To resume from another checkpoint all the same: --from STEP."
     what = f"there is nothing to resume from: {choice.why_none()}."
-    return Problem(where=run_dir.id, what=what, remedy=remedy)
+    return Problem(where=run_dir.id, what=what, remedy=remedy, code="no-checkpoint")
 
 
 def wait_for_supervisor_exit(run_dir: RunDir) -> None:

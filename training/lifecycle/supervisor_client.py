@@ -237,6 +237,8 @@ _LINE_BYTES = 64 << 20
 class NotSupervisedError(ProblemError):
     """No supervisor answers for the run: it ended, died, or does not respond."""
 
+    kind = "no-supervisor"
+
 
 class ControlClient:
     """Sends commands to the supervisor of one run."""

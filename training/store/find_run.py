@@ -58,7 +58,10 @@ def named_run(runs: Sequence[RunDir], text: str) -> RunDir:
         if runs:
             return runs[0]
         raise ProblemError.of(
-            where="RUN", what="there is no run yet.", remedy="Start one: ltui run quickstart"
+            where="RUN",
+            what="there is no run yet.",
+            remedy="Start one: ltui run quickstart",
+            code="no-such-run",
         )
     for matches in (
         [run for run in runs if run.id == text],
@@ -74,7 +77,12 @@ def named_run(runs: Sequence[RunDir], text: str) -> RunDir:
         return named[0]
     if named:
         raise _ambiguous(text, named)
-    raise ProblemError.of(where=text, what="there is no such run.", remedy=_nearest_run(runs, text))
+    raise ProblemError.of(
+        where=text,
+        what="there is no such run.",
+        remedy=_nearest_run(runs, text),
+        code="no-such-run",
+    )
 
 
 def name_note(runs: Sequence[RunDir], run: RunDir, name: str) -> str:
@@ -94,7 +102,10 @@ def _ambiguous(text: str, matches: Sequence[RunDir]) -> ProblemError:
     ids = ", ".join(run.id for run in matches[:MOST_LISTED])
     more = f" and {len(matches) - MOST_LISTED} more" if len(matches) > MOST_LISTED else ""
     return ProblemError.of(
-        where=text, what=f"several runs match: {ids}{more}.", remedy="Give the full id."
+        where=text,
+        what=f"several runs match: {ids}{more}.",
+        remedy="Give the full id.",
+        code="several-runs",
     )
 
 

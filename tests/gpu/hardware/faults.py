@@ -7,7 +7,6 @@ NCCL refuses.
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import sys
 import time
@@ -25,6 +24,7 @@ from tests.faults.verdicts import Outcome, check_verdicts, is_right
 from tests.gpu.hardware.check import Check, Conditions
 from tests.gpu.hardware.first_gpu import FirstGpu, find_first_gpu
 from tests.gpu.hardware.instruments import ask_torch
+from tests.ltui_command import answer
 
 SCRIPT = Path(__file__).with_name("scripts") / "faulty_training.py"
 CASE_S = 45.0
@@ -153,7 +153,7 @@ def _try(case: Case, group: Group, conditions: Conditions, gpu: FirstGpu | None)
         if case.ends is not None:
             yield _end_check(title, case.ends, run.until(lambda seen: seen.state not in LIVE, 60))
         elif case.fault.startswith("hung_kernel"):
-            yield recorder_check(title, json.loads(run.ltui("diagnose", "last", "--json")))
+            yield recorder_check(title, answer(run.ltui("diagnose", "last", "--json")))
     yield memory_check(title, before, during, None if gpu is None else _freed(gpu, before))
 
 

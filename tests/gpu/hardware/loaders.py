@@ -9,7 +9,6 @@ waiting is the rank's; its GPU may still have work of earlier steps. No figure i
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -37,6 +36,7 @@ from tests.gpu.hardware.detached_run import (
 )
 from tests.gpu.hardware.instruments import GIB, free_device_bytes
 from tests.gpu.hardware.synthetic_images import CLASSES, bytes_per_pixel, image_folder
+from tests.ltui_command import answer
 from tests.system.conftest import Ltui
 
 FFCV, DATALOADER = "FFCV", "DataLoader"
@@ -186,7 +186,7 @@ def loaders_alone(
     )
     ok = done.returncode == 0
     yield holds(f"{network.name}: ltui bench data measures", ok, None if ok else done.stderr[-500:])
-    variants = json.loads(done.stdout)["variants"] if ok else []
+    variants = answer(done.stdout)["variants"] if ok else []
     for variant in variants:
         what = f"{network.name}, {variant['loader']} alone, {variant['workers']} workers: samples/s"
         yield Check(what, median(variant["samples_per_s"]))

@@ -6,7 +6,6 @@ The rehearsal expects that every such test is skipped.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 import time
@@ -17,7 +16,7 @@ from xml.etree import ElementTree
 
 from tests.gpu.hardware.check import Check, Conditions, holds
 from tests.gpu.hardware.instruments import installed_gpus
-from tests.ltui_command import run_ltui
+from tests.ltui_command import answer, run_ltui
 from tests.run_module import ROOT, run_module
 
 TESTS_LIMIT_S = 150.0
@@ -85,7 +84,7 @@ def _doctor(conditions: Conditions) -> Iterator[Check]:
     done = run_ltui("doctor", "--json", timeout=120)
     (conditions.folder / "doctor.json").write_text(done.stdout)
     yield Check("ltui doctor: exit code", done.returncode, "0", done.returncode == 0)
-    document = json.loads(done.stdout)
+    document = answer(done.stdout)
     yield from judge_doctor(document, installed_gpus(), rehearsal=conditions.rehearsal)
 
 
@@ -120,7 +119,7 @@ def _quickstart(conditions: Conditions) -> Iterator[Check]:
     (conditions.folder / "quickstart.txt").write_text(f"{done.stdout}\n{done.stderr}")
     yield Check("ltui run quickstart: exit code", done.returncode, "0", done.returncode == 0)
     shown = run_ltui("show", "last", "--json")
-    yield from judge_quickstart(json.loads(shown.stdout), conditions.accelerator)
+    yield from judge_quickstart(answer(shown.stdout), conditions.accelerator)
     yield Check("ltui run quickstart: seconds", round(seconds, 1))
 
 

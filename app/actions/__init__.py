@@ -1,0 +1,1 @@
+"""What the commands and `ltui.api` do: each function does one thing and returns a value."""

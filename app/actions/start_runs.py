@@ -1,0 +1,499 @@
+"""Start a run, or another attempt of one, as `ltui run`, `exec` and `resume` do.
+
+A start has two parts, because a command that shows the run catches signals between them:
+``prepare`` checks everything and starts nothing, and the ``launch`` of its result starts the run.
+People wait for the first training step, so each function imports only what it needs itself.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from msgspec import Struct, ValidationError, convert
+from msgspec.structs import asdict, replace
+
+from ltui.app.nodes.node_options import NodeOptions
+from ltui.training.config.run_spec import STALL_ACTIONS, CheckpointPolicy, Nodes, RunSpec
+from ltui.training.problem import ProblemError
+from ltui.training.store.find_run import find_run
+from ltui.training.store.run_directory import RunDir, given_name, ltui_home, new_run_id
+
+if TYPE_CHECKING:
+    from ltui.training.config.device_selection import Machine
+    from ltui.training.state.run_snapshot import CheckpointInfo
+
+
+class LaunchOptions(NodeOptions, frozen=True, kw_only=True):
+    """What a run is started with: the options of ``ltui run`` and ``ltui exec``."""
+
+    preset: str | None = None
+    """The name of a preset, or a LightningCLI configuration file."""
+    command: tuple[str, ...] = ()
+    """A command in place of a preset."""
+    overrides: tuple[str, ...] = ()
+    """Keys of the configuration of a preset: ``trainer.max_epochs=3``."""
+    name: str | None = None
+    tags: tuple[str, ...] = ()
+    group: str | None = None
+    note: str | None = None
+    python: str | None = None
+    """The interpreter that trains; None for that of the active virtual environment."""
+    restarts: int | None = None
+    """Maximum number of restarts after a crash."""
+    mirror: str | None = None
+    """``tensorboard`` or ``tensorboard:FOLDER``."""
+    start_from: str | None = None
+    """``RUN`` or ``RUN:STEP``, for a preset."""
+    on_stall: tuple[str, int | None] | None = None
+    """``("stop", None)`` or ``("restart", 3)``."""
+    on_verdict: str | None = None
+    """A command or the address of a webhook."""
+    keep_best: str | None = None
+    """``METRIC[:max][:N]``, for a command, as the next ones are."""
+    stop_signal: str = "SIGTERM"
+    metrics_pattern: str | None = None
+    gpus: str | None = None
+    """``free:N``"""
+
+
+class ResumeOptions(NodeOptions, frozen=True, kw_only=True):
+    """What another attempt of a run is started with: the options of ``ltui resume``."""
+
+    run: str
+    from_step: int | None = None
+    """Step of the checkpoint; None for the last good one."""
+    overrides: tuple[str, ...] = ()
+    restarts: int | None = None
+    mirror: str | None = None
+
+
+class StartedRun(Struct, frozen=True, kw_only=True):
+    """A run that was started. It goes on without the program that started it."""
+
+    id: str
+    warnings: tuple[str, ...] = ()
+    """Sentences about what may go wrong."""
+    job: str | None = None
+    """Number of the SLURM job in which it will run."""
+    to_join: tuple[str, ...] = ()
+    """Lines that say how the other machines join it."""
+
+
+class PreparedRun(Struct, frozen=True, kw_only=True):
+    """A run or an attempt that is checked and not started."""
+
+    nodes: Nodes | None = None
+    """The machines of the run, if there are several."""
+    warnings: tuple[str, ...] = ()
+    launch: Callable[[], StartedRun]
+
+
+class OtherNodeError(ProblemError):
+    """A launcher has started this process as another machine of a run than the first one."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        super().__init__(_OTHER_NODE)
+        self.nodes = nodes
+
+
+_OTHER_NODE = ProblemError.of(
+    where="start",
+    what="a launcher has started this process on another machine than the first one of the run.",
+    remedy="Start the run on the first machine alone, or by `ltui run`.",
+).problems[0]
+
+
+def start(options: LaunchOptions) -> StartedRun:
+    """Start a run, and return when its supervisor answers.
+
+    Raises ``ProblemError`` with every problem found; then nothing was started.
+    """
+    return prepare(options).launch()
+
+
+def resume(
+    run: str,
+    *,
+    from_step: int | None = None,
+    overrides: Sequence[str] = (),
+    restarts: int | None = None,
+    mirror: str | None = None,
+) -> StartedRun:
+    """Start another attempt of a run that has ended, from the checkpoint of a step, by default the
+    last good one.
+
+    Raises ``ProblemError`` as ``start``; then the run is as before.
+    """
+    options = ResumeOptions(
+        run=run,
+        from_step=from_step,
+        overrides=tuple(overrides),
+        restarts=restarts,
+        mirror=mirror,
+    )
+    return prepare_resume(options).launch()
+
+
+_Options = TypeVar("_Options", bound=NodeOptions)
+
+
+def _checked(options: _Options) -> _Options:
+    """Return the options with values of the right types. Raises ``ProblemError``."""
+    try:
+        return convert(asdict(options), type(options))
+    except ValidationError as error:
+        raise ProblemError.of(where=type(options).__name__, what=f"{error}.") from error
+
+
+_FOR_PRESETS = ("overrides", "start_from")
+_FOR_COMMANDS = ("keep_best", "stop_signal", "metrics_pattern", "gpus", "num_nodes")
+
+
+def _check_kind(options: LaunchOptions) -> None:
+    """Raise ``ProblemError`` for options of a preset if a command is given, and the other way."""
+    if options.preset is not None and options.command:
+        raise ProblemError.of(
+            where="LaunchOptions",
+            what="a preset and a command are given.",
+            remedy="Give one of the two.",
+        )
+    default = LaunchOptions()
+    for name in _FOR_PRESETS if options.preset is None else _FOR_COMMANDS:
+        if getattr(options, name) != getattr(default, name):
+            kind = "preset" if options.preset is None else "command"
+            raise ProblemError.of(where=name, what=f"it can only be given with a {kind}.")
+
+
+def prepare(options: LaunchOptions) -> PreparedRun:
+    """Return the run that the options specify, after every check.
+
+    Raises ``OtherNodeError`` if a launcher has started the run on its first machine, where it is to
+    be joined, and ``ProblemError`` with every problem found.
+    """
+    from ltui.app.nodes.node_options import (
+        agent_nodes,
+        check_fewer_nodes,
+        launch_machine,
+        listed_hosts,
+        with_node_options,
+    )
+
+    options = _checked(options)
+    _check_kind(options)
+    home = ltui_home()
+    labels = label_files(options)
+    hosts = listed_hosts(options.nodes)
+    machine = launch_machine(options, hosts)
+    if (agent := agent_nodes(options, machine, options.overrides)) is not None:
+        raise OtherNodeError(agent)
+    spec_of = _command_spec if options.preset is None else _preset_spec
+    spec = with_node_options(spec_of(options, home, machine, hosts), options, hosts)
+    if spec.nodes is not None and spec.nodes.rank > 0:
+        raise OtherNodeError(spec.nodes)
+    spec = with_run_options(spec, options)
+    start_from: CheckpointInfo | None = None
+    if options.start_from is not None:
+        from ltui.app.launch.build_spec import apply_start_from
+
+        spec, start_from = apply_start_from(home, spec, options.start_from)
+    spec = check_fewer_nodes(_with_stall_options(spec, options.on_stall, options.on_verdict))
+    warnings: tuple[str, ...] = ()
+    if spec.config is not None:
+        from ltui.app.launch.local_machine import freeze_warnings
+
+        warnings = tuple(str(warning) for warning in freeze_warnings(spec))
+
+    def launch_with(files: Mapping[str, str]) -> RunDir:
+        from ltui.training.lifecycle.launch_run import launch
+
+        return launch(
+            spec,
+            home,
+            start_from,
+            interpreter_checked=spec.config is not None,
+            private_files={**labels, **files},
+        )
+
+    return _prepared(spec, options, home, launch_with, warnings)
+
+
+def _prepared(
+    spec: RunSpec,
+    options: NodeOptions,
+    home: Path,
+    start_with: Callable[[Mapping[str, str]], RunDir],
+    warnings: tuple[str, ...],
+) -> PreparedRun:
+    """Return a run whose launch calls ``start_with`` with additional private files, and brings the
+    other machines to it."""
+
+    def launch() -> StartedRun:
+        if spec.nodes is None:
+            return StartedRun(id=start_with({}).id, warnings=warnings)
+        # Imported here, because most runs use one machine.
+        from ltui.app.nodes.start_head import join_lines, start_head
+
+        run_dir = start_head(spec, options, home, start_with)
+        by_hand = spec.nodes.start == "by hand"
+        lines = tuple(join_lines(run_dir, spec.nodes)) if by_hand else ()
+        return StartedRun(id=run_dir.id, warnings=warnings, to_join=lines)
+
+    return PreparedRun(nodes=spec.nodes, warnings=warnings, launch=launch)
+
+
+def label_files(options: LaunchOptions) -> dict[str, str]:
+    """Return the file with the labels of a run that is launched, by its name; empty if none is
+    given. Raises ``ProblemError``."""
+    # Imported here: a resume needs none of it.
+    from ltui.training.state.run_labels import checked_name, new_labels
+    from ltui.training.store.labels_file import files_at_launch
+
+    where = ("--tag", "--group", "--note")
+    labels = new_labels(options.tags, options.group or "", options.note or "", where)
+    name = checked_name(given_name(options.name), "--name")
+    return files_at_launch(replace(labels, name=name))
+
+
+def _preset_spec(
+    options: LaunchOptions, home: Path, machine: Machine, hosts: Sequence[str] | None
+) -> RunSpec:
+    from ltui.app.launch.build_spec import prepare_launch
+    from ltui.app.nodes.node_options import node_overrides
+
+    overrides = node_overrides(options.overrides, hosts)
+    request = prepare_launch(options.preset or "", overrides, options.python, machine)
+    run_id, name = new_run_id(home, options.name)
+    return request.spec(run_id, name, time.time())
+
+
+def _command_spec(
+    options: LaunchOptions, home: Path, machine: Machine, hosts: Sequence[str] | None
+) -> RunSpec:
+    from ltui.app.nodes.node_options import command_nodes
+
+    spec = command_spec(options, home)
+    return spec.with_changes(nodes=command_nodes(options, machine, hosts, spec.command or ()))
+
+
+def command_spec(options: LaunchOptions, home: Path) -> RunSpec:
+    """Return the specification of a user's command. Raises ``ProblemError``."""
+    from ltui.app.launch.launch_defaults import launch_defaults
+
+    command = options.command
+    if not command:
+        raise ProblemError.of(
+            where="ltui exec",
+            what="the command is missing.",
+            remedy="Put it after two dashes: ltui exec -- python train.py",
+        )
+    path = os.environ.get("PATH", os.defpath)
+    python = sys.executable
+    if options.python is not None:
+        from ltui.app.launch.training_interpreter import choose_python
+
+        python = choose_python(options.python, os.environ)
+        path = f"{Path(python).parent}{os.pathsep}{path}"
+    if shutil.which(command[0], path=path) is None:
+        raise ProblemError.of(
+            where=f"ltui exec -- {command[0]}",
+            what="no executable program of that name was found.",
+            remedy="Give its path, or activate the environment that contains it.",
+        )
+    if options.stop_signal not in signal.Signals.__members__:
+        what = "there is no such signal."
+        raise ProblemError.of(where=f"--stop-signal {options.stop_signal}", what=what)
+    gpus = None if options.gpus is None else _free_gpus(options.gpus)
+    defaults = launch_defaults()
+    run_id, name = new_run_id(home, options.name)
+    return RunSpec(
+        id=run_id,
+        name=name,
+        created_at=time.time(),
+        cwd=str(Path.cwd()),
+        python=python,
+        command=command,
+        nproc=0,
+        # Kept, so that a resume from another shell finds the same program.
+        env={"PATH": path},
+        restarts=defaults.restarts,
+        mirror=defaults.mirror,
+        checkpoint=_checkpoint_policy(options.keep_best, defaults.checkpoint),
+        stall=defaults.stall,
+        stop_signal=options.stop_signal,
+        metrics_pattern=_checked_pattern(options.metrics_pattern),
+        gpus=gpus,
+    )
+
+
+def _checked_pattern(text: str | None) -> str | None:
+    """Return the value of ``--metrics-pattern`` if it can be used. Raises ``ProblemError``."""
+    # Imported here, because most runs have no pattern.
+    from ltui.training.rank.program.printed_values import metric_pattern
+
+    if text is not None:
+        try:
+            metric_pattern(text)
+        except ValueError as error:
+            raise ProblemError.of(
+                where=f"--metrics-pattern {text}",
+                what=f"{error}.",
+                remedy="Give `json`, `pairs` or a regular expression with named groups.",
+            ) from error
+    return text
+
+
+def with_run_options(spec: RunSpec, options: LaunchOptions | ResumeOptions) -> RunSpec:
+    """Return ``spec`` with ``--restarts`` and ``--mirror``, which override the preset."""
+    given = {"restarts": options.restarts, "mirror": options.mirror}
+    return spec.with_changes(**{name: v for name, v in given.items() if v is not None})
+
+
+def _with_stall_options(
+    spec: RunSpec, on_stall: tuple[str, int | None] | None, on_verdict: str | None
+) -> RunSpec:
+    """Return ``spec`` with ``--on-stall`` and ``--on-verdict``, which override the preset."""
+    stall = spec.stall
+    if on_stall is not None:
+        action, count = on_stall
+        if action not in STALL_ACTIONS:
+            remedy = f"Choose from: {', '.join(STALL_ACTIONS)}."
+            raise ProblemError.of(where=f"--on-stall {action}", what="unknown.", remedy=remedy)
+        stall = replace(stall, then=action, restarts=stall.restarts if count is None else count)
+    if on_verdict is not None:
+        stall = replace(stall, on_verdict=_verdict_hook(on_verdict))
+    return spec.with_changes(stall=stall)
+
+
+def _verdict_hook(text: str) -> tuple[str, ...] | str:
+    """Return the URL of a webhook unchanged, or a command split into words as by a shell."""
+    from ltui.training.config.ltui_section import on_verdict_fault
+
+    where = f"--on-verdict {text}"
+    if "://" in text.split(" ", 1)[0]:
+        if (fault := on_verdict_fault(text)) is not None:
+            raise ProblemError.of(where=where, what=fault)
+        return text
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        message = f"the command cannot be split into words ({error})."
+        raise ProblemError.of(where=where, what=message) from error
+    if not words:
+        raise ProblemError.of(where="--on-verdict", what="the command is empty.")
+    return words
+
+
+def _checkpoint_policy(text: str | None, default: CheckpointPolicy) -> CheckpointPolicy:
+    """Return ``default`` with ``METRIC[:max][:N]``, such as ``val/acc:max:3``, if it is given."""
+    if text is None:
+        return default
+    metric, *options = text.split(":")
+    mode = options.pop(0) if options and options[0] in ("min", "max") else "min"
+    number = options.pop(0) if options else "1"
+    if not metric or options or not number.isdecimal() or int(number) < 1:
+        raise ProblemError.of(
+            where=f"--keep-best {text}",
+            what="invalid value.",
+            remedy="Use METRIC[:max][:N], such as val/acc:max:3",
+        )
+    return replace(default, best=metric, mode=mode, keep_best=int(number))
+
+
+def _free_gpus(text: str) -> str:
+    """Return ``free:2`` as a specification holds it."""
+    from ltui.training.config.device_selection import free_count
+
+    count = free_count(text)
+    if count is None:
+        raise ProblemError.of(
+            where=f"--gpus {text}",
+            what="the value must be free:N, such as free:2.",
+            remedy="To choose GPUs by number, set CUDA_VISIBLE_DEVICES.",
+        )
+    return f"free:{count}"
+
+
+def prepare_resume(options: ResumeOptions) -> PreparedRun:
+    """Return the next attempt of a run, after every check but those of the start itself.
+
+    Raises as ``prepare``.
+    """
+    from ltui.app.launch.build_spec import changed_spec
+    from ltui.app.nodes.node_options import (
+        launch_machine,
+        listed_hosts,
+        resumed_spec,
+        resuming_agent,
+    )
+    from ltui.app.slurm.job_submission import is_submitted, resubmit_run
+    from ltui.training.lifecycle.resume_run import resume as resume_run
+    from ltui.training.nodes.link_key import KEY_FILE_NAME
+
+    options = _checked(options)
+    home = ltui_home()
+    hosts = listed_hosts(options.nodes)
+    agent = None if hosts is not None else resuming_agent(options, launch_machine(options, None))
+    if agent is not None:
+        raise OtherNodeError(agent)
+    run_dir = find_run(home, options.run)
+    before = run_dir.read_spec()
+    spec: RunSpec | None = None
+    if options.overrides:
+        spec = changed_spec(before, options.overrides)
+    if (options.restarts, options.mirror) != (None, None):
+        spec = with_run_options(spec or before, options)
+
+    if is_submitted(run_dir):
+        if options.from_step is not None:
+            raise ProblemError.of(
+                where=f"--from {options.from_step}",
+                what="a run of `ltui submit` continues from its last good checkpoint.",
+                remedy=f"Start a new run from it: --from {run_dir.id}:{options.from_step}",
+            )
+        return PreparedRun(
+            launch=lambda: StartedRun(id=run_dir.id, job=resubmit_run(run_dir, spec))
+        )
+    checkpoint: Path | None = None
+    warnings: tuple[str, ...] = ()
+    if options.from_step is not None:
+        checkpoint, warnings = _checkpoint_to_resume(run_dir, options.from_step)
+    new_spec = spec
+    if (spec or before).nodes is not None:
+        # Imported here, because most runs use one machine.
+        from ltui.app.nodes.start_head import prepare_next_attempt
+
+        new_spec = resumed_spec(spec or before, options, hosts)
+        assert new_spec.nodes is not None
+        key_file = run_dir.path / KEY_FILE_NAME
+        if new_spec.nodes.start in ("by hand", "ssh") and key_file.exists():
+            # Copies of it stay valid.
+            options = replace(options, key_file=options.key_file or str(key_file))
+
+    def start_with(files: Mapping[str, str]) -> RunDir:
+        if (new_spec or before).nodes is not None:
+            prepare_next_attempt(run_dir, files)
+        resume_run(run_dir, spec=new_spec, checkpoint=checkpoint)
+        return run_dir
+
+    return _prepared(new_spec or before, options, home, start_with, warnings)
+
+
+def _checkpoint_to_resume(run_dir: RunDir, step: int) -> tuple[Path, tuple[str, ...]]:
+    """Return the checkpoint of a step, and sentences that say if its weights are not good and which
+    steps it replaces."""
+    from ltui.training.lifecycle.resume_run import checkpoint_of_step, replaced_steps
+    from ltui.training.lifecycle.run_status import nan_step
+    from ltui.training.state.good_checkpoints import badness
+
+    checkpoint = checkpoint_of_step(run_dir, step, f"--from {step}")
+    reason = badness(checkpoint, nan_step(run_dir))
+    bad = () if reason is None else (f"The checkpoint of step {step} {reason}.",)
+    return Path(checkpoint.path), (*bad, *replaced_steps(run_dir, [checkpoint]).values())
