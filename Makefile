@@ -55,15 +55,18 @@ lint: $(VENV)/.installed-test
 	@$(VENV)/bin/ruff format --check $(SOURCES)
 
 # The import names differ from the folders, so the type checker reads the tree through a link.
-build/path/ltui:
+build/path/ltui: | build/api/ltui/api
 	@mkdir -p build/path && ln -sfn ../.. build/path/ltui
+
+build/api/ltui/api:
+	@mkdir -p build/api/ltui && ln -sfn ../../../app/api build/api/ltui/api
 
 build/path/ltui_rank:
 	@mkdir -p build/path && ln -sfn ../../training/rank_api build/path/ltui_rank
 
 types: $(VENV)/.installed-test build/path/ltui build/path/ltui_rank
 	@echo '== mypy --strict'
-	@$(VENV)/bin/mypy -p ltui.app -p ltui.training -p ltui.widgets -p ltui.presets -p tests
+	@$(VENV)/bin/mypy -p ltui.api -p ltui.app -p ltui.training -p ltui.widgets -p ltui.presets -p tests
 
 contracts: $(VENV)/.installed-test
 	@echo '== import contracts'

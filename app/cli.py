@@ -15,7 +15,7 @@ from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
 from ltui.app.command_output import EXIT_BAD_INPUT, EXIT_FAILED, PlainText, print_envelope
-from ltui.training.problem import ProblemError
+from ltui.training.problem import Problem, ProblemError
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -61,8 +61,8 @@ def _guarded(argv: list[str]) -> int:
     except Exception as error:  # noqa: BLE001 - the top of the process
         sentence = _report_crash(error)
         if _wants_json(options, argv):
-            crash = ProblemError.of(where="ltui", what=sentence, code="internal")
-            print_envelope(None, error=crash)
+            crash = Problem("ltui", sentence, code="internal")
+            print_envelope(None, error=ProblemError(crash))
         return EXIT_FAILED
     return code
 

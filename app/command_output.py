@@ -11,8 +11,9 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
-from typing import Any, TextIO, TypedDict
+from typing import Any, NamedTuple, TextIO, TypedDict
 
 from ltui.training.problem import ProblemError
 
@@ -107,6 +108,12 @@ SCHEMA = 1
 """Version of the envelope."""
 
 
+class OneOf(NamedTuple):
+    """Forms of the data of a command, of which its options choose one."""
+
+    forms: tuple[Any, ...]
+
+
 class ErrorDocument(TypedDict):
     """What was wrong, in the envelope."""
 
@@ -130,37 +137,6 @@ class Envelope(TypedDict):
     error: ErrorDocument | None
 
 
-def envelope(
-    data: object,
-    next_commands: Sequence[str] = (),
-    *,
-    truncated: bool = False,
-    error: ProblemError | None = None,
-) -> Envelope:
-    """Return the answer of a command for programs; NaN and infinities become texts."""
-    # Imported here: the help of a command does without msgspec.
-    from ltui.training.json_codec import to_json
-
-    return {
-        "schema": SCHEMA,
-        "ok": error is None,
-        "data": to_json(data),
-        "next": list(next_commands),
-        "truncated": truncated,
-        "error": None if error is None else _error_document(error),
-    }
-
-
-def _error_document(error: ProblemError) -> ErrorDocument:
-    remedies = dict.fromkeys(problem.remedy for problem in error.problems if problem.remedy)
-    messages = (f"{problem.where}: {problem.what}" for problem in error.problems)
-    return {
-        "code": error.code,
-        "message": " ".join(" ".join(messages).splitlines()),
-        "remedy": " ".join(remedies) or None,
-    }
-
-
 def print_envelope(
     data: object,
     next_commands: Sequence[str] = (),
@@ -169,8 +145,21 @@ def print_envelope(
     error: ProblemError | None = None,
     stream: TextIO | None = None,
 ) -> None:
-    """Print one line of JSON for programs, by default on standard output."""
-    document = envelope(data, next_commands, truncated=truncated, error=error)
+    """Print one line of JSON for programs, by default on standard output.
+
+    NaN and infinities become texts.
+    """
+    # Imported here: the help of a command does without msgspec.
+    from ltui.training.json_codec import to_json
+
+    document: Envelope = {
+        "schema": SCHEMA,
+        "ok": error is None,
+        "data": to_json(data),
+        "next": list(next_commands),
+        "truncated": truncated,
+        "error": None if error is None else _error_document(error),
+    }
     print(json.dumps(document, allow_nan=False), file=stream)
 
 
@@ -179,9 +168,20 @@ def print_envelope_of_list(documents: Sequence[str]) -> None:
 
     Thousands of them would take long to parse and to print again.
     """
-    head, tail = json.dumps(envelope([])).split("[]", 1)
+    empty = StringIO()
+    print_envelope([], stream=empty)
     lines = ",\n".join(documents)
-    print(f"{head}[\n{lines}\n]{tail}" if lines else f"{head}[]{tail}")
+    print(empty.getvalue().replace("[]", f"[\n{lines}\n]" if lines else "[]", 1), end="")
+
+
+def _error_document(error: ProblemError) -> ErrorDocument:
+    remedies = dict.fromkeys(problem.remedy for problem in error.problems if problem.remedy)
+    messages = " ".join(f"{problem.where}: {problem.what}" for problem in error.problems)
+    return {
+        "code": error.code,
+        "message": " ".join(messages.splitlines()),
+        "remedy": " ".join(remedies) or None,
+    }
 
 
 def _unwritable(path: str, error: OSError) -> ProblemError:

@@ -33,7 +33,7 @@ class Problem(NamedTuple):
 class ProblemError(ValueError):
     """Raised with all problems of the input at once; the CLI prints them and exits with 2."""
 
-    kind = "bad-input"
+    default_code = "bad-input"
     """The code of problems that have none of their own."""
 
     def __init__(self, *problems: Problem) -> None:
@@ -44,16 +44,9 @@ class ProblemError(ValueError):
     @property
     def code(self) -> str:
         """Return a word for programs that says what kind of error this is."""
-        return self.problems[0].code or self.kind
+        return self.problems[0].code or self.default_code
 
     @classmethod
-    def of(
-        cls: type[Error],
-        *,
-        where: str,
-        what: str,
-        remedy: str | None = None,
-        code: str | None = None,
-    ) -> Error:
+    def of(cls: type[Error], *, where: str, what: str, remedy: str | None = None) -> Error:
         """Return the error of one problem."""
-        return cls(Problem(where=where, what=what, remedy=remedy, code=code))
+        return cls(Problem(where=where, what=what, remedy=remedy))

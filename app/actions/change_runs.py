@@ -106,24 +106,6 @@ def was_refused(snapshot: RunSnapshot) -> bool:
     return (snapshot.detail or "").startswith(NOT_STOPPED)
 
 
-def stop_conditions(
-    *,
-    at_step: int | None = None,
-    at_epoch_end: bool = False,
-    when: Sequence[str] = (),
-    at: str | None = None,
-) -> list[StopCondition]:
-    """Return the conditions of ``stop_when``. Raises ``ProblemError`` for one that is none."""
-    conditions = [parse_metric_condition(text) for text in when]
-    if at_step is not None:
-        conditions.append(StopCondition(kind="step", step=at_step))
-    if at_epoch_end:
-        conditions.append(StopCondition(kind="epoch"))
-    if at is not None:
-        conditions.append(parse_time_condition(at, time.time()))
-    return conditions
-
-
 def stop_when(
     run: str,
     *,
@@ -137,7 +119,13 @@ def stop_when(
     ``when`` has conditions such as ``val/loss<0.2``, ``at`` is a time such as ``18:30`` or ``+2h``.
     Without a condition, every scheduled stop is cancelled.
     """
-    conditions = stop_conditions(at_step=at_step, at_epoch_end=at_epoch_end, when=when, at=at)
+    conditions = [parse_metric_condition(text) for text in when]
+    if at_step is not None:
+        conditions.append(StopCondition(kind="step", step=at_step))
+    if at_epoch_end:
+        conditions.append(StopCondition(kind="epoch"))
+    if at is not None:
+        conditions.append(parse_time_condition(at, time.time()))
     run_dir = find_run(ltui_home(), run)
     before = require_live(run_dir)
     if not conditions:

@@ -22,7 +22,7 @@ from msgspec.structs import asdict, replace
 
 from ltui.app.nodes.node_options import NodeOptions
 from ltui.training.config.run_spec import STALL_ACTIONS, CheckpointPolicy, Nodes, RunSpec
-from ltui.training.problem import ProblemError
+from ltui.training.problem import Problem, ProblemError
 from ltui.training.store.find_run import find_run
 from ltui.training.store.run_directory import RunDir, given_name, ltui_home, new_run_id
 
@@ -100,15 +100,9 @@ class OtherNodeError(ProblemError):
     """A launcher has started this process as another machine of a run than the first one."""
 
     def __init__(self, nodes: Nodes) -> None:
-        super().__init__(_OTHER_NODE)
+        what = f"a launcher has started this process as machine {nodes.rank} of the run."
+        super().__init__(Problem("start", what, "Start it on machine 0 alone, or by `ltui run`."))
         self.nodes = nodes
-
-
-_OTHER_NODE = ProblemError.of(
-    where="start",
-    what="a launcher has started this process on another machine than the first one of the run.",
-    remedy="Start the run on the first machine alone, or by `ltui run`.",
-).problems[0]
 
 
 def start(options: LaunchOptions) -> StartedRun:
@@ -119,26 +113,11 @@ def start(options: LaunchOptions) -> StartedRun:
     return prepare(options).launch()
 
 
-def resume(
-    run: str,
-    *,
-    from_step: int | None = None,
-    overrides: Sequence[str] = (),
-    restarts: int | None = None,
-    mirror: str | None = None,
-) -> StartedRun:
-    """Start another attempt of a run that has ended, from the checkpoint of a step, by default the
-    last good one.
+def resume(options: ResumeOptions) -> StartedRun:
+    """Start another attempt of a run that has ended, from its checkpoint.
 
     Raises ``ProblemError`` as ``start``; then the run is as before.
     """
-    options = ResumeOptions(
-        run=run,
-        from_step=from_step,
-        overrides=tuple(overrides),
-        restarts=restarts,
-        mirror=mirror,
-    )
     return prepare_resume(options).launch()
 
 
@@ -154,22 +133,16 @@ def _checked(options: _Options) -> _Options:
 
 
 _FOR_PRESETS = ("overrides", "start_from")
-_FOR_COMMANDS = ("keep_best", "stop_signal", "metrics_pattern", "gpus", "num_nodes")
+_FOR_COMMANDS = ("command", "keep_best", "stop_signal", "metrics_pattern", "gpus", "num_nodes")
 
 
 def _check_kind(options: LaunchOptions) -> None:
-    """Raise ``ProblemError`` for options of a preset if a command is given, and the other way."""
-    if options.preset is not None and options.command:
-        raise ProblemError.of(
-            where="LaunchOptions",
-            what="a preset and a command are given.",
-            remedy="Give one of the two.",
-        )
-    default = LaunchOptions()
-    for name in _FOR_PRESETS if options.preset is None else _FOR_COMMANDS:
+    """Raise ``ProblemError`` for a field of a preset without one, or of a command with a preset."""
+    wrong, default = _FOR_PRESETS if options.preset is None else _FOR_COMMANDS, LaunchOptions()
+    for name in wrong:
         if getattr(options, name) != getattr(default, name):
-            kind = "preset" if options.preset is None else "command"
-            raise ProblemError.of(where=name, what=f"it can only be given with a {kind}.")
+            what = f"it cannot be given {'without' if options.preset is None else 'with'} a preset."
+            raise ProblemError.of(where=name, what=what)
 
 
 def prepare(options: LaunchOptions) -> PreparedRun:

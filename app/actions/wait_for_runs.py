@@ -16,7 +16,7 @@ from ltui.app.command_output import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
 from ltui.app.state_words import FAILED, ended_sentence, is_blocked, open_verdicts, verdict_line
 from ltui.training.lifecycle.run_status import current_snapshot
 from ltui.training.problem import ProblemError
-from ltui.training.state.good_checkpoints import nan_since
+from ltui.training.state.good_checkpoints import is_resumable, nan_since
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState, Verdict
 from ltui.training.state.stop_conditions import (
     StopCondition,
@@ -165,7 +165,9 @@ def next_commands(run: RunSnapshot, reason: str | None = None) -> list[str]:
     if reason is None:
         why = outcome([Condition(text="ended")], run)
         reason = "running" if why is None else why.reason
-    return [_NEXT[reason].format(run.id)] if reason in _NEXT else []
+    if reason not in _NEXT or (reason == "stopped" and not is_resumable(run)):
+        return []
+    return [_NEXT[reason].format(run.id)]
 
 
 class _WaitedRun:
@@ -195,10 +197,15 @@ class _WaitedRun:
         self._readable_at = time.monotonic()
         self.outcome = outcome(self._conditions, self.snapshot, events)
 
-    def result(self, waited_s: float) -> Outcome:
-        """Return the outcome, or that the run still runs."""
-        if self.outcome is not None or self.snapshot is None:
-            return self.outcome or Outcome(reason="lost", sentence="its files cannot be read")
+    def result(self, waited_s: float) -> WaitedRun:
+        """Return why it is no longer waited, perhaps because the time is over."""
+        why = self.outcome or self._running(waited_s)
+        run_id, snapshot = self.run_dir.id, self.snapshot
+        return WaitedRun(id=run_id, reason=why.reason, sentence=why.sentence, snapshot=snapshot)
+
+    def _running(self, waited_s: float) -> Outcome:
+        if self.snapshot is None:
+            return Outcome(reason="lost", sentence="its files cannot be read")
         step = self.snapshot.global_step
         at = "" if step is None else f" at step {step}"
         sentence = f"still {self.snapshot.state.value}{at} after {duration(waited_s)}"
@@ -265,25 +272,13 @@ def wait(
         good = any(reason is not None and EXIT_CODES[reason] == EXIT_DONE for reason in reasons)
         left_s = deadline - time.monotonic()
         if None not in reasons or (any_run and good) or left_s <= 0:
-            return _result(waiting, time.monotonic() - began, any_run=any_run)
+            break
         time.sleep(min(POLL_INTERVAL_S, left_s))
-
-
-def _result(waiting: Sequence[_WaitedRun], waited_s: float, *, any_run: bool) -> WaitResult:
-    runs = []
-    for run in waiting:
-        result = run.result(waited_s)
-        runs.append(
-            WaitedRun(
-                id=run.run_dir.id,
-                reason=result.reason,
-                sentence=result.sentence,
-                snapshot=run.snapshot,
-            )
-        )
-    by_code = sorted(runs, key=lambda run: list(EXIT_CODES).index(run.reason))
+    waited_s = time.monotonic() - began
+    results = tuple(run.result(waited_s) for run in waiting)
+    by_code = sorted(results, key=lambda run: list(EXIT_CODES).index(run.reason))
     code = EXIT_CODES[by_code[0 if any_run else -1].reason]
-    return WaitResult(exit_code=code, waited_s=waited_s, runs=tuple(runs))
+    return WaitResult(exit_code=code, waited_s=waited_s, runs=results)
 
 
 def events(run: str, since: int = 0, *, follow: bool = False) -> Iterator[StoredEvent]:

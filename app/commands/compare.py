@@ -6,7 +6,7 @@ import shutil
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ltui.app.actions import run_queries
 from ltui.app.actions.run_queries import compared_runs
@@ -18,10 +18,24 @@ from ltui.app.compare.read_run import read_runs
 from ltui.app.open_dashboard import open_app
 from ltui.training.lifecycle.run_status import current_snapshot
 from ltui.training.problem import ProblemError
+from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.run_directory import RunDir, ltui_home
 
 if TYPE_CHECKING:
     from ltui.app.textual_app import LtuiApp
+
+
+_RUN = {"id": str, "name": str, "state": RunState, "state_word": str, "step": int | None,
+        "epoch": int | None, "time_s": float | None, "samples_per_s": float | None,
+        "peak_memory_bytes": float | None, "metrics": dict[str, dict[str, Any]]}  # fmt: skip
+_PARAMETERS = {"run": str, "settings": dict[str, float | str | None], "final": dict[str, float],
+               "best": dict[str, float | None]}  # fmt: skip
+_GROUP = {"label": str, "runs": list[str], "metrics": dict[str, dict[str, Any]]}
+_COMPARISON = {"by": str, "band": str, "metrics": list[str], "runs": [_RUN],
+               "settings": dict[str, dict[str, str | None]], "equal_settings": dict[str, str],
+               "parameters": [_PARAMETERS], "curves": dict[str, dict[str, Any]],
+               "groups": [_GROUP]}  # fmt: skip
+DATA = {"compare": _COMPARISON}
 
 
 def compare(options: Namespace) -> int:

@@ -32,6 +32,8 @@ ORIGIN_COLUMN = 44
 """Column in which the origin of a value begins, if the value is short enough."""
 THEME_NAMES = frozenset({*BUILTIN_THEMES, *(theme.name for theme in THEMES)})
 
+DATA = {"config": {"path": str, "settings": [{"key": str, "value": Any, "origin": str}]}}
+
 
 def config(options: Namespace) -> int:
     """Run ``ltui config [--edit | --check [FILE] | --json]``."""

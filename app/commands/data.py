@@ -35,6 +35,19 @@ _BENCHMARK_PROGRAM = "ltui.training.data.loader_benchmark"
 _SHOWN = 20
 """Maximum number of damaged samples that are printed."""
 _MIB = 1 << 20
+_VARIANT = {"loader": str, "workers": int | None, "settings": dict[str, Any],
+            "samples_per_s": list[float], "first_batch_s": list[float],
+            "memory_bytes": int}  # fmt: skip
+_BUILT = {"output": str, "samples": int, "bytes": int, "seconds": float, "left_out": list[str],
+          "classes": list[str] | None}  # fmt: skip
+_FILE = {"file": str, "samples": int, "bytes": int, "page_bytes": int, "pages": int,
+         "page_use": float | None, "fields": list[dict[str, Any]]}  # fmt: skip
+DATA = {
+    "build": _BUILT,
+    "verify": {"file": str, "bad": [{"sample": int, "what": str}]},
+    "info": _FILE,
+    "bench": {"preset": str, "variants": [_VARIANT], "recommended": _VARIANT},
+}
 OnLine = Callable[[dict[str, Any]], None]
 
 

@@ -12,11 +12,15 @@ from ltui.app.actions.wait_for_runs import next_commands
 from ltui.app.command_output import EXIT_DONE, output, print_envelope, refuse_existing
 from ltui.app.diagnosis.diagnosis_view import DiagnosisContext, diagnosis_view_model
 from ltui.app.diagnosis.request_diagnosis import DiagnosisResult
+from ltui.training.diagnosis.evidence import Diagnosis
+from ltui.training.state.run_snapshot import RunState
 from ltui.widgets.diagnosis_lines import WIDTH, report
 from ltui.widgets.sanitise import clean_line
 
 NARROWEST, WIDEST = 60, 140
 """Least and most columns of a report on a terminal."""
+
+DATA = {"diagnose": (Diagnosis, {"state": RunState, "detail": str | None})}
 
 
 def diagnose(options: Namespace) -> int:

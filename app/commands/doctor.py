@@ -40,6 +40,8 @@ from ltui.training.store.history_place import left_histories, local_temporary_fo
 from ltui.training.store.run_directory import disk_use, ltui_home
 from ltui.widgets.formats import NA, size
 
+_FINDING = {"what": str, "value": str, "ok": bool, "needed": bool, "remedy": str | None}
+DATA = {"examine": {"ok": bool, "findings": [_FINDING]}}
 _USEFUL = {
     "torchvision": "the vision presets",
     "torchmetrics": "presets that measure accuracy",
@@ -86,10 +88,9 @@ def examine(options: Namespace) -> int:
     ]
     healthy = all(finding.ok for finding in findings if finding.needed)
     if options.json:
-        fields = ("what", "value", "ok", "needed", "remedy")
         document = {
             "ok": healthy,
-            "findings": [{name: getattr(f, name) for name in fields} for f in findings],
+            "findings": [{name: getattr(f, name) for name in _FINDING} for f in findings],
         }
         print_envelope(document)
     else:

@@ -26,6 +26,8 @@ from ltui.app.interrupt_signals import ReceivedSignals
 from ltui.training.config.run_spec import Nodes
 from ltui.training.store.run_directory import RunDir, ltui_home
 
+DATA = dict.fromkeys(("run", "execute", "resume"), StartedRun)
+"""What ``--json`` prints; see ``for_programs``."""
 _Options = TypeVar("_Options", LaunchOptions, ResumeOptions)
 
 

@@ -301,6 +301,17 @@ examples:
   ltui completion fish > ~/.config/fish/completions/ltui.fish
   ltui completion tcsh > ~/.ltui.complete.tcsh  (sourced in ~/.tcshrc)
 
+=== schema  for_programs:schema  print the JSON schema of what --json prints
+[COMMAND ...]  only the data of this command (default: of every one)
+
+It is the schema of the answer, {{"schema": 1, "ok": ..., "data": ..., "next": [...],
+"truncated": ..., "error": ...}}, with that of each command's data (docs/api.md).
+
+=== skill  for_programs:skill  print a short page about ltui for coding agents
+--install DIRECTORY
+    write it to DIRECTORY/ltui/SKILL.md; `claude` is .claude/skills, `agents` .agents/skills
+--force  replace another page
+
 === data  -  build, inspect and verify .beton files, which FFCV reads
 
 examples:

@@ -84,6 +84,12 @@ def _choice_hint(word: str, choices: Sequence[str], listed: str) -> str:
     return f"Did you mean `{close_matches[0]}`?" if close_matches else f"Choose from: {listed}."
 
 
+def all_commands() -> list[Command]:
+    """Return every command of ltui."""
+    texts = launch_arguments.COMMANDS, runs_arguments.COMMANDS, launch_arguments.SETUP_COMMANDS
+    return [command for text in texts for command in read_commands(text)]
+
+
 def add_arguments(parser: Any, text: str, command: str = "") -> None:
     """Add the arguments that ``text`` declares, as described above, to the parser of a command."""
     target = parser
@@ -322,8 +328,7 @@ def build_parser(only: str | None = None) -> Parser:
     parser.set_defaults(do="dashboard:open_dashboard", run=None)
     commands = parser.add_subparsers(metavar="COMMAND", title="commands", prog="ltui")
     groups = {"": commands}
-    texts = launch_arguments.COMMANDS, runs_arguments.COMMANDS, launch_arguments.SETUP_COMMANDS
-    every = [command for text in texts for command in read_commands(text)]
+    every = all_commands()
     wanted = [one for one in every if one.name.partition(" ")[0] == only] or every
     for one in wanted:
         added = add_command(groups[one.name.rpartition(" ")[0]], one)

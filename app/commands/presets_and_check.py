@@ -18,6 +18,9 @@ from ltui.training.json_codec import to_json
 from ltui.training.problem import ProblemError
 from ltui.widgets.sanitise import clean_line, clean_name
 
+_SHOWN = ("name", "title", "about", "tags", "knobs")
+DATA = {"list_all": [(Preset, {"path": str | None}, _SHOWN)]}
+
 
 def list_all(options: Namespace) -> int:
     """Run ``ltui presets``."""
@@ -41,10 +44,8 @@ def list_all(options: Namespace) -> int:
 
 def _to_document(preset: Preset) -> dict[str, object]:
     shown = to_json(preset)
-    return {
-        key: shown.get(key) if key != "path" else (str(preset.path) if preset.path else None)
-        for key in ("name", "title", "about", "tags", "knobs", "path")
-    }
+    path = None if preset.path is None else str(preset.path)
+    return {**{key: shown.get(key) for key in _SHOWN}, "path": path}
 
 
 def check(options: Namespace) -> int:

@@ -8,14 +8,17 @@ import time
 from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import closing
+from typing import Any
 
 from ltui.app.actions.run_queries import select_runs
-from ltui.app.command_output import EXIT_DONE, print_envelope, print_envelope_of_list
+from ltui.app.command_output import EXIT_DONE, OneOf, print_envelope, print_envelope_of_list
 from ltui.app.runs.run_entry import RunEntry, run_document
 from ltui.app.runs.run_fields import FIELDS, Kind, kind_of, value_of, value_text
 from ltui.app.runs.run_list import RunList, read_settings, recovered_snapshot
 from ltui.training.json_codec import to_json
 from ltui.training.problem import ProblemError
+from ltui.training.state.run_snapshot import HEAD_FIELDS, RunSnapshot
+from ltui.training.store.code_record import CodeRecord
 from ltui.training.store.find_run import find_run
 from ltui.training.store.labels_file import read_labels
 from ltui.training.store.run_directory import RunDir, ltui_home
@@ -26,6 +29,14 @@ REASON_CELLS = 80
 """Columns of a reason."""
 CELLS = 60
 """Maximum columns of a field that was chosen with ``--columns``."""
+_WORDS = {"state_word": str, "tags": list[str], "group": str, "note": str, "star": bool}
+_LABELS = {**_WORDS, "name?": str, "colour?": int}
+_LISTED = (RunSnapshot, {**_LABELS, "state": str}, HEAD_FIELDS)
+_SHOWN = (RunSnapshot, {**_LABELS, "settings": dict[str, str]})
+DATA = {
+    "list_all": OneOf(([_LISTED], list[dict[str, Any]])),
+    "show": OneOf((_SHOWN, [(CodeRecord, {"diff": str})])),
+}
 
 
 def list_all(options: Namespace) -> int:
@@ -152,7 +163,7 @@ def _show_code(run_dir: RunDir, *, as_json: bool) -> int:
     if as_json:
         print_envelope(
             [{**to_json(record), "diff": read_diff(run_dir, record.attempt)} for record in records],
-            truncated=not all(record.diff_complete for record in records),
+            truncated=any(r.diff_bytes and not r.diff_complete for r in records),
         )
     else:
         print("\n".join(code_lines(records, diff)))

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 from ltui.app.actions import change_runs
-from ltui.app.actions.change_runs import STEP_TIMEOUT_S, Effect, has_ended, was_refused
+from ltui.app.actions.change_runs import (
+    STEP_TIMEOUT_S,
+    Effect,
+    ScheduledStop,
+    has_ended,
+    was_refused,
+)
 from ltui.app.actions.wait_for_runs import next_commands
-from ltui.app.command_output import EXIT_DONE, EXIT_FAILED, print_envelope
+from ltui.app.command_output import EXIT_DONE, EXIT_FAILED, OneOf, print_envelope
 from ltui.app.presentation.run_report import checkpoint_rows, state_line
 from ltui.app.state_words import state_word
 from ltui.training.problem import ProblemError
@@ -18,31 +24,25 @@ from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.widgets.formats import duration
 from ltui.widgets.sanitise import clean_line
 
-
-class EffectDocument(TypedDict):
-    """What ``--json`` prints of a request."""
-
-    id: str
-    done: bool
-    state: str
-    detail: str | None
-    step: int | None
-    path: str | None
-    reason: str | None
+_EFFECT = (Effect, {"id": str, "state": RunState, "detail": str | None, "step": int | None},
+           ("done", "path", "reason"))  # fmt: skip
+DATA: dict[str, Any] = dict.fromkeys(("pause", "continue_run", "checkpoint"), _EFFECT)
+DATA["stop"] = OneOf((_EFFECT, ScheduledStop))
 
 
 def stop(options: Namespace) -> int:
     """Run ``ltui stop RUN``."""
     names = ("at_step", "at_epoch_end", "when", "at")
-    conditions = {name: getattr(options, name) for name in names}
-    later = change_runs.stop_conditions(**conditions)
-    if options.cancel and later:
+    conditions = {name: value for name in names if (value := getattr(options, name))}
+    if options.at_step is not None:
+        conditions["at_step"] = options.at_step
+    if options.cancel and conditions:
         raise ProblemError.of(
             where="--cancel",
             what="it cancels every scheduled stop, so it cannot be combined with a condition.",
             remedy="Use --cancel alone, then schedule the stops that you still want.",
         )
-    if (later or options.cancel) and not options.requeue:
+    if (conditions or options.cancel) and not options.requeue:
         return _schedule_stop(options, conditions)
     effect = change_runs.stop(
         options.run, timeout_s=options.timeout, kill=options.kill, requeue=options.requeue
@@ -61,7 +61,7 @@ def _answer(options: Namespace, effect: Effect, lines: Sequence[str]) -> int:
     return EXIT_DONE if effect.done else EXIT_FAILED
 
 
-def effect_document(effect: Effect) -> EffectDocument:
+def effect_document(effect: Effect) -> dict[str, Any]:
     """Return what ``--json`` prints of an effect."""
     run = effect.run
     return {

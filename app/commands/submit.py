@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from argparse import Namespace
 
+from msgspec import convert
 from msgspec.structs import replace
 
 from ltui.app.actions.start_runs import (
@@ -29,6 +30,8 @@ from ltui.training.slurm.batch_script import (
 from ltui.training.slurm.slurm_client import require_sbatch
 from ltui.training.store.run_directory import ltui_home, new_run_id
 
+DATA = {"submit": StartedRun}
+
 
 def submit(options: Namespace) -> int:
     """Run ``ltui submit PRESET|FILE`` or ``ltui submit -- COMMAND...``."""
@@ -40,7 +43,8 @@ def submit(options: Namespace) -> int:
     if not options.print:
         require_sbatch()
     home = ltui_home()
-    launch = launch_options(options)
+    # The number of nodes is that of the job.
+    launch = convert({**vars(options), "nodes": None}, LaunchOptions)
     labels = label_files(launch)
     spec = _spec(options, launch, job)
     if options.print:
@@ -69,14 +73,6 @@ def job_options(options: Namespace) -> JobOptions:
     limit_s = None if options.time is None else time_limit_s(options.time)
     warn_s = signal_lead_s(options.checkpoint_time, None, limit_s)
     return replace(job, warn_s=warn_s)
-
-
-def launch_options(options: Namespace) -> LaunchOptions:
-    """Return what the options say of the run itself, not of its job."""
-    names = ("name", "tags", "group", "note", "python", "restarts", "mirror")
-    return LaunchOptions(
-        command=tuple(options.command), **{name: getattr(options, name) for name in names}
-    )
 
 
 def _spec(options: Namespace, launch: LaunchOptions, job: JobOptions) -> RunSpec:

@@ -9,6 +9,8 @@ from typing import Any
 from ltui.app.actions import wait_for_runs
 from ltui.app.command_output import EXIT_DONE, print_envelope
 from ltui.training.json_codec import to_json
+from ltui.training.state.run_snapshot import RunSnapshot
+from ltui.training.store.history_reader import StoredEvent
 
 
 def wait(options: Namespace) -> int:
@@ -22,26 +24,23 @@ def wait(options: Namespace) -> int:
     if not options.json:
         print("\n".join(f"{run.id}: {run.sentence}" for run in result.runs))
         return result.exit_code
-    documents = []
+    documents: list[dict[str, Any]] = []
+    following: list[str] = []
     for run in result.runs:
-        document: dict[str, Any] = {"id": run.id, "reason": run.reason, "sentence": run.sentence}
+        document = {"id": run.id, "reason": run.reason, "sentence": run.sentence}
+        documents.append(document | {name: getattr(run.snapshot, name, None) for name in _SHOWN})
         if run.snapshot is not None:
-            document |= {name: getattr(run.snapshot, name) for name in _SHOWN}
-        documents.append(document)
-    print_envelope(
-        {"exit_code": result.exit_code, "waited_s": result.waited_s, "runs": documents},
-        [
-            command
-            for run in result.runs
-            if run.snapshot is not None
-            for command in wait_for_runs.next_commands(run.snapshot, run.reason)
-        ],
-    )
+            following += wait_for_runs.next_commands(run.snapshot, run.reason)
+    data = {"exit_code": result.exit_code, "waited_s": result.waited_s, "runs": documents}
+    print_envelope(data, following)
     return result.exit_code
 
 
 _SHOWN = ("state", "detail", "attempt", "global_step", "epoch", "metrics")
-"""Fields of the snapshot in the JSON of a wait."""
+"""Fields of the snapshot in the JSON of a wait; null if the run cannot be read."""
+_RUN = (RunSnapshot, {"id": str, "reason": str, "sentence": str}, _SHOWN)
+_EVENT = (StoredEvent, {"cursor": int}, ("attempt", "rank", "t", "kind", "text", "data"))
+DATA = {"wait": {"exit_code": int, "waited_s": float, "runs": [_RUN]}, "events": _EVENT}
 
 
 def events(options: Namespace) -> int:

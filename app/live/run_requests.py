@@ -16,7 +16,7 @@ from ltui.training.lifecycle.supervisor_client import (
     NotSupervisedError,
     restart_supervisor,
 )
-from ltui.training.problem import ProblemError
+from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.good_checkpoints import is_resumable
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.training.store.run_directory import RunDir
@@ -60,7 +60,7 @@ def require_live(run_dir: RunDir) -> RunSnapshot:
         elif snapshot.state is not RunState.FINISHED:
             remedy = "It saved no good checkpoint, so it cannot be resumed."
         message = f"it is not running ({ended_sentence(snapshot)})."
-        raise ProblemError.of(where=run_dir.id, what=message, remedy=remedy, code="not-running")
+        raise ProblemError(Problem(run_dir.id, message, remedy, code="not-running"))
     return snapshot
 
 

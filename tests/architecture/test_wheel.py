@@ -30,7 +30,9 @@ def test_wheel_has_the_tree(tmp_path: Path) -> None:
     )
     (wheel,) = tmp_path.glob("*.whl")
     packed = {
-        name.removeprefix("ltui/").replace("ltui_rank/", "training/rank_api/")
+        name.replace("ltui/api/", "app/api/")
+        .removeprefix("ltui/")
+        .replace("ltui_rank/", "training/rank_api/")
         for name in zipfile.ZipFile(wheel).namelist()
         if ".dist-info/" not in name
     }

@@ -14,7 +14,14 @@ from ltui.app.actions import wait_for_runs as module
 from ltui.app.actions.wait_for_runs import EXIT_CODES, Outcome, outcome, parse_condition
 from ltui.app.cli import main
 from ltui.training.problem import ProblemError
-from ltui.training.state.run_snapshot import Event, MetricValue, RunSnapshot, RunState, Verdict
+from ltui.training.state.run_snapshot import (
+    CheckpointInfo,
+    Event,
+    MetricValue,
+    RunSnapshot,
+    RunState,
+    Verdict,
+)
 from ltui.training.store.history_writer import Batch, StoreWriter
 from tests.cli.conftest import Ltui
 from tests.stored_runs import stored_run
@@ -134,7 +141,8 @@ def test_the_json_of_a_wait_names_what_is_next(
     private_home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stored_run(private_home, "calm-fox-0001", metrics={"loss": float("nan")})
-    stored_run(private_home, "dry-hare-0002", **ENDED["dry-hare-0002"])
+    saved = CheckpointInfo(path="/c/a.ckpt", global_step=9, ok=True)
+    stored_run(private_home, "dry-hare-0002", **ENDED["dry-hare-0002"], checkpoints=(saved,))
     assert main(["wait", "calm-fox", "dry-hare", "--json"]) == 3
     document = json.loads(capsys.readouterr().out)
     assert (document["schema"], document["ok"]) == (1, True)

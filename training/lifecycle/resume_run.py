@@ -157,23 +157,16 @@ def check_resumable(run_dir: RunDir, *, allow_finished: bool) -> None:
     recover_run(run_dir, START_S)
     snapshot = resolve_snapshot(run_dir)
     if snapshot.state in LIVE:
-        raise ProblemError.of(
-            where=run_dir.id,
-            what=f"the run is {snapshot.state.value}, so it cannot be resumed.",
-            remedy=f"ltui attach {run_dir.id} shows it.",
-            code="still-running",
-        )
+        what = f"the run is {snapshot.state.value}, so it cannot be resumed."
+        remedy = f"ltui attach {run_dir.id} shows it."
+        raise ProblemError(Problem(run_dir.id, what, remedy, code="still-running"))
     if snapshot.state is RunState.FINISHED and not allow_finished:
-        raise ProblemError.of(
-            where=run_dir.id,
-            what="the run is finished.",
-            code="finished",
-            remedy=(
-                "To train longer: --set trainer.max_epochs=..."
-                if snapshot.command is None
-                else "To train longer, start its command with a later end: ltui exec -- COMMAND."
-            ),
+        remedy = (
+            "To train longer: --set trainer.max_epochs=..."
+            if snapshot.command is None
+            else "To train longer, start its command with a later end: ltui exec -- COMMAND."
         )
+        raise ProblemError(Problem(run_dir.id, "the run is finished.", remedy, code="finished"))
 
 
 def _write_new_spec(run_dir: RunDir, spec: RunSpec) -> Path:

@@ -237,7 +237,7 @@ _LINE_BYTES = 64 << 20
 class NotSupervisedError(ProblemError):
     """No supervisor answers for the run: it ended, died, or does not respond."""
 
-    kind = "no-supervisor"
+    default_code = "no-supervisor"
 
 
 class ControlClient:

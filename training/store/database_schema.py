@@ -121,13 +121,13 @@ The layout has the same number, because older versions leave these columns empty
 class StoreError(ProblemError):
     """A run's database cannot be read or written; ``str()`` says why and what to do."""
 
-    kind = "unreadable-history"
+    default_code = "unreadable-history"
 
 
 class NoHistoryError(StoreError):
     """The run has no history yet, or it is gone."""
 
-    kind = "no-history"
+    default_code = "no-history"
 
 
 def no_history_error(path: Path, what: str) -> NoHistoryError:

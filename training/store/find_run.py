@@ -57,12 +57,8 @@ def named_run(runs: Sequence[RunDir], text: str) -> RunDir:
     if text == "last":
         if runs:
             return runs[0]
-        raise ProblemError.of(
-            where="RUN",
-            what="there is no run yet.",
-            remedy="Start one: ltui run quickstart",
-            code="no-such-run",
-        )
+        remedy = "Start one: ltui run quickstart"
+        raise ProblemError(Problem("RUN", "there is no run yet.", remedy, code="no-such-run"))
     for matches in (
         [run for run in runs if run.id == text],
         [run for run in runs if run.id[:-5] == text],
@@ -77,12 +73,8 @@ def named_run(runs: Sequence[RunDir], text: str) -> RunDir:
         return named[0]
     if named:
         raise _ambiguous(text, named)
-    raise ProblemError.of(
-        where=text,
-        what="there is no such run.",
-        remedy=_nearest_run(runs, text),
-        code="no-such-run",
-    )
+    remedy = _nearest_run(runs, text)
+    raise ProblemError(Problem(text, "there is no such run.", remedy, code="no-such-run"))
 
 
 def name_note(runs: Sequence[RunDir], run: RunDir, name: str) -> str:
@@ -101,12 +93,8 @@ def name_note(runs: Sequence[RunDir], run: RunDir, name: str) -> str:
 def _ambiguous(text: str, matches: Sequence[RunDir]) -> ProblemError:
     ids = ", ".join(run.id for run in matches[:MOST_LISTED])
     more = f" and {len(matches) - MOST_LISTED} more" if len(matches) > MOST_LISTED else ""
-    return ProblemError.of(
-        where=text,
-        what=f"several runs match: {ids}{more}.",
-        remedy="Give the full id.",
-        code="several-runs",
-    )
+    what = f"several runs match: {ids}{more}."
+    return ProblemError(Problem(text, what, "Give the full id.", code="several-runs"))
 
 
 def _nearest_run(runs: Sequence[RunDir], text: str) -> str:
