@@ -73,7 +73,7 @@ def status(run: str) -> RunSnapshot:
 
 
 def metrics(
-    run: str, names: Sequence[str] = (), *, rank: int = 0, max_points: int = MOST_POINTS
+    run: str, names: str | Sequence[str] = (), *, rank: int = 0, max_points: int = MOST_POINTS
 ) -> dict[str, Curve]:
     """Return the curves of the metrics whose name matches, by default of every logged one.
 
@@ -88,7 +88,8 @@ def metrics(
     from ltui.training.store.history_reader import RunStore
 
     run_dir = find_run(ltui_home(to_write=False), run)
-    chosen = select_metrics({run_dir.id: run_dir}, names)[run_dir.id]
+    globs = [names] if isinstance(names, str) else names
+    chosen = select_metrics({run_dir.id: run_dir}, globs)[run_dir.id]
     with RunStore(run_dir) as store:
         return {
             name: store.curve(

@@ -1,4 +1,4 @@
-"""Start a run, or another attempt of one, as `ltui run`, `exec` and `resume` do.
+"""Start a run, or another attempt of one, as ``ltui run``, ``exec`` and ``resume`` do.
 
 A start has two parts, because a command that shows the run catches signals between them:
 ``prepare`` checks everything and starts nothing, and the ``launch`` of its result starts the run.
@@ -15,20 +15,25 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
-from msgspec import Struct, ValidationError, convert
+from msgspec import Meta, Struct, ValidationError, convert
 from msgspec.structs import asdict, replace
 
 from ltui.app.nodes.node_options import NodeOptions
 from ltui.training.config.run_spec import STALL_ACTIONS, CheckpointPolicy, Nodes, RunSpec
 from ltui.training.problem import Problem, ProblemError
+from ltui.training.shared.defaults import MIRROR_PATTERN
 from ltui.training.store.find_run import find_run
 from ltui.training.store.run_directory import RunDir, given_name, ltui_home, new_run_id
 
 if TYPE_CHECKING:
     from ltui.training.config.device_selection import Machine
     from ltui.training.state.run_snapshot import CheckpointInfo
+
+
+_Count = Annotated[int, Meta(ge=0)]
+_Mirror = Annotated[str, Meta(pattern=rf"^(?:{MIRROR_PATTERN})$")]
 
 
 class LaunchOptions(NodeOptions, frozen=True, kw_only=True):
@@ -46,13 +51,13 @@ class LaunchOptions(NodeOptions, frozen=True, kw_only=True):
     note: str | None = None
     python: str | None = None
     """The interpreter that trains; None for that of the active virtual environment."""
-    restarts: int | None = None
+    restarts: _Count | None = None
     """Maximum number of restarts after a crash."""
-    mirror: str | None = None
+    mirror: _Mirror | None = None
     """``tensorboard`` or ``tensorboard:FOLDER``."""
     start_from: str | None = None
     """``RUN`` or ``RUN:STEP``, for a preset."""
-    on_stall: tuple[str, int | None] | None = None
+    on_stall: tuple[str, _Count | None] | None = None
     """``("stop", None)`` or ``("restart", 3)``."""
     on_verdict: str | None = None
     """A command or the address of a webhook."""
@@ -71,8 +76,8 @@ class ResumeOptions(NodeOptions, frozen=True, kw_only=True):
     from_step: int | None = None
     """Step of the checkpoint; None for the last good one."""
     overrides: tuple[str, ...] = ()
-    restarts: int | None = None
-    mirror: str | None = None
+    restarts: _Count | None = None
+    mirror: _Mirror | None = None
 
 
 class StartedRun(Struct, frozen=True, kw_only=True):
@@ -148,8 +153,8 @@ def _check_kind(options: LaunchOptions) -> None:
 def prepare(options: LaunchOptions) -> PreparedRun:
     """Return the run that the options specify, after every check.
 
-    Raises ``OtherNodeError`` if a launcher has started the run on its first machine, where it is to
-    be joined, and ``ProblemError`` with every problem found.
+    Raises ``OtherNodeError`` if this process has to join a run that a launcher starts on another
+    machine, and ``ProblemError`` with every problem found.
     """
     from ltui.app.nodes.node_options import (
         agent_nodes,

@@ -53,6 +53,7 @@ _NEXT = {
     "stalled": "ltui diagnose {}",
     "stopped": "ltui resume {}",
     "running": "ltui wait {}",
+    "paused": "ltui continue {}",
 }
 """What is usually done next, by reason."""
 _LASTING_S = {"stalled": 1.5, "dead": 15.0}
@@ -164,7 +165,8 @@ def next_commands(run: RunSnapshot, reason: str | None = None) -> list[str]:
     """Return the commands that usually follow on how a run is, or on the reason of a wait."""
     if reason is None:
         why = outcome([Condition(text="ended")], run)
-        reason = "running" if why is None else why.reason
+        live = "paused" if run.state is RunState.PAUSED else "running"
+        reason = live if why is None else why.reason
     if reason not in _NEXT or (reason == "stopped" and not is_resumable(run)):
         return []
     return [_NEXT[reason].format(run.id)]
@@ -247,9 +249,14 @@ class WaitResult(Struct, frozen=True, kw_only=True):
     runs: tuple[WaitedRun, ...]
 
 
+def _listed(texts: str | Sequence[str]) -> Sequence[str]:
+    """Return the texts; a single one is a list with one."""
+    return [texts] if isinstance(texts, str) else texts
+
+
 def wait(
-    runs: Sequence[str],
-    until: Sequence[str] = ("ended",),
+    runs: str | Sequence[str],
+    until: str | Sequence[str] = ("ended",),
     *,
     for_at_most_s: float | None = None,
     any_run: bool = False,
@@ -260,8 +267,8 @@ def wait(
     (``ltui wait --help``), of which one is enough. Raises ``ProblemError`` for a wrong condition or
     name.
     """
-    conditions = [parse_condition(text) for text in until]
-    found = dict.fromkeys(find_runs(ltui_home(to_write=False), runs))
+    conditions = [parse_condition(text) for text in _listed(until)]
+    found = dict.fromkeys(find_runs(ltui_home(to_write=False), _listed(runs)))
     waiting = [_WaitedRun(run_dir, conditions) for run_dir in found]
     began = time.monotonic()
     deadline = began + (math.inf if for_at_most_s is None else for_at_most_s)

@@ -96,7 +96,8 @@ def _join_and_follow(nodes: Nodes, options: Namespace) -> int:
     from ltui.app.nodes.join_run import follow_agent, join_by_launcher, joined_line
 
     joined = join_by_launcher(nodes, options.key_file, options.python, ltui_home())
-    print(joined_line(joined), flush=True)
+    if not options.json:
+        print(joined_line(joined), flush=True)
     if options.detach or options.json:
         return EXIT_DONE
     with ReceivedSignals(stop_on_terminate=True).catching() as signals:

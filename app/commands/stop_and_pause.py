@@ -63,16 +63,10 @@ def _answer(options: Namespace, effect: Effect, lines: Sequence[str]) -> int:
 
 def effect_document(effect: Effect) -> dict[str, Any]:
     """Return what ``--json`` prints of an effect."""
-    run = effect.run
-    return {
-        "id": run.id,
-        "done": effect.done,
-        "state": run.state.value,
-        "detail": run.detail,
-        "step": run.global_step if effect.step is None else effect.step,
-        "path": effect.path,
-        "reason": effect.reason,
-    }
+    run, step = effect.run, effect.step
+    step = run.global_step if step is None else step
+    head = {"id": run.id, "state": run.state, "detail": run.detail, "step": step}
+    return {**head, "done": effect.done, "path": effect.path, "reason": effect.reason}
 
 
 def _schedule_stop(options: Namespace, conditions: dict[str, Any]) -> int:

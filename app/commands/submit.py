@@ -15,7 +15,7 @@ from ltui.app.actions.start_runs import (
     label_files,
     with_run_options,
 )
-from ltui.app.command_output import EXIT_DONE, print_envelope
+from ltui.app.command_output import EXIT_DONE, OneOf, print_envelope
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.preflight import overridden_paths
 from ltui.training.config.run_spec import RunSpec
@@ -30,7 +30,7 @@ from ltui.training.slurm.batch_script import (
 from ltui.training.slurm.slurm_client import require_sbatch
 from ltui.training.store.run_directory import ltui_home, new_run_id
 
-DATA = {"submit": StartedRun}
+DATA = {"submit": OneOf((StartedRun, {"script": str}))}
 
 
 def submit(options: Namespace) -> int:
@@ -48,7 +48,8 @@ def submit(options: Namespace) -> int:
     labels = label_files(launch)
     spec = _spec(options, launch, job)
     if options.print:
-        print(batch_script(spec, home, job, "0" * 16).text(), end="")
+        script = batch_script(spec, home, job, "0" * 16).text()
+        print_envelope({"script": script}) if options.json else print(script, end="")
         return EXIT_DONE
     run_dir, job_id = submit_run(spec, home, job, labels)
     if options.json:

@@ -237,6 +237,8 @@ def test_values_of_the_module(private_home: Path) -> None:
         lambda: api.start(api.LaunchOptions(command=("true",), overrides=("a=1",))),
         lambda: api.start(api.LaunchOptions(command="true")),  # type: ignore[arg-type]
         lambda: api.start(api.LaunchOptions(command=("true",), stop_signal="SIGNOTHING")),
+        lambda: api.start(api.LaunchOptions(command=("true",), mirror="tensorbord")),
+        lambda: api.start(api.LaunchOptions(command=("true",), restarts=-1)),
         lambda: api.start(api.LaunchOptions(command=("true",), on_stall=("explode", None))),
         lambda: api.resume(api.ResumeOptions(run="no-such-run")),
         lambda: api.compare(["a", "b"], axis="sideways"),
