@@ -3,6 +3,7 @@ with the sample's number. What can't be built or decoded is named, and leaves no
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from ltui.training.data.ffcv.beton_file import ALLOCATION, HEADER, BetonError, B
 from ltui.training.data.ffcv.beton_sources import ImageFolder
 from ltui.training.data.ffcv.torch_dataset import verify
 from tests.data.conftest import PHOTOS, damage, ltui, needs_ffcv
+from tests.json_schema import mistakes
 from tests.ltui_command import answer
 
 pytestmark = needs_ffcv
@@ -109,6 +111,8 @@ def test_a_field_that_is_not_there(beton: Path) -> None:
 def test_the_command_tells_what_it_holds(beton: Path, tmp_path: Path) -> None:
     done = ltui("data", "info", str(beton), "--json", folder=tmp_path)
     said = answer(done.stdout)
+    schema = json.loads(ltui("schema", "data", "info", folder=tmp_path).stdout)
+    assert mistakes(said, schema["data"]["data info"], schema) == []
     assert (said["samples"], said["bytes"]) == (PHOTOS, beton.stat().st_size)
     assert said["fields"][0]["width"][::2] == [70, 74]
     assert said["fields"][0]["jpeg"] == 1.0

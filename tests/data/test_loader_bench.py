@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from ltui.training.config.preset_discovery import shipped_names
 from tests.data.conftest import everything, ltui, needs_ffcv
+from tests.json_schema import mistakes
 from tests.ltui_command import answer
 from tests.presets.test_all_presets import TRUSTING, made_up_cifar, scaled_down
 
@@ -20,7 +22,10 @@ def measured(folder: Path, preset: str, overrides: list[str]) -> dict[str, list[
     done = ltui("bench", "data", preset, *short, *sets, folder=folder, timeout=380)
     assert done.returncode == 0, done.stderr
     found: dict[str, list[int | None]] = {}
-    for variant in answer(done.stdout)["variants"]:
+    document = answer(done.stdout)
+    schema = json.loads(ltui("schema", "bench data", folder=folder).stdout)
+    assert mistakes(document, schema["data"]["bench data"], schema) == []
+    for variant in document["variants"]:
         assert min(variant["samples_per_s"]) > 0
         found.setdefault(variant["loader"], []).append(variant["workers"])
     return found
