@@ -20,7 +20,7 @@ from ltui.training.state.run_snapshot import RankSnapshot, RankState
 
 def main() -> None:
     # The processes of the script have not opened the device files of a real driver.
-    nvml_device.DRIVER = Path("/nonexistent")
+    nvml_device.DRIVER = Path("/proc/nonexistent")
     sampling.REOPEN_DELAY_S = sampling.RESCAN_PERIOD_S = 0.2
     sampling.OPEN_TIMEOUT_S = 3.0
     known = {"nvml": nvml, "kept": {}}
