@@ -19,7 +19,7 @@ from ltui.training.problem import Problem, ProblemError
 
 MAX_BYTES = 1 << 20
 """Size of the file above which it is not read."""
-LAUNCH_KEYS = ("stall", "checkpoint", "restarts", "mirror")
+LAUNCH_KEYS = ("stall", "checkpoint", "restarts", "mirror", "freeze")
 """Keys of a preset's ``ltui:`` section that the file may give defaults for."""
 SECTIONS = ("keys", "launch")
 """Top-level keys whose content ``SETTINGS`` does not list."""

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from msgspec import Meta, Struct, ValidationError, convert
 from msgspec.structs import asdict, replace
@@ -55,6 +55,8 @@ class LaunchOptions(NodeOptions, frozen=True, kw_only=True):
     """Maximum number of restarts after a crash."""
     mirror: _Mirror | None = None
     """``tensorboard`` or ``tensorboard:FOLDER``."""
+    freeze: bool | None = None
+    """Train with a copy of the code; None for what the preset or the configuration file says."""
     start_from: str | None = None
     """``RUN`` or ``RUN:STEP``, for a preset."""
     on_stall: tuple[str, _Count | None] | None = None
@@ -78,6 +80,8 @@ class ResumeOptions(NodeOptions, frozen=True, kw_only=True):
     overrides: tuple[str, ...] = ()
     restarts: _Count | None = None
     mirror: _Mirror | None = None
+    code: Literal["now", "then"] | None = None
+    """Of frozen code: freeze that of now, or go on with the copy that the run has (default)."""
 
 
 class StartedRun(Struct, frozen=True, kw_only=True):
@@ -86,6 +90,8 @@ class StartedRun(Struct, frozen=True, kw_only=True):
     id: str
     warnings: tuple[str, ...] = ()
     """Sentences about what may go wrong."""
+    frozen: tuple[str, ...] = ()
+    """Sentences about the code that was frozen for this attempt."""
     job: str | None = None
     """Number of the SLURM job in which it will run."""
     to_join: tuple[str, ...] = ()
@@ -209,13 +215,15 @@ def _prepared(
     home: Path,
     start_with: Callable[[Mapping[str, str]], RunDir],
     warnings: tuple[str, ...],
+    frozen: Sequence[str] = (),
 ) -> PreparedRun:
     """Return a run whose launch calls ``start_with`` with additional private files, and brings the
-    other machines to it."""
+    other machines to it. ``start_with`` may add to ``frozen`` what it has frozen."""
 
     def launch() -> StartedRun:
         if spec.nodes is None:
-            return StartedRun(id=start_with({}).id, warnings=warnings)
+            run_dir = start_with({})
+            return StartedRun(id=run_dir.id, warnings=warnings, frozen=tuple(frozen))
         # Imported here, because most runs use one machine.
         from ltui.app.nodes.start_head import join_lines, start_head
 
@@ -303,6 +311,7 @@ def command_spec(options: LaunchOptions, home: Path) -> RunSpec:
         env={"PATH": path},
         restarts=defaults.restarts,
         mirror=defaults.mirror,
+        freeze=defaults.freeze,
         checkpoint=_checkpoint_policy(options.keep_best, defaults.checkpoint),
         stall=defaults.stall,
         stop_signal=options.stop_signal,
@@ -329,8 +338,11 @@ def _checked_pattern(text: str | None) -> str | None:
 
 
 def with_run_options(spec: RunSpec, options: LaunchOptions | ResumeOptions) -> RunSpec:
-    """Return ``spec`` with ``--restarts`` and ``--mirror``, which override the preset."""
+    """Return ``spec`` with ``--restarts``, ``--mirror`` and ``--freeze``, which override the
+    preset."""
     given = {"restarts": options.restarts, "mirror": options.mirror}
+    if isinstance(options, LaunchOptions):
+        given["freeze"] = options.freeze
     return spec.with_changes(**{name: v for name, v in given.items() if v is not None})
 
 
@@ -425,10 +437,11 @@ def prepare_resume(options: ResumeOptions) -> PreparedRun:
     before = run_dir.read_spec()
     spec: RunSpec | None = None
     if options.overrides:
-        spec = changed_spec(before, options.overrides)
+        spec = changed_spec(before, options.overrides, None if options.code == "now" else run_dir)
     if (options.restarts, options.mirror) != (None, None):
         spec = with_run_options(spec or before, options)
 
+    code_of_now = _takes_code_of_now(before, options.code, submitted=is_submitted(run_dir))
     if is_submitted(run_dir):
         if options.from_step is not None:
             raise ProblemError.of(
@@ -455,13 +468,33 @@ def prepare_resume(options: ResumeOptions) -> PreparedRun:
             # Copies of it stay valid.
             options = replace(options, key_file=options.key_file or str(key_file))
 
+    frozen: list[str] = []
+
     def start_with(files: Mapping[str, str]) -> RunDir:
         if (new_spec or before).nodes is not None:
             prepare_next_attempt(run_dir, files)
-        resume_run(run_dir, spec=new_spec, checkpoint=checkpoint)
+        told = resume_run(run_dir, spec=new_spec, checkpoint=checkpoint, code_of_now=code_of_now)
+        frozen.extend(() if told is None else (told,))
         return run_dir
 
-    return _prepared(new_spec or before, options, home, start_with, warnings)
+    return _prepared(new_spec or before, options, home, start_with, warnings, frozen)
+
+
+def _takes_code_of_now(spec: RunSpec, code: str | None, *, submitted: bool) -> bool:
+    """Return whether the code is frozen again, as ``--code`` says. Raises ``ProblemError``."""
+    if code == "then" and not spec.freeze:
+        raise ProblemError.of(
+            where="--code then",
+            what="the code of this run is not frozen, so it resumes with the code of now.",
+            remedy="Freeze the code of a new run with --freeze, or that of now with --code now.",
+        )
+    if code == "now" and submitted:
+        raise ProblemError.of(
+            where="--code now",
+            what="a run of `ltui submit` continues with the code with which it was submitted.",
+            remedy="Submit it again as a new run.",
+        )
+    return code == "now"
 
 
 def _checkpoint_to_resume(run_dir: RunDir, step: int) -> tuple[Path, tuple[str, ...]]:

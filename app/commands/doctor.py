@@ -37,7 +37,7 @@ from ltui.training.lifecycle.delete_runs import ended_agents
 from ltui.training.problem import ProblemError
 from ltui.training.store.find_run import deleted_runs
 from ltui.training.store.history_place import left_histories, local_temporary_folders, own_folder
-from ltui.training.store.run_directory import disk_use, ltui_home
+from ltui.training.store.run_directory import disk_use, list_runs, ltui_home
 from ltui.widgets.formats import NA, size
 
 _FINDING = {"what": str, "value": str, "ok": bool, "needed": bool, "remedy": str | None}
@@ -129,7 +129,7 @@ def _check_ltui() -> list[Finding]:
     enough = free >= DISK_NEEDED_BYTES
     remedy = "Checkpoints and histories may not fit. Set LTUI_HOME to a folder on a larger disk."
     runs = Finding("runs", f"{home}, {size(free)} free", enough, remedy)
-    leftovers = [*_check_bin(home), *_check_leftovers(home)]
+    leftovers = [_kept_on_disk(home), *_check_bin(home), *_check_leftovers(home)]
     return [version_finding, runs, *leftovers, _check_py_spy(), *_check_extras()]
 
 
@@ -144,6 +144,17 @@ def _check_extras() -> list[Finding]:
         )
         for extra, (module, requirement, use) in _EXTRAS.items()
     ]
+
+
+def _kept_on_disk(home: Path) -> Finding:
+    """Return what the checkpoints, the frozen code and the deleted runs occupy."""
+    runs = list_runs(home)
+    parts = {
+        "checkpoints": sum(disk_use(run.checkpoints_dir) for run in runs),
+        "frozen code": sum(disk_use(run.path / "code") for run in runs),
+        "bin": sum(disk_use(run.path) for run in deleted_runs(home)),
+    }
+    return Finding("kept on disk", ", ".join(f"{name} {size(use)}" for name, use in parts.items()))
 
 
 def _check_bin(home: Path) -> list[Finding]:

@@ -67,8 +67,8 @@ def _start(
         started = prepared.launch()
         if started.job is not None:
             return _report(started, as_json=False)
-        if started.to_join:
-            print("\n".join(started.to_join), flush=True)
+        for line in _said(started):
+            print(line, flush=True)
         # Imported here, so that the run's processes start at the same time.
         from ltui.app.foreground.follow_run import follow_run
 
@@ -87,8 +87,16 @@ def _report(started: StartedRun, *, as_json: bool) -> int:
     # Imported here: only a detached run needs it.
     from ltui.app.presentation.notifications import started_line
 
-    print("\n".join([*started.to_join, started_line(started.id)]))
+    print("\n".join([*_said(started), started_line(started.id)]))
     return EXIT_DONE
+
+
+def _said(started: StartedRun) -> list[str]:
+    """Return the lines about what a person has to know or to do."""
+    # Imported here: few starts have such lines.
+    from ltui.widgets.sanitise import clean_line
+
+    return [*(clean_line(line, 2000) for line in started.frozen), *started.to_join]
 
 
 def _join_and_follow(nodes: Nodes, options: Namespace) -> int:

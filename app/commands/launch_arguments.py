@@ -47,6 +47,12 @@ _RESTARTS = """\
 --restarts N
     after a crash, resume from the last good checkpoint, at most N times (default: {})
 """
+_FREEZE = """\
+--freeze     train with a copy of the code as it is now, also after restarts and resumes
+--no-freeze
+    train with the code as it is at each start (default, unless the preset or the configuration
+    file says otherwise)
+"""
 _STALL = """\
 --on-stall WHAT
     what to do when a stall has lasted for 30 s: nothing (default), stop, restart or restart:N
@@ -82,7 +88,7 @@ COMMANDS = f"""\
 {PRESET}{SET}{_LAUNCH}{_RESTARTS.format("the value in the preset or the configuration file, or 0")}\
 --from RUN[:STEP]
     start from a checkpoint of another run: its last good one, or that of a step
-{_STALL}{_NODES}
+{_FREEZE}{_STALL}{_NODES}
 On a terminal this opens the dashboard; without one, or with --plain, it prints
 lines, and the first Ctrl-C stops the run, with a checkpoint if its program can
 save one; the second kills it. In the dashboard Ctrl-C asks: stop, close or stay.
@@ -116,7 +122,7 @@ most free memory. `ltui stop` ends the wait.
 --metrics-pattern PATTERN
     read metrics from what a program without Lightning prints: `json` (lines of JSON), `pairs`
     (loss 0.5, loss=0.5, loss: 0.5), or a regular expression with named groups
-{_STALL}\
+{_FREEZE}{_STALL}\
 --gpus free:N
     wait until N GPUs are free, and let the command see only these
 --num-nodes N
@@ -184,6 +190,7 @@ examples:
 --checkpoint-time S
     seconds that a checkpoint takes (default: 60); the run stops at least twice this time before
     the time limit
+{_FREEZE}\
 --print          only print the batch script
 {JSON}
 ltui writes a batch script into a new run directory and submits it with sbatch. The
@@ -202,6 +209,9 @@ RUN  {RUN_HELP}
 --from STEP
     the checkpoint of this step (default: the last good one, which is from before the first NaN);
     `ltui show` lists them
+--code {{now,then}}
+    of a run with frozen code: train with a copy of the code of now, or go on with the one that the
+    run has (default: then)
 {SET}{_RESTARTS.format("that of the run")}{_DETACH}{_NODES}
 A resume is a new attempt of the same run: its curves continue. On a terminal this
 opens the dashboard, as `ltui run` does.

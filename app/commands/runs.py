@@ -20,6 +20,13 @@ from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import HEAD_FIELDS, RunSnapshot
 from ltui.training.store.code_record import CodeRecord
 from ltui.training.store.find_run import find_run
+from ltui.training.store.frozen_code import (
+    FrozenCode,
+    changed_files,
+    difference,
+    differs_text,
+    frozen_code_of,
+)
 from ltui.training.store.labels_file import read_labels
 from ltui.training.store.run_directory import RunDir, ltui_home
 from ltui.widgets.formats import NA
@@ -33,9 +40,10 @@ _WORDS = {"state_word": str, "tags": list[str], "group": str, "note": str, "star
 _LABELS = {**_WORDS, "name?": str, "colour?": int}
 _LISTED = (RunSnapshot, {**_LABELS, "state": str}, HEAD_FIELDS)
 _SHOWN = (RunSnapshot, {**_LABELS, "settings": dict[str, str]})
+_CODE_DIFF = {"attempt": int, "changed_files": list[str], "diff": str}
 DATA = {
     "list_all": OneOf(([_LISTED], list[dict[str, Any]])),
-    "show": OneOf((_SHOWN, [(CodeRecord, {"diff": str})])),
+    "show": OneOf((_SHOWN, [(CodeRecord, {"diff": str})], _CODE_DIFF)),
 }
 
 
@@ -131,6 +139,9 @@ def show(options: Namespace) -> int:
     run_dir = find_run(ltui_home(to_write=False), options.run)
     if options.code:
         return _show_code(run_dir, as_json=options.json)
+    frozen = frozen_code_of(run_dir)
+    if options.code_diff:
+        return _show_code_diff(run_dir, frozen, as_json=options.json)
     snapshot = recovered_snapshot(run_dir)
     labels, settings = read_labels(run_dir), read_settings(run_dir)
     if options.json:
@@ -142,7 +153,33 @@ def show(options: Namespace) -> int:
     else:
         from ltui.app.presentation.run_report import show_lines
 
-        print("\n".join(show_lines(snapshot, time.time(), labels, settings)))
+        lines = show_lines(snapshot, time.time(), labels, settings)
+        if frozen is not None:
+            # Imported here: other commands do not need it.
+            from ltui.app.presentation.run_configuration import frozen_lines
+
+            code = frozen_lines(frozen, changed_files(run_dir, frozen))
+            lines += ["", "code", *(f"  {line}" for line in code)]
+        print("\n".join(lines))
+    return EXIT_DONE
+
+
+def _show_code_diff(run_dir: RunDir, frozen: FrozenCode | None, *, as_json: bool) -> int:
+    """Print how the code of now differs from the frozen code of a run."""
+    if frozen is None:
+        raise ProblemError.of(
+            where=run_dir.id,
+            what="it has no frozen code.",
+            remedy="ltui show --code prints what was recorded of its code.",
+        )
+    changed = changed_files(run_dir, frozen)
+    diff = [line for name in changed for line in difference(run_dir, frozen, name)]
+    if as_json:
+        text = "\n".join(diff)
+        print_envelope({"attempt": frozen.number, "changed_files": changed, "diff": text})
+    else:
+        shown = (clean_line(line.replace("\t", "    "), 2000) for line in diff)
+        print("\n".join([f"{differs_text(frozen.number, len(changed))}.", *shown]))
     return EXIT_DONE
 
 

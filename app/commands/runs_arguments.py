@@ -44,6 +44,8 @@ examples:
 {_RUN}\
 --code
     print what code it was started with: commit, uncommitted changes, packages, command
+--code-diff
+    print how the code differs now from the frozen code of the run
 {JSON}
 === diagnose  diagnose:diagnose  find out which rank stalls, where, why and what to do
 {_RUN}{JSON}\

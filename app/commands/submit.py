@@ -79,7 +79,7 @@ def job_options(options: Namespace) -> JobOptions:
 def _spec(options: Namespace, launch: LaunchOptions, job: JobOptions) -> RunSpec:
     """Return the specification of the run. Raises ``ProblemError`` with every problem found."""
     # Imported here: a wrong option is reported without it.
-    from ltui.training.lifecycle.launch_run import check_start
+    from ltui.training.lifecycle.launch_run import check_start, several_machines
 
     if options.command and options.preset:
         raise ProblemError.of(
@@ -96,6 +96,8 @@ def _spec(options: Namespace, launch: LaunchOptions, job: JobOptions) -> RunSpec
         )
     spec = _command_spec(options, launch) if options.command else _preset_spec(options, job)
     spec = with_run_options(spec, launch)
+    if spec.freeze and job.nodes > 1:
+        raise several_machines()
     check_start(spec, interpreter_checked=not options.command)
     return spec
 

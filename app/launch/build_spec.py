@@ -44,6 +44,7 @@ from ltui.training.nodes.link_key import KEY_FILE_NAME, LinkKey
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.run_labels import RunLabels
 from ltui.training.state.run_snapshot import CheckpointInfo
+from ltui.training.store.frozen_code import code_to_run, copied_path
 from ltui.training.store.labels_file import files_at_launch
 from ltui.training.store.run_directory import RunDir, new_run_id
 
@@ -178,9 +179,12 @@ def import_folders(preset: Preset) -> list[str]:
     return [*beside, str(Path.cwd())]
 
 
-def changed_spec(spec: RunSpec, overrides: Sequence[str]) -> RunSpec:
+def changed_spec(spec: RunSpec, overrides: Sequence[str], run_dir: RunDir | None = None) -> RunSpec:
     """Return the specification of a run's next attempt. Raises ``ProblemError`` with every
-    problem found."""
+    problem found.
+
+    ``run_dir`` has the frozen code with which the attempt trains; None means the code of now.
+    """
     if spec.config is None:
         raise ProblemError.of(
             where="--set",
@@ -190,7 +194,10 @@ def changed_spec(spec: RunSpec, overrides: Sequence[str]) -> RunSpec:
     configured = Preset(
         name=spec.preset or spec.id, document=dict(spec.config), cpu_ranks=spec.nproc
     )
-    checked = _check(configured, overrides, spec.python, {}, [*spec.python_path, spec.cwd])
+    folders = [*spec.python_path, spec.cwd]
+    if run_dir is not None and (frozen := code_to_run(run_dir, spec)) is not None:
+        folders = [copied_path(run_dir, frozen, folder) for folder in folders]
+    checked = _check(configured, overrides, spec.python, {}, folders)
     return spec.with_changes(
         config=checked.document,
         nproc=checked.nproc,

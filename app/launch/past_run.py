@@ -26,6 +26,7 @@ from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.good_checkpoints import badness, nan_since
 from ltui.training.state.run_labels import RunLabels
 from ltui.training.state.run_snapshot import LIVE, CheckpointInfo, RunState
+from ltui.training.store.frozen_code import changed_files, differs_text, frozen_code_of, listed
 from ltui.training.store.labels_file import files_at_launch, read_labels
 from ltui.training.store.run_checkpoints import furthest_checkpoint, list_checkpoints
 from ltui.training.store.run_directory import RunDir, new_run_id
@@ -65,6 +66,8 @@ class PastRun(Struct, frozen=True, kw_only=True):
     attempt: int
     changed: tuple[str, ...] = ()
     """What later attempts changed: ``learning_rate 0.02 (attempt 2; attempt 1: 0.002)``."""
+    code: str = ""
+    """How the code of now differs from the frozen code of the run; empty if it does not."""
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -125,7 +128,17 @@ def read_past_run(run_dir: RunDir) -> PastRun:
         state=snapshot.state,
         attempt=snapshot.attempt,
         changed=_changed_settings(run_dir) if snapshot.attempt > 1 else (),
+        code=_changed_code(run_dir) if spec.freeze else "",
     )
+
+
+def _changed_code(run_dir: RunDir) -> str:
+    frozen = frozen_code_of(run_dir)
+    changed = [] if frozen is None else changed_files(run_dir, frozen)
+    if frozen is None or not changed:
+        return ""
+    text = f"{differs_text(frozen.number, len(changed))} ({listed(changed, len(changed))})"
+    return f"The {text}. A resume goes on with the frozen code, a new run freezes that of now."
 
 
 def _changed_settings(run_dir: RunDir) -> tuple[str, ...]:
@@ -258,7 +271,8 @@ def start_choice(home: Path, past: PastRun, choice: Choice, overrides: tuple[str
 
     checkpoint = past.checkpoint_of(choice.checkpoint)
     try:
-        spec = changed_spec(past.spec, overrides) if overrides else None
+        with_code = past.run_dir if choice.mode == RESUME else None
+        spec = changed_spec(past.spec, overrides, with_code) if overrides else None
     except ProblemError as error:
         raise ProblemError(*(_beside_field(problem) for problem in error.problems)) from error
     if choice.mode == RESUME:

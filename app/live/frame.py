@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ltui.training.state.run_snapshot import CheckpointInfo, RunSnapshot, Verdict
     from ltui.training.store.code_record import CodeRecord
     from ltui.training.store.curve_reader import Curve
+    from ltui.training.store.frozen_code import FrozenCode
     from ltui.training.store.history_reader import RunStore
     from ltui.widgets.view_models import LogLine
 
@@ -125,6 +126,10 @@ class Frame(Struct, frozen=True, kw_only=True, eq=False):
     """The specification of the run, or None if it cannot be read."""
     code: tuple[CodeRecord, ...] = ()
     """What code each attempt was started with, first to last."""
+    frozen: FrozenCode | None = None
+    """The copy of the code with which the run trains; None if its code is not frozen."""
+    code_changes: tuple[str, ...] = ()
+    """The files that now differ from the frozen code."""
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     """Hyperparameters of the user's module, as rank 0 sent them when training began."""
     events: tuple[tuple[float, str], ...] = ()

@@ -40,6 +40,7 @@ from ltui.training.state.verdicts import is_gpu_kind
 from ltui.training.store.code_record import CodeRecord, read_records
 from ltui.training.store.database_schema import NoHistoryError, StoreError
 from ltui.training.store.find_run import is_in_bin
+from ltui.training.store.frozen_code import FrozenCode, changed_files, frozen_code_of
 from ltui.training.store.history_place import history_file
 from ltui.training.store.history_reader import RunStore, StoredEvent
 from ltui.training.store.labels_file import with_given_name
@@ -211,6 +212,8 @@ class RunPoller:
         self._exceptions: list[StoredEvent] = []
         self._spec: RunSpec | None = None
         self._code: tuple[CodeRecord, ...] = ()
+        self._frozen: FrozenCode | None = None
+        self._code_changes: tuple[str, ...] = ()
         self._hyperparameters: Mapping[str, Any] = {}
         self._events: deque[tuple[float, str]] = deque(maxlen=MAX_EVENTS)
         self._last_event = 0
@@ -310,6 +313,10 @@ class RunPoller:
         """Read the events written since the last call, and the code of a new attempt."""
         if not self._code or self._code[-1].attempt != self._attempt:
             self._code = tuple(read_records(self.run_dir))
+        freezes = self._spec is not None and self._spec.freeze
+        self._frozen = frozen_code_of(self.run_dir) if freezes else None
+        if self._frozen is not None:
+            self._code_changes = tuple(changed_files(self.run_dir, self._frozen))
         for event in store.events(self._last_event):
             self._last_event = event.id
             if event.kind == "hyperparameters":
@@ -371,6 +378,8 @@ class RunPoller:
             last_steps=self._last_steps,
             spec=self._spec,
             code=self._code,
+            frozen=self._frozen,
+            code_changes=self._code_changes,
             hyperparameters=self._hyperparameters,
             events=tuple(self._events),
             curves_version=self._curves.version,

@@ -17,6 +17,7 @@ from typing import Any
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.config.yaml_document import iterate_values
 from ltui.training.store.code_record import SUBMITTED, CodeRecord
+from ltui.training.store.frozen_code import FrozenCode, differs_text, files_text
 from ltui.widgets.sanitise import clean_line, clean_name
 
 MAX_SETTINGS = 300
@@ -72,7 +73,7 @@ def code_summary(record: CodeRecord) -> str:
     branch = "no branch" if record.branch is None else clean_name(record.branch)
     parts = [f"{record.commit[:COMMIT_DIGITS]} on {branch}"]
     if record.changed_count:
-        parts.append(f"{_files(record.changed_count)} changed")
+        parts.append(f"{files_text(record.changed_count)} changed")
     elif record.diff_complete:
         parts.append("nothing changed")
     if record.note:
@@ -90,6 +91,14 @@ def short_code_lines(records: Sequence[CodeRecord]) -> list[str]:
     lines = [code_summary(last), *(f"  {name}" for name in files)]
     lines += [f"  and {more} more"] if more > 0 else []
     return [*lines, *_comparisons(records)]
+
+
+def frozen_lines(frozen: FrozenCode, changed: Sequence[str]) -> list[str]:
+    """Return what is frozen, what is not, and how the code of now differs from it."""
+    lines = [clean_line(part, 500) for part in frozen.text().split("; ")]
+    lines += [differs_text(frozen.number, len(changed))]
+    lines += [f"  {clean_line(name)}" for name in changed[:FILES_SHOWN]]
+    return lines + ([f"  and {more} more"] if (more := len(changed) - FILES_SHOWN) > 0 else [])
 
 
 def code_lines(records: Sequence[CodeRecord], diff: str) -> list[str]:
@@ -110,7 +119,7 @@ def code_lines(records: Sequence[CodeRecord], diff: str) -> list[str]:
     lines = [f"{clean_name(name).ljust(width)}  {clean_line(v, 2000)}" for name, v in rows if v]
     lines += _comparisons(records)
     if last.changed_count:
-        lines += ["", f"{_files(last.changed_count)} changed, not committed:"]
+        lines += ["", f"{files_text(last.changed_count)} changed, not committed:"]
         lines += [f"  {clean_line(name)}" for name in last.changed_files]
     if diff:
         lines += ["", *(clean_line(line.replace("\t", "    "), 2000) for line in diff.split("\n"))]
@@ -133,10 +142,6 @@ def _comparisons(records: Sequence[CodeRecord]) -> list[str]:
     if repeated is not None:
         lines.append(f"The same configuration and code as {clean_name(repeated)}.")
     return lines
-
-
-def _files(number: int) -> str:
-    return "1 file" if number == 1 else f"{number} files"
 
 
 SEED = re.compile(r"(^|[._-])(random_)?(seed|seed_everything|random_state)$", re.IGNORECASE)

@@ -13,7 +13,12 @@ from rich.text import Text
 from ltui.app.live.frame import Frame
 from ltui.app.presentation.machines import QUIET_STATES, clock_text, machine_names, rank_range
 from ltui.app.presentation.metric_names import measured_by, ordered_metrics
-from ltui.app.presentation.run_configuration import hyperparameters, settings, short_code_lines
+from ltui.app.presentation.run_configuration import (
+    frozen_lines,
+    hyperparameters,
+    settings,
+    short_code_lines,
+)
 from ltui.app.presentation.snapshot_text import (
     checkpoint_text,
     job_text,
@@ -88,7 +93,10 @@ def _append_configuration(out: Text, frame: Frame) -> None:
     if spec is not None and spec.start_from:
         out.append("\nstarted from\n", "bold")
         out.append(f"{clean_name(spec.start_from)}\n")
-    if code := short_code_lines(frame.code):
+    code = short_code_lines(frame.code)
+    if frame.frozen is not None:
+        code += frozen_lines(frame.frozen, frame.code_changes)
+    if code:
         out.append("\ncode\n", "bold")
         out.append("".join(f"{line}\n" for line in code))
     if spec is not None:

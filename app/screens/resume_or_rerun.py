@@ -113,6 +113,8 @@ class RerunScreen(Dialog[RunDir]):
         if past.changed:
             text = f"Settings of attempt {past.attempt}: {', '.join(past.changed)}."
             notes.append(Static(Text(clean_line(text, 500), "dim"), id="changed-settings"))
+        if past.code:
+            notes.append(Static(Text(clean_line(past.code, 500), "dim"), id="changed-code"))
         problems = Static(id="form-problems", markup=False)
         await fields.mount_all([*notes, *self._fields(past), problems])
         self._check()

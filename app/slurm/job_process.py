@@ -86,6 +86,12 @@ def prepare(run_id: str, token: str, spec_text: str) -> RunDir:
             where=str(run_dir.path), what="this directory belongs to another run of that name."
         )
     spec = parse_spec(spec_text, "the batch script")
+    if spec.freeze:
+        raise ProblemError.of(
+            where=run_id,
+            what="this node does not see the directory of the run, which has its frozen code.",
+            remedy="Set LTUI_HOME to a folder that the nodes see, or submit it with --no-freeze.",
+        )
     create_run_directory(run_dir, spec)
     record = JobRecord(
         token=token,

@@ -183,6 +183,7 @@ LAUNCH = """\
 launch:
   restarts: 4
   mirror: tensorboard
+  freeze: true
   stall: {then: stop, on_verdict: ["true", ltui]}
   checkpoint: {every_s: 600}
 """
@@ -205,6 +206,10 @@ def test_a_command_starts_with_the_defaults_and_options_win(ltui: Ltui, private_
     assert spec["stall"]["on_verdict"] == ["true", "ltui"]
     assert spec["checkpoint"]["every_s"] == 600
     assert spec["checkpoint"]["best"] == "val/loss"
+    assert (run / "code" / "frozen-1").is_dir()
+    assert ltui("exec", "--no-freeze", "--name", "not", "--", "true").returncode == 0
+    (other,) = (private_home / "runs").glob("not-*")
+    assert not (other / "code" / "frozen-1").exists()
 
 
 def test_a_run_does_not_start_without_the_defaults_that_the_file_asks_for(
@@ -224,5 +229,5 @@ def test_a_preset_wins_over_the_defaults() -> None:
     assert preset.stall.then == "nothing"
     assert preset.stall.on_verdict == ("true", "ltui")
     assert (preset.checkpoint.keep, preset.checkpoint.every_s) == (5, 600)
-    assert (preset.restarts, preset.mirror) == (4, "tensorboard")
+    assert (preset.restarts, preset.mirror, preset.freeze) == (4, "tensorboard", True)
     assert with_launch_defaults(preset) == preset

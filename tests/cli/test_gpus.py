@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -114,6 +115,19 @@ def test_the_doctor_lists_the_optional_parts_with_what_installs_them(
     serve = found["ltui[serve]"]
     assert (serve.value, serve.ok) == ("not installed (used by ltui serve)", False)
     assert "textual-serve" in str(serve.remedy)
+
+
+def test_the_doctor_says_what_runs_occupy(private_home: Path) -> None:
+    run = private_home / "runs" / "owl-0001"
+    for name, size in (("checkpoints/a.ckpt", 3 << 20), ("code/frozen-1/train.py", 2 << 20)):
+        (run / name).parent.mkdir(parents=True)
+        (run / name).write_bytes(b"1" * size)
+    (run / "spec.yaml").touch()
+    (run / "code" / "frozen-1" / "data").symlink_to(run / "checkpoints")
+    found = doctor._kept_on_disk(private_home)
+    # Folders occupy something, too, and the link to 3 MiB nothing.
+    pattern = r"checkpoints 3\.0\d MiB, frozen code 2\.0\d MiB, bin 0 B"
+    assert re.fullmatch(pattern, found.value), found.value
 
 
 TOO_OLD = "CUDA initialization: The NVIDIA driver is too old. Update it. (Triggered internally)"

@@ -16,11 +16,13 @@ from ltui.app.cli import main
 from ltui.app.command_output import EXIT_STOPPED
 from ltui.app.nodes.start_head import head_place
 from ltui.app.slurm.job_nodes import _write_nodes
+from ltui.app.slurm.job_process import prepare
 from ltui.app.slurm.job_submission import continue_run
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.launch_run import create_run_directory
 from ltui.training.nodes.link_key import LinkKey
 from ltui.training.nodes.node_address import LinkPlace, write_link_place
+from ltui.training.problem import ProblemError
 from ltui.training.slurm.batch_script import JobOptions
 from ltui.training.slurm.job_record import (
     JobRecord,
@@ -137,6 +139,28 @@ def test_the_copy_of_a_queued_run_does_not_cancel_its_job(
     assert slurm.calls("scancel") == []
     ltui("stop", run_id, code=0)
     assert slurm.calls("scancel") == [["4711"]]
+
+
+def test_frozen_code_is_that_of_the_submission_and_needs_a_folder_that_the_node_sees(
+    ltui: Ltui, slurm: Slurm, private_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm.add("sbatch", output="4711\n")
+    (tmp_path / "train.py").write_text("1")
+    command = ("--", sys.executable, "train.py")
+    assert "several machines" in ltui("submit", "--freeze", "--nodes", "2", *command, code=2).err
+    assert runs(private_home) == []
+    ltui("submit", "--freeze", *command, code=0)
+    (run_id,) = runs(private_home)
+    run = RunDir(private_home / "runs" / run_id)
+    assert (run.path / "code" / "frozen-1" / "train.py").read_text() == "1"
+    token = required(read_record(run)).token
+    assert prepare(run_id, token, "").path == run.path
+    text = run.spec_path.read_text()
+    monkeypatch.setenv("LTUI_HOME", str(tmp_path / "other"))
+    monkeypatch.setenv("SLURM_TMPDIR", str(tmp_path / "node"))
+    with pytest.raises(ProblemError, match="this node does not see the directory of the run"):
+        prepare(run_id, token, text)
+    assert runs(tmp_path / "other") == []
 
 
 def test_a_folder_that_no_script_can_name_leaves_no_run(

@@ -57,6 +57,8 @@ class LtuiSection(Struct, frozen=True, kw_only=True):
     """Maximum number of automatic restarts from the last good checkpoint after a crash."""
     mirror: str | None = None
     """Where the values are also written while the run goes on: ``tensorboard[:FOLDER]``."""
+    freeze: bool = False
+    """True if the ranks train with a copy of the code, made when the run was created."""
 
 
 _TEXT = Argument(kinds=("text",), optional=False)
@@ -76,6 +78,7 @@ _SECTION = {
     "cpu_ranks": Argument(kinds=("whole",), low=1, optional=False),
     "restarts": _COUNT,
     "mirror": Argument(kinds=("text",)),
+    "freeze": Argument(kinds=("truth",), optional=False),
 }
 _POLICY = {
     "stall": {

@@ -216,6 +216,7 @@ def build_spec(
         stall=preset.stall,
         restarts=preset.restarts,
         mirror=preset.mirror,
+        freeze=preset.freeze,
         tags=preset.tags,
         about=preset.about or None,
     )

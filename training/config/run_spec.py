@@ -184,6 +184,10 @@ class RunSpec(Struct, frozen=True, kw_only=True):
     """The signal that stops a command of which ltui saves no checkpoint."""
     gpus: str | None = None
     """``free:2`` if the run waits until two GPUs are free and then uses only these."""
+    freeze: bool = False
+    """True if the ranks train with a copy of the code, made when the run was created."""
+    code_copy: int = 1
+    """The copy that ``freeze`` uses, by the attempt for which it was made."""
     imported_from: str | None = None
     """Folder of the metrics if the run was imported (``ltui import``), so nothing can start it."""
     tags: tuple[str, ...] = ()

@@ -12,6 +12,7 @@ import os
 import resource
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -89,14 +90,26 @@ def create_run_directory(
 ) -> None:
     """Create the run directory with its specification, completely or not at all.
 
-    ``fill`` is called with the directory before it appears under its name.
+    It has a copy of the code as it is now if ``spec.freeze`` is set. ``fill`` is called with the
+    directory before it appears under its name.
     """
+    if spec.freeze:
+        # Imported here because few runs have frozen code.
+        from ltui.training.lifecycle.freeze_code import freeze_code
+
+        spec = spec.with_changes(code_copy=1)
+        for leftover in run_dir.path.parent.glob(".new-*"):
+            # A command that was killed has left it.
+            if time.time() - leftover.stat().st_mtime > _LEFTOVER_S:
+                shutil.rmtree(leftover, ignore_errors=True)
     temporary = RunDir(run_dir.path.with_name(f".new-{run_dir.id}"))
     try:
         temporary.path.mkdir(mode=0o700)
         for name in ("logs", "queue", "engine", "checkpoints"):
             (temporary.path / name).mkdir(mode=0o700)
         temporary.write_spec(spec)
+        if spec.freeze:
+            freeze_code(temporary, spec)
         for name, text in (private_files or {}).items():
             write_atomically(temporary.path / name, text.encode())
         fill(temporary)
@@ -129,6 +142,8 @@ def home_not_writable(home: Path, error: OSError) -> ProblemError:
     )
 
 
+_LEFTOVER_S = 3600.0
+"""Age of a run directory that was never finished, after which it is removed."""
 LEAST_FILE_BYTES = 64 << 20
 """Least limit of the size of a file with which a run starts. A queue alone has 4 MB."""
 
@@ -153,6 +168,7 @@ def check_start(spec: RunSpec, *, interpreter_checked: bool = False) -> None:
         *(_interpreter_problems(spec) if not interpreter_checked else ()),
         *_verdict_hook_problems(spec),
         *_mirror_problems(spec),
+        *_freeze_problems(spec),
         *_limit_problems(),
     ]
     if problems:
@@ -180,6 +196,21 @@ def _limit_problems() -> Iterator[Problem]:
             what=f"a file may have {limit >> 10} KiB, and the files of a run need more.",
             remedy="Raise the limit: ulimit -f unlimited",
         )
+
+
+def _freeze_problems(spec: RunSpec) -> Iterator[Problem]:
+    if spec.freeze and spec.nodes is not None:
+        yield several_machines().problems[0]
+
+
+def several_machines() -> ProblemError:
+    """Return the problem of frozen code on several machines."""
+    return ProblemError.of(
+        where="--freeze",
+        what="the code of a run on several machines cannot be frozen, because the copy is on this "
+        "machine only.",
+        remedy="Start it without freezing the code: --no-freeze",
+    )
 
 
 def check_not_imported(spec: RunSpec) -> None:

@@ -19,12 +19,19 @@ RANK_SIDE = "rank-side"
 """Name of the folder of the home with the package of each version."""
 _FOLDERS = ("shared", "tensor_queue", "rank", "models", "data")
 _FILES = ("__init__.py",)
-_SITE = '''"""Set up stack dumps, then run the sitecustomize module that this one hides."""
+_SITE = '''"""Set up frozen code and stack dumps, then run the sitecustomize that this one hides."""
 import importlib.machinery
 import importlib.util
 import os
 import sys
 
+if os.environ.get("LTUI_CODE_COPY"):
+    try:
+        from ltui.training.rank.frozen_imports import use_copy
+
+        use_copy()
+    except Exception as error:
+        print(f"ltui: the frozen code is not used: {error}", file=sys.stderr)
 try:
     from ltui.training.rank.stack_dump_setup import install_handler
 

@@ -27,7 +27,13 @@ from msgspec.structs import replace
 
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.json_codec import to_json
-from ltui.training.store.code_record import CodeRecord, first_with_identity, write_record
+from ltui.training.store.code_record import (
+    CodeRecord,
+    first_with_identity,
+    read_diff,
+    read_record,
+    write_record,
+)
 from ltui.training.store.run_directory import RunDir
 
 GIT_S = 2.0
@@ -63,7 +69,7 @@ print(json.dumps(found))
 """Program that prints the versions of Python and of the packages that its arguments name."""
 
 
-class _UnknownError(Exception):
+class UnknownError(Exception):
     """A program did not answer; ``str()`` is the reason."""
 
 
@@ -82,22 +88,15 @@ def start_recording(run_dir: RunDir, spec: RunSpec, attempt: int) -> threading.T
 
 
 def record_code(run_dir: RunDir, spec: RunSpec, attempt: int) -> None:
-    """Write the record of an attempt. Does nothing if the run directory cannot be written."""
-    record = CodeRecord(
-        attempt=attempt,
-        recorded_at=time.time(),
-        command=_command(spec),
-        host=socket.gethostname(),
-        user=_user(),
-        ltui=_ltui_version(),
-        python=_interpreter(spec),
-    )
-    diff = b""
-    try:
-        record, diff = _with_repository(record, code_folder(spec))
-    except _UnknownError as error:
-        record = replace(record, note=str(error))
-    with contextlib.suppress(_UnknownError):
+    """Write the record of an attempt. Does nothing if the run directory cannot be written.
+
+    That of frozen code is what was recorded when the code was frozen.
+    """
+    record, diff = _without_packages(spec, attempt)
+    if spec.freeze and (then := read_record(run_dir, spec.code_copy)) is not None:
+        record = replace(then, attempt=attempt, recorded_at=record.recorded_at)
+        diff = read_diff(run_dir, spec.code_copy).encode()
+    with contextlib.suppress(UnknownError):
         record = replace(record, packages=_packages(record.python))
     if record.commit is not None and record.diff_complete:
         record = replace(record, identity=_identity(spec, record.commit, diff))
@@ -107,16 +106,43 @@ def record_code(run_dir: RunDir, spec: RunSpec, attempt: int) -> None:
         write_record(run_dir, record, diff)
 
 
+def record_repository(run_dir: RunDir, spec: RunSpec, attempt: int) -> None:
+    """Write the record of frozen code, to which ``record_code`` adds the packages of an attempt.
+
+    Raises ``OSError``.
+    """
+    write_record(run_dir, *_without_packages(spec, attempt))
+
+
+def _without_packages(spec: RunSpec, attempt: int) -> tuple[CodeRecord, bytes]:
+    record = CodeRecord(
+        attempt=attempt,
+        recorded_at=time.time(),
+        command=_command(spec),
+        host=socket.gethostname(),
+        user=_user(),
+        ltui=_ltui_version(),
+        python=_interpreter(spec),
+    )
+    try:
+        return _with_repository(record, code_folder(spec))
+    except UnknownError as error:
+        return replace(record, note=str(error)), b""
+
+
 def code_folder(spec: RunSpec) -> Path:
     """Return the folder of the user's code: that of the script or configuration file, or the
     working directory."""
-    cwd = Path(spec.cwd)
-    if spec.command is None:
-        return Path(spec.python_path[0]) if spec.python_path else cwd
-    for word in spec.command:
-        if word.endswith((".py", ".sh")) and (cwd / word).is_file():
-            return (cwd / word).parent
-    return cwd
+    if spec.command is None and spec.python_path:
+        return Path(spec.python_path[0])
+    script = named_script(spec)
+    return Path(spec.cwd) if script is None else script.parent
+
+
+def named_script(spec: RunSpec) -> Path | None:
+    """Return the first script of Python or the shell that the command names."""
+    paths = (Path(spec.cwd, word) for word in spec.command or () if word.endswith((".py", ".sh")))
+    return next((path for path in paths if path.is_file()), None)
 
 
 def _command(spec: RunSpec) -> tuple[str, ...]:
@@ -168,50 +194,59 @@ def _packages(python: str | None) -> dict[str, str]:
     try:
         return {str(name): str(number) for name, number in json.loads(answer).items()}
     except (ValueError, AttributeError) as error:
-        raise _UnknownError("its packages could not be read") from error
+        raise UnknownError("its packages could not be read") from error
+
+
+def top_folder(folder: Path, deadline: float) -> str:
+    """Return the top folder of the repository that has ``folder``. Raise ``UnknownError``."""
+    if not any((parent / ".git").exists() for parent in (folder, *folder.parents)):
+        raise UnknownError(f"{folder} is in no git repository")
+    top = ask_git(folder, deadline, "rev-parse", "--show-toplevel")[0]
+    return top.decode("utf-8", "replace").rstrip("\n")
 
 
 def _with_repository(record: CodeRecord, folder: Path) -> tuple[CodeRecord, bytes]:
     """Return the record with commit, branch and changed files, and the uncommitted changes."""
-    if not any((parent / ".git").exists() for parent in (folder, *folder.parents)):
-        raise _UnknownError(f"{folder} is in no git repository")
     deadline = time.monotonic() + GIT_S
-    top = _git(folder, deadline, "rev-parse", "--show-toplevel")[0].decode("utf-8", "replace")
-    record = replace(record, repository=top.rstrip("\n"))
+    record = replace(record, repository=top_folder(folder, deadline))
     try:
-        commit = _git(folder, deadline, "rev-parse", "--verify", "-q", "HEAD")[0]
-    except _UnknownError:
+        commit = ask_git(folder, deadline, "rev-parse", "--verify", "-q", "HEAD")[0]
+    except UnknownError:
         return replace(record, note="the repository has no commit yet"), b""
     record = replace(record, commit=commit.decode().strip())
-    with contextlib.suppress(_UnknownError):  # no branch: the head is detached
-        branch = _git(folder, deadline, "symbolic-ref", "-q", "--short", "HEAD")[0]
+    with contextlib.suppress(UnknownError):  # no branch: the head is detached
+        branch = ask_git(folder, deadline, "symbolic-ref", "-q", "--short", "HEAD")[0]
         record = replace(record, branch=branch.decode("utf-8", "replace").strip())
     try:
-        names = _git(folder, deadline, "diff", "HEAD", "--name-only", "-z")[0]
+        names = ask_git(folder, deadline, "diff", "HEAD", "--name-only", "-z")[0]
         changed = [name.decode("utf-8", "replace") for name in names.split(b"\0") if name]
         record = replace(
             record, changed_files=tuple(changed[:FILES_KEPT]), changed_count=len(changed)
         )
-        diff, complete = _git(
+        diff, complete = ask_git(
             folder, deadline, "diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color"
         )
-    except _UnknownError as error:
+    except UnknownError as error:
         return replace(record, note=str(error)), b""
     note = None if complete else f"the changes are longer than {DIFF_BYTES >> 10} KiB"
     return replace(record, diff_bytes=len(diff), diff_complete=complete, note=note), diff
 
 
-def _git(folder: Path, deadline: float, *arguments: str) -> tuple[bytes, bool]:
-    """Return what git prints, and whether that is all of it. Raise ``_UnknownError``."""
+def ask_git(
+    folder: Path, deadline: float, *arguments: str, most_bytes: int | None = None
+) -> tuple[bytes, bool]:
+    """Return what git prints, and whether that is all of it. Raise ``UnknownError``."""
     # The repository must not start programs of its own, and an index that others use is not locked.
     options = ["-c", "core.fsmonitor=false", "--no-optional-locks"]
-    return _ask(["git", *options, *arguments], folder, deadline)
+    return _ask(["git", *options, *arguments], folder, deadline, most_bytes)
 
 
-def _ask(argv: Sequence[str], folder: Path, deadline: float) -> tuple[bytes, bool]:
-    """Return at most ``DIFF_BYTES`` of a program's output, and whether that is all of it.
+def _ask(
+    argv: Sequence[str], folder: Path, deadline: float, most_bytes: int | None = None
+) -> tuple[bytes, bool]:
+    """Return a program's output, at most ``DIFF_BYTES`` of it by default, and whether that is all.
 
-    Raise ``_UnknownError`` if it cannot be started, fails, or is not done at ``deadline``.
+    Raise ``UnknownError`` if it cannot be started, fails, or is not done at ``deadline``.
     """
     name = os.path.basename(argv[0])
     try:
@@ -225,17 +260,18 @@ def _ask(argv: Sequence[str], folder: Path, deadline: float) -> tuple[bytes, boo
             start_new_session=True,
         )
     except FileNotFoundError as error:
-        raise _UnknownError(f"{name} is not installed") from error
+        raise UnknownError(f"{name} is not installed") from error
     except OSError as error:
-        raise _UnknownError(f"{name} could not be started ({error.strerror})") from error
+        raise UnknownError(f"{name} could not be started ({error.strerror})") from error
     assert process.stdout is not None
     data = bytearray()
     complete = False
+    limit = DIFF_BYTES if most_bytes is None else most_bytes
     try:
-        while len(data) <= DIFF_BYTES:
+        while len(data) <= limit:
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([process.stdout], [], [], left)[0]:
-                raise _UnknownError(f"{name} did not answer in time")
+                raise UnknownError(f"{name} did not answer in time")
             piece = os.read(process.stdout.fileno(), 65536)
             if not piece:
                 complete = True
@@ -248,8 +284,8 @@ def _ask(argv: Sequence[str], folder: Path, deadline: float) -> tuple[bytes, boo
         process.stdout.close()
         code = process.wait()
     if complete and code:
-        raise _UnknownError(f"{name} failed with exit code {code}")
-    return bytes(data[:DIFF_BYTES]), complete
+        raise UnknownError(f"{name} failed with exit code {code}")
+    return bytes(data[:limit]), complete
 
 
 def _environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -14,14 +14,24 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from ltui.training.config.run_spec import RunSpec
+from ltui.training.lifecycle.freeze_code import freeze_code
 from ltui.training.lifecycle.launch_run import check_start, home_not_writable
 from ltui.training.lifecycle.rank_package import install_rank_package
+from ltui.training.lifecycle.run_processes import latest_attempt
 from ltui.training.lifecycle.run_status import nan_step, recover_run, resolve_snapshot, stays_live
 from ltui.training.lifecycle.supervisor_client import START_S, AttemptPlan, start_supervisor
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.identity import lock_holder
 from ltui.training.state.run_snapshot import LIVE, CheckpointInfo, RunState
 from ltui.training.store.find_run import find_run
+from ltui.training.store.frozen_code import (
+    changed_files,
+    code_to_run,
+    differs_text,
+    frozen_command,
+    listed,
+    read_frozen,
+)
 from ltui.training.store.history_queries import first_replaced_step
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_checkpoints import (
@@ -119,25 +129,30 @@ def resume(
     spec: RunSpec | None = None,
     checkpoint: Path | None = None,
     because: str | None = None,
-) -> None:
+    code_of_now: bool = False,
+) -> str | None:
     """Start another attempt from ``checkpoint``, or from the last good one.
 
     ``spec`` replaces the stored specification. ``because`` is the reason if no person resumes the
-    run. Raises ``ProblemError`` if the run is live, or if there
-    is nothing to resume from.
+    run. ``code_of_now`` freezes the code as it is now, and the attempt trains with this copy; the
+    sentence that is returned says which files differ. Raises ``ProblemError`` if the run is live,
+    or if there is nothing to resume from.
     """
     before = run_dir.read_spec()
     changed = spec is not None and spec.overrides != before.overrides
     allow_finished = changed or checkpoint is not None or because is not None
     check_resumable(run_dir, allow_finished=allow_finished)
     step, path, skipped = _resume_point(run_dir, checkpoint)
-    check_start(spec or before)
+    check_start(_with_frozen_command(run_dir, spec or before, code_of_now=code_of_now))
+    told = None
     plan = AttemptPlan(
         resume_from=path, resume_step=step, skipped=skipped, restarted_because=because
     )
     new_spec_path: Path | None = None
     try:
         install_rank_package(run_dir.home)
+        if code_of_now:
+            spec, told = _freeze_again(run_dir, spec or before)
         if spec is not None:
             new_spec_path = _write_new_spec(run_dir, spec)
             new = spec.overrides[len(before.overrides) :]
@@ -148,6 +163,30 @@ def resume(
     finally:
         if new_spec_path is not None:
             shutil.rmtree(new_spec_path.parent, ignore_errors=True)
+    return told
+
+
+def _freeze_again(run_dir: RunDir, spec: RunSpec) -> tuple[RunSpec, str]:
+    """Freeze the code of now for the next attempt. Return its specification, and what differs."""
+    number = max(latest_attempt(run_dir) or 1, spec.code_copy) + 1
+    before = read_frozen(run_dir, spec.code_copy) if spec.freeze else None
+    frozen = freeze_code(run_dir, spec, number)
+    changed = [] if before is None else changed_files(run_dir, before, frozen)
+    told = frozen.text()
+    if before is not None:
+        told += f"; {differs_text(before.number, len(changed))}"
+    if changed:
+        told += f": {listed(changed, len(changed))}"
+    return spec.with_changes(freeze=True, code_copy=number), f"{told}."
+
+
+def _with_frozen_command(run_dir: RunDir, spec: RunSpec, *, code_of_now: bool) -> RunSpec:
+    """Return ``spec`` with the files of the copy that it will use, since the originals may be
+    gone. Raises ``ProblemError`` if the copy is."""
+    frozen = None if code_of_now else code_to_run(run_dir, spec)
+    if frozen is None or spec.command is None:
+        return spec
+    return spec.with_changes(command=frozen_command(run_dir, frozen, spec.command, spec.cwd))
 
 
 def check_resumable(run_dir: RunDir, *, allow_finished: bool) -> None:

@@ -1,6 +1,7 @@
 """Build the command line and environment of the engine, which the shim starts.
 
-For presets the engine is torch elastic. For ``ltui exec`` it is the user's command, unchanged.
+For presets the engine is torch elastic. For ``ltui exec`` it is the user's command, unchanged, or
+with the copies of its files if the code of the run is frozen.
 """
 
 from __future__ import annotations
@@ -19,6 +20,13 @@ from ltui.training.process.identity import ProcessIdentity
 from ltui.training.process.python_environment import module_command
 from ltui.training.shared.defaults import QUEUE_BYTES
 from ltui.training.shared.rank_environment import RankEnvironment
+from ltui.training.store.frozen_code import (
+    FrozenCode,
+    code_to_run,
+    copied_path,
+    frozen_command,
+    frozen_folder,
+)
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir, write_json
 from ltui.training.tensor_queue.control_block import STOP_SIGNALS
@@ -71,11 +79,22 @@ def engine_start(
 ) -> dict[str, Any]:
     """Return how the shim starts the engine of ``attempt``.
 
-    ``env`` is added to the environment of this process; None removes a variable.
+    ``env`` is added to the environment of this process; None removes a variable. Raises
+    ``ProblemError`` if the frozen code of the run is gone.
     """
+    frozen = code_to_run(run_dir, spec)
+    if spec.command is None:
+        argv = _preset_argv(run_dir, spec, attempt)
+    elif frozen is None:
+        argv = spec.command
+    else:
+        argv = frozen_command(run_dir, frozen, spec.command, spec.cwd)
     return {
-        "argv": _preset_argv(run_dir, spec, attempt) if spec.command is None else spec.command,
-        "env": _environment(run_dir, spec, attempt, resume_from, changes),
+        "argv": argv,
+        "env": {
+            **_environment(run_dir, spec, attempt, resume_from, changes),
+            **_code_variables(run_dir, frozen),
+        },
         "cwd": spec.cwd,
         "log": str(run_dir.engine_log_path(attempt)),
     }
@@ -83,10 +102,14 @@ def engine_start(
 
 def write_rank_config(run_dir: RunDir, spec: RunSpec, attempt: int) -> None:
     """Write the configuration file that the ranks of a preset read."""
+    frozen = code_to_run(run_dir, spec)
     document = {
         "config": spec.config,
         "after_fit": list(spec.after_fit),
-        "python_path": list(spec.python_path),
+        "python_path": [
+            path if frozen is None else copied_path(run_dir, frozen, path)
+            for path in spec.python_path
+        ],
         "checkpoints_dir": str(run_dir.checkpoints_dir),
         "cwd": spec.cwd,
     }
@@ -165,6 +188,14 @@ def _environment(
         # Torch elastic would always set 1. Divide the processors among the ranks instead.
         env["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // max(1, spec.nproc)))
     return env
+
+
+def _code_variables(run_dir: RunDir, frozen: FrozenCode | None) -> dict[str, str | None]:
+    """Return the variables that ``training/rank/frozen_imports.py`` reads."""
+    if frozen is None:
+        return {"LTUI_CODE_COPY": None, "LTUI_CODE_ROOT": None}
+    copy = os.path.abspath(frozen_folder(run_dir, frozen.number))
+    return {"LTUI_CODE_COPY": copy, "LTUI_CODE_ROOT": frozen.root}
 
 
 def _earlier_steps(run_dir: RunDir, attempt: int) -> dict[int, int] | None:

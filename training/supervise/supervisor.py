@@ -26,6 +26,7 @@ from ltui.training.problem import ProblemError
 from ltui.training.process.identity import release_lock
 from ltui.training.state.good_checkpoints import nan_since
 from ltui.training.state.run_snapshot import Event, RunState
+from ltui.training.store.frozen_code import read_frozen
 from ltui.training.store.history_writer import Batch
 from ltui.training.supervise.control_requests import ControlServer, RequestHandler
 from ltui.training.supervise.event_mirror import EventMirror
@@ -75,6 +76,9 @@ class Supervisor:
         else:
             text, fields = plan.event_text(live.number), plan.event_fields()
             events.append(Event(time.time(), "attempt", text, fields))
+            is_new = spec.freeze and live.number == spec.code_copy
+            if is_new and (frozen := read_frozen(run_dir, live.number)) is not None:
+                events.append(Event(time.time(), "note", f"{frozen.text()}."))
         now_s = time.time()
         poll = live.begin(now_s)
         if not live.recovered:
