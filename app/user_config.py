@@ -96,6 +96,17 @@ SETTINGS = {
     "notifications.seconds": Setting(
         kind="number", low=1, default=5, about="How long the notice of an event is shown."
     ),
+    "queue.slots": Setting(
+        kind="whole",
+        low=1,
+        default=1,
+        about="The slots of this machine: how many runs without GPUs the run queue lets run.",
+    ),
+    "queue.pass": Setting(
+        kind="truth",
+        default=False,
+        about="Whether a queued run may pass one that needs more slots than are free.",
+    ),
 }
 """The settings by dotted path. ``ltui config`` and its template list them in this order."""
 

@@ -29,14 +29,30 @@ from ltui.training.store.run_directory import RunDir, given_name, ltui_home, new
 
 if TYPE_CHECKING:
     from ltui.training.config.device_selection import Machine
+    from ltui.training.state.run_queue import QueueEntry
     from ltui.training.state.run_snapshot import CheckpointInfo
 
 
 _Count = Annotated[int, Meta(ge=0)]
+_Slots = Annotated[int, Meta(ge=1)]
 _Mirror = Annotated[str, Meta(pattern=rf"^(?:{MIRROR_PATTERN})$")]
 
 
-class LaunchOptions(NodeOptions, frozen=True, kw_only=True):
+class StartOptions(NodeOptions, frozen=True, kw_only=True):
+    """What a run and another attempt of one have in common."""
+
+    queue: bool = False
+    """Put it into the run queue, for which the next fields are."""
+    priority: int | None = None
+    after: tuple[str, ...] = ()
+    """Runs that have to end before: ``RUN``, or ``RUN:ok`` if they have to finish."""
+    not_before: str | None = None
+    """``18:30`` or ``+2h``"""
+    slots: _Slots | None = None
+    """Slots of this machine that it uses."""
+
+
+class LaunchOptions(StartOptions, frozen=True, kw_only=True):
     """What a run is started with: the options of ``ltui run`` and ``ltui exec``."""
 
     preset: str | None = None
@@ -71,7 +87,7 @@ class LaunchOptions(NodeOptions, frozen=True, kw_only=True):
     """``free:N``"""
 
 
-class ResumeOptions(NodeOptions, frozen=True, kw_only=True):
+class ResumeOptions(StartOptions, frozen=True, kw_only=True):
     """What another attempt of a run is started with: the options of ``ltui resume``."""
 
     run: str
@@ -92,6 +108,8 @@ class StartedRun(Struct, frozen=True, kw_only=True):
     """Sentences about what may go wrong."""
     frozen: tuple[str, ...] = ()
     """Sentences about the code that was frozen for this attempt."""
+    queued: bool = False
+    """It waits in the run queue."""
     job: str | None = None
     """Number of the SLURM job in which it will run."""
     to_join: tuple[str, ...] = ()
@@ -132,7 +150,7 @@ def resume(options: ResumeOptions) -> StartedRun:
     return prepare_resume(options).launch()
 
 
-_Options = TypeVar("_Options", bound=NodeOptions)
+_Options = TypeVar("_Options", bound=StartOptions)
 
 
 def _checked(options: _Options) -> _Options:
@@ -151,6 +169,8 @@ def _check_kind(options: LaunchOptions) -> None:
     """Raise ``ProblemError`` for a field of a preset without one, or of a command with a preset."""
     wrong, default = _FOR_PRESETS if options.preset is None else _FOR_COMMANDS, LaunchOptions()
     for name in wrong:
+        if name == "gpus" and options.queue:
+            continue
         if getattr(options, name) != getattr(default, name):
             what = f"it cannot be given {'without' if options.preset is None else 'with'} a preset."
             raise ProblemError.of(where=name, what=what)
@@ -174,6 +194,7 @@ def prepare(options: LaunchOptions) -> PreparedRun:
     _check_kind(options)
     home = ltui_home()
     labels = label_files(options)
+    entry = _queue_entry(options, home)
     hosts = listed_hosts(options.nodes)
     machine = launch_machine(options, hosts)
     if (agent := agent_nodes(options, machine, options.overrides)) is not None:
@@ -195,6 +216,19 @@ def prepare(options: LaunchOptions) -> PreparedRun:
 
         warnings = tuple(str(warning) for warning in freeze_warnings(spec))
 
+    if entry is not None:
+
+        def enqueue_it() -> StartedRun:
+            from ltui.training.lifecycle.run_queue import enqueue
+
+            checked = spec.config is not None
+            run_dir = enqueue(
+                spec, home, entry, start_from, private_files=labels, interpreter_checked=checked
+            )
+            return StartedRun(id=run_dir.id, warnings=warnings, queued=True)
+
+        return PreparedRun(warnings=warnings, launch=enqueue_it)
+
     def launch_with(files: Mapping[str, str]) -> RunDir:
         from ltui.training.lifecycle.launch_run import launch
 
@@ -207,6 +241,31 @@ def prepare(options: LaunchOptions) -> PreparedRun:
         )
 
     return _prepared(spec, options, home, launch_with, warnings)
+
+
+def _queue_entry(options: StartOptions, home: Path) -> QueueEntry | None:
+    """Return what is asked of the run queue; None if the run starts at once.
+
+    Raises ``ProblemError``.
+    """
+    if options.queue:
+        # Imported here: most runs start at once.
+        from ltui.app.launch.queue_changes import dependencies, start_time
+        from ltui.training.state.run_queue import QueueEntry
+
+        return QueueEntry(
+            priority=options.priority or 0,
+            after=dependencies(home, options.after),
+            not_before=None if options.not_before is None else start_time(options.not_before),
+        )
+    for name in ("priority", "after", "not_before"):
+        if getattr(options, name) not in (None, ()):
+            raise ProblemError.of(
+                where=f"--{name.replace('_', '-')}",
+                what="only a queued run has it.",
+                remedy="Add --queue.",
+            )
+    return None
 
 
 def _prepared(
@@ -255,6 +314,8 @@ def _preset_spec(
     from ltui.app.nodes.node_options import node_overrides
 
     overrides = node_overrides(options.overrides, hosts)
+    if options.gpus is not None:
+        overrides = [*overrides, f"trainer.devices={_free_gpus(options.gpus, queued=True)}"]
     request = prepare_launch(options.preset or "", overrides, options.python, machine)
     run_id, name = new_run_id(home, options.name)
     return request.spec(run_id, name, time.time())
@@ -296,7 +357,7 @@ def command_spec(options: LaunchOptions, home: Path) -> RunSpec:
     if options.stop_signal not in signal.Signals.__members__:
         what = "there is no such signal."
         raise ProblemError.of(where=f"--stop-signal {options.stop_signal}", what=what)
-    gpus = None if options.gpus is None else _free_gpus(options.gpus)
+    gpus = None if options.gpus is None else _free_gpus(options.gpus, queued=options.queue)
     defaults = launch_defaults()
     run_id, name = new_run_id(home, options.name)
     return RunSpec(
@@ -339,10 +400,11 @@ def _checked_pattern(text: str | None) -> str | None:
 
 def with_run_options(spec: RunSpec, options: LaunchOptions | ResumeOptions) -> RunSpec:
     """Return ``spec`` with ``--restarts``, ``--mirror`` and ``--freeze``, which override the
-    preset."""
-    given = {"restarts": options.restarts, "mirror": options.mirror}
+    preset, and ``--slots``."""
+    given = {"restarts": options.restarts, "mirror": options.mirror, "slots": options.slots}
     if isinstance(options, LaunchOptions):
-        given["freeze"] = options.freeze
+        # Much may be edited until a queued run starts.
+        given["freeze"] = options.queue or None if options.freeze is None else options.freeze
     return spec.with_changes(**{name: v for name, v in given.items() if v is not None})
 
 
@@ -397,11 +459,11 @@ def _checkpoint_policy(text: str | None, default: CheckpointPolicy) -> Checkpoin
     return replace(default, best=metric, mode=mode, keep_best=int(number))
 
 
-def _free_gpus(text: str) -> str:
-    """Return ``free:2`` as a specification holds it."""
+def _free_gpus(text: str, *, queued: bool) -> str:
+    """Return ``free:2`` as a specification holds it. A queued run may give the number alone."""
     from ltui.training.config.device_selection import free_count
 
-    count = free_count(text)
+    count = free_count(f"free:{text}" if queued and text.isdecimal() else text)
     if count is None:
         raise ProblemError.of(
             where=f"--gpus {text}",
@@ -433,12 +495,13 @@ def prepare_resume(options: ResumeOptions) -> PreparedRun:
     agent = None if hosts is not None else resuming_agent(options, launch_machine(options, None))
     if agent is not None:
         raise OtherNodeError(agent)
+    entry = _queue_entry(options, home)
     run_dir = find_run(home, options.run)
     before = run_dir.read_spec()
     spec: RunSpec | None = None
     if options.overrides:
         spec = changed_spec(before, options.overrides, None if options.code == "now" else run_dir)
-    if (options.restarts, options.mirror) != (None, None):
+    if (options.restarts, options.mirror, options.slots) != (None, None, None):
         spec = with_run_options(spec or before, options)
 
     code_of_now = _takes_code_of_now(before, options.code, submitted=is_submitted(run_dir))
@@ -456,6 +519,21 @@ def prepare_resume(options: ResumeOptions) -> PreparedRun:
     warnings: tuple[str, ...] = ()
     if options.from_step is not None:
         checkpoint, warnings = _checkpoint_to_resume(run_dir, options.from_step)
+    if entry is not None:
+        if code_of_now:
+            raise ProblemError.of(
+                where="--code now",
+                what="an attempt in the run queue goes on with the code that the run has.",
+                remedy="Leave out --queue or --code now.",
+            )
+
+        def enqueue_it() -> StartedRun:
+            from ltui.training.lifecycle.run_queue import enqueue_resume
+
+            enqueue_resume(run_dir, entry, spec=spec, checkpoint=checkpoint)
+            return StartedRun(id=run_dir.id, warnings=warnings, queued=True)
+
+        return PreparedRun(warnings=warnings, launch=enqueue_it)
     new_spec = spec
     if (spec or before).nodes is not None:
         # Imported here, because most runs use one machine.

@@ -58,7 +58,7 @@ def schema_document(commands: Sequence[Command]) -> dict[str, Any]:
 
 
 def _form(command: Command) -> Any:
-    module, _, function = command.do.partition(":")
+    module, _, function = command.do.lstrip("-").partition(":")
     return importlib.import_module(f"ltui.app.commands.{module}").DATA[function]
 
 

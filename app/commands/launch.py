@@ -59,7 +59,7 @@ def _start(
         from ltui.widgets.sanitise import clean_line
 
         sys.stderr.write(f"warning: {clean_line(warning, 1000)}\n")
-    if options.detach or options.json:
+    if options.detach or options.json or options.queue:
         return _report(prepared.launch(), as_json=options.json)
     nodes = prepared.nodes
     by_launcher = nodes is not None and nodes.start in ("srun", "launcher")
@@ -81,6 +81,11 @@ def _report(started: StartedRun, *, as_json: bool) -> int:
     if as_json:
         print_envelope(started, [f"ltui wait {started.id}"])
         return EXIT_DONE
+    if started.queued:
+        # Imported here: most runs start at once.
+        from ltui.app.commands.queue import report_queued
+
+        return report_queued(RunDir(ltui_home() / "runs" / started.id))
     if started.job is not None:
         print(f"{started.id} is queued in SLURM as job {started.job}.")
         return EXIT_DONE

@@ -48,10 +48,22 @@ _RESTARTS = """\
     after a crash, resume from the last good checkpoint, at most N times (default: {})
 """
 _FREEZE = """\
---freeze     train with a copy of the code as it is now, also after restarts and resumes
+--freeze     train with a copy of the code as it is now, also after restarts and resumes (default of
+             a queued run)
 --no-freeze
     train with the code as it is at each start (default, unless the preset or the configuration
     file says otherwise)
+"""
+_QUEUE = """\
+run queue (docs/queue.md):
+--queue        put the run into the run queue: it starts when it is its turn
+--priority N   with --queue: higher priorities start first (default: 0)
+--after RUN[:ok] ...
+    with --queue: start when this run has ended; with :ok, if it finished; can be repeated
+--not-before TIME
+    with --queue: start at 18:30, or after +20min, +2h, +1d at the earliest
+--slots N
+    the slots of this machine that the run uses while it has no GPUs of --gpus (default: 1)
 """
 _STALL = """\
 --on-stall WHAT
@@ -88,7 +100,10 @@ COMMANDS = f"""\
 {PRESET}{SET}{_LAUNCH}{_RESTARTS.format("the value in the preset or the configuration file, or 0")}\
 --from RUN[:STEP]
     start from a checkpoint of another run: its last good one, or that of a step
-{_FREEZE}{_STALL}{_NODES}
+{_FREEZE}{_STALL}{_QUEUE}\
+--gpus N
+    with --queue: the same as --set trainer.devices=free:N
+{_NODES}
 On a terminal this opens the dashboard; without one, or with --plain, it prints
 lines, and the first Ctrl-C stops the run, with a checkpoint if its program can
 save one; the second kills it. In the dashboard Ctrl-C asks: stop, close or stay.
@@ -124,12 +139,12 @@ most free memory. `ltui stop` ends the wait.
     (loss 0.5, loss=0.5, loss: 0.5), or a regular expression with named groups
 {_FREEZE}{_STALL}\
 --gpus free:N
-    wait until N GPUs are free, and let the command see only these
+    wait until N GPUs are free, and let the command see only these; with --queue also N
 --num-nodes N
     the command runs on N machines (default: the number that torchrun's --nnodes or the launcher
     gives, or 1)
 COMMAND  the command, after `--`
-{_NODES}
+{_QUEUE}{_NODES}
 The command runs unchanged and is looked up on PATH, as in a shell. A Lightning
 script, also under torchrun, shows its ranks, steps and loss; any other program
 with PyTorch shows its ranks, steps and what it logs by TensorBoard, Weights &
@@ -146,6 +161,7 @@ the signal of --stop-signal; the first line, or the dashboard, says which.
 examples:
   ltui exec -- python train.py --lr 0.1
   ltui exec --name sweep-3 --detach -- torchrun --nproc-per-node 2 train.py
+  ltui exec --queue --after sweep-3:ok -- python evaluate.py
 
 === join  join:join  make this machine a node of a run on another one
 HOST:PORT  where node 0 listens, as its `ltui run` prints it
@@ -191,6 +207,8 @@ examples:
     seconds that a checkpoint takes (default: 60); the run stops at least twice this time before
     the time limit
 {_FREEZE}\
+--after RUN[:ok] ...
+    start when the SLURM job of this run has ended; with :ok, if it succeeded; can be repeated
 --print          only print the batch script
 {JSON}
 ltui writes a batch script into a new run directory and submits it with sbatch. The
@@ -212,7 +230,7 @@ RUN  {RUN_HELP}
 --code {{now,then}}
     of a run with frozen code: train with a copy of the code of now, or go on with the one that the
     run has (default: then)
-{SET}{_RESTARTS.format("that of the run")}{_DETACH}{_NODES}
+{SET}{_RESTARTS.format("that of the run")}{_DETACH}{_QUEUE}{_NODES}
 A resume is a new attempt of the same run: its curves continue. On a terminal this
 opens the dashboard, as `ltui run` does.
 

@@ -38,7 +38,8 @@ class Command(NamedTuple):
     name: str
     """Its name; ``data build`` is the command ``build`` of the group ``data``."""
     do: str
-    """Its function as ``module:function``; ``-`` for a group. Only ``ltui.app.cli`` imports the
+    """Its function as ``module:function``; ``-`` for a group, ``-module:function`` for a group that
+    is a command itself. Only ``ltui.app.cli`` imports the
     module, when the command is known, so that ``ltui --version`` and the help load nothing else."""
     about: str
     arguments: str
@@ -147,10 +148,12 @@ def add_command(commands: Any, command: Command) -> Any:
         description=f"{about[0].upper()}{about[1:]}.",
         epilog=command.epilog,
     )
-    if command.do == "-":
-        return parser.add_subparsers(metavar="COMMAND", title="commands", required=True)
-    parser.set_defaults(do=command.do, **DEFAULTS.get(command.name, {}))
+    do = command.do.lstrip("-")
+    if do:
+        parser.set_defaults(do=do, **DEFAULTS.get(command.name, {}))
     add_arguments(parser, command.arguments, command.name)
+    if command.do.startswith("-"):
+        return parser.add_subparsers(metavar="COMMAND", title="commands", required=not do)
     return parser
 
 
@@ -193,6 +196,13 @@ def tcp_port(text: str) -> int:
     """Return the number of a port; 0 stands for any free one."""
     if not text.isdecimal() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"`{text}` is not a port from 0 to 65535.")
+    return int(text)
+
+
+def any_number(text: str) -> int:
+    """Return a whole number, perhaps with a minus sign."""
+    if re.fullmatch(r"-?\d{1,9}", text) is None:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a whole number.")
     return int(text)
 
 
@@ -293,7 +303,9 @@ SETTINGS: dict[str, Any] = {
     "on_stall": stall_action,
     "page_size": positive_number,
     "port": port_number,
+    "priority": any_number,
     "quality": positive_number,
+    "queue move to": positive_number,
     "rank": rank_name,
     "restarts": whole_number,
     "rounds": positive_number,
@@ -301,6 +313,7 @@ SETTINGS: dict[str, Any] = {
     "serve port": tcp_port,
     "set": {"dest": "overrides"},
     "since": whole_number,
+    "slots": positive_number,
     "stop_signal": {"choices": STOP_SIGNALS},
     "tag TAG": {"dest": "tags"},
     "timeout": seconds,
@@ -310,6 +323,8 @@ SETTINGS: dict[str, Any] = {
 """Type, or arguments of ``add_argument``, by the name of an argument, its name and metavar, or its
 command and name; those of a command override the others."""
 DEFAULTS: dict[str, dict[str, Any]] = {
+    "queue hold": {"held": True},
+    "queue release": {"held": False},
     "resume": {"python": None},
     "submit": {"command": []},
 }
@@ -334,7 +349,7 @@ def build_parser(only: str | None = None) -> Parser:
     wanted = [one for one in every if one.name.partition(" ")[0] == only] or every
     for one in wanted:
         added = add_command(groups[one.name.rpartition(" ")[0]], one)
-        if one.do == "-":
+        if one.do.startswith("-"):
             groups[one.name] = added
     return parser
 

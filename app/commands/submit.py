@@ -36,6 +36,7 @@ DATA = {"submit": OneOf((StartedRun, {"script": str}))}
 def submit(options: Namespace) -> int:
     """Run ``ltui submit PRESET|FILE`` or ``ltui submit -- COMMAND...``."""
     # Imported here: a wrong option is reported without it.
+    from ltui.app.launch.queue_changes import dependencies
     from ltui.app.slurm.job_submission import batch_script, submit_run
 
     job = job_options(options)
@@ -43,15 +44,16 @@ def submit(options: Namespace) -> int:
     if not options.print:
         require_sbatch()
     home = ltui_home()
-    # The number of nodes is that of the job.
-    launch = convert({**vars(options), "nodes": None}, LaunchOptions)
+    # The number of nodes is that of the job, and its order is that of SLURM.
+    launch = convert({**vars(options), "nodes": None, "after": ()}, LaunchOptions)
     labels = label_files(launch)
+    after = dependencies(home, options.after)
     spec = _spec(options, launch, job)
     if options.print:
         script = batch_script(spec, home, job, "0" * 16).text()
         print_envelope({"script": script}) if options.json else print(script, end="")
         return EXIT_DONE
-    run_dir, job_id = submit_run(spec, home, job, labels)
+    run_dir, job_id = submit_run(spec, home, job, labels, after)
     if options.json:
         print_envelope(StartedRun(id=run_dir.id, job=job_id), [f"ltui wait {run_dir.id}"])
         return EXIT_DONE

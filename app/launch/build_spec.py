@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,11 @@ from ltui.training.config.structure_check import locate_fault
 from ltui.training.config.yaml_document import Fault
 from ltui.training.lifecycle.launch_run import launch
 from ltui.training.lifecycle.resume_run import find_start_checkpoint
+from ltui.training.lifecycle.run_queue import enqueue
 from ltui.training.nodes.link_key import KEY_FILE_NAME, LinkKey
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.run_labels import RunLabels
+from ltui.training.state.run_queue import QueueEntry
 from ltui.training.state.run_snapshot import CheckpointInfo
 from ltui.training.store.frozen_code import code_to_run, copied_path
 from ltui.training.store.labels_file import files_at_launch
@@ -216,8 +219,10 @@ def start_run(
     labels: RunLabels,
     name: str = "",
     on_start: Callable[[], None] = lambda: None,
+    entry: QueueEntry | None = None,
 ) -> RunDir:
-    """Launch the run of the home screen's form and return once its supervisor answers.
+    """Launch the run of the home screen's form and return once its supervisor answers; with
+    ``entry``, put it into the run queue.
 
     ``start_from`` is ``RUN`` or ``RUN:STEP``, or empty. ``on_start`` is called once everything is
     checked. Raises ``ProblemError`` if there is no run. Blocks; for threads.
@@ -234,7 +239,8 @@ def start_run(
     # The other machines join with this key; the run's screen shows the command.
     files = {} if spec.nodes is None else {KEY_FILE_NAME: f"{LinkKey.generate().text}\n"}
     files |= files_at_launch(labels)
-    return launch(spec, home, checkpoint, interpreter_checked=True, private_files=files)
+    start = launch if entry is None else partial(enqueue, entry=entry)
+    return start(spec, home, start_from=checkpoint, interpreter_checked=True, private_files=files)
 
 
 def apply_start_from(home: Path, spec: RunSpec, text: str) -> tuple[RunSpec, CheckpointInfo]:

@@ -257,6 +257,9 @@ class RunPoller:
         self._supervisor_answers = snapshot is not None
         if snapshot is None:
             snapshot = current_snapshot(self.run_dir)
+            # Of a run in the run queue, no process has to answer.
+            queued = snapshot.state is RunState.QUEUED and self.run_dir.queued_path.exists()
+            self._supervisor_answers = queued
         if self._supervisor_answers or self._snapshot is None or snapshot.state not in LIVE:
             self._snapshot_at = now if self._supervisor_answers else (snapshot.taken_at or now)
         self._snapshot = snapshot = with_given_name(self.run_dir, snapshot)

@@ -41,6 +41,12 @@ def send_request(
 
         if (answer := request_from_job(run_dir, request)) is not None:
             return answer
+    if run_dir.queued_path.exists():
+        # Imported here: few runs are queued.
+        from ltui.training.lifecycle.run_queue import request_from_queue
+
+        if (answer := request_from_queue(run_dir, request)) is not None:
+            return answer
     client = ControlClient(run_dir)
     try:
         return client.request(request, timeout_s)

@@ -47,6 +47,12 @@ class FormPanel(Panel):
         run_dir: RunDir
 
     @dataclass
+    class Queued(Message):
+        """A run was put into the run queue."""
+
+        run_dir: RunDir
+
+    @dataclass
     class Checked(Message):
         """The form was checked; ``text`` is the configuration that Lightning would get."""
 
@@ -288,8 +294,8 @@ class FormPanel(Panel):
 
     # -- launching ---------------------------------------------------------------------------------
 
-    def launch(self) -> None:
-        """Launch the run that the launch line describes."""
+    def launch(self, *, queued: bool = False) -> None:
+        """Launch the run that the launch line describes, or put it into the run queue."""
         shown = self._usable_form()
         if shown is None:
             return
@@ -297,13 +303,14 @@ class FormPanel(Panel):
             self.refuse(TYPED_AT_ONCE)
         elif not self._launching:
             self._launching = True
-            self._launch(*shown)
+            self._launch(*shown, queued=queued)
 
     @work(thread=True, group="launch")
-    def _launch(self, preset: Preset, texts: FormTexts) -> None:
+    def _launch(self, preset: Preset, texts: FormTexts, *, queued: bool) -> None:
         # Imported here, in the worker's thread: the first frame launches nothing.
         from ltui.app.launch.build_spec import start_run
         from ltui.training.problem import ProblemError
+        from ltui.training.state.run_queue import QueueEntry
 
         try:
             result, _ = self._checked(preset, texts)
@@ -317,12 +324,14 @@ class FormPanel(Panel):
                 _labels(texts),
                 texts.labels["name"],
                 lambda: self._show_notice(f"launching {preset.name} …"),
+                QueueEntry() if queued else None,
             )
         except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
             title = f"{preset.name} was not launched"
             call_screen(self, self._show_error, title, preset, error)
         else:
-            call_screen(self, self.post_message, self.Launched(run_dir))
+            message = self.Queued(run_dir) if queued else self.Launched(run_dir)
+            call_screen(self, self.post_message, message)
         finally:
             self._launching = False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -272,9 +272,9 @@ class RunsPanel(FilterPanel):
         count = len(self.lines)
         if not count:
             return ""
-        live = sum(line.live for line in self.lines.values())
         runs = "1 run" if count == 1 else f"{count} runs"
-        parts = [runs if shown == count else f"{shown} of {runs}", f"{live or 'none'} running"]
+        runs = runs if shown == count else f"{shown} of {runs}"
+        parts = [runs, *_live_words(self.lines.values())]
         if total := sum(line.size_bytes or 0.0 for line in self.lines.values()):
             parts.append(size(total))
         if self.marked:
@@ -392,6 +392,17 @@ class RunsPanel(FilterPanel):
 
         order = reversed_order(self.list_layout.order)
         self.use_layout(self.list_layout._replace(order=order))
+
+
+def count_queued(lines: Collection[RunEntry]) -> int:
+    """Return how many runs wait in the run queue."""
+    return sum(line.live and line.run_dir.queued_path.exists() for line in lines)
+
+
+def _live_words(lines: Collection[RunEntry]) -> list[str]:
+    queued = count_queued(lines)
+    running = sum(line.live for line in lines) - queued
+    return [f"{running or 'none'} running", *([f"{queued} queued"] if queued else [])]
 
 
 def _columns(count: int) -> str:

@@ -36,7 +36,7 @@ SETTLED_S = 2.0
 has changed within them is read again."""
 _FILES = (
     *("spec.yaml", "run.db", "run.db-wal", "supervisor.lock", RunDir.LABELS_NAME),
-    *("slurm", "checkpoints"),
+    *("slurm", "checkpoints", "queued.json"),
 )
 """Files of a run that change whenever the run does, and folders whose files come and go then. The
 specification is the first one."""

@@ -395,6 +395,7 @@ class HomeScreen(MarkedRunsScreen):
         self.post_message(SettingChosen(SIDE_PRESETS, shown))
 
     @on(FormPanel.Launched)
+    @on(FormPanel.Queued)
     def _show_runs(self) -> None:
         # When the screen of the new run is closed, the list has it.
         self._use_layout(replace(self.home_layout, has_runs=True, new_run=False, zoomed=""))

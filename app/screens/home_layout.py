@@ -76,6 +76,8 @@ e      | edit          | edit YAML  | Edit the configuration of the selected pre
 c      | check         | check      | Check by loading the model and data classes
 /      | filter        | filter     | Filter the runs, or the presets if their list has the focus
 0      | reset_form    | reset form | Set every field of the form back; of the runs, the panels
+Q      | queue         | run queue  | The runs that wait to be started: order, reasons, changes
+ctrl+o | queue_form    | queue      | In the form: put the run into the run queue
 z      | zoom          | maximise   | Maximise the panel in focus, or restore it; runs: remembered
 1      | go('presets') | presets    | Go to the presets
 2      | go('form')    | form       | Go to the form
@@ -86,6 +88,7 @@ q      | leave         | quit       | Quit (training continues)
 """Table of bindings for ``make_bindings.bindings``."""
 
 _LAUNCH_HINT = KeyHint("⏎", "launch", "screen.launch", keep=True)
+_QUEUE_HINT = KeyHint("ctrl+o", "queue", "screen.queue_form")
 _NEXT_HINT = KeyHint("tab", "next", "app.focus_next")
 _BACK_HINT = KeyHint("esc", "presets", "screen.back", keep=True)
 _LAST_HINTS = (
@@ -105,6 +108,7 @@ _RUN_LIST_HINTS = (
     KeyHint("N", "new run", "screen.new_run", keep=True),
     KeyHint("s", "stop", "screen.stop"),
     KeyHint("r", "resume", "screen.resume"),
+    KeyHint("Q", "queue", "screen.queue", keep=True),
     KeyHint("/", "filter", "screen.filter"),
     KeyHint("o", "sort", "screen.sort"),
     KeyHint("m", "columns", "screen.columns"),
@@ -115,6 +119,7 @@ _RUN_LIST_HINTS = (
 # A text field takes letters as input, so no letter is offered as a key there.
 _FIELD_HINTS = (
     _LAUNCH_HINT,
+    _QUEUE_HINT,
     _NEXT_HINT,
     _BACK_HINT,
     FIELD_HELP_HINT,
@@ -141,7 +146,7 @@ def home_hints(focused: Widget | None, *, in_runs: bool, has_runs: bool) -> tupl
     if isinstance(focused, Select):
         return _CHOICE_HINTS
     if focused is not None and focused.id == "launch-line":
-        return (_LAUNCH_HINT, _NEXT_HINT, _BACK_HINT, *_LAST_HINTS)
+        return (_LAUNCH_HINT, _QUEUE_HINT, _NEXT_HINT, _BACK_HINT, *_LAST_HINTS)
     if in_runs:
         return _RUN_LIST_HINTS
     return (*_PRESET_HINTS[:1], _RUNS_HINT, *_PRESET_HINTS[1:]) if has_runs else _PRESET_HINTS

@@ -10,7 +10,7 @@ from textual import on
 
 from ltui.app.keys.footer import KeyFooter
 from ltui.app.panels.launch_panel import READONLY, FormPanel
-from ltui.app.panels.runs_panel import RunsPanel
+from ltui.app.panels.runs_panel import RunsPanel, count_queued
 from ltui.app.screens.dialog import FullScreen
 from ltui.widgets.sanitise import clean_name
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 TABLE_ACTIONS = frozenset({"sort", "reverse", "columns", "mark", "mark_all"})
 """Actions on the table of runs."""
-CHANGING = frozenset({"launch", "new_run", "edit", "check", "resume", "rerun"})
+CHANGING = frozenset({"launch", "queue_form", "new_run", "edit", "check", "resume", "rerun"})
 """Actions that start a run or read what a person who only watches must not see."""
 
 
@@ -72,6 +72,34 @@ class RunListScreen(FullScreen[None]):
         if line is not None:
             self._open(line.run_dir)
 
+    @on(FormPanel.Queued)
+    def _run_queued(self, event: FormPanel.Queued) -> None:
+        event.stop()
+        self.runs_panel.refresh_runs()
+        self.runs_panel.focus_run(event.run_dir.id)
+        name = clean_name(event.run_dir.id)
+        self.notify(f"{name} is in the run queue. Q shows it.", markup=False)
+
+    def action_queue_form(self) -> None:
+        form = self.query_one(FormPanel)
+        if form.has_focus_within:
+            form.launch(queued=True)
+
+    def action_queue(self) -> None:
+        reason = self.refusal_of("queue")
+        if reason is not None:
+            self.notify(reason, severity="warning", markup=False)
+            return
+        # Imported here: the first frame shows no queue.
+        from ltui.app.screens.queue import QueueScreen
+
+        def answered(run_dir: RunDir | None) -> None:
+            if run_dir is not None:
+                self._open(run_dir)
+
+        home = self.runs_panel.home
+        self.app.push_screen(QueueScreen(home, readonly=self.readonly), answered)
+
     def action_sort(self) -> None:
         self.runs_panel.next_order()
 
@@ -118,6 +146,8 @@ class RunListScreen(FullScreen[None]):
         """Return the reason why ``action`` can't be done now; None if it can."""
         if self.readonly and action in CHANGING:
             return READONLY
+        if action == "queue" and not count_queued(self.runs_panel.lines.values()):
+            return "No run waits in the run queue."
         if action not in ("resume", "rerun"):
             return None
         line = self._run_for(action)

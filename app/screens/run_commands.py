@@ -234,6 +234,8 @@ class InterruptScreen(ConfirmScreen):
 def stop_question(snapshot: RunSnapshot) -> str:
     """Explain what a stop does, and how to resume the run."""
     name = clean_name(snapshot.name)
+    if snapshot.state is RunState.QUEUED and snapshot.supervisor_pid is None:
+        return f"Take {name} out of the queue? No process of it runs yet."
     if snapshot.saves_checkpoints is None:
         return (
             f"Stop {name}?\n"

@@ -30,7 +30,7 @@ from ltui.training.lifecycle.launch_run import start_first_attempt
 from ltui.training.lifecycle.resume_run import resume
 from ltui.training.lifecycle.run_processes import latest_attempt
 from ltui.training.lifecycle.run_status import recover_run, resolve_here
-from ltui.training.lifecycle.supervisor_client import ControlClient
+from ltui.training.lifecycle.supervisor_client import AttemptPlan, ControlClient
 from ltui.training.nodes.link_key import KEY_FILE_NAME, KEY_VARIABLE, LinkKey
 from ltui.training.problem import ProblemError
 from ltui.training.slurm.batch_script import signal_lead_s
@@ -187,7 +187,7 @@ def _start_attempt(run_dir: RunDir, life: Life) -> None:
         resume(run_dir, because=because)
     else:
         recover_run(run_dir)
-        start_first_attempt(run_dir, because=because)
+        start_first_attempt(run_dir, AttemptPlan(restarted_because=because))
 
 
 def _write_nodes(run_dir: RunDir) -> None:

@@ -10,7 +10,7 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -20,7 +20,7 @@ from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle.launch_run import create_run_directory, leaving_no_run
 from ltui.training.lifecycle.record_code import record_code
 from ltui.training.lifecycle.resume_run import check_resumable
-from ltui.training.lifecycle.run_status import nan_step
+from ltui.training.lifecycle.run_status import nan_step, resolve_snapshot
 from ltui.training.problem import ProblemError
 from ltui.training.slurm.batch_script import BatchScript, JobOptions
 from ltui.training.slurm.job_record import (
@@ -42,6 +42,7 @@ from ltui.training.slurm.slurm_client import (
     require_sbatch,
     submit,
 )
+from ltui.training.state.run_queue import NEVER, dependency_reason, split_dependency
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.code_record import SUBMITTED
 from ltui.training.store.run_checkpoints import choose_checkpoint, furthest_checkpoint
@@ -69,13 +70,16 @@ def submit_run(
     home: Path,
     options: JobOptions,
     private_files: Mapping[str, str] | None = None,
+    after: Sequence[str] = (),
 ) -> tuple[RunDir, str]:
     """Submit a run. Return its directory and the number of its job.
 
-    ``private_files`` (name -> text) are written into the run directory.
+    ``private_files`` (name -> text) are written into the run directory. The job waits for those of
+    the runs ``after``: ``ID``, or ``ID:ok`` for one that must finish.
     Raises ``ProblemError`` if SLURM rejects it; then there is no run directory.
     """
     require_sbatch()
+    waits = _dependency_option(home, after)
     run_dir = RunDir(home / "runs" / spec.id)
     record = JobRecord(token=secrets.token_hex(8), submitted_at=time.time(), options=options)
     with leaving_no_run(run_dir):
@@ -84,7 +88,7 @@ def submit_run(
         script = batch_script(spec, home, options, record.token)
         write_atomically(script_path(run_dir), script.text().encode())
     try:
-        job_id = submit(script_path(run_dir), spec.cwd)
+        job_id = submit(script_path(run_dir), spec.cwd, waits)
     except BaseException as error:
         shutil.rmtree(run_dir.path, ignore_errors=True)
         if isinstance(error, SlurmError):
@@ -93,6 +97,30 @@ def submit_run(
     write_submission(run_dir, replace(record, first_job_id=job_id))
     record_code(run_dir, spec, SUBMITTED)
     return run_dir, job_id
+
+
+def _dependency_option(home: Path, after: Sequence[str]) -> tuple[str, ...]:
+    """Return the option of sbatch that waits for the jobs of other runs; none for what is met.
+
+    Raises ``ProblemError`` if a run has no job, or cannot end as it must any more.
+    """
+    conditions = []
+    for text in after:
+        run, must_finish = split_dependency(text)
+        run_dir = RunDir(home / "runs" / run)
+        record = read_record(run_dir)
+        if record is None or record.job_id is None:
+            raise ProblemError.of(
+                where=f"--after {text}",
+                what="this run has no job, so SLURM cannot wait for it.",
+                remedy="Name a run of `ltui submit`.",
+            )
+        reason = dependency_reason(text, {run: resolve_snapshot(run_dir).state.value})
+        if reason is not None and reason.startswith(NEVER):
+            raise ProblemError.of(where=f"--after {text}", what=f"the run {reason}.")
+        if reason is not None:
+            conditions.append(f"after{'ok' if must_finish else 'any'}:{record.job_id}")
+    return (f"--dependency={','.join(conditions)}",) if conditions else ()
 
 
 def is_submitted(run_dir: RunDir) -> bool:

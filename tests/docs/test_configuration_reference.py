@@ -112,7 +112,9 @@ def test_every_setting_of_the_configuration_file_is_described() -> None:
     assert list(rows) == [*SETTINGS, *SECTIONS]
     for path, setting in SETTINGS.items():
         if setting.default is not None:
-            assert rows[path][2] == f"`{setting.default}`"
+            is_truth = isinstance(setting.default, bool)
+            default = str(setting.default).lower() if is_truth else setting.default
+            assert rows[path][2] == f"`{default}`"
         for choice in setting.choices:
             assert f"`{choice}`" in rows[path][1]
 

@@ -364,3 +364,18 @@ def test_each_job_decides_the_ports_of_its_nodes_anew(
         nodes = required(run_dir.read_spec().nodes)
         assert head_place(run_dir, nodes) == f"127.0.0.1:{25000 + int(job)}"
         write_link_place(run_dir, LinkPlace(nodes.address, nodes.control_port))
+
+
+def test_job_waits_for_the_jobs_of_other_runs(slurm: Slurm, ltui: Ltui, private_home: Path) -> None:
+    slurm.add("sbatch", "8\n")
+    slurm.add("squeue", "8|PENDING|Resources|N/A|N/A|\n")
+    ltui("submit", "--name", "first", "--", "true", code=0)
+    slurm.add("sbatch", "9\n")
+    words = ("--after", "first", "--after", "first:ok")
+    ltui("submit", "--name", "second", *words, "--", "true", code=0)
+    assert slurm.calls("sbatch")[1][1] == "--dependency=afterany:8,afterok:8"
+    ltui("exec", "--queue", "--name", "local", "--not-before", "+1h", "--", "true", code=0)
+    refused = ltui("submit", "--after", "local", "--", "true", code=2).err
+    assert "this run has no job" in refused
+    assert len(runs(private_home)) == 3
+    ltui("stop", "local", code=0)

@@ -188,6 +188,8 @@ class RunSpec(Struct, frozen=True, kw_only=True):
     """True if the ranks train with a copy of the code, made when the run was created."""
     code_copy: int = 1
     """The copy that ``freeze`` uses, by the attempt for which it was made."""
+    slots: int = 1
+    """Slots of its machine that it uses while it runs, unless it has GPUs by ``gpus``."""
     imported_from: str | None = None
     """Folder of the metrics if the run was imported (``ltui import``), so nothing can start it."""
     tags: tuple[str, ...] = ()

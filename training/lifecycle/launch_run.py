@@ -69,15 +69,19 @@ def launch(
     return run_dir
 
 
-def start_first_attempt(run_dir: RunDir, *, because: str | None = None) -> None:
-    """Start a run whose directory exists, from the beginning. ``because`` becomes an event.
+def start_first_attempt(
+    run_dir: RunDir,
+    plan: AttemptPlan | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    """Start a run whose directory exists, by default from the beginning and in this environment.
 
     Raises ``ProblemError`` if the run could not be started.
     """
     check_start(run_dir.read_spec())
     try:
         install_rank_package(run_dir.home)
-        start_supervisor(run_dir, AttemptPlan(restarted_because=because))
+        start_supervisor(run_dir, plan or AttemptPlan(), environment)
     except OSError as error:
         raise home_not_writable(run_dir.home, error) from error
 

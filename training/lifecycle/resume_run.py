@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -130,23 +130,31 @@ def resume(
     checkpoint: Path | None = None,
     because: str | None = None,
     code_of_now: bool = False,
+    queued_attempt: int | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> str | None:
     """Start another attempt from ``checkpoint``, or from the last good one.
 
     ``spec`` replaces the stored specification. ``because`` is the reason if no person resumes the
     run. ``code_of_now`` freezes the code as it is now, and the attempt trains with this copy; the
-    sentence that is returned says which files differ. Raises ``ProblemError`` if the run is live,
-    or if there is nothing to resume from.
+    sentence that is returned says which files differ. With ``queued_attempt``, the run queue starts
+    this attempt, in the ``environment`` of the process that asked. Raises ``ProblemError`` if the
+    run is live, or if there is nothing to resume from.
     """
     before = run_dir.read_spec()
     changed = spec is not None and spec.overrides != before.overrides
     allow_finished = changed or checkpoint is not None or because is not None
-    check_resumable(run_dir, allow_finished=allow_finished)
-    step, path, skipped = _resume_point(run_dir, checkpoint)
+    queued = queued_attempt is not None
+    check_resumable(run_dir, allow_finished=allow_finished, queued=queued)
+    step, path, skipped = resume_point(run_dir, checkpoint)
     check_start(_with_frozen_command(run_dir, spec or before, code_of_now=code_of_now))
     told = None
     plan = AttemptPlan(
-        resume_from=path, resume_step=step, skipped=skipped, restarted_because=because
+        resume_from=path,
+        resume_step=step,
+        skipped=skipped,
+        restarted_because=because,
+        queued_attempt=queued_attempt,
     )
     new_spec_path: Path | None = None
     try:
@@ -157,7 +165,7 @@ def resume(
             new_spec_path = _write_new_spec(run_dir, spec)
             new = spec.overrides[len(before.overrides) :]
             plan = replace(plan, changes=new, spec_path=new_spec_path)
-        start_supervisor(run_dir, plan)
+        start_supervisor(run_dir, plan, environment)
     except OSError as error:
         raise home_not_writable(run_dir.home, error) from error
     finally:
@@ -189,12 +197,15 @@ def _with_frozen_command(run_dir: RunDir, spec: RunSpec, *, code_of_now: bool) -
     return spec.with_changes(command=frozen_command(run_dir, frozen, spec.command, spec.cwd))
 
 
-def check_resumable(run_dir: RunDir, *, allow_finished: bool) -> None:
-    """Raise ``ProblemError`` if the run is live, or if it is finished and that is not allowed."""
+def check_resumable(run_dir: RunDir, *, allow_finished: bool, queued: bool = False) -> None:
+    """Raise ``ProblemError`` if the run is live, or if it is finished and that is not allowed.
+
+    With ``queued``, it may wait in the run queue.
+    """
     wait_for_supervisor_exit(run_dir)
     # The end of an abandoned attempt includes the records that are still in its queues.
     recover_run(run_dir, START_S)
-    snapshot = resolve_snapshot(run_dir)
+    snapshot = resolve_snapshot(run_dir, in_queue=not queued)
     if snapshot.state in LIVE:
         what = f"the run is {snapshot.state.value}, so it cannot be resumed."
         remedy = f"ltui attach {run_dir.id} shows it."
@@ -216,7 +227,7 @@ def _write_new_spec(run_dir: RunDir, spec: RunSpec) -> Path:
     return temporary.spec_path
 
 
-def _resume_point(run_dir: RunDir, checkpoint: Path | None) -> tuple[int, Path, tuple[str, ...]]:
+def resume_point(run_dir: RunDir, checkpoint: Path | None) -> tuple[int, Path, tuple[str, ...]]:
     """Return step and path of the checkpoint to resume from, and the skipped newer checkpoints."""
     if checkpoint is None:
         choice = choose_checkpoint(run_dir.checkpoints_dir, nan_step(run_dir))

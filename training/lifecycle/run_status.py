@@ -33,6 +33,7 @@ from ltui.training.lifecycle.supervisor_client import (
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import has_just_started, lock_holder, lock_left_by_us
 from ltui.training.state.good_checkpoints import nan_since
+from ltui.training.state.run_queue import FAILED
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState, snapshot_from_json
 from ltui.training.store.database_schema import NoHistoryError, StoreError
 from ltui.training.store.history_place import (
@@ -43,6 +44,7 @@ from ltui.training.store.history_place import (
 )
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.labels_file import with_given_name
+from ltui.training.store.queue_files import may_start_here, published, read_entry, was_started
 from ltui.training.store.run_checkpoints import list_checkpoints
 from ltui.training.store.run_directory import RunDir, read_json
 
@@ -52,9 +54,10 @@ if TYPE_CHECKING:
 HISTORY_GONE = "the run's history is gone."
 
 
-def resolve_snapshot(run_dir: RunDir) -> RunSnapshot:
+def resolve_snapshot(run_dir: RunDir, *, in_queue: bool = True) -> RunSnapshot:
     """Return the current snapshot of the run, from its supervisor if that answers.
 
+    Without ``in_queue``, the snapshot is that of the attempts that were started until now.
     Raises ``StoreError`` or ``ProblemError`` if the files of the run cannot be read.
     """
     if run_dir.slurm_dir.is_dir():
@@ -62,10 +65,54 @@ def resolve_snapshot(run_dir: RunDir) -> RunSnapshot:
         from ltui.training.lifecycle.job_control import snapshot_of_job, with_job
 
         snapshot = snapshot_of_job(run_dir) or with_job(run_dir, _resolve_without_job(run_dir))
+    elif in_queue and waits_in_queue(run_dir):
+        snapshot = _queued_snapshot(run_dir)
     else:
         snapshot = _resolve_without_job(run_dir)
     # The directory may be a copy, whose history has the id of the run that it was copied from.
     return with_given_name(run_dir, replace(snapshot, id=run_dir.id))
+
+
+def waits_in_queue(run_dir: RunDir) -> bool:
+    """Return True if a run is in the run queue, and no process of it has been started."""
+    if not run_dir.queued_path.exists() or lock_holder(run_dir.lock_path) is not None:
+        return False
+    try:
+        entry = read_entry(run_dir)
+    except ProblemError:
+        return True
+    return entry is not None and not was_started(run_dir, entry)
+
+
+def _queued_snapshot(run_dir: RunDir) -> RunSnapshot:
+    """Return the snapshot of a queued run, or how it has left the queue.
+
+    Raises ``ProblemError`` if its entry is damaged.
+    """
+    entry, stored = read_entry(run_dir), _read_stored_snapshot(run_dir)
+    if entry is None:
+        return _resolve_without_job(run_dir)
+    if entry.ended is not None:
+        could_not = f"it could not be started from the run queue: {entry.reason}"
+        if entry.resume:
+            detail = "; ".join(text for text in (stored.detail, could_not) if text)
+            return replace(stored, detail=detail)
+        again = f"`ltui queue retry {run_dir.id}` puts it back"
+        detail = could_not if entry.ended == FAILED else f"nothing was trained; {again}"
+        return replace(stored, state=RunState(entry.ended), detail=detail)
+    place = published(run_dir.home).get(run_dir.id)
+    reason = (place and place.reason) or f"in the run queue of {entry.host}"
+    return replace(
+        stored,
+        state=RunState.QUEUED,
+        detail="held" if entry.held else reason,
+        ended_at=None,
+        exit_code=None,
+        eta_s=None,
+        ranks=(),
+        gpus=(),
+        verdicts=(),
+    )
 
 
 def _resolve_without_job(run_dir: RunDir) -> RunSnapshot:
@@ -106,7 +153,7 @@ def is_abandoned(run_dir: RunDir) -> bool:
     """
     if (place := _place_of_job(run_dir)) is not None and not place.is_here:
         return False  # Its processes are on another machine, or its job waits.
-    if _place_elsewhere(run_dir) is not None:
+    if _place_elsewhere(run_dir) is not None or waits_in_queue(run_dir):
         return False
     if not lock_left_by_us(run_dir.lock_path) or not os.access(run_dir.path, os.W_OK):
         return False  # Ended regularly, supervised, copied, or the run cannot be changed.
@@ -242,7 +289,15 @@ _RECORDED_S = 10.0
 def current_snapshot(run: RunDir) -> RunSnapshot:
     """Recover the run first if it is abandoned, then return ``resolve_snapshot``."""
     recover_run(run)
-    return resolve_snapshot(run)
+    snapshot = resolve_snapshot(run)
+    if snapshot.state is RunState.QUEUED and run.queued_path.exists():
+        # Imported here because few runs are queued.
+        from ltui.training.lifecycle.dispatcher_process import ensure_dispatcher
+
+        entry = read_entry(run)
+        if entry is not None and may_start_here(entry):
+            ensure_dispatcher(run.home)
+    return snapshot
 
 
 def recover_run(run: RunDir, timeout_s: float = _RECORDED_S) -> bool:

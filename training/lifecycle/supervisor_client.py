@@ -57,6 +57,8 @@ class AttemptPlan(Struct, frozen=True, kw_only=True):
     """Newer checkpoints that are incomplete or damaged, each with the reason."""
     restarted_because: str | None = None
     """The reason of an automatic restart, for example ``restart 2 of 3, after: ...``."""
+    queued_attempt: int | None = None
+    """Number of the attempt that the run queue starts, which must still be asked for."""
     left_out: tuple[int, ...] | None = None
     """Nodes without which a restart continues; None for those of the specification."""
 
@@ -115,6 +117,10 @@ START_S = 30.0
 """Seconds within which a supervisor must report, or a shim must start another supervisor."""
 
 
+class SupervisorDiedError(ProblemError):
+    """A supervisor ended before it could report that it has started: it was killed, for example."""
+
+
 def restart_supervisor(run_dir: RunDir) -> None:
     """Start a supervisor for a run whose supervisor died. Does nothing if one is alive.
 
@@ -165,7 +171,7 @@ def start_supervisor(
     If it is killed before, the shim may start another one.
 
     ``environment`` is the environment of the run; None means that of this process. Raises
-    ``ProblemError`` with the reported problems.
+    ``ProblemError`` with the reported problems, and ``SupervisorDiedError`` if there is no report.
     """
     variables = os.environ if environment is None else environment
     report_end, write_end = os.pipe()
@@ -198,7 +204,7 @@ def start_supervisor(
             return
         log_end = read_end(run_dir.supervisor_log_path, LOG_TAIL_BYTES).strip()
         reason = log_end.rpartition("\n")[2] or "no reason was given"
-        raise ProblemError(_not_started(run_dir, reason))
+        raise SupervisorDiedError(_not_started(run_dir, reason))
     if not report.get("ok"):
         raise ProblemError(*(Problem(**problem) for problem in report["problems"]))
 

@@ -128,7 +128,12 @@ class RunDir(Struct, frozen=True):
     requests_path = _Below("orders.json")
     """Requests that are still to be carried out (``training/supervise/stops.py``)."""
     environment_path = _Below("engine/environment.json")
-    """Environment for the start of a run that waits for GPUs; removed when it has started."""
+    """Environment for the start of a run that waits for GPUs or in the run queue; removed when it
+    has started."""
+    queued_path = _Below("queued.json")
+    """Entry of the run queue; it exists until the run is started (``store/queue_files.py``)."""
+    queued_spec_path = _Below("queued-spec.yaml")
+    """The changed specification of a queued resume."""
     mirror_lock_path = _Below("mirror.lock")
     """Locked by the process that writes the event files of the run."""
     checkpoints_dir = _Below("checkpoints")

@@ -41,6 +41,7 @@ from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.database_schema import damaged_error
 from ltui.training.store.history_writer import StoreWriter
 from ltui.training.store.open_history import open_history
+from ltui.training.store.queue_files import check_asked, remove_entry
 from ltui.training.store.run_checkpoints import remove_unfinished, saved_by
 from ltui.training.store.run_directory import (
     RunDir,
@@ -77,6 +78,8 @@ def open_attempt(
         lock = _acquire_lock(run_dir) if lock is None else lock
         # What was not started leaves nothing. What was, is recovered by the next command.
         on_error.callback(release_lock if is_new else os.close, lock)
+        if plan.queued_attempt is not None:
+            check_asked(run_dir, plan.queued_attempt)
         if not plan.recover and plan.restarted_because is None:
             run_dir.restarts_path.unlink(missing_ok=True)
             run_dir.requests_path.unlink(missing_ok=True)
@@ -115,6 +118,8 @@ def open_attempt(
             run_dir.engine_final_path(attempt - 1).touch()
         if not plan.recover and (spec.nodes is None or spec.nodes.rank == 0):
             start_recording(run_dir, spec, attempt)
+        with contextlib.suppress(OSError):
+            remove_entry(run_dir)
         on_error.pop_all()
         return supervisor
 
@@ -153,6 +158,8 @@ def _record_attempt(
     if plan.recover and not last:
         raise ProblemError.of(where=run_dir.id, what="it was never started.")
     attempt = last if plan.recover else plan.number or last + 1
+    if plan.queued_attempt is not None and in_store <= plan.queued_attempt:
+        attempt = plan.queued_attempt  # perhaps recorded already, but its engine was never started
     _make_attempt_dirs(run_dir, attempt)
     if not plan.recover:
         remove_unfinished(run_dir.checkpoints_dir)

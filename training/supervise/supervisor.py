@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.diagnosis.judge import Judgement
 from ltui.training.lifecycle.delete_runs import CLEAN_S, empty_bin
+from ltui.training.lifecycle.dispatcher_process import ensure_dispatcher
 from ltui.training.lifecycle.rank_queue_poller import QueuePoll, remove_stored_queues
 from ltui.training.lifecycle.restart_policy import ScheduledRestart
 from ltui.training.lifecycle.supervisor_client import AttemptPlan
@@ -28,6 +29,7 @@ from ltui.training.state.good_checkpoints import nan_since
 from ltui.training.state.run_snapshot import Event, RunState
 from ltui.training.store.frozen_code import read_frozen
 from ltui.training.store.history_writer import Batch
+from ltui.training.store.queue_files import published
 from ltui.training.supervise.control_requests import ControlServer, RequestHandler
 from ltui.training.supervise.event_mirror import EventMirror
 from ltui.training.supervise.finish_attempt import AttemptFinisher
@@ -217,6 +219,8 @@ class Supervisor:
         live.recorder.record(poll.polls, batch, live.snapshot if due else None, now_s)
         if due:
             self._saved_at = time.monotonic()
+            if published(live.run_dir.home):
+                ensure_dispatcher(live.run_dir.home)
         if changed and not live.recorder.failing:
             detail = live.snapshot.detail
             live.recorder.write(live.store.set_state, live.number, now_s, live.state, detail, None)

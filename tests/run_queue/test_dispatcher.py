@@ -1,0 +1,173 @@
+"""The dispatcher as a process: order, slots, failures, several terminals at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from ltui.training.lifecycle.delete_runs import delete
+from ltui.training.lifecycle.run_queue import start_queued, take_out
+from ltui.training.lifecycle.run_status import resolve_snapshot
+from ltui.training.problem import ProblemError
+from ltui.training.state.run_snapshot import RunState
+from ltui.training.store.queue_files import published, read_entry, read_queue, write_entry
+from ltui.training.store.run_directory import RunDir
+from tests.ltui_command import LTUI, run_ltui
+from tests.run_queue.queued_programs import Programs
+from tests.waiting import wait_for
+
+FOR_EVER = 600.0
+
+
+@pytest.mark.usefixtures("two_slots")
+def test_two_slots_are_used_at_once_and_given_back(programs: Programs) -> None:
+    both = [programs.add(name, "=2", held=True) for name in "ab"]
+    last = programs.add("c", held=True, after=("a-0000:ok",))
+    programs.release_all()
+    waits = "waits for run a-0000 to finish"
+    wait_for(lambda: resolve_snapshot(last).detail, wanted=lambda detail: detail == waits)
+    programs.wait()
+    assert sorted(programs.starts()[:2]) == ["a", "b"]
+    times = {(line.word, line.run[0]): line.t for line in programs.lines()}
+    assert times["end", "a"] < times["start", "c"]
+    assert not any(run.queued_path.exists() or run.environment_path.exists() for run in both)
+    wait_for(programs.dispatcher, wanted=lambda pid: pid is None)
+
+
+def test_run_that_cannot_start_fails_with_a_sentence_and_the_others_go_on(
+    programs: Programs, tmp_path: Path
+) -> None:
+    folder = tmp_path / "gone"
+    bad = programs.add("bad", held=True)
+    spec = bad.read_spec().with_changes(cwd=str(folder))
+    bad.write_spec(spec)
+    good, needs_it = programs.add("good", held=True), programs.add("x", after=("bad-0000:ok",))
+    (programs.home / "runs" / "torn-0000").mkdir()
+    (programs.home / "runs" / "torn-0000" / "queued.json").write_text('{"priority": "high"')
+    programs.release_all()
+    programs.wait(bad, good)
+    assert programs.state(bad) is RunState.FAILED
+    sentence = f"could not be started: working directory: {folder} does not exist."
+    listed = run_ltui("queue", code=0).stdout
+    assert sentence in listed
+    assert "never starts: run bad-0000 had to finish before, and it is failed" in listed
+    assert "torn-0000" in listed
+    assert "damaged" in listed
+    folder.mkdir()
+    run_ltui("queue", "retry", "bad", code=0)
+    programs.wait(bad, needs_it)
+    assert programs.starts() == ["good", "bad", "x"]
+
+
+def test_stop_takes_a_run_out_and_it_can_be_put_back_or_deleted(programs: Programs) -> None:
+    first, second = programs.add("first", held=True), programs.add("second", held=True)
+    said = run_ltui("stop", "first", code=0).stdout
+    assert "stopped: nothing was trained" in said
+    assert "ltui queue retry first-0000" in said
+    assert "held" in run_ltui("queue", code=0).stdout
+    for words in (("pause", "second"), ("resume", "second")):
+        assert "queue" in run_ltui(*words, code=2).stderr
+    with pytest.raises(ProblemError, match="Stop it first"):
+        delete(second)
+    run_ltui("queue", "remove", "second", code=0)
+    delete(second)
+    run_ltui("queue", "retry", "first", code=0)
+    programs.wait(first)
+    assert programs.starts() == ["first"]
+
+
+def test_second_supervisor_does_not_start_the_run_again(programs: Programs) -> None:
+    """Two dispatchers may both have seen the mark, if the first was killed after it."""
+    run = programs.add("once", held=True)
+    held = read_entry(run)
+    assert held is not None
+    programs.release_all()
+    programs.wait(run)
+    start_queued(run, replace(held, starting=1))
+    assert programs.starts() == ["once"]
+    assert read_entry(run) is None
+
+
+def test_several_terminals_change_the_queue_at_once(programs: Programs) -> None:
+    programs.add("blocker", FOR_EVER)
+    wait_for(programs.starts)
+    runs = [programs.add(name) for name in "abcdef"]
+    changes = [
+        ("queue", "move", "a", "--to", "6"), ("queue", "move", "f", "--to", "1"),
+        ("queue", "hold", "b", "c", "d"), ("queue", "move", "e", "--priority", "3"),
+        ("queue", "remove", "c"), ("exec", "--queue", "--name", "g", "--", "true"),
+    ]  # fmt: skip
+    processes = [subprocess.Popen([*LTUI, *words], stdout=subprocess.DEVNULL) for words in changes]
+    codes = [process.wait(120) for process in processes]
+    assert codes[:2] + codes[3:] == [0] * 5  # `c` may have been removed before it was to be held
+    entries = read_queue(programs.home).entries
+    assert len(entries) == 7
+    assert entries["e-0000"].priority == 3
+    assert entries["c-0000"].ended == "stopped"
+    assert entries["b-0000"].held
+    run_ltui("queue", "remove", "b", "d", "e", code=0)
+    run_ltui("stop", "blocker", code=0)
+    programs.wait(*runs)
+    order = programs.starts()
+    assert order[0] == "blocker"
+    assert sorted(order[1:]) == ["a", "f"]
+    wait_for(lambda: published(programs.home), wanted=lambda places: not places)
+
+
+def _kill_dispatcher(programs: Programs) -> None:
+    os.kill(wait_for(programs.dispatcher) or 0, signal.SIGKILL)
+    wait_for(programs.dispatcher, wanted=lambda pid: pid is None)
+
+
+def test_killed_dispatcher_is_replaced_by_a_command(programs: Programs) -> None:
+    run = programs.add("later", not_before=time.time() + FOR_EVER)
+    for words in (("runs",), ("queue",), ("queue", "edit", "later", "--not-before", "none")):
+        _kill_dispatcher(programs)
+        assert "later-0000" in run_ltui(*words, code=0).stdout
+        wait_for(programs.dispatcher)
+    programs.wait(run)
+
+
+def test_killed_dispatcher_is_replaced_by_a_live_run(programs: Programs) -> None:
+    programs.add("blocker", FOR_EVER)
+    wait_for(programs.starts)
+    programs.add("next")
+    wait_for(lambda: published(programs.home))
+    _kill_dispatcher(programs)
+    wait_for(programs.dispatcher)
+    run_ltui("stop", "blocker", code=0)
+    programs.wait()
+    assert programs.starts() == ["blocker", "next"]
+
+
+def test_held_runs_need_no_dispatcher_and_those_of_other_machines_wait(programs: Programs) -> None:
+    held, other = programs.add("held", held=True), programs.add("other", held=True)
+    entry = read_entry(other)
+    assert entry is not None
+    write_entry(other, replace(entry, host="gpu-b", held=False))
+    wait_for(programs.dispatcher, wanted=lambda pid: pid is None)
+    listed = run_ltui("runs", code=0).stdout
+    assert "held" in listed
+    assert "in the run queue of gpu-b" in listed
+    assert "waits on machine gpu-b" in run_ltui("queue", code=0).stdout
+    assert programs.dispatcher() is None
+    run_ltui("queue", "retry", "other", code=0)
+    programs.wait(other)
+    take_out(held)
+
+
+def test_removed_home_is_not_created_again(programs: Programs) -> None:
+    run = programs.add("a", held=False, not_before=time.time() + FOR_EVER)
+    wait_for(programs.dispatcher)
+    runs = programs.home / "runs"
+    runs.rename(programs.home / "elsewhere")
+    wait_for(programs.dispatcher, wanted=lambda pid: pid is None)
+    assert not runs.exists()
+    (programs.home / "elsewhere").rename(runs)
+    take_out(RunDir(run.path))
