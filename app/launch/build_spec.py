@@ -239,7 +239,10 @@ def start_run(
     # The other machines join with this key; the run's screen shows the command.
     files = {} if spec.nodes is None else {KEY_FILE_NAME: f"{LinkKey.generate().text}\n"}
     files |= files_at_launch(labels)
-    start = launch if entry is None else partial(enqueue, entry=entry)
+    start: Callable[..., RunDir] = launch
+    if entry is not None:
+        # Much may be edited until it starts.
+        spec, start = spec.with_changes(freeze=True), partial(enqueue, entry=entry)
     return start(spec, home, start_from=checkpoint, interpreter_checked=True, private_files=files)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -127,11 +128,13 @@ def _kill_dispatcher(programs: Programs) -> None:
 
 def test_killed_dispatcher_is_replaced_by_a_command(programs: Programs) -> None:
     run = programs.add("later", not_before=time.time() + FOR_EVER)
-    for words in (("runs",), ("queue",), ("queue", "edit", "later", "--not-before", "none")):
+    for words in (("runs",), ("queue",)):
         _kill_dispatcher(programs)
         assert "later-0000" in run_ltui(*words, code=0).stdout
         wait_for(programs.dispatcher)
-    programs.wait(run)
+    _kill_dispatcher(programs)
+    run_ltui("queue", "edit", "later", "--not-before", "none", code=0)
+    programs.wait(run)  # the new dispatcher may have ended by then
 
 
 def test_killed_dispatcher_is_replaced_by_a_live_run(programs: Programs) -> None:
@@ -171,3 +174,22 @@ def test_removed_home_is_not_created_again(programs: Programs) -> None:
     assert not runs.exists()
     (programs.home / "elsewhere").rename(runs)
     take_out(RunDir(run.path))
+
+
+def test_queued_command_trains_with_the_code_of_the_moment_at_which_it_was_queued(
+    programs: Programs, tmp_path: Path
+) -> None:
+    script = tmp_path / "project" / "train.py"
+    script.parent.mkdir()
+    script.write_text("print('then')\n")
+    programs.add("blocker", FOR_EVER)
+    wait_for(programs.starts)
+    for name, options in (("frozen", ()), ("live", ("--no-freeze",))):
+        words = ("--name", name, *options, "--", sys.executable, "train.py")
+        queued = run_ltui("exec", "--queue", *words, cwd=script.parent, code=0).stdout
+        assert "1 of 1 slots is used by run blocker" in queued or "2nd in the run queue" in queued
+    script.write_text("print('now')\n")
+    run_ltui("stop", "blocker", code=0)
+    for name, printed in (("frozen", "then"), ("live", "now")):
+        run_ltui("wait", name, code=0)
+        assert run_ltui("logs", name, code=0).stdout.split() == [printed]
