@@ -1,4 +1,4 @@
-"""Start a run, or another attempt of one, as ``ltui run``, ``exec`` and ``resume`` do.
+"""Start a run, as ``ltui run`` and ``exec`` do.
 
 A start has two parts, because a command that shows the run catches signals between them:
 ``prepare`` checks everything and starts nothing, and the ``launch`` of its result starts the run.
@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from msgspec import Meta, Struct, ValidationError, convert
 from msgspec.structs import asdict, replace
@@ -24,7 +24,6 @@ from ltui.app.nodes.node_options import NodeOptions
 from ltui.training.config.run_spec import STALL_ACTIONS, CheckpointPolicy, Nodes, RunSpec
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.shared.defaults import MIRROR_PATTERN
-from ltui.training.store.find_run import find_run
 from ltui.training.store.run_directory import RunDir, given_name, ltui_home, new_run_id
 
 if TYPE_CHECKING:
@@ -33,14 +32,18 @@ if TYPE_CHECKING:
     from ltui.training.state.run_snapshot import CheckpointInfo
 
 
-_Count = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=0)]
 _Slots = Annotated[int, Meta(ge=1)]
-_Mirror = Annotated[str, Meta(pattern=rf"^(?:{MIRROR_PATTERN})$")]
+Mirror = Annotated[str, Meta(pattern=rf"^(?:{MIRROR_PATTERN})$")]
 
 
 class StartOptions(NodeOptions, frozen=True, kw_only=True):
     """What a run and another attempt of one have in common."""
 
+    restarts: Count | None = None
+    """Maximum number of restarts after a crash."""
+    mirror: Mirror | None = None
+    """``tensorboard`` or ``tensorboard:FOLDER``."""
     queue: bool = False
     """Put it into the run queue, for which the next fields are."""
     priority: int | None = None
@@ -67,15 +70,11 @@ class LaunchOptions(StartOptions, frozen=True, kw_only=True):
     note: str | None = None
     python: str | None = None
     """The interpreter that trains; None for that of the active virtual environment."""
-    restarts: _Count | None = None
-    """Maximum number of restarts after a crash."""
-    mirror: _Mirror | None = None
-    """``tensorboard`` or ``tensorboard:FOLDER``."""
     freeze: bool | None = None
     """Train with a copy of the code; None for what the preset or the configuration file says."""
     start_from: str | None = None
     """``RUN`` or ``RUN:STEP``, for a preset."""
-    on_stall: tuple[str, _Count | None] | None = None
+    on_stall: tuple[str, Count | None] | None = None
     """``("stop", None)`` or ``("restart", 3)``."""
     on_verdict: str | None = None
     """A command or the address of a webhook."""
@@ -85,19 +84,6 @@ class LaunchOptions(StartOptions, frozen=True, kw_only=True):
     metrics_pattern: str | None = None
     gpus: str | None = None
     """``free:N``"""
-
-
-class ResumeOptions(StartOptions, frozen=True, kw_only=True):
-    """What another attempt of a run is started with: the options of ``ltui resume``."""
-
-    run: str
-    from_step: int | None = None
-    """Step of the checkpoint; None for the last good one."""
-    overrides: tuple[str, ...] = ()
-    restarts: _Count | None = None
-    mirror: _Mirror | None = None
-    code: Literal["now", "then"] | None = None
-    """Of frozen code: freeze that of now, or go on with the copy that the run has (default)."""
 
 
 class StartedRun(Struct, frozen=True, kw_only=True):
@@ -142,18 +128,10 @@ def start(options: LaunchOptions) -> StartedRun:
     return prepare(options).launch()
 
 
-def resume(options: ResumeOptions) -> StartedRun:
-    """Start another attempt of a run that has ended, from its checkpoint.
-
-    Raises ``ProblemError`` as ``start``; then the run is as before.
-    """
-    return prepare_resume(options).launch()
-
-
 _Options = TypeVar("_Options", bound=StartOptions)
 
 
-def _checked(options: _Options) -> _Options:
+def checked_options(options: _Options) -> _Options:
     """Return the options with values of the right types. Raises ``ProblemError``."""
     try:
         return convert(asdict(options), type(options))
@@ -190,11 +168,11 @@ def prepare(options: LaunchOptions) -> PreparedRun:
         with_node_options,
     )
 
-    options = _checked(options)
+    options = checked_options(options)
     _check_kind(options)
     home = ltui_home()
     labels = label_files(options)
-    entry = _queue_entry(options, home)
+    entry = queue_entry(options, home)
     hosts = listed_hosts(options.nodes)
     machine = launch_machine(options, hosts)
     if (agent := agent_nodes(options, machine, options.overrides)) is not None:
@@ -240,10 +218,10 @@ def prepare(options: LaunchOptions) -> PreparedRun:
             private_files={**labels, **files},
         )
 
-    return _prepared(spec, options, home, launch_with, warnings)
+    return prepared_run(spec, options, home, launch_with, warnings)
 
 
-def _queue_entry(options: StartOptions, home: Path) -> QueueEntry | None:
+def queue_entry(options: StartOptions, home: Path) -> QueueEntry | None:
     """Return what is asked of the run queue; None if the run starts at once.
 
     Raises ``ProblemError``.
@@ -268,7 +246,7 @@ def _queue_entry(options: StartOptions, home: Path) -> QueueEntry | None:
     return None
 
 
-def _prepared(
+def prepared_run(
     spec: RunSpec,
     options: NodeOptions,
     home: Path,
@@ -398,7 +376,7 @@ def _checked_pattern(text: str | None) -> str | None:
     return text
 
 
-def with_run_options(spec: RunSpec, options: LaunchOptions | ResumeOptions) -> RunSpec:
+def with_run_options(spec: RunSpec, options: StartOptions) -> RunSpec:
     """Return ``spec`` with ``--restarts``, ``--mirror`` and ``--freeze``, which override the
     preset, and ``--slots``."""
     given = {"restarts": options.restarts, "mirror": options.mirror, "slots": options.slots}
@@ -471,118 +449,3 @@ def _free_gpus(text: str, *, queued: bool) -> str:
             remedy="To choose GPUs by number, set CUDA_VISIBLE_DEVICES.",
         )
     return f"free:{count}"
-
-
-def prepare_resume(options: ResumeOptions) -> PreparedRun:
-    """Return the next attempt of a run, after every check but those of the start itself.
-
-    Raises as ``prepare``.
-    """
-    from ltui.app.launch.build_spec import changed_spec
-    from ltui.app.nodes.node_options import (
-        launch_machine,
-        listed_hosts,
-        resumed_spec,
-        resuming_agent,
-    )
-    from ltui.app.slurm.job_submission import is_submitted, resubmit_run
-    from ltui.training.lifecycle.resume_run import resume as resume_run
-    from ltui.training.nodes.link_key import KEY_FILE_NAME
-
-    options = _checked(options)
-    home = ltui_home()
-    hosts = listed_hosts(options.nodes)
-    agent = None if hosts is not None else resuming_agent(options, launch_machine(options, None))
-    if agent is not None:
-        raise OtherNodeError(agent)
-    entry = _queue_entry(options, home)
-    run_dir = find_run(home, options.run)
-    before = run_dir.read_spec()
-    spec: RunSpec | None = None
-    if options.overrides:
-        spec = changed_spec(before, options.overrides, None if options.code == "now" else run_dir)
-    if (options.restarts, options.mirror, options.slots) != (None, None, None):
-        spec = with_run_options(spec or before, options)
-
-    code_of_now = _takes_code_of_now(before, options.code, submitted=is_submitted(run_dir))
-    if is_submitted(run_dir):
-        if options.from_step is not None:
-            raise ProblemError.of(
-                where=f"--from {options.from_step}",
-                what="a run of `ltui submit` continues from its last good checkpoint.",
-                remedy=f"Start a new run from it: --from {run_dir.id}:{options.from_step}",
-            )
-        return PreparedRun(
-            launch=lambda: StartedRun(id=run_dir.id, job=resubmit_run(run_dir, spec))
-        )
-    checkpoint: Path | None = None
-    warnings: tuple[str, ...] = ()
-    if options.from_step is not None:
-        checkpoint, warnings = _checkpoint_to_resume(run_dir, options.from_step)
-    if entry is not None:
-        if code_of_now:
-            raise ProblemError.of(
-                where="--code now",
-                what="an attempt in the run queue goes on with the code that the run has.",
-                remedy="Leave out --queue or --code now.",
-            )
-
-        def enqueue_it() -> StartedRun:
-            from ltui.training.lifecycle.run_queue import enqueue_resume
-
-            enqueue_resume(run_dir, entry, spec=spec, checkpoint=checkpoint)
-            return StartedRun(id=run_dir.id, warnings=warnings, queued=True)
-
-        return PreparedRun(warnings=warnings, launch=enqueue_it)
-    new_spec = spec
-    if (spec or before).nodes is not None:
-        # Imported here, because most runs use one machine.
-        from ltui.app.nodes.start_head import prepare_next_attempt
-
-        new_spec = resumed_spec(spec or before, options, hosts)
-        assert new_spec.nodes is not None
-        key_file = run_dir.path / KEY_FILE_NAME
-        if new_spec.nodes.start in ("by hand", "ssh") and key_file.exists():
-            # Copies of it stay valid.
-            options = replace(options, key_file=options.key_file or str(key_file))
-
-    frozen: list[str] = []
-
-    def start_with(files: Mapping[str, str]) -> RunDir:
-        if (new_spec or before).nodes is not None:
-            prepare_next_attempt(run_dir, files)
-        told = resume_run(run_dir, spec=new_spec, checkpoint=checkpoint, code_of_now=code_of_now)
-        frozen.extend(() if told is None else (told,))
-        return run_dir
-
-    return _prepared(new_spec or before, options, home, start_with, warnings, frozen)
-
-
-def _takes_code_of_now(spec: RunSpec, code: str | None, *, submitted: bool) -> bool:
-    """Return whether the code is frozen again, as ``--code`` says. Raises ``ProblemError``."""
-    if code == "then" and not spec.freeze:
-        raise ProblemError.of(
-            where="--code then",
-            what="the code of this run is not frozen, so it resumes with the code of now.",
-            remedy="Freeze the code of a new run with --freeze, or that of now with --code now.",
-        )
-    if code == "now" and submitted:
-        raise ProblemError.of(
-            where="--code now",
-            what="a run of `ltui submit` continues with the code with which it was submitted.",
-            remedy="Submit it again as a new run.",
-        )
-    return code == "now"
-
-
-def _checkpoint_to_resume(run_dir: RunDir, step: int) -> tuple[Path, tuple[str, ...]]:
-    """Return the checkpoint of a step, and sentences that say if its weights are not good and which
-    steps it replaces."""
-    from ltui.training.lifecycle.resume_run import checkpoint_of_step, replaced_steps
-    from ltui.training.lifecycle.run_status import nan_step
-    from ltui.training.state.good_checkpoints import badness
-
-    checkpoint = checkpoint_of_step(run_dir, step, f"--from {step}")
-    reason = badness(checkpoint, nan_step(run_dir))
-    bad = () if reason is None else (f"The checkpoint of step {step} {reason}.",)
-    return Path(checkpoint.path), (*bad, *replaced_steps(run_dir, [checkpoint]).values())

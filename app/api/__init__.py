@@ -13,8 +13,9 @@ from ltui.app.actions.change_runs import (
     stop,
     stop_when,
 )
+from ltui.app.actions.resume_runs import ResumeOptions, resume
 from ltui.app.actions.run_queries import ComparisonResult, compare, diagnose, metrics, runs, status
-from ltui.app.actions.start_runs import LaunchOptions, ResumeOptions, StartedRun, resume, start
+from ltui.app.actions.start_runs import LaunchOptions, StartedRun, start
 from ltui.app.actions.wait_for_runs import WaitedRun, WaitResult, events, wait
 from ltui.training.problem import Problem, ProblemError
 

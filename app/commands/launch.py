@@ -12,14 +12,13 @@ from typing import TypeVar
 
 from msgspec import convert
 
+from ltui.app.actions.resume_runs import ResumeOptions, prepare_resume
 from ltui.app.actions.start_runs import (
     LaunchOptions,
     OtherNodeError,
     PreparedRun,
-    ResumeOptions,
     StartedRun,
     prepare,
-    prepare_resume,
 )
 from ltui.app.command_output import EXIT_DONE, print_envelope
 from ltui.app.interrupt_signals import ReceivedSignals
