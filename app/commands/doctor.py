@@ -8,6 +8,7 @@ import platform
 import shutil
 import sys
 from argparse import Namespace
+from collections.abc import Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -129,7 +130,7 @@ def _check_ltui() -> list[Finding]:
     enough = free >= DISK_NEEDED_BYTES
     remedy = "Checkpoints and histories may not fit. Set LTUI_HOME to a folder on a larger disk."
     runs = Finding("runs", f"{home}, {size(free)} free", enough, remedy)
-    leftovers = [_kept_on_disk(home), *_check_bin(home), *_check_leftovers(home)]
+    leftovers = [*_kept_on_disk(home), *_check_leftovers(home)]
     return [version_finding, runs, *leftovers, _check_py_spy(), *_check_extras()]
 
 
@@ -146,26 +147,21 @@ def _check_extras() -> list[Finding]:
     ]
 
 
-def _kept_on_disk(home: Path) -> Finding:
-    """Return what the checkpoints, the frozen code and the deleted runs occupy."""
-    runs = list_runs(home)
-    parts = {
+def _kept_on_disk(home: Path) -> Iterator[Finding]:
+    """Yield what the checkpoints, the frozen code and the deleted runs occupy, and a finding about
+    deleted runs, if there are any."""
+    runs, deleted = list_runs(home), deleted_runs(home)
+    uses = {
         "checkpoints": sum(disk_use(run.checkpoints_dir) for run in runs),
-        "frozen code": sum(disk_use(run.path / "code") for run in runs),
-        "bin": sum(disk_use(run.path) for run in deleted_runs(home)),
+        "frozen code": sum(disk_use(run.code_dir) for run in runs),
+        "bin": sum(disk_use(run.path) for run in deleted),
     }
-    return Finding("kept on disk", ", ".join(f"{name} {size(use)}" for name, use in parts.items()))
-
-
-def _check_bin(home: Path) -> list[Finding]:
-    """Return a finding about deleted runs, if there are any."""
-    runs = deleted_runs(home)
-    if not runs:
-        return []
-    use = size(sum(disk_use(run.path) for run in runs))
-    count = "1 deleted run" if len(runs) == 1 else f"{len(runs)} deleted runs"
-    text = f"{count}, {use}: `ltui restore` lists them, `ltui prune --bin` removes them"
-    return [Finding("bin", text)]
+    parts = {name: size(use) for name, use in uses.items()}
+    yield Finding("kept on disk", ", ".join(f"{name} {use}" for name, use in parts.items()))
+    if deleted:
+        count = "1 deleted run" if len(deleted) == 1 else f"{len(deleted)} deleted runs"
+        remedy = "`ltui restore` lists them, `ltui prune --bin` removes them"
+        yield Finding("bin", f"{count}, {parts['bin']}: {remedy}")
 
 
 def _check_leftovers(home: Path) -> list[Finding]:

@@ -95,7 +95,7 @@ def short_code_lines(records: Sequence[CodeRecord]) -> list[str]:
 
 def frozen_lines(frozen: FrozenCode, changed: Sequence[str]) -> list[str]:
     """Return what is frozen, what is not, and how the code of now differs from it."""
-    lines = [clean_line(part, 500) for part in frozen.text().split("; ")]
+    lines = [clean_line(part, 500) for part in frozen.lines()]
     lines += [differs_text(frozen.number, len(changed))]
     lines += [f"  {clean_line(name)}" for name in changed[:FILES_SHOWN]]
     return lines + ([f"  and {more} more"] if (more := len(changed) - FILES_SHOWN) > 0 else [])

@@ -124,7 +124,7 @@ def test_the_doctor_says_what_runs_occupy(private_home: Path) -> None:
         (run / name).write_bytes(b"1" * size)
     (run / "spec.yaml").touch()
     (run / "code" / "frozen-1" / "data").symlink_to(run / "checkpoints")
-    found = doctor._kept_on_disk(private_home)
+    found = next(doctor._kept_on_disk(private_home))
     # Folders occupy something, too, and the link to 3 MiB nothing.
     pattern = r"checkpoints 3\.0\d MiB, frozen code 2\.0\d MiB, bin 0 B"
     assert re.fullmatch(pattern, found.value), found.value

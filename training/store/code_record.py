@@ -59,17 +59,17 @@ class CodeRecord(Struct, frozen=True, kw_only=True):
 
 
 def record_path(run_dir: RunDir, attempt: int) -> Path:
-    return run_dir.path / "code" / f"{attempt}.json"
+    return run_dir.code_dir / f"{attempt}.json"
 
 
 def diff_path(run_dir: RunDir, attempt: int) -> Path:
     """Path of the changes to tracked files that were not committed."""
-    return run_dir.path / "code" / f"{attempt}.diff"
+    return run_dir.code_dir / f"{attempt}.diff"
 
 
 def write_record(run_dir: RunDir, record: CodeRecord, diff: bytes) -> None:
     """Write the files of an attempt. Raise ``OSError``."""
-    (run_dir.path / "code").mkdir(mode=0o700, exist_ok=True)
+    run_dir.code_dir.mkdir(mode=0o700, exist_ok=True)
     if diff:
         write_atomically(diff_path(run_dir, record.attempt), diff)
     write_json(record_path(run_dir, record.attempt), to_json(record))
@@ -86,7 +86,7 @@ def read_record(run_dir: RunDir, attempt: int) -> CodeRecord | None:
 
 def read_records(run_dir: RunDir) -> list[CodeRecord]:
     """Return the records of all attempts that have one, first to last."""
-    names = [path.stem for path in paths_in(run_dir.path / "code") if path.suffix == ".json"]
+    names = [path.stem for path in paths_in(run_dir.code_dir) if path.suffix == ".json"]
     attempts = sorted(int(name) for name in names if name.isdecimal())
     records = (read_record(run_dir, attempt) for attempt in attempts)
     return [record for record in records if record is not None]

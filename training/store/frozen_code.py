@@ -49,14 +49,18 @@ class FrozenCode(Struct, frozen=True, kw_only=True):
     note: str | None = None
     """Why git was not asked: ``/tmp/x is in no git repository``."""
 
-    def text(self) -> str:
-        """Return what is frozen and what is not, in sentences."""
+    def lines(self) -> list[str]:
+        """Return what is frozen and what is not."""
         parts = [f"The code is frozen: {files_text(len(self.files))} of {self.root}"]
         if self.linked_count:
             parts.append(f"not frozen: {listed(self.linked, self.linked_count)}")
         if self.left_out:
             parts.append(f"left out: {listed(self.left_out, len(self.left_out))}")
-        return "; ".join(parts)
+        return parts
+
+    def text(self) -> str:
+        """Return the lines as one sentence, without its full stop."""
+        return "; ".join(self.lines())
 
 
 def files_text(number: int) -> str:
@@ -78,12 +82,12 @@ def listed(names: Sequence[str], count: int) -> str:
 
 def frozen_folder(run_dir: RunDir, number: int) -> Path:
     """Path of a copy."""
-    return run_dir.path / "code" / f"frozen-{number}"
+    return run_dir.code_dir / f"frozen-{number}"
 
 
 def frozen_list_path(run_dir: RunDir, number: int) -> Path:
     """Path of the list of the files of a copy."""
-    return run_dir.path / "code" / f"frozen-{number}.json"
+    return run_dir.code_dir / f"frozen-{number}.json"
 
 
 def read_frozen(run_dir: RunDir, number: int) -> FrozenCode | None:

@@ -107,8 +107,8 @@ def read_queue(home: Path) -> QueuedRuns:
     return queue
 
 
-def change_entry(run_dir: RunDir, change: Callable[[QueueEntry], QueueEntry | None]) -> None:
-    """Replace the entry of a run by ``change(entry)``, or remove it if that is None.
+def change_entry(run_dir: RunDir, change: Callable[[QueueEntry], QueueEntry]) -> None:
+    """Replace the entry of a run by ``change(entry)``.
 
     Raise ``ProblemError`` if the run is not queued, or if it is being started.
     """
@@ -117,9 +117,7 @@ def change_entry(run_dir: RunDir, change: Callable[[QueueEntry], QueueEntry | No
         check_changeable(run_dir, entry)
         assert entry is not None
         changed = change(entry)
-        if changed is None:
-            remove_entry(run_dir)
-        elif changed != entry:
+        if changed != entry:
             write_entry(run_dir, changed)
 
 

@@ -137,6 +137,8 @@ class RunDir(Struct, frozen=True):
     mirror_lock_path = _Below("mirror.lock")
     """Locked by the process that writes the event files of the run."""
     checkpoints_dir = _Below("checkpoints")
+    code_dir = _Below("code")
+    """What code each attempt was started with, and the copies of frozen code."""
     slurm_dir = _Below("slurm")
     """The folder of the record of SLURM jobs; it exists only if SLURM starts the run."""
     supervisor_log_path = _Below("logs/supervisor.log")

@@ -18,6 +18,7 @@ from ltui.training.lifecycle.run_processes import EngineExit, engine_exit, shim_
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import ProcessIdentity
 from ltui.training.process.python_environment import module_command
+from ltui.training.rank.frozen_imports import COPY_VARIABLE, ROOT_VARIABLE
 from ltui.training.shared.defaults import QUEUE_BYTES
 from ltui.training.shared.rank_environment import RankEnvironment
 from ltui.training.store.frozen_code import (
@@ -193,9 +194,9 @@ def _environment(
 def _code_variables(run_dir: RunDir, frozen: FrozenCode | None) -> dict[str, str | None]:
     """Return the variables that ``training/rank/frozen_imports.py`` reads."""
     if frozen is None:
-        return {"LTUI_CODE_COPY": None, "LTUI_CODE_ROOT": None}
+        return {COPY_VARIABLE: None, ROOT_VARIABLE: None}
     copy = os.path.abspath(frozen_folder(run_dir, frozen.number))
-    return {"LTUI_CODE_COPY": copy, "LTUI_CODE_ROOT": frozen.root}
+    return {COPY_VARIABLE: copy, ROOT_VARIABLE: frozen.root}
 
 
 def _earlier_steps(run_dir: RunDir, attempt: int) -> dict[int, int] | None:
