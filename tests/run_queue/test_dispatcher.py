@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,16 @@ from ltui.training.lifecycle.delete_runs import delete
 from ltui.training.lifecycle.run_queue import start_queued, take_out
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import ProblemError
+from ltui.training.state.run_queue import STOPPED, QueueEntry
 from ltui.training.state.run_snapshot import RunState
-from ltui.training.store.queue_files import published, read_entry, read_queue, write_entry
-from ltui.training.store.run_directory import RunDir
+from ltui.training.store.queue_files import (
+    check_asked,
+    published,
+    read_entry,
+    read_queue,
+    write_entry,
+)
+from ltui.training.store.run_directory import RunDir, write_json
 from tests.ltui_command import LTUI, run_ltui
 from tests.run_queue.queued_programs import Programs
 from tests.waiting import wait_for
@@ -119,6 +127,31 @@ def test_several_terminals_change_the_queue_at_once(programs: Programs) -> None:
     assert order[0] == "blocker"
     assert sorted(order[1:]) == ["a", "f"]
     wait_for(lambda: published(programs.home), wanted=lambda places: not places)
+
+
+@pytest.mark.parametrize(
+    ("entry", "begun", "may_start"),
+    [
+        (QueueEntry(starting=2), None, True),
+        (QueueEntry(starting=2), 1, True),
+        (QueueEntry(starting=2), 2, False),
+        (QueueEntry(starting=1), None, False),
+        (QueueEntry(), None, False),
+        (QueueEntry(starting=2, ended=STOPPED), None, False),
+        (None, None, False),
+    ],
+)
+def test_supervisor_starts_only_the_attempt_that_the_entry_asks_for(
+    tmp_path: Path, entry: QueueEntry | None, begun: int | None, may_start: bool
+) -> None:
+    run = RunDir(tmp_path / "runs" / "a-0000")
+    run.shim_path.parent.mkdir(parents=True)
+    if entry is not None:
+        write_entry(run, entry)
+    if begun is not None:
+        write_json(run.shim_path, {"attempt": begun})
+    with nullcontext() if may_start else pytest.raises(ProblemError, match="does not start it"):
+        check_asked(run, 2)
 
 
 def _kill_dispatcher(programs: Programs) -> None:
