@@ -107,13 +107,13 @@ def _parse_arguments(argv: list[str]) -> Namespace:
     from ltui.app.commands.parser import build_parser
 
     command: list[str] | None = None
-    if argv[:1] in (["exec"], ["submit"]) and "--" in argv:
+    if argv[:1] in (["exec"], ["submit"], ["sweep"]) and "--" in argv:
         # Split here, because argparse treats `--` before a remainder differently by version.
         at = argv.index("--")
         argv, command = argv[:at], argv[at + 1 :]
-    options = build_parser(argv[0]).parse_args(argv)
+    options: Namespace = build_parser(argv[0]).parse_args(argv)
     if command is not None:
-        options.command = [*options.command, *command]
+        options.command = [*getattr(options, "command", ()), *command]
     return options
 
 

@@ -64,6 +64,10 @@ class Parser(argparse.ArgumentParser):
         options.setdefault("allow_abbrev", False)
         super().__init__(**options)
 
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse a command line, in which ``start`` may be left out after ``sweep``."""
+        return super().parse_args(None if args is None else with_verb(list(args)), namespace)
+
     def error(self, message: str) -> NoReturn:
         raise ProblemError.of(
             where=self.prog, what=_explain(message), remedy=f"See `{self.prog} --help`."
@@ -274,6 +278,7 @@ class _AllOf(argparse.Action):
 
 
 SETTINGS: dict[str, Any] = {
+    "at_once": positive_number,
     "at_step": whole_number,
     "attempt": whole_number,
     "check FILE": {"nargs": "?", "const": ""},
@@ -307,13 +312,21 @@ SETTINGS: dict[str, Any] = {
     "quality": positive_number,
     "queue move to": positive_number,
     "rank": rank_name,
+    "reduction": positive_number,
     "restarts": whole_number,
     "rounds": positive_number,
+    "rung": positive_number,
     "seconds": positive_number,
+    "seed": whole_number,
+    "seeds": positive_number,
     "serve port": tcp_port,
     "set": {"dest": "overrides"},
     "since": whole_number,
     "slots": positive_number,
+    "sweep append set": {"dest": "set"},
+    "sweep narrow set": {"dest": "set", "required": True},
+    "sweep start set": {"dest": "set"},
+    "trials": positive_number,
     "stop_signal": {"choices": STOP_SIGNALS},
     "tag TAG": {"dest": "tags"},
     "timeout": seconds,
@@ -327,11 +340,21 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "queue release": {"held": False},
     "resume": {"python": None},
     "submit": {"command": []},
+    "sweep start": {"command": []},
 }
 """Values of arguments that a command lacks, but another command of the same function has."""
 
 
 # The whole command line ---------------------------------------------------------------------------
+
+
+def with_verb(argv: list[str]) -> list[str]:
+    """Return a command line in which ``start`` follows ``sweep`` if no other verb does."""
+    names = [one.name.split() for one in read_commands(launch_arguments.COMMANDS)]
+    verbs = {name[1] for name in names if name[0] == "sweep" and name[1:]} | {"-h", "--help"}
+    if argv[:1] != ["sweep"] or argv[1:2] == [] or argv[1] in verbs:
+        return argv
+    return ["sweep", "start", *argv[1:]]
 
 
 def build_parser(only: str | None = None) -> Parser:

@@ -39,6 +39,7 @@ from ltui.training.store.queue_files import (
 )
 from ltui.training.store.run_directory import RunDir, write_atomically
 from ltui.training.store.spec_file import read_spec_file, spec_text
+from ltui.training.sweep.sweep_files import active_sweeps
 
 _HALF_A_DAY_S = 43_200.0
 """Seconds from now until which a time of day is clear without the day."""
@@ -57,7 +58,7 @@ def queue_view(home: Path) -> QueueView:
     """Return the order of the run queue and what each entry waits for, and start the dispatcher if
     it is dead."""
     queue = read_queue(home)
-    if any(map(may_start_here, queue.entries.values())):
+    if any(map(may_start_here, queue.entries.values())) or active_sweeps(home):
         ensure_dispatcher(home)
     slots, passing = queue_settings(home)
     places = decide(read_facts(home, queue.entries, slots=slots, passing=passing))

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from ltui.app.launch.advance_sweeps import advance_sweeps
 from ltui.app.settings import Settings, read_user_config
 from ltui.training.lifecycle.run_queue import (
     is_being_started,
@@ -38,6 +39,7 @@ from ltui.training.store.queue_files import (
     was_started,
 )
 from ltui.training.store.run_directory import RunDir
+from ltui.training.sweep.sweep_files import active_sweeps
 
 POLL_S = 1.0
 """Seconds between two decisions."""
@@ -71,6 +73,7 @@ class Dispatcher:
         problem = ""
         # A home that is gone is not created again.
         while (self._home / "runs").is_dir():
+            advance_sweeps(self._home)
             began = time.monotonic()
             pause_s = POLL_S
             try:
@@ -128,9 +131,11 @@ class Dispatcher:
                 record_failure(run_dir, entry, error)
 
     def _has_ended(self) -> bool:
-        """End if no entry waits for this machine. Whoever queues a run afterwards takes the
-        queue's lock first, and then starts another dispatcher."""
+        """End if no entry waits for this machine, and no sweep goes on. Whoever queues a run
+        afterwards takes the queue's lock first, and then starts another dispatcher."""
         with queue_lock(self._home):
+            if active_sweeps(self._home):
+                return False
             if any(map(may_start_here, read_queue(self._home).entries.values())):
                 return False
             publish(self._home, [])

@@ -74,7 +74,7 @@ def commands_in(text: str) -> Iterator[str]:
 
 def words_of(command: str) -> list[str]:
     words = shlex.split(command, comments=True)[1:]
-    if words[:1] == ["submit"] and "--" in words:
+    if words[:1] in (["submit"], ["sweep"]) and "--" in words:
         # The command line removes the command before it parses the options.
         words = words[: words.index("--")]
     return words

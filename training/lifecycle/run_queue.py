@@ -79,11 +79,13 @@ def enqueue(
     private_files: Mapping[str, str] | None = None,
     interpreter_checked: bool = False,
     fill: Callable[[RunDir], None] = lambda _: None,
+    environment: Mapping[str, str] | None = None,
 ) -> RunDir:
     """Create a run that is started by the run queue, as ``launch`` starts one at once.
 
     ``entry`` says when; its slots and GPUs are those of ``spec``.
-    ``fill`` is called with the run directory before it appears under its name. Raises
+    ``fill`` is called with the run directory before it appears under its name. The run gets
+    ``environment``, by default that of this process. Raises
     ``ProblemError`` if the run could not be started; then there is no run directory.
     """
     check_start(spec, interpreter_checked=interpreter_checked)
@@ -100,7 +102,7 @@ def enqueue(
             brought = import_checkpoint(start_from, directory.checkpoints_dir)
             name = Path(brought.path).name
             own = replace(asked, checkpoint=name, step=brought.global_step)
-        write_json(directory.environment_path, os.environ)
+        write_json(directory.environment_path, environment or os.environ)
         write_entry(directory, own)
 
     with leaving_no_run(run_dir):
@@ -116,6 +118,7 @@ def enqueue_resume(
     *,
     spec: RunSpec | None = None,
     checkpoint: Path | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> None:
     """Put another attempt of a run that has ended into the run queue, as ``resume`` starts one.
 
@@ -133,7 +136,7 @@ def enqueue_resume(
         remove_entry(run_dir)
         if spec is not None:
             write_atomically(run_dir.queued_spec_path, spec_text(spec).encode())
-        write_json(run_dir.environment_path, os.environ)
+        write_json(run_dir.environment_path, environment or os.environ)
         write_entry(run_dir, asked)
     wake_dispatcher(run_dir.home)
 

@@ -38,6 +38,7 @@ from ltui.training.supervise.history_recorder import stored_snapshot
 from ltui.training.supervise.live_attempt import LiveAttempt
 from ltui.training.supervise.machine_readings import READINGS_S
 from ltui.training.supervise.verdict_hooks import VerdictNotifier
+from ltui.training.sweep.sweep_files import active_sweeps
 
 if TYPE_CHECKING:
     from ltui.training.supervise.remote_nodes import RemoteNodes
@@ -219,7 +220,7 @@ class Supervisor:
         live.recorder.record(poll.polls, batch, live.snapshot if due else None, now_s)
         if due:
             self._saved_at = time.monotonic()
-            if published(live.run_dir.home):
+            if published(live.run_dir.home) or active_sweeps(live.run_dir.home):
                 ensure_dispatcher(live.run_dir.home)
         if changed and not live.recorder.failing:
             detail = live.snapshot.detail

@@ -1,0 +1,251 @@
+"""From the options of ``ltui sweep``, or the section ``sweep:`` of a file, to a sweep.
+
+Everything is checked before anything is created.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct, ValidationError, convert
+from msgspec.structs import asdict, replace
+
+from ltui.training.config.preset_discovery import SUFFIXES
+from ltui.training.config.run_spec import RunSpec
+from ltui.training.config.yaml_document import read_document
+from ltui.training.problem import Problem, ProblemError
+from ltui.training.shared.regular_files import read_regular
+from ltui.training.sweep.pruning import RULES
+from ltui.training.sweep.record import (
+    FLAGS,
+    HYDRA,
+    SAMPLERS,
+    Sweep,
+    Trial,
+    placeholders,
+    trial_spec,
+)
+from ltui.training.sweep.space import (
+    MOST_CELLS,
+    Dimension,
+    grid_size,
+    is_dimension,
+    parse_dimension,
+)
+from ltui.training.sweep.suggest import check_sampler
+
+_MOST_BYTES = 1 << 20
+EXAMPLE = "For example: --set 'model.lr=choice(0.1, 0.01)'"
+
+
+class SweepRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a person asks for. The fields are the keys of a file, and the options by that name."""
+
+    preset: str | None = None
+    command: tuple[str, ...] = ()
+    set: tuple[str, ...] = ()
+    """``KEY=choice(...)``, and ``KEY=VALUE`` for a value that all trials have."""
+    metric: str | None = None
+    mode: str | None = None
+    seeds: int | None = None
+    trials: int | None = None
+    at_once: int | None = None
+    sampler: str | None = None
+    prune: str | None = None
+    rung: int | None = None
+    reduction: int | None = None
+    arguments: str | None = None
+    seed: int | None = None
+    name: str | None = None
+    python: str | None = None
+
+
+def read_request(options: Mapping[str, Any]) -> SweepRequest:
+    """Return what the options ask for. Of a file with a section ``sweep:`` they override the keys.
+
+    Raise ``ProblemError``.
+    """
+    given = {
+        name: value
+        for name in SweepRequest.__struct_fields__
+        if (value := options.get(name)) not in (None, [], ())
+    }
+    asked = convert({**given, "set": options.get("set", ())}, SweepRequest, strict=False)
+    path = asked.preset or ""
+    if not path.endswith(tuple(SUFFIXES)) or not Path(path).is_file():
+        return asked
+    text = _read(path)
+    values = read_document(text, path).values
+    if "sweep" not in values:
+        return asked
+    section = values["sweep"] if isinstance(values["sweep"], dict) else {}
+    settings = section.get("set")
+    if isinstance(settings, dict):
+        section = {**section, "set": [_setting(key, value) for key, value in settings.items()]}
+    try:
+        of_file = convert(section, SweepRequest)
+    except ValidationError as error:
+        raise ProblemError.of(
+            where=f"{path} sweep",
+            what=f"{error}.",
+            remedy=f"Its keys are {', '.join(SweepRequest.__struct_fields__)}.",
+        ) from error
+    of_options = {k: v for k, v in asdict(asked).items() if k != "preset" and v not in (None, ())}
+    return replace(of_file, **{**of_options, "set": of_file.set + asked.set})
+
+
+def _read(path: str) -> str:
+    try:
+        return read_regular(Path(path), _MOST_BYTES).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ProblemError.of(where=path, what=f"it cannot be read ({error}).") from error
+
+
+def _setting(key: Any, value: Any) -> str:
+    """Return a setting of a file as ``--set`` takes it: a list is a choice."""
+    if isinstance(value, list):
+        return f"{key}=choice({json.dumps(value, default=str)[1:-1]})"
+    return f"{key}={value if isinstance(value, str) else json.dumps(value, default=str)}"
+
+
+def sweep_of(request: SweepRequest, name: str, now: float) -> Sweep:
+    """Return the sweep without trials. Raise ``ProblemError`` with every problem."""
+    space, fixed = split_settings(request.set)
+    size = grid_size(space)
+    sampler = request.sampler or ("tpe" if size is None else "grid")
+    problems = [
+        Problem(where=where, what=what, remedy=remedy)
+        for where, what, remedy, wrong in _rules(request, sampler, size, space)
+        if wrong
+    ]
+    problems += _command_problems(request, space, fixed)
+    if problems:
+        raise ProblemError(*problems)
+    check_sampler(sampler)
+    given = {
+        key: value
+        for key in ("at_once", "reduction", "arguments", "seed", "mode", "rung", "prune", "seeds")
+        if (value := getattr(request, key)) is not None
+    }
+    return Sweep(
+        name=name,
+        created_at=now,
+        host=os.uname().nodename,
+        space=space,
+        fixed=fixed,
+        metric=request.metric or "",
+        trials=request.trials,
+        sampler=sampler,
+        **given,
+    )
+
+
+def split_settings(texts: Sequence[str]) -> tuple[tuple[Dimension, ...], tuple[str, ...]]:
+    """Return the space, and the settings with one value. Raise ``ProblemError``."""
+    space = {one.key: one for one in map(parse_dimension, filter(is_dimension, texts))}
+    return tuple(space.values()), tuple(text for text in texts if not is_dimension(text))
+
+
+_Rule = tuple[str, str, str | None, bool]
+
+
+def _rules(
+    request: SweepRequest, sampler: str, size: int | None, space: Sequence[Dimension]
+) -> list[_Rule]:
+    """Return place, sentence and remedy of each mistake that can be made, and whether it was."""
+    counts = {
+        "trials": request.trials,
+        "seeds": request.seeds,
+        "at-once": request.at_once,
+        "rung": request.rung,
+    }
+    choices = {
+        "sampler": (request.sampler, SAMPLERS),
+        "prune": (request.prune, RULES),
+        "mode": (request.mode, ("min", "max")),
+        "arguments": (request.arguments, (FLAGS, HYDRA)),
+    }
+    endless = next((str(one) for one in space if one.listed is None), "") if size is None else ""
+    return [
+        ("ltui sweep", "the program is missing." if not request.command else "it has two programs.",
+         "Name a preset or a file, or a command after two dashes.",
+         bool(request.command) == (request.preset is not None)),
+        ("--set", "no key has several values.", EXAMPLE, not space),
+        ("--metric", "it is missing.", "Name what is to be optimised, such as val/loss.",
+         not request.metric),
+        *((f"--{name}", "it must be 1 or more.", None, value is not None and value < 1)
+          for name, value in counts.items()),
+        *((f"--{name}", f"`{value}` is none of {', '.join(known)}.", None,
+           value is not None and value not in known) for name, (value, known) in choices.items()),
+        ("--sampler grid", f"{endless} has no end of values.",
+         "Use choice or range, or --sampler tpe.", sampler == "grid" and size is None),
+        ("--set", f"the grid has more than {MOST_CELLS:,} combinations.", "Use --sampler tpe.",
+         sampler == "grid" and (size or 0) > MOST_CELLS),
+        ("--trials", f"it is missing for the sampler {sampler}.", "Give a number: --trials 20",
+         sampler != "grid" and request.trials is None),
+        ("--rung", "it is missing for --prune.",
+         "Give the steps after which trials are compared first, such as --rung 500.",
+         request.prune is not None and request.rung is None),
+        ("--rung", "it is for --prune.", "Add --prune asha or --prune median.",
+         request.prune is None and (request.rung, request.reduction) != (None, None)),
+        ("--reduction", "it must be 2 or more.", None, (request.reduction or 2) < 2),
+    ]  # fmt: skip
+
+
+def _command_problems(
+    request: SweepRequest, space: Sequence[Dimension], fixed: Sequence[str]
+) -> list[Problem]:
+    if not request.command:
+        return []
+    keys = [dimension.key for dimension in space] + (["seed"] if request.seeds else [])
+    named = placeholders(request.command, keys)
+    missing = [key for key in keys if key not in named] if named else []
+    problems = [
+        Problem(
+            where="COMMAND",
+            what=f"it has no {{{key}}}, but {{{min(named)}}}.",
+            remedy="Name every key in braces, or none.",
+        )
+        for key in missing
+    ]
+    return problems + [
+        Problem(
+            where=f"--set {text}",
+            what="it has one value.",
+            remedy="Write it into the command, or give several: choice(a,b).",
+        )
+        for text in fixed
+    ]
+
+
+def preset_template(request: SweepRequest, sweep: Sweep) -> tuple[Sweep, RunSpec]:
+    """Return the sweep of a preset, and the specification that its trials have in common.
+
+    The first and the last combination are checked like runs. Raise ``ProblemError``.
+    """
+    # Imported here: a sweep of a command needs no preset.
+    from ltui.app.launch.build_spec import prepare_launch
+    from ltui.app.launch.local_machine import detect_machine
+
+    launch = prepare_launch(request.preset or "", sweep.fixed, request.python)
+    spec = launch.spec(sweep.name, sweep.name, sweep.created_at)
+    if spec.nodes is not None:
+        raise ProblemError.of(
+            where="trainer.num_nodes", what="the trials of a sweep train on one machine."
+        )
+    template = spec.with_changes(config=dict(launch.preset.document), overrides=())
+    sweep = replace(sweep, machine=detect_machine(os.environ), cpu_ranks=launch.preset.cpu_ranks)
+    for place in (0, -1):
+        ends = {one.key: _end(one, place) for one in sweep.space}
+        trial = Trial(number=0, suggestion=0, parameters=ends, cell="", seed=sweep.seeds)
+        trial_spec(sweep, template, trial, sweep.created_at)
+    return sweep, template
+
+
+def _end(dimension: Dimension, place: int) -> Any:
+    listed = dimension.listed
+    return listed[place] if listed else (dimension.low, dimension.high)[place]

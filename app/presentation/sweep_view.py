@@ -1,0 +1,83 @@
+"""The trials of a sweep as text: what the command prints and the screen shows. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from ltui.training.sweep.pruning import comparable
+from ltui.training.sweep.record import State, Sweep, Trial
+from ltui.training.sweep.space import is_number, value_text
+from ltui.widgets.formats import NA, metric, percent, step
+from ltui.widgets.sanitise import clean_line, clean_name
+from ltui.widgets.tone import Tone
+
+_SIGNS = {"finished": Tone.GOOD, "pruned": Tone.DIM, "running": Tone.ACCENT}
+"""The tone of a trial's state; that of one that needs somebody is bad."""
+_QUIET = frozenset({"planned", "queued", "stopping", "stopped"})
+
+
+def trial_columns(sweep: Sweep) -> dict[str, str]:
+    """Return the titles of the columns by their keys. A parameter has the last part of its key, if
+    no other one ends in the same."""
+    keys = [dimension.key for dimension in sweep.space]
+    ends = Counter(key.rpartition(".")[2] for key in keys)
+    short = {key: end if ends[end := key.rpartition(".")[2]] == 1 else key for key in keys}
+    titles = {"number": "no", **{key: clean_name(title, 20) for key, title in short.items()}}
+    titles |= {} if sweep.seeds is None else {"seed": "seed"}
+    return titles | {"state": "state", "step": "step", "last": "last", "best": "best", "run": "run"}
+
+
+def trial_texts(sweep: Sweep, trial: Trial, *, is_best: bool = False) -> dict[str, str]:
+    """Return the texts of a trial by the keys of the columns. A star marks the best one."""
+    return {
+        "number": f"{'★' if is_best else ' '}{trial.number:>3}",
+        **{key: clean_line(value_text(value), 20) for key, value in trial.parameters.items()},
+        "seed": NA if trial.seed is None else str(trial.seed),
+        "state": trial.state,
+        "step": step(trial.step),
+        "last": metric(trial.last),
+        "best": metric(trial.best),
+        "run": sweep.run_id(trial),
+    }
+
+
+def state_tone(trial: Trial) -> Tone:
+    """Return the tone of a trial's state."""
+    return _SIGNS.get(trial.state, Tone.PLAIN if trial.state in _QUIET else Tone.BAD)
+
+
+def best_trial(sweep: Sweep) -> Trial | None:
+    """Return the finished trial with the best last value of the metric."""
+    finished = [t for t in sweep.tried if t.state == State.FINISHED and is_number(t.last)]
+    return min(finished, key=lambda t: comparable(t.last or 0.0, sweep.mode), default=None)
+
+
+def trial_line(trial: Trial) -> str:
+    """Return what the table has no room for: the scores at the rungs, and how it ended."""
+    scores = ", ".join(f"{metric(score)} at {rung}" for rung, score in trial.scores.items())
+    parts = [f"trial {trial.number}", f"rungs: {scores}" if scores else "", trial.detail]
+    return clean_line("; ".join(part for part in parts if part), 300)
+
+
+def summary(sweep: Sweep) -> str:
+    """Return one line about a sweep: its state, its trials by state, the best one."""
+    counts = Counter(trial.state for trial in sweep.tried)
+    states = ", ".join(f"{count} {state}" for state, count in counts.most_common())
+    best = best_trial(sweep)
+    parts = [sweep.state(), states or "no trials yet"]
+    if best is not None:
+        parts.append(f"best {clean_name(sweep.metric)} {metric(best.last)} by trial {best.number}")
+    elif silent := sum(t.state == State.FINISHED and t.last is None for t in sweep.tried):
+        parts.append(f"{silent} never logged {clean_name(sweep.metric)}")
+    if sweep.problem:
+        parts.append(clean_line(sweep.problem, 300))
+    return "; ".join(parts)
+
+
+def importance_text(sweep: Sweep, shares: Mapping[str, float], reason: str) -> str:
+    """Return how important each parameter is for the metric."""
+    names = trial_columns(sweep)
+    ranked = sorted(shares.items(), key=lambda item: -item[1])
+    listed = ", ".join(f"{names.get(key, clean_name(key))} {percent(one)}" for key, one in ranked)
+    return f"importance: {listed or f'{NA} ({clean_line(reason, 200)})'}"
