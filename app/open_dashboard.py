@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,10 @@ from ltui.training.store.run_directory import RunDir, ltui_home
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from textual.screen import Screen
+
     from ltui.app.textual_app import LtuiApp
+    from ltui.training.sweep.sweep_files import SweepDir
 
 
 COLLECTION_PAUSE_S = 2.0
@@ -29,14 +33,25 @@ TERMINAL_INTERVAL_S = 1.0
 """Seconds between two checks of the terminal."""
 
 
-def run_dashboard(home: Path, *, run: RunDir | None = None, readonly: bool = False) -> int:
-    """Run the dashboard at its home screen, or at ``run``, and return the exit code."""
+def run_dashboard(
+    home: Path,
+    *,
+    run: RunDir | None = None,
+    sweep: SweepDir | None = None,
+    readonly: bool = False,
+) -> int:
+    """Run the dashboard at its home screen, or at ``run`` or ``sweep``; return the exit code."""
 
     def make() -> LtuiApp:
         # Local: the garbage collector is paused while Textual is imported.
         from ltui.app.textual_app import LtuiApp
 
-        return LtuiApp(home, run=run, readonly=readonly)
+        first: Callable[[], Screen[None]] | None = None
+        if sweep is not None:
+            from ltui.app.screens.sweep import SweepScreen
+
+            first = partial(SweepScreen, sweep, readonly=readonly)
+        return LtuiApp(home, run=run, first=first, readonly=readonly)
 
     return open_app(make)
 

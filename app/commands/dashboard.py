@@ -35,6 +35,12 @@ def show_dashboard(name: str | None = None, *, readonly: bool = False) -> int:
     home = ltui_home(to_write=False)
     run = None
     if name is not None:
+        if (home / "sweeps" / name).is_dir() and "/" not in name:
+            # Local: as below, and most people attach to runs.
+            from ltui.app.open_dashboard import run_dashboard
+            from ltui.training.sweep.sweep_files import find_sweep
+
+            return run_dashboard(home, sweep=find_sweep(home, name), readonly=readonly)
         run = None if ":" in name else find_run(home, name)
         if run is None or run.slurm_dir.exists():
             # Local: most runs are on this machine, and the person waits for the first screen.

@@ -218,9 +218,10 @@ examples:
 === sweep list  sweep:list_all  list the sweeps
 --json  print one JSON document and nothing else
 
-=== sweep show  sweep:show  show the trials of a sweep
-SWEEP   the name of a sweep, or `last`
---json  print one JSON document and nothing else
+=== sweep show  sweep:show  show the trials of a sweep, on a terminal as a screen
+SWEEP    the name of a sweep, or `last`
+--plain  print a table
+--json   print one JSON document and nothing else
 
 === sweep stop  sweep:stop  stop a sweep, its trials with a checkpoint
 SWEEP  the name of a sweep, or `last`

@@ -101,7 +101,7 @@ def _document(sweep: Sweep) -> dict[str, object]:
 
 
 def show(options: Namespace) -> int:
-    """Run ``ltui sweep show SWEEP``."""
+    """Run ``ltui sweep show SWEEP``: the screen on a terminal, else a table."""
     home = ltui_home(to_write=False)
     sweep_dir = find_sweep(home, options.sweep)
     sweep = sweep_dir.read()
@@ -109,6 +109,10 @@ def show(options: Namespace) -> int:
     if options.json:
         print_json(_document(sweep))
         return EXIT_DONE
+    if not options.plain and sys.stdin.isatty() and sys.stdout.isatty():
+        from ltui.app.open_dashboard import run_dashboard
+
+        return run_dashboard(home, sweep=sweep_dir)
     from ltui.app.presentation.run_report import columns
     from ltui.app.presentation.sweep_view import (
         best_trial,

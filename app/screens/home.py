@@ -404,6 +404,17 @@ class HomeScreen(MarkedRunsScreen):
         if self._opened_run is not None and self.home_layout.has_runs:
             self._use_layout(self.home_layout.showing(RUNS))
 
+    def action_sweeps(self) -> None:
+        # Imported here: the first frame shows no sweep.
+        from ltui.app.screens.sweep import SweepScreen
+        from ltui.training.sweep.sweep_files import list_sweeps
+
+        sweeps = list_sweeps(self.home)
+        if sweeps:
+            self.app.push_screen(SweepScreen(sweeps[0], readonly=self.readonly))
+        else:
+            self.notify("No sweeps yet. `ltui sweep --help` says how to start one.", markup=False)
+
     def action_leave(self) -> None:
         self.app.exit(message=self.farewell())
 

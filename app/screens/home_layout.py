@@ -72,6 +72,7 @@ class HomeLayout(Struct, frozen=True, kw_only=True):
 KEYS = """
 N      | new_run       | new run    | Choose a preset for a new run
 enter  | launch        | launch     | Open the run; of a preset, the form; there: start it
+W      | sweeps        | sweeps     | Open the sweep that was started last
 e      | edit          | edit YAML  | Edit the configuration of the selected preset
 c      | check         | check      | Check by loading the model and data classes
 /      | filter        | filter     | Filter the runs, or the presets if their list has the focus
@@ -114,6 +115,7 @@ _RUN_LIST_HINTS = (
     KeyHint("m", "columns", "screen.columns"),
     KeyHint("space", "mark", "screen.mark"),
     KeyHint("C", "compare", "screen.compare"),
+    KeyHint("W", "sweeps", "screen.sweeps"),
     *_LAST_HINTS,
 )
 # A text field takes letters as input, so no letter is offered as a key there.
