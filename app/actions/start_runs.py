@@ -128,7 +128,7 @@ def start(options: LaunchOptions) -> StartedRun:
     return prepare(options).launch()
 
 
-_Options = TypeVar("_Options", bound=StartOptions)
+_Options = TypeVar("_Options", bound=Struct)
 
 
 def checked_options(options: _Options) -> _Options:

@@ -16,12 +16,23 @@ from ltui.app.actions.change_runs import (
 from ltui.app.actions.resume_runs import ResumeOptions, resume
 from ltui.app.actions.run_queries import ComparisonResult, compare, diagnose, metrics, runs, status
 from ltui.app.actions.start_runs import LaunchOptions, StartedRun, start
+from ltui.app.actions.start_sweep import SweepOptions, start_sweep
 from ltui.app.actions.wait_for_runs import WaitedRun, WaitResult, events, wait
+from ltui.app.launch.sweep_changes import (
+    append_to_sweep,
+    narrow_sweep,
+    resume_sweep,
+    retry_trials,
+    stop_sweep,
+    sweep,
+    sweeps,
+)
 from ltui.training.problem import Problem, ProblemError
 
 __all__ = [
     "ComparisonResult", "Effect", "LaunchOptions", "Problem", "ProblemError", "ResumeOptions",
-    "ScheduledStop", "StartedRun", "WaitResult", "WaitedRun", "checkpoint", "compare",
-    "continue_run", "diagnose", "events", "metrics", "pause", "resume", "runs", "start", "status",
-    "stop", "stop_when", "wait",
+    "ScheduledStop", "StartedRun", "SweepOptions", "WaitResult", "WaitedRun", "append_to_sweep",
+    "checkpoint", "compare", "continue_run", "diagnose", "events", "metrics", "narrow_sweep",
+    "pause", "resume", "resume_sweep", "retry_trials", "runs", "start", "start_sweep", "status",
+    "stop", "stop_sweep", "stop_when", "sweep", "sweeps", "wait",
 ]  # fmt: skip

@@ -201,6 +201,7 @@ examples:
 --metrics-pattern PATTERN
     read metrics from what a command prints, as `ltui exec` does
 --no-freeze      train with the code as it is when each trial starts
+--json           print one JSON document and nothing else
 --name NAME      name of the sweep, which is the group of its runs (default: two random words)
 --python PATH
     the Python interpreter that trains (default: that of the active virtual environment)
@@ -225,9 +226,11 @@ SWEEP    the name of a sweep, or `last`
 
 === sweep stop  sweep:stop  stop a sweep, its trials with a checkpoint
 SWEEP  the name of a sweep, or `last`
+--json  print one JSON document and nothing else
 
 === sweep resume  sweep:resume  continue a stopped sweep and its stopped trials
 SWEEP  the name of a sweep, or `last`
+--json  print one JSON document and nothing else
 
 === sweep retry  sweep:retry  run trials again that did not finish
 SWEEP         the name of a sweep, or `last`
@@ -236,6 +239,7 @@ SWEEP         the name of a sweep, or `last`
 --missing     those whose run was deleted
 --stopped     those that a person stopped
 --all         all of them, and those that ran out of memory or whose loss was NaN
+--json        print one JSON document and nothing else
 
 A trial continues from its last good checkpoint; without one, it begins anew.
 
@@ -248,11 +252,13 @@ SWEEP       the name of a sweep, or `last`
 --trials N  try N more combinations
 --set KEY=VALUES ...
     more values of a key; those of an interval or a range are widened
+--json      print one JSON document and nothing else
 
 === sweep narrow  sweep:narrow  leave values out of later trials
 SWEEP  the name of a sweep, or `last`
 --set KEY=VALUES ...
     values of a key that are within those of the sweep
+--json  print one JSON document and nothing else
 
 === join  join:join  make this machine a node of a run on another one
 HOST:PORT  where node 0 listens, as its `ltui run` prints it

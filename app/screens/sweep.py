@@ -18,6 +18,7 @@ from textual.binding import BindingType
 
 from ltui.app.compare.comparison_tables import TableRow, TableView, sized
 from ltui.app.keys.footer import KeyFooter, KeyHint
+from ltui.app.launch.sweep_changes import change_sweep, revive
 from ltui.app.panels.comparison_widgets import ComparisonTable
 from ltui.app.panels.launch_panel import READONLY
 from ltui.app.panels.panel import LiveText, Panel
@@ -31,13 +32,12 @@ from ltui.app.presentation.sweep_view import (
     trial_texts,
 )
 from ltui.app.screens.dialog import ConfirmScreen, FullScreen, call_screen, show_error
-from ltui.training.lifecycle.dispatcher_process import ensure_dispatcher, wake_dispatcher
 from ltui.training.problem import ProblemError
 from ltui.training.store.run_directory import RunDir
 from ltui.training.sweep.decide import named_trial, resumed, retry
 from ltui.training.sweep.importance import importance
 from ltui.training.sweep.record import State, Sweep, Trial
-from ltui.training.sweep.sweep_files import SweepDir, active_sweeps, list_sweeps
+from ltui.training.sweep.sweep_files import SweepDir, list_sweeps
 from ltui.widgets.columns import Cells, Column
 from ltui.widgets.make_bindings import bindings
 from ltui.widgets.sanitise import clean_line
@@ -110,13 +110,13 @@ class SweepScreen(FullScreen[None]):
         except ProblemError as error:
             call_screen(self, self.query_one("#sweep-summary", LiveText).show, Text(str(error)))
             return
-        if not self.readonly and active_sweeps(sweep_dir.home):
-            ensure_dispatcher(sweep_dir.home)
+        if not self.readonly:
+            revive(sweep_dir.home)
         call_screen(self, self._show, sweep_dir, sweep)
         at, results = self._computed
         if len(sweep.told) != results and time.monotonic() - at >= IMPORTANCE_S:
             self._computed = (time.monotonic(), len(sweep.told))
-            self._shares = importance(sweep_dir, sweep)
+            self._shares = importance(sweep)
             call_screen(self, self._show, sweep_dir, sweep)
 
     def _show(self, sweep_dir: SweepDir, sweep: Sweep) -> None:
@@ -226,8 +226,7 @@ class SweepScreen(FullScreen[None]):
     @work(thread=True, group="change")
     def _change(self, change: Callable[[Sweep], Sweep]) -> None:
         try:
-            self.sweep_dir.change(change)
-            wake_dispatcher(self.sweep_dir.home)
+            change_sweep(self.sweep_dir, change)
         except (ProblemError, OSError) as error:
             call_screen(self, show_error, self, "The sweep was not changed", error)
         call_screen(self, self._read)

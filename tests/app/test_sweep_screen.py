@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from ltui.app.launch import sweep_changes
 from ltui.app.panels.launch_panel import READONLY
-from ltui.app.screens import sweep as sweep_module
 from ltui.app.screens.compare import CompareScreen
 from ltui.app.screens.dialog import ConfirmScreen
 from ltui.app.screens.home import HomeScreen
@@ -27,8 +27,8 @@ from tests.stored_runs import stored_run
 
 @pytest.fixture(autouse=True)
 def no_dispatcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep_module, "wake_dispatcher", lambda _: None)
-    monkeypatch.setattr(sweep_module, "ensure_dispatcher", lambda _: None)
+    monkeypatch.setattr(sweep_changes, "wake_dispatcher", lambda _: None)
+    monkeypatch.setattr(sweep_changes, "ensure_dispatcher", lambda _: None)
 
 
 def make_sweep(home: Path, name: str = "rates") -> SweepDir:

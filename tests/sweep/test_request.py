@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ltui.app.launch.sweep_request import read_request, sweep_of
+from ltui.app.actions.start_sweep import SweepOptions, sweep_of, with_file
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.sweep.decide import Seen, decide
@@ -30,19 +30,19 @@ sweep:
 def asked(tmp_path: Path, **options: Any) -> Sweep:
     path = tmp_path / "s.yaml"
     path.write_text(FILE)
-    return sweep_of(read_request({"preset": str(path), **options}), "s", 0.0)
+    return sweep_of(with_file(SweepOptions(preset=str(path), **options)), "s", 0.0)
 
 
 def test_options_override_the_keys_of_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ltui.app.launch.sweep_request._command_problems", lambda *_: [])
+    monkeypatch.setattr("ltui.app.actions.start_sweep._command_problems", lambda *_: [])
     sweep = asked(tmp_path)
     assert (sweep.trials, sweep.at_once, sweep.sampler, sweep.mode) == (20, 2, "tpe", "min")
     assert [str(one) for one in sweep.space] == [
         *("interval(0.0001, 0.1, log)", 'choice(8, "8,9")'),
     ]
-    sweep = asked(tmp_path, at_once=3, sampler="random", set=["lr=choice(1, 2)"])
+    sweep = asked(tmp_path, at_once=3, sampler="random", set=("lr=choice(1, 2)",))
     assert (sweep.trials, sweep.at_once, sweep.sampler) == (20, 3, "random")
     assert str(sweep.space[0]) == "choice(1, 2)"
 

@@ -98,8 +98,8 @@ def test_kills_lose_no_trial_and_a_retry_runs_exactly_the_failed_cells(
     run_ltui("sweep", "retry", "s", "--missing", code=0)
     wait_for(lambda: sweep(private_home).state() == "finished")
     assert starts.read_text().split()[6:] == ["1"]
-    listed = json.loads(run_ltui("sweep", "show", "s", "--json", code=0).stdout)
-    assert [trial["run"][:-5] for trial in listed["tried"]] == [
+    listed = json.loads(run_ltui("sweep", "show", "s", "--json", code=0).stdout)["data"]
+    assert [run[:-5] for run in listed["runs"]] == [
         *("s-000.2", "s-001.2", "s-002", "s-003", "s-004")
     ]
 

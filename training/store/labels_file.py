@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from ltui.training.problem import ProblemError
+from ltui.training.shared.file_lock import file_lock
 from ltui.training.state.run_labels import NO_LABELS, RunLabels, labels_from_document
 from ltui.training.store.run_directory import RunDir, read_json, write_json
 
@@ -46,19 +45,12 @@ def change_labels(run_dir: RunDir, change: Callable[[RunLabels], RunLabels]) -> 
     Writers wait for each other, so that none overwrites what another one has just added. Raises
     ``ProblemError`` if the file cannot be written.
     """
-    lock_path = run_dir.labels_path.with_suffix(".lock")
     try:
-        if lock_path.is_symlink():
-            lock_path.unlink()
-        lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with file_lock(run_dir.labels_path.with_suffix(".lock")):
             before = read_labels(run_dir)
             labels = change(before)
             if labels != before:
                 write_json(run_dir.labels_path, labels.to_document())
-        finally:
-            os.close(lock)
     except OSError as error:
         raise ProblemError.of(
             where=str(run_dir.labels_path),

@@ -7,7 +7,6 @@ Every change of an entry is made under the queue's lock, which is held for the c
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from msgspec import Struct
 from ltui.training.json_codec import from_json, parse_json, to_json
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import lock_holder
+from ltui.training.shared.file_lock import file_lock
 from ltui.training.shared.regular_files import read_regular
 from ltui.training.state.run_queue import QueueEntry, QueuePlace
 from ltui.training.store.run_directory import RunDir, make_private_folders, read_json, write_json
@@ -49,13 +49,8 @@ def queue_lock(home: Path) -> Iterator[None]:
     folder = queue_folder(home)
     try:
         make_private_folders(folder)
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        lock = os.open(folder / "lock", flags, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with file_lock(folder / "lock"):
             yield
-        finally:
-            os.close(lock)
     except OSError as error:
         raise ProblemError.of(
             where=str(folder),

@@ -1,4 +1,4 @@
-"""How important each parameter of a sweep is, in a process of its own: ``importance.py SWEEP``.
+"""How important each parameter of a sweep is, in a process of its own that reads the record.
 
 Optuna loads scikit-learn for it, which takes seconds and changes the environment of the process.
 """
@@ -9,19 +9,18 @@ import json
 import subprocess
 import sys
 import warnings
-from pathlib import Path
 
+from ltui.training.json_codec import from_json, parse_json, to_json
 from ltui.training.process.python_environment import module_command
 from ltui.training.sweep.record import State, Sweep
 from ltui.training.sweep.suggest import build_study, has_optuna
-from ltui.training.sweep.sweep_files import SweepDir
 
 LEAST_TRIALS = 8
 """Number of finished trials without which nothing is said."""
 _TIMEOUT_S = 60.0
 
 
-def importance(sweep_dir: SweepDir, sweep: Sweep) -> tuple[dict[str, float], str]:
+def importance(sweep: Sweep) -> tuple[dict[str, float], str]:
     """Return the importance of each key, whose sum is 1, or why there is none.
 
     It is that of PED-ANOVA: Watanabe et al., "PED-ANOVA: Efficiently Quantifying Hyperparameter
@@ -33,7 +32,8 @@ def importance(sweep_dir: SweepDir, sweep: Sweep) -> tuple[dict[str, float], str
         return {}, f"fewer than {LEAST_TRIALS} trials have finished"
     try:
         done = subprocess.run(
-            module_command("ltui.training.sweep.importance", str(sweep_dir.path)),
+            module_command("ltui.training.sweep.importance"),
+            input=json.dumps(to_json(sweep)),
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_S,
@@ -46,14 +46,14 @@ def importance(sweep_dir: SweepDir, sweep: Sweep) -> tuple[dict[str, float], str
         return {}, str(error)
 
 
-def main(path: str) -> None:
+def main() -> None:
     """Print the importance of each key as JSON."""
     from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 
     warnings.simplefilter("ignore")  # Some arguments are experimental in older releases.
-    study = build_study(SweepDir(Path(path)).read())
+    study = build_study(from_json(Sweep, parse_json(sys.stdin.read())))
     print(json.dumps(get_param_importances(study, evaluator=PedAnovaImportanceEvaluator())))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import fcntl
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from msgspec import Struct
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.json_codec import from_json, parse_json, to_json
 from ltui.training.problem import ProblemError
+from ltui.training.shared.file_lock import file_lock
 from ltui.training.shared.regular_files import read_regular
 from ltui.training.store.run_directory import (
     make_private_folders,
@@ -88,32 +88,22 @@ class SweepDir(Struct, frozen=True):
 
     def change(self, change: Callable[[Sweep], Sweep]) -> Sweep:
         """Replace the record by ``change(record)`` and return it, after other writers."""
-        with self._locked():
-            before = self.read()
-            after = change(before)
-            is_active = after.state() in (State.RUNNING, State.STOPPING)
-            if is_active and not self.active_path.exists():
-                write_atomically(self.active_path, after.host.encode())
-            if after != before:
-                write_json(self.record_path, to_json(after))
-            if not is_active:
-                self.active_path.unlink(missing_ok=True)
-        return after
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
-            lock = os.open(self.path / "sweep.lock", flags, 0o600)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                yield
-            finally:
-                os.close(lock)
+            with file_lock(self.path / "sweep.lock"):
+                before = self.read()
+                after = change(before)
+                is_active = after.state() in (State.RUNNING, State.STOPPING)
+                if is_active and not self.active_path.exists():
+                    write_atomically(self.active_path, after.host.encode())
+                if after != before:
+                    write_json(self.record_path, to_json(after))
+                if not is_active:
+                    self.active_path.unlink(missing_ok=True)
         except OSError as error:
             raise ProblemError.of(
                 where=str(self.path), what=f"it cannot be written ({error.strerror})."
             ) from error
+        return after
 
 
 @lru_cache(maxsize=32)

@@ -1,4 +1,4 @@
-"""From the options of ``ltui sweep``, or the section ``sweep:`` of a file, to a sweep.
+"""Start a sweep, as ``ltui sweep`` does: from options, or from a file with a section ``sweep:``.
 
 Everything is checked before anything is created.
 """
@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct, ValidationError, convert
 from msgspec.structs import asdict, replace
 
+from ltui.app.actions.start_runs import LaunchOptions, checked_options, command_spec
 from ltui.training.config.preset_discovery import SUFFIXES
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.config.yaml_document import read_document
+from ltui.training.lifecycle.dispatcher_process import wake_dispatcher
+from ltui.training.lifecycle.freeze_code import freeze_code
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.shared.regular_files import read_regular
+from ltui.training.store.run_directory import RunDir, ltui_home, new_run_id
 from ltui.training.sweep.pruning import RULES
 from ltui.training.sweep.record import (
     FLAGS,
@@ -37,65 +42,94 @@ from ltui.training.sweep.space import (
     parse_dimension,
 )
 from ltui.training.sweep.suggest import check_sampler
+from ltui.training.sweep.sweep_files import SweepDir, check_name, create_sweep
 
 _MOST_BYTES = 1 << 20
 EXAMPLE = "For example: --set 'model.lr=choice(0.1, 0.01)'"
 
 
-class SweepRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a person asks for. The fields are the keys of a file, and the options by that name."""
+class SweepOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a sweep is started with: the options of ``ltui sweep``, and the keys of a file."""
 
     preset: str | None = None
+    """A preset, a LightningCLI configuration file, or a file with a section ``sweep:``."""
     command: tuple[str, ...] = ()
+    """A command in place of a preset."""
     set: tuple[str, ...] = ()
     """``KEY=choice(...)``, and ``KEY=VALUE`` for a value that all trials have."""
     metric: str | None = None
     mode: str | None = None
+    """``min`` (default) or ``max``"""
     seeds: int | None = None
     trials: int | None = None
     at_once: int | None = None
     sampler: str | None = None
+    """``grid``, ``random`` or ``tpe``"""
     prune: str | None = None
+    """``asha`` or ``median``"""
     rung: int | None = None
     reduction: int | None = None
     arguments: str | None = None
+    """``flags`` or ``hydra``, for a command"""
     seed: int | None = None
     name: str | None = None
     python: str | None = None
+    gpus: str | None = None
+    """``free:N``, for a command, as the next one is."""
+    metrics_pattern: str | None = None
+    freeze: bool | None = None
+    """Train with the code as it is now (the default), or as it is when a trial starts."""
 
 
-def read_request(options: Mapping[str, Any]) -> SweepRequest:
-    """Return what the options ask for. Of a file with a section ``sweep:`` they override the keys.
+def start_sweep(options: SweepOptions) -> Sweep:
+    """Start a sweep. Its trials are started by the dispatcher of the run queue.
 
-    Raise ``ProblemError``.
+    Raises ``ProblemError`` with every problem found; then there is no sweep.
     """
-    given = {
-        name: value
-        for name in SweepRequest.__struct_fields__
-        if (value := options.get(name)) not in (None, [], ())
-    }
-    asked = convert({**given, "set": options.get("set", ())}, SweepRequest, strict=False)
-    path = asked.preset or ""
+    home = ltui_home()
+    options = with_file(checked_options(options))
+    name = options.name or new_run_id(home, None)[1]
+    check_name(home, name)
+    sweep = sweep_of(options, name, time.time())
+    if options.command:
+        launched = {key: getattr(options, key) for key in ("command", "python", "metrics_pattern")}
+        template = command_spec(LaunchOptions(gpus=options.gpus, queue=True, **launched), home)
+    else:
+        sweep, template = _preset_template(options, sweep)
+    template = template.with_changes(freeze=options.freeze is not False)
+
+    def freeze(made: SweepDir) -> None:
+        if template.freeze:
+            freeze_code(RunDir(made.path), template)
+
+    create_sweep(home, sweep, template, os.environ, freeze)
+    wake_dispatcher(home)
+    return sweep
+
+
+def with_file(options: SweepOptions) -> SweepOptions:
+    """Return the options with those of the file that they name, if it has a section ``sweep:``;
+    what is given overrides the file. Raises ``ProblemError``."""
+    path = options.preset or ""
     if not path.endswith(tuple(SUFFIXES)) or not Path(path).is_file():
-        return asked
-    text = _read(path)
-    values = read_document(text, path).values
+        return options
+    values = read_document(_read(path), path).values
     if "sweep" not in values:
-        return asked
+        return options
     section = values["sweep"] if isinstance(values["sweep"], dict) else {}
     settings = section.get("set")
     if isinstance(settings, dict):
         section = {**section, "set": [_setting(key, value) for key, value in settings.items()]}
     try:
-        of_file = convert(section, SweepRequest)
+        of_file = convert(section, SweepOptions)
     except ValidationError as error:
         raise ProblemError.of(
             where=f"{path} sweep",
             what=f"{error}.",
-            remedy=f"Its keys are {', '.join(SweepRequest.__struct_fields__)}.",
+            remedy=f"Its keys are {', '.join(SweepOptions.__struct_fields__)}.",
         ) from error
-    of_options = {k: v for k, v in asdict(asked).items() if k != "preset" and v not in (None, ())}
-    return replace(of_file, **{**of_options, "set": of_file.set + asked.set})
+    given = {k: v for k, v in asdict(options).items() if k != "preset" and v not in (None, ())}
+    return replace(of_file, **{**given, "set": of_file.set + options.set})
 
 
 def _read(path: str) -> str:
@@ -112,24 +146,24 @@ def _setting(key: Any, value: Any) -> str:
     return f"{key}={value if isinstance(value, str) else json.dumps(value, default=str)}"
 
 
-def sweep_of(request: SweepRequest, name: str, now: float) -> Sweep:
+def sweep_of(options: SweepOptions, name: str, now: float) -> Sweep:
     """Return the sweep without trials. Raise ``ProblemError`` with every problem."""
-    space, fixed = split_settings(request.set)
+    space, fixed = split_settings(options.set)
     size = grid_size(space)
-    sampler = request.sampler or ("tpe" if size is None else "grid")
+    sampler = options.sampler or ("tpe" if size is None else "grid")
     problems = [
         Problem(where=where, what=what, remedy=remedy)
-        for where, what, remedy, wrong in _rules(request, sampler, size, space)
+        for where, what, remedy, wrong in _rules(options, sampler, size, space)
         if wrong
     ]
-    problems += _command_problems(request, space, fixed)
+    problems += _command_problems(options, space, fixed)
     if problems:
         raise ProblemError(*problems)
     check_sampler(sampler)
     given = {
         key: value
         for key in ("at_once", "reduction", "arguments", "seed", "mode", "rung", "prune", "seeds")
-        if (value := getattr(request, key)) is not None
+        if (value := getattr(options, key)) is not None
     }
     return Sweep(
         name=name,
@@ -137,8 +171,8 @@ def sweep_of(request: SweepRequest, name: str, now: float) -> Sweep:
         host=os.uname().nodename,
         space=space,
         fixed=fixed,
-        metric=request.metric or "",
-        trials=request.trials,
+        metric=options.metric or "",
+        trials=options.trials,
         sampler=sampler,
         **given,
     )
@@ -154,29 +188,29 @@ _Rule = tuple[str, str, str | None, bool]
 
 
 def _rules(
-    request: SweepRequest, sampler: str, size: int | None, space: Sequence[Dimension]
+    options: SweepOptions, sampler: str, size: int | None, space: Sequence[Dimension]
 ) -> list[_Rule]:
     """Return place, sentence and remedy of each mistake that can be made, and whether it was."""
     counts = {
-        "trials": request.trials,
-        "seeds": request.seeds,
-        "at-once": request.at_once,
-        "rung": request.rung,
+        "trials": options.trials,
+        "seeds": options.seeds,
+        "at-once": options.at_once,
+        "rung": options.rung,
     }
     choices = {
-        "sampler": (request.sampler, SAMPLERS),
-        "prune": (request.prune, RULES),
-        "mode": (request.mode, ("min", "max")),
-        "arguments": (request.arguments, (FLAGS, HYDRA)),
+        "sampler": (options.sampler, SAMPLERS),
+        "prune": (options.prune, RULES),
+        "mode": (options.mode, ("min", "max")),
+        "arguments": (options.arguments, (FLAGS, HYDRA)),
     }
     endless = next((str(one) for one in space if one.listed is None), "") if size is None else ""
     return [
-        ("ltui sweep", "the program is missing." if not request.command else "it has two programs.",
+        ("ltui sweep", "the program is missing." if not options.command else "it has two programs.",
          "Name a preset or a file, or a command after two dashes.",
-         bool(request.command) == (request.preset is not None)),
+         bool(options.command) == (options.preset is not None)),
         ("--set", "no key has several values.", EXAMPLE, not space),
         ("--metric", "it is missing.", "Name what is to be optimised, such as val/loss.",
-         not request.metric),
+         not options.metric),
         *((f"--{name}", "it must be 1 or more.", None, value is not None and value < 1)
           for name, value in counts.items()),
         *((f"--{name}", f"`{value}` is none of {', '.join(known)}.", None,
@@ -186,23 +220,23 @@ def _rules(
         ("--set", f"the grid has more than {MOST_CELLS:,} combinations.", "Use --sampler tpe.",
          sampler == "grid" and (size or 0) > MOST_CELLS),
         ("--trials", f"it is missing for the sampler {sampler}.", "Give a number: --trials 20",
-         sampler != "grid" and request.trials is None),
+         sampler != "grid" and options.trials is None),
         ("--rung", "it is missing for --prune.",
          "Give the steps after which trials are compared first, such as --rung 500.",
-         request.prune is not None and request.rung is None),
+         options.prune is not None and options.rung is None),
         ("--rung", "it is for --prune.", "Add --prune asha or --prune median.",
-         request.prune is None and (request.rung, request.reduction) != (None, None)),
-        ("--reduction", "it must be 2 or more.", None, (request.reduction or 2) < 2),
+         options.prune is None and (options.rung, options.reduction) != (None, None)),
+        ("--reduction", "it must be 2 or more.", None, (options.reduction or 2) < 2),
     ]  # fmt: skip
 
 
 def _command_problems(
-    request: SweepRequest, space: Sequence[Dimension], fixed: Sequence[str]
+    options: SweepOptions, space: Sequence[Dimension], fixed: Sequence[str]
 ) -> list[Problem]:
-    if not request.command:
+    if not options.command:
         return []
-    keys = [dimension.key for dimension in space] + (["seed"] if request.seeds else [])
-    named = placeholders(request.command, keys)
+    keys = [dimension.key for dimension in space] + (["seed"] if options.seeds else [])
+    named = placeholders(options.command, keys)
     missing = [key for key in keys if key not in named] if named else []
     problems = [
         Problem(
@@ -222,7 +256,7 @@ def _command_problems(
     ]
 
 
-def preset_template(request: SweepRequest, sweep: Sweep) -> tuple[Sweep, RunSpec]:
+def _preset_template(options: SweepOptions, sweep: Sweep) -> tuple[Sweep, RunSpec]:
     """Return the sweep of a preset, and the specification that its trials have in common.
 
     The first and the last combination are checked like runs. Raise ``ProblemError``.
@@ -231,7 +265,7 @@ def preset_template(request: SweepRequest, sweep: Sweep) -> tuple[Sweep, RunSpec
     from ltui.app.launch.build_spec import prepare_launch
     from ltui.app.launch.local_machine import detect_machine
 
-    launch = prepare_launch(request.preset or "", sweep.fixed, request.python)
+    launch = prepare_launch(options.preset or "", sweep.fixed, options.python)
     spec = launch.spec(sweep.name, sweep.name, sweep.created_at)
     if spec.nodes is not None:
         raise ProblemError.of(
