@@ -12,6 +12,7 @@ from ltui.app.launch import sweep_changes
 from ltui.app.presentation.sweep_view import (
     best_trial,
     importance_text,
+    plan_text,
     summary,
     trial_columns,
     trial_texts,
@@ -35,11 +36,10 @@ def start(options: Namespace) -> int:
     from ltui.app.actions.start_sweep import SweepOptions, start_sweep
 
     sweep = start_sweep(convert(options, SweepOptions, from_attributes=True))
-    count = "" if sweep.trials is None else f"{sweep.trials} trials, "
     return _print(
         options,
         sweep,
-        f"Sweep {sweep.name}: {count}{sweep.sampler}, {sweep.at_once} at once.",
+        f"Sweep {sweep.name}: {plan_text(sweep)}",
         f"  To watch: ltui sweep show {sweep.name}    To stop: ltui sweep stop {sweep.name}",
     )
 
@@ -92,7 +92,7 @@ def show(options: Namespace) -> int:
     for trial in sweep.tried:
         texts = trial_texts(sweep, trial, is_best=trial is best)
         rows.append([texts[key] for key in titles])
-    print("\n".join([f"{sweep.name}: {summary(sweep)}", *columns(rows)]))
+    print("\n".join([f"{sweep.name}: {summary(sweep)}", plan_text(sweep), *columns(rows)]))
     print(importance_text(sweep, *importance(sweep)))
     return EXIT_DONE
 
@@ -149,6 +149,4 @@ def narrow(options: Namespace) -> int:
 
 
 def _print_space(options: Namespace, sweep: Sweep) -> int:
-    limit = "" if sweep.trials is None else f", {sweep.trials} trials"
-    space = "; ".join(f"{one.key}={one}" for one in sweep.space)
-    return _print(options, sweep, f"{sweep.name}: {space}{limit}")
+    return _print(options, sweep, f"{sweep.name}: {plan_text(sweep)}")

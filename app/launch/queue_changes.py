@@ -22,6 +22,7 @@ from ltui.training.state.run_queue import (
     ENDED_WELL,
     QueueEntry,
     QueuePlace,
+    check_no_cycle,
     decide,
     moved,
     split_dependency,
@@ -155,11 +156,10 @@ def edit(
         # The check imports classes in another interpreter, so the lock is not held for it.
         spec = changed_spec(spec, overrides) if overrides else spec
         spec = spec.with_changes(slots=slots or spec.slots)
-    if run_dir.id in {split_dependency(text)[0] for text in after or ()}:
-        raise ProblemError.of(where="--after", what="the run would wait for itself.")
 
     def change(entry: QueueEntry) -> QueueEntry:
         check_waits(run_dir, entry)
+        check_no_cycle(read_queue(run_dir.home).entries, run_dir.id, after or ())
         if spec is not None:
             if entry != before:
                 raise ProblemError.of(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 from ltui.training.sweep.pruning import comparable
 from ltui.training.sweep.record import State, Sweep, Trial
-from ltui.training.sweep.space import is_number, value_text
+from ltui.training.sweep.space import grid_size, is_number, override, value_text
 from ltui.widgets.formats import NA, metric, percent, step
 from ltui.widgets.sanitise import clean_line, clean_name
 from ltui.widgets.tone import Tone
@@ -32,7 +33,7 @@ def trial_texts(sweep: Sweep, trial: Trial, *, is_best: bool = False) -> dict[st
     """Return the texts of a trial by the keys of the columns. A star marks the best one."""
     return {
         "number": f"{'★' if is_best else ' '}{trial.number:>3}",
-        **{key: clean_line(value_text(value), 20) for key, value in trial.parameters.items()},
+        **{key: _short(value) for key, value in trial.parameters.items()},
         "seed": NA if trial.seed is None else str(trial.seed),
         "state": trial.state,
         "step": step(trial.step),
@@ -40,6 +41,11 @@ def trial_texts(sweep: Sweep, trial: Trial, *, is_best: bool = False) -> dict[st
         "best": metric(trial.best),
         "run": sweep.run_id(trial),
     }
+
+
+def _short(value: Any) -> str:
+    text = f"{value:.6g}" if type(value) is float else value_text(value)
+    return clean_line(text, 20)
 
 
 def state_tone(trial: Trial) -> Tone:
@@ -54,10 +60,11 @@ def best_trial(sweep: Sweep) -> Trial | None:
 
 
 def trial_line(trial: Trial) -> str:
-    """Return what the table has no room for: the scores at the rungs, and how it ended."""
+    """Return what the table has no room for: the parameters, the scores at the rungs, its end."""
+    parameters = ", ".join(override(key, value) for key, value in trial.parameters.items())
     scores = ", ".join(f"{metric(score)} at {rung}" for rung, score in trial.scores.items())
-    parts = [f"trial {trial.number}", f"rungs: {scores}" if scores else "", trial.detail]
-    return clean_line("; ".join(part for part in parts if part), 300)
+    parts = [parameters, f"rungs: {scores}" if scores else "", trial.detail]
+    return clean_line(f"trial {trial.number}: {'; '.join(part for part in parts if part)}", 500)
 
 
 def summary(sweep: Sweep) -> str:
@@ -73,6 +80,16 @@ def summary(sweep: Sweep) -> str:
     if sweep.problem:
         parts.append(clean_line(sweep.problem, 300))
     return "; ".join(parts)
+
+
+def plan_text(sweep: Sweep) -> str:
+    """Return one line about what a sweep tries, and how."""
+    count = grid_size(sweep.space) if sweep.trials is None else sweep.trials
+    seeds = "" if sweep.seeds is None else f" with {sweep.seeds} seeds each"
+    prune = "" if sweep.prune is None else f", pruned by {sweep.prune} from step {sweep.rung} on"
+    space = "; ".join(f"{one.key}={one}" for one in sweep.space)
+    how = f"{count:,} combinations{seeds} by {sweep.sampler}, {sweep.at_once} at once{prune}"
+    return clean_line(f"{how}: {space}", 500)
 
 
 def importance_text(sweep: Sweep, shares: Mapping[str, float], reason: str) -> str:

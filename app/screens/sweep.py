@@ -25,6 +25,7 @@ from ltui.app.panels.panel import LiveText, Panel
 from ltui.app.presentation.sweep_view import (
     best_trial,
     importance_text,
+    plan_text,
     state_tone,
     summary,
     trial_columns,
@@ -129,7 +130,8 @@ class SweepScreen(FullScreen[None]):
             for key, title in trial_columns(sweep).items()
         )
         self.query_one(Panel).set_titles(f"sweep {sweep.name}", f"{len(rows)} trials")
-        self.query_one("#sweep-summary", LiveText).show(Text(summary(sweep)))
+        lines = Text(f"{summary(sweep)}\n{plan_text(sweep)}")
+        self.query_one("#sweep-summary", LiveText).show(lines)
         self.query_one(ComparisonTable).show(TableView(columns, rows))
         shares = Text(importance_text(sweep, *self._shares), "dim")
         self.query_one("#sweep-importance", LiveText).show(shares)

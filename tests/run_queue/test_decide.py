@@ -9,12 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from ltui.training.problem import ProblemError
 from ltui.training.state.run_queue import (
     GONE,
     QueueEntry,
     QueueFacts,
     QueuePlace,
     UsedSlots,
+    check_no_cycle,
     decide,
     moved,
     ordered,
@@ -179,3 +181,14 @@ def test_move_puts_a_run_at_its_place_and_keeps_the_others(
     after = ordered(entries | moved(entries, run, number))
     assert [name for name in after if name != run] == [name for name in before if name != run]
     assert after.index(run) == min(number, len(before)) - 1
+
+
+@pytest.mark.parametrize(
+    ("after", "way"),
+    [(("a",), "a after a"), (("b:ok",), "a after b after a"), (("d", "c"), "a after c after b")],
+)
+def test_a_run_does_not_wait_for_itself(after: tuple[str, ...], way: str) -> None:
+    entries = {"b": QueueEntry(after=("a",)), "c": QueueEntry(after=("b:ok",))}
+    check_no_cycle(entries, "a", ("d", "elsewhere"))
+    with pytest.raises(ProblemError, match=way):
+        check_no_cycle(entries, "a", after)

@@ -44,6 +44,7 @@ from ltui.training.state.run_queue import (
     QueueEntry,
     QueueFacts,
     UsedSlots,
+    check_no_cycle,
     split_dependency,
 )
 from ltui.training.state.run_snapshot import RunState
@@ -133,6 +134,7 @@ def enqueue_resume(
     name = None if checkpoint is None else checkpoint.name
     asked = replace(_asked(entry, spec or before, run_dir.home), resume=True, checkpoint=name)
     with queue_lock(run_dir.home):
+        check_no_cycle(read_queue(run_dir.home).entries, run_dir.id, entry.after)
         remove_entry(run_dir)
         if spec is not None:
             write_atomically(run_dir.queued_spec_path, spec_text(spec).encode())

@@ -17,6 +17,7 @@ from datetime import datetime
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import LIVE, RunState
 
 FAILED, STOPPED = "failed", "stopped"
@@ -248,6 +249,24 @@ def split_dependency(text: str) -> tuple[str, bool]:
     """Return the run of a dependency, and whether it must have finished."""
     run = text.removesuffix(ENDED_WELL)
     return run, run != text
+
+
+def check_no_cycle(entries: Mapping[str, QueueEntry], run: str, after: Sequence[str]) -> None:
+    """Raise ``ProblemError`` if a run that waits for ``after`` would wait for itself."""
+    waits_for = {one: entry.after for one, entry in entries.items() if entry.waits} | {run: after}
+    ways = [[run]]
+    for way in ways:
+        for text in waits_for.get(way[-1], ()):
+            other = split_dependency(text)[0]
+            if other == run:
+                raise ProblemError.of(
+                    where="--after",
+                    what=f"the run would wait for itself: {' after '.join([*way, run])}.",
+                    remedy=f"Look at `ltui queue`, or take it out: ltui queue edit {way[-1]} "
+                    "--after none",
+                )
+            if other not in way:
+                ways.append([*way, other])
 
 
 def _own_start(run: str, facts: QueueFacts) -> float | None:
