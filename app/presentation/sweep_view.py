@@ -88,7 +88,9 @@ def plan_text(sweep: Sweep) -> str:
     seeds = "" if sweep.seeds is None else f" with {sweep.seeds} seeds each"
     prune = "" if sweep.prune is None else f", pruned by {sweep.prune} from step {sweep.rung} on"
     space = "; ".join(f"{one.key}={one}" for one in sweep.space)
-    how = f"{count:,} combinations{seeds} by {sweep.sampler}, {sweep.at_once} at once{prune}"
+    amount = "any number of" if count is None else f"{count:,}"
+    noun = "combination" if count == 1 else "combinations"
+    how = f"{amount} {noun}{seeds} by {sweep.sampler}, {sweep.at_once} at once{prune}"
     return clean_line(f"{how}: {space}", 500)
 
 

@@ -72,7 +72,8 @@ async def test_every_trial_is_shown_with_its_parameters(
         text = text_of_screen(app)
         for words in (
             *("stopped; 1 finished, 1 out of memory, 1 pruned", "best val/loss"),
-            *("★  0", "0.0333333333333", "rungs: 0.2500 at 100; the detail of the trial"),
+            *("★  0", "0.0333333", "model.lr=interval(0.0, 1.0)"),
+            *("trial 0: model.lr=0.1, data.size=8", "0.2500 at 100", "the detail"),
             *("importance: n/a (fewer than 8 trials have finished)", "compare"),
         ):
             assert words in text

@@ -98,8 +98,9 @@ def test_sweeps_are_listed_and_shown(command: Ltui, private_home: Path) -> None:
         == "known: finished; 1 finished; best loss 2.000 by trial 0\n"
     )
     shown = command("sweep", "show", "last").stdout.splitlines()
-    assert shown[1].split() == ["NO", "LR", "STATE", "STEP", "LAST", "BEST", "RUN"]
-    assert shown[2].split()[:6] == ["★", "0", "0.1", "finished", "n/a", "2.000"]
+    assert shown[1] == "1 combination by grid, 1 at once: lr=choice(0.1, 0.2)"
+    assert shown[2].split() == ["NO", "LR", "STATE", "STEP", "LAST", "BEST", "RUN"]
+    assert shown[3].split()[:6] == ["★", "0", "0.1", "finished", "n/a", "2.000"]
     modes = {path.name: path.stat().st_mode & 0o777 for path in made.path.iterdir()}
     assert set(modes.values()) == {0o600}
     assert made.path.stat().st_mode & 0o777 == 0o700
