@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from ltui.app.live.run_requests import require_live, send_request, wait_until
 from ltui.training.lifecycle.stop_escalation import NOT_SAVED, NOT_STOPPED
+from ltui.training.problem import ProblemError
 from ltui.training.shared.defaults import STOP_TIMEOUT_S
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.training.state.stop_conditions import (
@@ -161,6 +162,10 @@ def checkpoint(run: str) -> Effect:
     """Save a checkpoint and keep training. Return when it is saved and verified, or failed."""
     run_dir = find_run(ltui_home(), run)
     before = require_live(run_dir)
+    if before.state is RunState.QUEUED:
+        raise ProblemError.of(
+            where=run_dir.id, what="it has not started, so there is nothing to save."
+        )
     with RunStore(run_dir) as store:
         last_event = max((event.id for event in store.events()), default=0)
     send_request(run_dir, {"cmd": "checkpoint"})

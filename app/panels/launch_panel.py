@@ -313,6 +313,7 @@ class FormPanel(Panel):
         from ltui.training.state.run_queue import QueueEntry
 
         try:
+            doing = "queueing" if queued else "launching"
             result, _ = self._checked(preset, texts)
             if result.problems:
                 raise ProblemError(*result.problems)
@@ -323,11 +324,11 @@ class FormPanel(Panel):
                 texts.start_from,
                 _labels(texts),
                 texts.labels["name"],
-                lambda: self._show_notice(f"launching {preset.name} …"),
+                lambda: self._show_notice(f"{doing} {preset.name} …"),
                 QueueEntry() if queued else None,
             )
         except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
-            title = f"{preset.name} was not launched"
+            title = f"{preset.name} was not {'queued' if queued else 'launched'}"
             call_screen(self, self._show_error, title, preset, error)
         else:
             message = self.Queued(run_dir) if queued else self.Launched(run_dir)

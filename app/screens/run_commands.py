@@ -70,10 +70,9 @@ class RunCommandScreen(FullScreen[None]):
 
     def action_stop(self) -> None:
         if not self.is_refused("stop") and self.snapshot is not None:
-            question = ConfirmScreen(
-                stop_question(self.snapshot), yes="stop it", no="keep it running"
-            )
-            self._stop_after(question)
+            waits = self.snapshot.state is RunState.QUEUED and self.snapshot.supervisor_pid is None
+            yes, no = ("take it out", "leave it") if waits else ("stop it", "keep it running")
+            self._stop_after(ConfirmScreen(stop_question(self.snapshot), yes=yes, no=no))
 
     def ask_interrupt(self) -> bool:
         """Ask what Ctrl-C means. Return False if there is nothing to ask: no run that is live."""

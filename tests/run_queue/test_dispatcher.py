@@ -80,6 +80,7 @@ def test_stop_takes_a_run_out_and_it_can_be_put_back_or_deleted(programs: Progra
     assert "stopped: nothing was trained" in said
     assert "ltui queue retry first-0000" in said
     assert "held" in run_ltui("queue", code=0).stdout
+    assert "nothing to save" in run_ltui("checkpoint", "second", code=2).stderr
     for words in (("pause", "second"), ("resume", "second")):
         assert "queue" in run_ltui(*words, code=2).stderr
     with pytest.raises(ProblemError, match="Stop it first"):

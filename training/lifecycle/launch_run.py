@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -102,8 +102,9 @@ def create_run_directory(
         from ltui.training.lifecycle.freeze_code import freeze_code
 
         spec = spec.with_changes(code_copy=1)
-        for leftover in run_dir.path.parent.glob(".new-*"):
-            # A command that was killed has left it.
+    for leftover in run_dir.path.parent.glob(".new-*"):
+        # A command that was killed has left it. Another one may remove it at the same time.
+        with suppress(FileNotFoundError):
             if time.time() - leftover.stat().st_mtime > _LEFTOVER_S:
                 shutil.rmtree(leftover, ignore_errors=True)
     temporary = RunDir(run_dir.path.with_name(f".new-{run_dir.id}"))
