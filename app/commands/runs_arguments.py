@@ -62,6 +62,35 @@ examples:
   ltui diagnose brave-owl -o report.txt
   ltui diagnose last --json
 
+=== incident  incident:incident  put minutes of a run into a file for other people
+{_RUN}\
+--around MOMENT
+    verdict:N, or a time such as 03:12 or 2026-11-26T03:12 (default: the last verdict)
+-o FILE  write to this file (default: RUN.ltui)
+--force  replace the file if it exists
+--yes    do not ask
+{JSON}
+The file has ten minutes of the run: 8 before the moment and 2 after it. It holds
+metrics, GPU readings, events, verdicts with stacks, versions, and the end of each
+log. Secrets and your folders are replaced; what the file will hold is printed
+before it is written. Look through it before you give it to others.
+
+examples:
+  ltui incident last
+  ltui incident brave-owl --around verdict:2 -o hang.ltui
+
+=== open  incident:open_file  look at an incident file
+FILE         a file that `ltui incident` wrote
+--plain      print a report, as without a terminal
+--to FOLDER  write what it holds to FOLDER, which becomes an LTUI_HOME for other commands
+
+The file is looked at with the screens of a run, read-only. It may come from
+anybody: nothing in it is executed. A file that was cut opens as far as it goes.
+
+examples:
+  ltui open hang.ltui
+  ltui open hang.ltui --to hang && LTUI_HOME=$PWD/hang ltui export last -o hang.csv
+
 === logs  logs:print_logs  print the logs of a run
 {_RUN}\
 --rank N     only this rank: its number, or machine and number (gpu-b:12)

@@ -70,7 +70,12 @@ def _request_evidence(run_dir: RunDir, snapshot: RunSnapshot) -> Diagnosis:
         reason = "; ".join(p.what for p in error.problems)
     except (KeyError, ValueError) as error:
         reason = str(error)
-    return from_snapshot(snapshot, missing=(f"the supervisor gave no evidence: {reason}",))
+    stored = stored_diagnoses(run_dir, snapshot.attempt)
+    return from_snapshot(
+        snapshot,
+        missing=(f"the supervisor gave no evidence: {reason}",),
+        base=stored[-1] if stored else None,
+    )
 
 
 def from_snapshot(
@@ -82,7 +87,9 @@ def from_snapshot(
     standing = [v for v in verdicts if v.ended is None]
     headline = standing[0].cause if standing else state_sentence(snapshot)
     if base is not None:
-        return replace(base, headline=headline, verdicts=verdicts)
+        return replace(
+            base, headline=headline, verdicts=verdicts, missing=(*base.missing, *missing)
+        )
     return Diagnosis(
         run=snapshot.id,
         attempt=snapshot.attempt,

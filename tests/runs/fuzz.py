@@ -8,6 +8,7 @@ control character or hide the other run. The quick tests damage a run some hundr
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import random
@@ -28,8 +29,10 @@ import yaml
 
 from ltui.training.json_codec import WRONG_CONTENT
 from ltui.training.problem import ProblemError
+from ltui.training.store.incident_file import Incident, PackedFile, packed_files, write_incident
+from ltui.training.store.redaction import Redactor
 from ltui.training.store.run_directory import RunDir
-from tests.runs.hostile_runs import COMMANDS, HANG_S, check_commands, make_home, output_of
+from tests.runs.hostile_runs import COMMANDS, HANG_S, check_commands, full_run, make_home, output_of
 
 LIMIT_S = 2.0
 """Maximum seconds of a command on a machine that does nothing else."""
@@ -250,12 +253,56 @@ def fuzz(
     return wrong
 
 
+def fuzz_incident(
+    folder: Path, first: int, count: int, seed: int, seconds: float = HANG_S
+) -> list[str]:
+    """Write an incident file of a run with damaged files ``count`` times, damage every second one,
+    and return what was wrong when it was opened."""
+    folder.mkdir(exist_ok=True)
+    written, home = folder / "whole.ltui", folder / "home"
+    run_dir = full_run(home, "evil-0001")
+    what = Incident(run="evil-0001", begin=0.0, end=100.0, about="x", host="h")
+    files = packed_files(run_dir, what, Redactor({}, {}), folder)
+    shutil.rmtree(run_dir.path)
+    whole = RunDir(folder / "whole")
+    for file in files:
+        path = whole.path / file.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(file.data)
+    wrong: list[str] = []
+    for number in range(first, first + count):
+        chance = random.Random(f"{seed} {number}")
+        shutil.copytree(whole.path, run_dir.path, copy_function=os.link)
+        text = f"{number}: {damage(run_dir, chance)}"
+        left = [PackedFile(f.name, _content(run_dir.path / f.name)) for f in files]
+        write_incident(left, written)
+        if number % 2:
+            way = chance.choice((_cut, _flip, _insert))
+            if chance.random() < 0.5:
+                written.write_bytes(gzip.decompress(written.read_bytes()))
+                way(written, chance)
+                written.write_bytes(gzip.compress(written.read_bytes()))
+            else:
+                way(written, chance)
+            text += f", {way.__name__} the file"
+        commands = (("open", str(written), "--plain"),)
+        wrong += check_commands(text, commands, partial(output_of, seconds=seconds))
+        shutil.rmtree(run_dir.path)
+    return wrong
+
+
+def _content(path: Path) -> bytes:
+    whole = path.is_file() and not path.is_symlink() and path.stat().st_size < 1 << 26
+    return path.read_bytes() if whole else b""
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("count", type=int)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--run", type=Path)
+    parser.add_argument("--incident", action="store_true", help="damage incident files")
     options = parser.parse_args()
     # An endless file must not take the memory of the machine.
     resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
@@ -266,7 +313,10 @@ def main() -> int:
             home = Path(folder, str(first))
             os.environ["LTUI_HOME"] = str(home)
             count = min(100, last - first)
-            found = fuzz(home, first, count, options.seed, options.run, LIMIT_S)
+            if options.incident:
+                found = fuzz_incident(home, first, count, options.seed, LIMIT_S)
+            else:
+                found = fuzz(home, first, count, options.seed, options.run, LIMIT_S)
             print("\n".join(found), end="\n" if found else "")
             wrong += found
             shutil.rmtree(home)

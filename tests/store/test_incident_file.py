@@ -1,0 +1,215 @@
+"""Incident files: what leaves the machine, and what opening a foreign one may do."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import sqlite3
+import tarfile
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from ltui.training.lifecycle.run_status import resolve_snapshot
+from ltui.training.problem import ProblemError
+from ltui.training.state.run_snapshot import RunState
+from ltui.training.store.history_reader import RunStore
+from ltui.training.store.incident_file import open_incident
+from ltui.training.store.redaction import Redactor, is_secret_name
+from ltui.training.store.run_directory import RunDir
+from tests.runs.fuzz import fuzz_incident
+from tests.runs.hostile_runs import full_run, output_of
+
+PLANTED = 'plant"ed/värde-77'
+OTHER = "hunter2-in-the-log"
+
+
+@pytest.fixture
+def run_dir(private_home: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    """A run that has secrets in each kind of file."""
+    run_dir = full_run(private_home, "hang-0001")
+    (run_dir.path / "history.json").unlink()
+    start = {"env": {"WANDB_API_KEY": PLANTED}}
+    (run_dir.path / "engine/1.start.json").write_text(json.dumps(start))
+    log = f"key {PLANTED}\nlogin --password {OTHER}\n{private_home}/data\n{'x' * 300_000}\n"
+    (run_dir.path / "logs/1/rank-00000.log").write_text(log + f"https://me:{OTHER}@host\n")
+    (run_dir.path / "logs/1/engine.log").write_text(f'{{"token": "{OTHER}"}}\n{PLANTED}')
+    (run_dir.path / "evidence/1/stacks-7.txt").write_text(f"File {private_home}/train.py {PLANTED}")
+    (run_dir.path / "code/1.json").write_text(json.dumps({"command": ["--api-key", OTHER]}))
+    with closing(sqlite3.connect(run_dir.db_path)) as db, db:
+        document = json.loads(db.execute("SELECT document FROM snapshot").fetchone()[0])
+        document |= {"detail": PLANTED, "run_dir": str(run_dir.path)}
+        db.execute("UPDATE snapshot SET document = ?", (json.dumps(document),))
+        db.execute("UPDATE events SET text = ?, data = ?", (PLANTED, json.dumps({"m": PLANTED})))
+        db.execute(
+            "INSERT INTO samples (attempt, rank, name_id, seq, step, t, value) "
+            "VALUES (1, 0, 1, 3, 3, 9000.0, 0.3)"
+        )
+    monkeypatch.setenv("DB_PASSWORD", OTHER)
+    return run_dir
+
+
+def written(run_dir: RunDir, *words: str) -> Path:
+    """Write the incident file of a run whose last verdict began at 1 s."""
+    path = run_dir.home / "hang.ltui"
+    code, text = output_of(("incident", run_dir.id, "-o", str(path), "--yes", *words))
+    assert code == 0, text
+    return path
+
+
+def test_no_secret_and_no_folder_leaves(run_dir: RunDir) -> None:
+    path = written(run_dir)
+    assert path.stat().st_mode & 0o777 == 0o600
+    packed = gzip.decompress(path.read_bytes())
+    for secret in (PLANTED, json.dumps(PLANTED)[1:-1], OTHER, str(run_dir.home)):
+        assert secret.encode() not in packed
+    assert b"[WANDB_API_KEY]" in packed
+    with tarfile.open(path) as archive:
+        names = archive.getnames()
+        sizes = {member.name: member.size for member in archive}
+    assert names[0] == "incident.json"
+    assert names[-1] == "run.db"
+    assert not [name for name in names if "engine/" in name or "checkpoints" in name]
+    assert sizes["logs/1/rank-00000.log"] < 300_000
+    # The original is as it was.
+    assert PLANTED in (run_dir.path / "logs/1/engine.log").read_text()
+
+
+def test_what_is_written_is_listed_first(run_dir: RunDir) -> None:
+    path = run_dir.home / "hang.ltui"
+    _, text = output_of(("incident", run_dir.id, "-o", str(path), "--yes"))
+    assert (
+        text.index("run.db") < text.index("the value of WANDB_API_KEY") < text.index("is written")
+    )
+    code, text = output_of(("incident", run_dir.id, "-o", str(path), "--force", "--json"))
+    data = json.loads(text)["data"]
+    assert (code, data["bytes"]) == (0, path.stat().st_size)
+    assert data["replaced"]["the value of WANDB_API_KEY"] > 3
+
+
+def test_it_opens_with_the_minutes_around_the_moment(run_dir: RunDir, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "opened", ignore_errors=True)
+    opened, incident, note = open_incident(written(run_dir), tmp_path / "opened")
+    assert (opened.id, note) == (run_dir.id, None)
+    assert incident.about.startswith("verdict:1 at ")
+    with RunStore(opened) as store:
+        assert store.curve("val/loss").steps.tolist() == [1, 2]
+        assert [verdict.cause for verdict in store.verdicts()] == ["rank 1 died"]
+    snapshot = resolve_snapshot(opened)
+    assert (snapshot.state, snapshot.global_step) == (RunState.FAILED, 9)
+    path = written(run_dir, "--force", "--around", "1970-01-01T02:30:00+00:00")
+    shutil.rmtree(tmp_path / "opened")
+    opened, _, _ = open_incident(path, tmp_path / "opened")
+    with RunStore(opened) as store:
+        assert store.curve("val/loss").steps.tolist() == [3]
+
+
+def test_a_live_run_is_as_it_was_and_nothing_is_started(run_dir: RunDir, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(run_dir.db_path)) as db, db:
+        document = json.loads(db.execute("SELECT document FROM snapshot").fetchone()[0])
+        document |= {"state": "running", "ended_at": None}
+    path = written(run_dir)
+    opened, _, _ = open_incident(path, tmp_path / "opened")
+    with closing(sqlite3.connect(opened.db_path)) as db, db:
+        db.execute("UPDATE snapshot SET document = ?", (json.dumps(document),))
+    snapshot = resolve_snapshot(opened)
+    assert snapshot.state is RunState.RUNNING
+    assert "(incident file)" in (snapshot.detail or "")
+
+
+def test_a_cut_file_opens_as_far_as_it_goes(run_dir: RunDir, tmp_path: Path) -> None:
+    path = written(run_dir)
+    data = path.read_bytes()
+    seen = set()
+    for part in range(1, 20):
+        path.write_bytes(data[: len(data) * part // 20])
+        try:
+            opened, _, note = open_incident(path, tmp_path / str(part))
+        except ProblemError:
+            seen.add("nothing")
+            continue
+        assert "is damaged or was cut after" in (note or "")
+        assert resolve_snapshot(opened).id == run_dir.id
+        seen.add("history" if opened.db_path.exists() else "files")
+    assert "files" in seen
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("incident.json", b'{"schema": 2}', "a newer ltui has written it"),
+        ("incident.json", b'{"schema": 1, "run": "../x"}', "it names no run"),
+        ("incident.json", b"[]", "it is no incident file"),
+        ("../../x", b"x", "it is no incident file"),
+    ],
+)
+def test_a_foreign_file_is_refused(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+    (tmp_path / "x").write_bytes(content)
+    with tarfile.open(tmp_path / "bad.ltui", "w:gz", format=tarfile.USTAR_FORMAT) as archive:
+        archive.add(tmp_path / "x", name)
+    with pytest.raises(ProblemError, match=words):
+        open_incident(tmp_path / "bad.ltui", tmp_path / "home")
+
+
+def test_no_link_leads_out_and_no_name_does(tmp_path: Path, run_dir: RunDir) -> None:
+    whole = written(run_dir)
+    (tmp_path / "x").write_text("x")
+    os.symlink("/etc/hostname", tmp_path / "link")
+    for source, name in (("link", "logs/1/a.log"), ("x", "../../../x"), ("x", "engine/1.json")):
+        with tarfile.open(tmp_path / "bad.ltui", "w:gz", format=tarfile.USTAR_FORMAT) as archive:
+            with tarfile.open(whole) as good:
+                for member in good.getmembers()[:2]:
+                    archive.addfile(member, good.extractfile(member))
+            archive.add(tmp_path / source, name)
+        home = tmp_path / f"home-{source}-{len(name)}"
+        opened, _, note = open_incident(tmp_path / "bad.ltui", home)
+        assert "is no file of a run" in (note or "")
+        assert sorted(path.name for path in opened.path.iterdir()) == ["history.json", "spec.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("incident", "hang-0001", "--around", "verdict:2"), "verdict:1 at"),
+        (("incident", "hang-0001", "--around", "noon"), "Give verdict:N, or a time"),
+        (("incident", "nobody"), "there is no such run"),
+        (("open", "gone.ltui"), "it cannot be read"),
+        (("open", "/dev/zero"), "it cannot be read"),
+    ],
+)
+def test_bad_input(run_dir: RunDir, words: tuple[str, ...], sentence: str) -> None:
+    code, text = output_of(words)
+    assert code == 2
+    assert sentence in text
+    assert not list(Path().glob("hang-0001.ltui"))
+
+
+def test_damaged_files_neither_crash_nor_reach_the_terminal(tmp_path: Path) -> None:
+    assert fuzz_incident(tmp_path, first=0, count=40, seed=7) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "redacted"),
+    [
+        ("max_tokens: 512, tokenizer: gpt2_large", None),
+        ("the token embedding layer; key_padding_mask=abcdefgh", None),
+        ("password = none", None),
+        ("api_key: abcdefgh1", "api_key: [secret]"),
+        ("- --token\n- abcdefgh", "- --token\n- [secret]"),
+        ('["--wandb-token", "abcdefgh"]', '["--wandb-token", "[secret]"]'),
+        ("Bearer abc.def.ghijk", "Bearer [key]"),
+        ("hf_ABCDEFGHIJKLMNOP", "[key]"),
+        ("/home/alice/x", "/home/user/x"),
+        ("/data/set/x", "<data>/x"),
+    ],
+)
+def test_forms_of_secrets(text: str, redacted: str | None) -> None:
+    assert Redactor({}, {"/data/set/": "<data>"}).text(text) == (redacted or text)
+
+
+def test_names_of_secrets() -> None:
+    assert all(map(is_secret_name, ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "db_password", "X_PASS")))
+    assert not any(map(is_secret_name, ("PATH", "TOKENIZERS_PARALLELISM", "MONKEY", "COMPASS")))

@@ -1,0 +1,270 @@
+"""An incident file: what a run stored within some minutes, for other people and other machines.
+
+It is a ``tar.gz`` of a part of the run directory, so that everything that reads a run reads it. The
+small files come first, and the history last: of a file that was cut, what is complete is read.
+Whoever opens it trusts nothing in it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import re
+import sqlite3
+import tarfile
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from msgspec import Struct
+
+from ltui.training.json_codec import parse_json
+from ltui.training.problem import ProblemError
+from ltui.training.shared.regular_files import open_regular, read_regular
+from ltui.training.store.database_schema import open_for_reading
+from ltui.training.store.history_place import history_file
+from ltui.training.store.redaction import Redactor
+from ltui.training.store.run_directory import RunDir, make_private_folders, write_json
+
+SCHEMA = 1
+SUFFIX = ".ltui"
+MOST_LOG_BYTES = 256 << 10
+"""End of each log that is kept: its lines have no times."""
+MOST_BYTES = 256 << 20
+"""Maximum size of everything in a file that is opened."""
+MOST_FILES = 20_000
+_BLOCK = 512
+_ALWAYS = 4e9
+"""A time of a sign of life that never lies in the past."""
+_ABOUT = "incident.json"
+_NAMES = re.compile(
+    r"spec\.yaml|labels\.json|end\.json|restarts\.json|run\.db|code/\d+\.json"
+    r"|(?:evidence|logs)/(?:\d+/)?[\w-][\w.-]*"
+)
+"""Names of the files that may be in an incident file."""
+_TIMES = {
+    "steps": "wall_s", "step_windows": "wall_s", "samples": "t", "sample_windows": "wall_s",
+    "gpu_samples": "t", "process_samples": "t",
+}  # fmt: skip
+"""The tables of which only the rows within the time are kept, and their column of the time."""
+
+
+class Incident(Struct, frozen=True, kw_only=True):
+    """What an incident file is about."""
+
+    run: str
+    begin: float
+    end: float
+    about: str
+    """What happened, in words."""
+    host: str
+
+
+class PackedFile(Struct, frozen=True):
+    """One file of an incident, as it is written."""
+
+    name: str
+    data: bytes
+    note: str = ""
+
+
+def packed_files(
+    run_dir: RunDir, incident: Incident, redactor: Redactor, work: Path
+) -> list[PackedFile]:
+    """Return the files of an incident, without secrets. ``work`` is a folder for the history.
+
+    Raises ``ProblemError`` if the specification or the history cannot be read.
+    """
+    about = {"schema": SCHEMA, "made_at": time.time()} | {
+        name: getattr(incident, name) for name in incident.__struct_fields__
+    }
+    files = [PackedFile(_ABOUT, json.dumps(about).encode())]
+    for path in _chosen_files(run_dir.path):
+        name = path.relative_to(run_dir.path).as_posix()
+        with suppress(OSError):
+            text, note = _end_of(path) if name.startswith("logs/") else (_whole(path), "")
+            files.append(PackedFile(name, redactor.text(text).encode(), note))
+    database = work / "run.db"
+    rows = _cut_history(run_dir, incident, redactor, database)
+    files.append(PackedFile("run.db", database.read_bytes(), f"{rows:,} rows of these minutes"))
+    return files
+
+
+def _chosen_files(folder: Path) -> Iterator[Path]:
+    """Yield the files that are packed but the history, small and important ones first."""
+    patterns = ("spec.yaml", "*.json", "code/*.json", "evidence/*/*", "logs/*", "logs/*/*")
+    for pattern in patterns:
+        for path in sorted(folder.glob(pattern)):
+            name = path.relative_to(folder).as_posix()
+            if path.is_file() and not path.is_symlink() and _NAMES.fullmatch(name):
+                yield path
+
+
+def _whole(path: Path) -> str:
+    return read_regular(path).decode(errors="replace")
+
+
+def _end_of(path: Path) -> tuple[str, str]:
+    """Return the end of a log, and a note if it has more. Raise ``OSError``."""
+    with open_regular(path) as file:
+        size = file.seek(0, io.SEEK_END)
+        file.seek(max(0, size - MOST_LOG_BYTES))
+        text = file.read(MOST_LOG_BYTES).decode(errors="replace")
+    if size <= MOST_LOG_BYTES:
+        return text, ""
+    return text.partition("\n")[2], f"its last {MOST_LOG_BYTES >> 10} KB"
+
+
+def _cut_history(run_dir: RunDir, incident: Incident, redactor: Redactor, path: Path) -> int:
+    """Write the history of the time to ``path``; return the number of rows that have a time."""
+    source = history_file(run_dir)
+    rows = 0
+    with (
+        closing(open_for_reading(source.path, is_copy=source.is_copy)) as whole,
+        closing(sqlite3.connect(path)) as cut,
+    ):
+        whole.backup(cut)
+        cut.execute("PRAGMA journal_mode = DELETE")
+        cut.create_function("redacted", 1, redactor.text)
+        # What is deleted and replaced is not to be found in free pages either.
+        cut.execute("PRAGMA secure_delete = ON")
+        for table, column in _TIMES.items():
+            outside = f"{column} IS NULL OR {column} NOT BETWEEN ? AND ?"
+            cut.execute(f"DELETE FROM {table} WHERE {outside}", (incident.begin, incident.end))  # noqa: S608
+            rows += cut.execute(f"SELECT count(*) FROM {table}").fetchone()[0]  # noqa: S608
+        tables = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+        for (table,) in cut.execute(tables).fetchall():
+            for _, column, kind, *_ in cut.execute(f"PRAGMA table_info({table})").fetchall():
+                if kind == "TEXT":
+                    changed = f"SET {column} = redacted({column}) WHERE typeof({column}) = 'text'"
+                    cut.execute(f"UPDATE {table} {changed}")
+        cut.commit()
+        cut.execute("VACUUM")
+    return rows
+
+
+def write_incident(files: list[PackedFile], target: Path) -> None:
+    """Write the files of an incident. Raises ``OSError``."""
+    with tarfile.open(target, "w:gz", format=tarfile.USTAR_FORMAT) as archive:
+        for file in files:
+            info = tarfile.TarInfo(file.name)
+            info.size, info.mode, info.mtime = len(file.data), 0o600, int(time.time())
+            archive.addfile(info, io.BytesIO(file.data))
+
+
+def open_incident(path: Path, home: Path) -> tuple[RunDir, Incident, str | None]:
+    """Write what an incident file holds below an empty ``home``, as a run that nobody controls.
+
+    Also returns a sentence if the file is damaged or was cut. Raises ``ProblemError`` if it is no
+    incident file, or too large.
+    """
+    with _opened(path) as stream:
+        members = _members(stream, path)
+        try:
+            name, data = next(members)
+            about = parse_json(data) if name == _ABOUT else None
+        except (StopIteration, ValueError, _DamagedError):
+            about = None
+        incident = _incident(about, path)
+        run_dir = RunDir(home / "runs" / incident.run)
+        make_private_folders(run_dir.path)
+        note = None
+        count = 1
+        try:
+            for name, data in members:
+                target = run_dir.path / name
+                make_private_folders(target.parent)
+                target.write_bytes(data)
+                target.chmod(0o600)
+                count += 1
+        except _DamagedError as error:
+            note = f"The file is damaged or was cut after {count} of its files ({error})."
+    # The processes of the run are elsewhere, whatever this machine has.
+    write_json(
+        run_dir.history_place_path,
+        {"host": f"{incident.host} (incident file)", "folder": "the run directory"},
+    )
+    os.utime(run_dir.history_place_path, (_ALWAYS, _ALWAYS))
+    if not run_dir.spec_path.exists():
+        raise _no_incident(path, note or "it has no specification of a run.")
+    return run_dir, incident, note
+
+
+class _DamagedError(Exception):
+    """The rest of the file cannot be read."""
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return gzip.open(open_regular(path))  # type: ignore[return-value]
+    except OSError as error:
+        raise ProblemError.of(
+            where=str(path), what=f"it cannot be read ({error.strerror or error})."
+        ) from error
+
+
+def _members(stream: BinaryIO, path: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield name and content of each file. Raise ``_DamagedError``, or ``ProblemError`` if there is
+    more than an incident file can have.
+
+    ``tarfile`` itself would read headers of any length.
+    """
+    total = 0
+    for _ in range(MOST_FILES):
+        try:
+            header = stream.read(_BLOCK)
+            if not header.strip(b"\0"):
+                if len(header) < _BLOCK:
+                    raise _DamagedError("its end is missing")
+                return
+            info = tarfile.TarInfo.frombuf(header, "utf-8", "strict")
+        except (OSError, EOFError, zlib.error, tarfile.HeaderError, ValueError) as error:
+            raise _DamagedError(str(error) or type(error).__name__) from error
+        known = info.name == _ABOUT or _NAMES.fullmatch(info.name)
+        if info.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or not known or info.size < 0:
+            raise _DamagedError(f"{info.name!r} is no file of a run")
+        total += info.size
+        if total > MOST_BYTES:
+            raise _no_incident(path, f"it holds more than {MOST_BYTES >> 20} MB.")
+        try:
+            data = stream.read(-(-info.size // _BLOCK) * _BLOCK)
+        except (OSError, EOFError, zlib.error) as error:
+            raise _DamagedError(str(error) or type(error).__name__) from error
+        if len(data) < info.size:
+            raise _DamagedError(f"{info.name} is not complete")
+        yield info.name, data[: info.size]
+    raise _no_incident(path, f"it holds more than {MOST_FILES} files.")
+
+
+def _incident(about: Any, path: Path) -> Incident:
+    """Return what a file is about. Raise ``ProblemError`` if it is not known."""
+    if not isinstance(about, Mapping) or not isinstance(about.get("schema"), int):
+        raise _no_incident(path, "it is no incident file.")
+    if about["schema"] > SCHEMA:
+        raise ProblemError.of(
+            where=str(path), what="a newer ltui has written it.", remedy="Upgrade ltui."
+        )
+    run = about.get("run")
+    if not isinstance(run, str) or not re.fullmatch(r"[\w-][\w.-]{0,199}", run):
+        raise _no_incident(path, "it names no run.")
+
+    def number(name: str) -> float:
+        value = about.get(name)
+        return float(value) if isinstance(value, int | float) and 0 <= value < _ALWAYS else 0.0
+
+    return Incident(
+        run=run,
+        begin=number("begin"),
+        end=number("end"),
+        about=str(about.get("about", ""))[:500],
+        host=str(about.get("host", ""))[:100],
+    )
+
+
+def _no_incident(path: Path, what: str) -> ProblemError:
+    return ProblemError.of(where=str(path), what=what, remedy="`ltui incident RUN` writes one.")
