@@ -20,6 +20,7 @@ from ltui.training.lifecycle.run_queue import read_facts
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_queue import (
     ENDED_WELL,
+    LATEST,
     QueueEntry,
     QueuePlace,
     check_no_cycle,
@@ -97,7 +98,10 @@ def start_time(text: str) -> float:
             what="invalid time.",
             remedy="Give a time such as 18:30, or a delay such as +2h.",
         ) from None
-    return condition.at_s or now + (condition.wait_s or 0.0)
+    at = condition.at_s or now + (condition.wait_s or 0.0)
+    if at > LATEST:
+        raise ProblemError.of(where=f"--not-before {text}", what="this is later than any date.")
+    return at
 
 
 def move(run_dir: RunDir, number: int) -> None:

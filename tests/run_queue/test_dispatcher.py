@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -227,3 +229,69 @@ def test_queued_command_trains_with_the_code_of_the_moment_at_which_it_was_queue
     for name, printed in (("frozen", "then"), ("live", "now")):
         run_ltui("wait", name, code=0)
         assert run_ltui("logs", name, code=0).stdout.split() == [printed]
+
+
+def test_copied_or_given_run_starts_nothing_until_a_person_wants_it(
+    programs: Programs, tmp_path: Path
+) -> None:
+    run = programs.add("a", not_before=time.time() + FOR_EVER)
+    other = tmp_path / "other"
+    copy = RunDir(other / "runs" / "b-0000")
+    shutil.copytree(run.path, copy.path)
+    entry = json.loads(copy.queued_path.read_text())
+    copy.queued_path.write_text(json.dumps(entry | {"not_before": None}))
+    environment = {**os.environ, "LTUI_HOME": str(other)}
+    for words in (("runs",), ("show", "b-0000")):
+        listed = run_ltui(*words, environment=environment, code=0).stdout
+        assert "stopped" in listed
+    assert "its directory is a copy" in listed
+    assert "is empty" in run_ltui("queue", environment=environment, code=0).stdout
+    assert not list(other.glob("run-queue/dispatcher*"))
+    run_ltui("queue", "retry", "b", environment=environment, code=0)
+    wait_for(programs.starts, wanted=lambda names: names == ["a"])
+    wait_for(lambda: not list(other.glob("runs/*/queued.json")))
+    take_out(run)
+
+
+@pytest.mark.parametrize("missing", ["code/frozen-1", "queue"])
+def test_run_whose_supervisor_cannot_begin_fails_and_the_next_one_starts(
+    programs: Programs, tmp_path: Path, missing: str
+) -> None:
+    script = tmp_path / "program.py"
+    script.write_text("print('x')")
+    words = ("exec", "--queue", "--not-before", "+1h", "--name", "bad", "--", sys.executable)
+    run_ltui(*words, str(script), cwd=tmp_path, code=0)
+    bad = next((programs.home / "runs").glob("bad-*"))
+    shutil.rmtree(bad / missing)
+    if missing == "queue":
+        (bad / "queue").touch()
+    good = programs.add("good")
+    run_ltui("queue", "edit", "bad", "--not-before", "none", code=0)
+    programs.wait(good)
+    wait_for(lambda: programs.state(RunDir(bad)), wanted=lambda state: state is RunState.FAILED)
+    assert "could not be started" in run_ltui("queue", code=0).stdout
+    run_ltui("queue", "remove", "bad", code=0)
+
+
+def test_time_without_a_date_is_refused_and_one_in_a_file_harms_no_other(
+    programs: Programs,
+) -> None:
+    words = ("exec", "--queue", "--not-before", "+99999999d", "--", "sleep", "1")
+    assert "later than any date" in run_ltui(*words, code=2).stderr
+    bad, good = programs.add("bad", held=True), programs.add("good", held=True)
+    entry = json.loads(bad.queued_path.read_text())
+    bad.queued_path.write_text(json.dumps(entry | {"not_before": 1e300}))
+    run_ltui("queue", "release", "good", code=0)
+    programs.wait(good)
+    listed = run_ltui("queue", code=0).stdout
+    assert "damaged" in listed
+
+
+def test_start_that_was_decided_and_not_begun_can_be_taken_back(programs: Programs) -> None:
+    run = programs.add("a", held=True)
+    entry = read_entry(run)
+    assert entry is not None
+    write_entry(run, replace(entry, starting=1))
+    assert "nothing was trained" in run_ltui("stop", "a", code=0).stdout
+    with pytest.raises(ProblemError, match="does not start it"):
+        check_asked(run, 1)

@@ -180,7 +180,7 @@ def take_out(run_dir: RunDir) -> None:
         if entry.resume:
             remove_entry(run_dir)
         else:
-            write_entry(run_dir, replace(entry, ended=STOPPED, reason=None))
+            write_entry(run_dir, replace(entry, ended=STOPPED, starting=None, reason=None))
 
 
 def request_from_queue(run_dir: RunDir, request: dict[str, Any]) -> dict[str, Any] | None:
@@ -246,8 +246,16 @@ def _checkpoint(run_dir: RunDir, entry: QueueEntry) -> Path | None:
     return None if entry.checkpoint is None else run_dir.checkpoints_dir / entry.checkpoint
 
 
+_EXIT_S = 10.0
+"""Seconds to wait for the end of a supervisor that could not start its run."""
+
+
 def record_failure(run_dir: RunDir, entry: QueueEntry, error: ProblemError | OSError) -> None:
     """Mark the entry as failed, unless a supervisor of another dispatcher has started the run."""
+    # The supervisor that has reported the failure may still exit.
+    deadline = time.monotonic() + _EXIT_S
+    while time.monotonic() < deadline and is_being_started(run_dir, entry):
+        time.sleep(0.05)
     with queue_lock(run_dir.home):
         if read_entry(run_dir) != entry or is_being_started(run_dir, entry):
             return
@@ -269,7 +277,7 @@ def retry(run_dir: RunDir) -> None:
 
     def again(entry: QueueEntry) -> QueueEntry:
         here = os.uname().nodename
-        return replace(entry, ended=None, reason=None, held=False, host=here)
+        return replace(entry, ended=None, starting=None, reason=None, held=False, host=here)
 
     change_entry(run_dir, again)
     wake_dispatcher(run_dir.home)

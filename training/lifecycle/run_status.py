@@ -98,7 +98,8 @@ def _queued_snapshot(run_dir: RunDir) -> RunSnapshot:
             detail = "; ".join(text for text in (stored.detail, could_not) if text)
             return replace(stored, detail=detail)
         again = f"`ltui queue retry {run_dir.id}` puts it back"
-        detail = could_not if entry.ended == FAILED else f"nothing was trained; {again}"
+        why = f"{entry.reason}; " if entry.reason else ""
+        detail = could_not if entry.ended == FAILED else f"{why}nothing was trained; {again}"
         return replace(stored, state=RunState(entry.ended), detail=detail)
     place = published(run_dir.home).get(run_dir.id)
     reason = (place and place.reason) or f"in the run queue of {entry.host}"

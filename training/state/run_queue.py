@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from ltui.training.problem import ProblemError
@@ -31,13 +32,18 @@ ENDED_WELL = ":ok"
 """End of a dependency that must have finished."""
 
 
+LATEST = 250e9
+"""The highest unix time of an entry, in the year 9892: later ones have no date."""
+_UnixTime = Annotated[float, Meta(ge=0, le=LATEST)]
+
+
 class QueueEntry(Struct, frozen=True, kw_only=True):
     """What a person asked for when a run was put into the run queue."""
 
     priority: int = 0
     after: tuple[str, ...] = ()
     """Ids of runs that must have ended before; ``ID:ok`` must have finished."""
-    not_before: float | None = None
+    not_before: _UnixTime | None = None
     """Unix time before which it does not start."""
     slots: int = 1
     """Slots of the machine that it uses, unless it has GPUs."""
@@ -51,6 +57,8 @@ class QueueEntry(Struct, frozen=True, kw_only=True):
     """Unix time."""
     host: str = ""
     """Name of the machine that starts it."""
+    inode: int = 0
+    """That of the run directory, which a copy of it does not have."""
     umask: int = 0o077
     """The umask of the process that asked."""
     resume: bool = False

@@ -12,17 +12,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ltui.training.json_codec import from_json, parse_json, to_json
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import lock_holder
 from ltui.training.shared.file_lock import file_lock
 from ltui.training.shared.regular_files import read_regular
-from ltui.training.state.run_queue import QueueEntry, QueuePlace
+from ltui.training.state.run_queue import STOPPED, QueueEntry, QueuePlace
 from ltui.training.store.run_directory import RunDir, make_private_folders, read_json, write_json
 
 _MOST_BYTES = 1 << 16
 """Maximum size of an entry."""
+COPIED = "its directory is a copy, or that of another user"
+"""Why an entry does not wait that was not made for its directory."""
 
 
 class QueuedRuns(Struct, frozen=True, kw_only=True):
@@ -61,9 +64,17 @@ def queue_lock(home: Path) -> Iterator[None]:
 
 def read_entry(run_dir: RunDir) -> QueueEntry | None:
     """Return the entry of a run; None if it is not queued. Raise ``ProblemError`` if it is
-    damaged."""
+    damaged.
+
+    That of a directory which was copied, or which another user gave, does not wait: nothing of what
+    somebody else's run contains starts by itself.
+    """
     try:
-        return from_json(QueueEntry, parse_json(read_regular(run_dir.queued_path, _MOST_BYTES)))
+        entry = from_json(QueueEntry, parse_json(read_regular(run_dir.queued_path, _MOST_BYTES)))
+        own = run_dir.queued_path.stat().st_uid == os.getuid()
+        if entry.ended is None and not (own and entry.inode == run_dir.path.stat().st_ino):
+            return replace(entry, ended=STOPPED, starting=None, reason=COPIED)
+        return entry
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -76,7 +87,8 @@ def read_entry(run_dir: RunDir) -> QueueEntry | None:
 
 def write_entry(run_dir: RunDir, entry: QueueEntry) -> None:
     """Write the entry of a run. The caller holds the queue's lock."""
-    write_json(run_dir.queued_path, to_json(entry))
+    own = replace(entry, inode=run_dir.path.stat().st_ino)
+    write_json(run_dir.queued_path, to_json(own))
 
 
 def read_queue(home: Path) -> QueuedRuns:
@@ -105,13 +117,14 @@ def read_queue(home: Path) -> QueuedRuns:
 def change_entry(run_dir: RunDir, change: Callable[[QueueEntry], QueueEntry]) -> None:
     """Replace the entry of a run by ``change(entry)``.
 
-    Raise ``ProblemError`` if the run is not queued, or if it is being started.
+    A start that was decided and not begun is decided anew. Raise ``ProblemError`` if the run is not
+    queued, or if it is being started.
     """
     with queue_lock(run_dir.home):
         entry = read_entry(run_dir)
         check_changeable(run_dir, entry)
         assert entry is not None
-        changed = change(entry)
+        changed = change(replace(entry, starting=None))
         if changed != entry:
             write_entry(run_dir, changed)
 
@@ -124,7 +137,8 @@ def check_changeable(run_dir: RunDir, entry: QueueEntry | None) -> None:
             what="the run is not in the run queue.",
             remedy="`ltui queue` lists what is.",
         )
-    if entry.starting is not None and entry.ended is None:
+    begun = was_started(run_dir, entry) or lock_holder(run_dir.lock_path) is not None
+    if entry.starting is not None and entry.ended is None and begun:
         raise ProblemError.of(
             where=run_dir.id,
             what="the run is just being started.",
