@@ -124,6 +124,23 @@ def state(name: str) -> Any:
     return lambda snapshot: snapshot["state"] == name
 
 
+def test_a_run_waits_for_the_job_of_another_one(login: Login) -> None:
+    lasts = (sys.executable, "-c", "import time; time.sleep(75)")
+    fails = (sys.executable, "-c", "import time; time.sleep(5); raise SystemExit(3)")
+    quick = (sys.executable, "-c", "print('done')")
+    login("submit", "--name", "first", "--", *lasts)
+    login("submit", "--name", "second", "--after", "first:ok", "--", *quick)
+    login.wait(lambda s: "waits for another job" in (s["detail"] or ""), run="second")
+    login.wait(state("finished"), run="second")
+    assert login.show("second")["started_at"] >= login.show("first")["ended_at"]
+    login("submit", "--name", "bad", "--", *fails)
+    login("submit", "--name", "never", "--after", "bad:ok", "--", *quick)
+    login("submit", "--name", "anyway", "--after", "bad", "--", *quick)
+    login.wait(state("finished"), run="anyway")
+    login.wait(lambda s: s["state"] != "queued" or "never" in (s["detail"] or ""), run="never")
+    assert not login.show("never")["started_at"]
+
+
 def test_a_waiting_run_is_listed_and_taken_out_of_the_queue(login: Login) -> None:
     job_id = login.submit("--sbatch=begin=now+3600", "--", *FOR_EVER)
     waiting = login.wait(lambda s: "expected start" in (s["detail"] or ""))
