@@ -25,20 +25,13 @@ from ltui.training.problem import Problem, ProblemError
 from ltui.training.shared.regular_files import read_regular
 from ltui.training.store.run_directory import RunDir, ltui_home, new_run_id
 from ltui.training.sweep.pruning import RULES
-from ltui.training.sweep.record import (
-    FLAGS,
-    HYDRA,
-    SAMPLERS,
-    Sweep,
-    Trial,
-    placeholders,
-    trial_spec,
-)
+from ltui.training.sweep.record import FLAGS, HYDRA, MOST, SAMPLERS, Sweep, placeholders
 from ltui.training.sweep.space import (
-    MOST_CELLS,
     Dimension,
+    check_grid,
     grid_size,
     is_dimension,
+    override,
     parse_dimension,
 )
 from ltui.training.sweep.suggest import check_sampler
@@ -153,13 +146,15 @@ def sweep_of(options: SweepOptions, name: str, now: float) -> Sweep:
     sampler = options.sampler or ("tpe" if size is None else "grid")
     problems = [
         Problem(where=where, what=what, remedy=remedy)
-        for where, what, remedy, wrong in _rules(options, sampler, size, space)
+        for where, what, remedy, wrong in _rules(options, sampler, space)
         if wrong
     ]
     problems += _command_problems(options, space, fixed)
     if problems:
         raise ProblemError(*problems)
     check_sampler(sampler)
+    if sampler == "grid":
+        check_grid(space)
     given = {
         key: value
         for key in ("at_once", "reduction", "arguments", "seed", "mode", "rung", "prune", "seeds")
@@ -187,9 +182,7 @@ def split_settings(texts: Sequence[str]) -> tuple[tuple[Dimension, ...], tuple[s
 _Rule = tuple[str, str, str | None, bool]
 
 
-def _rules(
-    options: SweepOptions, sampler: str, size: int | None, space: Sequence[Dimension]
-) -> list[_Rule]:
+def _rules(options: SweepOptions, sampler: str, space: Sequence[Dimension]) -> list[_Rule]:
     """Return place, sentence and remedy of each mistake that can be made, and whether it was."""
     counts = {
         "trials": options.trials,
@@ -203,7 +196,6 @@ def _rules(
         "mode": (options.mode, ("min", "max")),
         "arguments": (options.arguments, (FLAGS, HYDRA)),
     }
-    endless = next((str(one) for one in space if one.listed is None), "") if size is None else ""
     return [
         ("ltui sweep", "the program is missing." if not options.command else "it has two programs.",
          "Name a preset or a file, or a command after two dashes.",
@@ -213,12 +205,11 @@ def _rules(
          not options.metric),
         *((f"--{name}", "it must be 1 or more.", None, value is not None and value < 1)
           for name, value in counts.items()),
+        *((f"--{name}", f"it must be {MOST} or less.", None, (counts[name] or 0) > MOST)
+          for name in ("seeds", "at-once")),
+        ("--seed", "it must be 0 or more.", None, (options.seed or 0) < 0),
         *((f"--{name}", f"`{value}` is none of {', '.join(known)}.", None,
            value is not None and value not in known) for name, (value, known) in choices.items()),
-        ("--sampler grid", f"{endless} has no end of values.",
-         "Use choice or range, or --sampler tpe.", sampler == "grid" and size is None),
-        ("--set", f"the grid has more than {MOST_CELLS:,} combinations.", "Use --sampler tpe.",
-         sampler == "grid" and (size or 0) > MOST_CELLS),
         ("--trials", f"it is missing for the sampler {sampler}.", "Give a number: --trials 20",
          sampler != "grid" and options.trials is None),
         ("--rung", "it is missing for --prune.",
@@ -226,7 +217,8 @@ def _rules(
          options.prune is not None and options.rung is None),
         ("--rung", "it is for --prune.", "Add --prune asha or --prune median.",
          options.prune is None and (options.rung, options.reduction) != (None, None)),
-        ("--reduction", "it must be 2 or more.", None, (options.reduction or 2) < 2),
+        ("--reduction", "it must be 2 or more.", None,
+         options.reduction is not None and options.reduction < 2),
     ]  # fmt: skip
 
 
@@ -275,8 +267,8 @@ def _preset_template(options: SweepOptions, sweep: Sweep) -> tuple[Sweep, RunSpe
     sweep = replace(sweep, machine=detect_machine(os.environ), cpu_ranks=launch.preset.cpu_ranks)
     for place in (0, -1):
         ends = {one.key: _end(one, place) for one in sweep.space}
-        trial = Trial(number=0, suggestion=0, parameters=ends, cell="", seed=sweep.seeds)
-        trial_spec(sweep, template, trial, sweep.created_at)
+        settings = tuple(override(key, value) for key, value in ends.items())
+        prepare_launch(options.preset or "", (*sweep.fixed, *settings), options.python)
     return sweep, template
 
 

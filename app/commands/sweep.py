@@ -10,17 +10,19 @@ from msgspec import convert
 from ltui.app.command_output import EXIT_DONE, print_envelope
 from ltui.app.launch import sweep_changes
 from ltui.app.presentation.sweep_view import (
-    best_trial,
+    best_trials,
     importance_text,
     plan_text,
     summary,
     trial_columns,
+    trial_reasons,
     trial_texts,
 )
 from ltui.training.json_codec import to_json
 from ltui.training.store.run_directory import ltui_home
 from ltui.training.sweep.decide import RETRIED
 from ltui.training.sweep.record import State, Sweep
+from ltui.widgets.formats import NA
 
 _SWEEP = (Sweep, {"state": State, "runs": [str]})
 DATA = {
@@ -51,10 +53,11 @@ def list_all(options: Namespace) -> int:
         sys.stderr.write(f"{error}\n")
     if options.json:
         print_envelope([_document(sweep) for sweep in found], truncated=bool(damaged))
-    elif not found:
-        print("No sweeps yet. Start one with: ltui sweep quickstart --set 'KEY=choice(a, b)'")
     else:
-        print("\n".join(f"{sweep.name}: {summary(sweep)}" for sweep in found))
+        for sweep in found:
+            print(f"{sweep.name}: {summary(sweep)}")
+        if not found and not damaged:
+            print("No sweeps yet. Start one with: ltui sweep quickstart --set 'KEY=choice(a, b)'")
     return EXIT_DONE
 
 
@@ -87,12 +90,13 @@ def show(options: Namespace) -> int:
     from ltui.app.presentation.run_report import columns
     from ltui.training.sweep.importance import importance
 
-    titles, best = trial_columns(sweep), best_trial(sweep)
+    titles, (best, _) = trial_columns(sweep), best_trials(sweep)
     rows = [[title.upper() for title in titles.values()]]
     for trial in sweep.tried:
-        texts = trial_texts(sweep, trial, is_best=trial is best)
-        rows.append([texts[key] for key in titles])
+        texts = trial_texts(sweep, trial, is_best=trial in best)
+        rows.append([texts.get(key, NA) for key in titles])
     print("\n".join([f"{sweep.name}: {summary(sweep)}", plan_text(sweep), *columns(rows)]))
+    print("\n".join(trial_reasons(sweep)), end="\n" if trial_reasons(sweep) else "")
     print(importance_text(sweep, *importance(sweep)))
     return EXIT_DONE
 
@@ -123,14 +127,15 @@ def _planned(sweep: Sweep) -> int:
 def retry(options: Namespace) -> int:
     """Run ``ltui sweep retry SWEEP [TRIAL...]``: run ended trials again that did not finish."""
     kinds = [kind for kind in RETRIED if getattr(options, kind)]
+    before = _planned(sweep_changes.sweep(options.sweep))
     sweep = sweep_changes.retry_trials(options.sweep, options.numbers, kinds)
-    count = _planned(sweep)
+    count = max(0, _planned(sweep) - before)
     lines = [
         f"{count} {'trial' if count == 1 else 'trials'} of {sweep.name} "
         f"{'runs' if count == 1 else 'run'} again."
     ]
     left = [trial for trial in sweep.tried if trial.state in RETRIED["all"]]
-    if left:
+    if left and not options.numbers:
         listed = ", ".join(f"{trial.number} ({trial.state})" for trial in left)
         lines.append(f"  Not run again: {listed}. Name them, or give --all.")
     return _print(options, sweep, *lines)

@@ -15,7 +15,7 @@ from ltui.training.problem import ProblemError
 from ltui.training.store.run_directory import ltui_home
 from ltui.training.sweep.decide import RETRIED, named_trial, resumed, retry
 from ltui.training.sweep.record import IN_FLIGHT, State, Sweep, Trial
-from ltui.training.sweep.space import Dimension, narrowed, parse_dimension, widened
+from ltui.training.sweep.space import Dimension, check_grid, narrowed, parse_dimension, widened
 from ltui.training.sweep.sweep_files import SweepDir, active_sweeps, find_sweep, list_sweeps
 
 
@@ -48,7 +48,13 @@ def revive(home: Path) -> None:
 
 def stop_sweep(name: str) -> Sweep:
     """Stop a sweep; its trials stop with a checkpoint. Raises ``ProblemError``."""
-    return _change(name, lambda sweep: replace(sweep, stopped=True))
+
+    def change(sweep: Sweep) -> Sweep:
+        if sweep.state() == State.FINISHED:
+            raise ProblemError.of(where=sweep.name, what="it has finished.")
+        return replace(sweep, stopped=True)
+
+    return _change(name, change)
 
 
 def resume_sweep(name: str) -> Sweep:
@@ -59,6 +65,9 @@ def resume_sweep(name: str) -> Sweep:
 def retry_trials(name: str, trials: Sequence[str] = (), kinds: Sequence[str] = ()) -> Sweep:
     """Run trials again: those of these numbers, cells or runs, else those of these ``kinds``, which
     are ``failed`` (the default), ``missing``, ``stopped`` and ``all``. Raises ``ProblemError``."""
+    if unknown := [kind for kind in kinds if kind not in RETRIED]:
+        remedy = f"Choose from: {', '.join(RETRIED)}."
+        raise ProblemError.of(where=unknown[0], what="there are no such trials.", remedy=remedy)
     states = {state for kind in kinds or ["failed"] for state in RETRIED[kind]}
     runs = ltui_home() / "runs"
 
@@ -83,7 +92,7 @@ def _with_missing(runs: Path, sweep: Sweep) -> Sweep:
 
 def append_to_sweep(name: str, settings: Sequence[str] = (), trials: int | None = None) -> Sweep:
     """Try more combinations, or more values of keys. Raises ``ProblemError``."""
-    if not settings and trials is None:
+    if (not settings and trials is None) or (trials is not None and trials < 1):
         raise ProblemError.of(
             where=f"ltui sweep append {name}",
             what="nothing is to be appended.",
@@ -92,6 +101,8 @@ def append_to_sweep(name: str, settings: Sequence[str] = (), trials: int | None 
 
     def change(sweep: Sweep) -> Sweep:
         space = _space(sweep, settings, widened)
+        if sweep.sampler == "grid":
+            check_grid(space)
         limit = sweep.trials
         if trials is not None and limit is not None:
             # Of a grid without a limit, all combinations are tried anyway.
@@ -103,6 +114,8 @@ def append_to_sweep(name: str, settings: Sequence[str] = (), trials: int | None 
 
 def narrow_sweep(name: str, settings: Sequence[str]) -> Sweep:
     """Leave values out of later trials. Raises ``ProblemError``."""
+    if not settings:
+        raise ProblemError.of(where=f"ltui sweep narrow {name}", what="no values are named.")
     return _change(name, lambda sweep: replace(sweep, space=_space(sweep, settings, narrowed)))
 
 

@@ -15,6 +15,7 @@ from ltui.widgets.tone import Tone
 
 _SIGNS = {"finished": Tone.GOOD, "pruned": Tone.DIM, "running": Tone.ACCENT}
 """The tone of a trial's state; that of one that needs somebody is bad."""
+_MOST_REASONS = 10
 _QUIET = frozenset({"planned", "queued", "stopping", "stopped"})
 
 
@@ -53,10 +54,14 @@ def state_tone(trial: Trial) -> Tone:
     return _SIGNS.get(trial.state, Tone.PLAIN if trial.state in _QUIET else Tone.BAD)
 
 
-def best_trial(sweep: Sweep) -> Trial | None:
-    """Return the finished trial with the best last value of the metric."""
-    finished = [t for t in sweep.tried if t.state == State.FINISHED and is_number(t.last)]
-    return min(finished, key=lambda t: comparable(t.last or 0.0, sweep.mode), default=None)
+def best_trials(sweep: Sweep) -> tuple[tuple[Trial, ...], float]:
+    """Return the trials of the best combination, and its value of the metric: with several seeds
+    their mean. None are the best while no combination has finished with all of its seeds."""
+    told = [one for one in sweep.told if one.state == State.FINISHED and is_number(one.value)]
+    best = min(told, key=lambda one: comparable(one.value or 0.0, sweep.mode), default=None)
+    if best is None:
+        return (), 0.0
+    return tuple(t for t in sweep.tried if t.suggestion == best.suggestion), best.value or 0.0
 
 
 def trial_line(trial: Trial) -> str:
@@ -71,10 +76,12 @@ def summary(sweep: Sweep) -> str:
     """Return one line about a sweep: its state, its trials by state, the best one."""
     counts = Counter(trial.state for trial in sweep.tried)
     states = ", ".join(f"{count} {state}" for state, count in counts.most_common())
-    best = best_trial(sweep)
+    best, value = best_trials(sweep)
     parts = [sweep.state(), states or "no trials yet"]
-    if best is not None:
-        parts.append(f"best {clean_name(sweep.metric)} {metric(best.last)} by trial {best.number}")
+    if best:
+        numbers = ", ".join(str(trial.number) for trial in best)
+        by = f"trials {numbers}, mean of the seeds" if len(best) > 1 else f"trial {numbers}"
+        parts.append(f"best {clean_name(sweep.metric)} {metric(value)} by {by}")
     elif silent := sum(t.state == State.FINISHED and t.last is None for t in sweep.tried):
         parts.append(f"{silent} never logged {clean_name(sweep.metric)}")
     if sweep.problem:
@@ -92,6 +99,14 @@ def plan_text(sweep: Sweep) -> str:
     noun = "combination" if count == 1 else "combinations"
     how = f"{amount} {noun}{seeds} by {sweep.sampler}, {sweep.at_once} at once{prune}"
     return clean_line(f"{how}: {space}", 500)
+
+
+def trial_reasons(sweep: Sweep) -> list[str]:
+    """Return a line for each trial that needs somebody, the last ones."""
+    bad = [t for t in sweep.tried if t.detail and state_tone(t) is Tone.BAD]
+    return [
+        f"trial {t.number} {t.state}: {clean_line(t.detail, 200)}" for t in bad[-_MOST_REASONS:]
+    ]
 
 
 def importance_text(sweep: Sweep, shares: Mapping[str, float], reason: str) -> str:

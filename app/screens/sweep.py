@@ -23,7 +23,7 @@ from ltui.app.panels.comparison_widgets import ComparisonTable
 from ltui.app.panels.launch_panel import READONLY
 from ltui.app.panels.panel import LiveText, Panel
 from ltui.app.presentation.sweep_view import (
-    best_trial,
+    best_trials,
     importance_text,
     plan_text,
     state_tone,
@@ -123,8 +123,8 @@ class SweepScreen(FullScreen[None]):
     def _show(self, sweep_dir: SweepDir, sweep: Sweep) -> None:
         if sweep_dir != self.sweep_dir:
             return
-        self.sweep, best = sweep, best_trial(sweep)
-        rows = tuple(_row(sweep, trial, is_best=trial is best) for trial in sweep.tried)
+        self.sweep, (best, _) = sweep, best_trials(sweep)
+        rows = tuple(_row(sweep, trial, is_best=trial in best) for trial in sweep.tried)
         columns = tuple(
             sized(Column(key=key, title=title, width=1, importance=_ORDER.get(key, 4)), rows)
             for key, title in trial_columns(sweep).items()
@@ -153,8 +153,9 @@ class SweepScreen(FullScreen[None]):
             return READONLY
         if name == "compare" and (self.sweep is None or len(self.sweep.tried) < 2):
             return "There are no two trials yet."
-        if name == "stop" and self.sweep is not None and self.sweep.stopped:
-            return "The sweep is stopped."
+        if name == "stop" and self.sweep is not None:
+            state = self.sweep.state()
+            return None if state == State.RUNNING else f"The sweep is {state}."
         return None
 
     def _refuses(self, action: str) -> bool:
@@ -203,7 +204,7 @@ class SweepScreen(FullScreen[None]):
             self._computed = (-IMPORTANCE_S, -1)
             self._read()
         else:
-            self.notify("There is no other sweep.", timeout=3)
+            self.notify(f"There is no {'older' if by > 0 else 'newer'} sweep.", timeout=3)
 
     def action_stop(self) -> None:
         if self._refuses("stop"):
@@ -230,7 +231,7 @@ class SweepScreen(FullScreen[None]):
         try:
             change_sweep(self.sweep_dir, change)
         except (ProblemError, OSError) as error:
-            call_screen(self, show_error, self, "The sweep was not changed", error)
+            show_error(self, "The sweep was not changed", error)
         call_screen(self, self._read)
 
     def action_leave(self) -> None:

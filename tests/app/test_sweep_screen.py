@@ -12,13 +12,13 @@ from msgspec.structs import replace
 from ltui.app.launch import sweep_changes
 from ltui.app.panels.launch_panel import READONLY
 from ltui.app.screens.compare import CompareScreen
-from ltui.app.screens.dialog import ConfirmScreen
+from ltui.app.screens.dialog import ConfirmScreen, ProblemScreen
 from ltui.app.screens.home import HomeScreen
 from ltui.app.screens.run import RunScreen
 from ltui.app.screens.sweep import SweepScreen
 from ltui.app.textual_app import LtuiApp
 from ltui.training.config.run_spec import RunSpec
-from ltui.training.sweep.record import State, Sweep, Trial
+from ltui.training.sweep.record import State, Sweep, Told, Trial
 from ltui.training.sweep.space import parse_dimension
 from ltui.training.sweep.sweep_files import SweepDir, create_sweep
 from tests.app.one_run import noticed, reached, text_of_screen, until
@@ -48,8 +48,15 @@ def make_sweep(home: Path, name: str = "rates") -> SweepDir:
         for number, (state, last) in enumerate(states.items())
     )
     space = tuple(map(parse_dimension, ("model.lr=interval(0, 1)", "data.size=choice(8, 9)")))
+    best = Told(suggestion=0, parameters=tried[0].parameters, state=State.FINISHED, value=0.25)
     sweep = Sweep(
-        name=name, created_at=time.time(), space=space, metric="val/loss", tried=tried, stopped=True
+        name=name,
+        created_at=time.time(),
+        space=space,
+        metric="val/loss",
+        tried=tried,
+        told=(best,),
+        stopped=True,
     )
     for trial in tried[:1] + tried[2:]:
         stored_run(home, sweep.run_id(trial), metrics={"val/loss": 0.1})
@@ -68,13 +75,13 @@ async def test_every_trial_is_shown_with_its_parameters(
 ) -> None:
     app = app_at(private_home, make_sweep(private_home))
     async with app.run_test(size=size) as pilot:
-        await until(pilot, lambda: "8 trials have finished" in text_of_screen(app))
+        await until(pilot, lambda: "8 combinations have finished" in text_of_screen(app))
         text = text_of_screen(app)
         for words in (
             *("stopped; 1 finished, 1 out of memory, 1 pruned", "best val/loss"),
             *("★  0", "0.0333333", "model.lr=interval(0.0, 1.0)"),
             *("trial 0: model.lr=0.1, data.size=8", "0.2500 at 100", "the detail"),
-            *("importance: n/a (fewer than 8 trials have finished)", "compare"),
+            *("importance: n/a (fewer than 8 combinations have finished)", "compare"),
         ):
             assert words in text
         await pilot.press("down", "down")
@@ -107,6 +114,10 @@ async def test_the_keys_change_the_record(private_home: Path) -> None:
         await pilot.press("r")
         await until(pilot, lambda: not made.read().stopped)
         await until(pilot, lambda: "running" in text_of_screen(app))
+        await pilot.press("up", "r")
+        await reached(pilot, ProblemScreen)
+        await pilot.press("escape")
+        await reached(pilot, SweepScreen)
         await pilot.press("down", "r")
         await until(pilot, lambda: made.read().tried[1].state == "planned")
         await pilot.press("s")

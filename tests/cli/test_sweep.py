@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ltui.training.config.run_spec import RunSpec
-from ltui.training.sweep.record import State, Sweep, Trial
+from ltui.training.sweep.record import State, Sweep, Told, Trial
 from ltui.training.sweep.space import parse_dimension
 from ltui.training.sweep.sweep_files import SweepDir, create_sweep
 from tests.cli.conftest import Ltui
@@ -51,6 +53,13 @@ COMMAND = ("--", "python", "t.py")
         (("resume", "known"), "it was not stopped"),
         (("retry", "known", "9"), "the sweep has no such trial"),
         (("retry", "known", "0"), "it is finished"),
+        (("stop", "known"), "it has finished"),
+        (("append", "known", "--set", "lr=choice(0.3)", "--trials", "0"), "whole number of 1"),
+        (("zero.yaml",), "--reduction: it must be 2 or more"),
+        ((*LR, "--at-once", "1001", *METRIC, *COMMAND), "it must be 1000 or less"),
+        (("--set", "lr=range(1, 1e9)", *METRIC, *COMMAND), "more than 1,000,000 combinations"),
+        (("quickstart", "--set", "model.init_args.lrr=choice(1, 2)", *METRIC), "lrr"),
+        (("quickstart", "--set", "model.init_args.width=choice(a, b)", *METRIC), "width"),
     ],
 )
 def test_bad_input_is_named_in_one_sentence_and_leaves_nothing(
@@ -59,6 +68,8 @@ def test_bad_input_is_named_in_one_sentence_and_leaves_nothing(
     record = make_known(private_home).record_path
     (tmp_path / "t.py").touch()
     (tmp_path / "wrong.yaml").write_text("sweep: {preset: quickstart, trails: 3}")
+    zero = "prune: asha, rung: 3, reduction: 0, command: [python, t.py]}"
+    (tmp_path / "zero.yaml").write_text(f"sweep: {{set: {{x: [1, 2]}}, metric: loss, {zero}")
     before = record.read_bytes()
     done = command("sweep", *words)
     assert done.returncode == 2
@@ -82,6 +93,7 @@ def make_known(home: Path) -> SweepDir:
         metric="loss",
         trials=1,
         tried=(trial,),
+        told=(Told(suggestion=0, parameters=trial.parameters, state=State.FINISHED, value=2),),
     )
     spec = RunSpec(id="known", name="known", created_at=0, cwd="/", python="python", command=("x",))
     made = create_sweep(home, sweep, spec, {})
@@ -106,9 +118,37 @@ def test_sweeps_are_listed_and_shown(command: Ltui, private_home: Path) -> None:
     assert made.path.stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"name": 3}', '{"name": "known", "tried": 5}'])
-def test_a_damaged_record_is_reported(command: Ltui, private_home: Path, text: str) -> None:
-    make_known(private_home).record_path.write_text(text)
-    done = command("sweep", "show", "known")
-    assert done.returncode == 2
-    assert "the sweep cannot be read" in done.stderr
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"name": 3}, {"tried": 5}, {"name": "../../known"}, {"at_once": 10**9}),
+        *({"prune": "asha", "rung": 0}, {"prune": "asha", "rung": 3, "reduction": 1}),
+        {"space": [{"key": "lr", "kind": "range", "low": 0, "high": 1, "step": 0}]},
+        None,
+    ],
+)
+def test_a_damaged_record_is_reported(
+    command: Ltui, private_home: Path, change: dict[str, Any] | None
+) -> None:
+    path = make_known(private_home).record_path
+    text = "{" if change is None else json.dumps(json.loads(path.read_text()) | change)
+    path.write_text(text)
+    for words in (("show", "known"), ("stop", "known")):
+        done = command("sweep", *words)
+        assert done.returncode == 2
+        assert "the sweep cannot be read" in done.stderr
+    listed = command("sweep", "list")
+    assert "the sweep cannot be read" in listed.stderr
+    assert listed.stdout == ""
+
+
+def test_show_says_why_a_trial_failed_and_bears_missing_parameters(
+    command: Ltui, private_home: Path
+) -> None:
+    path = make_known(private_home).record_path
+    record = json.loads(path.read_text())
+    record["tried"][0] |= {"state": "failed", "detail": "no such file", "parameters": {}}
+    path.write_text(json.dumps(record))
+    shown = command("sweep", "show", "known")
+    assert shown.returncode == 0
+    assert "trial 0 failed: no such file" in shown.stdout

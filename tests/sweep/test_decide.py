@@ -146,6 +146,10 @@ def test_the_end_of_a_run_names_the_state_of_its_trial(seen: Seen | None, state:
 
 
 def test_a_run_without_a_checkpoint_begins_anew() -> None:
+    killed = observed(TRIAL, Seen(state=RunState.LOST, step=3))
+    assert (killed.state, killed.generation, killed.interrupted) == ("planned", 2, 1)
+    killed = observed(TRIAL, Seen(state=RunState.LOST, step=3, resumable=True))
+    assert (killed.state, killed.generation, killed.interrupted) == ("planned", 1, 1)
     failed = observed(TRIAL, Seen(state=RunState.FAILED, attempt=1))
     again = observed(retried(failed), Seen(state=RunState.FAILED, attempt=1))
     assert (again.generation, again.after, again.state) == (2, 0, "planned")

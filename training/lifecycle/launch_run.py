@@ -12,9 +12,8 @@ import os
 import resource
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +24,7 @@ from ltui.training.lifecycle.supervisor_client import AttemptPlan, failure_reaso
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.identity import lock_holder
 from ltui.training.process.python_environment import missing_library, program_command
-from ltui.training.store.run_directory import RunDir, write_atomically
+from ltui.training.store.run_directory import RunDir, remove_leftovers, write_atomically
 
 if TYPE_CHECKING:
     from ltui.training.state.run_snapshot import CheckpointInfo
@@ -102,11 +101,7 @@ def create_run_directory(
         from ltui.training.lifecycle.freeze_code import freeze_code
 
         spec = spec.with_changes(code_copy=1)
-    for leftover in run_dir.path.parent.glob(".new-*"):
-        # A command that was killed has left it. Another one may remove it at the same time.
-        with suppress(FileNotFoundError):
-            if time.time() - leftover.stat().st_mtime > _LEFTOVER_S:
-                shutil.rmtree(leftover, ignore_errors=True)
+    remove_leftovers(run_dir.path.parent)
     temporary = RunDir(run_dir.path.with_name(f".new-{run_dir.id}"))
     try:
         temporary.path.mkdir(mode=0o700)
@@ -147,8 +142,6 @@ def home_not_writable(home: Path, error: OSError) -> ProblemError:
     )
 
 
-_LEFTOVER_S = 3600.0
-"""Age of a run directory that was never finished, after which it is removed."""
 LEAST_FILE_BYTES = 64 << 20
 """Least limit of the size of a file with which a run starts. A queue alone has 4 MB."""
 

@@ -236,7 +236,7 @@ def start_queued(run_dir: RunDir, entry: QueueEntry) -> None:
             start_first_attempt(run_dir, plan, environment)
     except SupervisorDiedError:
         raise
-    except (ProblemError, OSError) as error:
+    except (ValueError, OSError) as error:  # a variable may have a name that the system refuses
         record_failure(run_dir, entry, error)
     finally:
         os.umask(umask)
@@ -250,7 +250,7 @@ _EXIT_S = 10.0
 """Seconds to wait for the end of a supervisor that could not start its run."""
 
 
-def record_failure(run_dir: RunDir, entry: QueueEntry, error: ProblemError | OSError) -> None:
+def record_failure(run_dir: RunDir, entry: QueueEntry, error: ValueError | OSError) -> None:
     """Mark the entry as failed, unless a supervisor of another dispatcher has started the run."""
     # The supervisor that has reported the failure may still exit.
     deadline = time.monotonic() + _EXIT_S

@@ -15,6 +15,7 @@ import re
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
@@ -250,6 +251,19 @@ def paths_in(folder: Path) -> list[Path]:
         return list(folder.iterdir())
     except OSError:
         return []
+
+
+_LEFTOVER_S = 3600.0
+"""Age of a folder that was never finished, after which it is removed."""
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what commands that were killed have left in a folder of runs or sweeps."""
+    for leftover in folder.glob(".new-*"):
+        # Another command may remove it at the same time.
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - leftover.stat().st_mtime > _LEFTOVER_S:
+                shutil.rmtree(leftover, ignore_errors=True)
 
 
 def is_own(path: str) -> bool:

@@ -88,8 +88,9 @@ def observed(trial: Trial, seen: Seen | None) -> Trial:
         live = State.QUEUED if seen.state is RunState.QUEUED else State.RUNNING
         return trial if trial.state == State.STOPPING else replace(trial, state=live)
     if seen.state in _KILLED and trial.interrupted < MOST_INTERRUPTIONS and not seen.reason:
-        again = trial.interrupted + 1
-        return replace(trial, state=State.PLANNED, after=seen.attempt, interrupted=again)
+        count = trial.interrupted + 1
+        again = replace(trial, state=State.PLANNED, after=seen.attempt, interrupted=count)
+        return again if seen.resumable else _anew(again)
     return replace(trial, state=_end(trial, seen))
 
 

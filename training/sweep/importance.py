@@ -16,7 +16,7 @@ from ltui.training.sweep.record import State, Sweep
 from ltui.training.sweep.suggest import build_study, has_optuna
 
 LEAST_TRIALS = 8
-"""Number of finished trials without which nothing is said."""
+"""Number of finished combinations without which nothing is said."""
 _TIMEOUT_S = 60.0
 
 
@@ -29,7 +29,7 @@ def importance(sweep: Sweep) -> tuple[dict[str, float], str]:
     if not has_optuna():
         return {}, "optuna is not installed"
     if len({t.suggestion for t in sweep.told if t.state == State.FINISHED}) < LEAST_TRIALS:
-        return {}, f"fewer than {LEAST_TRIALS} trials have finished"
+        return {}, f"fewer than {LEAST_TRIALS} combinations have finished"
     try:
         done = subprocess.run(
             module_command("ltui.training.sweep.importance"),

@@ -51,6 +51,8 @@ SETTLED = frozenset(
     }
 )
 """States of trials of which the sampler learns."""
+MOST = 1000
+"""Maximum number of seeds, and of trials at once."""
 SAMPLERS = ("grid", "random", "tpe")
 FLAGS, HYDRA = "flags", "hydra"
 """How a command without placeholders gets its values: ``--KEY VALUE`` or ``KEY=VALUE``."""
@@ -125,6 +127,7 @@ class Sweep(Struct, frozen=True, kw_only=True):
     rung: int = 0
     """Steps of the first rung."""
     reduction: int = 3
+    """How many times more steps each rung of ASHA has than the one before."""
     machine: Machine = UNKNOWN_MACHINE
     cpu_ranks: int = 1
     stopped: bool = False
@@ -135,6 +138,12 @@ class Sweep(Struct, frozen=True, kw_only=True):
     """Why it does not go on."""
     tried: tuple[Trial, ...] = ()
     told: tuple[Told, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.prune is not None and (self.rung < 1 or self.reduction < 2):
+            raise ValueError(f"rung {self.rung} and reduction {self.reduction} give no rungs")
+        if not 1 <= self.at_once <= MOST or not 1 <= (self.seeds or 1) <= MOST:
+            raise ValueError(f"it has {self.at_once} trials at once, with {self.seeds} seeds")
 
     def run_name(self, trial: Trial) -> str:
         """Return the name of a trial's run."""

@@ -43,6 +43,10 @@ class Dimension(Struct, frozen=True, kw_only=True):
     log: bool = False
     """True if an interval is sampled by the logarithm."""
 
+    def __post_init__(self) -> None:
+        if self.kind != "choice" and not (self.low < self.high and self.step > 0):
+            raise ValueError(f"{self.key} has no values from {self.low} to {self.high}")
+
     @property
     def listed(self) -> tuple[Any, ...] | None:
         """All values in their order; None for an interval, which has too many."""
@@ -61,9 +65,12 @@ class Dimension(Struct, frozen=True, kw_only=True):
 
     def contains(self, value: Any) -> bool:
         """Return whether a trial with this value lies in the space."""
-        if self.kind == "interval":
-            return is_number(value) and self.low <= value <= self.high
-        return value_text(value) in {value_text(one) for one in self.listed or ()}
+        if self.kind == "choice":
+            return value_text(value) in {value_text(one) for one in self.values}
+        if not is_number(value) or not self.low <= value <= self.high + abs(self.step) * 1e-9:
+            return False
+        place = (value - self.low) / self.step
+        return self.kind == "interval" or abs(place - round(place)) < 1e-6
 
     def __str__(self) -> str:
         if self.kind == "choice":
@@ -164,6 +171,19 @@ def grid_size(space: Sequence[Dimension]) -> int | None:
     """Return the number of combinations; None if an interval has no end of them."""
     counts = [dimension.count for dimension in space]
     return None if None in counts else math.prod(count or 0 for count in counts)
+
+
+def check_grid(space: Sequence[Dimension]) -> None:
+    """Raise ``ProblemError`` if a grid has too many combinations, or no end of them."""
+    size = grid_size(space)
+    if size is None or size > MOST_CELLS:
+        endless = next((f"{one.key}={one}" for one in space if one.count is None), "")
+        what = f"the grid has more than {MOST_CELLS:,} combinations."
+        raise ProblemError.of(
+            where=f"--set {endless}" if endless else "--set",
+            what="a grid of it has no end of values." if endless else what,
+            remedy="Use choice or a shorter range, or --sampler tpe.",
+        )
 
 
 def grid(space: Sequence[Dimension]) -> Iterator[Parameters]:

@@ -17,9 +17,11 @@ from ltui.training.problem import ProblemError
 from ltui.training.process.python_environment import missing_library
 from ltui.training.sweep.record import Sweep, Told
 from ltui.training.sweep.space import (
+    MOST_CELLS,
     Dimension,
     Parameters,
     cell_of,
+    check_grid,
     contains,
     grid,
     grid_size,
@@ -63,7 +65,9 @@ def suggest(sweep: Sweep) -> Parameters | None:
                 parameters = _ask(sweep, draw)
                 if cell_of(parameters) not in tried:
                     return parameters
-    if size is None:
+    if sweep.sampler == "grid":
+        check_grid(sweep.space)
+    elif size is None or size > MOST_CELLS:
         return None
     return next((one for one in grid(sweep.space) if cell_of(one) not in tried), None)
 

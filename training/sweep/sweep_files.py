@@ -27,6 +27,7 @@ from ltui.training.store.run_directory import (
     make_private_folders,
     paths_in,
     read_json,
+    remove_leftovers,
     write_atomically,
     write_json,
 )
@@ -78,7 +79,10 @@ class SweepDir(Struct, frozen=True):
         """Return the record. Raise ``ProblemError`` if it cannot be read."""
         try:
             status = self.record_path.stat()
-            return _read(self.record_path, status.st_mtime_ns, status.st_ino)
+            sweep = _read(self.record_path, status.st_mtime_ns, status.st_ino)
+            if sweep.name != self.name:
+                raise ValueError("it is that of another sweep")
+            return sweep
         except (OSError, ValueError) as error:
             raise ProblemError.of(
                 where=str(self.record_path),
@@ -101,7 +105,9 @@ class SweepDir(Struct, frozen=True):
                     self.active_path.unlink(missing_ok=True)
         except OSError as error:
             raise ProblemError.of(
-                where=str(self.path), what=f"it cannot be written ({error.strerror})."
+                where=str(self.path),
+                what=f"it cannot be written ({error.strerror}).",
+                remedy="Make room. `ltui stop` stops the runs of its trials meanwhile.",
             ) from error
         return after
 
@@ -142,6 +148,7 @@ def create_sweep(
     temporary = SweepDir(made.path.with_name(f".new-{sweep.name}-{os.getpid()}"))
     try:
         make_private_folders(made.path.parent)
+        remove_leftovers(made.path.parent)
         temporary.path.mkdir(mode=0o700)
         write_atomically(temporary.template_path, spec_text(template).encode())
         write_atomically(
