@@ -253,17 +253,20 @@ def test_copied_or_given_run_starts_nothing_until_a_person_wants_it(
     take_out(run)
 
 
-@pytest.mark.parametrize("missing", ["code/frozen-1", "queue"])
+@pytest.mark.parametrize("damage", ["code/frozen-1", "queue", "environment"])
 def test_run_whose_supervisor_cannot_begin_fails_and_the_next_one_starts(
-    programs: Programs, tmp_path: Path, missing: str
+    programs: Programs, tmp_path: Path, damage: str
 ) -> None:
     script = tmp_path / "program.py"
     script.write_text("print('x')")
     words = ("exec", "--queue", "--not-before", "+1h", "--name", "bad", "--", sys.executable)
     run_ltui(*words, str(script), cwd=tmp_path, code=0)
     bad = next((programs.home / "runs").glob("bad-*"))
-    shutil.rmtree(bad / missing)
-    if missing == "queue":
+    if damage == "environment":
+        write_json(RunDir(bad).environment_path, {"A=B": "1"})
+    else:
+        shutil.rmtree(bad / damage)
+    if damage == "queue":
         (bad / "queue").touch()
     good = programs.add("good")
     run_ltui("queue", "edit", "bad", "--not-before", "none", code=0)
