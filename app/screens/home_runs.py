@@ -167,21 +167,21 @@ class RunListScreen(FullScreen[None]):
         return targets[0] if action == "resume" and targets else self.runs_panel.selected
 
     def action_resume(self) -> None:
-        self._rerun("resume", new_run=False)
+        self._run_again("resume", new_run=False)
 
     def action_rerun(self) -> None:
-        self._rerun("rerun", new_run=True)
+        self._run_again("rerun", new_run=True)
 
-    def _rerun(self, action: str, *, new_run: bool) -> None:
+    def _run_again(self, action: str, *, new_run: bool) -> None:
         reason, line = self.refusal_of(action), self._run_for(action)
         if reason is not None or line is None:
             self.notify(reason or "There is no run.", severity="warning", markup=False)
             return
         # Imported here: the first frame starts nothing.
-        from ltui.app.screens.resume_or_rerun import RerunScreen
+        from ltui.app.screens.resume_or_run_again import RunAgainScreen
 
         def started(run_dir: RunDir | None) -> None:
             if run_dir is not None:
                 self._open(run_dir)
 
-        self.app.push_screen(RerunScreen(line.run_dir, line.name, new_run=new_run), started)
+        self.app.push_screen(RunAgainScreen(line.run_dir, line.name, new_run=new_run), started)

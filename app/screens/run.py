@@ -284,15 +284,15 @@ class RunScreen(RunCommandScreen, ChartKeysScreen, TabbedScreen):
 
     def action_resume(self) -> None:
         if not self.is_refused("resume"):
-            self._rerun(new_run=False)
+            self._run_again(new_run=False)
 
     def action_rerun(self) -> None:
         if not self.is_refused("rerun"):
-            self._rerun(new_run=True)
+            self._run_again(new_run=True)
 
-    def _rerun(self, *, new_run: bool) -> None:
+    def _run_again(self, *, new_run: bool) -> None:
         # Imported here: what starts runs is not needed for the first frame.
-        from ltui.app.screens.resume_or_rerun import RerunScreen
+        from ltui.app.screens.resume_or_run_again import RunAgainScreen
 
         def started(run_dir: RunDir | None) -> None:
             if run_dir is not None and run_dir != self.run_dir:
@@ -300,7 +300,9 @@ class RunScreen(RunCommandScreen, ChartKeysScreen, TabbedScreen):
                 screen = RunScreen(run_dir, readonly=self.readonly, alone=self.alone)
                 self.app.switch_screen(screen)
 
-        self.app.push_screen(RerunScreen(self.run_dir, self.chart_source, new_run=new_run), started)
+        self.app.push_screen(
+            RunAgainScreen(self.run_dir, self.chart_source, new_run=new_run), started
+        )
 
     # -- leaving -----------------------------------------------------------------------------------
 

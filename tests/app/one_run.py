@@ -64,7 +64,7 @@ class OneRun(LtuiApp):
             self.confirmations.append(confirmation)
 
         screen._send_request = record  # type: ignore[method-assign, assignment]
-        screen._rerun = lambda *, new_run: self.asked.append(  # type: ignore[method-assign]
+        screen._run_again = lambda *, new_run: self.asked.append(  # type: ignore[method-assign]
             "rerun" if new_run else "resume"
         )
         return screen

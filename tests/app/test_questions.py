@@ -17,7 +17,7 @@ from ltui.app.keys.ordered_input import HeldKey, OrderedKeysApp
 from ltui.app.runs.run_rows import DEFAULT_LAYOUT
 from ltui.app.screens.choosers import ColumnChooser, MetricChooser
 from ltui.app.screens.dialog import ConfirmScreen, CountQuestion
-from ltui.app.screens.resume_or_rerun import RerunScreen
+from ltui.app.screens.resume_or_run_again import RunAgainScreen
 from ltui.app.screens.run import RunScreen
 from ltui.app.screens.run_commands import InterruptScreen
 from ltui.app.textual_app import LtuiApp
@@ -268,7 +268,7 @@ async def test_a_new_run_takes_the_place_of_the_run_it_was_started_from(
 ) -> None:
     old, new = (RunDir(private_home / "runs" / name) for name in ("old-1a2b", "new-3c4d"))
     monkeypatch.setattr(
-        RerunScreen, "on_mount", lambda self: self.app.call_later(self.dismiss, new)
+        RunAgainScreen, "on_mount", lambda self: self.app.call_later(self.dismiss, new)
     )
     app = LtuiApp(private_home)
     async with app.run_test(size=SMALL) as pilot:

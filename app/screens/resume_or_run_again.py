@@ -50,7 +50,7 @@ START, CHECKPOINT = "start", "checkpoint"
 OTHER_MEANING = "KEY=VALUE ..., such as trainer.precision=16-mixed"
 
 
-class RerunScreen(Dialog[RunDir]):
+class RunAgainScreen(Dialog[RunDir]):
     """Return the run that was started, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = bindings(

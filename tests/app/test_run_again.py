@@ -30,7 +30,12 @@ from ltui.app.panels.form_fields import FormField
 from ltui.app.presentation.run_report import checkpoint_rows, show_lines
 from ltui.app.presentation.snapshot_text import checkpoint_text, newest_checkpoint_text
 from ltui.app.runs.run_entry import run_document
-from ltui.app.screens.resume_or_rerun import CHECKPOINT, START, RerunScreen, _checkpoint_options
+from ltui.app.screens.resume_or_run_again import (
+    CHECKPOINT,
+    START,
+    RunAgainScreen,
+    _checkpoint_options,
+)
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.presets import build_spec, load_preset
 from ltui.training.config.run_spec import RunSpec
@@ -125,7 +130,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
 class Form:
     """The form that a key has opened at home."""
 
-    def __init__(self, it: Home, screen: RerunScreen) -> None:
+    def __init__(self, it: Home, screen: RunAgainScreen) -> None:
         self.it, self.screen = it, screen
         self.press, self.until = it.press, it.until
 
@@ -147,7 +152,7 @@ async def open_form(it: Home, key: str) -> Form:
     # The form is opened over the run's line; the run itself is not shown here.
     it.screen._open = lambda run_dir: None  # type: ignore[method-assign]
     await it.press("3", key)
-    form = Form(it, await it.reached(RerunScreen))
+    form = Form(it, await it.reached(RunAgainScreen))
     # What is typed at once starts nothing.
     later(it.app)
     return form
@@ -179,7 +184,7 @@ async def test_a_line_that_was_meant_for_a_shell_starts_nothing(
         now = [it.app.clock() + 100.0]
         it.app.clock = lambda: now[0]
         await it.press("3", "r")
-        form = Form(it, await it.reached(RerunScreen))
+        form = Form(it, await it.reached(RunAgainScreen))
         assert it.text("#question") == "Resume: calm-fox"
         await form.filled()
         for key in ("tab", "enter"):
@@ -203,7 +208,7 @@ async def test_a_key_does_not_hide_that_the_run_is_being_started(
         may_start.wait(60)
         return run_dir
 
-    monkeypatch.setattr("ltui.app.screens.resume_or_rerun.start_choice", start)
+    monkeypatch.setattr("ltui.app.screens.resume_or_run_again.start_choice", start)
     async with opened_form(home, "r") as form:
         await form.filled()
         await form.press("enter")
@@ -250,7 +255,7 @@ async def test_the_form_of_a_finished_run_begins_at_the_field_to_raise(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     past = replace(read_past_run(a_run(home)), state=RunState.FINISHED)
-    monkeypatch.setattr("ltui.app.screens.resume_or_rerun.read_past_run", lambda _: past)
+    monkeypatch.setattr("ltui.app.screens.resume_or_run_again.read_past_run", lambda _: past)
     async with opened_form(home, "r") as form:
         await form.filled()
         await form.until(lambda: form.screen.focused in set(form.field(EPOCHS).query(Input)))
