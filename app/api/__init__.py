@@ -13,6 +13,7 @@ from ltui.app.actions.change_runs import (
     stop,
     stop_when,
 )
+from ltui.app.actions.rerun_steps import RerunOptions, RerunResult, rerun
 from ltui.app.actions.resume_runs import ResumeOptions, resume
 from ltui.app.actions.run_queries import ComparisonResult, compare, diagnose, metrics, runs, status
 from ltui.app.actions.start_runs import LaunchOptions, StartedRun, start
@@ -30,9 +31,10 @@ from ltui.app.launch.sweep_changes import (
 from ltui.training.problem import Problem, ProblemError
 
 __all__ = [
-    "ComparisonResult", "Effect", "LaunchOptions", "Problem", "ProblemError", "ResumeOptions",
-    "ScheduledStop", "StartedRun", "SweepOptions", "WaitResult", "WaitedRun", "append_to_sweep",
-    "checkpoint", "compare", "continue_run", "diagnose", "events", "metrics", "narrow_sweep",
-    "pause", "resume", "resume_sweep", "retry_trials", "runs", "start", "start_sweep", "status",
-    "stop", "stop_sweep", "stop_when", "sweep", "sweeps", "wait",
+    "ComparisonResult", "Effect", "LaunchOptions", "Problem", "ProblemError", "RerunOptions",
+    "RerunResult", "ResumeOptions", "ScheduledStop", "StartedRun", "SweepOptions", "WaitResult",
+    "WaitedRun", "append_to_sweep", "checkpoint", "compare", "continue_run", "diagnose",
+    "events", "metrics", "narrow_sweep", "pause", "rerun", "resume", "resume_sweep",
+    "retry_trials", "runs", "start", "start_sweep", "status", "stop", "stop_sweep", "stop_when",
+    "sweep", "sweeps", "wait",
 ]  # fmt: skip

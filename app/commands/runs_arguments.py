@@ -144,6 +144,31 @@ examples:
   ltui compare 'sweep-*' --group-by lr --json
   ltui compare brave-owl calm-fox --watch
 
+=== rerun  rerun:rerun  execute steps of a run again, to compare, to find a NaN, to debug
+{_RUN}\
+--from STEP  the first of the steps
+--to STEP    the last of the steps
+--with {{compare,nan,profile,memory,pdb}} = compare
+    compare: the first step whose loss is not the one in the history, bit for bit (default); nan:
+    the first module, rank and tensor that is NaN; profile, memory: the operators that compute the
+    longest or allocate the most; pdb: a debugger in the first step
+--rank N = 0  with pdb: the rank in which it stops (default: 0)
+{JSON}
+A shadow run begins at the nearest checkpoint before the first step, or at the beginning
+of the training, and ends after the last step. It has a folder and a history of its own;
+the run itself stays as it is. Loggers and checkpoints of the program write nothing. What
+else it may write or send is named before it starts. docs/rerun.md says more.
+
+exit codes:
+  0  the losses are equal, or there is no NaN
+  1  a loss differs, there is a NaN, or the program ended before the last step
+  2  bad input: nothing was started
+
+examples:
+  ltui rerun last --from 4180 --to 4200
+  ltui rerun brave-owl --from 4190 --to 4192 --with nan --json
+  ltui rerun brave-owl --from 4192 --to 4192 --with pdb --rank 3
+
 === export  export_and_import:export  write the metrics of runs to a file
 {_RUNS}\
 --to, --format {{{",".join(EXPORT_FORMATS)}}} = csv

@@ -18,7 +18,8 @@ from tests.cli.conftest import Ltui
 from tests.stored_runs import stored_run
 
 COMMANDS = """run exec resume submit attach runs show compare diagnose logs export import stop pause
-continue checkpoint delete prune tag group note star presets check doctor completion""".split()  # noqa: SIM905 - a list of words reads better so
+continue checkpoint delete prune tag group note star presets check doctor completion
+rerun""".split()  # noqa: SIM905 - a list of words reads better so
 
 
 @pytest.mark.parametrize(

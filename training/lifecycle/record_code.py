@@ -92,7 +92,7 @@ def record_code(run_dir: RunDir, spec: RunSpec, attempt: int) -> None:
 
     That of frozen code is what was recorded when the code was frozen.
     """
-    record, diff = _without_packages(spec, attempt)
+    record, diff = code_now(spec, attempt)
     if spec.freeze and (then := read_record(run_dir, spec.code_copy)) is not None:
         record = replace(then, attempt=attempt, recorded_at=record.recorded_at)
         diff = read_diff(run_dir, spec.code_copy).encode()
@@ -111,10 +111,11 @@ def record_repository(run_dir: RunDir, spec: RunSpec, attempt: int) -> None:
 
     Raises ``OSError``.
     """
-    write_record(run_dir, *_without_packages(spec, attempt))
+    write_record(run_dir, *code_now(spec, attempt))
 
 
-def _without_packages(spec: RunSpec, attempt: int) -> tuple[CodeRecord, bytes]:
+def code_now(spec: RunSpec, attempt: int) -> tuple[CodeRecord, bytes]:
+    """Return the record of the code as it is now, without packages, and the uncommitted changes."""
     record = CodeRecord(
         attempt=attempt,
         recorded_at=time.time(),

@@ -24,6 +24,7 @@ from ltui.training.rank.heartbeat_thread import publish_barriers, start_heartbea
 from ltui.training.rank.node_folders import NodeFolders, node_folders, resume_source
 from ltui.training.rank.resume.exact_state import ExactState, create_exact_state
 from ltui.training.rank.resume.resume_fit import ReceivedCheckpoint, keep_overrides, resume_from
+from ltui.training.rank.step_rerun import RERUN
 from ltui.training.rank.telemetry import Telemetry
 from ltui.training.rank.training_facts import (
     TunerFits,
@@ -152,6 +153,11 @@ class RankHooks:
         if not self._trainer_prepared:
             self._trainer_prepared = True
             report_saved_checkpoints(trainer, channel)
+            if RERUN is not None:
+                # Imported here, because few runs execute steps again.
+                from ltui.training.rank.silenced_writes import silence_trainer
+
+                silence_trainer(trainer)
             self._start_heartbeat(trainer, channel)
             self._exact = create_exact_state(trainer, channel)
             if self._exact is not None:

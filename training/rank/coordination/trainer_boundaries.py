@@ -23,6 +23,7 @@ from ltui.training.rank.coordination.stop_signals import (
 from ltui.training.rank.lightning_internals import check_validation_signature, logger_connector
 from ltui.training.rank.node_folders import NodeFolders
 from ltui.training.rank.resume.loop_state import BoundaryKind
+from ltui.training.rank.step_rerun import RERUN
 
 if TYPE_CHECKING:
     from ltui.training.rank.resume.exact_state import ExactState
@@ -180,6 +181,8 @@ class TrainerBoundaries:
             telemetry.stepped, step = False, telemetry.global_step
         else:
             self.batch_ended, step = False, trainer.global_step
+        if RERUN is not None:
+            RERUN.step_ended(step)
         if coordinator is None:
             return
         self._validation_batches = 0

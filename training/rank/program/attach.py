@@ -53,6 +53,12 @@ def attach() -> None:
         _send_at_exit(lambda: bool(pattern or logged_values.has_waiting))
     with contextlib.suppress(Exception):
         mark_process("torch")
+    if os.environ.get("LTUI_RERUN"):
+        # Imported here, because few runs execute steps again. If this fails, so does the program:
+        # it must not write what it has written before.
+        from ltui.training.rank import silenced_writes, step_rerun  # noqa: F401
+
+        silenced_writes.silence_program()
     if pattern:
         with contextlib.suppress(Exception):
             from ltui.training.rank.program import printed_values

@@ -48,6 +48,7 @@ from ltui.training.rank.program.step_telemetry import StepTelemetry
 from ltui.training.rank.program.tracked_loop import stack
 from ltui.training.rank.resume.loop_state import BoundaryKind
 from ltui.training.rank.source_changes import watch_sources
+from ltui.training.rank.step_rerun import RERUN
 from ltui.training.rank.training_facts import send_hyperparameters
 from ltui.training.shared.rank_environment import RankEnvironment, integer_variable
 from ltui.training.shared.record_types import Outcome, Phase, RecordKind
@@ -184,6 +185,8 @@ class ProgramRank:
         self._metrics = MetricSender(channel)
         watch_sources(channel.warn_from_rank_0)
         logged_values.begin(send_through(channel, self._metrics), lambda: self.global_step)
+        if RERUN is not None and self._step_is_over:
+            RERUN.step_ended(self.global_step, body_ended=False)
 
     def _report_resume(self, *, saves: bool) -> None:
         """Send where the program has resumed, and what of that is not exact."""
@@ -285,6 +288,8 @@ class ProgramRank:
 
     def _pass_boundary(self) -> bool:
         """Pass the end of a step. Return True if the ranks waited there."""
+        if RERUN is not None:
+            RERUN.step_ended(self.global_step, body_ended=stack.ends_steps)
         coordinator = self._coordinator
         if coordinator is None:
             return False

@@ -41,12 +41,14 @@ class Trainer:
         for epoch in range(self.state.global_step // STEPS_PER_EPOCH, self.epochs):
             for step in range(self.state.global_step % STEPS_PER_EPOCH, STEPS_PER_EPOCH):
                 generator = torch.Generator().manual_seed(epoch * STEPS_PER_EPOCH + step)
-                model(torch.randn(4, 4, generator=generator)).pow(2).mean().backward()
+                loss = model(torch.randn(4, 4, generator=generator)).pow(2).mean()
+                loss.backward()
                 self.optimizer.step()
                 self.optimizer.zero_grad()
                 self.state.global_step += 1
                 self.state.epoch = epoch + (step + 1) / STEPS_PER_EPOCH
                 time.sleep(self.step_s)
+                self.log({"loss": loss.item()})
                 self._maybe_log_save_evaluate("step")
             self.note(f"epoch {epoch + 1} ended")
             self._maybe_log_save_evaluate("epoch")
