@@ -6,6 +6,7 @@ process is found by the names of the functions, so this is a hint and no proof.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -104,7 +105,7 @@ def sources(run_dir: RunDir, spec: RunSpec, frozen: FrozenCode | None) -> list[P
     for word in words:  # perhaps the name of a module
         place = Path(*word.split("."))
         scripts += [f / p for f in folders for p in (f"{place}.py", place / "__main__.py")]
-    scripts = [script for script in scripts if script.is_file()]
+    scripts = [script for script in scripts if os.path.isfile(script)]  # a word may be any text
     if not scripts and (spec.command is not None or spec.python_path):
         scripts = sorted(folders[0].glob("*.py"))
     return reached_files(scripts, folders)

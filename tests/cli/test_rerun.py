@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from ltui.app.actions.rerun_code import find_effects, reached_files
+from ltui.app.actions.rerun_code import find_effects, reached_files, sources
 from ltui.app.actions.rerun_results import compare_losses, first_nans
+from ltui.training.config.run_spec import RunSpec
+from ltui.training.store.run_directory import RunDir
 from tests.cli.conftest import Ltui
 from tests.compare.stored_runs import losses, write_run
 from tests.stored_runs import stored_run
@@ -75,6 +77,9 @@ def test_lines_that_write_are_found_in_what_the_script_imports(tmp_path: Path) -
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
     reached = reached_files([tmp_path / "train.py", tmp_path / "missing.py"], [tmp_path])
+    words = "python", "x" * 5000, "", "-m", "train"
+    spec = RunSpec(id="a", name="a", created_at=0, cwd=str(tmp_path), python="p", command=words)
+    assert sources(RunDir(tmp_path), spec, None) == reached
     assert sorted(line.rpartition(": ")[0] for line in find_effects(reached)) == [
         "__init__.py:1",
         "data.py:3",
