@@ -113,7 +113,7 @@ def test_a_program_without_checkpoints_begins_at_the_beginning_with_frozen_code(
     profile = rerun(ltui, "--from", "1", "--to", "2", "--with", "profile", code=0)["profiles"][0]
     assert profile["peak_bytes"] > 0
     done = subprocess.run(
-        ltui.argv("rerun", "last", "--from", "4", "--to", "5", "--with", "pdb"),
+        ltui.argv("rerun", "last", "--from", "1", "--to", "2", "--with", "pdb"),
         cwd=ltui.cwd,
         env=ltui.environment,
         input="p batch.shape\nn\np f'{loss.item():.0f} is the loss'\nc\n",

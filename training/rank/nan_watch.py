@@ -65,7 +65,7 @@ class NanWatch(Instrument):
                 self._send()
 
         torch.autograd.backward = watched
-        register_module_forward_pre_hook(self._before_forward)
+        register_module_forward_pre_hook(self.before_forward)
         register_module_forward_hook(self._after_forward)
 
     def step_ended(self, step: int) -> None:
@@ -74,7 +74,8 @@ class NanWatch(Instrument):
         self._send()
         super().step_ended(step)
 
-    def _before_forward(self, module: torch.nn.Module, inputs: Any) -> None:
+    def before_forward(self, module: torch.nn.Module, inputs: Any) -> None:
+        """Check the inputs, and hook the gradients of the module's own parameters."""
         if not torch.is_grad_enabled() or os.getpid() != self._pid:
             return
         for number, tensor in enumerate(_tensors(inputs)):

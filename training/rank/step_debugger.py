@@ -19,6 +19,8 @@ from ltui.training.shared.rank_environment import rank_from_environment
 
 _LIBRARIES = ("torch", "lightning", "pytorch_lightning", "ltui")
 """Packages in which the debugger does not stop."""
+_CALLERS = ("torch.nn.modules.module", "ltui.")
+"""Modules between a call of a module and its hooks."""
 
 
 class Debugger(Instrument):
@@ -31,18 +33,21 @@ class Debugger(Instrument):
         """Wait for that call."""
         channel, rank = current_channel(), rank_from_environment(os.environ)
         own_rank = channel.rank if channel is not None else rank or 0
+        self._pid, self._handle = os.getpid(), None
         if own_rank == self.options["rank"]:
-            self._pid = os.getpid()
-            self._handle = register_module_forward_pre_hook(self._before_forward)
+            self._handle = register_module_forward_pre_hook(self.before_forward)
 
-    def _before_forward(self, _module: Any, _inputs: Any) -> None:
+    def before_forward(self, _module: Any, _inputs: Any) -> None:
+        """Open the debugger if the program itself makes this call."""
         frame = sys._getframe(1)
-        while frame.f_globals.get("__name__", "").startswith("torch.nn.modules.module"):
+        while frame.f_globals.get("__name__", "").startswith(_CALLERS):
             frame = frame.f_back  # type: ignore[assignment]
         package = frame.f_globals.get("__name__", "").partition(".")[0]
-        if package in _LIBRARIES or not torch.is_grad_enabled() or os.getpid() != self._pid:
+        is_own = self._handle is not None and os.getpid() == self._pid
+        if package in _LIBRARIES or not torch.is_grad_enabled() or not is_own:
             return
         self._handle.remove()
+        self._handle = None
         link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         link.connect(self.options["debugger"])
         typed = link.makefile("r", encoding="utf-8", errors="replace")

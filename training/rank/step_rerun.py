@@ -42,6 +42,9 @@ class Instrument:
     def begin(self) -> None:
         """Observe from now on."""
 
+    def before_forward(self, module: Any, inputs: Any) -> None:
+        """Observe what a module gets: that with which the instrument began, and a hook of torch."""
+
     def step_ended(self, step: int) -> None:
         """Pass the end of a step that was observed."""
         self.step = step + 1
@@ -64,11 +67,11 @@ class Rerun:
         if first == after + 1:
             self._first_forward = register_module_forward_pre_hook(self._at_first_forward)
 
-    def _at_first_forward(self, _module: Any, _inputs: Any) -> None:
+    def _at_first_forward(self, module: Any, inputs: Any) -> None:
         if is_grad_enabled() and os.getpid() == self._pid:
-            self._begin()
+            self._begin().before_forward(module, inputs)
 
-    def _begin(self) -> None:
+    def _begin(self) -> Instrument:
         """Begin to use the instrument, which observes the first step."""
         if self._first_forward is not None:
             self._first_forward.remove()
@@ -80,6 +83,7 @@ class Rerun:
                 kind = getattr(import_module(f"ltui.training.rank.{module}"), name)
             self._instrument = kind(self._first, self._options)
             self._instrument.begin()
+        return self._instrument
 
     def step_ended(self, step: int, *, body_ended: bool = True) -> None:
         """Pass the end of a step. Raise ``RunStopped`` after the last one.
