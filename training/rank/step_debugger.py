@@ -52,7 +52,8 @@ class Debugger(Instrument):
         link.connect(self.options["debugger"])
         typed = link.makefile("r", encoding="utf-8", errors="replace")
         shown = link.makefile("w", encoding="utf-8", errors="replace")
-        skipped = [pattern for name in _LIBRARIES for pattern in (name, f"{name}.*")]
+        libraries = *_LIBRARIES, "contextlib", "functools", "typing"
+        skipped = [pattern for name in libraries for pattern in (name, f"{name}.*")]
         debugger = pdb.Pdb(stdin=typed, stdout=shown, nosigint=True, skip=skipped)
         self._debug(debugger, frame)
 
