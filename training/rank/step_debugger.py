@@ -33,7 +33,8 @@ class Debugger(Instrument):
         """Wait for that call."""
         channel, rank = current_channel(), rank_from_environment(os.environ)
         own_rank = channel.rank if channel is not None else rank or 0
-        self._pid, self._handle = os.getpid(), None
+        self._pid = os.getpid()
+        self._handle: Any = None
         if own_rank == self.options["rank"]:
             self._handle = register_module_forward_pre_hook(self.before_forward)
 
