@@ -406,14 +406,9 @@ class HomeScreen(MarkedRunsScreen):
 
     def action_sweeps(self) -> None:
         # Imported here: the first frame shows no sweep.
-        from ltui.app.screens.sweep import SweepScreen
-        from ltui.training.sweep.sweep_files import list_sweeps
+        from ltui.app.screens.sweep import show_last_sweep
 
-        sweeps = list_sweeps(self.home)
-        if sweeps:
-            self.app.push_screen(SweepScreen(sweeps[0], readonly=self.readonly))
-        else:
-            self.notify("No sweeps yet. `ltui sweep --help` says how to start one.", markup=False)
+        show_last_sweep(self, self.home, readonly=self.readonly)
 
     def action_leave(self) -> None:
         self.app.exit(message=self.farewell())

@@ -8,13 +8,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 from msgspec.structs import replace
 from rich.text import Text
 from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import BindingType
+from textual.screen import Screen
 
 from ltui.app.compare.comparison_tables import TableRow, TableView, sized
 from ltui.app.keys.footer import KeyFooter, KeyHint
@@ -239,6 +241,15 @@ class SweepScreen(FullScreen[None]):
             self.dismiss()
         else:
             self.app.exit()
+
+
+def show_last_sweep(screen: Screen[Any], home: Path, *, readonly: bool) -> None:
+    """Show the sweep that was started last, over ``screen``."""
+    sweeps = list_sweeps(home)
+    if sweeps:
+        screen.app.push_screen(SweepScreen(sweeps[0], readonly=readonly))
+    else:
+        screen.notify("No sweeps yet. `ltui sweep --help` says how to start one.", markup=False)
 
 
 def _again(number: str, sweep: Sweep) -> Sweep:
