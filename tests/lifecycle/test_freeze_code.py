@@ -92,15 +92,34 @@ def test_no_secret_and_no_link_that_leads_out(project: Path, home: Path, tmp_pat
     write(tmp_path, "outside.py", text=f"# {SECRET}\n")
     (project / "out.py").symlink_to(tmp_path / "outside.py")
     (project / "datasets").symlink_to(tmp_path)
-    git(project, "add", "-Af", "id.pem", "out.py")
+    (project / "link.py").symlink_to(".env")
+    (project / "wide.yaml").write_text(f"x: {SECRET}\n", "utf-16")
+    git(project, "add", "-Af", "id.pem", "out.py", "link.py")
     folder, copy = frozen(home, spec_of(project))
-    secret = {".env", "id.pem", "keys.py", "conf/credentials.json"}
+    secret = {".env", "id.pem", "keys.py", "conf/credentials.json", "link.py", "wide.yaml"}
     assert {name.rpartition(" (may")[0] for name in copy.left_out} >= secret
     assert "out.py (a link that leads out of the folder)" in copy.left_out
     assert "datasets (a link that leads out of the folder)" in copy.left_out
     found = [path for path in folder.rglob("*") if path.is_file()]
-    assert not any(SECRET in path.read_text() for path in found)
+    kept = [path.read_bytes().replace(b"\0", b"") for path in found]
+    assert not any(SECRET.encode() in content for content in kept)
     assert not any((folder / name).is_symlink() for name in (*secret, "out.py", "datasets"))
+
+
+def test_names_that_cannot_be_shown_are_left_out(project: Path, home: Path) -> None:
+    names = (b"a\n.py", b"b\x1b.py", b"c\xff.py")
+    for name in names:
+        (project / os.fsdecode(name)).write_text("")
+    git(project, "add", "-A")
+    folder, copy = frozen(home, spec_of(project))
+    escaped = (r"a\n.py", r"b\x1b.py", r"c\udcff.py")
+    assert copy.left_out == tuple(f"{n} (has a name that cannot be shown)" for n in escaped)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        ".gitignore",
+        "data.csv",
+        "pkg",
+        "train.py",
+    ]
 
 
 def test_outside_of_a_repository_the_files_beside_the_script(home: Path, tmp_path: Path) -> None:

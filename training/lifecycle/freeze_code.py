@@ -10,7 +10,6 @@ hold a secret, and links that lead out of the folder, are not there at all.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import time
 from collections.abc import Iterable
@@ -31,6 +30,7 @@ from ltui.training.problem import ProblemError
 from ltui.training.shared.regular_files import read_regular
 from ltui.training.store.frozen_code import FrozenCode, frozen_folder, frozen_list_path
 from ltui.training.store.run_directory import RunDir, make_private_folders, paths_in, write_json
+from ltui.training.store.secret_files import LEFT_OUT, holds_secret, is_secret, reason_to_leave_out
 
 MOST_FILES = 5000
 """Number of files that a copy may have."""
@@ -52,20 +52,6 @@ CODE_SUFFIXES = (
 )
 """Suffixes of code and configuration: what is copied although git does not track it."""
 _SKIPPED = frozenset({"__pycache__", ".git", "node_modules", "site-packages", "venv", ".venv"})
-_SECRET_NAME = re.compile(
-    r"(\.env(\..*)?|.*\.env|\.envrc|[._]netrc|\.npmrc|\.pypirc|\.pgpass|\.htpasswd"
-    r"|\.git-credentials|id_(rsa|dsa|ecdsa|ed25519).*|kaggle\.json"
-    r"|.*\.(pem|key|p12|pfx|jks|keystore|kdbx|ppk|gpg|asc)"
-    r"|.*(credential|secret|service[-_]?account|api[-_]?key|passw(or)?d).*(?<!\.py))",
-    re.IGNORECASE,
-)
-_SECRET_FOLDERS = frozenset({".aws", ".ssh", ".gnupg", ".kube", ".docker"})
-_SECRET_TEXT = re.compile(
-    rb"-----BEGIN [A-Z ]*PRIVATE KEY|\bAKIA[0-9A-Z]{16}\b|\bgh[pousr]_[A-Za-z0-9]{36}"
-    rb"|\bgithub_pat_\w{50}|\bglpat-[\w-]{20}|\bhf_[A-Za-z0-9]{30}|\bsk-[\w-]{32}"
-    rb"|\bxox[abprs]-[\w-]{10}|\bAIza[\w-]{35}"
-    rb"|(?i:key|token|secret|passw(?:or)?d)[\"']?\s*[:=]\s*[\"'][0-9A-Za-z/+_-]{40,}[\"']"
-)
 _NO_FREEZE = "Start it without freezing the code: --no-freeze"
 
 
@@ -189,12 +175,6 @@ def _is_skipped(name: str) -> bool:
     return hidden or not _SKIPPED.isdisjoint(parts) or name.endswith((".pyc", ".egg-info/"))
 
 
-def is_secret(name: str) -> bool:
-    """Return whether a file may hold a secret, by its name."""
-    *folders, last = name.rstrip("/").split("/")
-    return _SECRET_NAME.fullmatch(last) is not None or not _SECRET_FOLDERS.isdisjoint(folders)
-
-
 def choose(root: str, files: Iterable[str], others: Iterable[str], home: Path) -> _Chosen:
     """Return what becomes of each name below ``root``. Raise ``ProblemError`` for too much code.
 
@@ -205,12 +185,12 @@ def choose(root: str, files: Iterable[str], others: Iterable[str], home: Path) -
     own, rest = f"{os.path.relpath(os.path.realpath(home), root)}/", set(others)
     for name in (*files, *sorted(rest)):
         path = os.path.realpath(os.path.join(root, name))
-        if f"{name}/".startswith(own) or not os.path.exists(path) or not name.isprintable():
+        if f"{name}/".startswith(own) or not os.path.exists(path):
             continue
-        if is_secret(name):
-            chosen.left_out[name] = "may hold a secret"
-        elif not Path(path).is_relative_to(root):
-            chosen.left_out[name] = "a link that leads out of the folder"
+        if not name.isprintable():
+            chosen.left_out[_shown(name)] = "has a name that cannot be shown"
+        elif (why := reason_to_leave_out(root, name)) is not None:
+            chosen.left_out[name] = why
         elif name in rest or not os.path.isfile(path):
             chosen.linked.append(name.rstrip("/"))
         else:
@@ -227,6 +207,11 @@ def choose(root: str, files: Iterable[str], others: Iterable[str], home: Path) -
     return chosen
 
 
+def _shown(name: str) -> str:
+    """Return a name in which what is no text is escaped."""
+    return name if name.isprintable() else ascii(name)[1:-1]
+
+
 def _copy(root: Path, folder: Path, chosen: _Chosen) -> None:
     """Write the copy. What proves to be secret, or cannot be read, is moved to ``left_out``."""
     folder.mkdir(mode=0o700)
@@ -234,7 +219,7 @@ def _copy(root: Path, folder: Path, chosen: _Chosen) -> None:
         try:
             data = read_regular(root / name, MOST_FILE_BYTES)
             status = os.stat(root / name)
-            why = "may hold a secret" if _SECRET_TEXT.search(data) else None
+            why = LEFT_OUT if holds_secret(data) else None
         except OSError as error:
             why = error.strerror or "it cannot be read"
         if why is None:
@@ -261,7 +246,7 @@ def _check_script(spec: RunSpec, root: str, chosen: _Chosen) -> None:
     script = named_script(spec)
     name = None if script is None else os.path.relpath(script.resolve(), root)
     if name is not None and name not in chosen.files:
-        why = chosen.left_out.get(name, f"has more than {MOST_FILE_BYTES >> 20} MiB")
+        why = chosen.left_out.get(_shown(name), f"has more than {MOST_FILE_BYTES >> 20} MiB")
         raise ProblemError.of(
             where=f"--freeze: {script}",
             what=f"this script cannot be kept with the run: it {why}.",

@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Mapping
 from urllib.parse import quote
 
+from ltui.training.store.secret_files import KEY_FORMS, PRIVATE_KEY
+
 _NAMES = r"(?:pass(?:word|wd|phrase)|secret|token|credentials?|auth|(?:api|access|private)[_-]?key)"
 _SECRET_NAME = re.compile(rf"(?:^|[_.-]){_NAMES}(?:$|[_.-])|_key$|_pass$|_pat$", re.IGNORECASE)
 _VALUE = r"(?!\d+(?:\.\d+)?\b|null\b|none\b|true\b|false\b)([^\s\"'\\,;{}\[\]()<>]{6,})"
@@ -28,9 +30,9 @@ _OPTION = re.compile(
 )
 _PASSWORD = re.compile(r"(?<=://)([^/\s:@\"']*:)([^/\s@\"']+)(?=@)")
 _KNOWN = re.compile(
-    r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
-    r"|\b(?:hf_|sk-|gh[opsu]_|github_pat_|glpat-|xox[abprs]-|AKIA|AIza|ya29\.|npm_|pypi-|wandb_v1_)"
-    r"[\w-]{12,}"
+    rf"{PRIVATE_KEY}-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
+    # Also one that was cut: too much is replaced rather than too little.
+    rf"|\b(?:{'|'.join(KEY_FORMS)})[\w-]{{12,}}"
     r"|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
     r"|(?<=Bearer )[\w.~+/=-]{8,}",
     re.DOTALL,
