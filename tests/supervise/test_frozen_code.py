@@ -13,6 +13,7 @@ import pytest
 from ltui.app.cli import main
 from ltui.app.command_output import EXIT_BAD_INPUT, EXIT_DONE
 from ltui.training.lifecycle.launch_run import create_run_directory, start_first_attempt
+from ltui.training.problem import ProblemError
 from ltui.training.rank.frozen_imports import script_place
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.frozen_code import frozen_folder
@@ -198,11 +199,61 @@ def test_configuration_files_of_a_command_are_the_copies(runs: Runs, project: Pa
     assert "['then', 'then', 'now']" in printed(runs, run)
 
 
-def test_a_copy_that_is_gone_is_a_sentence(runs: Runs, project: Path) -> None:
-    run = ask_for(runs, "python", "train.py")
-    shutil.rmtree(frozen_folder(run, 1))
-    with pytest.raises(Exception, match="its frozen code is missing"):
+@pytest.mark.parametrize(
+    ("command", "path", "said"),
+    [
+        ("python train.py", ".", "its frozen code is missing"),
+        ("./run.sh", "run.sh", "is incomplete: .* lacks run.sh"),
+        ("python -m pkg.main", "pkg/main.py", "lacks pkg/main.py"),
+        ("python train.py", "pkg/late.py", "lacks pkg/late.py"),
+        ("python train.py a.yaml", "a.yaml", "lacks a.yaml"),
+        ("python train.py", "pkg/late.py has changed", "has changed: .*pkg/late.py"),
+        ("python train.py", "data.csv", None),
+    ],
+)
+def test_a_copy_that_is_not_complete_is_a_sentence(
+    command: str, path: str, said: str | None, runs: Runs, project: Path
+) -> None:
+    """But a program may delete data beside its script."""
+    write(project, "a.yaml", "data.csv")
+    git(project, "add", "-A")
+    (project / "gate").touch()
+    run = ask_for(runs, *command.split())
+    name, changed, _ = path.partition(" has changed")
+    gone = frozen_folder(run, 1) / name
+    if changed:
+        gone.write_text("WORD = 'else'\n")
+    else:
+        shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+    if said is None:
         start_first_attempt(run)
+        assert "says then" in printed(runs, run)
+    else:
+        with pytest.raises(ProblemError, match=said):
+            start_first_attempt(run)
+
+
+@pytest.mark.parametrize("command", ["python train.py", "sh waits.sh"])
+@pytest.mark.parametrize("name", [".", "pkg/late.py", "train.py"])
+def test_a_file_of_the_copy_that_is_missing_in_the_middle_of_a_run(
+    command: str, name: str, runs: Runs, project: Path
+) -> None:
+    """The run fails: the code of now would be another one. Its own script is read by then."""
+    waits = "touch started; until [ -e gate ]; do sleep 0.05; done\n"
+    write(project, "waits.sh", text=f"{waits}exec python {project}/train.py\n")
+    run = ask_for(runs, *command.split())
+    start_first_attempt(run)
+    wait_for(lambda: (project / "started").exists(), seconds=60)
+    gone = frozen_folder(run, 1) / name
+    shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+    (project / "gate").touch()
+    ended, text = runs.ended(run), run.engine_log_path(1).read_text()
+    if (command, name) == ("python train.py", "train.py"):
+        assert "says then" in text
+    else:
+        assert ended.state is RunState.FAILED
+        assert "the frozen code lacks " in text
+        assert "says" not in text
 
 
 def test_what_show_says(

@@ -28,7 +28,14 @@ from ltui.training.lifecycle.record_code import (
 )
 from ltui.training.problem import ProblemError
 from ltui.training.shared.regular_files import read_regular
-from ltui.training.store.frozen_code import FrozenCode, frozen_folder, frozen_list_path
+from ltui.training.store.frozen_code import (
+    CODE_SUFFIXES,
+    PROGRAM_SUFFIXES,
+    FrozenCode,
+    digest_of,
+    frozen_folder,
+    frozen_list_path,
+)
 from ltui.training.store.run_directory import RunDir, make_private_folders, paths_in, write_json
 from ltui.training.store.secret_files import LEFT_OUT, holds_secret, is_secret, reason_to_leave_out
 
@@ -46,11 +53,6 @@ _GIT_S = 20.0
 """Seconds that git may take to list the files of the repository."""
 _LIST_BYTES = 4 << 20
 """Bytes of such a list."""
-CODE_SUFFIXES = (
-    *(".py", ".pyi", ".pyx", ".sh", ".bash", ".yaml", ".yml", ".json", ".toml", ".cfg", ".ini"),
-    *(".conf", ".gin", ".jsonnet", ".libsonnet"),
-)
-"""Suffixes of code and configuration: what is copied although git does not track it."""
 _SKIPPED = frozenset({"__pycache__", ".git", "node_modules", "site-packages", "venv", ".venv"})
 _NO_FREEZE = "Start it without freezing the code: --no-freeze"
 
@@ -88,7 +90,7 @@ def freeze_code(run_dir: RunDir, spec: RunSpec, number: int = 1) -> FrozenCode:
             shutil.rmtree(leftover, ignore_errors=True)
     temporary = folder.with_name(f".new-{number}")
     try:
-        _copy(Path(listing.root), temporary, chosen)
+        digests = _copy(Path(listing.root), temporary, chosen)
         _check_script(spec, listing.root, chosen)
         shutil.rmtree(folder, ignore_errors=True)
         frozen = FrozenCode(
@@ -96,6 +98,7 @@ def freeze_code(run_dir: RunDir, spec: RunSpec, number: int = 1) -> FrozenCode:
             frozen_at=time.time(),
             root=listing.root,
             files=tuple(chosen.files),
+            digests=digests,
             linked=tuple(chosen.linked[:NAMES_KEPT]),
             linked_count=len(chosen.linked),
             left_out=tuple(f"{n} ({why})" for n, why in chosen.left_out.items())[:NAMES_KEPT],
@@ -212,8 +215,12 @@ def _shown(name: str) -> str:
     return name if name.isprintable() else ascii(name)[1:-1]
 
 
-def _copy(root: Path, folder: Path, chosen: _Chosen) -> None:
-    """Write the copy. What proves to be secret, or cannot be read, is moved to ``left_out``."""
+def _copy(root: Path, folder: Path, chosen: _Chosen) -> dict[str, str]:
+    """Write the copy, and return the digests of its programs.
+
+    What proves to be secret, or cannot be read, is moved to ``left_out``.
+    """
+    digests = {}
     folder.mkdir(mode=0o700)
     for name in chosen.files[:]:
         try:
@@ -224,12 +231,15 @@ def _copy(root: Path, folder: Path, chosen: _Chosen) -> None:
             why = error.strerror or "it cannot be read"
         if why is None:
             _write(folder / name, data, status)
+            if name.endswith(PROGRAM_SUFFIXES):
+                digests[name] = digest_of(data)
         else:
             chosen.files.remove(name)
             chosen.left_out[name] = why
     for name in chosen.linked[:MOST_LINKS]:
         make_private_folders((folder / name).parent)
         (folder / name).symlink_to(root / name)
+    return digests
 
 
 def _write(path: Path, data: bytes, status: os.stat_result) -> None:

@@ -13,6 +13,7 @@ copy has is described in ``training/lifecycle/freeze_code.py``.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -29,13 +30,20 @@ _WITH_VALUE = ("W", "X")
 def use_copy() -> None:
     """Import the copies of modules in this process, if the code of its run is frozen."""
     copy, root = os.environ.get(COPY_VARIABLE), os.environ.get(ROOT_VARIABLE)
-    if not copy or not root or not os.path.isdir(copy):
+    if not copy or not root:
         return
+    if not os.path.isfile(f"{copy}.json"):
+        raise FrozenFileMissingError(f"{copy} is gone")
     finder = CopyFinder(copy, root)
     sys.meta_path.insert(0, finder)
     words = list(getattr(sys, "orig_argv", ()))
     place = script_place(words)
-    if place is not None and (script := finder.copied(words[place])) is not None:
+    try:
+        script = None if place is None else finder.copied(words[place], is_code=True)
+    except FrozenFileMissingError as error:
+        print(f"ltui: {error}", file=sys.stderr, flush=True)
+        os._exit(1)
+    if place is not None and script is not None:
         words = [sys.executable, *words[1:place], script, *words[place + 1 :]]
         os.execv(sys.executable, words)  # noqa: S606  (the words are those of this process)
 
@@ -57,6 +65,11 @@ def script_place(words: Sequence[str]) -> int | None:
     return place if place < len(words) else None
 
 
+class FrozenFileMissingError(Exception):
+    """A file of the copy is gone: its original may have changed. No ``ImportError``, for which a
+    program may have another module."""
+
+
 class CopyFinder:
     """Finds modules as the other finders do, with the copy in place of the original folder."""
 
@@ -64,11 +77,16 @@ class CopyFinder:
         self._copy, self._root = os.path.realpath(copy), os.path.realpath(root)
         self._real: dict[str, str] = {}
         self._folders: dict[str, str] = {}
+        self._frozen: frozenset[str] | None = None
+        """Names of the files of the copy; None before one of them is missed."""
         self._looked_for: set[str] = set()
         """Names that other finders look for now: one of them may ask all finders, too."""
 
-    def copied(self, path: str) -> str | None:
-        """Return the path of the copy of a file or folder; None if there is none."""
+    def copied(self, path: str, *, is_code: bool = False) -> str | None:
+        """Return the path of the copy of a file or folder; None if there is none.
+
+        Raises ``FrozenFileMissingError`` instead if ``is_code``, and the file was in the copy.
+        """
         try:
             folder, name = os.path.split(os.path.abspath(path))
         except OSError:  # the working directory is gone
@@ -80,7 +98,18 @@ class CopyFinder:
         if _is_below(path, self._copy) or not _is_below(path, self._root):
             return None
         copied = self._copy + path[len(self._root) :]
-        return copied if os.path.exists(copied) else None
+        if os.path.exists(copied):
+            return copied
+        if is_code:
+            self._check_missing(copied)
+        return None
+
+    def _check_missing(self, copied: str) -> None:
+        if self._frozen is None:
+            with open(f"{self._copy}.json", encoding="utf-8") as file:
+                self._frozen = frozenset(json.load(file)["files"])
+        if os.path.relpath(copied, self._copy) in self._frozen:
+            raise FrozenFileMissingError(f"the frozen code lacks {copied}")
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: Any = None
@@ -113,7 +142,8 @@ class CopyFinder:
     def _from_copy(self, spec: ModuleSpec) -> ModuleSpec:
         found = spec.submodule_search_locations
         places = None if found is None else self._with_copies(found)
-        origin = self.copied(spec.origin) if spec.has_location and spec.origin else None
+        place = spec.origin if spec.has_location else None
+        origin = self.copied(place, is_code=True) if place else None
         if origin is not None:
             new = spec_from_file_location(spec.name, origin, submodule_search_locations=places)
             return spec if new is None else new

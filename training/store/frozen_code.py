@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.json_codec import from_json
@@ -23,8 +24,10 @@ ARGUMENT_SUFFIXES = (
     ".jsonnet",
 )
 """Suffixes of files that a command reads: it gets the copy. JSON may be what it writes."""
-
-
+CODE_SUFFIXES = (*ARGUMENT_SUFFIXES, ".pyi", ".pyx", ".json", ".libsonnet")
+"""Suffixes of code and configuration."""
+PROGRAM_SUFFIXES = (".py", ".pyi", ".pyx", ".sh", ".bash")
+"""Suffixes of files to which no run writes."""
 NAMES_SHOWN = 8
 """Number of names of files that are listed."""
 _DIFF_FILE_BYTES = 1 << 20
@@ -41,6 +44,8 @@ class FrozenCode(Struct, frozen=True, kw_only=True):
     """The folder that was copied: the top of the repository, or the folder of the script."""
     files: tuple[str, ...] = ()
     """Names of the copied files, below ``root`` and below the copy."""
+    digests: dict[str, str] = field(default_factory=dict)
+    """Digests of the programs among them. A run may write to the other ones."""
     linked: tuple[str, ...] = ()
     """The first names of what the copy only links to: data, what git ignores, what is too large."""
     linked_count: int = 0
@@ -100,25 +105,44 @@ def read_frozen(run_dir: RunDir, number: int) -> FrozenCode | None:
     except ValueError:
         return None
     # A run directory may be from somebody else: no name leads out of the folder.
-    safe = all(name and ".." not in PurePosixPath(name).parts for name in frozen.files)
-    return frozen if safe and not any(map(os.path.isabs, frozen.files)) else None
+    names = {*frozen.files, *frozen.digests}
+    safe = all(name and ".." not in PurePosixPath(name).parts for name in names)
+    return frozen if safe and not any(map(os.path.isabs, names)) else None
 
 
 def code_to_run(run_dir: RunDir, spec: RunSpec) -> FrozenCode | None:
     """Return the copy with which a run trains; None if its code is not frozen.
 
-    Raise ``ProblemError`` if the copy is gone.
+    Raise ``ProblemError`` if the copy is gone or lacks code, or if a program in it has changed. Of
+    data, the run may delete what it finds beside its script.
     """
     if not spec.freeze:
         return None
     frozen = read_frozen(run_dir, spec.code_copy)
+    folder = frozen_folder(run_dir, spec.code_copy)
     if frozen is None:
-        raise ProblemError.of(
-            where=run_dir.id,
-            what=f"its frozen code is missing: {frozen_folder(run_dir, spec.code_copy)}.",
-            remedy=f"Resume it with the code of now: ltui resume {run_dir.id} --code now",
-        )
+        raise _unusable(run_dir, f"is missing: {folder}")
+    code = [name for name in frozen.files if name.endswith(CODE_SUFFIXES)]
+    missing = [n for n in code if (folder / n).is_symlink() or not (folder / n).is_file()]
+    if missing:
+        raise _unusable(run_dir, f"is incomplete: {folder} lacks {listed(missing, len(missing))}")
+    for name, digest in frozen.digests.items():
+        if digest_of(read_regular(folder / name)) != digest:
+            raise _unusable(run_dir, f"has changed: {folder / name}")
     return frozen
+
+
+def _unusable(run_dir: RunDir, what: str) -> ProblemError:
+    return ProblemError.of(
+        where=run_dir.id,
+        what=f"its frozen code {what}.",
+        remedy=f"Resume it with the code of now: ltui resume {run_dir.id} --code now",
+    )
+
+
+def digest_of(data: bytes) -> str:
+    """Return the digest of a file of a copy."""
+    return hashlib.sha256(data).hexdigest()
 
 
 def frozen_code_of(run_dir: RunDir) -> FrozenCode | None:
