@@ -12,6 +12,7 @@ import getpass
 import hashlib
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -27,6 +28,7 @@ from msgspec.structs import replace
 
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.json_codec import to_json
+from ltui.training.shared.regular_files import read_regular
 from ltui.training.store.code_record import (
     CodeRecord,
     first_with_identity,
@@ -34,7 +36,9 @@ from ltui.training.store.code_record import (
     read_record,
     write_record,
 )
+from ltui.training.store.frozen_code import listed
 from ltui.training.store.run_directory import RunDir
+from ltui.training.store.secret_files import LEFT_OUT, holds_secret, is_secret
 
 GIT_S = 2.0
 """Seconds that all questions to git may take together."""
@@ -218,19 +222,49 @@ def _with_repository(record: CodeRecord, folder: Path) -> tuple[CodeRecord, byte
     with contextlib.suppress(UnknownError):  # no branch: the head is detached
         branch = ask_git(folder, deadline, "symbolic-ref", "-q", "--short", "HEAD")[0]
         record = replace(record, branch=branch.decode("utf-8", "replace").strip())
+    # Each file has a part of its own, so that one can be left out.
+    diff_options = ("diff", "HEAD", "--no-renames", "--no-ext-diff", "--no-textconv", "--no-color")
+    prefixes = ("--src-prefix=a/", "--dst-prefix=b/", "--submodule=short")
     try:
-        names = ask_git(folder, deadline, "diff", "HEAD", "--name-only", "-z")[0]
-        changed = [name.decode("utf-8", "replace") for name in names.split(b"\0") if name]
+        text = ask_git(folder, deadline, *diff_options, "--name-only", "-z")[0]
+        changed = [name.decode("utf-8", "replace") for name in text.split(b"\0") if name]
         record = replace(
             record, changed_files=tuple(changed[:FILES_KEPT]), changed_count=len(changed)
         )
-        diff, complete = ask_git(
-            folder, deadline, "diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color"
-        )
+        diff, complete = ask_git(folder, deadline, *diff_options, *prefixes)
     except UnknownError as error:
         return replace(record, note=str(error)), b""
-    note = None if complete else f"the changes are longer than {DIFF_BYTES >> 10} KiB"
-    return replace(record, diff_bytes=len(diff), diff_complete=complete, note=note), diff
+    notes = [] if complete else [f"the changes are longer than {DIFF_BYTES >> 10} KiB"]
+    if not complete:  # no part of a key, which would not be recognized
+        diff = diff[: diff.rfind(b"\n") + 1]
+    diff, left_out = _without_secrets(diff, Path(record.repository or ""))
+    if left_out:
+        names = listed(left_out, len(left_out))
+        notes.append(f"the changes of {names} may hold a secret, and are left out")
+    return replace(
+        record,
+        diff_bytes=len(diff),
+        diff_complete=not notes,
+        note="; ".join(notes) or None,
+    ), diff
+
+
+def _without_secrets(diff: bytes, top: Path) -> tuple[bytes, list[str]]:
+    """Return a diff without the changes of files that may hold a secret, and their names."""
+    kept, left_out = [], []
+    for part in re.split(rb"^(?=diff --git )", diff, flags=re.MULTILINE):
+        title, _, changes = part.partition(b"\n")
+        both = title.removeprefix(b"diff --git ").decode("utf-8", "replace")
+        # The same name twice. Git quotes and escapes unusual ones.
+        name = both[: len(both) // 2].strip('"').removeprefix("a/")
+        texts = [re.sub(rb"^[-+ ]", b"", changes, flags=re.MULTILINE)]
+        with contextlib.suppress(OSError):
+            texts.append(read_regular(top / name))  # of which the changes may be a part of a key
+        if is_secret(name) or any(map(holds_secret, texts)):
+            left_out.append(name)
+            part = title + f"\n({LEFT_OUT}, and is left out)\n".encode()
+        kept.append(part)
+    return b"".join(kept), left_out
 
 
 def ask_git(
