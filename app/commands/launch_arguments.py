@@ -48,11 +48,13 @@ _RESTARTS = """\
     after a crash, resume from the last good checkpoint, at most N times (default: {})
 """
 _FREEZE = """\
+one of:
 --freeze     train with a copy of the code as it is now, also after restarts and resumes (default of
              a queued run)
 --no-freeze
     train with the code as it is at each start (default, unless the preset or the configuration
     file says otherwise)
+any of:
 """
 _QUEUE = """\
 run queue (docs/queue.md):

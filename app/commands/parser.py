@@ -10,6 +10,7 @@ Arguments are declared as a help text shows them, each with its help two or more
     --port N = 8765        an option with a default
     several machines:      the title of a group for the arguments below it
     one of:                the arguments below it exclude each other
+    any of:                those below it do not
 """
 
 from __future__ import annotations
@@ -102,6 +103,8 @@ def add_arguments(parser: Any, text: str, command: str = "") -> None:
         declared, _, about = line.partition("  ")
         if declared == "one of:":
             target = parser.add_mutually_exclusive_group()
+        elif declared == "any of:":
+            target = parser
         elif declared.endswith(":"):
             target = parser.add_argument_group(declared[:-1])
         elif declared:

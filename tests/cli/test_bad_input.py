@@ -68,6 +68,7 @@ BORING = "lightning.pytorch.demos.boring_classes.Boring"
         ("exec --tag 'a b' -- true", "--tag: 'a b' cannot be a tag."),
         ("exec --on-stall restrat:2 -- true", "Did you mean `restart`?"),
         ("exec --on-stall stop:2 -- true", "is not a valid choice"),
+        ("exec --freeze --no-freeze -- true", "not allowed with argument --freeze"),
         ("exec --on-verdict http:// -- true", "a webhook's URL"),
         ("exec --on-verdict no-such-program-here -- true", "no program of that name"),
         ("exec --gpus 2 -- true", "the value must be free:N"),
