@@ -278,6 +278,12 @@ def test_what_show_says(
     assert "-WORD = 'then'\n+WORD = '" in diff
     assert "\x1b" not in diff
     assert "--- attempt 1: waits.py\n" in diff
+    write(runs.home, "outside.py", text="private")
+    (project / "waits.py").symlink_to(runs.home / "outside.py")
+    assert main(["show", run.id, "--code-diff"]) == EXIT_DONE
+    diff = capsys.readouterr().out
+    assert "+(a link that leads out of the folder)" in diff
+    assert "private" not in diff
     plain = runs.start(sys.executable, "-c", "")
     runs.ended(plain)
     assert main(["show", plain.id, "--code-diff"]) == EXIT_BAD_INPUT

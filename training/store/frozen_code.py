@@ -18,6 +18,7 @@ from ltui.training.json_codec import from_json
 from ltui.training.problem import ProblemError
 from ltui.training.shared.regular_files import read_regular
 from ltui.training.store.run_directory import RunDir, read_json
+from ltui.training.store.secret_files import reason_to_leave_out
 
 ARGUMENT_SUFFIXES = (
     *(".py", ".sh", ".bash", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".conf", ".gin"),
@@ -136,7 +137,8 @@ def _unusable(run_dir: RunDir, what: str) -> ProblemError:
     return ProblemError.of(
         where=run_dir.id,
         what=f"its frozen code {what}.",
-        remedy=f"Resume it with the code of now: ltui resume {run_dir.id} --code now",
+        remedy="Start it again as a new run, or resume it from its checkpoint with the code of "
+        f"now: ltui resume {run_dir.id} --code now",
     )
 
 
@@ -214,7 +216,8 @@ def difference(run_dir: RunDir, frozen: FrozenCode, name: str) -> list[str]:
         except OSError as error:
             return [f"({error.strerror})"]
 
+    why = reason_to_leave_out(frozen.root, name)
     old = lines(frozen_folder(run_dir, frozen.number) / name)
-    new = lines(Path(frozen.root, name))
+    new = [f"({why})"] if why is not None else lines(Path(frozen.root, name))
     titles = f"attempt {frozen.number}: {name}", f"now: {name}"
     return [*difflib.unified_diff(old, new, *titles, lineterm="")]
