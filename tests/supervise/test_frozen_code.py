@@ -231,6 +231,7 @@ def test_a_copy_that_is_not_complete_is_a_sentence(
     else:
         with pytest.raises(ProblemError, match=said):
             start_first_attempt(run)
+        assert not run.supervisor_log_path.exists()
 
 
 @pytest.mark.parametrize("command", ["python train.py", "sh waits.sh"])

@@ -77,7 +77,13 @@ def start_first_attempt(
 
     Raises ``ProblemError`` if the run could not be started.
     """
-    check_start(run_dir.read_spec())
+    spec = run_dir.read_spec()
+    if spec.freeze:
+        # Imported here because few runs have frozen code.
+        from ltui.training.store.frozen_code import code_to_run
+
+        code_to_run(run_dir, spec)
+    check_start(spec)
     try:
         install_rank_package(run_dir.home)
         start_supervisor(run_dir, plan or AttemptPlan(), environment)
