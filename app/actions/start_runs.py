@@ -203,22 +203,34 @@ def prepare(options: LaunchOptions) -> PreparedRun:
             run_dir = enqueue(
                 spec, home, entry, start_from, private_files=labels, interpreter_checked=checked
             )
-            return StartedRun(id=run_dir.id, warnings=warnings, queued=True)
+            told = _frozen(run_dir, spec)
+            return StartedRun(id=run_dir.id, warnings=warnings, frozen=told, queued=True)
 
         return PreparedRun(warnings=warnings, launch=enqueue_it)
+    frozen: list[str] = []
 
     def launch_with(files: Mapping[str, str]) -> RunDir:
         from ltui.training.lifecycle.launch_run import launch
 
-        return launch(
+        run_dir = launch(
             spec,
             home,
             start_from,
             interpreter_checked=spec.config is not None,
             private_files={**labels, **files},
         )
+        frozen.extend(_frozen(run_dir, spec))
+        return run_dir
 
-    return prepared_run(spec, options, home, launch_with, warnings)
+    return prepared_run(spec, options, home, launch_with, warnings, frozen)
+
+
+def _frozen(run_dir: RunDir, spec: RunSpec) -> tuple[str, ...]:
+    """Return the sentence about the frozen code of a new run; empty if it has none."""
+    from ltui.training.store.frozen_code import read_frozen
+
+    frozen = read_frozen(run_dir, 1) if spec.freeze else None
+    return () if frozen is None else (f"{frozen.text()}.",)
 
 
 def queue_entry(options: StartOptions, home: Path) -> QueueEntry | None:

@@ -207,6 +207,7 @@ def test_a_command_starts_with_the_defaults_and_options_win(ltui: Ltui, private_
     assert spec["checkpoint"]["every_s"] == 600
     assert spec["checkpoint"]["best"] == "val/loss"
     assert (run / "code" / "frozen-1").is_dir()
+    assert done.stdout.startswith("The code is frozen: ")
     assert ltui("exec", "--no-freeze", "--name", "not", "--", "true").returncode == 0
     (other,) = (private_home / "runs").glob("not-*")
     assert not (other / "code" / "frozen-1").exists()

@@ -220,10 +220,14 @@ def test_queued_command_trains_with_the_code_of_the_moment_at_which_it_was_queue
     script.write_text("print('then')\n")
     programs.add("blocker", FOR_EVER)
     wait_for(programs.starts)
-    for name, options in (("frozen", ()), ("live", ("--no-freeze",))):
-        words = ("--name", name, *options, "--", sys.executable, "train.py")
+    told = {
+        "--json": '"frozen": ["The code is frozen: 1 file of ',
+        "--no-freeze": "in the run queue",
+    }
+    for name, option in (("frozen", "--json"), ("live", "--no-freeze")):
+        words = ("--name", name, option, "--", sys.executable, "train.py")
         queued = run_ltui("exec", "--queue", *words, cwd=script.parent, code=0).stdout
-        assert "1 of 1 slots is used by run blocker" in queued or "2nd in the run queue" in queued
+        assert told[option] in queued
     script.write_text("print('now')\n")
     run_ltui("stop", "blocker", code=0)
     for name, printed in (("frozen", "then"), ("live", "now")):
