@@ -13,6 +13,8 @@ import pytest
 from ltui.app.cli import main
 from ltui.app.command_output import EXIT_BAD_INPUT, EXIT_DONE
 from ltui.training.lifecycle.launch_run import create_run_directory, start_first_attempt
+from ltui.training.lifecycle.record_code import record_code
+from ltui.training.lifecycle.resume_run import resume
 from ltui.training.problem import ProblemError
 from ltui.training.rank.frozen_imports import script_place
 from ltui.training.state.run_snapshot import RunState
@@ -232,6 +234,20 @@ def test_a_copy_that_is_not_complete_is_a_sentence(
         with pytest.raises(ProblemError, match=said):
             start_first_attempt(run)
         assert not run.supervisor_log_path.exists()
+
+
+def test_a_resume_that_cannot_start_leaves_no_copy(runs: Runs, project: Path) -> None:
+    run = runs.training()
+    runs.end(run, "stop")
+    record_code(run, run.read_spec(), 1)
+    before = run.read_spec(), sorted(path.name for path in run.code_dir.iterdir())
+    with pytest.raises(ProblemError, match="its supervisor could not be started"):
+        resume(run, code_of_now=True, environment={"PYTHONHOME": "/nonexistent"})
+    assert (run.read_spec(), sorted(path.name for path in run.code_dir.iterdir())) == before
+    told = resume(run, code_of_now=True)
+    assert "The code is frozen" in (told or "")
+    assert frozen_folder(run, 2).is_dir()
+    runs.end(run, "kill")
 
 
 @pytest.mark.parametrize("command", ["python train.py", "sh waits.sh"])

@@ -9,6 +9,7 @@ hold a secret, and links that lead out of the folder, are not there at all.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
@@ -28,6 +29,7 @@ from ltui.training.lifecycle.record_code import (
 )
 from ltui.training.problem import ProblemError
 from ltui.training.shared.regular_files import read_regular
+from ltui.training.store.code_record import diff_path, record_path
 from ltui.training.store.frozen_code import (
     CODE_SUFFIXES,
     PROGRAM_SUFFIXES,
@@ -109,8 +111,21 @@ def freeze_code(run_dir: RunDir, spec: RunSpec, number: int = 1) -> FrozenCode:
         os.rename(temporary, folder)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
+        remove_frozen(run_dir, number)
         raise
     return frozen
+
+
+def remove_frozen(run_dir: RunDir, number: int) -> None:
+    """Remove a copy with which no attempt was started, and what was recorded of it."""
+    shutil.rmtree(frozen_folder(run_dir, number), ignore_errors=True)
+    for path in (
+        frozen_list_path(run_dir, number),
+        record_path(run_dir, number),
+        diff_path(run_dir, number),
+    ):
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def _list(spec: RunSpec) -> _Listing:

@@ -14,7 +14,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from ltui.training.config.run_spec import RunSpec
-from ltui.training.lifecycle.freeze_code import freeze_code
+from ltui.training.lifecycle.freeze_code import freeze_code, remove_frozen
 from ltui.training.lifecycle.launch_run import check_start, home_not_writable
 from ltui.training.lifecycle.rank_package import install_rank_package
 from ltui.training.lifecycle.run_processes import latest_attempt
@@ -157,20 +157,26 @@ def resume(
         queued_attempt=queued_attempt,
     )
     new_spec_path: Path | None = None
+    copy: int | None = None
+    is_started = False
     try:
         install_rank_package(run_dir.home)
         if code_of_now:
             spec, told = _freeze_again(run_dir, spec or before)
+            copy = spec.code_copy
         if spec is not None:
             new_spec_path = _write_new_spec(run_dir, spec)
             new = spec.overrides[len(before.overrides) :]
             plan = replace(plan, changes=new, spec_path=new_spec_path)
         start_supervisor(run_dir, plan, environment)
+        is_started = True
     except OSError as error:
         raise home_not_writable(run_dir.home, error) from error
     finally:
         if new_spec_path is not None:
             shutil.rmtree(new_spec_path.parent, ignore_errors=True)
+        if copy is not None and not is_started:
+            _undo_freezing(run_dir, before, copy)
     return told
 
 
@@ -186,6 +192,13 @@ def _freeze_again(run_dir: RunDir, spec: RunSpec) -> tuple[RunSpec, str]:
     if changed:
         told += f": {listed(changed, len(changed))}"
     return spec.with_changes(freeze=True, code_copy=number), f"{told}."
+
+
+def _undo_freezing(run_dir: RunDir, before: RunSpec, number: int) -> None:
+    """Remove the copy of an attempt that was not started, unless its supervisor did not answer."""
+    if lock_holder(run_dir.lock_path) is None and (latest_attempt(run_dir) or 0) < number:
+        run_dir.write_spec(before)  # the supervisor may have replaced it
+        remove_frozen(run_dir, number)
 
 
 def _with_frozen_command(run_dir: RunDir, spec: RunSpec, *, code_of_now: bool) -> RunSpec:
