@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from ltui.app.cli import main
 from ltui.app.command_output import EXIT_BAD_INPUT, EXIT_DONE
-from ltui.training.lifecycle.launch_run import create_run_directory, start_first_attempt
+from ltui.training.lifecycle.launch_run import create_run_directory, launch, start_first_attempt
 from ltui.training.lifecycle.record_code import record_code
 from ltui.training.lifecycle.resume_run import resume
 from ltui.training.problem import ProblemError
@@ -22,6 +23,7 @@ from ltui.training.store.frozen_code import frozen_folder
 from ltui.training.store.run_directory import RunDir
 from tests.lifecycle.test_freeze_code import write
 from tests.lifecycle.test_record_code import git
+from tests.required import required
 from tests.supervise.conftest import Runs, stored_events
 from tests.waiting import wait_for
 
@@ -248,6 +250,25 @@ def test_a_resume_that_cannot_start_leaves_no_copy(runs: Runs, project: Path) ->
     assert "The code is frozen" in (told or "")
     assert frozen_folder(run, 2).is_dir()
     runs.end(run, "kill")
+
+
+def test_a_restart_without_its_code_is_refused(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LTUI_RESTART_DELAY_S", "0.3")
+    spec = runs.spec(*runs.fake_command("--save-every", "10")).with_changes(freeze=True, restarts=1)
+    run = launch(spec, runs.home)
+    live = runs.until(run, lambda s: s.checkpoints and len(s.ranks) == 2)
+    (script,) = frozen_folder(run, 1).glob("**/fake_engine.py")
+    script.unlink()
+    os.kill(required(live.ranks[1].pid), signal.SIGKILL)
+    ended = runs.until(run, lambda s: s.state is RunState.FAILED)
+    runs.until_alone(run)
+    refused = "its frozen code is incomplete: "
+    assert f"that failed: {run.id}: {refused}" in required(ended.detail)
+    assert [
+        e
+        for e in stored_events(run, "note")
+        if f"The restart failed: {run.id}: {refused}" in e.text
+    ]
 
 
 @pytest.mark.parametrize("command", ["python train.py", "sh waits.sh"])

@@ -37,9 +37,9 @@ from ltui.training.process.identity import (
     release_lock,
     write_lock_text,
 )
-from ltui.training.state.run_snapshot import RunState
+from ltui.training.state.run_snapshot import Event, RunState
 from ltui.training.store.database_schema import damaged_error
-from ltui.training.store.history_writer import StoreWriter
+from ltui.training.store.history_writer import Batch, StoreWriter
 from ltui.training.store.open_history import open_history
 from ltui.training.store.queue_files import check_asked, remove_entry
 from ltui.training.store.run_checkpoints import remove_unfinished, saved_by
@@ -215,7 +215,7 @@ def record_failed_restart(
 
     An agent tells node 0, which records it.
     """
-    # Imported here because only a failed restart needs them.
+    # Imported here because only a failed restart needs it.
     from ltui.training.supervise.history_recorder import stored_snapshot
 
     print(error, file=sys.stderr, flush=True)
@@ -226,10 +226,12 @@ def record_failed_restart(
     snapshot = stored_snapshot(run_dir)
     attempt = latest_attempt(run_dir) or 1
     if snapshot is not None:
-        detail = f"{snapshot.detail}; that failed: {str(error).splitlines()[0]}"
+        reason = str(error).splitlines()[0]
+        detail = f"{snapshot.detail}; that failed: {reason}"
         store, _ = open_history(run_dir)
         ended = replace(snapshot, state=RunState.FAILED, detail=detail, ended_at=time.time())
-        store.write_snapshot(ended)
+        event = Event(time.time(), "note", f"The restart failed: {reason}")
+        store.commit(snapshot.attempt, Batch(events=[event]), ended)
         store.set_state(
             max(attempt, store.last_attempt()), time.time(), RunState.FAILED, detail, None
         )
