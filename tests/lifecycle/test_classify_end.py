@@ -138,7 +138,8 @@ LOST_LAUNCHER = replace(
          "the error of rank 0 on a followed from that$"),
         (replace(LOST_LAUNCHER, fold=OWN), "failed", 1, "raised ValueError"),
         # Nobody saw the end, or it could not begin.
-        (_facts(exit=None), "lost", None, "how it ended is unknown"),
+        (_facts(exit=None), "lost", None, "how it ended is unknown; last seen at step 7, "),
+        (EndFacts(), "lost", None, "how it ended is unknown; no checkpoint was saved$"),
         (_facts(exit=None, rebooted=True), "lost", None, "the machine was restarted"),
         (_facts(exit=None, pulses=WELL), "finished", None, ""),
         (_facts(exit=None, shim_died=True), "crashed", None, ""),

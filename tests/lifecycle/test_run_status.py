@@ -16,11 +16,13 @@ from ltui.training.config.run_spec import RunSpec
 from ltui.training.lifecycle import run_status
 from ltui.training.lifecycle.run_processes import shim_identity
 from ltui.training.lifecycle.run_status import resolve_here
-from ltui.training.lifecycle.supervisor_client import STILL_STARTING
+from ltui.training.lifecycle.supervisor_client import STILL_STARTING, AttemptPlan
+from ltui.training.problem import ProblemError
 from ltui.training.process import identity
 from ltui.training.process.identity import boot_id, identify, start_ticks
 from ltui.training.state.run_snapshot import RunSnapshot, RunState
 from ltui.training.store.run_directory import RunDir, write_json
+from ltui.training.supervise.open_attempt import open_attempt
 from tests.waiting import wait_for
 
 
@@ -101,3 +103,11 @@ def test_a_given_run_cannot_name_any_process_as_its_own(
     document = {"pid": pid, "start_ticks": start_ticks(pid), "boot_id": boot_id(), "attempt": 1}
     write_json(run.shim_path, {**document, **changes})
     assert (shim_identity(run) is not None) is is_known
+
+
+def test_a_run_that_was_just_recovered_is_not_recovered_again(run: RunDir) -> None:
+    """Of two clients that find it abandoned, the second comes when its end is recorded."""
+    run.lock_path.touch()  # as a supervisor leaves it
+    with pytest.raises(ProblemError, match="its end is already recorded"):
+        open_attempt(run, AttemptPlan(recover=True))
+    assert not run.db_path.exists()

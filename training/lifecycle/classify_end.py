@@ -239,7 +239,8 @@ def _unobserved(facts: EndFacts) -> AttemptEnd:
             detail = f"{state.value}{_at(facts)}, {_saved(facts)}; its exit code is unknown"
             return AttemptEnd(state, detail)
     why = "the machine was restarted" if facts.rebooted else "how it ended is unknown"
-    detail = f"none of its processes is alive, and {why}; last seen{_at(facts)}, {_saved(facts)}"
+    seen = "" if facts.global_step is None else f"last seen{_at(facts)}, "
+    detail = f"none of its processes is alive, and {why}; {seen}{_saved(facts)}"
     return AttemptEnd(RunState.LOST, detail)
 
 

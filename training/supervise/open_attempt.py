@@ -75,7 +75,7 @@ def open_attempt(
     """
     with contextlib.ExitStack() as on_error:
         is_new = lock is None and not plan.recover
-        lock = _acquire_lock(run_dir) if lock is None else lock
+        lock = _acquire_lock(run_dir, recovers=plan.recover) if lock is None else lock
         # What was not started leaves nothing. What was, is recovered by the next command.
         on_error.callback(release_lock if is_new else os.close, lock)
         if plan.queued_attempt is not None:
@@ -257,10 +257,11 @@ def _start_was_interrupted(run_dir: RunDir, attempt: int) -> bool:
     return shim_identity(run_dir, attempt) is None
 
 
-def _acquire_lock(run_dir: RunDir) -> int:
+def _acquire_lock(run_dir: RunDir, *, recovers: bool) -> int:
     """Acquire the run lock, which is held until this process ends. Return its file descriptor.
 
-    A lock file that is a copy, or a link to that of another run, is replaced.
+    A lock file that is a copy, or a link to that of another run, is replaced. Raises
+    ``ProblemError`` if another supervisor has the run or, with ``recovers``, has just ended it.
     """
     folder = os.open(run_dir.path, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -271,13 +272,14 @@ def _acquire_lock(run_dir: RunDir) -> int:
         copied = lock.is_symlink() or lock_was_copied(lock)
         if copied or (is_hard_linked(lock) and not lock.stat().st_size):
             lock.unlink()
-        return _lock_file(run_dir)
+        return _lock_file(run_dir, recovers=recovers)
     finally:
         os.close(folder)
 
 
-def _lock_file(run_dir: RunDir) -> int:
+def _lock_file(run_dir: RunDir, *, recovers: bool) -> int:
     deadline = time.monotonic() + _LOCK_TIMEOUT_S
+    was_there = run_dir.lock_path.exists()
     descriptor = os.open(run_dir.lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     while True:
         try:
@@ -288,6 +290,10 @@ def _lock_file(run_dir: RunDir) -> int:
                 os.close(descriptor)
                 raise _already_supervised(run_dir) from None
             time.sleep(0.05)
+    if recovers and was_there and not os.fstat(descriptor).st_size:
+        # Two clients may recover a run at once. What the second one needs is gone: the queues.
+        os.close(descriptor)
+        raise ProblemError.of(where=run_dir.id, what="its end is already recorded.")
     write_lock_text(descriptor, run_dir.lock_path)
     return descriptor
 
