@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ltui.app.command_output import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
+from ltui.app.presentation.snapshot_text import shown_epoch
 from ltui.app.state_words import FAILED, ended_sentence, is_blocked, open_verdicts, verdict_line
 from ltui.training.lifecycle.run_status import current_snapshot
 from ltui.training.problem import ProblemError
 from ltui.training.state.good_checkpoints import is_resumable, nan_since
+from ltui.training.state.run_queue import NEVER
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState, Verdict
 from ltui.training.state.stop_conditions import (
     StopCondition,
@@ -43,6 +46,7 @@ EXIT_CODES = {
     "running": EXIT_RUNNING,
     "stopped": EXIT_STOPPED,
     "stalled": EXIT_STALLED,
+    NEVER: EXIT_STALLED,
     "not met": EXIT_FAILED,
     "failed": EXIT_FAILED,
     "lost": EXIT_LOST,
@@ -54,6 +58,7 @@ _NEXT = {
     "stopped": "ltui resume {}",
     "running": "ltui wait {}",
     "paused": "ltui continue {}",
+    NEVER: "ltui queue edit {0} --after none;ltui queue remove {0}",
 }
 """What is usually done next, by reason."""
 _LASTING_S = {"stalled": 1.5, "dead": 15.0}
@@ -61,7 +66,7 @@ _LASTING_S = {"stalled": 1.5, "dead": 15.0}
 unless the other ranks hang."""
 _STATES = ("ended", "stalled", "resolved", "nan")
 _EVENT = "event:"
-_REMEDY = "Give ended, stalled, resolved, nan, step>=500, 'val/loss<0.2' or event:NAME."
+_REMEDY = "Give ended, stalled, resolved, nan, step>=500, epoch>=3, 'val/loss<0.2' or event:NAME."
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
@@ -77,7 +82,7 @@ class Condition(Struct, frozen=True, kw_only=True):
 
     text: str
     comparison: StopCondition | None = None
-    """With a number; its metric is ``step`` for the steps of the run."""
+    """With a number; its metric is ``step`` or ``epoch`` for those of the run."""
 
     def met(self, snapshot: RunSnapshot, events: Sequence[StoredEvent]) -> str | None:
         """Return a sentence that says how the run meets the condition; None if it does not.
@@ -113,10 +118,9 @@ def parse_condition(text: str) -> Condition:
 
 def _compared(comparison: StopCondition, snapshot: RunSnapshot) -> str | None:
     limit = f"{comparison.compare} {comparison.value:g}"
-    if comparison.metric == "step":
-        step = snapshot.global_step
-        met = step is not None and is_met(comparison, step)
-        return f"at step {step} ({limit})" if met else None
+    if (position := _position(comparison, snapshot)) is not None:
+        met = is_met(comparison, position)
+        return f"at {comparison.metric} {position} ({limit})" if met else None
     metric = snapshot.metrics.get(comparison.metric or "")
     if metric is None:
         return None
@@ -126,6 +130,13 @@ def _compared(comparison: StopCondition, snapshot: RunSnapshot) -> str | None:
             at = f" at step {metric.step}" if value == metric.last else ""
             return f"{clean_line(comparison.metric or '')} was {value:g} ({limit}){at}"
     return None
+
+
+def _position(comparison: StopCondition, snapshot: RunSnapshot) -> int | None:
+    """Return the step or the epoch, from 1, that is compared; None if it is neither or unknown."""
+    if comparison.metric == "step":
+        return snapshot.global_step
+    return shown_epoch(snapshot) if comparison.metric == "epoch" else None
 
 
 def lasting_stall(snapshot: RunSnapshot) -> Verdict | None:
@@ -155,6 +166,8 @@ def outcome(
             reason = "failed"
         never = f"; not met: {clean_line(missed)}" if missed else ""
         return Outcome(reason=reason, sentence=ended_sentence(snapshot) + never)
+    if snapshot.state is RunState.QUEUED and (snapshot.detail or "").startswith(NEVER):
+        return Outcome(reason=NEVER, sentence=clean_line(snapshot.detail or ""))
     stall = None if "resolved" in asked else lasting_stall(snapshot)
     if stall is None:
         return None
@@ -169,7 +182,10 @@ def next_commands(run: RunSnapshot, reason: str | None = None) -> list[str]:
         reason = live if why is None else why.reason
     if reason not in _NEXT or (reason == "stopped" and not is_resumable(run)):
         return []
-    return [_NEXT[reason].format(run.id)]
+    commands = _NEXT[reason].format(run.id)
+    if (run.detail or "").startswith(f"{NEVER}: it needs"):
+        commands = commands.replace("--after none", "--slots 1")
+    return commands.split(";")
 
 
 class _WaitedRun:
@@ -185,12 +201,18 @@ class _WaitedRun:
         self._last_event = before[-1].id if before else 0
         self._readable_at = time.monotonic()
 
-    def look(self) -> None:
-        """Set ``outcome``. A stall may be over again; an end and a met condition stay."""
-        if self.outcome is not None and self.outcome.reason != "stalled":
+    def look(self, queued: Mapping[str, str]) -> None:
+        """Set ``outcome``. A stall may be over again; an end and a met condition stay.
+
+        ``queued`` says what each run of the run queue waits for now.
+        """
+        if self.outcome is not None and self.outcome.reason not in ("stalled", NEVER):
             return
         try:
-            self.snapshot = current_snapshot(self.run_dir)
+            snapshot = current_snapshot(self.run_dir)
+            if snapshot.state is RunState.QUEUED and self.run_dir.id in queued:
+                snapshot = replace(snapshot, detail=queued[self.run_dir.id])
+            self.snapshot = snapshot
             events = _events(self.run_dir, self._last_event) if self._wants_events else []
         except ProblemError as error:
             if time.monotonic() - self._readable_at > UNREADABLE_S:
@@ -202,8 +224,10 @@ class _WaitedRun:
     def result(self, waited_s: float) -> WaitedRun:
         """Return why it is no longer waited, perhaps because the time is over."""
         why = self.outcome or self._running(waited_s)
-        run_id, snapshot = self.run_dir.id, self.snapshot
-        return WaitedRun(id=run_id, reason=why.reason, sentence=why.sentence, snapshot=snapshot)
+        run_id, snapshot, sentence = self.run_dir.id, self.snapshot, why.sentence
+        if why.reason != "met" and (missing := self.unlogged()):
+            sentence += f"; {missing}"
+        return WaitedRun(id=run_id, reason=why.reason, sentence=sentence, snapshot=snapshot)
 
     def _running(self, waited_s: float) -> Outcome:
         if self.snapshot is None:
@@ -211,13 +235,16 @@ class _WaitedRun:
         step = self.snapshot.global_step
         at = "" if step is None else f" at step {step}"
         sentence = f"still {self.snapshot.state.value}{at} after {duration(waited_s)}"
-        if missing := unlogged_metrics(self._compared_metrics(), self.snapshot):
-            sentence += f"; {clean_line(missing)}"
         return Outcome(reason="running", sentence=sentence)
 
-    def _compared_metrics(self) -> list[StopCondition]:
-        compared = (condition.comparison for condition in self._conditions)
-        return [c for c in compared if c is not None and c.metric != "step"]
+    def unlogged(self) -> str:
+        """Return a sentence about metrics of the conditions, perhaps mistyped, that the run has not
+        logged although it has logged others."""
+        if self.snapshot is None:
+            return ""
+        compared = [c.comparison for c in self._conditions if c.comparison is not None]
+        metrics = [c for c in compared if _position(c, self.snapshot) is None]
+        return clean_line(unlogged_metrics(metrics, self.snapshot) or "", 300)
 
 
 def _events(run_dir: RunDir, cursor: int = 0) -> list[StoredEvent]:
@@ -260,21 +287,29 @@ def wait(
     *,
     for_at_most_s: float | None = None,
     any_run: bool = False,
+    notice: Callable[[str], object] | None = None,
 ) -> WaitResult:
     """Sleep until each of the runs, or with ``any_run`` one, has ended or meets a condition.
 
     ``until`` has conditions such as ``step>=500``, ``val/loss<0.2``, ``nan`` and ``event:NAME``
-    (``ltui wait --help``), of which one is enough. Raises ``ProblemError`` for a wrong condition or
-    name.
+    (``ltui wait --help``), of which one is enough. ``notice`` is called with a sentence about
+    metrics that a run has not logged, as soon as it has logged others. Raises ``ProblemError`` for
+    a wrong condition or name.
     """
     conditions = [parse_condition(text) for text in _listed(until)]
     found = dict.fromkeys(find_runs(ltui_home(to_write=False), _listed(runs)))
     waiting = [_WaitedRun(run_dir, conditions) for run_dir in found]
     began = time.monotonic()
     deadline = began + (math.inf if for_at_most_s is None else for_at_most_s)
+    noticed = set[str]()
     while True:
+        queued = _queued(waiting)
         for run in waiting:
-            run.look()
+            run.look(queued)
+            text = run.unlogged() if run.outcome is None else ""
+            if notice is not None and text and run.run_dir.id not in noticed:
+                noticed.add(run.run_dir.id)
+                notice(f"{run.run_dir.id}: {text}")
         reasons = [None if run.outcome is None else run.outcome.reason for run in waiting]
         good = any(reason is not None and EXIT_CODES[reason] == EXIT_DONE for reason in reasons)
         left_s = deadline - time.monotonic()
@@ -286,6 +321,17 @@ def wait(
     by_code = sorted(results, key=lambda run: list(EXIT_CODES).index(run.reason))
     code = EXIT_CODES[by_code[0 if any_run else -1].reason]
     return WaitResult(exit_code=code, waited_s=waited_s, runs=results)
+
+
+def _queued(waiting: Sequence[_WaitedRun]) -> Mapping[str, str]:
+    """Return what each run of the run queue waits for if it is waited for one of them."""
+    home = next((r.run_dir.home for r in waiting if r.run_dir.queued_path.exists()), None)
+    if home is None:
+        return {}
+    # Imported here: few runs are queued.
+    from ltui.app.launch.queue_changes import reasons_to_wait
+
+    return reasons_to_wait(home)
 
 
 def events(run: str, since: int = 0, *, follow: bool = False) -> Iterator[StoredEvent]:

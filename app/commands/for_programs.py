@@ -138,7 +138,8 @@ Rules:
    `ltui exec --json --name lr-3 -- torchrun --nproc-per-node 2 train.py`. It goes on by itself.
 2. Wait, do not poll: `ltui wait RUN --until ended --until nan --for-at-most 9m --json`. The exit
    code is the reason: 0 finished or met, 1 failed, 3 stopped, 4 still running (wait again),
-   5 stalled (`ltui diagnose RUN --json`), 6 lost, 2 bad input.
+   5 stalled (`ltui diagnose RUN --json`) or queued and never starts (see `next`), 6 lost,
+   2 bad input.
 3. Stop, do not kill: `ltui stop RUN` saves a checkpoint, and `ltui resume RUN --json` continues
    exactly there. Never end the processes of a run, and never use `--kill`.
 4. Change only runs that you started, by their ids, never by `last`. Stop, pause, resume or delete

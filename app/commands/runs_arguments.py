@@ -313,6 +313,7 @@ conditions:
   resolved        no rank stalls
   nan             the loss is NaN or infinite
   step>=500       the run has made so many steps
+  epoch>=3        the run is in this epoch, counted from 1, or was
   val/loss<0.2    a value of a metric, also an earlier one
   event:NAME      an event after the begin of the wait, as `ltui events` names it
 
@@ -320,7 +321,8 @@ exit codes, of several runs the last in this order (with --any the first):
   0  a condition is met; for `ended`: the run finished
   4  it still runs and the time is over
   3  it stopped
-  5  it stalls; this ends each wait but one for `resolved`
+  5  it stalls, which ends each wait but one for `resolved`; or it is in the run queue
+     and never starts
   1  it failed, or finished before a condition was met
   6  it is lost: no process of it is alive, or its files cannot be read
   2  bad input

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from argparse import Namespace
 from typing import Any
 
@@ -20,6 +21,7 @@ def wait(options: Namespace) -> int:
         options.until or ("ended",),
         for_at_most_s=options.for_at_most,
         any_run=options.any,
+        notice=lambda text: print(text, file=sys.stderr),
     )
     if not options.json:
         print("\n".join(f"{run.id}: {run.sentence}" for run in result.runs))

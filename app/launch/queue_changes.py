@@ -21,6 +21,7 @@ from ltui.training.problem import ProblemError
 from ltui.training.state.run_queue import (
     ENDED_WELL,
     LATEST,
+    NEVER,
     QueueEntry,
     QueuePlace,
     check_no_cycle,
@@ -76,6 +77,21 @@ def place_words(place: QueuePlace) -> str:
     form = "%H:%M" if wait_s < _HALF_A_DAY_S else "%Y-%m-%d %H:%M"
     at = time.strftime(form, time.localtime(place.expected_at))
     return f"{reason}; starts at about {at}"
+
+
+def reasons_to_wait(home: Path) -> dict[str, str]:
+    """Return what each entry of the run queue waits for, in words that begin with ``NEVER`` if it
+    cannot start, or waits for such an entry."""
+    view = queue_view(home)
+    reasons = {place.run: place.reason for place in view.places}
+    blocked = [run for run, reason in reasons.items() if reason.startswith(NEVER)]
+    for other in blocked:  # it grows
+        for run, entry in view.entries.items():
+            waits_for = (split_dependency(text)[0] for text in entry.after)
+            if entry.waits and not entry.held and run not in blocked and other in waits_for:
+                reasons[run] = f"{NEVER}: it waits for run {other}, and that {reasons[other]}"
+                blocked.append(run)
+    return reasons
 
 
 def dependencies(home: Path, texts: Sequence[str]) -> tuple[str, ...]:

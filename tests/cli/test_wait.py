@@ -28,6 +28,10 @@ from tests.stored_runs import stored_run
 
 RUNNING = RunSnapshot(id="calm-fox-0001", name="calm-fox", state=RunState.RUNNING, taken_at=1000.0)
 FINISHED = {"state": RunState.FINISHED, "detail": "finished at step 160"}
+STUCK = {
+    "state": RunState.QUEUED,
+    "detail": "never starts: run a had to finish before, and it is stopped",
+}
 STALL = Verdict(kind="stopped", level="stalled", cause="rank 1 is stopped (SIGSTOP)", began=990.0)
 YOUNG_DEATH = Verdict(kind="died", level="dead", cause="rank 1 was killed by SIGKILL", began=990.0)
 NAN = Verdict(kind="nan_loss", level="warning", cause="NaN", evidence={"step": 41}, began=900.0)
@@ -52,6 +56,10 @@ def snapshot(**changes: Any) -> RunSnapshot:
         ("nan", {"verdicts": (NAN,)}, "met", "NaN since step 41"),
         ("step>=80", {"global_step": 80}, "met", "at step 80 (>= 80)"),
         ("step>=80", {"global_step": 79, **FINISHED}, "not met", "not met: step>=80"),
+        ("epoch>=3", {"epoch": 2}, "met", "at epoch 3 (>= 3)"),
+        ("epoch>=3", {"epoch": 1, **FINISHED}, "not met", "not met: epoch>=3"),
+        ("ended", STUCK, "never starts", "run a had to finish before, and it is stopped"),
+        ("step>=1", STUCK, "never starts", "never starts"),
         ("val/loss<0.2", {"metrics": LOSS}, "met", "val/loss was 0.19 (< 0.2)"),
         ("val/loss<0.31", {"metrics": LOSS}, "met", "val/loss was 0.3 (< 0.31) at step 80"),
         ("val/loss>1", {"metrics": LOSS, **FINISHED}, "not met", "not met: val/loss>1"),
@@ -70,6 +78,7 @@ def test_why_a_wait_ends(until: str, changes: dict[str, Any], reason: str, words
         ("ended", {}),
         ("ended", {"verdicts": (YOUNG_DEATH,)}),
         ("ended", {"state": RunState.PAUSED}),
+        ("ended", {"state": RunState.QUEUED, "detail": "held"}),
         ("resolved", {"verdicts": (STALL,)}),
         ("stalled", {"verdicts": (Verdict(kind="s", level="stalled", cause="c", began=999.0),)}),
         ("val/loss<0.1", {"metrics": LOSS}),
@@ -170,9 +179,11 @@ def test_a_wait_for_a_live_run_ends_by_time_by_event_and_by_its_end(
     monkeypatch.setattr(module, "current_snapshot", lambda _: live)
     monkeypatch.setattr(module, "POLL_INTERVAL_S", 0.01)
     assert main(["wait", "last", "--for-at-most", "0.05s", "--until", "acc>1"]) == 4
-    said = capsys.readouterr().out
-    assert "calm-fox-0001: still running at step 7 after" in said
-    assert "`acc` has not been logged yet. Logged metrics: loss" in said
+    shown = capsys.readouterr()
+    unlogged = "`acc` has not been logged yet. Logged metrics: loss\n"
+    assert shown.out.startswith("calm-fox-0001: still running at step 7 after")
+    assert shown.out.endswith(f"; {unlogged}")
+    assert shown.err == f"calm-fox-0001: {unlogged}", "named once, and while it waits"
 
     codes: list[int] = []
     waiting = threading.Event()

@@ -94,6 +94,21 @@ def test_stop_takes_a_run_out_and_it_can_be_put_back_or_deleted(programs: Progra
     assert programs.starts() == ["first"]
 
 
+def test_wait_for_an_entry_that_can_never_start_ends(programs: Programs) -> None:
+    programs.add("a", held=True)
+    for name, after in (("b", "a-0000:ok"), ("c", "b-0000"), ("large", None)):
+        programs.add(name, after=() if after is None else (after,), slots=1 if after else 9)
+    run_ltui("queue", "remove", "a", code=0)
+    answer = json.loads(run_ltui("wait", "b", "c", "large", "--json", code=5).stdout)
+    assert [run["reason"] for run in answer["data"]["runs"]] == ["never starts"] * 3
+    assert "waits for run b-0000, and that never starts" in answer["data"]["runs"][1]["sentence"]
+    assert answer["next"][:2] == ["ltui queue edit b-0000 --after none", "ltui queue remove b-0000"]
+    assert "ltui queue edit large-0000 --slots 1" in answer["next"]
+    run_ltui("queue", "edit", "b", "--after", "none", code=0)
+    run_ltui("wait", "b", "c", code=0)
+    run_ltui("queue", "remove", "large", code=0)
+
+
 def test_second_supervisor_does_not_start_the_run_again(programs: Programs) -> None:
     """Two dispatchers may both have seen the mark, if the first was killed after it."""
     run = programs.add("once", held=True)
