@@ -4,6 +4,16 @@ These are the functions behind the commands. A run is named as on the command li
 unique prefix of it, its name, or ``last``. What a person can correct is raised as ``ProblemError``.
 """
 
+from ltui.app.actions.change_queue import (
+    QueueChange,
+    edit_queued,
+    hold_queued,
+    move_queued,
+    queue,
+    release_queued,
+    remove_queued,
+    retry_queued,
+)
 from ltui.app.actions.change_runs import (
     Effect,
     ScheduledStop,
@@ -31,10 +41,11 @@ from ltui.app.launch.sweep_changes import (
 from ltui.training.problem import Problem, ProblemError
 
 __all__ = [
-    "ComparisonResult", "Effect", "LaunchOptions", "Problem", "ProblemError", "RerunOptions",
-    "RerunResult", "ResumeOptions", "ScheduledStop", "StartedRun", "SweepOptions", "WaitResult",
-    "WaitedRun", "append_to_sweep", "checkpoint", "compare", "continue_run", "diagnose",
-    "events", "metrics", "narrow_sweep", "pause", "rerun", "resume", "resume_sweep",
-    "retry_trials", "runs", "start", "start_sweep", "status", "stop", "stop_sweep", "stop_when",
-    "sweep", "sweeps", "wait",
+    "ComparisonResult", "Effect", "LaunchOptions", "Problem", "ProblemError", "QueueChange",
+    "RerunOptions", "RerunResult", "ResumeOptions", "ScheduledStop", "StartedRun",
+    "SweepOptions", "WaitResult", "WaitedRun", "append_to_sweep", "checkpoint", "compare",
+    "continue_run", "diagnose", "edit_queued", "events", "hold_queued", "metrics",
+    "move_queued", "narrow_sweep", "pause", "queue", "release_queued", "remove_queued", "rerun",
+    "resume", "resume_sweep", "retry_queued", "retry_trials", "runs", "start", "start_sweep",
+    "status", "stop", "stop_sweep", "stop_when", "sweep", "sweeps", "wait",
 ]  # fmt: skip

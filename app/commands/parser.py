@@ -339,6 +339,11 @@ SETTINGS: dict[str, Any] = {
     "timeout": seconds,
     "workers": positive_number,
     "workers N,N,...": worker_counts,
+    # So that the option before the verb counts, too: `ltui queue --json hold RUN`.
+    **{
+        f"queue {verb} json": {"default": argparse.SUPPRESS}
+        for verb in ("move", "hold", "release", "edit", "retry", "remove")
+    },
 }
 """Type, or arguments of ``add_argument``, by the name of an argument, its name and metavar, or its
 command and name; those of a command override the others."""

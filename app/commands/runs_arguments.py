@@ -271,17 +271,18 @@ examples:
   ltui queue edit brave-owl --set trainer.max_epochs=60 --after calm-fox:ok
 
 === queue move  queue:move  give a queued run another place
-{_RUN}\
+{_RUN}{JSON}\
 one of:
 --to N        the place in the order, from 1; it takes the priority of that place
 --priority N  another priority
 
 === queue hold  queue:hold  keep queued runs from starting
-{_RUNS}
+{_RUNS}{JSON}
 === queue release  queue:hold  let held runs start again
-{_RUNS}
+{_RUNS}{JSON}
 === queue edit  queue:edit  change a queued run
-{_RUN}{SET}\
+{_RUN}{SET}{JSON}\
+--priority N  another priority
 --after RUN[:ok] ...
     start when this run has ended; with :ok, if it finished; can be repeated; `none` for no run
 --not-before TIME
@@ -289,9 +290,9 @@ one of:
 --slots N  the slots of this machine that it uses
 
 === queue retry  queue:retry  let runs wait again that could not be started or were removed
-{_RUNS}
+{_RUNS}{JSON}
 === queue remove  queue:remove  take runs out of the run queue
-{_RUNS}
+{_RUNS}{JSON}
 A run that was never started is then stopped; `ltui queue retry` puts it back.
 
 === wait  wait:wait  sleep until runs end or meet a condition
