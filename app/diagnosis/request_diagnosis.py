@@ -7,6 +7,7 @@ The functions block for some seconds. A command or a worker thread of a screen c
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterable
 
 from msgspec import Struct
@@ -93,7 +94,7 @@ def from_snapshot(
     return Diagnosis(
         run=snapshot.id,
         attempt=snapshot.attempt,
-        taken_at=snapshot.taken_at or 0.0,
+        taken_at=snapshot.taken_at or time.time(),
         headline=headline,
         verdicts=verdicts,
         missing=tuple(missing),
@@ -114,7 +115,8 @@ def post_mortem(
         else Diagnosis(
             run=snapshot.id,
             attempt=snapshot.attempt,
-            taken_at=snapshot.ended_at or 0.0,
+            # A queued run that was taken out has never run.
+            taken_at=snapshot.ended_at or time.time(),
             headline="",
         )
     )

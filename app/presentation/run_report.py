@@ -306,12 +306,16 @@ def _combined_text(snapshot: RunSnapshot) -> str:
 
 
 def _times_text(snapshot: RunSnapshot, now: float) -> str:
-    """Return ``started 2 h ago, attempt 2 started 4 m ago, 12 m 08 s left``."""
-    started = snapshot.started_at
-    first = started if snapshot.created_at is None else snapshot.created_at
+    """Return ``started 2 h ago, attempt 2 started 4 m ago, 12 m 08 s left``.
+
+    A run that has not started was only queued: ``queued 2 h ago``.
+    """
+    started, created = snapshot.started_at, snapshot.created_at
+    first = created if started is None or (snapshot.attempt > 1 and created) else started
     times = []
     if first is not None:
-        times.append(f"started {ago(now - first)}")
+        imported = snapshot.global_step is not None
+        times.append(f"{'started' if started or imported else 'queued'} {ago(now - first)}")
     if snapshot.attempt > 1 and started is not None:
         times.append(f"attempt {snapshot.attempt} started {ago(now - started)}")
     if snapshot.ended_at is not None:
@@ -361,10 +365,10 @@ def _gpu_columns(gpu: GpuSnapshot, names: Mapping[int, str]) -> tuple[str, ...]:
 def started_text(first: float | None, started: float | None, attempt: int, now: float) -> str:
     """Return ``2 h ago``, or after a resume ``2 h ago (attempt 2: 4 m ago)``.
 
-    ``first``: unix time of the launch. ``started``: that of the attempt.
+    ``first``: unix time of the launch. ``started``: that of the attempt; None before it starts.
     """
-    if first is None:
+    if started is None:
         return NA
-    if attempt == 1 or started is None:
-        return ago(now - first)
+    if attempt == 1 or first is None:
+        return ago(now - started)
     return f"{ago(now - first)} (attempt {attempt}: {ago(now - started)})"

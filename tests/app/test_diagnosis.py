@@ -333,6 +333,9 @@ def test_a_post_mortem_tells_each_verdict_once_and_keeps_the_last_evidence() -> 
     assert text.startswith("! crashed: rank 1 was killed by SIGKILL at step 7")
     assert "k kills" not in text
     nothing = post_mortem(ended, [], [])
+    never_started = replace(ended, ended_at=None, taken_at=None)
+    for diagnosis in (post_mortem(never_started, [], []), from_snapshot(never_started)):
+        assert diagnosis.taken_at > 1e9, "now, and not in 1970"
     assert nothing.evidence is None
     text = text_of(nothing, snapshot=ended)
     assert "-- processes" not in text

@@ -235,9 +235,14 @@ def test_the_age_of_a_run_is_not_that_of_its_attempt() -> None:
     run = replace(WELL, created_at=100.0, started_at=7100.0, attempt=2)
     assert "2 h ago (attempt 2: 5 m ago)" in run_lines([run], 7430.0)[1]
     assert "started 2 h ago, attempt 2 started 5 m ago" in "\n".join(show_lines(run, 7430.0))
+    # The first attempt of a queued run begins long after it was asked for.
     first = replace(run, attempt=1)
-    assert "2 h ago" in run_lines([first], 7430.0)[1]
+    assert run_lines([first], 7430.0)[1].split("  ")[-1].strip() == "5 m ago"
+    assert "started 5 m ago" in "\n".join(show_lines(first, 7430.0))
     assert "attempt" not in run_lines([first], 7430.0)[1]
+    queued = replace(first, state=RunState.QUEUED, started_at=None, global_step=None)
+    assert "2 h ago" not in run_lines([queued], 7430.0)[1]
+    assert "  queued 2 h ago" in "\n".join(show_lines(queued, 7430.0))
 
 
 def test_a_run_without_a_loss_shows_what_it_logs() -> None:

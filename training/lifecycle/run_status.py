@@ -107,6 +107,7 @@ def _queued_snapshot(run_dir: RunDir) -> RunSnapshot:
         stored,
         state=RunState.QUEUED,
         detail="held" if entry.held else reason,
+        taken_at=time.time(),
         ended_at=None,
         exit_code=None,
         eta_s=None,
