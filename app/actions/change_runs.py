@@ -8,6 +8,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from ltui.app.actions.check_arguments import check, texts
 from ltui.app.live.run_requests import require_live, send_request, wait_until
 from ltui.training.lifecycle.stop_escalation import NOT_SAVED, NOT_STOPPED
 from ltui.training.problem import ProblemError
@@ -65,6 +66,7 @@ def stop(
     killed. ``kill`` ends the run at once. ``requeue`` lets it continue in a later job of SLURM.
     Raises ``ProblemError`` if the run is not live.
     """
+    check("timeout_s", timeout_s, float, int)
     run_dir = find_run(ltui_home(), run)
     before = require_live(run_dir)
     if requeue:
@@ -112,7 +114,7 @@ def stop_when(
     *,
     at_step: int | None = None,
     at_epoch_end: bool = False,
-    when: Sequence[str] = (),
+    when: str | Sequence[str] = (),
     at: str | None = None,
 ) -> ScheduledStop:
     """Schedule a stop and return at once; the first condition that is met stops the run.
@@ -120,7 +122,9 @@ def stop_when(
     ``when`` has conditions such as ``val/loss<0.2``, ``at`` is a time such as ``18:30`` or ``+2h``.
     Without a condition, every scheduled stop is cancelled.
     """
-    conditions = [parse_metric_condition(text) for text in when]
+    check("at_step", at_step, int, type(None))
+    check("at", at, str, type(None))
+    conditions = [parse_metric_condition(text) for text in texts("when", when, may_be_empty=True)]
     if at_step is not None:
         conditions.append(StopCondition(kind="step", step=at_step))
     if at_epoch_end:

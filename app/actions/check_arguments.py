@@ -8,9 +8,10 @@ from ltui.training.problem import ProblemError
 
 
 def check(where: str, value: object, *kinds: type) -> None:
-    """Raise ``ProblemError`` unless ``value`` is of one of the types."""
+    """Raise ``ProblemError`` unless ``value`` is of one of the types, of which the first counts in
+    the sentence."""
     if not isinstance(value, kinds):
-        words = " or ".join({str: "a text", int: "a number"}.get(kind, "") for kind in kinds[:1])
+        words = {str: "a text", int: "a whole number", float: "a number"}[kinds[0]]
         raise ProblemError.of(where=f"{where}={value!r}", what=f"this is not {words}.")
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from ltui.app.actions.check_arguments import check, texts
 from ltui.app.runs.filter_runs import fields_of, matching_runs, run_filter, unknown_names
 from ltui.app.runs.run_entry import RunEntry
 from ltui.app.runs.run_fields import SETTING
@@ -63,6 +64,8 @@ def select_runs(
 
 def runs(filter_text: str = "", *, sort: str | None = None) -> tuple[RunEntry, ...]:
     """Return the runs that match a filter (``ltui runs --help``), newest first or sorted."""
+    check("filter_text", filter_text, str)
+    check("sort", sort, str, type(None))
     with closing(RunList(ltui_home(to_write=False))) as run_list:
         return select_runs(run_list, filter_text, sort).runs
 
@@ -88,7 +91,9 @@ def metrics(
     from ltui.training.store.history_reader import RunStore
 
     run_dir = find_run(ltui_home(to_write=False), run)
-    globs = [names] if isinstance(names, str) else names
+    globs = texts("names", names, may_be_empty=True)
+    check("rank", rank, int)
+    check("max_points", max_points, int)
     chosen = select_metrics({run_dir.id: run_dir}, globs)[run_dir.id]
     with RunStore(run_dir) as store:
         return {
@@ -132,7 +137,10 @@ def compare(
         if value not in values:
             remedy = f"Choose from: {', '.join(values)}."
             raise ProblemError.of(where=f"{where} {value}", what="unknown.", remedy=remedy)
-    read = read_runs(compared_runs(runs, filter_text), metrics, recovered_snapshot)
+    names = texts("runs", runs, may_be_empty=True)
+    check("filter_text", filter_text, str, type(None))
+    globs = texts("metrics", metrics, may_be_empty=True)
+    read = read_runs(compared_runs(names, filter_text), globs, recovered_snapshot)
     comparison = Comparison(
         runs=read.runs,
         metrics=read.metrics,

@@ -13,6 +13,7 @@ from contextlib import suppress
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ltui.app.actions.check_arguments import check, texts
 from ltui.app.command_output import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
 from ltui.app.presentation.snapshot_text import shown_epoch
 from ltui.app.state_words import FAILED, ended_sentence, is_blocked, open_verdicts, verdict_line
@@ -276,11 +277,6 @@ class WaitResult(Struct, frozen=True, kw_only=True):
     runs: tuple[WaitedRun, ...]
 
 
-def _listed(texts: str | Sequence[str]) -> Sequence[str]:
-    """Return the texts; a single one is a list with one."""
-    return [texts] if isinstance(texts, str) else texts
-
-
 def wait(
     runs: str | Sequence[str],
     until: str | Sequence[str] = ("ended",),
@@ -296,8 +292,9 @@ def wait(
     metrics that a run has not logged, as soon as it has logged others. Raises ``ProblemError`` for
     a wrong condition or name.
     """
-    conditions = [parse_condition(text) for text in _listed(until)]
-    found = dict.fromkeys(find_runs(ltui_home(to_write=False), _listed(runs)))
+    conditions = [parse_condition(text) for text in texts("until", until)]
+    check("for_at_most_s", for_at_most_s, float, int, type(None))
+    found = dict.fromkeys(find_runs(ltui_home(to_write=False), texts("runs", runs)))
     waiting = [_WaitedRun(run_dir, conditions) for run_dir in found]
     began = time.monotonic()
     deadline = began + (math.inf if for_at_most_s is None else for_at_most_s)
@@ -339,6 +336,7 @@ def events(run: str, since: int = 0, *, follow: bool = False) -> Iterator[Stored
 
     With ``follow``, events are yielded as they happen, until the run has ended.
     """
+    check("since", since, int)
     return _new_events(find_run(ltui_home(to_write=False), run), since, follow=follow)
 
 

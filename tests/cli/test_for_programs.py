@@ -209,6 +209,36 @@ def test_wrong_arguments_start_nothing(private_home: Path, call: Any) -> None:
     assert not list((private_home / "runs").glob("*"))
 
 
+@pytest.mark.parametrize(
+    ("call", "arguments", "options"),
+    [
+        (api.wait, ([],), {}),
+        (api.wait, ([5],), {}),
+        (api.wait, ("dry-hare",), {"until": 5}),
+        (api.wait, ("dry-hare",), {"until": []}),
+        (api.wait, ("dry-hare",), {"for_at_most_s": "9m"}),
+        (api.events, ("dry-hare",), {"since": "x"}),
+        (api.runs, (5,), {}),
+        (api.runs, (), {"sort": 5}),
+        (api.status, (None,), {}),
+        (api.metrics, ("dry-hare",), {"names": 5}),
+        (api.metrics, ("dry-hare",), {"rank": "0"}),
+        (api.compare, (5,), {}),
+        (api.stop, ("dry-hare",), {"timeout_s": "soon"}),
+        (api.stop_when, ("dry-hare",), {"at_step": "9"}),
+        (api.hold_queued, ([],), {}),
+        (api.move_queued, ("dry-hare", "1"), {}),
+        (api.edit_queued, ("dry-hare",), {"slots": "2"}),
+    ],
+)
+def test_arguments_of_the_wrong_type_are_problems_too(
+    private_home: Path, call: Any, arguments: tuple[Any, ...], options: dict[str, Any]
+) -> None:
+    stored_run(private_home, "dry-hare-0002")
+    with pytest.raises(ProblemError, match=r"is not (a|in)|nothing is given|named by a text"):
+        call(*arguments, **options)
+
+
 def test_the_skill_page(command: Ltui, tmp_path: Path) -> None:
     page = command("skill").stdout
     assert page.startswith("---\nname: ltui\n")

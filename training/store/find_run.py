@@ -54,6 +54,8 @@ def find_runs(home: Path, texts: Iterable[str]) -> list[RunDir]:
 
 def named_run(runs: Sequence[RunDir], text: str) -> RunDir:
     """Return the run of ``list_runs`` that ``text`` names, as ``find_run`` does."""
+    if not isinstance(text, str):  # A program may pass anything.
+        raise ProblemError.of(where=f"RUN {text!r}", what="a run is named by a text.")
     if text == "last":
         if runs:
             return runs[0]
