@@ -10,11 +10,18 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, redirect_stdout
 from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
-from ltui.app.command_output import EXIT_BAD_INPUT, EXIT_FAILED, PlainText, print_envelope
+from ltui.app.command_output import (
+    EXIT_BAD_INPUT,
+    EXIT_FAILED,
+    CheckedOutput,
+    OutputError,
+    PlainText,
+    print_envelope,
+)
 from ltui.training.problem import Problem, ProblemError
 
 if TYPE_CHECKING:
@@ -26,32 +33,41 @@ CRASH_LOG = "crash.log"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # The caller closed it: what is opened next has its number.
+            setattr(sys, name, open(os.devnull, "r+", encoding="utf-8"))  # noqa: SIM115
     # Print a replacement for a character that the terminal cannot show, instead of failing.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
-    with redirect_stderr(PlainText(sys.stderr)):
-        return _guarded(list(sys.argv[1:] if argv is None else argv))
+    with redirect_stderr(PlainText(sys.stderr)), redirect_stdout(CheckedOutput(sys.stdout)):
+        try:
+            code = _guarded(list(sys.argv[1:] if argv is None else argv))
+            sys.stdout.flush()
+        except (BrokenPipeError, OutputError) as error:
+            # Avoid an error message at interpreter exit. A reader that closed the pipe needs none.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            if isinstance(error, OutputError):
+                _print_error(f"Standard output cannot be written ({error}).")
+            return EXIT_FAILED
+    return code
 
 
 def _guarded(argv: list[str]) -> int:
     options: Namespace | None = None
     try:
         options = _parse_arguments(argv) if argv else None
-        code = _run_command(options)
-        sys.stdout.flush()
+        return _run_command(options)
     except ProblemError as error:
-        if _wants_json(options, argv):
-            print_envelope(None, error=error)
         for problem in error.problems:
             _print_error(str(problem))
             if problem.excerpt is not None:
                 sys.stderr.write(f"{problem.excerpt}\n")
+        if _wants_json(options, argv):
+            print_envelope(None, error=error)
         return EXIT_BAD_INPUT
-    except BrokenPipeError:
-        # The reader of our output closed the pipe; avoid an error message at interpreter exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return EXIT_FAILED
+    except (BrokenPipeError, OutputError):
+        raise
     except KeyboardInterrupt:
         _print_error("Interrupted.")
         return 130
@@ -64,7 +80,6 @@ def _guarded(argv: list[str]) -> int:
             crash = Problem("ltui", sentence, code="internal")
             print_envelope(None, error=ProblemError(crash))
         return EXIT_FAILED
-    return code
 
 
 def _wants_json(options: Namespace | None, argv: Sequence[str]) -> bool:

@@ -9,14 +9,15 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO, TypedDict
+from typing import Any, NamedTuple, TextIO, TypedDict, TypeVar
 
 from ltui.training.problem import ProblemError
 
+_Result = TypeVar("_Result")
 EXIT_DONE = 0
 """The command succeeded, or the run finished."""
 EXIT_FAILED = 1
@@ -53,6 +54,35 @@ class PlainText:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+class OutputError(Exception):
+    """Standard output cannot be written, for example because the disk is full."""
+
+
+class CheckedOutput:
+    """Standard output, whose errors differ from those of other files: see ``OutputError``."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return _checked(lambda: self._stream.write(text))
+
+    def flush(self) -> None:
+        _checked(self._stream.flush)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _checked(write: Callable[[], _Result]) -> _Result:
+    try:
+        return write()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(error.strerror or str(error)) from error
 
 
 def refuse_existing(path: str | None, *, force: bool) -> None:

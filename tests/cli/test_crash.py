@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,7 +11,8 @@ import pytest
 
 from tests.cli.conftest import Ltui, OpenTerminal
 from tests.cli.terminal import Terminal
-from tests.ltui_command import answer
+from tests.ltui_command import LTUI, answer
+from tests.stored_runs import stored_run
 
 CRASHES_AT_HELP = """
 import sys
@@ -84,3 +87,22 @@ def test_a_run_continues_when_its_dashboard_crashes(
     assert crashed.process.poll() is None
     (head,) = answer(command("runs", "--json").stdout)
     assert head["state"] in ("starting", "running")
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "said"),
+    [
+        (">/dev/full", 1, "Standard output cannot be written (No space left on device).\n"),
+        (">&-", 0, ""),
+        (">&- 2>&- <&-", 0, ""),
+    ],
+)
+def test_standard_output_that_cannot_be_written(
+    private_home: Path, redirection: str, code: int, said: str
+) -> None:
+    stored_run(private_home, "calm-fox-0001")
+    for words in ("queue --json", "wait last --json", "wait last"):
+        line = f"exec {shlex.join(LTUI)} {words} {redirection}"
+        done = subprocess.run(["sh", "-c", line], stderr=subprocess.PIPE, text=True, check=False)
+        assert (done.returncode, done.stderr) == (code, said), words
+    assert not (private_home / "crash.log").exists()
