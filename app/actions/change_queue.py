@@ -133,7 +133,8 @@ def _change(
             failed[run_dir.id] = "; ".join(problem.what for problem in error.problems)
     if len(failed) == len(found):
         raise ProblemError(*problems)
-    places = {place.run: place_words(place) for place in queue_view(home).places}
+    view = queue_view(home)
+    places = {place.run: place_words(view, place) for place in view.places}
     return tuple(
         QueueChange(
             run=run_dir.id,

@@ -151,7 +151,10 @@ def _check_kind(options: LaunchOptions) -> None:
             continue
         if getattr(options, name) != getattr(default, name):
             what = f"it cannot be given {'without' if options.preset is None else 'with'} a preset."
-            raise ProblemError.of(where=name, what=what)
+            remedy = None
+            if name == "gpus":
+                remedy = "Add --queue, or give --set trainer.devices=free:N instead."
+            raise ProblemError.of(where=name, what=what, remedy=remedy)
 
 
 def prepare(options: LaunchOptions) -> PreparedRun:
@@ -457,7 +460,7 @@ def _free_gpus(text: str, *, queued: bool) -> str:
     if count is None:
         raise ProblemError.of(
             where=f"--gpus {text}",
-            what="the value must be free:N, such as free:2.",
+            what=f"the value must be {'N or ' if queued else ''}free:N of 1 or more, as free:2.",
             remedy="To choose GPUs by number, set CUDA_VISIBLE_DEVICES.",
         )
     return f"free:{count}"

@@ -104,7 +104,7 @@ COMMANDS = f"""\
     start from a checkpoint of another run: its last good one, or that of a step
 {_FREEZE}{_STALL}{_QUEUE}\
 --gpus N
-    with --queue: the same as --set trainer.devices=free:N
+    with --queue, 1 or more: the same as --set trainer.devices=free:N
 {_NODES}
 On a terminal this opens the dashboard; without one, or with --plain, it prints
 lines, and the first Ctrl-C stops the run, with a checkpoint if its program can

@@ -78,7 +78,7 @@ class Parser(argparse.ArgumentParser):
 def _explain(message: str) -> str:
     choice = re.match(r"argument [^:]*: invalid choice: '?(.*?)'? \(choose from (.*)\)$", message)
     if choice is None:
-        return message.rstrip(".") + "."
+        return message if message.endswith("?") else message.rstrip(".") + "."
     choices = re.findall(r"[\w-]+", choice[2])
     hint = _choice_hint(choice[1], choices, ", ".join(choices))
     return f"`{choice[1]}` is not a valid choice. {hint}"

@@ -192,7 +192,7 @@ def changed_spec(spec: RunSpec, overrides: Sequence[str], run_dir: RunDir | None
         raise ProblemError.of(
             where="--set",
             what="this run was started with `ltui exec`, so it has no configuration to change.",
-            remedy="Resume it without --set, or start the changed command with `ltui exec`.",
+            remedy="Leave --set out, or start the changed command with `ltui exec`.",
         )
     configured = Preset(
         name=spec.preset or spec.id, document=dict(spec.config), cpu_ranks=spec.nproc

@@ -68,9 +68,20 @@ def queue_view(home: Path) -> QueueView:
     return QueueView(places=tuple(places), entries=queue.entries, damaged=queue.damaged)
 
 
-def place_words(place: QueuePlace) -> str:
-    """Return what an entry waits for, and when it will probably start."""
-    reason = place.reason or "starts now"
+def place_words(view: QueueView, place: QueuePlace) -> str:
+    """Return what an entry waits for, and when it will probably start.
+
+    Of a held one, also what it waits for when it is released.
+    """
+    reason, entry = place.reason or "starts now", view.entries[place.run]
+    if entry.held and entry.waits:
+        words = [reason, *(f"after {text}" for text in entry.after)]
+        if entry.not_before is not None:
+            at = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.not_before))
+            words.append(f"not before {at}")
+        if entry.slots > 1 and not entry.gpus:
+            words.append(f"{entry.slots} slots")
+        return ", ".join(words)
     if place.expected_at is None or reason.startswith("not before"):
         return reason
     wait_s = place.expected_at - time.time()

@@ -203,6 +203,8 @@ class _Parser:
             return Word(name)
         self._at = comparison.end()
         value_column = self._at
+        if self._skip_text("="):
+            self.fail(f"`{comparison[1]}=` is no comparison.", "Use = != < <= > >=.", value_column)
         value = self._word(_VALUE)
         if value is None:
             self.fail(f"a value is missing after `{name}{comparison[1]}`.")

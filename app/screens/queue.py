@@ -91,7 +91,7 @@ class QueueScreen(Dialog[RunDir]):
         return Text.assemble(
             f"{number + 1:>2}  ",
             (clean_name(place.run), "bold"),
-            (f"{priority}\n    {clean_line(place_words(place), 300)}", "dim"),
+            (f"{priority}\n    {clean_line(place_words(self._view, place), 300)}", "dim"),
         )
 
     @property

@@ -66,13 +66,15 @@ BORING = "lightning.pytorch.demos.boring_classes.Boring"
         ("exec --python /nowhere -- true", "--python /nowhere"),
         ("exec --name last -- true", "cannot name a run"),
         ("exec --tag 'a b' -- true", "--tag: 'a b' cannot be a tag."),
-        ("exec --on-stall restrat:2 -- true", "Did you mean `restart`?"),
+        ("exec --on-stall restrat:2 -- true", "Did you mean `restart`? See"),
         ("exec --on-stall stop:2 -- true", "is not a valid choice"),
         ("exec --freeze --no-freeze -- true", "not allowed with argument --freeze"),
         ("exec --on-verdict http:// -- true", "a webhook's URL"),
         ("exec --on-verdict no-such-program-here -- true", "no program of that name"),
         ("exec --gpus 2 -- true", "the value must be free:N"),
         ("exec --gpus free:0 -- true", "the value must be free:N"),
+        ("run quickstart --gpus 2", "Add --queue"),
+        ("run quickstart --queue --gpus 0", "the value must be N or free:N of 1 or more"),
         ("exec --gpus all -- true", "the value must be free:N"),
         ("exec --num-nodes 0 -- true", "`0` is not a whole number of 1 or more"),
         (
@@ -208,7 +210,10 @@ def fake_run(home: Path, run_id: str) -> RunDir:
         ("continue brave-owl", "it is not running"),
         ("checkpoint brave-owl", "it is not running"),
         ("resume brave-owl", "nothing to resume from"),
-        ("export brave-owl -o /proc/nowhere/x.csv", "no history yet"),
+        (
+            "export brave-owl -o /proc/nowhere/x.csv",
+            "3f2a: the run has no history yet. `ltui show",
+        ),
     ],
 )
 def test_a_run_that_is_missing_ambiguous_or_ended(

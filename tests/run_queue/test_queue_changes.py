@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -75,3 +76,35 @@ def test_commands_and_the_api_make_the_same_changes(
     assert api.queue().entries["next-0000"].ended is None
     for change in (api.hold_queued, api.remove_queued):
         assert [one.done for one in change(["good", "next", "good"])] == [True, True]
+
+
+def test_what_keeps_a_held_run_besides_is_shown(
+    queue: Programs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["queue", "edit", "next", "--after", "good:ok", "--slots", "3"]) == 0
+    assert main(["queue"]) == 0
+    edited, *listed = capsys.readouterr().out.splitlines()
+    assert edited == "next-0000: held, after good-0000:ok, 3 slots"
+    assert listed[-1].endswith("  held, after good-0000:ok, 3 slots")
+
+
+@pytest.mark.parametrize("text", ["queue: {slots: 0}", "queue: {slots: 2"])
+def test_a_faulty_configuration_file_is_named_with_the_slots(
+    private_home: Path, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "config" / "ltui" / "config.yaml"
+    config.parent.mkdir(parents=True)
+    config.write_text(text)
+    assert main(["queue", "--json"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith('{"schema"')
+    assert str(config) in shown.err
+    assert shown.err.endswith("Until that is corrected, queue.slots is 1.\n")
+
+
+def test_an_entry_that_is_too_large_is_named_with_the_limit(
+    queue: Programs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    queue.runs[0].queued_path.write_text(" " * (1 << 17))
+    assert main(["queue"]) == 0
+    assert "it has more than 64 kB" in capsys.readouterr().out

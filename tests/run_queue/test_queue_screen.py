@@ -45,7 +45,7 @@ async def test_queue_is_reordered_held_and_taken_out_by_keys(
         await it.press("J")
         await it.until(lambda: [row[:8] for row in rows(it)] == ["1 b-0000", "2 a-0000"])
         await it.press("h")
-        await it.until(lambda: rows(it)[1] == "2 a-0000 held")
+        await it.until(lambda: rows(it)[1].startswith("2 a-0000 held, not before "))
         await it.press("D")
         assert "Take a-0000 out of the run queue?" in await it.question()
         await answer(it.pilot, "y")

@@ -170,6 +170,7 @@ def test_it_does_not_match(text: str) -> None:
         ("fox and", 7, "something is missing"),
         ("(fox or owl", 0, "not closed"),
         ("fox) owl", 3, "closes nothing"),
+        ("state==", 6, "`==` is no comparison"),
         ("val/loss<", 9, "a value is missing after `val/loss<`"),
         ("fox val/loss<low", 13, "Use a number such as 0.25"),
         ("started>3x ago", 8, "Use a time such as `3d ago`"),

@@ -46,7 +46,8 @@ def read_regular(path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> 
     with open_regular(path) as file:
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
-        raise OSError(errno.EFBIG, f"it has more than {most_bytes >> 20} MB", os.fspath(path))
+        size = f"{most_bytes >> 20} MB" if most_bytes >> 20 else f"{most_bytes >> 10} kB"
+        raise OSError(errno.EFBIG, f"it has more than {size}", os.fspath(path))
     return data
 
 

@@ -312,7 +312,11 @@ def open_for_reading(path: Path, *, is_copy: bool) -> UntrustedDatabase:
     ``is_copy``: nobody writes the file, which is only ever replaced as a whole.
     """
     if not path.exists():
-        raise no_history_error(path, "the run has no history yet.")
+        what = "the run has no history yet."
+        if path.parent.parent.name != "runs":
+            raise no_history_error(path, what)
+        run = path.parent.name
+        raise NoHistoryError.of(where=run, what=what, remedy=f"`ltui show {run}` says how it is.")
     uri = path.absolute().as_uri()
     try:
         if not is_copy:
