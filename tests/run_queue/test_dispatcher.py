@@ -313,7 +313,9 @@ def test_start_that_was_decided_and_not_begun_can_be_taken_back(programs: Progra
     run = programs.add("a", held=True)
     entry = read_entry(run)
     assert entry is not None
+    wait_for(programs.dispatcher, wanted=lambda pid: pid is None)  # it would begin the start
     write_entry(run, replace(entry, starting=1))
-    assert "nothing was trained" in run_ltui("stop", "a", code=0).stdout
+    take_out(run)
+    assert programs.state(run) is RunState.STOPPED
     with pytest.raises(ProblemError, match="does not start it"):
         check_asked(run, 1)
