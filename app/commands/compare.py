@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 _RUN = {"id": str, "name": str, "state": RunState, "state_word": str, "step": int | None,
         "epoch": int | None, "time_s": float | None, "samples_per_s": float | None,
-        "peak_memory_bytes": float | None, "metrics": dict[str, dict[str, Any]]}  # fmt: skip
+        "peak_memory_bytes": float | None, "goodput": float | None,
+        "time_us": dict[str, int], "metrics": dict[str, dict[str, Any]]}  # fmt: skip
 _PARAMETERS = {"run": str, "settings": dict[str, float | str | None], "final": dict[str, float],
                "best": dict[str, float | None]}  # fmt: skip
 _GROUP = {"label": str, "runs": list[str], "metrics": dict[str, dict[str, Any]]}

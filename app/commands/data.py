@@ -10,7 +10,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,6 +27,7 @@ from ltui.app.presentation.run_report import columns
 from ltui.training.data.ffcv.beton_file import BetonError, BetonFile, summary
 from ltui.training.json_codec import to_json
 from ltui.training.problem import ProblemError
+from ltui.training.store.run_directory import ltui_home
 from ltui.widgets.formats import count, duration, percent, size
 from ltui.widgets.sanitise import clean_line
 
@@ -233,6 +234,13 @@ def bench(options: Namespace) -> int:
         if on_terminal:
             terminal.write("\r\x1b[K")
     best = recommended(variants)
+    # Of a preset with other settings it would say nothing about the preset.
+    if not options.overrides:
+        # Imported here: the commands for .beton files read no history.
+        from ltui.app.live.run_time import record_recommendation
+
+        with suppress(OSError, ProblemError):
+            record_recommendation(ltui_home(), request.preset.name, best["workers"])
     if options.json:
         print_envelope({"preset": request.preset.name, "variants": variants, "recommended": best})
         return EXIT_DONE

@@ -18,6 +18,8 @@ from ltui.app.runs.run_list import RunList, read_settings, recovered_snapshot
 from ltui.training.json_codec import to_json
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import HEAD_FIELDS, RunSnapshot
+from ltui.training.state.time_advice import Advice
+from ltui.training.state.time_ledger import TimeLedger
 from ltui.training.store.code_record import CodeRecord
 from ltui.training.store.find_run import find_run
 from ltui.training.store.frozen_code import (
@@ -40,10 +42,11 @@ _WORDS = {"state_word": str, "tags": list[str], "group": str, "note": str, "star
 _LABELS = {**_WORDS, "name?": str, "colour?": int}
 _LISTED = (RunSnapshot, {**_LABELS, "state": str}, HEAD_FIELDS)
 _SHOWN = (RunSnapshot, {**_LABELS, "settings": dict[str, str]})
+_TIME = (TimeLedger, {"advice": [Advice]})
 _CODE_DIFF = {"attempt": int, "changed_files": list[str], "diff": str}
 DATA = {
     "list_all": OneOf(([_LISTED], list[dict[str, Any]])),
-    "show": OneOf((_SHOWN, [(CodeRecord, {"diff": str})], _CODE_DIFF)),
+    "show": OneOf((_SHOWN, [(CodeRecord, {"diff": str})], _CODE_DIFF, _TIME)),
 }
 
 
@@ -143,6 +146,8 @@ def show(options: Namespace) -> int:
     if options.code_diff:
         return _show_code_diff(run_dir, frozen, as_json=options.json)
     snapshot = recovered_snapshot(run_dir)
+    if options.time:
+        return _show_time(run_dir, snapshot, as_json=options.json)
     labels, settings = read_labels(run_dir), read_settings(run_dir)
     if options.json:
         # Imported here: a list of runs needs none of it.
@@ -161,6 +166,22 @@ def show(options: Namespace) -> int:
             code = frozen_lines(frozen, changed_files(run_dir, frozen))
             lines += ["", "code", *(f"  {line}" for line in code)]
         print("\n".join(lines))
+    return EXIT_DONE
+
+
+def _show_time(run_dir: RunDir, snapshot: RunSnapshot, *, as_json: bool) -> int:
+    """Print where the time of a run went."""
+    # Imported here: other commands do not need it.
+    from ltui.app.live.run_time import read_time
+    from ltui.app.presentation.snapshot_text import title
+    from ltui.app.presentation.time_view import time_lines
+
+    time_of_run = read_time(run_dir, snapshot, in_detail=True)
+    if as_json:
+        found = [to_json(one) for one in time_of_run.advice]
+        print_envelope({**to_json(time_of_run.ledger), "advice": found})
+    else:
+        print("\n".join(time_lines(time_of_run.ledger, title(snapshot), time_of_run.advice)))
     return EXIT_DONE
 
 

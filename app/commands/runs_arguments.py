@@ -22,7 +22,7 @@ filter:
   (a or b) and not c        terms next to each other are joined by `and`, as repeated --filter are
 
 fields: id name program state tag group note detail star running created started ended
-elapsed step epoch attempt ranks exit progress speed metric size; config.NAME is a
+elapsed step epoch attempt ranks exit progress speed metric size goodput; config.NAME is a
 setting or hyperparameter; other names are metrics.
 """
 
@@ -46,6 +46,8 @@ examples:
     print what code it was started with: commit, uncommitted changes, packages, command
 --code-diff
     print how the code differs now from the frozen code of the run
+--time
+    print where its wall-clock time went, by attempt, machine and rank, and what would be faster
 {JSON}
 === diagnose  diagnose:diagnose  find out which rank stalls, where, why and what to do
 {_RUN}{JSON}\

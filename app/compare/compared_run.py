@@ -24,6 +24,7 @@ from ltui.app.presentation.chart_axis import chart_marks
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_labels import MOST_COLOURS, RunLabels
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot
+from ltui.training.state.time_ledger import TimeLedger
 from ltui.training.store.curve_reader import Curve, FloatArray
 from ltui.training.store.labels_file import change_labels
 from ltui.training.store.run_directory import RunDir
@@ -149,6 +150,7 @@ class ComparedRun(Struct, frozen=True, kw_only=True, eq=False, dict=True):
     """Mean over all training steps; waiting for data counts, validation does not."""
     peak_memory_bytes: float | None
     """Most GPU memory that tensors of one rank used at once."""
+    time: TimeLedger
     colour: int | None
     """Index of the colour and sign that the run keeps; None if it was never compared."""
     marks: tuple[RunMark, ...]

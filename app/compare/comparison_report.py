@@ -15,6 +15,7 @@ from ltui.app.compare.comparison import Comparison, RunGroup, Spread
 from ltui.app.presentation.run_configuration import number_of
 from ltui.app.presentation.run_report import columns, truncated
 from ltui.app.presentation.snapshot_text import shown_epoch
+from ltui.app.presentation.time_view import SIGNS
 from ltui.app.state_words import state_word
 from ltui.training.json_codec import to_json
 from ltui.training.store.curve_reader import FloatArray
@@ -35,7 +36,7 @@ Table = list[tuple[str, ...]]
 def report_lines(comparison: Comparison, width: int) -> list[str]:
     """Return the whole report in lines of at most ``width`` cells (60 or more)."""
     width = max(width, LEAST_WIDTH)
-    lines = _runs(comparison, width)
+    lines = [*_runs(comparison, width), "", *_time(comparison, width)]
     for metric in comparison.metrics:
         lines += ["", *_metric(comparison, metric, width)]
     lines += ["", *_settings(comparison, width)]
@@ -57,6 +58,19 @@ def _runs(comparison: Comparison, width: int) -> list[str]:
                 formats.size(run.peak_memory_bytes),
             )
         )
+    return _table(rows, width)
+
+
+def _time(comparison: Comparison, width: int) -> list[str]:
+    """Return a table with the share of each part of the time, and what of it was training."""
+    ledgers = [run.time for run in comparison.runs]
+    numbers = (str(number + 1) for number in range(len(ledgers)))
+    rows: Table = [("time", *numbers)]
+    rows.append(("goodput", *(formats.percent(ledger.goodput) for ledger in ledgers)))
+    for part, (_, words) in SIGNS.items():
+        shares = [ledger.run.us(part) / max(1, ledger.run.wall_us) for ledger in ledgers]
+        if any(shares):
+            rows.append((words, *(formats.percent(share) if share else "" for share in shares)))
     return _table(rows, width)
 
 
@@ -256,6 +270,8 @@ def _run_json(run: ComparedRun) -> dict[str, Any]:
         "time_s": run.time_s,
         "samples_per_s": run.samples_per_s,
         "peak_memory_bytes": run.peak_memory_bytes,
+        "goodput": run.time.goodput,
+        "time_us": run.time.run.parts_us,
         "metrics": {name: _metric_json(one) for name, one in run.metrics.items()},
     }
 

@@ -122,6 +122,7 @@ def _value(comparison: Comparison, settings: ViewSettings, run: ComparedRun) -> 
         "time": run.time_s,
         "rate": run.samples_per_s,
         "memory": run.peak_memory_bytes,
+        "goodput": run.time.goodput,
     }
     return values.get(order)
 
@@ -180,6 +181,7 @@ def _results(comparison: Comparison, settings: ViewSettings) -> list[Column]:
         Column(key="time", title="time", width=6, right=True, importance=6),
         Column(key="rate", title="samples/s", width=9, right=True, importance=7),
         Column(key="memory", title="memory", width=8, right=True, importance=8, optional=True),
+        Column(key="goodput", title="goodput", width=7, right=True, importance=9, optional=True),
     ]
 
 
@@ -232,6 +234,7 @@ def _run_row(
         "time": formats.duration(run.time_s),
         "rate": formats.rate(run.samples_per_s, ""),
         "memory": formats.size(run.peak_memory_bytes),
+        "goodput": formats.percent(run.time.goodput),
         **_setting_texts(comparison, [run_id]),
     }
     tone = Tone.DIM if hidden else Tone.PLAIN

@@ -15,6 +15,7 @@ from ltui.app.compare.alignment import Clock
 from ltui.app.compare.compared_run import ComparedRun, summarise
 from ltui.app.live.curve_arithmetic import default_choice
 from ltui.app.live.frame import checkpoint_marks, stored_marks
+from ltui.app.live.run_time import read_time
 from ltui.app.presentation.metric_names import headline_first
 from ltui.app.presentation.run_configuration import COMMIT_DIGITS, run_settings
 from ltui.training.problem import Problem, ProblemError
@@ -136,6 +137,7 @@ def read_run(run_dir: RunDir, metrics: Collection[str], snapshot_of: ReadSnapsho
             time_s=_training_time(attempts, snapshot),
             samples_per_s=_mean_rate(store),
             peak_memory_bytes=store.peak_memory_bytes(),
+            time=read_time(run_dir, snapshot).ledger,
             colour=labels.colour,
             marks=(*stored_marks(store), *checkpoint_marks(snapshot.checkpoints)),
         )

@@ -17,8 +17,10 @@ from ltui.app.command_output import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
 from ltui.app.foreground.progress_display import Display, display_for
 from ltui.app.interrupt_signals import ReceivedSignals
 from ltui.app.live.run_requests import send_request
+from ltui.app.live.run_time import read_time
 from ltui.app.presentation.notifications import started_line, stop_effect, stop_progress
 from ltui.app.presentation.run_report import end_report
+from ltui.app.presentation.time_view import BAR_CELLS, summary, time_bar
 from ltui.app.state_words import FAILED, warning_line
 from ltui.training.diagnosis.stack_frames import is_library_file
 from ltui.training.lifecycle.run_status import resolve_snapshot
@@ -111,7 +113,8 @@ def _watch_in_dashboard(run_dir: RunDir, signals: ReceivedSignals) -> int | None
     if snapshot.state in LIVE:
         _print_still_running(run_dir)
         return EXIT_DONE if signals.leave is None else 128 + signals.leave
-    print("\n".join([*failure_lines(run_dir, snapshot), *end_report(snapshot)]))
+    report = end_report(snapshot, time_rows(run_dir, snapshot))
+    print("\n".join([*failure_lines(run_dir, snapshot), *report]))
     print(f"  To open its screen again: ltui attach {run_dir.id}")
     wait_for_last_copy(run_dir)
     return exit_code(snapshot, interrupted=signals.asked_to_stop)
@@ -199,7 +202,8 @@ class RunFollower:
 
     def _report_end(self, snapshot: RunSnapshot) -> int:
         self._display.close()
-        for line in [*failure_lines(self._run_dir, snapshot), *end_report(snapshot)]:
+        report = end_report(snapshot, time_rows(self._run_dir, snapshot))
+        for line in [*failure_lines(self._run_dir, snapshot), *report]:
             self._display.print_line(line)
         wait_for_last_copy(self._run_dir)
         return exit_code(snapshot, interrupted=self._signals.asked_to_stop)
@@ -247,6 +251,17 @@ def event_line(event: StoredEvent) -> str | None:
     if event.kind == "note" or (event.kind in _ONCE and event.rank in (0, None)):
         return text
     return None
+
+
+def time_rows(run_dir: RunDir, snapshot: RunSnapshot) -> list[tuple[str, str]]:
+    """Return rows that say where the time of a run went; none if that is not known."""
+    try:
+        ledger = read_time(run_dir, snapshot).ledger
+    except ProblemError:
+        return []
+    if ledger.goodput is None:
+        return []
+    return [("", time_bar(ledger.run, BAR_CELLS)), ("", summary(ledger))]
 
 
 def failure_lines(run_dir: RunDir, snapshot: RunSnapshot) -> list[str]:

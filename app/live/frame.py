@@ -15,6 +15,7 @@ from ltui.training.config.run_spec import BLOCKING_LEVELS
 
 if TYPE_CHECKING:
     from ltui.app.live.gpu_history import GpuSeries
+    from ltui.app.live.run_time import RunTime
     from ltui.training.config.run_spec import RunSpec
     from ltui.training.state.run_snapshot import CheckpointInfo, RunSnapshot, Verdict
     from ltui.training.store.code_record import CodeRecord
@@ -140,6 +141,8 @@ class Frame(Struct, frozen=True, kw_only=True, eq=False):
     """The last log lines of all ranks and of the engine, in order of arrival."""
     log_count: int = 0
     """Number of lines that arrived in this attempt so far."""
+    time: RunTime | None = None
+    """Where the time of the run went; None if it is not known yet."""
     error: str | None = None
     """A sentence about what could not be read, or None."""
     error_since: float | None = None

@@ -30,6 +30,7 @@ from ltui.app.live.frame import (
 from ltui.app.live.gpu_history import HISTORY_S, GpuHistory
 from ltui.app.live.log_tail import LogTail
 from ltui.app.live.run_curves import RunCurves, stored_attempt_ranks
+from ltui.app.live.run_time import RunTime, read_time
 from ltui.training.config.run_spec import RunSpec, VerdictLevel
 from ltui.training.lifecycle.run_status import current_snapshot
 from ltui.training.lifecycle.supervisor_client import ControlClient
@@ -182,6 +183,8 @@ SHOWN_EVENT_KINDS = frozenset(
 """Kinds of events that are shown."""
 RELOAD_S = 5.0
 """Seconds between two looks at the events, and until an unreadable history is tried again."""
+TIME_S = 15.0
+"""Seconds between two readings of where the time of a run went."""
 _UNREADABLE = (StoreError, OSError, sqlite3.Error)
 """Errors of a history that is missing, damaged or locked."""
 _VerdictKey = tuple[str, str, tuple[int, ...], tuple[int, ...]]
@@ -218,7 +221,9 @@ class RunPoller:
         self._events: deque[tuple[float, str]] = deque(maxlen=MAX_EVENTS)
         self._last_event = 0
         self._events_at = 0.0
-        self._history_failed_at = 0.0
+        self._history_failed_at = self._time_at = 0.0
+        self._time: RunTime | None = None
+        self._time_is_live = False
         self._was_live = False
         self._history_error: str | None = None
 
@@ -304,6 +309,10 @@ class RunPoller:
                 if events_due:
                     self._events_at = now
                     self._read_events(store)
+                if abs(now - self._time_at) >= TIME_S or (self._time_is_live and not live):
+                    self._time_at, self._time_is_live = now, live
+                    assert self._snapshot is not None
+                    self._time = read_time(self.run_dir, self._snapshot)
             self._history_error = None
         except NoHistoryError:
             pass  # The run has just been created.
@@ -385,6 +394,7 @@ class RunPoller:
             code_changes=self._code_changes,
             hyperparameters=self._hyperparameters,
             events=tuple(self._events),
+            time=self._time,
             curves_version=self._curves.version,
             log=log.lines() if log else (),
             log_count=log.count if log else 0,

@@ -26,6 +26,7 @@ from ltui.app.presentation.snapshot_text import (
     saved_when,
     script_checkpoints_title,
 )
+from ltui.app.presentation.time_view import legend, time_bar
 from ltui.app.state_words import machine_state_word
 from ltui.training.state.run_snapshot import LIVE, CheckpointInfo
 from ltui.widgets import formats
@@ -37,6 +38,10 @@ MAX_CHECKPOINTS = 30
 """Maximum number of checkpoints that are listed."""
 MAX_MACHINES = 32
 """Maximum number of machines that are listed."""
+MAX_ADVICE = 3
+"""Maximum number of sentences about what would make the run faster."""
+TIME_CELLS = 44
+"""Columns of the bar of the time and of the lines below it."""
 NAME_CELLS = 20
 """Columns of a metric's name."""
 LEARNING_RATE = "step/lr"
@@ -47,6 +52,7 @@ def metrics_and_configuration(frame: Frame) -> Text:
     """Return metrics and configuration."""
     out = Text()
     _append_metrics(out, frame)
+    _append_time(out, frame)
     _append_configuration(out, frame)
     out.rstrip()
     return out
@@ -82,6 +88,20 @@ def _append_metrics(out: Text, frame: Frame) -> None:
         # A step whose learning rate is not known has NaN.
         rate = formats.significant(float(rates.mean[-1]), 4)
         out.append(f"{_fit_name('learning rate')}{rate.rjust(10)}\n")
+
+
+def _append_time(out: Text, frame: Frame) -> None:
+    """Append where the time of the run went, and what would be faster."""
+    if frame.time is None or not frame.time.ledger.run.wall_us:
+        return
+    run = frame.time.ledger.run
+    goodput = "" if run.goodput is None else f"  goodput {formats.percent(run.goodput)}"
+    out.append(f"\ntime{goodput}\n", "bold")
+    out.append(f"{time_bar(run, TIME_CELLS)}\n")
+    for words, share, seconds in legend(run):
+        out.append(f"{words.ljust(TIME_CELLS - 18)}{share.rjust(6)}{seconds.rjust(12)}\n")
+    for one in frame.time.advice[:MAX_ADVICE]:
+        out.append(f"{clean_line(one.text, 200)}\n", "dim")
 
 
 def _fit_name(name: str) -> str:

@@ -105,13 +105,17 @@ def state_line(snapshot: RunSnapshot) -> str:
     return f"{word}: {detail}" if detail else word
 
 
-def end_report(snapshot: RunSnapshot) -> list[str]:
-    """Return the lines that are printed when a run in the foreground has ended."""
+def end_report(snapshot: RunSnapshot, time: Sequence[tuple[str, str]] = ()) -> list[str]:
+    """Return the lines that are printed when a run in the foreground has ended.
+
+    ``time``: rows about where its time went.
+    """
     rows = [("", f"{title(snapshot)}: {state_line(snapshot)}")]
     rows.append(("progress", position(snapshot)))
     if snapshot.elapsed_s is not None:
         attempt = f", attempt {snapshot.attempt}" if snapshot.attempt > 1 else ""
         rows.append(("time", f"{duration(snapshot.elapsed_s)}{attempt}"))
+    rows += time
     rows += metric_rows(snapshot, METRICS_SHOWN)
     if snapshot.throughput.best_samples_per_s is not None:
         best = snapshot.throughput.best_samples_per_s

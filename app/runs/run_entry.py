@@ -183,6 +183,8 @@ class RunEntry(Struct, frozen=True, kw_only=True):
     """The reason why there is no summary."""
     size_bytes: float | None = None
     """Disk use; None unless it was measured."""
+    goodput: float | None = None
+    """Fraction of its time in training steps that count; None unless it was read."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Settings by name; empty unless they were read."""
 

@@ -54,6 +54,10 @@ def _detail(entry: RunEntry) -> Value:
     return entry.problem or "" if entry.summary is None else entry.summary.detail
 
 
+def _goodput(entry: RunEntry) -> Value:
+    return None if entry.goodput is None or math.isnan(entry.goodput) else entry.goodput
+
+
 FIELDS: dict[str, Field] = {
     "id": Field(Kind.TEXT, "id of the run", lambda entry: entry.id),
     "name": Field(Kind.TEXT, "name of the run", lambda entry: entry.name),
@@ -78,6 +82,7 @@ FIELDS: dict[str, Field] = {
     "speed": _field(Kind.NUMBER, "samples per second", "samples_per_s"),
     "metric": _field(Kind.NUMBER, "main metric", "metric_value"),
     "size": Field(Kind.SIZE, "disk use", lambda entry: entry.size_bytes),
+    "goodput": Field(Kind.NUMBER, "time in training steps that count, 0 to 1", _goodput),
 }
 ALIASES = {"preset": "program", "done": "progress", "live": "running"}
 """Further names of fields, which filters and columns of earlier versions have."""
@@ -140,7 +145,7 @@ def value_text(entry: RunEntry, name: str, now: float) -> str:
         return formats.duration(value)
     if kind is Kind.SIZE:
         return formats.size(value)
-    if FIELDS.get(name) is FIELDS["progress"]:
+    if FIELDS.get(name) in (FIELDS["progress"], FIELDS["goodput"]):
         return formats.percent(value)
     if FIELDS.get(name) is FIELDS["metric"] and entry.summary is not None:
         return f"{clean_name(entry.summary.metric)} {formats.metric(value)}"

@@ -40,11 +40,11 @@ _FILES = (
 )
 """Files of a run that change whenever the run does, and folders whose files come and go then. The
 specification is the first one."""
-SIZES, SETTINGS = "size", "settings"
+SIZES, SETTINGS, GOODPUT = "size", "settings", "goodput"
 """The kinds of slow values."""
-_FIELD_OF = {SIZES: "size_bytes", SETTINGS: "settings"}
+_FIELD_OF = {SIZES: "size_bytes", SETTINGS: "settings", GOODPUT: "goodput"}
 """The field of an entry with the values of a kind."""
-LIVE_READ_S = {SIZES: 60.0, SETTINGS: 5.0}
+LIVE_READ_S = {SIZES: 60.0, SETTINGS: 5.0, GOODPUT: 60.0}
 """Seconds after which a value of a live run is read again."""
 _SETTINGS_FILES = 3
 """Number of words of a stamp with the files that settings are in: specification and history."""
@@ -153,16 +153,16 @@ class RunList:
     def complete(
         self, entries: Sequence[RunEntry], names: Iterable[str], limit_s: float | None = None
     ) -> tuple[RunEntry, ...]:
-        """Return runs of the last ``poll`` with what the fields of these names need: disk use and
-        settings take long to read.
+        """Return runs of the last ``poll`` with what the fields of these names need: disk use,
+        settings and goodput take long to read.
 
         With ``limit_s``, runs lack what was not read when so many seconds are over; the next call
         continues with them.
         """
         kinds = frozenset(
-            SIZES if name == "size" else SETTINGS
+            name if name in (SIZES, GOODPUT) else SETTINGS
             for name in names
-            if name == "size" or name.startswith(SETTING)
+            if name in (SIZES, GOODPUT) or name.startswith(SETTING)
         )
         self.incomplete = 0
         if not kinds:
@@ -214,12 +214,28 @@ class RunList:
         if deadline is not None and now > deadline:
             return None
         self._read_at[kind, entry.id] = now
-        is_size = kind == SIZES
-        value = float(disk_use(entry.run_dir.path)) if is_size else read_settings(entry.run_dir)
+        value: Any
+        if kind == SIZES:
+            value = float(disk_use(entry.run_dir.path))
+        elif kind == GOODPUT:
+            value = self._goodput(entry)
+        else:
+            value = read_settings(entry.run_dir)
         stored = self._slow_values[kind][entry.id] = Stamped(stamp, value)
         if not entry.live:
             read[kind][entry.id] = stored
         return value
+
+    def _goodput(self, entry: RunEntry) -> float:
+        """Return the goodput of a run; NaN if it is not known."""
+        # Imported here, as what reads settings.
+        from ltui.app.live.run_time import read_time
+
+        with suppress(OSError, sqlite3.Error, *WRONG_CONTENT):
+            snapshot = entry.snapshot or self._snapshot_of(entry.run_dir)
+            goodput = read_time(entry.run_dir, snapshot).ledger.goodput
+            return math.nan if goodput is None else goodput
+        return math.nan
 
     def head(self, entry: RunEntry) -> str:
         """Return the run's part of ``ltui runs --json`` without its labels, as JSON."""

@@ -50,6 +50,7 @@ def test_a_script_reports_its_checkpoints_and_hyperparameters(
     (sent,) = run.events("hyperparameters")
     assert sent["values"] == {"width": 32, "name": "digits", "layers": "[1, 2]"}
     saved = run.events("script_checkpoint")
+    assert all(event.pop("seconds") >= 0 for event in saved)
     best = [event for event in saved if event["best"]]
     assert best[-1]["path"] == saver.best_model_path
     assert best[-1]["metric"] == "val_loss"

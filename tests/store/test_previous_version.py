@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import shutil
 import sys
 import tarfile
 from pathlib import Path
@@ -54,6 +55,24 @@ def test_its_history_is_exported_without_a_gap(old_run: Path) -> None:
     rows = list(csv.DictReader(io.StringIO(ltui("export", RUN))))
     losses = [int(r["step"]) for r in rows if r["metric"] == "train/loss" and r["rank"] == "0"]
     assert losses == list(range(1, 1351))
+
+
+def test_its_time_has_parts(old_run: Path) -> None:
+    shown = answer(ltui("show", RUN, "--time", "--json"))
+    parts = shown["run"]["parts_us"]
+    assert sum(parts.values()) == shown["run"]["wall_us"] > 0
+    assert 0 < shown["goodput"] < 1
+    assert {"training", "start_up", "validation", "stopped"} <= parts.keys()
+    lines = ltui("show", RUN, "--time")
+    assert "█ training" in lines
+    assert "goodput" in lines.splitlines()[0]
+    shutil.copytree(old_run, old_run.with_name("copy-0001"))
+    compared = answer(ltui("compare", RUN, "copy-0001", "--json"))
+    # From coarser steps.
+    assert sum(compared["runs"][0]["time_us"].values()) == shown["run"]["wall_us"]
+    assert compared["runs"][0]["goodput"] == pytest.approx(shown["goodput"], rel=0.05)
+    listed = answer(ltui("runs", "--columns", "goodput", "--json"))
+    assert 0 < listed[0]["goodput"] < 1
 
 
 @pytest.mark.slow

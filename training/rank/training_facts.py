@@ -19,6 +19,7 @@ import math
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -126,20 +127,20 @@ def report_saved_checkpoints(trainer: Any, channel: Channel) -> None:
     def save_checkpoint(filepath: Any, *args: Any, **kwargs: Any) -> Any:
         if os.path.basename(str(filepath)).startswith(_TUNER_FILE_PREFIXES):
             return save(filepath, *args, **kwargs)
-        phase_before = pulse.phase
+        phase_before, began = pulse.phase, time.monotonic()
         pulse.set(phase=Phase.CHECKPOINT)
         try:
             saved = save(filepath, *args, **kwargs)
         finally:
             pulse.set(phase=phase_before)
         with contextlib.suppress(Exception):  # only shown in the dashboard
-            _send_saved_checkpoint(channel, trainer, filepath)
+            _send_saved_checkpoint(channel, trainer, filepath, time.monotonic() - began)
         return saved
 
     trainer.save_checkpoint = save_checkpoint
 
 
-def _send_saved_checkpoint(channel: Channel, trainer: Any, path: Any) -> None:
+def _send_saved_checkpoint(channel: Channel, trainer: Any, path: Any, seconds: float) -> None:
     """Send that the script or one of its own callbacks saved the checkpoint ``path``."""
     text = os.fspath(path)
     callback = next((c for c in trainer.checkpoint_callbacks if _has_saved(c, text)), None)
@@ -152,6 +153,7 @@ def _send_saved_checkpoint(channel: Channel, trainer: Any, path: Any) -> None:
         path=text if "://" in text else os.path.abspath(text),
         global_step=trainer.global_step,
         epoch=trainer.current_epoch,
+        seconds=seconds,
         metric=getattr(callback, "monitor", None) if value is not None else None,
         value=None if value is None else float(value),
         best=value is not None and getattr(callback, "best_model_path", None) == text,

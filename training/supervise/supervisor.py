@@ -76,6 +76,10 @@ class Supervisor:
         if plan.recover:
             reported = live.previous.verdicts if live.previous is not None else ()
             self._notifier.restore(reported, time.time(), time.monotonic())
+            if live.last_seen_at is not None:
+                text = "The supervisor was started again, because the one before had died."
+                since = {"since": live.last_seen_at}
+                events.append(Event(time.time(), "supervisor", text, since))
         else:
             text, fields = plan.event_text(live.number), plan.event_fields()
             events.append(Event(time.time(), "attempt", text, fields))

@@ -120,6 +120,7 @@ def test_a_step_around_a_validation_keeps_its_time_and_samples(
     assert run.column(StepField.SAMPLES) == [16]
     assert run.column(StepField.STEP_S) == [140 - (90 - 50)]
     assert run.column(StepField.FETCH_S) == [40]
+    assert [event["seconds"] for event in run.events("phase")] == [90 - 50]
 
 
 def batches(*lengths: int) -> Any:

@@ -35,6 +35,9 @@ _MAX_FETCHES = 64
 _PERIODIC_NS = 500_000_000
 """Nanoseconds between reads of the wall clock and of the allocated memory."""
 
+_REPORTED_NS = 50_000_000
+"""Nanoseconds from which on a validation is reported."""
+
 clock = time.monotonic_ns
 
 # Plain numbers: reading a member from an enumeration takes a call.
@@ -334,6 +337,16 @@ class StepTelemetry:
         if not self._fetched:
             began, self._fetch_ns = self._step_began, 0
         self._step_began += ended - began
+        if ended - began >= _REPORTED_NS:
+            self._report_validation((ended - began) * 1e-9, ended)
+
+    def _report_validation(self, seconds: float, ended: int) -> None:
+        try:
+            ended_at = time.time() - (time.monotonic_ns() - ended) * 1e-9
+            text = f"Validation took {seconds:.1f} s."
+            self._channel.event_from_rank_0("phase", text, seconds=seconds, ended=ended_at)
+        except Exception as error:  # noqa: BLE001
+            self._failed(error)
 
     def _is_in_training_mode(self) -> bool:
         module = None if self._module is None else self._module()
@@ -395,7 +408,7 @@ class StepTelemetry:
                 return save(obj, f, *args, **kwargs)
             mark = self._mark
             phase = mark[0]
-            mark[1] = clock()
+            began = mark[1] = clock()
             mark[0] = _CHECKPOINT
             try:
                 result = save(obj, f, *args, **kwargs)
@@ -403,12 +416,12 @@ class StepTelemetry:
                 mark[1] = clock()
                 mark[0] = phase
             if isinstance(f, (str, os.PathLike)):
-                self._report_saved(os.fspath(f))
+                self._report_saved(os.fspath(f), (mark[1] - began) * 1e-9)
             return result
 
         return marked
 
-    def _report_saved(self, path: Any) -> None:
+    def _report_saved(self, path: Any, seconds: float) -> None:
         """Send that the program wrote a file, which may be a checkpoint."""
         try:
             path = os.path.abspath(os.fsdecode(path))
@@ -416,7 +429,12 @@ class StepTelemetry:
                 return  # a part of a checkpoint that ltui reports
             text = f"The program saved {path}."
             self._channel.event(
-                "script_checkpoint", text, path=path, global_step=self.global_step, epoch=None
+                "script_checkpoint",
+                text,
+                path=path,
+                global_step=self.global_step,
+                epoch=None,
+                seconds=seconds,
             )
         except Exception as error:  # noqa: BLE001
             self._failed(error)

@@ -1,0 +1,114 @@
+"""The time ledger of a run as text: one bar, and what ``ltui show --time`` prints. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ltui.app.presentation.run_report import columns
+from ltui.training.state.time_advice import Advice
+from ltui.training.state.time_ledger import Account, Part, TimeLedger
+from ltui.widgets.formats import NA, duration, percent
+from ltui.widgets.sanitise import clean_name
+
+SIGNS: dict[Part, tuple[str, str]] = {
+    Part.TRAINING: ("█", "training"),
+    Part.DATA: ("▓", "waiting for data"),
+    Part.COMPILATION: ("▒", "compilation, warm-up"),
+    Part.VALIDATION: ("▞", "validation"),
+    Part.CHECKPOINTS: ("▚", "checkpoints"),
+    Part.BETWEEN: ("░", "between steps"),
+    Part.START_UP: ("▁", "start-up"),
+    Part.STALLS: ("!", "stalls"),
+    Part.REPEATED: ("↺", "repeated steps"),
+    Part.RESTARTS: ("r", "restarts"),
+    Part.SHUTDOWN: ("▔", "after the last step"),
+    Part.PAUSES: ("‖", "pauses"),
+    Part.QUEUE: ("○", "queue"),
+    Part.STOPPED: ("■", "stopped"),
+    Part.UNKNOWN: ("?", "unknown"),
+}
+"""The sign and the words of each part, in the order of the bar."""
+BAR_CELLS = 60
+PARTS_IN_TABLE = 6
+"""Maximum number of parts that are columns of a table; the largest ones."""
+RANKS_SHOWN = 64
+"""Maximum number of ranks with a line of their own."""
+
+
+def time_bar(account: Account, cells: int) -> str:
+    """Return a bar of ``cells`` signs, divided like the time; a part below half a cell has none."""
+    bar, done = "", 0
+    for part, (sign, _) in SIGNS.items():
+        done += account.us(part)
+        bar += sign * (round(cells * done / max(1, account.wall_us)) - len(bar))
+    return bar
+
+
+def legend(account: Account) -> list[tuple[str, str, str]]:
+    """Return sign and words, share and duration of each part, in the order of the bar."""
+    rows = []
+    for part, (sign, words) in SIGNS.items():
+        if us := account.us(part):
+            rows.append((f"{sign} {words}", percent(us / account.wall_us), duration(us / 1e6)))
+    return rows
+
+
+def summary(ledger: TimeLedger, most: int = 4) -> str:
+    """Return ``goodput 81 %: 9 % repeated steps, 6 % checkpoints``; empty before the first step."""
+    if ledger.goodput is None:
+        return ""
+    run = ledger.run
+    lost = sorted(
+        ((run.us(part), words) for part, (_, words) in SIGNS.items() if part is not Part.TRAINING),
+        reverse=True,
+    )
+    texts = [f"{percent(us / run.wall_us)} {words}" for us, words in lost[:most] if us]
+    return f"goodput {percent(ledger.goodput)}{': ' if texts else ''}{', '.join(texts)}"
+
+
+def time_lines(ledger: TimeLedger, title: str, found: Sequence[Advice]) -> list[str]:
+    """Return what ``ltui show --time`` prints."""
+    run = ledger.run
+    lines = [f"{title}: {duration(run.wall_us / 1e6)}, goodput {percent(ledger.goodput)}"]
+    lines += [f"  {time_bar(run, BAR_CELLS)}"]
+    lines += [f"  {line}" for line in columns(legend(run), right=frozenset((1, 2)))]
+    stalls = sorted(run.stalls_us.items(), key=lambda pair: -pair[1])
+    if stalls:
+        texts = (f"{clean_name(kind)} {duration(us / 1e6)}" for kind, us in stalls)
+        lines.append(f"  stalls by cause: {', '.join(texts)}")
+    named: list[tuple[str, Sequence[Account], Callable[[int], str]]] = [
+        ("attempt", ledger.attempts if len(ledger.attempts) > 1 else (), _attempt_name),
+        ("machine", ledger.machines, str),
+        ("rank", ledger.ranks if len(ledger.ranks) > 1 else (), str),
+    ]
+    for word, accounts, name_of in named:
+        if accounts:
+            lines += ["", *_table(word, accounts, name_of)]
+    if found:
+        lines += ["", "to gain, the most first", *(f"  {one.text}" for one in found)]
+    return [*lines, "", ledger.rule]
+
+
+def _attempt_name(number: int) -> str:
+    return str(number) if number else "before"
+
+
+def _table(word: str, accounts: Sequence[Account], name_of: Callable[[int], str]) -> list[str]:
+    total = {part: sum(account.us(part) for account in accounts) for part in SIGNS}
+    largest = sorted((p for p in SIGNS if total[p]), key=lambda part: -total[part])
+    shown = [part for part in SIGNS if part in largest[:PARTS_IN_TABLE]]
+    others = set(SIGNS) - set(shown)
+    head = (word, "time", "goodput", *(SIGNS[part][1] for part in shown))
+    rows = [(*head, "other") if len(largest) > len(shown) else head]
+    for account in accounts:
+        us = [account.us(part) for part in shown]
+        us += [account.us(*others)] if len(largest) > len(shown) else []
+        rows.append(
+            (
+                name_of(account.number or 0),
+                duration(account.wall_us / 1e6),
+                NA if account.goodput is None else percent(account.goodput),
+                *(percent(each / account.wall_us) if account.wall_us else NA for each in us),
+            )
+        )
+    return columns(rows, right=frozenset(range(len(rows[0]))))
