@@ -15,6 +15,7 @@ from ltui.training.state.good_checkpoints import bad_loss
 from ltui.training.state.run_snapshot import (
     LIVE,
     FreezeWarning,
+    LimitKind,
     NodeState,
     RankSnapshot,
     RankState,
@@ -95,6 +96,34 @@ def waiting_reason(snapshot: RunSnapshot) -> str:
 def open_verdicts(snapshot: RunSnapshot) -> list[Verdict]:
     """Return the verdicts that are still active."""
     return [verdict for verdict in snapshot.verdicts if verdict.ended is None]
+
+
+_LIMITS = {
+    LimitKind.DATA: "data",
+    LimitKind.HOST: "the host",
+    LimitKind.DEVICE: "computing on the device, and nothing else",
+    LimitKind.COMMUNICATION: "communication",
+    LimitKind.RANK: "rank {rank}, which the others wait for",
+    LimitKind.VALIDATION: "validation",
+    LimitKind.CHECKPOINTS: "checkpoints",
+    LimitKind.UNKNOWN: "not known",
+}
+"""What limits the speed, in words."""
+UNLIMITED = frozenset({LimitKind.DEVICE.value, LimitKind.UNKNOWN.value})
+"""Limits that are no reason to change anything."""
+
+
+def limit_text(snapshot: RunSnapshot) -> str:
+    """Return what limits the speed, with its evidence; empty if too little was measured.
+
+    ``data: the ranks wait 0.21 s of each step (0.5 s) for a batch``
+    """
+    limit = snapshot.limit
+    if limit is None:
+        return ""
+    kind = limit.kind if limit.kind in {k.value for k in LimitKind} else LimitKind.UNKNOWN
+    words = _LIMITS[LimitKind(kind)].format(rank=limit.rank)
+    return clean_line(f"{words}: {'; '.join(limit.evidence)}" if limit.evidence else words, 400)
 
 
 def bad_loss_words(snapshot: RunSnapshot) -> str:

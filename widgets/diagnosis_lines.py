@@ -70,6 +70,8 @@ def verdicts_lines(view_model: DiagnosisViewModel, width: int) -> Lines:
         lines += verdict_lines(verdict, width, with_sentence=not in_headline)
     if not view_model.verdicts:
         lines.append((Cell(text="No problem found"),))
+    if view_model.limit:
+        lines += [_EMPTY, *_labelled("limited by", view_model.limit, width, 12, Tone.PLAIN)]
     if view_model.earlier:
         lines += [_EMPTY, _title("earlier")]
         for text in view_model.earlier:

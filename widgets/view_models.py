@@ -296,6 +296,8 @@ class DiagnosisViewModel(Struct, frozen=True, kw_only=True):
     about: str
     """The run, and the time of the diagnosis."""
     verdicts: tuple[VerdictViewModel, ...] = ()
+    limit: str = ""
+    """What limits the speed of the run; empty if too little was measured."""
     earlier: tuple[str, ...] = ()
     """Verdicts that have ended, one line each."""
     collectives: tuple[CollectiveTable, ...] = ()

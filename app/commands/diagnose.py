@@ -13,14 +13,15 @@ from ltui.app.command_output import EXIT_DONE, output, print_envelope, refuse_ex
 from ltui.app.diagnosis.diagnosis_view import DiagnosisContext, diagnosis_view_model
 from ltui.app.diagnosis.request_diagnosis import DiagnosisResult
 from ltui.training.diagnosis.evidence import Diagnosis
-from ltui.training.state.run_snapshot import RunState
+from ltui.training.json_codec import to_json
+from ltui.training.state.run_snapshot import Limit, RunState
 from ltui.widgets.diagnosis_lines import WIDTH, report
 from ltui.widgets.sanitise import clean_line
 
 NARROWEST, WIDEST = 60, 140
 """Least and most columns of a report on a terminal."""
 
-DATA = {"diagnose": (Diagnosis, {"state": RunState, "detail": str | None})}
+DATA = {"diagnose": (Diagnosis, {"state": RunState, "detail": str | None, "limit": Limit | None})}
 
 
 def diagnose(options: Namespace) -> int:
@@ -43,6 +44,7 @@ def to_document(result: DiagnosisResult) -> dict[str, object]:
         **result.diagnosis.to_document(),
         "state": result.snapshot.state.value,
         "detail": result.snapshot.detail,
+        "limit": to_json(result.snapshot.limit),
     }
 
 

@@ -27,7 +27,7 @@ from ltui.app.presentation.snapshot_text import (
     script_checkpoints_title,
 )
 from ltui.app.presentation.time_view import legend, time_bar
-from ltui.app.state_words import machine_state_word
+from ltui.app.state_words import limit_text, machine_state_word
 from ltui.training.state.run_snapshot import LIVE, CheckpointInfo
 from ltui.widgets import formats
 from ltui.widgets.sanitise import clean_line, clean_name
@@ -52,6 +52,9 @@ def metrics_and_configuration(frame: Frame) -> Text:
     """Return metrics and configuration."""
     out = Text()
     _append_metrics(out, frame)
+    if text := limit_text(frame.snapshot):
+        out.append("\nspeed limited by\n", "bold")
+        out.append(f"{text}\n")
     _append_time(out, frame)
     _append_configuration(out, frame)
     out.rstrip()

@@ -36,6 +36,7 @@ from ltui.app.presentation.snapshot_text import (
 from ltui.app.state_words import (
     bad_loss_sentence,
     ended_sentence,
+    limit_text,
     needs_help,
     open_verdicts,
     state_word,
@@ -116,6 +117,7 @@ def end_report(snapshot: RunSnapshot, time: Sequence[tuple[str, str]] = ()) -> l
         attempt = f", attempt {snapshot.attempt}" if snapshot.attempt > 1 else ""
         rows.append(("time", f"{duration(snapshot.elapsed_s)}{attempt}"))
     rows += time
+    rows.append(("limited by", limit_text(snapshot)))
     rows += metric_rows(snapshot, METRICS_SHOWN)
     if snapshot.throughput.best_samples_per_s is not None:
         best = snapshot.throughput.best_samples_per_s
@@ -268,6 +270,7 @@ def _facts(snapshot: RunSnapshot, now: float) -> list[tuple[str, str]]:
         ("machines", machine_count(snapshot)),
         ("ranks", _ranks_fact(snapshot)),
         ("throughput", _throughput_fact(snapshot)),
+        ("limited by", limit_text(snapshot)),
         ("MFU", _flop_utilisation(snapshot)),
         ("job", _job_text(snapshot, now)),
         ("supervisor", supervisor),

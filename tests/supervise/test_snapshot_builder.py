@@ -86,6 +86,7 @@ def attempt(folder: Path, **changes: Any) -> Any:
         "start": None,
         "nodes": None,
         "shown_metrics": lambda _: {},
+        "limits": SimpleNamespace(limit=None),
         "logs": SimpleNamespace(warnings=()),
         "stops": SimpleNamespace(escalation=None, error=None, descriptions=tuple),
     }

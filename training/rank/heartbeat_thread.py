@@ -23,7 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from ltui.training.rank import stack_dump_setup
+from ltui.training.rank.channel import current_channel
 from ltui.training.rank.flight_recorder import UNKNOWN, Counts, FlightRecorder
+from ltui.training.shared.record_types import Phase
 from ltui.training.tensor_queue.heartbeat_table import (
     BEAT_S,
     JOINED,
@@ -40,6 +42,17 @@ _EXIT_WAIT_S = 1.0
 """Maximum seconds for which the exit of the process waits for a call of torch."""
 _SECOND_STACK_S = 0.1
 """Seconds between two stacks of the main thread, which show if it moves between lines."""
+
+_LOOKS, _LOOK_S = 12, 0.0004
+"""Maximum number of looks at the main thread by which it is seen whether it moves, and the seconds
+between them."""
+_RAN_NS = 500_000
+"""Nanoseconds of processor time after which a thread with small operators is somewhere else."""
+_COMPUTES = frozenset({int(Phase.FORWARD), int(Phase.COMPUTE)})
+"""Phases in which the main thread computes and runs Python. An optimizer may update all parameters
+in one call."""
+_BACKWARD = frozenset({"_engine_run_backward", "backward"})
+"""Innermost Python functions of a backward pass."""
 
 Frames = list[tuple[str, int, str]]
 """File, line and function of each frame, innermost first."""
@@ -67,6 +80,7 @@ class HeartbeatThread:
         """
         self._answered = self.slot.evidence_request()
         self._main = threading.main_thread().ident
+        self._main_native = threading.main_thread().native_id
         self._thread = threading.Thread(target=self._run, name="ltui-heartbeat", daemon=True)
 
     def start(self) -> None:
@@ -105,6 +119,47 @@ class HeartbeatThread:
         )
         thread = threading.get_native_id()
         self.slot.publish(now_ns, thread, *self._counts, self._answered, flags)
+        self._count_activity()
+
+    def _count_activity(self) -> None:
+        """Count whether the main thread waits in a collective, and whether it moves on."""
+        waits: bool | None = None
+        if self._joined and self._recorder.is_recording and self._counts.completed >= 0:
+            is_pending = self._counts.enqueued > self._counts.completed
+            # The rank computes while a collective is pending that it does not need yet.
+            waits = is_pending and _is_asleep(self._main_native)
+        self.slot.count(waits=waits, moved=None if waits else self._has_moved())
+
+    def _has_moved(self) -> bool | None:
+        """Return whether the main thread moves on while it computes for half a millisecond.
+
+        None if it does not compute, has no processor, or is in a backward pass, which is one call
+        of Python.
+        """
+        clock = time.pthread_getcpuclockid(self._main or 0)
+        first, began_ns = self._place(), time.clock_gettime_ns(clock)
+        for _ in range(_LOOKS):
+            time.sleep(_LOOK_S)
+            place = self._place()
+            if first is None or place is None:
+                return None
+            if place != first:
+                return True
+            if time.clock_gettime_ns(clock) - began_ns >= _RAN_NS:
+                return False
+        return None
+
+    def _place(self) -> tuple[Any, int] | None:
+        """Return the call that the main thread is in, and its instruction, if it computes.
+
+        Another call of the same function has another frame.
+        """
+        channel = current_channel()
+        frame = sys._current_frames().get(self._main or 0)
+        phase = None if channel is None else channel.pulse.mark[0]
+        if frame is None or phase not in _COMPUTES or frame.f_code.co_name in _BACKWARD:
+            return None
+        return frame, frame.f_lasti
 
     def _read_counts(self, now_s: float) -> Counts:
         if self._joined or now_s >= self._join_check_due:
@@ -171,6 +226,15 @@ class HeartbeatThread:
                 }
             )
         return stacks
+
+
+def _is_asleep(thread: int | None) -> bool:
+    """Return True if a thread of this process does not want to run."""
+    try:
+        with open(f"/proc/self/task/{thread}/stat", encoding="ascii", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] != "R"
+    except (OSError, IndexError):
+        return False
 
 
 def _frames_of(frame: Any) -> Frames:

@@ -244,6 +244,36 @@ class Verdict(Struct, frozen=True, kw_only=True):
     evidence: dict[str, Any] = field(default_factory=dict)
 
 
+class LimitKind(str, Enum):
+    """What limits the speed of a run. The values are stored and must not change."""
+
+    DATA = "data"
+    HOST = "host"
+    """Python and many small operators."""
+    DEVICE = "device"
+    """Computing: nothing else limits the speed."""
+    COMMUNICATION = "communication"
+    RANK = "rank"
+    """Another rank that all others wait for."""
+    VALIDATION = "validation"
+    CHECKPOINTS = "checkpoints"
+    UNKNOWN = "unknown"
+
+
+class Limit(Struct, frozen=True, kw_only=True):
+    """What limits the speed of a run, and how that is known."""
+
+    kind: str
+    """A ``LimitKind``; a plain string, so that limits of other versions can be read."""
+    seconds: float | None = None
+    """Seconds that it takes in each step."""
+    share: float | None = None
+    """Fraction of the time."""
+    rank: int | None = None
+    """The rank that others wait for."""
+    evidence: tuple[str, ...] = ()
+
+
 class CheckpointInfo(Struct, frozen=True, kw_only=True):
     """One checkpoint, as its manifest describes it."""
 
@@ -340,6 +370,9 @@ class RunSnapshot(Struct, frozen=True, kw_only=True):
     cautions: tuple[FreezeWarning, ...] = ()
     checkpoint_seconds: tuple[float, ...] = ()
     """How long the last checkpoints took to save, oldest first, those of earlier attempts too."""
+    limit: Limit | None = None
+    """What limits the speed in the last half minute, of an ended run for the longest time; None if
+    too little was measured."""
     job: JobSnapshot | None = None
     """The SLURM job that the run runs in; None outside of one."""
 

@@ -34,6 +34,9 @@ _WHOLE_OR_NONE = (int, type(None))
 class TimeStore(RunStore):
     """The history of a run, read for where its time went."""
 
+    def __enter__(self) -> TimeStore:
+        return self
+
     def time_facts(self, snapshot: RunSnapshot, most_blocks: int = MOST_BLOCKS) -> TimeFacts:
         """Return what the history says about the time of the run.
 

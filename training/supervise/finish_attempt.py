@@ -207,7 +207,11 @@ class AttemptFinisher:
             attempt.nodes.end(leave=False)
         attempt.end()
         throughput = attempt.snapshot.throughput
-        now = replace(attempt.build_snapshot(judgement, time.time()), throughput=throughput)
+        now = replace(
+            attempt.build_snapshot(judgement, time.time()),
+            throughput=throughput,
+            limit=attempt.limits.overall() or attempt.snapshot.limit,
+        )
         attempt.snapshot = final_snapshot(now, end, failures, ended_at=ended_at, waiting=waiting)
         self._server.publish(attempt.snapshot)
         attempt.update_diagnoses(judgement, attempt.last_poll())

@@ -58,6 +58,7 @@ from ltui.training.supervise.history_recorder import (
     stored_snapshot,
     with_values,
 )
+from ltui.training.supervise.limit_meter import LimitMeter
 from ltui.training.supervise.machine_readings import MachineMonitor
 from ltui.training.supervise.run_folder import LogLimit, RunFolder
 from ltui.training.supervise.snapshot_builder import build_snapshot
@@ -129,6 +130,7 @@ class LiveAttempt:
         self.evidence_of_all: Evidence | None = None
         """The evidence of all machines at the last judgement; None on one machine."""
         self._health = HealthMonitor()
+        self.limits = LimitMeter(run_dir.queue_dir(number))
         self._throughput: ThroughputPoint | None = None
         """The newest point of the throughput that was stored."""
         self._engine: ProcessIdentity | None = None
@@ -388,6 +390,8 @@ class LiveAttempt:
 
     def build_snapshot(self, judgement: Judgement, now_s: float) -> RunSnapshot:
         """Build a snapshot, store it in ``snapshot``, and return it."""
+        now, gpus = time.monotonic(), self.machine.gpu_view.gpus
+        self.limits.update(now, self.state, self.pulses, self.fold, gpus)
         self.snapshot = build_snapshot(self, judgement, now_s, time.monotonic_ns())
         return self.snapshot
 

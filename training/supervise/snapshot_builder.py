@@ -111,6 +111,7 @@ def build_snapshot(
         cautions=_warnings(live),
         checkpoint_seconds=live.catalog.seconds,
         job=job,
+        limit=live.limits.limit,
         flops_per_batch=live.flops.flops if live.flops is not None else None,
         model_flop_utilisation=model_flop_utilisation(
             live.flops,

@@ -33,6 +33,10 @@ _BARRIER_AT: Final = 128
 _BARRIER: Final = Struct("<qH")
 """Time when the rank entered the barrier (0: it is in none), length of the barrier's name."""
 _NAME_BYTES: Final = 120
+_ACTIVITY: Final = Struct("<4q")
+"""Heartbeats with known collectives, those in which the rank waits in one, looks at its training
+thread, and those in which it had moved on. Counts since the start of the process."""
+_ACTIVITY_AT: Final = 64
 _MAGIC: Final = int.from_bytes(b"LTUIWIT1", "little")
 
 STACK_SIGNAL: Final = 57
@@ -69,6 +73,15 @@ class HeartbeatState(NamedTuple):
     barrier_ns: int
 
 
+class RankActivity(NamedTuple):
+    """Counts of a heartbeat thread, in the order of ``_ACTIVITY``."""
+
+    beats: int
+    waiting: int
+    looks: int
+    moved: int
+
+
 class HeartbeatSlot:
     """A rank's writer for its slot of the table. It never blocks and takes no lock."""
 
@@ -86,6 +99,9 @@ class HeartbeatSlot:
         view = memoryview(self._mapped)
         self._request_word = view[: _WORDS.size].cast("q")
         self._words = view[self._at : self._at + _WORDS.size].cast("q")
+        at = self._at + _ACTIVITY_AT
+        self._activity = view[at : at + _ACTIVITY.size].cast("q")
+        self._activity[:] = memoryview(_ACTIVITY.pack(0, 0, 0, 0)).cast("q")
         self._words[:] = memoryview(_WORDS.pack(0, os.getpid(), 0, -1, -1, 0, 0, 0)).cast("q")
         self.leave_barrier()
 
@@ -109,6 +125,16 @@ class HeartbeatSlot:
         words[_THREAD], words[_ENQUEUED], words[_COMPLETED] = thread_id, enqueued, completed
         words[_ANSWERED], words[_FLAGS] = answered, flags
         words[_BEAT] = beat_ns
+
+    def count(self, *, waits: bool | None, moved: bool | None) -> None:
+        """Count whether the rank waits in a collective and has moved on; None: not known."""
+        activity = self._activity
+        if waits is not None:
+            activity[1] += waits
+            activity[0] += 1
+        if moved is not None:
+            activity[3] += moved
+            activity[2] += 1
 
     def enter_barrier(self, name: str, now_ns: int) -> None:
         """Record that the main thread has entered the barrier ``name``."""
@@ -140,6 +166,16 @@ class HeartbeatTable:
             if state is not None:
                 states[rank] = state
         return states
+
+    def read_activity(self) -> dict[int, RankActivity]:
+        """Return the counts of each rank; empty if no rank has written any yet."""
+        try:
+            data = self._path.read_bytes()
+        except OSError:
+            return {}
+        ranks = range(len(data) // _SLOT_BYTES - 1)
+        places = {rank: (rank + 1) * _SLOT_BYTES + _ACTIVITY_AT for rank in ranks}
+        return {r: RankActivity(*_ACTIVITY.unpack_from(data, at)) for r, at in places.items()}
 
     def request_evidence(self, number: int) -> None:
         """Write the request for evidence ``number``. Raises ``OSError``."""

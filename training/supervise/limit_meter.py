@@ -1,0 +1,134 @@
+"""Measures what limits the speed of an attempt, once a second over the last half minute.
+
+It reads what is there: totals of steps, pulses, the heartbeat table, and readings of the GPUs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from msgspec import Struct, field
+
+from ltui.training.diagnosis.limits import RankLoad, RunLoad, find_limit
+from ltui.training.shared.record_types import Phase, PulseState
+from ltui.training.state.record_fold import FoldState, RunningTotals
+from ltui.training.state.run_snapshot import GpuSnapshot, Limit, RunState
+from ltui.training.tensor_queue.heartbeat_table import HeartbeatTable, RankActivity
+
+WINDOW_S = 30.0
+SHORTEST_S = 8.0
+"""Seconds of a window below which nothing is said."""
+PERIOD_S = 1.0
+_NO_ACTIVITY = RankActivity(0, 0, 0, 0)
+
+
+class _Sample(Struct):
+    """Counts since the begin of the attempt, at one time."""
+
+    at_s: float
+    ticks: int
+    validating: int
+    saving: int
+    totals: Mapping[int, RunningTotals]
+    activity: Mapping[int, RankActivity]
+    gpus: Mapping[int, float] = field(default_factory=dict)
+    """Rank -> utilisation of its GPUs now, in percent."""
+
+
+class LimitMeter:
+    """The measurement of one attempt. Used by the supervisor's loop."""
+
+    def __init__(self, queue_dir: Path) -> None:
+        self._table = HeartbeatTable(queue_dir)
+        self._samples: deque[_Sample] = deque()
+        self._ticks = self._validating = self._saving = 0
+        self._seconds: dict[tuple[str, int | None], float] = {}
+        """Kind and rank of a limit -> seconds for which it was the limit."""
+        self._last: dict[tuple[str, int | None], Limit] = {}
+        self.limit: Limit | None = None
+        """What limits the speed now; None if too little was measured."""
+
+    def update(
+        self,
+        now_s: float,
+        state: RunState,
+        pulses: Mapping[int, PulseState | None],
+        fold: FoldState,
+        gpus: Sequence[GpuSnapshot],
+    ) -> None:
+        """Take the present state into account. ``now_s`` is monotonic time."""
+        if state is not RunState.RUNNING:
+            self._samples.clear()
+            return
+        phases = {pulse.phase for pulse in pulses.values() if pulse is not None}
+        self._ticks += 1
+        self._validating += Phase.VALIDATION in phases
+        self._saving += Phase.CHECKPOINT in phases and Phase.VALIDATION not in phases
+        if self._samples and now_s - self._samples[-1].at_s < PERIOD_S:
+            return
+        totals = {r: f.totals for r, f in fold.ranks.items() if f.totals is not None}
+        busy = {
+            rank: gpu.utilisation_percent
+            for gpu in gpus
+            if gpu.utilisation_percent is not None
+            for rank in gpu.ranks
+        }
+        activity = self._table.read_activity()
+        counts = (self._ticks, self._validating, self._saving)
+        self._samples.append(_Sample(now_s, *counts, totals, activity, busy))
+        while now_s - self._samples[0].at_s > WINDOW_S:
+            self._samples.popleft()
+        first = self._samples[0]
+        self.limit = None
+        if now_s - first.at_s >= SHORTEST_S:
+            self.limit = find_limit(_load_of(list(self._samples), fold))
+        if self.limit is not None:
+            key = self.limit.kind, self.limit.rank
+            self._seconds[key] = self._seconds.get(key, 0.0) + PERIOD_S
+            self._last[key] = self.limit
+
+    def overall(self) -> Limit | None:
+        """Return what limited the attempt for the longest time."""
+        longest = max(self._seconds, key=lambda key: self._seconds[key], default=None)
+        return None if longest is None else self._last[longest]
+
+
+def _load_of(samples: Sequence[_Sample], fold: FoldState) -> RunLoad:
+    first, last = samples[0], samples[-1]
+    ticks = max(1, last.ticks - first.ticks)
+    return RunLoad(
+        seconds=last.at_s - first.at_s,
+        validation=(last.validating - first.validating) / ticks,
+        checkpoints=(last.saving - first.saving) / ticks,
+        ranks=tuple(_rank_load(rank, samples, fold) for rank in sorted(last.totals)),
+    )
+
+
+def _rank_load(rank: int, samples: Sequence[_Sample], fold: FoldState) -> RankLoad:
+    first, last, folded = samples[0], samples[-1], fold.ranks[rank]
+    end = last.totals[rank]
+    start = first.totals.get(rank) or RunningTotals(0, *(0.0,) * 9)
+    own_s = (
+        end.fetch_s - start.fetch_s + end.forward_s - start.forward_s
+        + end.optimizer_s - start.optimizer_s
+    )  # fmt: skip
+    now, then = (sample.activity.get(rank, _NO_ACTIVITY) for sample in (last, first))
+    # A new process of the rank counts from zero.
+    then = then if now.looks >= then.looks and now.beats >= then.beats else _NO_ACTIVITY
+    counts = [after - before for before, after in zip(then, now, strict=True)]
+    readings = [sample.gpus[rank] for sample in samples if rank in sample.gpus]
+    return RankLoad(
+        rank=rank,
+        steps=end.batches - start.batches,
+        seconds=end.timed_s - start.timed_s,
+        fetch_s=end.fetch_s - start.fetch_s,
+        own_s=own_s if folded.knows("forward") else None,
+        beats=counts[0],
+        waiting=counts[1],
+        looks=counts[2],
+        moved=counts[3],
+        gpu_percent=sum(readings) / len(readings) if readings else None,
+        on_gpu=str((folded.hello or {}).get("device", "")).startswith("cuda"),
+    )
