@@ -52,9 +52,11 @@ def plain(lines: Sequence[Cells]) -> str:
 
 
 def headline_lines(view_model: DiagnosisViewModel, width: int) -> Lines:
-    """Return the headline and the line about the run."""
+    """Return the headline, the line about the run, and what limits its speed."""
     lines = _wrapped(view_model.headline.text, width, tone=view_model.headline.tone)
-    return [*lines, *_wrapped(view_model.about, width, tone=Tone.DIM)]
+    lines += _wrapped(view_model.about, width, tone=Tone.DIM)
+    limit = f"speed limited by {view_model.limit}" if view_model.limit else ""
+    return [*lines, *(_wrapped(limit, width) if limit else ())]
 
 
 # -- verdicts --------------------------------------------------------------------------------------
@@ -70,8 +72,6 @@ def verdicts_lines(view_model: DiagnosisViewModel, width: int) -> Lines:
         lines += verdict_lines(verdict, width, with_sentence=not in_headline)
     if not view_model.verdicts:
         lines.append((Cell(text="No problem found"),))
-    if view_model.limit:
-        lines += [_EMPTY, *_labelled("limited by", view_model.limit, width, 12, Tone.PLAIN)]
     if view_model.earlier:
         lines += [_EMPTY, _title("earlier")]
         for text in view_model.earlier:

@@ -8,7 +8,7 @@ from ltui.app.presentation.run_report import columns
 from ltui.training.state.time_advice import Advice
 from ltui.training.state.time_ledger import Account, Part, TimeLedger
 from ltui.widgets.formats import NA, duration, percent
-from ltui.widgets.sanitise import clean_name
+from ltui.widgets.sanitise import clean_line, clean_name
 
 SIGNS: dict[Part, tuple[str, str]] = {
     Part.TRAINING: ("█", "training"),
@@ -85,7 +85,11 @@ def time_lines(ledger: TimeLedger, title: str, found: Sequence[Advice]) -> list[
         if accounts:
             lines += ["", *_table(word, accounts, name_of)]
     if found:
-        lines += ["", "to gain, the most first", *(f"  {one.text}" for one in found)]
+        lines += [
+            "",
+            "to gain, the most first",
+            *(f"  {clean_line(one.text, 300)}" for one in found),
+        ]
     return [*lines, "", ledger.rule]
 
 

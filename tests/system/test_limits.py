@@ -32,5 +32,5 @@ def test_what_limits_a_program_is_named(private_home: Path, case: str) -> None:
     if case == "slow_rank":
         assert limit["rank"] == 1
     assert limit["evidence"][0] in " ".join(ended.stdout.split())
-    assert "limited by" in run_ltui("diagnose", "last", code=0).stdout
+    assert "speed limited by" in run_ltui("diagnose", "last", code=0).stdout
     assert private_home.is_dir()
