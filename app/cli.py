@@ -119,7 +119,7 @@ def _run_command(options: Namespace | None) -> int:
 
 
 def _parse_arguments(argv: list[str]) -> Namespace:
-    from ltui.app.commands.parser import build_parser
+    from ltui.app.command_line.parser import build_parser
 
     command: list[str] | None = None
     if argv[:1] in (["exec"], ["submit"], ["sweep"]) and "--" in argv:

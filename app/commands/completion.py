@@ -10,9 +10,9 @@ from pathlib import Path
 
 import shtab
 
+from ltui.app.command_line.launch_arguments import COMPLETED_NAMES
+from ltui.app.command_line.parser import build_parser
 from ltui.app.command_output import EXIT_DONE
-from ltui.app.commands.launch_arguments import COMPLETED_NAMES
-from ltui.app.commands.parser import build_parser
 from ltui.training.config.preset_discovery import preset_names
 from ltui.training.config.presets import load_preset
 from ltui.training.problem import ProblemError

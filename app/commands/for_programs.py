@@ -18,8 +18,8 @@ from typing import Any, get_type_hints
 
 from msgspec.json import schema_components
 
+from ltui.app.command_line.parser import Command, all_commands
 from ltui.app.command_output import EXIT_DONE, Envelope, OneOf, output
-from ltui.app.commands.parser import Command, all_commands
 from ltui.training.problem import ProblemError
 
 _NUMBER = '"type": "number"'

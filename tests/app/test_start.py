@@ -14,8 +14,8 @@ from textual.css.stylesheet import Stylesheet
 from textual.theme import Theme
 
 from ltui.app import cli
+from ltui.app.command_line.parser import build_parser
 from ltui.app.commands import dashboard
-from ltui.app.commands.parser import build_parser
 from ltui.app.settings import write_preference
 from ltui.app.textual_app import LtuiApp
 from ltui.widgets.palette import LTUI_DARK, LTUI_LIGHT

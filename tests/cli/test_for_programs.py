@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from ltui import api
+from ltui.app.command_line.parser import all_commands
 from ltui.app.commands.for_programs import commands_for_programs
-from ltui.app.commands.parser import all_commands
 from ltui.training.lifecycle.record_code import record_code
 from ltui.training.problem import Problem, ProblemError
 from tests.cli.conftest import Ltui

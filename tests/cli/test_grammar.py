@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ltui.app.commands.parser import build_parser, whole_number
+from ltui.app.command_line.parser import build_parser, whole_number
 from ltui.training.state.stop_conditions import parse_condition
 from ltui.training.store.history_writer import Batch, StoreWriter
 from tests.cli.conftest import Ltui

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ltui.app.commands.parser import build_parser
+from ltui.app.command_line.parser import build_parser
 from ltui.app.panels.runs_table import RunsTable
 from ltui.app.screens.home import HomeScreen
 from ltui.app.screens.run import RunScreen

@@ -118,7 +118,7 @@ class LiveAttempt:
         """The other machines; None on one machine and in an agent."""
         self.nodes_failure: str | None = None
         """Why the attempt cannot go on with the other machines, once that is the case."""
-        if spec.nodes is not None and spec.nodes.rank == 0:
+        if spec.nodes is not None and is_first:
             # Imported here because it loads pyzmq, which a run on one machine does not need.
             from ltui.training.supervise.remote_nodes import RemoteNodes
 
@@ -129,8 +129,7 @@ class LiveAttempt:
         self.evidence = EvidenceCollector(run_dir, number, self.wake.set)
         self.evidence_of_all: Evidence | None = None
         """The evidence of all machines at the last judgement; None on one machine."""
-        self._health = HealthMonitor()
-        self.limits = LimitMeter(run_dir.queue_dir(number))
+        self._health, self.limits = HealthMonitor(), LimitMeter(run_dir.queue_dir(number))
         self._throughput: ThroughputPoint | None = None
         """The newest point of the throughput that was stored."""
         self._engine: ProcessIdentity | None = None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ltui.app.command_line.launch_arguments import JSON, RUN_HELP
 from ltui.app.command_output import EXPORT_FORMATS
-from ltui.app.commands.launch_arguments import JSON, RUN_HELP, SET
 from ltui.training.shared.defaults import STOP_TIMEOUT_S
 
 _RUN = f"RUN  {RUN_HELP}\n"
@@ -260,42 +260,6 @@ examples:
   ltui stop last --at-step 500
   ltui stop last --when 'val/loss<0.2' --at 18:30
   ltui stop last --cancel
-
-=== queue  -queue:list_all  print the run queue: what waits to be started, and for what
-{JSON}
-Runs come here by `ltui run --queue`, `ltui exec --queue` and `ltui resume --queue`.
-Those with a higher priority start first, then those that were queued first.
-
-examples:
-  ltui queue
-  ltui queue move brave-owl --to 1
-  ltui queue hold brave-owl calm-fox
-  ltui queue edit brave-owl --set trainer.max_epochs=60 --after calm-fox:ok
-
-=== queue move  queue:move  give a queued run another place
-{_RUN}{JSON}\
-one of:
---to N        the place in the order, from 1; it takes the priority of that place
---priority N  another priority
-
-=== queue hold  queue:hold  keep queued runs from starting
-{_RUNS}{JSON}
-=== queue release  queue:hold  let held runs start again
-{_RUNS}{JSON}
-=== queue edit  queue:edit  change a queued run
-{_RUN}{SET}{JSON}\
---priority N  another priority
---after RUN[:ok] ...
-    start when this run has ended; with :ok, if it finished; can be repeated; `none` for no run
---not-before TIME
-    start at 18:30, or after +20min, +2h, +1d at the earliest; `none` for at once
---slots N  the slots of this machine that it uses
-
-=== queue retry  queue:retry  let runs wait again that could not be started or were removed
-{_RUNS}{JSON}
-=== queue remove  queue:remove  take runs out of the run queue
-{_RUNS}{JSON}
-A run that was never started is then stopped; `ltui queue retry` puts it back.
 
 === wait  wait:wait  sleep until runs end or meet a condition
 {_RUNS}\

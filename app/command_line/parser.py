@@ -21,8 +21,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from ltui.app.commands import launch_arguments, runs_arguments
-from ltui.app.commands.launch_arguments import (
+from ltui.app.command_line import launch_arguments, queue_arguments, runs_arguments
+from ltui.app.command_line.launch_arguments import (
     COMPLETED_NAMES,
     EXIT_CODES,
     READONLY,
@@ -92,7 +92,12 @@ def _choice_hint(word: str, choices: Sequence[str], listed: str) -> str:
 
 def all_commands() -> list[Command]:
     """Return every command of ltui."""
-    texts = launch_arguments.COMMANDS, runs_arguments.COMMANDS, launch_arguments.SETUP_COMMANDS
+    texts = (
+        launch_arguments.COMMANDS,
+        runs_arguments.COMMANDS,
+        queue_arguments.COMMANDS,
+        launch_arguments.SETUP_COMMANDS,
+    )
     return [command for text in texts for command in read_commands(text)]
 
 
@@ -362,7 +367,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 def with_verb(argv: list[str]) -> list[str]:
     """Return a command line in which ``start`` follows ``sweep`` if no other verb does."""
-    names = [one.name.split() for one in read_commands(launch_arguments.COMMANDS)]
+    names = [one.name.split() for one in read_commands(queue_arguments.COMMANDS)]
     verbs = {name[1] for name in names if name[0] == "sweep" and name[1:]} | {"-h", "--help"}
     if argv[:1] != ["sweep"] or argv[1:2] == [] or argv[1] in verbs:
         return argv

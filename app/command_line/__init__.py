@@ -1,0 +1,1 @@
+"""The grammar of the command line: every command with its arguments, and the parser."""
