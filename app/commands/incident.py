@@ -212,11 +212,12 @@ def _print_note(note: str | None) -> None:
 def _report(home: Path, run_dir: RunDir, what: Incident) -> int:
     """Print what `ltui show` and `ltui diagnose` print of the run."""
     # Imported here, as above.
+    from ltui.app.command_line.parser import build_parser
     from ltui.app.commands.diagnose import diagnose
     from ltui.app.commands.runs import show
 
     print(f"{_clock(what.begin)} to {_clock(what.end)}: {clean_line(what.about, 300)}\n")
     os.environ["LTUI_HOME"] = str(home)
-    show(Namespace(run=run_dir.id, code=False, code_diff=False, json=False))
+    show(build_parser("show").parse_args(["show", run_dir.id]))
     print()
-    return diagnose(Namespace(run=run_dir.id, output=None, force=False, json=False))
+    return diagnose(build_parser("diagnose").parse_args(["diagnose", run_dir.id]))

@@ -138,7 +138,7 @@ class Account(Struct, frozen=True, kw_only=True):
 
     @property
     def counted_us(self) -> int:
-        """Milliseconds in which the run should have trained."""
+        """Microseconds in which the run should have trained."""
         return self.wall_us - self.us(*CHOSEN)
 
     @property
