@@ -55,7 +55,12 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
     monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)
     for table in ("_global_forward_hooks", "_global_forward_pre_hooks"):
         monkeypatch.setattr(torch.nn.modules.module, table, OrderedDict())
-    gc.collect()  # modules of other tests
+    gc.collect()
+    roots = nan_watch._roots
+    others = list(roots())  # of other tests, which something still holds
+    monkeypatch.setattr(
+        nan_watch, "_roots", lambda: [r for r in roots() if not any(r is other for other in others)]
+    )
     return events
 
 
