@@ -144,6 +144,7 @@ signals: $(VENV)/.installed-test
 zoo: $(VENV)/.installed-test
 	@if [ "$${NODES:-1}" = 2 ]; then exec $(PY) -m tests.nodes.machine_faults; fi; \
 	  failed=0; LTUI_POLICY=all $(PY) -m pytest tests/faults/test_policy.py || failed=1; \
+	  LTUI_LIMITS=1 $(PY) -m pytest tests/system/test_limits.py || failed=1; \
 	  $(PY) -m tests.faults || failed=1; exit $$failed
 
 # CYCLES=20 SEED=7 for fewer, or for the same again.

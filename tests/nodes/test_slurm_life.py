@@ -124,6 +124,7 @@ def state(name: str) -> Any:
     return lambda snapshot: snapshot["state"] == name
 
 
+@pytest.mark.slow
 def test_a_run_waits_for_the_job_of_another_one(login: Login) -> None:
     lasts = (sys.executable, "-c", "import time; time.sleep(75)")
     fails = (sys.executable, "-c", "import time; time.sleep(5); raise SystemExit(3)")

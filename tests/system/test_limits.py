@@ -1,7 +1,11 @@
-"""Eight programs that are limited in one way each, or in none: the right one is named."""
+"""Eight programs that are limited in one way each, or in none: the right one is named.
+
+What limits a program depends on the machine and on what else it does, so ``make zoo`` runs them.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -23,6 +27,7 @@ CASES = {
 
 
 @pytest.mark.slow
+@pytest.mark.skipif("LTUI_LIMITS" not in os.environ, reason="make zoo")
 @pytest.mark.parametrize("case", CASES)
 def test_what_limits_a_program_is_named(private_home: Path, case: str) -> None:
     engine = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
