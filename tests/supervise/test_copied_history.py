@@ -12,7 +12,7 @@ import pytest
 from ltui.training.lifecycle.delete_runs import delete, remove
 from ltui.training.lifecycle.launch_run import launch
 from ltui.training.lifecycle.run_status import recover_run, resolve_snapshot
-from ltui.training.state.run_snapshot import RunState
+from ltui.training.state.run_snapshot import LIVE, RunState
 from ltui.training.store.find_run import restore
 from ltui.training.store.history_place import ELSEWHERE_S, read_place, remove_unneeded_histories
 from ltui.training.store.run_directory import RunDir
@@ -130,7 +130,7 @@ def test_deleting_a_run_deletes_what_could_not_be_copied(runs: Runs, local: Path
     runs.kill_everything(run)
     folder = _folder(run)
     assert folder.exists()
-    resolve_snapshot(run)
+    runs.until(run, lambda s: s.state not in LIVE)
     deleted = delete(run)
     remove_unneeded_histories()
     assert folder.exists()
