@@ -257,7 +257,15 @@ def _preset_template(options: SweepOptions, sweep: Sweep) -> tuple[Sweep, RunSpe
     from ltui.app.launch.build_spec import prepare_launch
     from ltui.app.launch.local_machine import detect_machine
 
-    launch = prepare_launch(options.preset or "", sweep.fixed, options.python)
+    ends = [{one.key: _end(one, place) for one in sweep.space} for place in (0, -1)]
+    launch, _ = (
+        prepare_launch(
+            options.preset or "",
+            (*sweep.fixed, *(override(key, value) for key, value in values.items())),
+            options.python,
+        )
+        for values in ends
+    )
     spec = launch.spec(sweep.name, sweep.name, sweep.created_at)
     if spec.nodes is not None:
         raise ProblemError.of(
@@ -265,10 +273,6 @@ def _preset_template(options: SweepOptions, sweep: Sweep) -> tuple[Sweep, RunSpe
         )
     template = spec.with_changes(config=dict(launch.preset.document), overrides=())
     sweep = replace(sweep, machine=detect_machine(os.environ), cpu_ranks=launch.preset.cpu_ranks)
-    for place in (0, -1):
-        ends = {one.key: _end(one, place) for one in sweep.space}
-        settings = tuple(override(key, value) for key, value in ends.items())
-        prepare_launch(options.preset or "", (*sweep.fixed, *settings), options.python)
     return sweep, template
 
 

@@ -6,6 +6,7 @@ Imports nothing at all. ``parser.py`` describes the form of the texts.
 from __future__ import annotations
 
 RUN_HELP = "the id of a run, a unique prefix of it, its name, or `last`"
+RUN, RUNS = f"RUN  {RUN_HELP}\n", f"RUN ...  {RUN_HELP}\n"
 SHELLS = ("bash", "zsh", "fish", "tcsh")
 COMPLETED_NAMES = ("metrics", "keys")
 """What the scripts of ``ltui completion`` ask for, in place of a shell."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from ltui.app.command_line.launch_arguments import JSON, RUN_HELP, SET
+from ltui.app.command_line.launch_arguments import JSON, RUN, RUNS, SET
 
-_RUN = f"RUN  {RUN_HELP}\n"
-_RUNS = f"RUN ...  {RUN_HELP}\n"
+_SWEEP = "SWEEP  the name of a sweep, or `last`\n"
 
 COMMANDS = f"""\
 === queue  -queue:list_all  print the run queue: what waits to be started, and for what
@@ -20,17 +19,17 @@ examples:
   ltui queue edit brave-owl --set trainer.max_epochs=60 --after calm-fox:ok
 
 === queue move  queue:move  give a queued run another place
-{_RUN}{JSON}\
+{RUN}{JSON}\
 one of:
 --to N        the place in the order, from 1; it takes the priority of that place
 --priority N  another priority
 
 === queue hold  queue:hold  keep queued runs from starting
-{_RUNS}{JSON}
+{RUNS}{JSON}
 === queue release  queue:hold  let held runs start again
-{_RUNS}{JSON}
+{RUNS}{JSON}
 === queue edit  queue:edit  change a queued run
-{_RUN}{SET}{JSON}\
+{RUN}{SET}{JSON}\
 --priority N  another priority
 --after RUN[:ok] ...
     start when this run has ended; with :ok, if it finished; can be repeated; `none` for no run
@@ -39,9 +38,9 @@ one of:
 --slots N  the slots of this machine that it uses
 
 === queue retry  queue:retry  let runs wait again that could not be started or were removed
-{_RUNS}{JSON}
+{RUNS}{JSON}
 === queue remove  queue:remove  take runs out of the run queue
-{_RUNS}{JSON}
+{RUNS}{JSON}
 A run that was never started is then stopped; `ltui queue retry` puts it back.
 
 === sweep  -  try many settings of one program, as runs of a group
@@ -82,8 +81,7 @@ examples:
 --metrics-pattern PATTERN
     read metrics from what a command prints, as `ltui exec` does
 --no-freeze      train with the code as it is when each trial starts
---json           print one JSON document and nothing else
---name NAME      name of the sweep, which is the group of its runs (default: two random words)
+{JSON}--name NAME      name of the sweep, which is the group of its runs (default: two random words)
 --python PATH
     the Python interpreter that trains (default: that of the active virtual environment)
 
@@ -98,30 +96,21 @@ examples:
   ltui sweep my-sweep.yaml
 
 === sweep list  sweep:list_all  list the sweeps
---json  print one JSON document and nothing else
-
+{JSON}
 === sweep show  sweep:show  show the trials of a sweep, on a terminal as a screen
-SWEEP    the name of a sweep, or `last`
---plain  print a table
---json   print one JSON document and nothing else
-
+{_SWEEP}--plain  print a table
+{JSON}
 === sweep stop  sweep:stop  stop a sweep, its trials with a checkpoint
-SWEEP  the name of a sweep, or `last`
---json  print one JSON document and nothing else
-
+{_SWEEP}{JSON}
 === sweep resume  sweep:resume  continue a stopped sweep and its stopped trials
-SWEEP  the name of a sweep, or `last`
---json  print one JSON document and nothing else
-
+{_SWEEP}{JSON}
 === sweep retry  sweep:retry  run trials again that did not finish
-SWEEP         the name of a sweep, or `last`
-[NUMBER ...]  only these trials: their numbers, cells or runs
+{_SWEEP}[NUMBER ...]  only these trials: their numbers, cells or runs
 --failed      those that failed (default)
 --missing     those whose run was deleted
 --stopped     those that a person stopped
 --all         all of them, and those that ran out of memory or whose loss was NaN
---json        print one JSON document and nothing else
-
+{JSON}
 A trial continues from its last good checkpoint; without one, it begins anew.
 
 examples:
@@ -129,15 +118,11 @@ examples:
   ltui sweep retry lr-sweep 7
 
 === sweep append  sweep:append  add trials or values to a sweep
-SWEEP       the name of a sweep, or `last`
---trials N  try N more combinations
+{_SWEEP}--trials N  try N more combinations
 --set KEY=VALUES ...
     more values of a key; those of an interval or a range are widened
---json      print one JSON document and nothing else
-
+{JSON}
 === sweep narrow  sweep:narrow  leave values out of later trials
-SWEEP  the name of a sweep, or `last`
---set KEY=VALUES ...
+{_SWEEP}--set KEY=VALUES ...
     values of a key that are within those of the sweep
---json  print one JSON document and nothing else
-"""
+{JSON}"""

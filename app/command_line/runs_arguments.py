@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from ltui.app.command_line.launch_arguments import JSON, RUN_HELP
+from ltui.app.command_line.launch_arguments import JSON, RUN, RUN_HELP, RUNS
 from ltui.app.command_output import EXPORT_FORMATS
 from ltui.training.shared.defaults import STOP_TIMEOUT_S
-
-_RUN = f"RUN  {RUN_HELP}\n"
-_RUNS = f"RUN ...  {RUN_HELP}\n"
 
 FILTER_HELP = """\
 filter:
@@ -41,7 +38,7 @@ examples:
   ltui runs --columns config.lr,val/acc --sort=-val/acc
 
 === show  runs:show  show one run: state, ranks, metrics, checkpoints
-{_RUN}\
+{RUN}\
 --code
     print what code it was started with: commit, uncommitted changes, packages, command
 --code-diff
@@ -50,7 +47,7 @@ examples:
     print where its wall-clock time went, by attempt, machine and rank, and what would be faster
 {JSON}
 === diagnose  diagnose:diagnose  find out which rank stalls, where, why and what to do
-{_RUN}{JSON}\
+{RUN}{JSON}\
 -o FILE  write the report to a file, for example for a bug report
 --force  replace the file if it exists
 
@@ -65,7 +62,7 @@ examples:
   ltui diagnose last --json
 
 === incident  incident:incident  put minutes of a run into a file for other people
-{_RUN}\
+{RUN}\
 --around MOMENT
     verdict:N, or a time such as 03:12 or 2026-11-26T03:12 (default: the last verdict)
 -o FILE  write to this file (default: RUN.ltui)
@@ -94,7 +91,7 @@ examples:
   ltui open hang.ltui --to hang && LTUI_HOME=$PWD/hang ltui export last -o hang.csv
 
 === logs  logs:print_logs  print the logs of a run
-{_RUN}\
+{RUN}\
 --rank N     only this rank: its number, or machine and number (gpu-b:12)
 --node NODE  only the ranks and the launcher of this machine, by number or name
 --attempt N  the logs of attempt N (default: the latest attempt)
@@ -147,7 +144,7 @@ examples:
   ltui compare brave-owl calm-fox --watch
 
 === rerun  rerun:rerun  execute steps of a run again, to compare, to find a NaN, to debug
-{_RUN}\
+{RUN}\
 --from STEP  the first of the steps
 --to STEP    the last of the steps
 --with {{compare,nan,profile,memory,pdb}} = compare
@@ -172,7 +169,7 @@ examples:
   ltui rerun brave-owl --from 4192 --to 4192 --with pdb --rank 3
 
 === export  export_and_import:export  write the metrics of runs to a file
-{_RUNS}\
+{RUNS}\
 --to, --format {{{",".join(EXPORT_FORMATS)}}} = csv
     the format (default: csv); parquet and tensorboard need the packages pyarrow and tensorboard
 --metric GLOB ...
@@ -232,7 +229,7 @@ examples:
   ltui import lightning_logs/version_3 --name baseline
 
 === stop  stop_and_pause:stop  stop a run, with a checkpoint if it can save one
-{_RUN}\
+{RUN}\
 --timeout S = {STOP_TIMEOUT_S}
     seconds for the ranks to save a checkpoint and exit; after that they are interrupted, then
     killed (default: {STOP_TIMEOUT_S:g})
@@ -262,7 +259,7 @@ examples:
   ltui stop last --cancel
 
 === wait  wait:wait  sleep until runs end or meet a condition
-{_RUNS}\
+{RUNS}\
 --until CONDITION ...
     wait for this, see below; can be repeated, and any of them is enough (default: ended)
 --for-at-most TIME  no longer than 90 (seconds), 9m or 2h
@@ -300,7 +297,7 @@ examples:
   ltui wait brave-owl calm-fox --any
 
 === events  wait:events  print what happened in a run, as JSON lines
-{_RUN}\
+{RUN}\
 --since CURSOR  only events after this one: the `cursor` of the last line that was read
 --follow        go on until the run ends
 
@@ -312,18 +309,18 @@ examples:
   ltui events brave-owl --since 42 --follow
 
 === pause  stop_and_pause:pause  pause a run between two steps
-{_RUN}{JSON}
+{RUN}{JSON}
 === continue  stop_and_pause:continue_run  continue a paused run
-{_RUN}{JSON}
+{RUN}{JSON}
 === checkpoint  stop_and_pause:checkpoint  save a checkpoint now and keep training
-{_RUN}{JSON}
+{RUN}{JSON}
 === delete  prune:delete  move runs to the bin, where they can be restored
-{_RUNS}\
+{RUNS}\
 --now      remove them for ever, with history, logs and checkpoints
 --dry-run  only print what would be deleted, with its disk use
 
 === tag  labels:tag  print, add and remove the tags of runs
-{_RUNS}\
+{RUNS}\
 --add TAG ...     add a tag, or several with commas between them; can be repeated
 --remove TAG ...  remove a tag, or several with commas between them; can be repeated
 
@@ -335,7 +332,7 @@ examples:
   ltui tag brave-owl calm-fox --add keep --remove draft
 
 === group  labels:group  print or set the group of runs
-{_RUNS}\
+{RUNS}\
 one of:
 --name GROUP  put the runs into this group
 --remove      take the runs out of their group
@@ -347,7 +344,7 @@ examples:
   ltui group brave-owl --remove
 
 === rename  labels:rename  give a run another name
-{_RUN}NAME  the name; '' restores that of the id
+{RUN}NAME  the name; '' restores that of the id
 
 A name may have any characters. The id of the run stays, and both name it in commands.
 
@@ -356,14 +353,14 @@ examples:
   ltui rename brave-owl ''
 
 === note  labels:note  print or set the note of a run
-{_RUN}[TEXT]  the note; '' removes it
+{RUN}[TEXT]  the note; '' removes it
 
 examples:
   ltui note last 'the first one with the cleaned labels'
   ltui note last ''
 
 === star  labels:star  mark runs that are kept and easy to find
-{_RUNS}--remove  take the star away
+{RUNS}--remove  take the star away
 
 `ltui prune` never deletes a run with a star.
 

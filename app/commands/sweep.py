@@ -95,8 +95,8 @@ def show(options: Namespace) -> int:
     for trial in sweep.tried:
         texts = trial_texts(sweep, trial, is_best=trial in best)
         rows.append([texts.get(key, NA) for key in titles])
-    print("\n".join([f"{sweep.name}: {summary(sweep)}", plan_text(sweep), *columns(rows)]))
-    print("\n".join(trial_reasons(sweep)), end="\n" if trial_reasons(sweep) else "")
+    lines = [f"{sweep.name}: {summary(sweep)}", plan_text(sweep), *columns(rows)]
+    print("\n".join([*lines, *trial_reasons(sweep)]))
     print(importance_text(sweep, *importance(sweep)))
     return EXIT_DONE
 
