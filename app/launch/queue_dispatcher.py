@@ -46,7 +46,9 @@ POLL_S = 1.0
 FAILED_S = 10.0
 """Seconds until the next decision after one that failed, for example because the disk is full."""
 BUSY = 5
-"""The dispatcher sleeps at least so many times as long as a decision takes."""
+"""The dispatcher sleeps at least so many times as long as a decision takes, up to
+``LONGEST_BUSY_S``: a decision that recovers a killed run waits for it, which costs nothing."""
+LONGEST_BUSY_S = 5.0
 MOST_DEATHS = 5
 """Number of supervisors of one run that may die while they start, until the start has failed."""
 SLOTS, PASSING = "queue.slots", "queue.pass"
@@ -85,7 +87,8 @@ class Dispatcher:
                 if str(error) != problem:
                     print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
                 problem, pause_s = str(error), FAILED_S
-            time.sleep(max(pause_s, BUSY * (time.monotonic() - began)))
+            busy_s = min(LONGEST_BUSY_S, BUSY * (time.monotonic() - began))
+            time.sleep(max(pause_s, busy_s))
 
     def _start_next(self) -> bool:
         """Start the first run that may start. Return True if the next may start at once."""
