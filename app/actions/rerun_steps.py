@@ -43,6 +43,7 @@ from ltui.training.lifecycle.run_status import current_snapshot
 from ltui.training.lifecycle.supervisor_client import AttemptPlan
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import lock_holder
+from ltui.training.shared.defaults import RERUN_VARIABLE
 from ltui.training.state.metric_name_patterns import is_evaluation, is_training_loss
 from ltui.training.state.run_snapshot import LIVE, CheckpointInfo, RunSnapshot
 from ltui.training.store.find_run import find_run
@@ -299,7 +300,7 @@ def _start(plan: RerunPlan) -> RunDir:
     how = {"instrument": options.instrument, "rank": options.rank, "debugger": options.debugger}
     env = {
         **plan.spec.env,
-        "LTUI_RERUN": json.dumps(steps | how),
+        RERUN_VARIABLE: json.dumps(steps | how),
         "WANDB_MODE": "disabled",
         "NEPTUNE_MODE": "debug",
         "MLFLOW_TRACKING_URI": outputs.as_uri(),

@@ -19,9 +19,9 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ltui.training.rank.channel import current_channel
 from ltui.training.rank.coordination.stop_signals import RunStopped
+from ltui.training.shared.defaults import RERUN_VARIABLE
 from ltui.training.shared.record_types import Outcome, Phase
 
-VARIABLE = "LTUI_RERUN"
 _INSTRUMENTS = {
     "nan": ("nan_watch", "NanWatch"),
     "profile": ("step_profile", "Profile"),
@@ -111,7 +111,7 @@ class Rerun:
 
 
 def _read() -> Rerun | None:
-    text = os.environ.get(VARIABLE)
+    text = os.environ.get(RERUN_VARIABLE)
     return Rerun(**json.loads(text)) if text else None
 
 

@@ -13,3 +13,5 @@ QUEUE_BYTES = 4 << 20
 
 MIRROR_PATTERN = r"tensorboard(:[^\0]+)?"
 """Values of the setting ``mirror``: ``tensorboard`` or ``tensorboard:FOLDER``."""
+RERUN_VARIABLE = "LTUI_RERUN"
+"""Names the steps that ``ltui rerun`` executes again (``training/rank/step_rerun.py``)."""
