@@ -1,0 +1,1 @@
+"""What tells why a run is slow: which limit, profiles and samples of its ranks."""
