@@ -58,10 +58,10 @@ from ltui.training.supervise.history_recorder import (
     stored_snapshot,
     with_values,
 )
-from ltui.training.supervise.speed.limit_meter import LimitMeter
 from ltui.training.supervise.machine_readings import MachineMonitor
 from ltui.training.supervise.run_folder import LogLimit, RunFolder
 from ltui.training.supervise.snapshot_builder import build_snapshot
+from ltui.training.supervise.speed.limit_meter import LimitMeter
 from ltui.training.supervise.stops import Stops
 
 if TYPE_CHECKING:
