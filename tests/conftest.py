@@ -21,7 +21,8 @@ from tests.gpu.standin import nvml_stand_in
 from tests.live_processes import processes_with
 
 # No example has a time limit: how long one takes depends on the load of the machine.
-settings.register_profile("ltui", deadline=None)
+# In CI the examples are the same each time, so that a change is not judged by chance.
+settings.register_profile("ltui", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("ltui")
 
 # Pools that asyncio, torch and the resource tracker keep for the life of the process by design.
