@@ -238,7 +238,9 @@ async def test_a_dashboard_that_dies_closes_its_page_only(served: Served) -> Non
         served.pages()[0].kill()
         closed = [asyncio.ensure_future(_until_closed(websocket)) for websocket in (one, two)]
         done, rest = await asyncio.wait(closed, timeout=100, return_when="FIRST_COMPLETED")
-        assert (len(done), len(served.pages())) == (1, 1)
+        assert len(done) == 1
+        # A process closes its pipes a moment before it has ended.
+        wait_for(lambda: len(served.pages()) == 1)
         rest.pop().cancel()
 
 
