@@ -58,10 +58,19 @@ It is called in the thread of the client, and may wait for a limited time, as cl
 class ControlServer:
     """Listens at ``path`` (0600) until ``close``; refuses other users."""
 
-    def __init__(self, path: Path, link_path: Path, handler: Handler) -> None:
-        """``link_path`` is where clients look: ``path`` itself or a symbolic link to it."""
+    def __init__(
+        self,
+        path: Path,
+        link_path: Path,
+        handler: Handler,
+        record: Callable[[RunSnapshot], None] | None = None,
+    ) -> None:
+        """``link_path`` is where clients look: ``path`` itself or a symbolic link to it.
+
+        ``record`` is called with every snapshot that is published.
+        """
         self._paths = {path, link_path}
-        self._handler = handler
+        self._handler, self._record = handler, record
         self._published: tuple[RunSnapshot, bytes | None] | None = None
         self._clients: set[socket.socket] = set()
         self._closing = False
@@ -75,6 +84,8 @@ class ControlServer:
     def publish(self, snapshot: RunSnapshot) -> None:
         """Set the snapshot that ``status`` returns from now on."""
         self._published = (snapshot, None)
+        if self._record is not None:
+            self._record(snapshot)
 
     def close(self) -> None:
         """Stop listening and remove the socket. Answers that are being sent are completed."""

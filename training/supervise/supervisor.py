@@ -37,6 +37,7 @@ from ltui.training.supervise.gpu_wait import GpuQueue
 from ltui.training.supervise.history_recorder import stored_snapshot
 from ltui.training.supervise.live_attempt import LiveAttempt
 from ltui.training.supervise.machine_readings import READINGS_S
+from ltui.training.supervise.snapshot_recorder import SnapshotRecorder
 from ltui.training.supervise.verdict_hooks import VerdictNotifier
 from ltui.training.sweep.sweep_files import active_sweeps
 
@@ -92,8 +93,9 @@ class Supervisor:
             live.recorder.write(live.store.set_state, live.number, now_s, live.state, None, None)
         live.recorder.write(live.store.write_snapshot, live.snapshot)
         live.recorder.record(poll.polls, Batch(events=events), None, now_s)
+        self._past = SnapshotRecorder(run_dir)
         self._server = ControlServer(
-            run_dir.bound_socket_path(), run_dir.socket_path, self._requests.accept
+            run_dir.bound_socket_path(), run_dir.socket_path, self._requests.accept, self._past.add
         )
         self._server.publish(live.snapshot)
         self._finisher = AttemptFinisher(live, self._requests, self._notifier, self._server)
@@ -342,6 +344,7 @@ class Supervisor:
         live.close()
         self._requests.close()
         self._server.close()
+        self._past.close()
         recorded = self._finisher.recorded
         if recorded and not keep_lock:
             # Not earlier: until the end is recorded and the shim released, another supervisor may
