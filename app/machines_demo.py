@@ -37,7 +37,7 @@ LOG_LINES = 2000
 LOG_EVERY_S = 1.0
 """Seconds between two log lines of the simulated ranks."""
 REFUSED = frozenset(
-    {"stop", "stop_when", "pause", "checkpoint", "kill", "diagnose", "resume", "rerun"}
+    {"stop", "stop_when", "pause", "checkpoint", "kill", "diagnose", "profile", "resume", "rerun"}
 )
 
 

@@ -23,6 +23,7 @@ from ltui.app.actions.change_runs import (
     stop,
     stop_when,
 )
+from ltui.app.actions.profile_run import last_profile, profile
 from ltui.app.actions.rerun_steps import RerunOptions, RerunResult, rerun
 from ltui.app.actions.resume_runs import ResumeOptions, resume
 from ltui.app.actions.run_queries import ComparisonResult, compare, diagnose, metrics, runs, status
@@ -44,8 +45,8 @@ __all__ = [
     "ComparisonResult", "Effect", "LaunchOptions", "Problem", "ProblemError", "QueueChange",
     "RerunOptions", "RerunResult", "ResumeOptions", "ScheduledStop", "StartedRun",
     "SweepOptions", "WaitResult", "WaitedRun", "append_to_sweep", "checkpoint", "compare",
-    "continue_run", "diagnose", "edit_queued", "events", "hold_queued", "metrics",
-    "move_queued", "narrow_sweep", "pause", "queue", "release_queued", "remove_queued", "rerun",
-    "resume", "resume_sweep", "retry_queued", "retry_trials", "runs", "start", "start_sweep",
-    "status", "stop", "stop_sweep", "stop_when", "sweep", "sweeps", "wait",
+    "continue_run", "diagnose", "edit_queued", "events", "hold_queued", "last_profile",
+    "metrics", "move_queued", "narrow_sweep", "pause", "profile", "queue", "release_queued",
+    "remove_queued", "rerun", "resume", "resume_sweep", "retry_queued", "retry_trials", "runs",
+    "start", "start_sweep", "status", "stop", "stop_sweep", "stop_when", "sweep", "sweeps", "wait",
 ]  # fmt: skip

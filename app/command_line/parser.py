@@ -318,6 +318,8 @@ SETTINGS: dict[str, Any] = {
     "port": port_number,
     "priority": any_number,
     "quality": positive_number,
+    "profile ranks": str,
+    "profile steps": positive_number,
     "queue move to": positive_number,
     "rank": rank_name,
     "reduction": positive_number,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ltui.app.command_line.launch_arguments import JSON, RUN, RUN_HELP, RUNS
 from ltui.app.command_output import EXPORT_FORMATS
 from ltui.training.shared.defaults import STOP_TIMEOUT_S
+from ltui.training.shared.profile_request import DEFAULT_RANKS, DEFAULT_STEPS
 
 FILTER_HELP = """\
 filter:
@@ -60,6 +61,24 @@ examples:
   ltui diagnose last
   ltui diagnose brave-owl -o report.txt
   ltui diagnose last --json
+
+=== profile  profile:profile  profile some steps of a live run: what takes the time, and what to do
+{RUN}\
+--ranks LIST = {DEFAULT_RANKS}
+    ranks by number, slowest or median, with commas (default: {DEFAULT_RANKS})
+--steps N = {DEFAULT_STEPS}
+    steps that are measured, after one to warm up (default: {DEFAULT_STEPS})
+--memory  also record what the operators allocate, in the trace
+--show  profile nothing: print the last profile
+{JSON}
+torch.profiler runs in the chosen ranks for these steps. They are slower, and the other
+ranks wait for them. The steps do not count for throughput, step times and stragglers.
+The losses stay the same. docs/profile.md says more.
+
+examples:
+  ltui profile last
+  ltui profile brave-owl --ranks slowest,3 --steps 10 --json
+  ltui profile last --show
 
 === incident  incident:incident  put minutes of a run into a file for other people
 {RUN}\

@@ -122,7 +122,7 @@ PAUSE_S = 0.5
 """Minimum seconds without a key that tell a chosen key from the next one of a typed text."""
 COMMANDS = frozenset(
     """answer back checkpoint delete interrupt kill label launch leave pause press rerun resume star
-    stop stop_when submit undo""".split()  # noqa: SIM905 - easier to read than a list of strings
+    start stop stop_when submit undo""".split()  # noqa: SIM905 - easier to read than a list of strings
 )
 """Actions that the repeats of a held key do not carry out."""
 REFUSAL = "answer(False)"

@@ -49,6 +49,7 @@ k      | kill                | kill             | Kill every process of the run,
 r      | resume              | resume           | Resume from a checkpoint, with changes if wanted
 R      | rerun               | run again        | Start a new run with the settings of this one
 d      | diagnose            | diagnose         | Show what is wrong and what each rank does
+P      | profile             | profile          | Profile some steps: what takes the time
 [Charts]
 m      | choose_metrics      | choose metrics   | Choose the metrics of panel 1 or 2
 M      | all_metrics         | all metrics      | Show every metric as a chart
@@ -148,6 +149,7 @@ def run_hints(
         KeyHint("?", "help", "app.help", keep=True),
         KeyHint("q", leave, "screen.back", keep=True),
         KeyHint("R", "run again", "screen.rerun"),
+        KeyHint("P", "profile", "screen.profile"),
     ]
     refused = {control for control in CONTROLS if refusal(snapshot, control, readonly=readonly)}
     return [hint for hint in hints if hint.action.removeprefix("screen.") not in refused]

@@ -130,8 +130,10 @@ def refusal(snapshot: RunSnapshot | None, action: str, *, readonly: bool) -> str
         return None if is_resumable(snapshot) else no_checkpoint(name, snapshot)
     if not live:
         return f"{name} has ended: there is nothing to {ACTION_VERBS[action]}"
-    if snapshot.state in BEFORE_TRAINING and action in ("pause", "checkpoint"):
+    if snapshot.state in BEFORE_TRAINING and action in ("pause", "checkpoint", "profile"):
         return f"{name} is {state_word(snapshot)}: its ranks have not started to train yet"
+    if action == "profile" and snapshot.state in (RunState.PAUSED, RunState.PAUSING):
+        return f"{name} is {state_word(snapshot)}: continue it first"
     if action == "checkpoint" and not snapshot.saves_checkpoints:
         return f"{name} has not told ltui how to save a checkpoint (ltui_rank.on_checkpoint)"
     if snapshot.state is RunState.STOPPING and action != "kill":
@@ -160,6 +162,7 @@ ACTION_VERBS = {
     "pause": "pause",
     "checkpoint": "save",
     "kill": "kill",
+    "profile": "profile",
     "resume": "resume",
     "rerun": "run again",
 }

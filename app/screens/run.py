@@ -282,6 +282,13 @@ class RunScreen(RunCommandScreen, ChartKeysScreen, TabbedScreen):
 
         self.app.push_screen(DiagnoseScreen(self.run_dir, lambda: self.frame))
 
+    def action_profile(self) -> None:
+        # Imported here: few people profile a run.
+        from ltui.app.screens.profile import ProfileScreen
+
+        reason = self.refusal_of("profile")
+        self.app.push_screen(ProfileScreen(self.run_dir, refusal=reason))
+
     def action_resume(self) -> None:
         if not self.is_refused("resume"):
             self._run_again(new_run=False)

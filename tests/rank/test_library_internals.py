@@ -378,6 +378,20 @@ def test_a_metric_has_states_and_counts_its_updates() -> None:
     assert metric._computed is None
 
 
+def test_a_profiler_is_noticed_before_and_while_it_records() -> None:
+    began: list[bool] = []
+    end = torch_internals.call_before_profilers(
+        lambda: began.append(torch_internals.is_profiling())
+    )
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        assert torch_internals.is_profiling()
+    end()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        pass
+    assert began == [False]
+    assert not torch_internals.is_profiling()
+
+
 def test_every_function_of_the_adapters_is_checked_here() -> None:
     """A function that is added to an adapter needs a check in this file."""
     source = inspect.getsource(inspect.getmodule(_loader))  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ import atexit
 import contextlib
 import functools
 import os
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from ltui.training.rank.channel import Channel, open_channel, report_exception
 from ltui.training.rank.coordination.stop_signals import RunStopped
 from ltui.training.rank.coordination.trainer_boundaries import TrainerBoundaries
 from ltui.training.rank.heartbeat_thread import publish_barriers, start_heartbeat_thread
+from ltui.training.rank.live_profile import exclude_from_profile
 from ltui.training.rank.node_folders import NodeFolders, node_folders, resume_source
 from ltui.training.rank.resume.exact_state import ExactState, create_exact_state
 from ltui.training.rank.resume.resume_fit import ReceivedCheckpoint, keep_overrides, resume_from
@@ -81,6 +83,7 @@ class RankHooks:
         self._nodes: NodeFolders | None = None
         self._tuner = TunerFits(self._send_phase_event)
         self._stage = ""
+        self._validation_began_ns = 0
         self._trainer_prepared = False
         """True if the Trainer's methods are wrapped, which is done once."""
         self._exception: BaseException | None = None
@@ -240,6 +243,7 @@ class RankHooks:
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         if not trainer.sanity_checking:
             self._enter(Phase.VALIDATION)
+            self._validation_began_ns = time.monotonic_ns()
             self._send_phase_event("Validation began.")
 
     on_test_start = on_predict_start = _phase_hook(Phase.TEST)
@@ -269,6 +273,7 @@ class RankHooks:
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         if trainer.sanity_checking:
             return
+        exclude_from_profile(self._validation_began_ns, time.monotonic_ns())
         self._send_phase_event("Validation ended.")
         if self.telemetry is not None:
             self._enter(Phase.BATCH_END)

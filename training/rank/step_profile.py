@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
 
 from ltui.training.rank.channel import current_channel
+from ltui.training.rank.live_profile import MOST_TRACE_BYTES, create_profiler, resident_bytes
 from ltui.training.rank.step_rerun import Instrument
 
 OPERATORS_SENT = 15
 """Number of operators that are sent, those with the largest share."""
-MOST_TRACE_BYTES = 256 << 20
-"""Size above which a trace is removed."""
 
 
 class Profile(Instrument):
@@ -28,20 +26,15 @@ class Profile(Instrument):
         """Start the profiler in this thread."""
         self._peak = 0
         """Most bytes in a step."""
-        kinds = [torch.profiler.ProfilerActivity.CPU]
-        self._device = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        self._profiler, self._device = create_profiler(memory=self.measures_memory)
         if self._device:
-            kinds.append(torch.profiler.ProfilerActivity.CUDA)
             torch.cuda.reset_peak_memory_stats()
-        self._profiler = torch.profiler.profile(
-            activities=kinds, profile_memory=self.measures_memory
-        )
         self._profiler.start()
 
     def step_ended(self, step: int) -> None:
         """Note how much memory is used."""
         super().step_ended(step)
-        used = torch.cuda.max_memory_allocated() if self._device else _resident_bytes()
+        used = torch.cuda.max_memory_allocated() if self._device else resident_bytes()
         self._peak = max(self._peak, used)
 
     def end(self) -> None:
@@ -84,8 +77,3 @@ class MemoryProfile(Profile):
     """Profiles what the steps allocate."""
 
     measures_memory = True
-
-
-def _resident_bytes() -> int:
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

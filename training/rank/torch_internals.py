@@ -214,3 +214,30 @@ def mark_restored(metric: Any, updates: int) -> None:
     """Set ``Metric._update_count`` and clear the cached result ``Metric._computed``."""
     metric._update_count = updates
     metric._computed = None
+
+
+# Profiler.
+
+
+def is_profiling() -> bool:
+    """Return True if a profiler is on in this process."""
+    autograd: Any = torch.autograd
+    return bool(autograd.profiler._is_profiler_enabled or autograd._profiler_enabled())
+
+
+def call_before_profilers(function: Callable[[], None]) -> Callable[[], None]:
+    """Call ``function`` before another profiler gets ready. Return what ends that."""
+    kind: Any = torch.autograd.profiler.profile
+    prepare = kind._prepare_trace
+
+    def prepare_trace(profiler: Any) -> None:
+        function()
+        prepare(profiler)
+
+    kind._prepare_trace = prepare_trace
+
+    def end() -> None:
+        if kind._prepare_trace is prepare_trace:
+            kind._prepare_trace = prepare
+
+    return end

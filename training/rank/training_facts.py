@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from ltui.training.rank.channel import Channel
+from ltui.training.rank.live_profile import exclude_from_profile
 from ltui.training.shared.record_types import Phase, RecordKind
 
 
@@ -127,14 +128,16 @@ def report_saved_checkpoints(trainer: Any, channel: Channel) -> None:
     def save_checkpoint(filepath: Any, *args: Any, **kwargs: Any) -> Any:
         if os.path.basename(str(filepath)).startswith(_TUNER_FILE_PREFIXES):
             return save(filepath, *args, **kwargs)
-        phase_before, began = pulse.phase, time.monotonic()
+        phase_before, began_ns = pulse.phase, time.monotonic_ns()
         pulse.set(phase=Phase.CHECKPOINT)
         try:
             saved = save(filepath, *args, **kwargs)
         finally:
+            ended_ns = time.monotonic_ns()
+            exclude_from_profile(began_ns, ended_ns)
             pulse.set(phase=phase_before)
         with contextlib.suppress(Exception):  # only shown in the dashboard
-            _send_saved_checkpoint(channel, trainer, filepath, time.monotonic() - began)
+            _send_saved_checkpoint(channel, trainer, filepath, (ended_ns - began_ns) * 1e-9)
         return saved
 
     trainer.save_checkpoint = save_checkpoint

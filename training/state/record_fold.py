@@ -174,6 +174,8 @@ class FoldState(Struct, frozen=True, kw_only=True):
     """Warnings that ranks reported, each text once."""
     best_samples_per_s: float | None = None
     """Highest rate of all ranks together so far."""
+    unmeasured: tuple[int, int] | None = None
+    """First and last step whose times do not count, because a profiler changes them."""
     best_is_provisional: bool = True
     """True until a window of ``WINDOW_S`` is full. Until then the best rate is simply the last."""
 
@@ -208,7 +210,8 @@ def fold_many(state: FoldState, polls: Mapping[int, Poll]) -> FoldState:
         return state
     ranks, events = dict(state.ranks), list[FoldedEvent]()
     for rank, poll in polls.items():
-        ranks[rank] = _fold_rank(ranks.get(rank) or RankFold(rank=rank), poll, events)
+        before = ranks.get(rank) or RankFold(rank=rank)
+        ranks[rank] = _fold_rank(before, poll, events, state.unmeasured)
     best, provisional = _highest_rate(state, ranks)
     return FoldState(
         ranks=ranks,
@@ -216,6 +219,7 @@ def fold_many(state: FoldState, polls: Mapping[int, Poll]) -> FoldState:
         events_seen=state.events_seen + len(events),
         warnings=add_warnings(state.warnings, events),
         best_samples_per_s=best,
+        unmeasured=state.unmeasured,
         best_is_provisional=provisional,
     )
 
@@ -237,14 +241,16 @@ def _highest_rate(state: FoldState, ranks: Mapping[int, RankFold]) -> tuple[floa
     return (max(sum(rates), best or 0.0) if full else best), False
 
 
-def _fold_rank(rank: RankFold, poll: Poll, events: list[FoldedEvent]) -> RankFold:
+def _fold_rank(
+    rank: RankFold, poll: Poll, events: list[FoldedEvent], unmeasured: tuple[int, int] | None
+) -> RankFold:
     changes: dict[str, Any] = {"missed": rank.missed + poll.missed}
     steps = [r for r in poll.records if r.kind == RecordKind.STEP]
     if len(steps) < len(poll.records):
         _fold_labels(rank, [r for r in poll.records if r.kind != RecordKind.STEP], changes, events)
     if steps:
         times, rows = step_rows(steps)
-        _fold_steps(rank, times, rows, changes)
+        _fold_steps(rank, times, rows, changes, unmeasured)
     return replace(rank, **changes)
 
 
@@ -270,7 +276,11 @@ def step_rows(records: Iterable[Record]) -> tuple[list[int], np.ndarray[Any, Any
 
 
 def _fold_steps(
-    rank: RankFold, times: list[int], rows: np.ndarray[Any, Any], changes: dict[str, Any]
+    rank: RankFold,
+    times: list[int],
+    rows: np.ndarray[Any, Any],
+    changes: dict[str, Any],
+    unmeasured: tuple[int, int] | None,
 ) -> None:
     totals = rank.totals
     recent_totals = list(rank.recent_totals)
@@ -281,6 +291,9 @@ def _fold_steps(
     # has only a few rows. A backlog of 20,000 rows still takes only some tens of milliseconds.
     # ``x == x`` is False for NaN and faster than a call of ``math.isnan``.
     for t_ns, row in zip(times, rows.tolist(), strict=True):
+        is_measured = unmeasured is None or not unmeasured[0] <= row[_GLOBAL_STEP] <= unmeasured[1]
+        if not is_measured:
+            row[_STEP_S] = math.nan
         step_s, row_epoch = row[_STEP_S], _int_or_none(row[_EPOCH])
         elapsed = (t_ns - totals.t_ns) / 1e9 if totals else None
         new_epoch = totals is not None and row_epoch is not None and row_epoch != epoch
@@ -294,7 +307,7 @@ def _fold_steps(
         if row_epoch is not None:
             epoch = row_epoch
             last_batches[epoch] = row[StepField.BATCH]
-        if not new_epoch:
+        if not new_epoch and is_measured:
             if step_s == step_s:
                 step_times.append(step_s)
             elif elapsed is not None:

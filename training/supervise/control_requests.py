@@ -38,6 +38,7 @@ from ltui.training.state.stop_conditions import (
 )
 from ltui.training.state.verdicts import headline
 from ltui.training.supervise.live_attempt import LiveAttempt
+from ltui.training.supervise.speed.profile_watch import announce
 from ltui.training.supervise.verdict_hooks import VerdictNotifier
 from ltui.training.tensor_queue.control_block import Command
 
@@ -207,7 +208,7 @@ ANSWER_S = 30.0
 
 COORDINATED_COMMANDS = ("pause", "continue", "checkpoint")
 """Commands that all ranks carry out at the same step, after which the run is still live."""
-COMMANDS = ("stop", "kill", "stop_when", "diagnose", *COORDINATED_COMMANDS)
+COMMANDS = ("stop", "kill", "stop_when", "diagnose", "profile", *COORDINATED_COMMANDS)
 
 
 def check_coordination(request: dict[str, Any], error: str | None, *, saves: bool = True) -> None:
@@ -254,6 +255,8 @@ class RequestHandler:
         self._notifier = notifier
         self._wake = wake
         self._requests: deque[dict[str, Any]] = deque()
+        self.events: list[Event] = []
+        """What requests began, for the history."""
         self.stopped_because: str | None = None
         """Set if the stall policy has stopped the run: a phrase that begins with ``stopped``."""
 
@@ -272,6 +275,10 @@ class RequestHandler:
         command = request["cmd"]
         if command == "diagnose":
             return _result(self._attempt.evidence.rounds.request_diagnosis())
+        if command == "profile":
+            begun: Future[int] = Future()
+            self._queue({**request, "stored": begun})
+            return {"ok": True, "number": _result(begun)}
         if command != "stop_when":
             self._queue(request)
             return {"ok": True}
@@ -297,7 +304,7 @@ class RequestHandler:
             raise ValueError(f"there is no command {command!r}.")
         if snapshot.state not in LIVE:
             raise ValueError(f"the run is {snapshot.state.value}.")
-        if command in COORDINATED_COMMANDS:
+        if command in (*COORDINATED_COMMANDS, "profile"):
             self._check_coordinated(command)
         if command == "stop" and not isinstance(request.get("timeout_s", 0), (int, float)):
             raise ValueError("timeout_s must be a number.")
@@ -316,6 +323,10 @@ class RequestHandler:
             raise ValueError(f"the run is queued ({snapshot.detail}).")
         if command == "continue" and snapshot.state not in (RunState.PAUSED, RunState.PAUSING):
             raise ValueError(f"the run is not paused, it is {snapshot.state.value}.")
+        if command == "profile" and spec.nodes is not None:
+            raise ValueError("a profile of a run on several machines is not possible yet.")
+        if command == "profile" and snapshot.state is not RunState.RUNNING:
+            raise ValueError(f"the run is {snapshot.state.value}. Profile it while it trains.")
         if command == "pause" and snapshot.state in (RunState.PAUSED, RunState.PAUSING):
             raise ValueError(f"the run is {snapshot.state.value} already.")
 
@@ -370,8 +381,25 @@ class RequestHandler:
             elif command == "stop_when":
                 stops.add_conditions(request["conditions"])
                 request["stored"].set_result(None)
+            elif command == "profile":
+                self._begin_profile(request)
             else:
                 stops.request(Command[command.upper()])
+
+    def _begin_profile(self, request: dict[str, Any]) -> None:
+        live = self._attempt
+        furthest, last = live.furthest_step() or 0, live.snapshot.max_steps
+        try:
+            loads = live.limits.loads(live.fold)
+            profile = live.profiles.start(
+                request, live.fold, loads, furthest=furthest, max_steps=last
+            )
+        except ValueError as error:
+            request["stored"].set_exception(error)
+        else:
+            live.fold = live.profiles.leave_out(live.fold)
+            request["stored"].set_result(profile.number)
+            self.events.append(announce(profile))
 
     def close(self) -> None:
         """Refuse the requests that are still queued, because the attempt has ended."""

@@ -62,6 +62,7 @@ from ltui.training.supervise.machine_readings import MachineMonitor
 from ltui.training.supervise.run_folder import LogLimit, RunFolder
 from ltui.training.supervise.snapshot_builder import build_snapshot
 from ltui.training.supervise.speed.limit_meter import LimitMeter
+from ltui.training.supervise.speed.profile_watch import ProfileWatch
 from ltui.training.supervise.stops import Stops
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class LiveAttempt:
     """
 
     snapshot: RunSnapshot
+    pulses: Mapping[int, PulseState | None]
 
     def __init__(
         self,
@@ -104,7 +106,8 @@ class LiveAttempt:
         self.started_at = store.started_at(number) or time.time()
         self.queues = QueuePoller(run_dir.queue_dir(number), store.cursors(number))
         self.recorder = HistoryRecorder(store, number, self.queues)
-        self.fold = restore_fold(run_dir, number, previous)
+        self.profiles = ProfileWatch(run_dir, number)
+        self.fold = self.profiles.leave_out(restore_fold(run_dir, number, previous))
         self.has_logged = store.has_logged(number)
         """A rank of this attempt has sent a value that the program logs."""
         self._sends_telemetry = store.has_trained()
@@ -133,8 +136,7 @@ class LiveAttempt:
         self._throughput: ThroughputPoint | None = None
         """The newest point of the throughput that was stored."""
         self._engine: ProcessIdentity | None = None
-        self.pulses: Mapping[int, PulseState | None] = {}
-        self.state = RunState.STARTING
+        self.state, self.pulses = RunState.STARTING, {}
         self.queued_because: str | None = None
         """Why the run still waits for GPUs. None if it does not wait."""
         self.rebooted = False
@@ -407,6 +409,7 @@ class LiveAttempt:
         if self.nodes is not None:
             self.nodes.close()
         self.evidence.close()
+        self.profiles.close()
         self.queues.close()
         self.stops.close()
         self.folder.close()

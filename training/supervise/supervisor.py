@@ -193,6 +193,9 @@ class Supervisor:
             step=live.furthest_step(),
         )
         batch.events += self._requests.apply_stall_policy(now_s)
+        batch.events += self._requests.events
+        self._requests.events = []
+        batch.events += live.profiles.update(live.state, live.pulses, live.fold)
         batch.events += self._mirror.update(time.monotonic())
         self._write(poll, batch, judgement, now_s)
         return poll.more_waiting

@@ -35,6 +35,7 @@ _FILE_BYTES = 4096
 _FIXED = Struct("<8sI")
 _WORD_AT = 64
 _SIGNAL_AT = _WORD_AT + 6
+_PROFILE_AT = _WORD_AT + 8
 _REQUESTS_AT = 1024
 _DECISIONS_AT = 2048
 _PLANS_AT = 3072
@@ -110,6 +111,7 @@ class ControlFile:
         "_requests",
         "_view",
         "last_word",
+        "profile_word",
         "word",
     )
 
@@ -118,6 +120,8 @@ class ControlFile:
         self._view = memoryview(mapped)
         self.word = self._view[_WORD_AT : _WORD_AT + 8].cast("Q")
         """View of one element. It differs from ``last_word`` if ``poll`` has a change to report."""
+        self.profile_word = self._view[_PROFILE_AT : _PROFILE_AT + 8].cast("Q")
+        """View of the number of the last profile that the supervisor has requested."""
         self._pid = os.getpid()
         self.last_word = -1
         # Bytes 0 to 3, 4 to 5 and 7 of the word are the lowest bytes of the areas' generations.
@@ -203,6 +207,7 @@ class ControlFile:
     def close(self) -> None:
         """Unmap the file and keep it on disk. A second call has no effect."""
         self.word.release()
+        self.profile_word.release()
         self._view.release()
         self._mapped.close()
 

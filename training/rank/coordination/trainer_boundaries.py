@@ -21,6 +21,7 @@ from ltui.training.rank.coordination.stop_signals import (
     replace_lightning_handlers,
 )
 from ltui.training.rank.lightning_internals import check_validation_signature, logger_connector
+from ltui.training.rank.live_profile import LiveProfile, live_profile
 from ltui.training.rank.node_folders import NodeFolders
 from ltui.training.rank.resume.loop_state import BoundaryKind
 from ltui.training.rank.step_rerun import RERUN
@@ -61,6 +62,7 @@ class TrainerBoundaries:
         self._batch_end_is_detected = False
         self._end_saved = False
         self._signals: StopSignals | None = None
+        self._profile: LiveProfile | None = None
 
     def begin(
         self, trainer: Any, channel: Channel, stage: str, nodes: NodeFolders | None = None
@@ -71,6 +73,7 @@ class TrainerBoundaries:
         """
         self._fit, self._within_fit = channel.fit_count, stage == "fit"
         self._validation_batches, self._end_saved = 0, False
+        self._profile = live_profile(channel)
         if not _can_agree(trainer, channel):
             return
         if channel.coordinator is None:
@@ -183,12 +186,20 @@ class TrainerBoundaries:
             self.batch_ended, step = False, trainer.global_step
         if RERUN is not None:
             RERUN.step_ended(step)
+        profile = self._profile
+        if profile is not None and profile.word[0] == profile.seen:
+            profile = None
+        if profile is not None and profile.step_ended(step) and telemetry:
+            telemetry.restart_clock()
         if coordinator is None:
             return
         self._validation_batches = 0
         try:
-            if coordinator.pass_boundary(trainer, _TRAINING, self._fit, step) and telemetry:
-                telemetry.restart_clock()
+            if coordinator.pass_boundary(trainer, _TRAINING, self._fit, step):
+                if telemetry:
+                    telemetry.restart_clock()
+                if profile is not None:
+                    profile.exclude_boundary()
             epoch_loop = trainer.fit_loop.epoch_loop
             if step == epoch_loop.max_steps and not epoch_loop.batch_progress.is_last_batch:
                 # Next, Lightning counts the epoch as finished although it is cut off.

@@ -24,6 +24,7 @@ from ltui.training.rank.channel import Channel, report_exception
 from ltui.training.rank.coordination.coordinator import RankCoordinator, end_coordination
 from ltui.training.rank.coordination.stop_signals import StopSignals, protect_workers
 from ltui.training.rank.heartbeat_thread import start_heartbeat_thread
+from ltui.training.rank.live_profile import live_profile
 from ltui.training.rank.metric_records import MetricSender
 from ltui.training.rank.program.logged_values import logged_values, send_through
 from ltui.training.rank.program.process_role import (
@@ -138,6 +139,7 @@ class ProgramRank:
         self._channel, self._kind = channel, read_program_kind()
         self._coordinator: RankCoordinator | None = None
         self._signals: StopSignals | None = None
+        self._profile = live_profile(channel)
         self._step_is_over = not stack.ends_steps
         """False if the body of a tracked loop still belongs to the last step."""
         self.current_epoch = None
@@ -290,6 +292,17 @@ class ProgramRank:
         """Pass the end of a step. Return True if the ranks waited there."""
         if RERUN is not None:
             RERUN.step_ended(self.global_step, body_ended=stack.ends_steps)
+        profile = self._profile
+        if profile is None or profile.word[0] == profile.seen:
+            return self._act_with_others()
+        has_waited = profile.step_ended(self.global_step)
+        if self._act_with_others():
+            profile.exclude_boundary()
+            has_waited = True
+        return has_waited
+
+    def _act_with_others(self) -> bool:
+        """Act on a request together with the other ranks. Return True if they waited."""
         coordinator = self._coordinator
         if coordinator is None:
             return False

@@ -25,6 +25,7 @@ import torch
 
 from ltui.training.rank import torch_internals
 from ltui.training.rank.channel import Channel
+from ltui.training.rank.live_profile import exclude_from_profile
 from ltui.training.rank.telemetry import count_samples, host_float
 from ltui.training.shared.record_types import Phase, StepField
 
@@ -337,6 +338,7 @@ class StepTelemetry:
         if not self._fetched:
             began, self._fetch_ns = self._step_began, 0
         self._step_began += ended - began
+        exclude_from_profile(began, ended)
         if ended - began >= _REPORTED_NS:
             self._report_validation((ended - began) * 1e-9, ended)
 
@@ -415,6 +417,7 @@ class StepTelemetry:
             finally:
                 mark[1] = clock()
                 mark[0] = phase
+                exclude_from_profile(began, mark[1])
             if isinstance(f, (str, os.PathLike)):
                 self._report_saved(os.fspath(f), (mark[1] - began) * 1e-9)
             return result

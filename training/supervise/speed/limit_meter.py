@@ -89,6 +89,10 @@ class LimitMeter:
             self._seconds[key] = self._seconds.get(key, 0.0) + PERIOD_S
             self._last[key] = self.limit
 
+    def loads(self, fold: FoldState) -> tuple[RankLoad, ...]:
+        """Return what each rank did in the last half minute."""
+        return _load_of(list(self._samples), fold).ranks if self._samples else ()
+
     def overall(self) -> Limit | None:
         """Return what limited the attempt for the longest time."""
         longest = max(self._seconds, key=lambda key: self._seconds[key], default=None)

@@ -1,0 +1,136 @@
+"""The supervisor's side of a profile: which ranks, what is refused, what counts as no result."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ltui.training.diagnosis.limits import RankLoad
+from ltui.training.diagnosis.profile_summary import ProfileState
+from ltui.training.shared.profile_request import read_request, report_path
+from ltui.training.state.record_fold import FoldState, RankFold, RunningTotals, fold
+from ltui.training.state.run_snapshot import RunState
+from ltui.training.store.profile_files import profile_folder, read_profile
+from ltui.training.store.run_directory import RunDir
+from ltui.training.supervise.speed.profile_watch import ProfileWatch, choose_ranks
+from ltui.training.tensor_queue.control_block import ControlFile
+from tests.required import required
+from tests.state.records import step
+
+TOTALS = RunningTotals(1, 100.0, 100.0, *(0.0,) * 7)
+
+
+def ranks(count: int = 3, **changes: Any) -> FoldState:
+    values = {"totals": TOTALS, "recent_step_s": (0.1,) * 9, "global_step": 100, **changes}
+    return FoldState(ranks={rank: RankFold(rank=rank, **values) for rank in range(count)})
+
+
+def load(rank: int, **changes: Any) -> RankLoad:
+    values: dict[str, Any] = {"steps": 10, "seconds": 1.0, "beats": 40, **changes}
+    return RankLoad(rank=rank, **values)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    made = RunDir(tmp_path / "runs" / "x")
+    made.queue_dir(1).mkdir(parents=True)
+    return made
+
+
+def start(watch: ProfileWatch, state: FoldState | None = None, **wish: Any) -> Any:
+    options: Mapping[str, Any] = {"furthest": 100, "max_steps": None}
+    return watch.start(wish, state or ranks(), (), **options)
+
+
+def test_the_slowest_is_the_rank_that_works_most_or_waits_least() -> None:
+    own = [load(0, own_s=0.2), load(1, own_s=0.9), load(2, own_s=0.4)]
+    assert choose_ranks("slowest,median,0", own, [0, 1, 2]) == (1, 2, 0)
+    waits = [load(0, waiting=30), load(1, waiting=20), load(2, waiting=1)]
+    assert choose_ranks("0, slowest,2", waits, [0, 1, 2]) == (0, 2)
+    assert choose_ranks("slowest,median", [], [0, 1]) == (0, 1)
+    for wrong in ("5", "-1", "", "all", "0,,1", "0" * 5000, "²"):
+        with pytest.raises(ValueError, match="there is no rank"):
+            choose_ranks(wrong, own, [0, 1, 2])
+    with pytest.raises(ValueError, match="at most 8"):
+        choose_ranks(",".join(map(str, range(9))), own, range(9))
+
+
+def test_a_request_reaches_the_ranks_before_its_steps(run_dir: RunDir) -> None:
+    watch = ProfileWatch(run_dir, 1)
+    profile = start(watch)
+    request = required(read_request(run_dir.queue_dir(1)))
+    assert request.first >= 100 + 15
+    assert (profile.first, profile.last) == (request.first + 1, request.first + 5)
+    assert ControlFile.open(run_dir.queue_dir(1) / "control.bin").profile_word[0] == 1
+    assert watch.unmeasured == (request.first - 1, request.last + 1)
+    assert required(ProfileWatch(run_dir, 1).active).number == 1
+
+
+@pytest.mark.parametrize(
+    ("wish", "reason"),
+    [
+        ({"steps": 0}, "from 1 to 50"),
+        ({"steps": 51}, "from 1 to 50"),
+        ({"steps": True}, "from 1 to 50"),
+        ({"steps": "5"}, "from 1 to 50"),
+        ({"ranks": ["0"]}, "there is no rank"),
+        ({"ranks": "3"}, "there is no rank"),
+    ],
+)
+def test_a_bad_wish_is_refused(run_dir: RunDir, wish: dict[str, Any], reason: str) -> None:
+    watch = ProfileWatch(run_dir, 1)
+    with pytest.raises(ValueError, match=reason):
+        start(watch, **wish)
+    assert watch.active is None
+    with pytest.raises(ValueError, match="ends at step 103"):
+        watch.start({}, ranks(), (), furthest=100, max_steps=103)
+    with pytest.raises(ValueError, match="not made a step"):
+        start(watch, FoldState())
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ('{"rank": 0, "error": "the program profiles itself"}', "rank 0: the program profiles"),
+        ('{"rank": 0', "cannot be read"),
+        ('{"rank": "0"}', "cannot be read"),
+        (json.dumps({"rank": 0, "anchor_ns": 1, "steps": [[5, 1, 2]]}), "No such file"),
+    ],
+)
+def test_a_bad_report_is_no_success(run_dir: RunDir, content: str, reason: str) -> None:
+    watch = ProfileWatch(run_dir, 1)
+    start(watch, ranks="0")
+    report_path(profile_folder(run_dir, 1), 0).write_text(content, encoding="utf-8")
+    watch.update(RunState.RUNNING, {}, ranks())
+    watch.close()
+    found = required(read_profile(run_dir))
+    assert found.state is ProfileState.FAILED
+    assert reason in required(found.reason)
+    assert start(watch).number == 2
+
+
+def test_a_profile_of_an_attempt_that_ended_has_failed(run_dir: RunDir) -> None:
+    start(ProfileWatch(run_dir, 1))
+    run_dir.queue_dir(2).mkdir()
+    later = ProfileWatch(run_dir, 2)
+    assert later.active is None
+    assert "attempt 1 ended" in required(required(read_profile(run_dir)).reason)
+    later = ProfileWatch(run_dir, 2)
+    start(later)
+    later.close()
+    assert required(read_profile(run_dir)).state is ProfileState.FAILED
+
+
+def test_profiled_steps_count_for_no_rate_and_no_step_time() -> None:
+    rows = [step(n, n * 0.1, step_s=5.0 if 3 <= n <= 6 else 0.1, samples=4.0) for n in range(1, 30)]
+    plain = fold(FoldState(), 0, rows).ranks[0]
+    found = fold(FoldState(unmeasured=(3, 6)), 0, rows).ranks[0]
+    assert set(plain.recent_step_s) == {0.1, 5.0}
+    assert set(found.recent_step_s) == {0.1}
+    assert required(found.totals).timed_s == pytest.approx(2.5)
+    assert found.samples_per_s == pytest.approx(40.0)
+    assert found.global_step == 29

@@ -1,0 +1,78 @@
+"""Read the traces of a profile and write its summary: a process of its own, without torch.
+
+``python -m ltui.training.supervise.speed.summarise_profile FOLDER``. The traces are untrusted: what
+is read is bounded in size, and the process in memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import os
+import resource
+import sys
+import zlib
+from pathlib import Path
+
+import msgspec
+
+from ltui.training.diagnosis.trace_times import RankProfile, RankReport, TraceEvent, summarise_rank
+from ltui.training.json_codec import from_json, parse_json, to_json
+from ltui.training.shared.profile_request import write_document
+from ltui.training.shared.regular_files import open_regular, read_regular
+
+SUMMARY_NAME = "summary.json"
+MOST_TRACE_BYTES = 512 << 20
+"""Maximum size of a trace that is read, uncompressed."""
+_MEMORY_BYTES = 6 << 30
+"""Maximum size of the address space of this process."""
+
+
+class _Trace(msgspec.Struct):
+    events: list[TraceEvent] = msgspec.field(default_factory=list, name="traceEvents")
+
+
+def read_trace(path: Path) -> list[TraceEvent]:
+    """Return the events of a compressed trace. Raises ``OSError`` or ``ValueError``."""
+    try:
+        with open_regular(path) as file, gzip.open(file) as content:
+            data = content.read(MOST_TRACE_BYTES + 1)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"the trace {path.name} is damaged ({error})") from None
+    if len(data) > MOST_TRACE_BYTES:
+        raise ValueError(f"the trace {path.name} has more than {MOST_TRACE_BYTES >> 20} MB")
+    try:
+        return msgspec.json.decode(data, type=_Trace).events
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise ValueError(f"the trace {path.name} cannot be read ({error})") from None
+
+
+def summarise(folder: Path) -> list[RankProfile]:
+    """Return the summaries of the ranks in ``folder``. Raises ``OSError`` or ``ValueError``."""
+    profiles = []
+    for path in sorted(folder.glob("rank-?????.json")):
+        report = from_json(RankReport, parse_json(read_regular(path, 1 << 20)))
+        trace = path.with_name(f"{path.stem}.trace.json.gz")
+        profiles.append(summarise_rank(report, read_trace(trace)))
+    return profiles
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write the summary of a profile, or why there is none. Return the exit status."""
+    parser = argparse.ArgumentParser(prog="ltui-summarise-profile")
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args(argv).folder
+    os.nice(19)
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    try:
+        document = {"profiles": to_json(summarise(folder))}
+    except (OSError, ValueError) as error:
+        document = {"error": str(error)}
+    except MemoryError:
+        document = {"error": "the traces need too much memory. Take fewer steps or ranks"}
+    write_document(folder / SUMMARY_NAME, document)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
