@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from ltui.training.diagnosis.sample_report import SampleReport
 from ltui.training.json_codec import from_json, to_json
 from ltui.training.state.run_snapshot import Verdict
 
@@ -260,6 +261,8 @@ class Diagnosis(_Document, frozen=True, kw_only=True):
     """None if only the stored history of the run is available."""
     wavefront: tuple[CollectivePosition, ...] = ()
     stacks: tuple[StackGroup, ...] = ()
+    samples: SampleReport | None = None
+    """The last samples of a slow and a normal rank, if they were taken."""
     missing: tuple[str, ...] = ()
 
 

@@ -111,6 +111,26 @@ def dump_by_signal(
     return tuple(stacks) or "the stack signal had no effect"
 
 
+def request_samples(pid: int, folder: Path) -> str | None:
+    """Let a forked worker of a rank sample its stacks. Return the reason if it cannot be asked.
+
+    The request itself is the file ``sample-PID`` in ``folder``. The signal would end a process that
+    has no handler for it.
+    """
+    entry = entry_of(pid)
+    if entry is None or entry.state in "ZX":
+        return "the process is gone"
+    if open_stack_file(pid, str(folder)) is None or not handles_signal(
+        pid, INTERPRETER_STACK_SIGNAL
+    ):
+        return "it has no handler for the stack signal, which only forked workers have"
+    try:
+        _send(pid, pid, INTERPRETER_STACK_SIGNAL)
+    except OSError as error:
+        return f"the stack signal cannot be sent: {error.strerror}"
+    return None
+
+
 def _ask_interpreter(pid: int, path: str) -> tuple[list[ThreadStack], bool]:
     """Request the stack that Python writes between two instructions of the main thread.
 

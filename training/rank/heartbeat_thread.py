@@ -25,6 +25,7 @@ from typing import Any
 from ltui.training.rank import stack_dump_setup
 from ltui.training.rank.channel import current_channel
 from ltui.training.rank.flight_recorder import UNKNOWN, Counts, FlightRecorder
+from ltui.training.rank.stack_sampler import sample
 from ltui.training.shared.record_types import Phase
 from ltui.training.tensor_queue.heartbeat_table import (
     BEAT_S,
@@ -79,6 +80,7 @@ class HeartbeatThread:
         torch that aborts the process.
         """
         self._answered = self.slot.evidence_request()
+        self._sampled = self.slot.sample_request()[0]
         self._main = threading.main_thread().ident
         self._main_native = threading.main_thread().native_id
         self._thread = threading.Thread(target=self._run, name="ltui-heartbeat", daemon=True)
@@ -100,7 +102,18 @@ class HeartbeatThread:
                     self._write_evidence(request)
                     self._answered = request
                     self._beat()
+                self._sample()
             time.sleep(BEAT_S)
+
+    def _sample(self) -> None:
+        """Begin to sample the main thread if the supervisor has requested it anew."""
+        number, ranks = self.slot.sample_request()
+        is_new, self._sampled = number > self._sampled, number
+        if is_new and self.rank in ranks:
+            arguments = (self._main or 0, self._folder, number)
+            threading.Thread(
+                target=sample, args=arguments, name="ltui-sampler", daemon=True
+            ).start()
 
     def _beat(self) -> None:
         """Write one heartbeat."""

@@ -17,6 +17,7 @@ file open.
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import contextlib
 import faulthandler
@@ -37,6 +38,8 @@ _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
 _file: Any = None
 _owner = 0
 """The process that created the file. A forked child that is a rank creates its own."""
+_folder = ""
+"""The folder of the file, to which samples are written too."""
 
 
 def install_handler() -> None:
@@ -46,7 +49,7 @@ def install_handler() -> None:
 
     Raises ``OSError``.
     """
-    global _file, _owner
+    global _file, _owner, _folder
     run_dir, attempt = os.environ.get("LTUI_RUN_DIR"), os.environ.get("LTUI_ATTEMPT")
     if not run_dir or not attempt or not sys.platform.startswith("linux"):
         return
@@ -55,9 +58,9 @@ def install_handler() -> None:
     if signal.getsignal(STACK_SIGNAL) is not signal.SIG_DFL:
         return
     os.environ[_MARKER_VARIABLE] = "1"
-    folder = os.path.join(run_dir, "evidence", attempt)
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    path = os.path.join(folder, f"stacks-{os.getpid()}.txt")
+    _folder = os.path.join(run_dir, "evidence", attempt)
+    os.makedirs(_folder, mode=0o700, exist_ok=True)
+    path = os.path.join(_folder, f"stacks-{os.getpid()}.txt")
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     previous_file, _owner = _file, os.getpid()
     _file = os.fdopen(_move_to_high_number(os.open(path, flags, 0o600)), "ab", buffering=0)
@@ -84,13 +87,38 @@ def is_handler_installed() -> bool:
 
 def _write_stack(_number: int, frame: Any) -> None:
     """Write the stack of the main thread in the format of faulthandler."""
+    with contextlib.suppress(Exception):  # it interrupts the user's code
+        if _samples_instead():
+            return
     lines = ["Stack (most recent call first):"]
     while frame is not None and len(lines) <= _MAX_FRAMES:
         code = frame.f_code
         lines.append(f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}')
         frame = frame.f_back
-    with contextlib.suppress(Exception):  # it interrupts the user's code
+    with contextlib.suppress(Exception):
         _file.write("\n".join([*lines, ""]).encode(errors="replace"))
+
+
+def _samples_instead() -> bool:
+    """Begin to sample the main thread, and return True, if the supervisor has requested that.
+
+    So it asks a forked worker, which has no heartbeat thread.
+    """
+    path = os.path.join(_folder, f"sample-{os.getpid()}")
+    if not os.path.exists(path):
+        return False
+    with open(path, encoding="ascii") as file:
+        request = int(file.read())
+    os.unlink(path)
+
+    def work(main: int) -> None:
+        # Imported here: it is too slow for every start of an interpreter, and for a signal handler.
+        from ltui.training.rank.stack_sampler import sample
+
+        sample(main, _folder, request)
+
+    _thread.start_new_thread(work, (_thread.get_ident(),))
+    return True
 
 
 def _move_to_high_number(fd: int) -> int:

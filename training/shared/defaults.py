@@ -11,6 +11,9 @@ CHECKPOINTS_KEPT = 2
 QUEUE_BYTES = 4 << 20
 """Capacity of each rank's queue."""
 
+SAMPLE_S = 10.0
+"""Seconds for which the stacks of ranks are sampled, to find out why one is slower."""
+
 MIRROR_PATTERN = r"tensorboard(:[^\0]+)?"
 """Values of the setting ``mirror``: ``tensorboard`` or ``tensorboard:FOLDER``."""
 RERUN_VARIABLE = "LTUI_RERUN"

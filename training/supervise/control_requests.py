@@ -208,7 +208,7 @@ ANSWER_S = 30.0
 
 COORDINATED_COMMANDS = ("pause", "continue", "checkpoint")
 """Commands that all ranks carry out at the same step, after which the run is still live."""
-COMMANDS = ("stop", "kill", "stop_when", "diagnose", "profile", *COORDINATED_COMMANDS)
+COMMANDS = ("stop", "kill", "stop_when", "diagnose", "profile", "sample", *COORDINATED_COMMANDS)
 
 
 def check_coordination(request: dict[str, Any], error: str | None, *, saves: bool = True) -> None:
@@ -279,6 +279,8 @@ class RequestHandler:
             begun: Future[int] = Future()
             self._queue({**request, "stored": begun})
             return {"ok": True, "number": _result(begun)}
+        if command == "sample":
+            return attempt.samples.answer(attempt)
         if command != "stop_when":
             self._queue(request)
             return {"ok": True}

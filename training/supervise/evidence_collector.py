@@ -20,6 +20,7 @@ from ltui.training.diagnosis.evidence import Diagnosis, Evidence, HostEvidence
 from ltui.training.diagnosis.judge import Judgement
 from ltui.training.diagnosis.judge_input import BEFORE_TRAINING, Death, verdict_key
 from ltui.training.diagnosis.rules.stopped_processes import STOPPED_AFTER_S
+from ltui.training.diagnosis.sample_report import SampleReport
 from ltui.training.json_codec import to_json
 from ltui.training.lifecycle.elastic_log import WorkerFailure
 from ltui.training.lifecycle.rank_queue_poller import QueuePoll, local_processes
@@ -54,6 +55,9 @@ _STILL_NS = 800_000_000
 _OOM_PERIOD_S = 15.0
 """Seconds between two readings of the out-of-memory count while no rank dies."""
 
+_SAMPLES_KEPT_S = 120.0
+"""Seconds for which samples of ranks are part of new diagnoses."""
+
 
 class _RankProcesses(Struct):
     """The processes of one rank."""
@@ -85,6 +89,8 @@ class EvidenceCollector:
         self._rank_is_dying = False
         self._cache = CollectorCache()
         self._writer = DiagnosisWriter(run_dir)
+        self.samples: SampleReport | None = None
+        """The last samples of ranks. A diagnosis contains them for ``_SAMPLES_KEPT_S``."""
         self.host: HostEvidence | None = None
         """The condition of this machine at the last sample."""
 
@@ -111,6 +117,11 @@ class EvidenceCollector:
             processes.loaders = frozenset(
                 pid for pid in children if table.entries[pid].name == LOADER_NAME
             )
+
+    def workers_of(self, rank: int) -> tuple[int, ...]:
+        """Return the pids of the DataLoader workers of a rank."""
+        processes = self._ranks.get(rank)
+        return () if processes is None else tuple(sorted(processes.loaders))
 
     # -- every tick ------------------------------------------------------------------------------
 
@@ -242,14 +253,18 @@ class EvidenceCollector:
     def _diagnose(
         self, verdicts: Sequence[Verdict], evidence: Evidence | None, snapshot: RunSnapshot
     ) -> Diagnosis:
+        now_s, samples = time.time(), self.samples
+        if samples is not None and now_s - samples.taken_at > _SAMPLES_KEPT_S:
+            samples = None
         return build_diagnosis(
             self._run_dir.id,
             self._attempt,
-            time.time(),
+            now_s,
             verdicts,
             evidence,
             snapshot.ranks,
             snapshot.nodes,
+            samples,
         )
 
     def _request(self, poll: QueuePoll, fold: FoldState, snapshot: RunSnapshot) -> EvidenceRequest:

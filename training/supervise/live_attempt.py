@@ -63,6 +63,7 @@ from ltui.training.supervise.run_folder import LogLimit, RunFolder
 from ltui.training.supervise.snapshot_builder import build_snapshot
 from ltui.training.supervise.speed.limit_meter import LimitMeter
 from ltui.training.supervise.speed.profile_watch import ProfileWatch
+from ltui.training.supervise.speed.sample_ranks import RankSampler
 from ltui.training.supervise.stops import Stops
 
 if TYPE_CHECKING:
@@ -130,6 +131,7 @@ class LiveAttempt:
         self.script_checkpoints = ScriptCheckpoints(previous)
         self.flops: BatchFlops | None = None
         self.evidence = EvidenceCollector(run_dir, number, self.wake.set)
+        self.samples = RankSampler(run_dir, number, self.evidence)
         self.evidence_of_all: Evidence | None = None
         """The evidence of all machines at the last judgement; None on one machine."""
         self._health, self.limits = HealthMonitor(), LimitMeter(run_dir.queue_dir(number))
@@ -194,11 +196,8 @@ class LiveAttempt:
         self.pulses = poll.pulses
         seen = self.fold.events_seen
         self.fold = fold_many(self.fold, poll.polls)
-        self.has_logged = self.has_logged or any(
-            record.kind == RecordKind.METRICS
-            for rank_poll in poll.polls.values()
-            for record in rank_poll.records
-        )
+        records = (record for rank in poll.polls.values() for record in rank.records)
+        self.has_logged = self.has_logged or any(r.kind == RecordKind.METRICS for r in records)
         self.stops.check_metrics(self.fold, poll.polls)
         new_events = self.fold.events_seen - seen
         for event in self.fold.events[len(self.fold.events) - new_events :]:
@@ -339,7 +338,8 @@ class LiveAttempt:
             now_ns=time.monotonic_ns(),
             now_s=time.time(),
         )
-        return self._health.judge(inputs, end_requested=self.stops.escalation is not None)
+        ending = self.stops.escalation is not None
+        return self.samples.explain(self._health.judge(inputs, end_requested=ending), self)
 
     def update_diagnoses(self, judgement: Judgement, poll: QueuePoll) -> None:
         """Collect evidence if that is due, and store and answer diagnoses."""

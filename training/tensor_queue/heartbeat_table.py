@@ -29,6 +29,9 @@ _BEAT, _PID, _THREAD, _ENQUEUED, _COMPLETED, _ENQUEUED_NS, _ANSWERED, _FLAGS = r
 """Indices of the words."""
 _HEADER: Final = Struct("<qq")
 """Magic, number of the last request for evidence."""
+_SAMPLE: Final = Struct("<3q")
+"""Number of the last request for samples of stacks, and the two ranks that it is for."""
+_SAMPLE_AT: Final = _HEADER.size
 _BARRIER_AT: Final = 128
 _BARRIER: Final = Struct("<qH")
 """Time when the rank entered the barrier (0: it is in none), length of the barrier's name."""
@@ -109,6 +112,11 @@ class HeartbeatSlot:
         """Return the number of the supervisor's last request for evidence; 0 if there is none."""
         return self._request_word[1] if self._request_word[0] == _MAGIC else 0
 
+    def sample_request(self) -> tuple[int, frozenset[int]]:
+        """Return the number of the last request for samples, 0 if there is none, and its ranks."""
+        number, *ranks = self._request_word[2:5]
+        return number, frozenset(ranks)
+
     def publish(
         self,
         beat_ns: int,
@@ -184,6 +192,22 @@ class HeartbeatTable:
             os.pwrite(fd, _HEADER.pack(_MAGIC, number), 0)
         finally:
             os.close(fd)
+
+    def request_samples(self, ranks: tuple[int, int]) -> int:
+        """Request samples of the stacks of two ranks, and return the number of the request.
+
+        The number is stored last. Raises ``OSError``.
+        """
+        fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            header = os.pread(fd, _SAMPLE.size, _SAMPLE_AT).ljust(_SAMPLE.size, b"\0")
+            number = int(_SAMPLE.unpack(header)[0]) + 1
+            request = _SAMPLE.pack(number, *ranks)
+            os.pwrite(fd, request[8:], _SAMPLE_AT + 8)
+            os.pwrite(fd, request[:8], _SAMPLE_AT)
+        finally:
+            os.close(fd)
+        return number
 
     def last_request(self) -> int:
         """Return the number of the last request, including those of an earlier supervisor."""

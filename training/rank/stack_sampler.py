@@ -1,0 +1,120 @@
+"""Samples of the main thread's stack: where a rank spends its time, without a profiler.
+
+A thread looks at the main thread some fifty times a second, for some seconds, when the supervisor
+asks for it. It adds the time since its last look to the stack that it sees. If it could not run for
+longer, a call of C code held the GIL. The interpreter lets other threads run when such a call
+returns, so the stack that is seen next is that of the call. Nothing here calls torch, so the thread
+needs no care when the process exits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from ltui.training.shared.defaults import SAMPLE_S
+
+PERIOD_S = 0.02
+"""Seconds between two samples."""
+_HELD_S = 0.2
+"""Seconds without a sample from which on it is checked whether the main thread held the GIL."""
+_MAX_STACKS, _MAX_WRITTEN = 2000, 300
+"""Different stacks that are counted, and those with the most time, which are written."""
+_MAX_FRAMES = 64
+_MAX_CHARS = 300
+"""Innermost frames of a stack, and characters of a path or name."""
+
+Stack = tuple[tuple[str, int, str], ...]
+"""File, line and function of each frame, innermost first."""
+
+
+class StackSampler:
+    """Samples of one thread. ``run`` takes them."""
+
+    def __init__(self, thread: int) -> None:
+        """``thread`` is the ``ident`` of the thread, which must be alive."""
+        self._thread = thread
+        self._clock = time.pthread_getcpuclockid(thread)
+        self.times: dict[Stack, list[float]] = {}
+        """Stack -> seconds, and the seconds of those in which no other thread ran Python."""
+        self.other_s = 0.0
+        """Seconds of stacks that are not counted, because there are too many."""
+        self.seconds = self.longest_s = self.cpu_s = 0.0
+        """Seconds that were sampled, the longest time between two samples, and the processor time
+        that sampling took."""
+
+    def run(self, seconds: float) -> None:
+        """Take samples for ``seconds``."""
+        began_s, began_cpu_s = time.monotonic(), time.thread_time()
+        last_s, last_cpu_s = began_s, time.clock_gettime(self._clock)
+        while last_s - began_s < seconds:
+            time.sleep(PERIOD_S)
+            now_s, cpu_s = time.monotonic(), time.clock_gettime(self._clock)
+            elapsed_s = now_s - last_s
+            held = elapsed_s > _HELD_S and cpu_s - last_cpu_s > elapsed_s / 2
+            self._count(elapsed_s, elapsed_s if held else 0.0)
+            self.longest_s = max(self.longest_s, elapsed_s)
+            last_s, last_cpu_s = now_s, cpu_s
+        self.seconds = last_s - began_s
+        self.cpu_s = time.thread_time() - began_cpu_s
+
+    def _count(self, elapsed_s: float, held_s: float) -> None:
+        stack = _stack_of(self._thread)
+        times = self.times.get(stack)
+        if times is None and len(self.times) < _MAX_STACKS:
+            times = self.times[stack] = [0.0, 0.0]
+        if times is None:
+            self.other_s += elapsed_s
+        else:
+            times[0] += elapsed_s
+            times[1] += held_s
+
+    def document(self) -> dict[str, Any]:
+        """Return the samples as JSON values."""
+        longest = sorted(self.times.items(), key=lambda item: -item[1][0])[:_MAX_WRITTEN]
+        return {
+            "seconds": self.seconds,
+            "longest_s": self.longest_s,
+            "cpu_s": self.cpu_s,
+            "stacks": [
+                {
+                    "frames": [
+                        {"file": f[-_MAX_CHARS:], "line": line, "function": name[:_MAX_CHARS]}
+                        for f, line, name in stack
+                    ],
+                    "seconds": round(seconds, 4),
+                    "held_s": round(held_s, 4),
+                }
+                for stack, (seconds, held_s) in longest
+            ],
+        }
+
+
+def _stack_of(thread: int) -> Stack:
+    """Return the stack of a thread. No frame is kept, because that keeps its variables alive."""
+    frame = sys._current_frames().get(thread)
+    stack: list[tuple[str, int, str]] = []
+    while frame is not None and len(stack) < _MAX_FRAMES:
+        code = frame.f_code
+        stack.append((code.co_filename, frame.f_lineno or 0, code.co_name))
+        frame = frame.f_back
+    return tuple(stack)
+
+
+def sample(thread: int, folder: str | Path, request: int) -> None:
+    """Sample a thread, and write the samples into the folder of the evidence. Never raises."""
+    with contextlib.suppress(Exception):  # a failure here must not disturb training
+        sampler = StackSampler(thread)
+        sampler.run(SAMPLE_S)
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        path = f"{folder}/samples-{os.getpid()}.json"
+        text = json.dumps({"request": request, **sampler.document()})
+        descriptor = os.open(f"{path}.part", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(f"{path}.part", path)

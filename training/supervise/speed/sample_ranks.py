@@ -1,0 +1,255 @@
+"""Sample the stacks of a slow rank, of a normal one and of their workers: why is it slow?
+
+A user asks for it (``ltui diagnose --sample``), and the supervisor does it once for each verdict on
+a straggler. The ranks and workers sample themselves (``rank/stack_sampler.py``). Ranks of a run on
+several machines are not sampled.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from ltui.training.diagnosis.evidence import ThreadStack
+from ltui.training.diagnosis.judge import Judgement
+from ltui.training.diagnosis.sample_report import SampleReport
+from ltui.training.diagnosis.stack_samples import SampledRank, StackSamples, compare
+from ltui.training.json_codec import from_json, parse_json, to_json
+from ltui.training.process.stack_dumps import dump_by_signal, request_samples
+from ltui.training.shared.defaults import SAMPLE_S
+from ltui.training.shared.regular_files import read_regular
+from ltui.training.state.record_fold import RankFold
+from ltui.training.state.run_snapshot import LimitKind, RunState, Verdict
+from ltui.training.state.verdicts import VerdictKind
+from ltui.training.store.run_directory import RunDir, write_atomically
+from ltui.training.supervise.evidence_collector import EvidenceCollector
+from ltui.training.supervise.health_monitor import evidence_dir
+from ltui.training.tensor_queue.heartbeat_table import BEAT_S, LATE_S, HeartbeatTable
+
+if TYPE_CHECKING:
+    from ltui.training.supervise.live_attempt import LiveAttempt
+
+_GRACE_S = 3.0
+"""Seconds after the end of the samples within which a process must have written them."""
+_HELD_S = 2 * LATE_S
+"""Age of a rank's heartbeat, in seconds, from which on its stack is read by a signal instead."""
+_LATE_S = 8.0
+"""Seconds for which a rank is waited for in addition if no Python ran in it at first."""
+_POLL_S = 0.1
+_MAX_BYTES = 16 << 20
+_MAX_WORKERS = 4
+"""Maximum number of workers of one rank that are sampled."""
+
+
+class _Target(Struct, frozen=True):
+    """One rank to sample, and the pids of its process and of its workers."""
+
+    rank: int
+    pid: int
+    workers: tuple[int, ...]
+
+
+class RankSampler:
+    """The samples of one attempt: one sampling at a time, in a thread of its own or of a client."""
+
+    def __init__(self, run_dir: RunDir, attempt: int, evidence: EvidenceCollector) -> None:
+        """The last report is put into ``evidence``."""
+        self._folder = evidence_dir(run_dir, attempt)
+        self._table = HeartbeatTable(run_dir.queue_dir(attempt))
+        self._evidence = evidence
+        self._busy = threading.Lock()
+        self._reports: dict[tuple[int, float | None], SampleReport | None] = {}
+        """Rank and begin of a verdict on a straggler -> its report; None if there is none yet."""
+
+    def explain(self, judgement: Judgement, live: LiveAttempt) -> Judgement:
+        """Return the judgement with what the samples say about stragglers.
+
+        A straggler that has not been sampled since it is one is now. Called by the supervisor's
+        loop.
+        """
+        straggler = _straggler(judgement.verdicts)
+        can_sample = live.state is RunState.RUNNING and not self._busy.locked()
+        if straggler is not None and can_sample and _key(straggler) not in self._reports:
+            self._reports[_key(straggler)] = None
+            threading.Thread(
+                target=self._sample_straggler, args=(live, straggler), name="samples", daemon=True
+            ).start()
+
+        def explained(verdict: Verdict) -> Verdict:
+            report = self._reports.get(_key(verdict)) if _is_straggler(verdict) else None
+            if report is None or not report.differs:
+                return verdict
+            sentence = report.sentence[:1].upper() + report.sentence[1:]
+            return replace(verdict, cause=f"{verdict.cause}. {sentence}")
+
+        return replace(
+            judgement,
+            verdicts=tuple(map(explained, judgement.verdicts)),
+            ended=tuple(map(explained, judgement.ended)),
+        )
+
+    def _sample_straggler(self, live: LiveAttempt, straggler: Verdict) -> None:
+        try:
+            self._sample(live, straggler)
+        except ValueError:
+            pass  # what a user would be told; the verdict does without
+        except Exception as error:  # noqa: BLE001 - the thread's top: the verdict does without
+            print(f"the samples of ranks failed: {error!r:.200}", flush=True)
+
+    def answer(self, live: LiveAttempt) -> dict[str, Any]:
+        """Return the answer to a client's request for samples, in its thread.
+
+        Raises ``ValueError`` if the ranks cannot be sampled.
+        """
+        if live.state is not RunState.RUNNING:
+            raise ValueError(f"it is {live.state.value}; only a run that trains can be sampled.")
+        report = self._sample(live, _straggler(live.snapshot.verdicts))
+        return {"ok": True, "samples": to_json(report)}
+
+    def _sample(self, live: LiveAttempt, straggler: Verdict | None) -> SampleReport:
+        """Sample the slowest rank and a normal one. Raises ``ValueError``."""
+        if not self._busy.acquire(blocking=False):
+            raise ValueError("its ranks are being sampled already; try again in some seconds.")
+        try:
+            if live.spec.nodes is not None:
+                raise ValueError("the ranks of a run on several machines cannot be sampled.")
+            targets = self._choose(live, straggler)
+            ranks = [target.rank for target in targets]
+            try:
+                request = self._table.request_samples((ranks[0], ranks[-1]))
+            except OSError as error:
+                raise ValueError(f"its ranks cannot be asked ({error.strerror}).") from error
+            sampled = self._collect(targets, request)
+            report = compare(sampled[0], sampled[1] if len(sampled) > 1 else None, time.time())
+            if straggler is not None and straggler.culprits == (ranks[0],):
+                self._reports[_key(straggler)] = report
+            self._evidence.samples = report
+            return report
+        finally:
+            self._busy.release()
+
+    def _choose(self, live: LiveAttempt, straggler: Verdict | None) -> list[_Target]:
+        """Return the rank to explain and a normal one, if there is one. Raises ``ValueError``."""
+        ranks = [rank for rank in live.local_ranks() if rank in self._table.read()]
+        own_s = {rank: own_step_s(fold) for rank, fold in live.fold.ranks.items() if rank in ranks}
+        limit = live.snapshot.limit
+        slow: int | None = max(ranks, key=lambda rank: own_s.get(rank, 0.0), default=None)
+        if straggler is not None:
+            slow = straggler.culprits[0]
+        elif limit is not None and limit.kind is LimitKind.RANK:
+            slow = limit.rank
+        if slow not in ranks:
+            raise ValueError("its ranks send nothing to ltui, so they cannot be sampled.")
+        chosen = (slow, median_rank(own_s, [rank for rank in ranks if rank != slow]))
+        return [
+            _Target(rank, live.machine.rank_processes[rank].pid, self._evidence.workers_of(rank))
+            for rank in chosen
+            if rank is not None
+        ]
+
+    def _collect(self, targets: Sequence[_Target], request: int) -> list[SampledRank]:
+        """Wait for the samples of the ranks and of their workers."""
+        missing: dict[int, str] = {}
+        waiting = {target.pid for target in targets}
+        for pid in [pid for target in targets for pid in target.workers[:_MAX_WORKERS]]:
+            write_atomically(self._folder / f"sample-{pid}", str(request).encode())
+            reason = request_samples(pid, self._folder)
+            missing[pid] = reason or "it did not answer"
+            waiting |= set() if reason else {pid}
+        samples: dict[int, StackSamples] = {}
+        held: dict[int, ThreadStack] = {}
+        deadline_s = time.monotonic() + SAMPLE_S + BEAT_S + _GRACE_S
+        while len(samples) < len(waiting) and time.monotonic() < deadline_s + _LATE_S * bool(held):
+            time.sleep(_POLL_S)
+            for pid in waiting - samples.keys():
+                answer = self._read(pid)
+                if answer is not None and answer.request == request:
+                    samples[pid] = answer
+            for target in targets:
+                if target.pid not in samples and target.rank not in held:
+                    self._read_held(target, held)
+        for pid in missing:
+            (self._folder / f"sample-{pid}").unlink(missing_ok=True)
+        return [
+            SampledRank(
+                rank=target.rank,
+                main=samples.get(target.pid),
+                held_at=held.get(target.rank),
+                workers=tuple(samples[pid] for pid in target.workers if pid in samples),
+                missing=_missing(target, samples, held, missing),
+            )
+            for target in targets
+        ]
+
+    def _read_held(self, target: _Target, held: dict[int, ThreadStack]) -> None:
+        """Read the stack of a rank in which no Python runs, by a signal."""
+        beat = self._table.read().get(target.rank)
+        if beat is None or time.monotonic_ns() - beat.beat_ns < _HELD_S * 1e9:
+            return
+        stacks = dump_by_signal(target.pid, self._folder, python_stands=True)
+        for stack in stacks if isinstance(stacks, tuple) else ():
+            if stack.main and stack.frames:
+                held[target.rank] = stack
+
+    def _read(self, pid: int) -> StackSamples | None:
+        try:
+            document = parse_json(read_regular(self._folder / f"samples-{pid}.json", _MAX_BYTES))
+            return from_json(StackSamples, document, tolerant=True)
+        except (OSError, ValueError):
+            return None
+
+
+def _missing(
+    target: _Target,
+    samples: Mapping[int, StackSamples],
+    held: Mapping[int, ThreadStack],
+    reasons: Mapping[int, str],
+) -> tuple[str, ...]:
+    """Return what could not be sampled of a rank, and why."""
+    missing = []
+    if target.pid not in samples:
+        reason = "no Python ran in it" if target.rank in held else "it did not answer"
+        missing.append(f"no samples, because {reason}")
+    chosen = target.workers[:_MAX_WORKERS]
+    for reason in dict.fromkeys(reasons[pid] for pid in chosen if pid not in samples):
+        missing.append(f"a worker was not sampled: {reason}")
+    if len(target.workers) > len(chosen):
+        missing.append(f"only {len(chosen)} of its {len(target.workers)} workers were sampled")
+    return tuple(missing)
+
+
+def own_step_s(fold: RankFold) -> float:
+    """Return the mean seconds of a rank's own work in its recent steps: data and computing.
+
+    The backward pass is left out, because it contains the wait for others. 0 if there is no step.
+    """
+    end = fold.totals
+    begin = fold.recent_totals[0] if fold.recent_totals else None
+    steps = 0 if end is None else end.batches - (0 if begin is None else begin.batches)
+    now_s, then_s = (
+        0.0 if t is None else t.fetch_s + t.forward_s + t.optimizer_s for t in (end, begin)
+    )
+    return (now_s - then_s) / steps if steps > 0 else 0.0
+
+
+def median_rank(own_s: Mapping[int, float], ranks: Sequence[int]) -> int | None:
+    """Return the rank in the middle by its own work, of those that may be compared."""
+    by_work = sorted(ranks, key=lambda rank: (own_s.get(rank, 0.0), rank))
+    return by_work[len(by_work) // 2] if by_work else None
+
+
+def _straggler(verdicts: Sequence[Verdict]) -> Verdict | None:
+    return next((verdict for verdict in verdicts if _is_straggler(verdict)), None)
+
+
+def _is_straggler(verdict: Verdict) -> bool:
+    return verdict.kind == VerdictKind.STRAGGLER and len(verdict.culprits) == 1
+
+
+def _key(verdict: Verdict) -> tuple[int, float | None]:
+    return verdict.culprits[0], verdict.began
