@@ -177,11 +177,31 @@ def stacks_lines(view_model: DiagnosisViewModel, width: int) -> Lines:
 
 
 def output_and_stack_lines(view_model: DiagnosisViewModel, width: int) -> Lines:
-    """Return the last output, then the stacks: an exception says more than a stack."""
-    if not view_model.last_output:
-        return stacks_lines(view_model, width)
-    stacks = [_EMPTY, *stacks_lines(view_model, width)] if view_model.stacks else []
-    return [*last_output_lines(view_model, width), *stacks]
+    """Return the last output, the samples, then the stacks: an exception says more than a stack."""
+    first = [last_output_lines(view_model, width), samples_lines(view_model, width)]
+    lines = [line for part in first if part for line in (*part, _EMPTY)]
+    if not lines or view_model.stacks:
+        return [*lines, *stacks_lines(view_model, width)]
+    return lines[:-1]
+
+
+def samples_lines(view_model: DiagnosisViewModel, width: int) -> Lines:
+    """Return the seconds of a slow and a normal rank next to each other, by place."""
+    samples = view_model.samples
+    if samples is None:
+        return []
+    lines = [*_wrapped(samples.sentence, width), *_wrapped(samples.about, width, tone=Tone.DIM)]
+    for title, rows in (("", samples.rows), ("their workers, on average", samples.workers)):
+        if rows:
+            lines.append(_title(_sample_text(samples.slow, samples.normal, title)))
+        for slow, normal, where in rows:
+            text = _sample_text(slow, normal, where)
+            lines += _wrapped(text, width, indent=len(text) - len(where))
+    return lines
+
+
+def _sample_text(slow: str, normal: str, where: str) -> str:
+    return f"{slow:>9}  {normal:>9}  {where}" if normal else f"{slow:>9}  {where}"
 
 
 def last_output_lines(view_model: DiagnosisViewModel, width: int) -> Lines:
@@ -321,6 +341,8 @@ def report(view_model: DiagnosisViewModel, width: int = WIDTH) -> str:
         named.append(("collectives", collectives_lines(view_model, width)))
     if view_model.last_output:
         named.append(("last log lines", last_output_lines(view_model, width)))
+    if view_model.samples:
+        named.append(("samples of stacks", samples_lines(view_model, width)))
     if view_model.stacks:
         named.append(("stacks (innermost call first)", stacks_lines(view_model, width)))
     if view_model.processes or view_model.machine or view_model.missing:

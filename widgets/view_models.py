@@ -289,6 +289,22 @@ class ProcessRow(Struct, frozen=True, kw_only=True):
     note: str = ""
 
 
+class SamplesViewModel(Struct, frozen=True, kw_only=True):
+    """Where a slow and a normal rank spent their time, as a list with two sides."""
+
+    about: str
+    """How long the samples took, and when they were taken."""
+    sentence: str
+    slow: str
+    """Heading of the slow side: ``rank 3``."""
+    normal: str = ""
+    """Heading of the normal side; empty if there is none."""
+    rows: tuple[tuple[str, str, str], ...] = ()
+    """Seconds of either side, and the place."""
+    workers: tuple[tuple[str, str, str], ...] = ()
+    """The same of their DataLoader workers."""
+
+
 class DiagnosisViewModel(Struct, frozen=True, kw_only=True):
     """A complete diagnosis, ready to draw."""
 
@@ -306,6 +322,7 @@ class DiagnosisViewModel(Struct, frozen=True, kw_only=True):
     stacks: tuple[StackViewModel, ...] = ()
     stacks_note: str = ""
     """The reason if there are no stacks."""
+    samples: SamplesViewModel | None = None
     processes: tuple[ProcessRow, ...] = ()
     machine: tuple[str, ...] = ()
     last_output: tuple[StackViewModel, ...] = ()

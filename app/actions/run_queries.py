@@ -151,15 +151,16 @@ def compare(
     return ComparisonResult(comparison=comparison, problems=read.problems)
 
 
-def diagnose(run: str) -> DiagnosisResult:
+def diagnose(run: str, *, sample: bool = False) -> DiagnosisResult:
     """Return which rank stalls, where, why and what to do, or why a run has ended.
 
-    Of a live run every rank is examined, which takes some seconds.
+    Of a live run every rank is examined, which takes some seconds. ``sample``: the stacks of a slow
+    and a normal rank are sampled before, for ten seconds; the run must be training.
     """
     # Imported here: a list of runs needs none of it.
     from ltui.app.diagnosis.request_diagnosis import request_diagnosis
 
-    return request_diagnosis(find_run(ltui_home(), run))
+    return request_diagnosis(find_run(ltui_home(), run), sample=sample)
 
 
 def compared_runs(texts: Sequence[str], filter_text: str | None = None) -> list[RunDir]:

@@ -49,16 +49,21 @@ examples:
 {JSON}
 === diagnose  diagnose:diagnose  find out which rank stalls, where, why and what to do
 {RUN}{JSON}\
--o FILE  write the report to a file, for example for a bug report
---force  replace the file if it exists
+--sample  also find out why a rank is slow: sample the stacks of two ranks for 10 s
+-o FILE   write the report to a file, for example for a bug report
+--force   replace the file if it exists
 
 Works at any time. For a live run, ltui examines every rank, which takes a few
 seconds and does not disturb training: which rank stalls, which ranks wait, the
 collective and the line of code where each rank is, and what to do. For a run
 that has ended: which rank died first and why, from the evidence kept then.
 
+--sample compares where the Python of the slowest rank, of a normal one and of
+their DataLoader workers spends its time, while they train on. It takes no profiler.
+
 examples:
   ltui diagnose last
+  ltui diagnose last --sample
   ltui diagnose brave-owl -o report.txt
   ltui diagnose last --json
 

@@ -14,6 +14,7 @@ from ltui.app.diagnosis.diagnosis_view import DiagnosisContext, diagnosis_view_m
 from ltui.app.diagnosis.request_diagnosis import DiagnosisResult
 from ltui.training.diagnosis.evidence import Diagnosis
 from ltui.training.json_codec import to_json
+from ltui.training.shared.defaults import SAMPLE_S
 from ltui.training.state.run_snapshot import Limit, RunState
 from ltui.widgets.diagnosis_lines import WIDTH, report
 from ltui.widgets.sanitise import clean_line
@@ -27,7 +28,9 @@ DATA = {"diagnose": (Diagnosis, {"state": RunState, "detail": str | None, "limit
 def diagnose(options: Namespace) -> int:
     """Run ``ltui diagnose RUN``."""
     refuse_existing(options.output, force=options.force)
-    result = run_queries.diagnose(options.run)
+    if options.sample and sys.stderr.isatty():
+        print(f"sampling the stacks of two ranks for {SAMPLE_S:.0f} s ...", file=sys.stderr)
+    result = run_queries.diagnose(options.run, sample=options.sample)
     with output(options.output) as stream:
         if options.json:
             print_envelope(to_document(result), next_commands(result.snapshot), stream=stream)

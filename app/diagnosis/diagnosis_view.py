@@ -22,6 +22,7 @@ from ltui.app.presentation.snapshot_text import program_text
 from ltui.app.state_words import DURATION, level_word, limit_text, state_word
 from ltui.training.config.run_spec import BLOCKING_LEVELS
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence, RankEvidence
+from ltui.training.diagnosis.sample_report import SampleReport, SampleRow
 from ltui.training.diagnosis.verdict_words import rank_machines
 from ltui.training.state.good_checkpoints import last_good_checkpoint, nan_since
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, Verdict
@@ -30,7 +31,13 @@ from ltui.widgets import formats
 from ltui.widgets.columns import shortened
 from ltui.widgets.sanitise import clean_line, clean_lines, clean_name
 from ltui.widgets.tone import Tone
-from ltui.widgets.view_models import Cell, DiagnosisViewModel, StackViewModel, VerdictViewModel
+from ltui.widgets.view_models import (
+    Cell,
+    DiagnosisViewModel,
+    SamplesViewModel,
+    StackViewModel,
+    VerdictViewModel,
+)
 
 AT_THE_END_S = 1.0
 """A verdict that ended within this many seconds before the run's end counts as active at the
@@ -103,6 +110,7 @@ def diagnosis_view_model(diagnosis: Diagnosis, context: DiagnosisContext) -> Dia
         collectives_note="" if grids else _no_collectives_note(evidence, context),
         stacks=_stack_view_models(diagnosis, culprits, context),
         stacks_note=_no_stacks_note(evidence, context),
+        samples=_samples_view_model(diagnosis.samples, context),
         processes=process_rows(evidence, culprits, waiting, rank_machines(context.snapshot.nodes))
         if evidence
         else (),
@@ -171,16 +179,20 @@ def _about_line(diagnosis: Diagnosis, context: DiagnosisContext) -> str:
 
 
 def _checked_text(diagnosis: Diagnosis, context: DiagnosisContext) -> str:
-    """Return ``checked 12 s ago``; of a run that has ended, how long before its end."""
-    run = context.snapshot
     if context.asking:
         return "checking ..."
-    if run.state in LIVE or run.ended_at is None:
-        return f"checked {formats.ago(max(0.0, context.now - diagnosis.taken_at))}"
-    before_s = run.ended_at - diagnosis.taken_at
-    if before_s <= AT_THE_END_S:
-        return "checked when it ended"
-    return f"checked {formats.age(before_s)} before it ended"
+    return f"checked {_age_text(diagnosis.taken_at, context)}"
+
+
+def _age_text(taken_at: float, context: DiagnosisContext) -> str:
+    """Return ``12 s ago``; of a run that has ended, how long before its end."""
+    ended_at = context.snapshot.ended_at
+    if context.snapshot.state in LIVE or ended_at is None:
+        return formats.ago(max(0.0, context.now - taken_at))
+    before_s = ended_at - taken_at
+    return (
+        "when it ended" if before_s <= AT_THE_END_S else f"{formats.age(before_s)} before it ended"
+    )
 
 
 def _verdict_view_model(verdict: Verdict, context: DiagnosisContext) -> VerdictViewModel:
@@ -363,6 +375,29 @@ def _no_collectives_note(evidence: Evidence | None, context: DiagnosisContext) -
     )
 
 
+# -- samples ---------------------------------------------------------------------------------------
+
+
+def _samples_view_model(
+    report: SampleReport | None, context: DiagnosisContext
+) -> SamplesViewModel | None:
+    if report is None:
+        return None
+    return SamplesViewModel(
+        about=f"sampled for {report.seconds:.0f} s, {_age_text(report.taken_at, context)}",
+        sentence=clean_line(report.sentence, MAX_SENTENCE_CHARS),
+        slow=f"rank {report.slow}",
+        normal="" if report.normal is None else f"rank {report.normal}",
+        rows=tuple(map(_sample_row, report.rows)),
+        workers=tuple(map(_sample_row, report.workers)),
+    )
+
+
+def _sample_row(row: SampleRow) -> tuple[str, str, str]:
+    normal = "" if row.normal_s is None else f"{row.normal_s:.1f} s"
+    return f"{row.slow_s:.1f} s", normal, clean_line(row.where, MAX_SENTENCE_CHARS)
+
+
 # -- exceptions, log lines, missing evidence -------------------------------------------------------
 
 
@@ -412,6 +447,7 @@ def _missing_lines(diagnosis: Diagnosis, context: DiagnosisContext) -> tuple[str
     if context.asking:
         return ()
     general = [*diagnosis.missing, *(evidence.missing if evidence else ())]
+    general += diagnosis.samples.missing if diagnosis.samples else ()
     missing = list(dict.fromkeys(clean_line(text, MAX_SENTENCE_CHARS) for text in general))
     of_ranks: dict[str, list[int]] = {}
     for rank in sorted(evidence.ranks) if evidence else ():

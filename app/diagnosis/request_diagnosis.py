@@ -13,12 +13,13 @@ from collections.abc import Iterable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ltui.app.live.run_requests import send_request
+from ltui.app.live.run_requests import require_live, send_request
 from ltui.app.state_words import state_sentence
 from ltui.training.diagnosis.evidence import Diagnosis
 from ltui.training.json_codec import parse_json
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import ProblemError
+from ltui.training.shared.defaults import SAMPLE_S
 from ltui.training.shared.regular_files import read_regular
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, Verdict
 from ltui.training.state.verdicts import most_severe_first
@@ -28,6 +29,8 @@ from ltui.training.store.run_directory import RunDir
 ANSWER_TIMEOUT_S = 20.0
 """Seconds to wait for a diagnosis. The supervisor queries every rank and waits some seconds for
 one that cannot answer."""
+SAMPLE_TIMEOUT_S = SAMPLE_S + 15.0
+"""Seconds to wait until the ranks have been sampled. One in which no Python runs is waited for."""
 PING_TIMEOUT_S = 1.0
 """Seconds to wait for the answer to a ping."""
 NOT_BEFORE_S = 1.0
@@ -43,9 +46,15 @@ class DiagnosisResult(Struct, frozen=True):
     """Verdicts of the attempt that have ended, oldest first."""
 
 
-def request_diagnosis(run_dir: RunDir) -> DiagnosisResult:
-    """Return the best diagnosis that is available now. Raises ``ProblemError`` if the run cannot
-    be read."""
+def request_diagnosis(run_dir: RunDir, *, sample: bool = False) -> DiagnosisResult:
+    """Return the best diagnosis that is available now.
+
+    ``sample``: sample the stacks of a slow and a normal rank before, for ``SAMPLE_S``. Raises
+    ``ProblemError`` if the run cannot be read or sampled.
+    """
+    if sample:
+        require_live(run_dir)
+        send_request(run_dir, {"cmd": "sample"}, SAMPLE_TIMEOUT_S)
     snapshot = resolve_snapshot(run_dir)
     verdicts = _stored_verdicts(run_dir, snapshot)
     if snapshot.state in LIVE:

@@ -27,6 +27,7 @@ from ltui.app.presentation.run_view import note_lines
 from ltui.app.screens.dialog import call_screen
 from ltui.app.screens.panel_screen import PanelScreen
 from ltui.training.problem import ProblemError
+from ltui.training.shared.defaults import SAMPLE_S
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets import diagnosis_lines as parts
@@ -51,6 +52,7 @@ HINTS = (
     KeyHint("y", "copy", "screen.copy", keep=True),
     KeyHint("w", "save a file", "screen.write", keep=True),
     KeyHint("a", "refresh", "screen.again", keep=True),
+    KeyHint("f", "sample", "screen.sample", keep=True),
     KeyHint("q", "back", "screen.dismiss", keep=True),
     KeyHint("1-4", "panel", "screen.panel('verdict')"),
     KeyHint("z", "maximise", "screen.zoom"),
@@ -58,7 +60,7 @@ HINTS = (
     KeyHint("tab", "next panel", "app.focus_next"),
 )
 
-Find = Callable[[RunDir], DiagnosisResult]
+Find = Callable[..., DiagnosisResult]
 NOTHING = [(Cell(text="Nothing was recorded", tone=Tone.DIM),)]
 """What an empty panel shows."""
 
@@ -74,6 +76,7 @@ class DiagnoseScreen(PanelScreen):
         """
         [Diagnosis]
         a      | again                | refresh     | Refresh: ask the ranks again
+        f      | sample               | sample      | Sample a slow and a normal rank for 10 s
         y      | copy                 | copy        | Copy the report; save it with the run too
         w      | write                | save a file | Save the report in the current folder
         [Screen]
@@ -181,23 +184,32 @@ class DiagnoseScreen(PanelScreen):
 
     # -- evidence ----------------------------------------------------------------------------------
 
-    def action_again(self) -> None:
+    def action_sample(self) -> None:
+        frame = self._frame_of()
+        if frame is None or frame.snapshot.state not in LIVE:
+            self.notify("Only ranks that train can be sampled", timeout=3)
+        elif not self._requesting:
+            text = f"Sampling the stacks of two ranks for {SAMPLE_S:.0f} s ..."
+            self.notify(text, timeout=SAMPLE_S)
+            self.action_again(sample=True)
+
+    def action_again(self, *, sample: bool = False) -> None:
         if self._requesting:
             return
         frame = self._frame_of()
         self._requesting, self._requested_at = True, time.monotonic()
         self._requested_for = _evidence_key(frame.snapshot) if frame is not None else None
-        self._request()
+        self._request(sample)
 
     def _request_again(self, run: RunSnapshot) -> None:
         if time.monotonic() - self._requested_at >= MIN_REQUEST_INTERVAL_S or run.state not in LIVE:
             self.action_again()
 
     @work(thread=True, exclusive=True, group="diagnose")
-    def _request(self) -> None:
+    def _request(self, sample: bool) -> None:
         result, problem = None, None
         try:
-            result = self._find(self.run_dir)
+            result = self._find(self.run_dir, sample=sample)
         except ProblemError as error:
             problem = "; ".join(str(p) for p in error.problems)
         except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message

@@ -373,11 +373,13 @@ class Opened:
         self.run = snapshot(verdicts=diagnosis.verdicts)
         self.app = OneRun(Script(frame(snapshot=self.run)))
         self.asked = 0
+        self.sampled = 0
         self.problem: ProblemError | None = None
         self.folder = folder
 
-    def find(self, run_dir: RunDir) -> DiagnosisResult:
+    def find(self, run_dir: RunDir, *, sample: bool = False) -> DiagnosisResult:
         self.asked += 1
+        self.sampled += sample
         if self.problem is not None:
             raise self.problem
         return DiagnosisResult(self.diagnosis, self.run, ())

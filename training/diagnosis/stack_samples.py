@@ -15,7 +15,6 @@ from msgspec import Struct
 from ltui.training.diagnosis.evidence import Frame, ThreadStack
 from ltui.training.diagnosis.sample_report import SampleReport, SampleRow
 from ltui.training.diagnosis.stack_frames import (
-    call_site,
     collective_in,
     frame_text,
     in_gpu_synchronization,
@@ -124,8 +123,8 @@ def compare(slow: SampledRank, normal: SampledRank | None, taken_at: float) -> S
     missing = tuple(
         f"rank {r.rank}: {_printable(text, _MAX_MISSING_CHARS)}" for r in both for text in r.missing
     )
-    seconds = slow.main.seconds if slow.main is not None else 0.0
-    seconds = seconds or next((w.seconds for w in slow.workers), 0.0)
+    mains = [r.main for r in both if r.main is not None]
+    seconds = next((samples.seconds for samples in (*mains, *slow.workers)), 0.0)
     sentence, differs = _sentence(slow, normal, seconds)
     other_main = None if normal is None or normal.main is None else [normal.main]
     main = [] if slow.main is None else [slow.main]
@@ -233,7 +232,7 @@ def _by_site(stacks: Iterable[StackTime]) -> tuple[dict[Frame, float], dict[Fram
     for stack in stacks:
         if not stack.frames:
             continue
-        site = user_frame(_stack(stack.frames)) or call_site(stack.frames) or stack.frames[0]
+        site = user_frame(_stack(stack.frames)) or stack.frames[0]
         seconds[site] = seconds.get(site, 0.0) + stack.seconds
         if site not in longest or stack.seconds > longest[site].seconds:
             longest[site] = stack

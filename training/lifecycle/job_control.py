@@ -186,6 +186,7 @@ _COMMAND_WORDS: dict[Any, str] = {
     "checkpoint": "save a checkpoint",
     "stop_when": "schedule a stop",
     "diagnose": "be diagnosed",
+    "sample": "be sampled",
 }
 
 

@@ -112,10 +112,15 @@ class RankSampler:
         return {"ok": True, "samples": to_json(report)}
 
     def _sample(self, live: LiveAttempt, straggler: Verdict | None) -> SampleReport:
-        """Sample the slowest rank and a normal one. Raises ``ValueError``."""
-        if not self._busy.acquire(blocking=False):
-            raise ValueError("its ranks are being sampled already; try again in some seconds.")
-        try:
+        """Sample the slowest rank and a normal one. Raises ``ValueError``.
+
+        If they are being sampled already, wait for the report.
+        """
+        asked_at = time.time()
+        with self._busy:
+            last = self._evidence.samples
+            if last is not None and last.taken_at > asked_at:
+                return last
             if live.spec.nodes is not None:
                 raise ValueError("the ranks of a run on several machines cannot be sampled.")
             targets = self._choose(live, straggler)
@@ -130,8 +135,6 @@ class RankSampler:
                 self._reports[_key(straggler)] = report
             self._evidence.samples = report
             return report
-        finally:
-            self._busy.release()
 
     def _choose(self, live: LiveAttempt, straggler: Verdict | None) -> list[_Target]:
         """Return the rank to explain and a normal one, if there is one. Raises ``ValueError``."""
