@@ -17,6 +17,7 @@ from ltui.training.diagnosis.evidence import (
     ThreadStack,
     WorkerEvidence,
 )
+from ltui.training.diagnosis.sample_report import SampleReport, SampleRow
 from ltui.training.state.run_snapshot import Verdict
 
 NOW = 1_800_000_000.0
@@ -169,3 +170,18 @@ def diverged() -> Diagnosis:
         ),
         evidence=Evidence(taken_at=NOW, taken_ns=1, ranks=ranks),
     )  # fmt: skip
+
+
+def sampled() -> Diagnosis:
+    """Return a diagnosis of a healthy run in which one rank waits for its slow workers."""
+    report = SampleReport(
+        taken_at=NOW - 12, seconds=10.0, slow=1, normal=0, differs=True,
+        sentence="rank 1 waits 9.5 s of 10 s for its DataLoader workers, rank 0 0.1 s",
+        rows=(
+            SampleRow(where="train.py:90 in main > select", slow_s=9.5, normal_s=0.1),
+            SampleRow(where="train.py:61 in training_step", slow_s=0.4, normal_s=9.8),
+        ),
+        workers=(SampleRow(where="augment.py:88 in __call__", slow_s=9.6, normal_s=0.0),),
+        missing=("rank 0: a worker was not sampled: it did not answer",),
+    )  # fmt: skip
+    return replace(healthy(), samples=report)

@@ -30,7 +30,7 @@ from ltui.training.store.run_directory import RunDir
 from ltui.widgets.diagnosis_lines import report
 from ltui.widgets.tone import Tone
 from ltui.widgets.view_models import DiagnosisViewModel
-from tests.app.diagnoses import CAUSE, NOW, TRAIN, collective, diverged, healthy, stalled
+from tests.app.diagnoses import CAUSE, NOW, TRAIN, collective, diverged, healthy, sampled, stalled
 from tests.app.frames import frame, snapshot
 from tests.app.one_run import OneRun, Script, settled, shown, until
 from tests.required import required
@@ -354,6 +354,29 @@ def test_what_was_kept_is_read_and_damaged_files_are_passed_over(tmp_path: Path)
     assert stored_diagnoses(RunDir(tmp_path), 1) == []
 
 
+def test_samples_are_shown_with_two_sides_and_their_age() -> None:
+    made = sampled()
+    lines = text_of(made).partition("-- samples of stacks")[2].partition("\n-- ")[0].splitlines()
+    assert lines[1:] == [
+        "rank 1 waits 9.5 s of 10 s for its DataLoader workers, rank 0 0.1 s",
+        "sampled for 10 s, 12 s ago",
+        "   rank 1     rank 0",
+        "    9.5 s      0.1 s  train.py:90 in main > select",
+        "    0.4 s      9.8 s  train.py:61 in training_step",
+        "   rank 1     rank 0  their workers, on average",
+        "    9.6 s      0.0 s  augment.py:88 in __call__",
+    ]
+    assert "rank 0: a worker was not sampled: it did not answer" in text_of(made)
+    ended = snapshot(verdicts=made.verdicts, state=RunState.FAILED, ended_at=NOW + 30)
+    assert "sampled for 10 s, 42 s before it ended" in text_of(made, snapshot=ended)
+
+    alone = replace(required(made.samples), normal=None, workers=())
+    alone = replace(alone, rows=(replace(alone.rows[0], where=HOSTILE, normal_s=None),))
+    text = text_of(replace(made, samples=alone))
+    assert "\n   rank 1\n    9.5 s  [red]fine[/red]\n" in text
+    assert "\x1b" not in text
+
+
 def test_the_snapshot_alone_gives_verdicts_and_says_what_is_missing() -> None:
     run = snapshot(verdicts=stalled().verdicts)
     made = from_snapshot(run, missing=("the supervisor gave no evidence: it hangs",))
@@ -396,8 +419,13 @@ class Opened:
 
 @pytest.mark.parametrize(
     ("made", "size", "keys"),
-    [(stalled(), (160, 50), ()), (stalled(), (80, 24), ()), (diverged(), (80, 24), ("2",))],
-    ids=["160", "80", "mismatch"],
+    [
+        (stalled(), (160, 50), ()),
+        (stalled(), (80, 24), ()),
+        (diverged(), (80, 24), ("2",)),
+        (sampled(), (80, 24), ("3",)),
+    ],
+    ids=["160", "80", "mismatch", "samples"],
 )
 def test_a_diagnosis(
     snap_compare: Callable[..., bool], made: Diagnosis, size: tuple[int, int], keys: Sequence[str]
@@ -448,6 +476,22 @@ async def test_the_report_is_copied_and_written(tmp_path: Path) -> None:
         (written,) = tmp_path.glob("ltui-*-diagnosis-*.txt")
         assert written.read_text() == copied
         assert written.stat().st_mode & 0o777 == 0o600
+
+
+async def test_ranks_are_sampled_by_a_key_while_the_run_lives() -> None:
+    opened = Opened(sampled())
+    async with opened.app.run_test(size=(160, 50)) as pilot:
+        screen = await opened.open(pilot)
+        await pilot.press("f")
+        await until(pilot, lambda: opened.sampled == 1 and not screen._requesting)
+        await pilot.press("a")
+        await until(pilot, lambda: opened.asked == 3 and not screen._requesting)
+        opened.run = replace(opened.run, state=RunState.FAILED, detail="rank 2 was killed")
+        opened.app.script.frame = frame(snapshot=opened.run)
+        await until(pilot, lambda: opened.asked == 4 and not screen._requesting)
+        await pilot.press("f")
+        await pilot.pause()
+    assert (opened.sampled, opened.asked) == (1, 4)
 
 
 async def test_a_run_that_cannot_be_asked_still_shows_its_verdict() -> None:

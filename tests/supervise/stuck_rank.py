@@ -85,13 +85,35 @@ def in_the_worker() -> None:
     asleep()
 
 
+def fetches() -> None:
+    """Wait for data, while a worker decodes."""
+    if os.fork() == 0:
+        ctypes.CDLL(None).prctl(15, b"pt_data_worker", 0, 0, 0)
+        decodes()
+    asleep()
+
+
+def decodes() -> None:
+    while True:
+        sum(range(1000))
+
+
+def gil_at_first() -> None:
+    """Hold the GIL until something is written to the FIFO of the third argument."""
+    buffer = ctypes.create_string_buffer(1)
+    ctypes.PyDLL(None).read(os.open(sys.argv[3], os.O_RDWR), buffer, 1)
+    decodes()
+
+
 def main() -> None:
     how, rank = sys.argv[1], int(sys.argv[2])
     if how not in ("asleep", "computes", "child_computes", "computes_in_c"):
+        from ltui.training.rank import stack_sampler
         from ltui.training.rank.heartbeat_thread import HeartbeatThread, start_heartbeat_thread
 
         run_dir = Path(os.environ["LTUI_RUN_DIR"])
         (run_dir / "queue" / "1").mkdir(parents=True, exist_ok=True)
+        vars(stack_sampler)["SAMPLE_S"] = 1.0
         if how == "late":
             HeartbeatThread._write_evidence = never  # type: ignore[method-assign, assignment]
         assert start_heartbeat_thread(run_dir, 1, rank) is not None

@@ -127,7 +127,6 @@ def compare(slow: SampledRank, normal: SampledRank | None, taken_at: float) -> S
     seconds = next((samples.seconds for samples in (*mains, *slow.workers)), 0.0)
     sentence, differs = _sentence(slow, normal, seconds)
     other_main = None if normal is None or normal.main is None else [normal.main]
-    main = [] if slow.main is None else [slow.main]
     workers = None if normal is None else [_at_work(w) for w in normal.workers]
     return SampleReport(
         taken_at=taken_at,
@@ -136,7 +135,7 @@ def compare(slow: SampledRank, normal: SampledRank | None, taken_at: float) -> S
         normal=None if normal is None else normal.rank,
         differs=differs,
         sentence=sentence,
-        rows=_rows(main, other_main, seconds),
+        rows=() if slow.main is None else _rows([slow.main], other_main, seconds),
         workers=_rows([_at_work(w) for w in slow.workers], workers, seconds),
         missing=missing,
     )
@@ -175,9 +174,10 @@ def _sentence(slow: SampledRank, normal: SampledRank | None, seconds: float) -> 
         return text + _worker_clause(slow, normal, seconds), True
     text = f"{rank} spends {times} in {found.text}, {other}"
     if found.held_s >= _HELD_SHARE * found.slow_s:
+        there = "there" if found.held_at == found.text else f"at {found.held_at}"
         text += (
-            f"; for {found.held_s:.1f} s no other Python could run, because a call of C code at"
-            f" {found.held_at} holds the GIL"
+            f"; for {found.held_s:.1f} s no other Python could run, because a call of C code"
+            f" {there} holds the GIL"
         )
     return text, True
 

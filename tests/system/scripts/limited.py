@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import time
@@ -13,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 CASE, SECONDS = sys.argv[1], float(sys.argv[2])
+RANK = os.environ["RANK"]
 
 
 class Samples(Dataset[torch.Tensor]):
@@ -24,7 +26,16 @@ class Samples(Dataset[torch.Tensor]):
     def __getitem__(self, index: int) -> torch.Tensor:
         if CASE in ("dataset", "workers"):
             time.sleep(0.02)
+        if CASE == "slow_workers" and RANK == "1":
+            decode()
         return torch.zeros(4 if CASE == "operators" else 512)
+
+
+def decode() -> None:
+    """Use a processor for some milliseconds."""
+    until_s = time.thread_time() + 0.02
+    while time.thread_time() < until_s:
+        pass
 
 
 def model() -> torch.nn.Module:
@@ -40,10 +51,10 @@ def main() -> None:
     net = DistributedDataParallel(model())
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-9)
     batch = {"operators": 2, "healthy": 4096}.get(CASE, 512)
-    workers = 1 if CASE == "workers" else 0
+    workers = 1 if CASE in ("workers", "slow_workers") else 0
     ends, step = time.monotonic() + SECONDS, 0
     loader = DataLoader(Samples(), batch_size=16, num_workers=workers)
-    batches = iter(loader) if CASE in ("dataset", "workers") else None
+    batches = iter(loader) if CASE in ("dataset", "workers", "slow_workers") else None
     going = torch.ones(1)
     while going.item():
         sample = torch.randn(batch, 4 if CASE == "operators" else 512)

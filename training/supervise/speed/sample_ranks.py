@@ -122,7 +122,7 @@ class RankSampler:
             if last is not None and last.taken_at > asked_at:
                 return last
             if live.spec.nodes is not None:
-                raise ValueError("the ranks of a run on several machines cannot be sampled.")
+                raise ValueError("its ranks are on several machines, so they cannot be sampled.")
             targets = self._choose(live, straggler)
             ranks = [target.rank for target in targets]
             try:
