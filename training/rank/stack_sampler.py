@@ -22,7 +22,8 @@ from ltui.training.shared.defaults import SAMPLE_S
 PERIOD_S = 0.02
 """Seconds between two samples."""
 _HELD_S = 0.2
-"""Seconds without a sample from which on it is checked whether the main thread held the GIL."""
+"""Seconds without a sample from which on it is checked whether the main thread held the GIL: it
+used a processor, and this thread did not wait for one."""
 _MAX_STACKS, _MAX_WRITTEN = 2000, 300
 """Different stacks that are counted, and those with the most time, which are written."""
 _MAX_FRAMES = 64
@@ -51,15 +52,19 @@ class StackSampler:
     def run(self, seconds: float) -> None:
         """Take samples for ``seconds``."""
         began_s, began_cpu_s = time.monotonic(), time.thread_time()
-        last_s, last_cpu_s = began_s, time.clock_gettime(self._clock)
+        last_s, last_cpu_s, last_delay_s = began_s, time.clock_gettime(self._clock), _delay_s()
         while last_s - began_s < seconds:
             time.sleep(PERIOD_S)
-            now_s, cpu_s = time.monotonic(), time.clock_gettime(self._clock)
+            now_s, cpu_s, delay_s = time.monotonic(), time.clock_gettime(self._clock), _delay_s()
             elapsed_s = now_s - last_s
-            held = elapsed_s > _HELD_S and cpu_s - last_cpu_s > elapsed_s / 2
+            held = (
+                elapsed_s > _HELD_S
+                and delay_s - last_delay_s < elapsed_s / 2
+                and cpu_s - last_cpu_s > elapsed_s / 10
+            )
             self._count(elapsed_s, elapsed_s if held else 0.0)
             self.longest_s = max(self.longest_s, elapsed_s)
-            last_s, last_cpu_s = now_s, cpu_s
+            last_s, last_cpu_s, last_delay_s = now_s, cpu_s, delay_s
         self.seconds = last_s - began_s
         self.cpu_s = time.thread_time() - began_cpu_s
 
@@ -93,6 +98,15 @@ class StackSampler:
                 for stack, (seconds, held_s) in longest
             ],
         }
+
+
+def _delay_s() -> float:
+    """Return the seconds for which this thread has waited for a processor; 0 if unknown."""
+    try:
+        with open("/proc/thread-self/schedstat", encoding="ascii") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def _stack_of(thread: int) -> Stack:
