@@ -397,3 +397,41 @@ time.sleep(0.2)
 
 def test_a_process_with_a_heartbeat_ends_normally(tmp_path: Path) -> None:
     assert results(tmp_path, HEARTBEAT) == (0, "", "")
+
+
+HELD_FRAME = (
+    HEARTBEAT.partition("# From here on")[0]
+    + """
+import threading
+from ltui.training.shared.record_types import Phase
+
+class Channel:
+    class pulse:
+        mark = (Phase.COMPUTE,)
+
+class Model:
+    def __del__(self):
+        print(threading.current_thread().name, flush=True)
+        is_destroyed.set()
+        for _ in range(100_000):
+            dist.group.WORLD._get_sequence_number_for_group()
+
+def train():
+    model = Model()
+    heartbeat_thread.current_channel = lambda: Channel
+    time.sleep(0.5)
+
+is_destroyed = threading.Event()
+heartbeat_thread._LOOK_S = 0.05
+train()
+is_destroyed.wait()
+"""
+)
+
+
+def test_a_process_ends_normally_while_the_heartbeat_destroys_its_variables(
+    tmp_path: Path,
+) -> None:
+    code, output, errors = results(tmp_path, HELD_FRAME)
+    assert (code, errors) == (0, "")
+    assert "ltui-heartbeat" in output.split()

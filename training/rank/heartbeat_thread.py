@@ -39,8 +39,8 @@ _JOIN_CHECK_S = 2.0
 """Seconds between checks for a process group while the process has joined none."""
 _MAX_THREADS, _MAX_FRAMES = 64, 80
 """Threads, and frames of each, that are sent as evidence."""
-_EXIT_WAIT_S = 1.0
-"""Maximum seconds for which the exit of the process waits for a call of torch."""
+_EXIT_WAIT_S = 5.0
+"""Maximum seconds for which the exit of the process waits for a heartbeat."""
 _SECOND_STACK_S = 0.1
 """Seconds between two stacks of the main thread, which show if it moves between lines."""
 
@@ -73,11 +73,13 @@ class HeartbeatThread:
         """True if this process has joined a process group."""
         self._join_check_due = 0.0
         self._counts = UNKNOWN
-        self._torch_lock = threading.Lock()
-        """Held during calls of torch, and for ever once the process exits.
+        self._exits = False
+        self._beat_lock = threading.Lock()
+        """Held during a heartbeat, and for ever once the process exits.
 
         When Python ends, it ends a daemon thread where it next needs the GIL. Within C++ code of
-        torch that aborts the process.
+        torch that aborts the process. A heartbeat calls torch. It also holds frames of the main
+        thread: if that returns meanwhile, the heartbeat destroys its variables, such as a model.
         """
         self._answered = self.slot.evidence_request()
         self._sampled = self.slot.sample_request()[0]
@@ -87,14 +89,21 @@ class HeartbeatThread:
 
     def start(self) -> None:
         """Start the thread."""
-        atexit.register(self._torch_lock.acquire, timeout=_EXIT_WAIT_S)
+        atexit.register(self._end)
         self._thread.start()
+
+    def _end(self) -> None:
+        """Call torch no more, because the process exits. Wait for the present heartbeat."""
+        if os.getpid() == self.pid:  # the lock of a forked child may be held for ever
+            self._exits = True
+            self._beat_lock.acquire(timeout=_EXIT_WAIT_S)
 
     def _run(self) -> None:
         with contextlib.suppress(Exception):  # a failure here must not disturb training
             if not stack_dump_setup.is_handler_installed():
                 stack_dump_setup.install_handler()
         while True:
+            is_locked = not self._exits and self._beat_lock.acquire(blocking=False)
             with contextlib.suppress(Exception):
                 self._beat()
                 request = self.slot.evidence_request()
@@ -103,6 +112,8 @@ class HeartbeatThread:
                     self._answered = request
                     self._beat()
                 self._sample()
+            if is_locked:
+                self._beat_lock.release()
             time.sleep(BEAT_S)
 
     def _sample(self) -> None:
@@ -118,13 +129,11 @@ class HeartbeatThread:
     def _beat(self) -> None:
         """Write one heartbeat."""
         now_ns = time.monotonic_ns()
-        if self._torch_lock.acquire(blocking=False):
+        if not self._exits:
             try:
                 self._counts = self._read_counts(now_ns * 1e-9)
             except Exception:  # noqa: BLE001  (a heartbeat without counts is still valid)
                 self._counts = UNKNOWN
-            finally:
-                self._torch_lock.release()
         flags = (
             SIGNAL_HANDLER_OURS * stack_dump_setup.is_handler_installed()
             | JOINED * self._joined
@@ -132,7 +141,8 @@ class HeartbeatThread:
         )
         thread = threading.get_native_id()
         self.slot.publish(now_ns, thread, *self._counts, self._answered, flags)
-        self._count_activity()
+        if not self._exits:
+            self._count_activity()
 
     def _count_activity(self) -> None:
         """Count whether the main thread waits in a collective, and whether it moves on."""
@@ -189,7 +199,7 @@ class HeartbeatThread:
         collectives: list[dict[str, Any]] = []
         enqueued: dict[str, int] = {}
         groups: dict[str, list[int]] = {}
-        if not self._torch_lock.acquire(blocking=False):
+        if self._exits:
             missing.append("the process is exiting")
         else:
             try:
@@ -202,7 +212,6 @@ class HeartbeatThread:
                 missing.append(f"the flight recorder gave {type(error).__name__}: {error}")
             finally:
                 groups = self._recorder.groups()
-                self._torch_lock.release()
         document = {
             "question": request,
             "rank": self.rank,
