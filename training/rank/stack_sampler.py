@@ -3,16 +3,17 @@
 A thread looks at the main thread some fifty times a second, for some seconds, when the supervisor
 asks for it. It adds the time since its last look to the stack that it sees. If it could not run for
 longer, a call of C code held the GIL. The interpreter lets other threads run when such a call
-returns, so the stack that is seen next is that of the call. Nothing here calls torch, so the thread
-needs no care when the process exits.
+returns, so the stack that is seen next is that of the call.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,10 @@ _MAX_STACKS, _MAX_WRITTEN = 2000, 300
 _MAX_FRAMES = 64
 _MAX_CHARS = 300
 """Innermost frames of a stack, and characters of a path or name."""
+_look_lock = threading.Lock()
+"""Held during a look, and for ever once the process exits, for the reason that
+``HeartbeatThread._beat_lock`` gives: a look holds frames of the other thread."""
+_EXIT_WAIT_S = 5.0
 
 Stack = tuple[tuple[str, int, str], ...]
 """File, line and function of each frame, innermost first."""
@@ -62,7 +67,8 @@ class StackSampler:
                 and delay_s - last_delay_s < elapsed_s / 2
                 and cpu_s - last_cpu_s > elapsed_s / 10
             )
-            self._count(elapsed_s, elapsed_s if held else 0.0)
+            with _look_lock:
+                self._count(elapsed_s, elapsed_s if held else 0.0)
             self.longest_s = max(self.longest_s, elapsed_s)
             last_s, last_cpu_s, last_delay_s = now_s, cpu_s, delay_s
         self.seconds = last_s - began_s
@@ -118,6 +124,15 @@ def _stack_of(thread: int) -> Stack:
         stack.append((code.co_filename, frame.f_lineno or 0, code.co_name))
         frame = frame.f_back
     return tuple(stack)
+
+
+def _end(pid: int = os.getpid()) -> None:
+    """Look no more, because the process exits."""
+    if os.getpid() == pid:  # the lock of a forked child may be held for ever
+        _look_lock.acquire(timeout=_EXIT_WAIT_S)
+
+
+atexit.register(_end)
 
 
 def sample(thread: int, folder: str | Path, request: int) -> None:

@@ -95,8 +95,7 @@ class LiveAttempt:
         self.shim = ShimWatch(run_dir, number)
         self.start_shim: Callable[[RunSpec], subprocess.Popen[bytes]] | None = None
         """Starts the engine. Set if the run has to wait for other nodes or for GPUs before."""
-        self.number = number
-        self.plan, self.recovered = plan, plan.recover
+        self.number, self.plan, self.recovered = number, plan, plan.recover
         self.changes, self.restarted_because = store.start_reason(number)
         self.previous = previous = stored_snapshot(run_dir)
         """The snapshot that the previous supervisor or attempt stored."""
