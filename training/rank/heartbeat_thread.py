@@ -13,7 +13,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import json
 import os
 import sys
 import threading
@@ -27,6 +26,7 @@ from ltui.training.rank.channel import current_channel
 from ltui.training.rank.flight_recorder import UNKNOWN, Counts, FlightRecorder
 from ltui.training.rank.stack_sampler import sample
 from ltui.training.shared.record_types import Phase
+from ltui.training.shared.regular_files import write_private_json
 from ltui.training.tensor_queue.heartbeat_table import (
     BEAT_S,
     JOINED,
@@ -226,10 +226,7 @@ class HeartbeatThread:
             "missing": missing,
         }
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = self._folder / f"rank-{self.rank:05d}.json"
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(document), encoding="utf-8")
-        os.replace(part, path)
+        write_private_json(self._folder / f"rank-{self.rank:05d}.json", document)
 
     def _stacks(self) -> list[dict[str, Any]]:
         """Return the stacks of all threads except this one."""

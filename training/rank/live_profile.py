@@ -33,8 +33,8 @@ from ltui.training.shared.profile_request import (
     read_request,
     report_path,
     trace_path,
-    write_document,
 )
+from ltui.training.shared.regular_files import write_private_json
 from ltui.training.tensor_queue.control_block import ControlFile
 
 MOST_TRACE_BYTES = 256 << 20
@@ -198,7 +198,7 @@ class LiveProfile:
         if request is not None:
             with contextlib.suppress(OSError):
                 path = report_path(self._folder(request), self._channel.rank)
-                write_document(path, {"rank": self._channel.rank, "error": reason[:400]})
+                write_private_json(path, {"rank": self._channel.rank, "error": reason[:400]})
 
     def _end(self) -> None:
         restore, self._restore = self._restore, None
@@ -223,7 +223,7 @@ def _compress(raw: Path, trace: Path, report: dict[str, Any]) -> None:
     finally:
         raw.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
-        write_document(report_path(trace.parent, int(report["rank"])), report)
+        write_private_json(report_path(trace.parent, int(report["rank"])), report)
 
 
 _current: LiveProfile | None = None

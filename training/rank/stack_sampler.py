@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import os
 import sys
 import threading
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ltui.training.shared.defaults import SAMPLE_S
+from ltui.training.shared.regular_files import write_private_json
 
 PERIOD_S = 0.02
 """Seconds between two samples."""
@@ -140,10 +140,6 @@ def sample(thread: int, folder: str | Path, request: int) -> None:
     with contextlib.suppress(Exception):  # a failure here must not disturb training
         sampler = StackSampler(thread)
         sampler.run(SAMPLE_S)
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        path = f"{folder}/samples-{os.getpid()}.json"
-        text = json.dumps({"request": request, **sampler.document()})
-        descriptor = os.open(f"{path}.part", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(f"{path}.part", path)
+        path = Path(folder, f"samples-{os.getpid()}.json")
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_private_json(path, {"request": request, **sampler.document()})

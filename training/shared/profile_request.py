@@ -8,13 +8,12 @@ directory: first with its trace, then with a report. Standard library only.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ltui.training.shared.regular_files import read_regular
+from ltui.training.shared.regular_files import read_regular, write_private_json
 
 REQUEST_NAME = "profile.json"
 FOLDER = "profiles"
@@ -56,7 +55,7 @@ class ProfileRequest:
 
 def write_request(queue_dir: Path, request: ProfileRequest) -> None:
     """Write the request of an attempt. Raises ``OSError``."""
-    write_document(queue_dir / REQUEST_NAME, asdict(request))
+    write_private_json(queue_dir / REQUEST_NAME, asdict(request))
 
 
 def read_request(queue_dir: Path) -> ProfileRequest | None:
@@ -75,12 +74,3 @@ def report_path(folder: Path, rank: int) -> Path:
 def trace_path(folder: Path, rank: int) -> Path:
     """Return where a rank writes its trace, in the format of Chrome and Perfetto."""
     return folder / f"rank-{rank:05d}.trace.json.gz"
-
-
-def write_document(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a private JSON file at once: a reader sees all of it or the file before."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with open(fd, "w", encoding="utf-8") as file:
-        json.dump(document, file)
-    part.replace(path)

@@ -1,4 +1,5 @@
-"""Reading of files that may be anything: those of a run, which another person may have made.
+"""Reading of files that may be anything: those of a run, which another person may have made. And
+writing of small private ones, also in ranks.
 
 A pipe would block for ever, a device has effects and no end, and a large file fills the memory. So
 only regular files are opened, and only up to a size. Links are followed. What a file holds is
@@ -8,10 +9,12 @@ checked by its reader (``training/json_codec.py``).
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 MOST_BYTES = 64 << 20
 """Maximum size of a file that is read as a whole. The largest one, the snapshot of a run with 1,024
@@ -59,6 +62,15 @@ def read_end(path: str | os.PathLike[str], most_bytes: int) -> str:
             return file.read(most_bytes).decode(errors="replace")
     except OSError:
         return ""
+
+
+def write_private_json(path: Path, document: Mapping[str, Any]) -> None:
+    """Write a private JSON file at once: a reader sees all of it or the file before."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with open(fd, "w", encoding="utf-8") as file:
+        file.write(json.dumps(document))  # much faster than json.dump
+    part.replace(path)
 
 
 def _check_regular(status: os.stat_result, path: str | os.PathLike[str]) -> None:

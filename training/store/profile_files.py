@@ -7,8 +7,8 @@ from typing import Any
 
 from ltui.training.diagnosis.profile_summary import Profile
 from ltui.training.json_codec import from_json, parse_json, to_json
-from ltui.training.shared.profile_request import FOLDER, write_document
-from ltui.training.shared.regular_files import read_regular
+from ltui.training.shared.profile_request import FOLDER
+from ltui.training.shared.regular_files import read_regular, write_private_json
 from ltui.training.store.run_directory import RunDir
 
 _NAME = "profile.json"
@@ -32,7 +32,7 @@ def last_number(run_dir: RunDir) -> int:
 def write_profile(run_dir: RunDir, profile: Profile) -> None:
     """Store a profile. Raises ``OSError``."""
     document: Any = to_json(profile)
-    write_document(profile_folder(run_dir, profile.number) / _NAME, document)
+    write_private_json(profile_folder(run_dir, profile.number) / _NAME, document)
 
 
 def read_profile(run_dir: RunDir, number: int | None = None) -> Profile | None:

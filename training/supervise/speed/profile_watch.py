@@ -41,6 +41,7 @@ from ltui.training.shared.record_types import PulseState
 from ltui.training.shared.regular_files import read_regular
 from ltui.training.state.record_fold import FoldState
 from ltui.training.state.run_snapshot import Event, RunState
+from ltui.training.state.snapshot_from_fold import median_step_s
 from ltui.training.store.profile_files import (
     last_number,
     profile_folder,
@@ -341,8 +342,8 @@ class ProfileWatch:
 
 def _step_s(fold: FoldState) -> float | None:
     """Return the median time of a step on the slowest rank."""
-    medians = [median(rank.recent_step_s) for rank in fold.ranks.values() if rank.recent_step_s]
-    return max(medians, default=None)
+    medians = (median_step_s(rank) for rank in fold.ranks.values())
+    return max((each for each in medians if each is not None), default=None)
 
 
 def _steps_after(fold: FoldState, step: int) -> float | None:

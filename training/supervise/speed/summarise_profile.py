@@ -18,8 +18,7 @@ import msgspec
 
 from ltui.training.diagnosis.trace_times import RankProfile, RankReport, TraceEvent, summarise_rank
 from ltui.training.json_codec import from_json, parse_json, to_json
-from ltui.training.shared.profile_request import write_document
-from ltui.training.shared.regular_files import open_regular, read_regular
+from ltui.training.shared.regular_files import open_regular, read_regular, write_private_json
 
 SUMMARY_NAME = "summary.json"
 MOST_TRACE_BYTES = 512 << 20
@@ -70,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
         document = {"error": str(error)}
     except MemoryError:
         document = {"error": "the traces need too much memory. Take fewer steps or ranks"}
-    write_document(folder / SUMMARY_NAME, document)
+    write_private_json(folder / SUMMARY_NAME, document)
     return 0
 
 
