@@ -159,9 +159,12 @@ def _redactor(run_dir: RunDir, snapshot: RunSnapshot) -> Redactor:
     start = read_json(run_dir.engine_start_path(snapshot.attempt)) or {}
     environment = start.get("env", {})
     variables = environment if isinstance(environment, dict) else {}
-    folders = {str(Path.home()): "~", str(run_dir.home): "<ltui>", spec.cwd: "<program>"}
+    home = Path.home()
+    folders = {str(home.resolve()): "~", str(home): "~"}
+    folders |= {str(run_dir.home): "<ltui>", spec.cwd: "<program>"}
     everything = {**os.environ, **{str(k): str(v) for k, v in variables.items()}, **spec.env}
-    return Redactor(everything, folders)
+    paths = (run_dir.secret_digests_path(n) for n in range(1, snapshot.attempt + 1))
+    return Redactor(everything, folders, [found for path in paths if (found := read_json(path))])
 
 
 def _listed(what: Incident, files: list[PackedFile], redactor: Redactor) -> list[str]:

@@ -18,7 +18,7 @@ from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.incident_file import open_incident
-from ltui.training.store.redaction import Redactor, is_secret_name
+from ltui.training.store.redaction import Redactor, is_secret_name, secret_digests
 from ltui.training.store.run_directory import RunDir
 from tests.runs.fuzz import fuzz_incident
 from tests.runs.hostile_runs import full_run, output_of
@@ -120,6 +120,22 @@ def test_a_live_run_is_as_it_was_and_nothing_is_started(run_dir: RunDir, tmp_pat
     assert "(incident file)" in (snapshot.detail or "")
 
 
+def test_a_cut_file_with_a_masked_option_opens(run_dir: RunDir, tmp_path: Path) -> None:
+    command = ("train", "--token", OTHER, "--api_key", "a, b", f"--password={OTHER}")
+    run_dir.write_spec(run_dir.read_spec().with_changes(command=command, config=None, preset=None))
+    path = written(run_dir)
+    with tarfile.open(path) as whole, tarfile.open(tmp_path / "cut", "w:gz") as cut:
+        for member in whole.getmembers()[:2]:
+            cut.addfile(member, whole.extractfile(member))
+    data = gzip.decompress((tmp_path / "cut").read_bytes()).rstrip(b"\0")
+    path.write_bytes(gzip.compress(data + b"\0" * (-len(data) % 512)))
+    code, text = output_of(("open", str(path), "--plain"))
+    assert (code, "is damaged or was cut after 2" in text) == (0, True), text
+    opened, _, _ = open_incident(path, tmp_path / "opened")
+    words = "train", "--token", "[secret]", "--api_key", "[secret]", "--password=[secret]"
+    assert opened.read_spec().command == words
+
+
 def test_a_cut_file_opens_as_far_as_it_goes(run_dir: RunDir, tmp_path: Path) -> None:
     path = written(run_dir)
     data = path.read_bytes()
@@ -204,12 +220,65 @@ def test_damaged_files_neither_crash_nor_reach_the_terminal(tmp_path: Path) -> N
         ("hf_ABCDEFGHIJKLMNOP", "[key]"),
         ("/home/alice/x", "/home/user/x"),
         ("/data/set/x", "<data>/x"),
+        ("/data/settle/x /rootfs", None),
+        ('File "/root/x.py"', 'File "~/x.py"'),
+        ("--api_key abcdefgh --model.token=ab,cd 3", "--api_key [secret] --model.token=[secret] 3"),
+        ("+trainer.apiKey=abc", "+trainer.apiKey=[secret]"),
+        ("password='it is, a b' x", "password='[secret]' x"),
+        ('{"db_password": "a, \\" b", "n": 1}', '{"db_password": "[secret]", "n": 1}'),
+        (r'"{\"token\": \"a, b\", \"n\": 1}"', r'"{\"token\": \"[secret]\", \"n\": 1}"'),
+        ("['--token', 'a, b', '3']", "['--token', '[secret]', '3']"),
+        ("  password: correct horse, battery\nn: 1", "  password: [secret]\nn: 1"),
+        ('x token="cut of', 'x token="[secret]'),
+        ("password: 12345678", "password: [secret]"),
+        ("Authorization: Basic dXNlcjpwYXNz", "Authorization: [secret]"),
+        ("https://user:p@ss/word@host/x", "https://[user]@host/x"),
+        (
+            "postgres://u:p@h/db https://abcdef@h:80/x@y",
+            "postgres://[user]@h/db https://[user]@h:80/x@y",
+        ),
+        ("http://localhost:6006/a@b", None),
+        ("bearer abc.def.ghijk; sk-abc123DEF; ghp_0a1b2c3d4", "bearer [key]; [key]; [key]"),
+        ("call hf_hub_download", None),
+        ("login me password hunter2", "login me password [secret]"),
     ],
 )
 def test_forms_of_secrets(text: str, redacted: str | None) -> None:
     assert Redactor({}, {"/data/set/": "<data>"}).text(text) == (redacted or text)
 
 
+def test_documents_are_redacted_as_documents() -> None:
+    redactor = Redactor({}, {})
+    command = ["python", "--api_key", "a, b", "--model.token=x y", "--lr", "1", "-n", "abcdef"]
+    document = {"command": command, "auth": {"user": "me", "n": [7, "x"]}, "pad_token": 3}
+    assert redactor.document(document) == {
+        "command": [
+            *("python", "--api_key", "[secret]", "--model.token=[secret]"),
+            *("--lr", "1", "-n", "abcdef"),
+        ],
+        "auth": {"user": "[secret]", "n": [7, "[secret]"]},
+        "pad_token": 3,
+    }
+    assert redactor.replaced == {"values beside the names of secrets": 4}
+
+
+def test_values_of_variables_that_are_set_no_more_are_found_by_their_digests() -> None:
+    variables = {
+        "A_TOKEN": PLANTED,
+        "B_KEY": "q7-x",
+        "C_KEY": "a.b",
+        "PATH": "/usr/bin",
+        "D_KEY": "",
+    }
+    stored = json.loads(json.dumps(secret_digests(variables)))
+    assert {"q7-x", "plant"}.isdisjoint(json.dumps(stored).split('"'))
+    redactor = Redactor({}, {}, [stored, {"key": "x"}, {"key": "00", "names": {"A": [[[1], 2]]}}])
+    text = f"log {json.dumps(PLANTED)} q7-x. /usr/bin a.b plant ed"
+    assert redactor.text(text) == 'log "[A_TOKEN]" [B_KEY]. /usr/bin a.b plant ed'
+    assert redactor.replaced == {"the value of A_TOKEN": 1, "the value of B_KEY": 1}
+
+
 def test_names_of_secrets() -> None:
+    assert not any(map(is_secret_name, ("PWD", "OLDPWD", "monitor_key", "key", "forward_pass")))
     assert all(map(is_secret_name, ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "db_password", "X_PASS")))
     assert not any(map(is_secret_name, ("PATH", "TOKENIZERS_PARALLELISM", "MONKEY", "COMPASS")))

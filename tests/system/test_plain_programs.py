@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import signal
 import statistics
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -260,3 +262,20 @@ def test_a_program_is_stopped_by_the_signal_of_the_user(ltui: Ltui, kind: str, n
     assert "killed" not in stopped(ltui, "--timeout", "20")["detail"]
     if kind == "usr1":
         assert "saved by the program" in ltui("logs", "last").stdout
+
+
+def test_an_incident_file_lacks_secrets_that_only_the_run_had(ltui: Ltui) -> None:
+    secret = "zq7-only-in/that.shell"
+    ltui.environment["SOME_TOKEN"] = secret
+    program = 'import os; v = os.environ["SOME_TOKEN"]; print(v, repr(v), f"[{v}]", v + ".")'
+    ltui("exec", "--detach", "--", sys.executable, "-c", program)
+    run = ltui.ended()
+    del ltui.environment["SOME_TOKEN"]
+    digests = Path(run["run_dir"], "engine", "1.secrets.json")
+    assert digests.stat().st_mode & 0o777 == 0o600
+    assert "only-in" not in digests.read_text(encoding="utf-8")
+    printed = ltui("incident", "last", "-o", "x.ltui", "--yes").stdout
+    packed = gzip.decompress((ltui.cwd / "x.ltui").read_bytes())
+    assert b"only-in" not in packed
+    assert b"[SOME_TOKEN] '[SOME_TOKEN]' [[SOME_TOKEN]] [SOME_TOKEN]." in packed
+    assert "replaced 4 times: the value of SOME_TOKEN" in printed

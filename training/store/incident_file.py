@@ -30,6 +30,7 @@ from ltui.training.store.database_schema import open_for_reading
 from ltui.training.store.history_place import history_file
 from ltui.training.store.redaction import Redactor
 from ltui.training.store.run_directory import RunDir, make_private_folders, write_json
+from ltui.training.store.spec_file import document_text, parse_spec
 
 SCHEMA = 1
 SUFFIX = ".ltui"
@@ -83,16 +84,27 @@ def packed_files(
     about = {"schema": SCHEMA, "made_at": time.time()} | {
         name: getattr(incident, name) for name in incident.__struct_fields__
     }
+    about["about"] = redactor.text(incident.about)
     files = [PackedFile(_ABOUT, json.dumps(about).encode())]
     for path in _chosen_files(run_dir.path):
         name = path.relative_to(run_dir.path).as_posix()
         with suppress(OSError):
             text, note = _end_of(path) if name.startswith("logs/") else (_whole(path), "")
-            files.append(PackedFile(name, redactor.text(text).encode(), note))
+            text = _without_secrets(name, text, redactor)
+            files.append(PackedFile(name, text.encode(errors="replace"), note))
     database = work / "run.db"
     rows = _cut_history(run_dir, incident, redactor, database)
     files.append(PackedFile("run.db", database.read_bytes(), f"{rows:,} rows of these minutes"))
     return files
+
+
+def _without_secrets(name: str, text: str, redactor: Redactor) -> str:
+    """Return a file without secrets. A document is still one, which can be read."""
+    if name == "spec.yaml":
+        with suppress(ProblemError):
+            document = redactor.document(parse_spec(text, name).to_document())
+            return document_text(document)
+    return redactor.json(text) if name.endswith(".json") else redactor.text(text)
 
 
 def _chosen_files(folder: Path) -> Iterator[Path]:
@@ -130,7 +142,7 @@ def _cut_history(run_dir: RunDir, incident: Incident, redactor: Redactor, path: 
     ):
         whole.backup(cut)
         cut.execute("PRAGMA journal_mode = DELETE")
-        cut.create_function("redacted", 1, redactor.text)
+        cut.create_function("redacted", 1, redactor.json)
         # What is deleted and replaced is not to be found in free pages either.
         cut.execute("PRAGMA secure_delete = ON")
         for table, column in _TIMES.items():
@@ -142,7 +154,8 @@ def _cut_history(run_dir: RunDir, incident: Incident, redactor: Redactor, path: 
             for _, column, kind, *_ in cut.execute(f"PRAGMA table_info({table})").fetchall():
                 if kind == "TEXT":
                     changed = f"SET {column} = redacted({column}) WHERE typeof({column}) = 'text'"
-                    cut.execute(f"UPDATE {table} {changed}")
+                    # Two names that differ in their secrets only are one.
+                    cut.execute(f"UPDATE OR REPLACE {table} {changed}")
         cut.commit()
         cut.execute("VACUUM")
     return rows

@@ -161,6 +161,10 @@ class RunDir(Struct, frozen=True):
         """Command, environment and directory that the shim starts the engine with."""
         return self.path / "engine" / f"{attempt}.start.json"
 
+    def secret_digests_path(self, attempt: int) -> Path:
+        """By it the secrets of the environment of an attempt are found in texts: ``redaction``."""
+        return self.path / "engine" / f"{attempt}.secrets.json"
+
     def engine_exit_path(self, attempt: int) -> Path:
         return self.path / "engine" / f"{attempt}.json"
 

@@ -49,7 +49,12 @@ def parse_spec(text: str, where: str) -> RunSpec:
 
 def spec_text(spec: RunSpec) -> str:
     """Return the specification as YAML."""
-    return str(yaml.dump(spec.to_document(), Dumper=_WithoutAnchors, sort_keys=False))
+    return document_text(spec.to_document())
+
+
+def document_text(document: Any) -> str:
+    """Return what ``RunSpec.to_document`` has returned as YAML."""
+    return str(yaml.dump(document, Dumper=_WithoutAnchors, sort_keys=False))
 
 
 def _unreadable(where: str, error: Exception) -> ProblemError:
