@@ -15,8 +15,10 @@ from typing import NoReturn
 from unittest import mock
 
 from ltui.app.cli import main
-from ltui.training.state.run_snapshot import RunState
+from ltui.training.state.run_snapshot import RunSnapshot, RunState
 from ltui.training.store.database_schema import open_for_writing
+from ltui.training.store.past_snapshots import document_of, past_folder
+from ltui.training.store.past_writer import PastWriter
 from ltui.training.store.run_directory import RunDir
 from tests.stored_runs import stored_run
 
@@ -108,6 +110,11 @@ def full_run(home: Path, run_id: str) -> RunDir:
         path = run_dir.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+    writer = PastWriter(past_folder(run_dir))
+    for at in (1.0, 2.0):
+        snapshot = RunSnapshot(id=run_id, name=run_id, state=RunState.RUNNING, taken_at=at)
+        writer.append(at, document_of(snapshot, {"engine.log": 7}))
+    writer.close()
     return run_dir
 
 

@@ -12,12 +12,16 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.incident_file import open_incident
+from ltui.training.store.past_reader import PastReader
+from ltui.training.store.past_snapshots import document_of, past_folder
+from ltui.training.store.past_writer import PastWriter
 from ltui.training.store.redaction import Redactor, is_secret_name, secret_digests
 from ltui.training.store.run_directory import RunDir
 from tests.runs.fuzz import fuzz_incident
@@ -76,6 +80,47 @@ def test_no_secret_and_no_folder_leaves(run_dir: RunDir) -> None:
     assert sizes["logs/1/rank-00000.log"] < 300_000
     # The original is as it was.
     assert PLANTED in (run_dir.path / "logs/1/engine.log").read_text()
+
+
+def test_the_record_of_the_minutes_is_in_it_without_secrets(
+    run_dir: RunDir, tmp_path: Path
+) -> None:
+    shutil.rmtree(past_folder(run_dir))
+    log = run_dir.path / "logs/1/engine.log"
+    lines = [f"line {number} {PLANTED}\n" for number in range(40_000)]
+    log.write_text("".join(lines))
+    snapshot = resolve_snapshot(run_dir)
+    writer = PastWriter(past_folder(run_dir))
+    moments = {0.5: 100, 1.5: 39_000, 2.5: 39_500, 500.0: 40_000}
+    for at, count in moments.items():
+        size = len("".join(lines[:count]).encode())
+        shown = replace(snapshot, taken_at=at, detail=f"{PLANTED} at {at}")
+        writer.append(at, document_of(shown, {"engine.log": size, "gone.log": 3}))
+    writer.close()
+    path = written(run_dir)
+    assert PLANTED.encode() not in gzip.decompress(path.read_bytes())
+    opened, _, note = open_incident(path, tmp_path / "home")
+    assert note is None
+    reader = PastReader(past_folder(opened))
+    reader.refresh()
+    assert reader.bounds() == (0.5, 2.5)  # the last one is later than these minutes
+    packed = (opened.path / "logs/1/engine.log").read_bytes()
+    for at, count in list(moments.items())[:3]:
+        moment = reader.at(at)
+        assert moment is not None
+        assert moment.snapshot == replace(
+            snapshot,
+            taken_at=at,
+            detail=f"[WANDB_API_KEY] at {at}",
+            run_dir="<ltui>/runs/hang-0001",
+        )
+        ((_, sizes),) = [pair for pair in moment.log_sizes if pair[0] == at]
+        shown_lines = packed[: sizes["engine.log"]].splitlines()
+        assert sizes.keys() == {"engine.log"}
+        # Of the first hundred lines, nothing is in the end of the log that is kept.
+        last = shown_lines[-1:] if count > 100 else []
+        assert last == [f"line {count - 1} [WANDB_API_KEY]".encode()][: len(last)]
+        assert bool(last) == (count > 100)
 
 
 def test_what_is_written_is_listed_first(run_dir: RunDir) -> None:

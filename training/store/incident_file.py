@@ -1,7 +1,8 @@
 """An incident file: what a run stored within some minutes, for other people and other machines.
 
 It is a ``tar.gz`` of a part of the run directory, so that everything that reads a run reads it. The
-small files come first, and the history last: of a file that was cut, what is complete is read.
+small files come first, and the history last: of a file that was cut, what is complete is read. The
+record of past snapshots is cut to the time too, so that its moments can be shown.
 Whoever opens it trusts nothing in it.
 """
 
@@ -16,8 +17,10 @@ import sqlite3
 import tarfile
 import time
 import zlib
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,6 +31,9 @@ from ltui.training.problem import ProblemError
 from ltui.training.shared.regular_files import open_regular, read_regular
 from ltui.training.store.database_schema import open_for_reading
 from ltui.training.store.history_place import history_file
+from ltui.training.store.past_reader import documents_of, record_files
+from ltui.training.store.past_snapshots import past_folder
+from ltui.training.store.past_writer import FrameFile
 from ltui.training.store.redaction import Redactor
 from ltui.training.store.run_directory import RunDir, make_private_folders, write_json
 from ltui.training.store.spec_file import document_text, parse_spec
@@ -45,7 +51,7 @@ _ALWAYS = 4e9
 _ABOUT = "incident.json"
 _NAMES = re.compile(
     r"spec\.yaml|labels\.json|end\.json|restarts\.json|run\.db|code/\d+\.json"
-    r"|(?:evidence|logs)/(?:\d+/)?[\w-][\w.-]*"
+    r"|(?:evidence|logs)/(?:\d+/)?[\w-][\w.-]*|past/\d{1,17}-[012]\.past"
 )
 """Names of the files that may be in an incident file."""
 _TIMES = {
@@ -64,6 +70,18 @@ class Incident(Struct, frozen=True, kw_only=True):
     about: str
     """What happened, in words."""
     host: str
+
+
+class _PackedLog(Struct, frozen=True):
+    """The bytes after each line of a log: in the original, and as the log is packed."""
+
+    original: list[int]
+    packed: list[int]
+
+    def size(self, original: int) -> int:
+        """Return how many bytes of the packed log were there when the original had so many."""
+        lines = bisect_right(self.original, original)
+        return self.packed[lines - 1] if lines else 0
 
 
 class PackedFile(Struct, frozen=True):
@@ -86,12 +104,18 @@ def packed_files(
     }
     about["about"] = redactor.text(incident.about)
     files = [PackedFile(_ABOUT, json.dumps(about).encode())]
+    logs: dict[str, _PackedLog] = {}
     for path in _chosen_files(run_dir.path):
         name = path.relative_to(run_dir.path).as_posix()
         with suppress(OSError):
-            text, note = _end_of(path) if name.startswith("logs/") else (_whole(path), "")
-            text = _without_secrets(name, text, redactor)
-            files.append(PackedFile(name, text.encode(errors="replace"), note))
+            if name.startswith("logs/"):
+                file, logs[name] = _packed_log(path, name, redactor)
+            else:
+                text = read_regular(path).decode(errors="replace")
+                text = _without_secrets(name, text, redactor)
+                file = PackedFile(name, text.encode(errors="replace"))
+            files.append(file)
+    files += _packed_record(run_dir, incident, redactor, work, logs)
     database = work / "run.db"
     rows = _cut_history(run_dir, incident, redactor, database)
     files.append(PackedFile("run.db", database.read_bytes(), f"{rows:,} rows of these minutes"))
@@ -117,19 +141,60 @@ def _chosen_files(folder: Path) -> Iterator[Path]:
                 yield path
 
 
-def _whole(path: Path) -> str:
-    return read_regular(path).decode(errors="replace")
-
-
-def _end_of(path: Path) -> tuple[str, str]:
-    """Return the end of a log, and a note if it has more. Raise ``OSError``."""
+def _packed_log(path: Path, name: str, redactor: Redactor) -> tuple[PackedFile, _PackedLog]:
+    """Return the end of a log without secrets. Raise ``OSError``."""
     with open_regular(path) as file:
         size = file.seek(0, io.SEEK_END)
-        file.seek(max(0, size - MOST_LOG_BYTES))
-        text = file.read(MOST_LOG_BYTES).decode(errors="replace")
-    if size <= MOST_LOG_BYTES:
-        return text, ""
-    return text.partition("\n")[2], f"its last {MOST_LOG_BYTES >> 10} KB"
+        begin = max(0, size - MOST_LOG_BYTES)
+        file.seek(begin)
+        lines = file.read(MOST_LOG_BYTES).splitlines(keepends=True)
+    if begin and lines:
+        begin += len(lines.pop(0))
+    text = redactor.text(b"".join(lines).decode(errors="replace"))
+    packed = text.encode(errors="replace")
+    ends = [begin + end for end in accumulate(map(len, lines))]
+    packed_ends = list(accumulate(map(len, packed.splitlines(keepends=True))))
+    if len(packed_ends) != len(ends):
+        # A secret of several lines was replaced: it is not known which line is which.
+        ends = []
+    note = f"its last {MOST_LOG_BYTES >> 10} KB" if begin else ""
+    return PackedFile(name, packed, note), _PackedLog(ends, packed_ends)
+
+
+def _packed_record(
+    run_dir: RunDir,
+    incident: Incident,
+    redactor: Redactor,
+    work: Path,
+    logs: Mapping[str, _PackedLog],
+) -> list[PackedFile]:
+    """Return the past snapshots of the time without secrets, with the sizes of the packed logs."""
+    packed = []
+    for file in record_files(past_folder(run_dir)):
+        if file.begin_ms > incident.end * 1000:
+            continue
+        cut: FrameFile | None = None
+        for at, document in documents_of(file.path):
+            if incident.begin <= at <= incident.end:
+                cut = cut or FrameFile(work, at, file.level)
+                cut.append(at, _past_document(document, redactor, logs))
+        if cut is not None:
+            cut.close()
+            packed.append(PackedFile(f"past/{cut.path.name}", cut.path.read_bytes()))
+    return packed
+
+
+def _past_document(
+    document: Any, redactor: Redactor, logs: Mapping[str, _PackedLog]
+) -> dict[str, Any]:
+    snapshot = document["snapshot"]
+    folder = f"logs/{snapshot.get('attempt')}"
+    sizes = {
+        name: logs[f"{folder}/{name}"].size(size)
+        for name, size in document["logs"].items()
+        if f"{folder}/{name}" in logs
+    }
+    return {"snapshot": redactor.document(snapshot), "logs": sizes}
 
 
 def _cut_history(run_dir: RunDir, incident: Incident, redactor: Redactor, path: Path) -> int:

@@ -72,6 +72,8 @@ _OTHER_HOME = re.compile(r"(/(?:home|Users)/)[^/\s\"':,]+|(?<![\w.~>-])/root(?![
 _WORD = re.compile(r"[\w-]+")
 _MOST_BETWEEN = 4
 """Characters between two words of one secret, which may be escaped."""
+_SHORT, _MOST_CLEAN = 300, 50_000
+"""Length and number of the texts of which is remembered that nothing has to be replaced."""
 LEAST_CHARACTERS = 4
 """Length of a value from which on it is replaced wherever it is."""
 _SECRET = "[secret]"  # noqa: S105 - what is written instead of one
@@ -145,6 +147,8 @@ class Redactor:
             if len(path.rstrip("/")) > 1
         ]
         self._masks = {_SECRET, "[key]", *(f"[{name}]" for _, name in self._words)}
+        self._clean: set[str] = set()
+        """Short texts without secrets: most of a record repeat."""
         self._digests = [found for document in digests if (found := self._read(document))]
 
     def _read(self, document: Mapping[str, Any]) -> tuple[bytes, dict[str, list[Any]]] | None:
@@ -213,6 +217,14 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """Return the text without secrets."""
+        if text in self._clean:
+            return text
+        redacted = self._redacted(text)
+        if redacted == text and len(text) < _SHORT and len(self._clean) < _MOST_CLEAN:
+            self._clean.add(text)
+        return redacted
+
+    def _redacted(self, text: str) -> str:
         for word, name in self._words:
             if word in text:
                 self.replaced[f"the value of {name}"] += text.count(word)
