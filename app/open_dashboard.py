@@ -39,8 +39,12 @@ def run_dashboard(
     run: RunDir | None = None,
     sweep: SweepDir | None = None,
     readonly: bool = False,
+    at: str | None = None,
 ) -> int:
-    """Run the dashboard at its home screen, or at ``run`` or ``sweep``; return the exit code."""
+    """Run the dashboard at its home screen, or at ``run`` or ``sweep``; return the exit code.
+
+    ``at``: the moment of the run that is shown first, as a person writes it.
+    """
 
     def make() -> LtuiApp:
         # Local: the garbage collector is paused while Textual is imported.
@@ -51,7 +55,7 @@ def run_dashboard(
             from ltui.app.screens.sweep import SweepScreen
 
             first = partial(SweepScreen, sweep, readonly=readonly)
-        return LtuiApp(home, run=run, first=first, readonly=readonly)
+        return LtuiApp(home, run=run, first=first, readonly=readonly, at=at)
 
     return open_app(make)
 

@@ -96,11 +96,13 @@ class LtuiApp(OrderedKeysApp):
         run: RunDir | None = None,
         first: Callable[[], Screen[None]] | None = None,
         readonly: bool = False,
+        at: str | None = None,
     ) -> None:
-        """``first`` makes the first screen if it is neither the home screen nor that of a run."""
+        """``first`` makes the first screen if it is neither the home screen nor that of a run.
+        ``at``: the moment of the run that is shown first, as a person writes it."""
         super().__init__()
         self.home, self.first_run, self.readonly = home, run, readonly
-        self._first = first
+        self._first, self._at = first, at
         for theme in THEMES:
             self.register_theme(theme)
         config = read_user_config()
@@ -159,7 +161,7 @@ class LtuiApp(OrderedKeysApp):
         if self.first_run is not None:
             from ltui.app.screens.run import RunScreen
 
-            return RunScreen(self.first_run, readonly=self.readonly, alone=True)
+            return RunScreen(self.first_run, readonly=self.readonly, alone=True, at=self._at)
         from ltui.app.screens.home import HomeScreen
 
         return HomeScreen(self.home, readonly=self.readonly)

@@ -7,6 +7,7 @@ Pure. A missing value (None, NaN, infinite) becomes ``n/a``. Spaces inside a num
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Collection
 
 NA = "n/a"
@@ -205,6 +206,13 @@ def ago(seconds: float | None) -> str:
         if seconds >= scale:
             return f"{int(seconds // scale)} {unit} ago"
     return f"{int(seconds)} s ago"
+
+
+def time_of_day(at: float, near: float) -> str:
+    """Format a unix time: ``03:12:04``, with its date unless ``near`` is on the same day."""
+    local = time.localtime(at)
+    same_day = local[:3] == time.localtime(near)[:3]
+    return time.strftime("%H:%M:%S" if same_day else "%Y-%m-%d %H:%M:%S", local)
 
 
 def ranks(numbers: tuple[int, ...], limit: int = 8) -> str:

@@ -55,6 +55,8 @@ class ChartMark(Struct, frozen=True, kw_only=True):
     """Meaning of the sign in a legend of the signs, such as ``checkpoint``."""
     line: bool = False
     """Draw a vertical line over the whole height."""
+    time: float | None = None
+    """When it happened, in unix seconds."""
 
 
 class ChartViewModel(Struct, frozen=True, kw_only=True, eq=False):

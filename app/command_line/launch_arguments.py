@@ -245,10 +245,14 @@ examples:
 
 === attach  dashboard:open_dashboard  open the dashboard at a run
 [RUN] = last  {RUN_HELP}; HOST:RUN for a run of another machine, by ssh
-{READONLY}
+{READONLY}\
+--at TIME  open it at a moment of its past: 03:12 or 2026-11-26T03:12, -12m (before now, or
+    before its end), 'step 4000'
+
 examples:
   ltui attach                 open the latest run
   ltui attach brave-owl --readonly
+  ltui attach brave-owl --at 03:12
   ltui attach gpu-02:last
 
 === serve  serve:serve  show the dashboard in a browser

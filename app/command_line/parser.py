@@ -67,7 +67,8 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse a command line, in which ``start`` may be left out after ``sweep``."""
-        return super().parse_args(None if args is None else with_verb(list(args)), namespace)
+        words = None if args is None else with_time(with_verb(list(args)))
+        return super().parse_args(words, namespace)
 
     def error(self, message: str) -> NoReturn:
         raise ProblemError.of(
@@ -374,6 +375,14 @@ def with_verb(argv: list[str]) -> list[str]:
     if argv[:1] != ["sweep"] or argv[1:2] == [] or argv[1] in verbs:
         return argv
     return ["sweep", "start", *argv[1:]]
+
+
+def with_time(argv: list[str]) -> list[str]:
+    """Return a command line in which a time behind ``--at`` may begin with a minus sign."""
+    for place in range(len(argv) - 1):
+        if argv[:1] == ["attach"] and argv[place] == "--at":
+            return [*argv[:place], f"--at={argv[place + 1]}", *argv[place + 2 :]]
+    return argv
 
 
 def build_parser(only: str | None = None) -> Parser:

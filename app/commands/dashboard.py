@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ltui.training.problem import ProblemError
+from ltui.training.state.asked_moment import parse_moment
 from ltui.training.store.find_run import find_run
 from ltui.training.store.run_directory import ltui_home
 
@@ -21,13 +23,19 @@ MAX_SIMULATED_RANKS = 4096
 
 def open_dashboard(options: Namespace) -> int:
     """Run ``ltui``, ``ltui --readonly`` and ``ltui attach RUN``."""
-    return show_dashboard(options.run, readonly=options.readonly)
+    at = getattr(options, "at", None)
+    if at is not None:
+        parse_moment(at, time.time(), f"--at {at}")
+    return show_dashboard(options.run, readonly=options.readonly, at=at)
 
 
-def show_dashboard(name: str | None = None, *, readonly: bool = False) -> int:
+def show_dashboard(
+    name: str | None = None, *, readonly: bool = False, at: str | None = None
+) -> int:
     """Open the dashboard at its home screen, or at the run that ``name`` names.
 
-    ``host:run`` names a run of another machine, which is reached by ssh.
+    ``host:run`` names a run of another machine, which is reached by ssh. ``at``: the moment of the
+    run that is shown first.
 
     Raises ``ProblemError`` without a terminal, and if there is no such run.
     """
@@ -36,6 +44,8 @@ def show_dashboard(name: str | None = None, *, readonly: bool = False) -> int:
     run = None
     if name is not None:
         if (home / "sweeps" / name).is_dir() and "/" not in name:
+            if at is not None:
+                raise ProblemError.of(where=f"--at {at}", what=f"{name} is a sweep, and no run.")
             # Local: as below, and most people attach to runs.
             from ltui.app.open_dashboard import run_dashboard
             from ltui.training.sweep.sweep_files import find_sweep
@@ -47,13 +57,19 @@ def show_dashboard(name: str | None = None, *, readonly: bool = False) -> int:
             from ltui.app.slurm.remote_dashboard import attach_words, run_on_terminal, ssh_words
 
             if run is None:
-                return run_on_terminal(ssh_words(name, readonly=readonly))
+                return run_on_terminal(ssh_words(name, readonly=readonly, at=at))
             if (words := attach_words(run, readonly=readonly)) is not None:
+                if at is not None:
+                    raise ProblemError.of(
+                        where=f"--at {at}",
+                        what="the dashboard of a job of SLURM opens at the present.",
+                        remedy=f"Leave it out, then press b and type {at}.",
+                    )
                 return run_on_terminal(words)
     # Local: importing Textual takes half a second, which the errors above need not wait for.
     from ltui.app.open_dashboard import run_dashboard
 
-    return run_dashboard(home, run=run, readonly=readonly)
+    return run_dashboard(home, run=run, readonly=readonly, at=at)
 
 
 def require_terminal(where: str, remedy: str) -> None:

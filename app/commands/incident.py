@@ -8,8 +8,6 @@ import sys
 import tempfile
 import time
 from argparse import Namespace
-from contextlib import suppress
-from datetime import datetime, timedelta
 from pathlib import Path
 
 from ltui.app.command_output import (
@@ -21,6 +19,7 @@ from ltui.app.command_output import (
 )
 from ltui.app.state_words import verdict_line
 from ltui.training.problem import ProblemError
+from ltui.training.state.asked_moment import clock_time
 from ltui.training.state.run_snapshot import RunSnapshot, Verdict
 from ltui.training.store.find_run import find_run
 from ltui.training.store.history_reader import RunStore
@@ -117,7 +116,11 @@ def _incident(run_dir: RunDir, snapshot: RunSnapshot, around: str | None) -> Inc
     if is_verdict and number:
         moment, about = verdicts[number - 1].began or 0.0, _numbered(verdicts)[number - 1]
     elif around is not None:
-        moment = _time(around, time.time())
+        at = clock_time(around, time.time())
+        if at is None:
+            where = f"--around {around}"
+            raise ProblemError.of(where=where, what="invalid value.", remedy=_FORMS)
+        moment = at
         about = f"around {_clock(moment)}"
     else:
         moment, about = (snapshot.ended_at or time.time()) - AFTER_S, "the last minutes"
@@ -139,19 +142,6 @@ def _numbered(verdicts: list[Verdict]) -> list[str]:
 
 def _clock(moment: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
-
-
-def _time(text: str, now: float) -> float:
-    """Return the unix time of ``03:12``, the last one, or of a date and a time."""
-    with suppress(ValueError):
-        if "-" in text:
-            return datetime.fromisoformat(text).timestamp()
-        clock = datetime.strptime(text, "%H:%M:%S" if text.count(":") == 2 else "%H:%M")
-        at = datetime.fromtimestamp(now).replace(
-            hour=clock.hour, minute=clock.minute, second=clock.second, microsecond=0
-        )
-        return (at if at.timestamp() <= now else at - timedelta(days=1)).timestamp()
-    raise ProblemError.of(where=f"--around {text}", what="invalid value.", remedy=_FORMS)
 
 
 def _redactor(run_dir: RunDir, snapshot: RunSnapshot) -> Redactor:

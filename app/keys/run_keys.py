@@ -57,6 +57,11 @@ M      | all_metrics         | all metrics      | Show every metric as a chart
 [Log]
 v      | next_log            | choose rank      | Show all ranks, one rank, or the launcher
 /      | search              | find             | Find in the log; among machines: filter ranks
+[Past]
+comma     | past_mark(-1) | earlier mark | The run at the mark before: checkpoint, stall, attempt
+full_stop | past_mark(1)  | later mark   | The run at the next mark
+b         | ask_moment    | moment       | The run at a moment: 03:12, -12m, step 4000
+space     | play          | play         | In the past: play, faster with + and slower with -; hold
 [Screen]
 1      | panel('loss')       | metrics          | Go to the charts of metrics
 2      | panel('throughput') | throughput       | Go to the throughput chart
@@ -110,6 +115,23 @@ TYPING_HINTS = (
 """Hints while a text field has the focus: it takes every letter, so no letter is a key then."""
 
 
+def past_hints(*, plays: bool) -> list[KeyHint]:
+    """Return the hints while a moment of the past is shown."""
+    speed = (KeyHint("+-", "speed", "screen.smooth(1)"),)
+    return [
+        KeyHint("esc", "now", "screen.cancel", keep=True),
+        KeyHint(", .", "marks", "screen.past_mark(-1)", keep=True),
+        KeyHint("b", "moment", "screen.ask_moment", keep=True),
+        KeyHint("space", "hold" if plays else "play", "screen.play", keep=True),
+        *(speed if plays else ()),
+        KeyHint("1-6", "panel", "screen.panel('loss')"),
+        KeyHint("z", "maximise", "screen.zoom"),
+        *(METRIC_HINTS if plays else (*METRIC_HINTS, *SCALE_HINTS)),
+        KeyHint("?", "help", "app.help", keep=True),
+        KeyHint("q", "close", "screen.back", keep=True),
+    ]
+
+
 def run_hints(
     snapshot: RunSnapshot, *, readonly: bool, focused: Widget | None = None
 ) -> list[KeyHint]:
@@ -125,7 +147,7 @@ def run_hints(
     in_log = isinstance(focused, LogLines)
     panel_hints: tuple[KeyHint, ...] = ()
     if isinstance(focused, Chart):
-        panel_hints = CHART_HINTS
+        panel_hints = CHART_HINTS[:-1]
     elif in_log:
         panel_hints = LOG_HINTS
     elif isinstance(focused, RankTable) and snapshot.nodes:
@@ -145,6 +167,7 @@ def run_hints(
         KeyHint("1-6", "panel", "screen.panel('loss')"),
         KeyHint("z", "maximise", "screen.zoom"),
         *([] if in_log else (*METRIC_HINTS, *SCALE_HINTS)),
+        KeyHint(", .", "past", "screen.past_mark(-1)"),
         KeyHint("t", "theme", "app.choose_theme"),
         KeyHint("?", "help", "app.help", keep=True),
         KeyHint("q", leave, "screen.back", keep=True),

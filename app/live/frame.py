@@ -21,8 +21,12 @@ if TYPE_CHECKING:
     from ltui.training.store.code_record import CodeRecord
     from ltui.training.store.curve_reader import Curve
     from ltui.training.store.frozen_code import FrozenCode
-    from ltui.training.store.history_reader import RunStore
+    from ltui.training.store.history_reader import RunStore, StoredEvent
     from ltui.widgets.view_models import LogLine
+
+
+NOT_RECORDED = "not recorded"
+"""Shown in place of everything that is not known about a past moment."""
 
 
 class MarkKind(Enum):
@@ -31,6 +35,7 @@ class MarkKind(Enum):
     ATTEMPT = "attempt"
     CHANGE = "change"
     STALL = "stall"
+    PAUSE = "pause"
     CHECKPOINT = "checkpoint"
 
 
@@ -64,6 +69,13 @@ def stored_marks(store: RunStore) -> list[RunMark]:
     return marks
 
 
+def pause_mark(event: StoredEvent) -> RunMark:
+    """Return the mark of an event ``paused``."""
+    step = event.data.get("global_step")
+    known = float(step) if isinstance(step, int) else None
+    return RunMark(MarkKind.PAUSE, event.text.rstrip(".").lower(), known, event.t)
+
+
 def checkpoint_marks(checkpoints: Sequence[CheckpointInfo]) -> list[RunMark]:
     """Return one mark for each checkpoint that exists."""
     return [
@@ -92,6 +104,25 @@ class RankException(Struct, frozen=True):
     rank: int
     type: str
     message: str
+
+
+class ShownMoment(Struct, frozen=True, kw_only=True):
+    """The moment of the past that a frame shows."""
+
+    at: float
+    """Unix seconds."""
+    newest: float
+    """Unix seconds of the present, or of the end of the run."""
+    has_ended: bool
+    """Whether the run has ended meanwhile."""
+    gap: str | None = None
+    """A sentence if nothing was recorded at this moment, so that it is not known."""
+    about: str = ""
+    """What happened at this moment, if it was chosen for that."""
+    speed: int = 0
+    """How many times as fast as it was the run plays; 0 if it does not."""
+    series: int = 0
+    """Changes if the log is not that of the frame before with more lines."""
 
 
 class Frame(Struct, frozen=True, kw_only=True, eq=False):
@@ -147,3 +178,10 @@ class Frame(Struct, frozen=True, kw_only=True, eq=False):
     """A sentence about what could not be read, or None."""
     error_since: float | None = None
     """Unix seconds since when ``error`` has been set without interruption."""
+    moment: ShownMoment | None = None
+    """The moment of the past that is shown; None for the present."""
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether nothing was recorded at the moment that is shown."""
+        return self.moment is not None and self.moment.gap is not None

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 
 from ltui.training.shared.regular_files import open_regular
@@ -55,20 +56,24 @@ class FileTail:
         self._rest = b""
         self._skip_first = False
 
-    def poll(self, now: float | None = None) -> list[LogLine]:
+    def poll(self, now: float | None = None, end: int | None = None) -> list[LogLine]:
         """Return the complete lines since the last poll.
 
         A missing file gives none, and one that cannot be read a line that says so. ``now``, in
         unix seconds, becomes the arrival time of lines that were appended since the last poll.
+        ``end``: the bytes that the file had at this time, if it is read as it was then.
         """
+        if end is not None and self._offset is not None and end <= self._offset:
+            return []
         try:
             with open_regular(self.path) as file:
                 status = os.fstat(file.fileno())
-                self._check_replaced(status)
-                if status.st_size == self._offset:
+                size = status.st_size if end is None else min(end, status.st_size)
+                self._check_replaced(status.st_ino, size)
+                if size == self._offset:
                     return []
                 file.seek(self._offset or 0)
-                data = file.read(READ_BYTES)
+                data = file.read(min(READ_BYTES, max(0, size - (self._offset or 0))))
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -79,7 +84,7 @@ class FileTail:
         self._offset = (self._offset or 0) + len(data)
         lines = self._split_lines(data, now if self._knows_arrival else None)
         # A long file is read in parts, and the next part may be as old as this one.
-        self._knows_arrival = self._knows_arrival or self._offset >= status.st_size
+        self._knows_arrival = self._knows_arrival or self._offset >= size
         return lines
 
     def finish(self) -> list[LogLine]:
@@ -88,15 +93,15 @@ class FileTail:
         last_line, self._rest = self._rest, b""
         return [self._log_line(last_line, None)] if last_line else []
 
-    def _check_replaced(self, status: os.stat_result) -> None:
-        replaced = self._inode is not None and self._inode != status.st_ino
-        shrunk = self._offset is not None and status.st_size < self._offset
+    def _check_replaced(self, inode: int, size: int) -> None:
+        replaced = self._inode is not None and self._inode != inode
+        shrunk = self._offset is not None and size < self._offset
         if self._offset is None:
-            self._offset = max(0, status.st_size - self._start_bytes)
+            self._offset = max(0, size - self._start_bytes)
             self._skip_first = self._offset > 0
         elif replaced or shrunk:
             self._offset, self._rest, self._skip_first = 0, b"", False
-        self._inode = status.st_ino
+        self._inode = inode
 
     def _split_lines(self, data: bytes, seen_at: float | None) -> list[LogLine]:
         *lines, self._rest = (self._rest + data).split(b"\n")
@@ -149,13 +154,14 @@ class LogTail:
         self._tails: dict[str, FileTail] = {}
         self._lines: deque[LogLine] = deque(maxlen=max_lines)
 
-    def poll(self, now: float | None = None) -> bool:
+    def poll(self, now: float | None = None, sizes: Mapping[str, int] | None = None) -> bool:
         """Read every file once, and return whether lines were added. ``now`` is the time of
-        arrival."""
-        self._find_files()
+        arrival. ``sizes``: the bytes of each file at that time, by name, if it is past."""
+        self._find_files(sizes)
         before = self.count
-        for tail in self._tails.values():
-            self._add(tail.poll(now))
+        for name, tail in self._tails.items():
+            if sizes is None or name in sizes:
+                self._add(tail.poll(now, None if sizes is None else sizes[name]))
         return self.count > before
 
     def finish(self) -> None:
@@ -170,10 +176,12 @@ class LogTail:
     def lines(self) -> tuple[LogLine, ...]:
         return tuple(self._lines)
 
-    def _find_files(self) -> None:
+    def _find_files(self, sizes: Mapping[str, int] | None) -> None:
         try:
             with os.scandir(self.folder) as entries:
                 logs = {e.name: e for e in entries if e.name.endswith(".log")}
+                if sizes is not None:
+                    logs = {name: entry for name, entry in logs.items() if name in sizes}
         except FileNotFoundError:
             self._began = True
             return

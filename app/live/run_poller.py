@@ -25,6 +25,7 @@ from ltui.app.live.frame import (
     ResolvedVerdict,
     RunMark,
     checkpoint_marks,
+    pause_mark,
     stored_marks,
 )
 from ltui.app.live.gpu_history import HISTORY_S, GpuHistory
@@ -205,6 +206,7 @@ class RunPoller:
         self._last_steps: Mapping[int, Sequence[float]] = {}
         self._curves = RunCurves(requests or LatestCurveRequest())
         self._marks: tuple[RunMark, ...] = ()
+        self._pauses: list[RunMark] = []
         self._attempt_ranks: tuple[tuple[int, int], ...] = ()
         self._log: LogTail | None = None
         self._gpu_history = GpuHistory()
@@ -249,10 +251,16 @@ class RunPoller:
         self._curves.use_snapshot(snapshot)
         self._read_history(now, live)
         if self._log is not None:
-            self._log.poll(now)
+            self._poll_log(self._log, now)
             if not live:
                 self._log.finish()
         return self._frame(snapshot, now)
+
+    def _poll_log(self, log: LogTail, now: float) -> None:
+        log.poll(now)
+
+    def _open_store(self) -> RunStore:
+        return RunStore(self.run_dir)
 
     # -- the supervisor and the store --------------------------------------------------------------
 
@@ -301,7 +309,7 @@ class RunPoller:
         if 0 <= now - self._history_failed_at < RELOAD_S:
             return
         try:
-            with RunStore(self.run_dir) as store:
+            with self._open_store() as store:
                 self._curves.read(store, now)
                 self._load_gpus(store)
                 if live:
@@ -309,10 +317,7 @@ class RunPoller:
                 if events_due:
                     self._events_at = now
                     self._read_events(store)
-                if abs(now - self._time_at) >= TIME_S or (self._time_is_live and not live):
-                    self._time_at, self._time_is_live = now, live
-                    assert self._snapshot is not None
-                    self._time = read_time(self.run_dir, self._snapshot)
+                self._read_time(now, live)
             self._history_error = None
         except NoHistoryError:
             pass  # The run has just been created.
@@ -320,6 +325,12 @@ class RunPoller:
             self._history_failed_at = now
             if history_file(self.run_dir).path.exists():
                 self._history_error = f"the history can't be read ({error})"
+
+    def _read_time(self, now: float, live: bool) -> None:
+        if abs(now - self._time_at) >= TIME_S or (self._time_is_live and not live):
+            self._time_at, self._time_is_live = now, live
+            assert self._snapshot is not None
+            self._time = read_time(self.run_dir, self._snapshot)
 
     def _read_events(self, store: RunStore) -> None:
         """Read the events written since the last call, and the code of a new attempt."""
@@ -335,9 +346,11 @@ class RunPoller:
                 self._hyperparameters = dict(event.data.get("values") or {})
             elif event.kind in SHOWN_EVENT_KINDS:
                 self._events.append((event.t, event.text))
+            if event.kind == "paused":
+                self._pauses.append(pause_mark(event))
             if event.kind == "exception" and event.rank is not None:
                 self._exceptions.append(event)
-        self._marks = tuple(stored_marks(store))
+        self._marks = (*stored_marks(store), *self._pauses)
         self._attempt_ranks = stored_attempt_ranks(store)
 
     def _load_gpus(self, store: RunStore) -> None:

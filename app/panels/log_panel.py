@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from textual import on
 from textual.app import ComposeResult
 
-from ltui.app.live.frame import Frame
+from ltui.app.live.frame import NOT_RECORDED, Frame
 from ltui.app.panels.panel import Panel
 from ltui.app.presentation.machines import log_labels
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot
@@ -26,10 +26,10 @@ class LogPanel(Panel):
         super().__init__(5, "log", id=id)
         self.source = ALL_RANKS
         """``ALL_RANKS``, or the ``LogLine.source`` of the lines that are shown."""
-        self._shown: tuple[int, int, int] | None = None
-        """Attempt, source and number of log lines that were shown last."""
-        self._ended: bool | None = None
-        """Whether the run has ended, so that no more lines appear; None until it is known."""
+        self._shown: tuple[tuple[int, int, int], int] | None = None
+        """What was shown last: attempt, series of a past moment and source; number of lines."""
+        self._newest = ""
+        """What the newest line is, for the title; empty until it is known."""
         self._labels: Mapping[int, str] = {}
         """Labels of ranks on several machines."""
         self._labelled: object = None
@@ -43,16 +43,20 @@ class LogPanel(Panel):
         lines = self.query_one(LogLines)
         self._update_labels(frame.snapshot)
         ended = frame.snapshot.state not in LIVE
-        if ended != self._ended:
-            self._ended = ended
-            lines.note = "nothing was written" if ended else "nothing written yet"
+        lines.note = "nothing was written" if ended else "nothing written yet"
+        if frame.is_unknown:
+            lines.note = NOT_RECORDED
+        newest = "past" if frame.moment is not None else "ended" if ended else "live"
+        if newest != self._newest:
+            self._newest = newest
             self._update_titles()
-        shown, current = self._shown, (frame.snapshot.attempt, self.source, frame.log_count)
-        if shown == current:
+        series = 0 if frame.moment is None else frame.moment.series
+        shown, current = self._shown, (frame.snapshot.attempt, series, self.source)
+        if shown == (current, frame.log_count):
             return
-        self._shown = current
-        if shown is not None and shown[:2] == current[:2] and shown[2] <= frame.log_count:
-            new = frame.log[max(0, len(frame.log) - (frame.log_count - shown[2])) :]
+        self._shown = current, frame.log_count
+        if shown is not None and shown[0] == current and shown[1] <= frame.log_count:
+            new = frame.log[max(0, len(frame.log) - (frame.log_count - shown[1])) :]
             lines.extend(line for line in new if is_from(line, self.source))
         else:
             lines.show_ranks = self.source == ALL_RANKS
@@ -80,8 +84,7 @@ class LogPanel(Panel):
 
     def _update_titles(self) -> None:
         lines = self.query_one(LogLines)
-        newest = {None: "", False: "live", True: "ended"}[self._ended]
-        following = newest if lines.follow else "f: jump to newest"
+        following = self._newest if lines.follow else "f: jump to newest"
         level = "" if lines.level is LogLevel.ALL else f", {lines.level.value}"
         source = source_name(self.source, self._labels)
         parts = ("v: choose rank", "L: level", following)

@@ -17,7 +17,7 @@ from textual.binding import BindingType
 from textual.message import Message
 from textual.widgets import Input
 
-from ltui.app.live.frame import Frame
+from ltui.app.live.frame import NOT_RECORDED, Frame
 from ltui.app.panels.panel import FilterPanel
 from ltui.app.presentation import run_view
 from ltui.app.presentation.machine_rows import MACHINE_KEY, UNFOLDED, MachineRows, RowSelection
@@ -25,6 +25,7 @@ from ltui.app.presentation.machines import missing_machines, rank_summary
 from ltui.app.presentation.rank_grid import MIN_RANKS, grid_lines, has_grid, rank_grid
 from ltui.app.state_words import waiting_reason
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot
+from ltui.widgets.charts.chart import takes_key
 from ltui.widgets.line_sheet import LiveLines
 from ltui.widgets.make_bindings import bindings
 from ltui.widgets.run_tables import RankTable
@@ -71,6 +72,10 @@ class MachineTable(RankTable):
     class FilterPressed(Message):
         """The user opens the filter."""
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        # The key plays the past of the run.
+        return not takes_key(self.screen, action) and super().check_action(action, parameters)
+
     def action_fold(self) -> None:
         if self.cursor_key is not None:
             self.post_message(self.FoldPressed(self.cursor_key))
@@ -102,10 +107,12 @@ class RanksPanel(FilterPanel):
         With ``alone`` the panel has the whole height of the screen.
         """
         self._frame, self._alone = frame, alone
-        if not frame.snapshot.nodes:
+        if not (frame.snapshot.nodes or self.query(MachineTable)):
             rows = run_view.rank_rows(frame)
             table = self.query_one(RankTable)
             table.note = None if frame.snapshot.state in LIVE else "no rank reported"
+            if frame.is_unknown:
+                table.note = NOT_RECORDED
             table.set_rows(rows)
             self.set_titles(TITLE, run_view.ranks_title(frame))
             return min(len(rows) + 1, MAX_LINES)
@@ -160,6 +167,8 @@ class RanksPanel(FilterPanel):
         filtered = bool(self._selection.query)
         table = self.table
         table.note = "no match" if filtered and not rows else None
+        if frame.is_unknown:
+            table.note = NOT_RECORDED
         table.set_rows(rows)
         parts = [missing_machines(frame.snapshot), rank_summary(frame.snapshot)]
         summary = ", ".join(part for part in parts if part) or waiting_reason(frame.snapshot)

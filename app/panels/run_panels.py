@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
+from rich.text import Text
 from textual import events, on
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical, VerticalScroll
@@ -17,7 +18,7 @@ from textual.message import Message
 from textual.widgets import Static
 
 from ltui.app.live.curve_arithmetic import LatestCurveRequest
-from ltui.app.live.frame import Frame
+from ltui.app.live.frame import NOT_RECORDED, Frame
 from ltui.app.panels import gpu_panel, ranks_panel
 from ltui.app.panels.gpu_panel import GpuPanel
 from ltui.app.panels.log_panel import LogPanel
@@ -67,6 +68,10 @@ class DetailsView(VerticalScroll):
     def show(self, frame: Frame) -> None:
         """Draw the details of ``frame``; unchanged parts are not repainted."""
         figures, facts = self.query(LiveText)
+        if frame.is_unknown:
+            figures.show(Text(NOT_RECORDED, "dim"))
+            facts.show(Text())
+            return
         figures.show(run_details.metrics_and_configuration(frame))
         facts.show(run_details.checkpoints_and_events(frame))
 

@@ -30,6 +30,7 @@ SIGNS = {
     MarkKind.ATTEMPT: "»",
     MarkKind.CHANGE: "~",
     MarkKind.STALL: "!",
+    MarkKind.PAUSE: "=",
     MarkKind.CHECKPOINT: "◆",
 }
 EPOCH_SIGN = "╵"
@@ -108,10 +109,12 @@ class Axis:
         epochs, first = np.unique(reference.epochs, return_index=True)
         # The first epoch begins with the run.
         begins = self.positions(select_points(reference, first[1:].tolist()))
-        for epoch, at in zip(epochs[1:].tolist(), begins.tolist(), strict=True):
+        times = reference.times[first[1:]].tolist()
+        for epoch, at, time in zip(epochs[1:].tolist(), begins.tolist(), times, strict=True):
             if math.isfinite(epoch) and epoch == round(epoch) and math.isfinite(at):
                 text = f"epoch {int(epoch) + 1} begins"
-                yield ChartMark(at=at, sign=EPOCH_SIGN, text=text, kind="epoch")
+                known = time if math.isfinite(time) else None
+                yield ChartMark(at=at, sign=EPOCH_SIGN, text=text, kind="epoch", time=known)
 
 
 def chart_marks(
@@ -133,13 +136,14 @@ def chart_marks(
         point = np.array([[step], [math.nan], [time], [math.nan], [math.nan], [math.nan], [1.0]])
         at = float(positions(Curve(*point))[0])
         if math.isfinite(at):
-            line = mark.kind is not MarkKind.CHECKPOINT
+            line = mark.kind not in (MarkKind.CHECKPOINT, MarkKind.PAUSE)
             yield ChartMark(
                 at=at,
                 sign=SIGNS[mark.kind],
                 text=clean_name(mark.text),
                 kind=mark.kind.value,
                 line=line,
+                time=time if math.isfinite(time) else None,
             )
 
 

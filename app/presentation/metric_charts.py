@@ -368,7 +368,7 @@ def _empty_chart_note(frame: Frame, otherwise: str) -> str:
     quiet = silence_text(frame)
     if quiet:
         return quiet
-    if run.state not in LIVE:
+    if run.state not in LIVE or frame.is_unknown:
         return "nothing was recorded"
     if run.program is not None and run.global_step:
         return f"ltui sees no metrics of this program ({clean_name(run.program)})"

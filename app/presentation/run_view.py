@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec import Struct
 from rich.text import Text
 
-from ltui.app.live.frame import Frame, RankException
+from ltui.app.live.frame import NOT_RECORDED, Frame, RankException, ShownMoment
 from ltui.app.presentation.machines import machine_count, rank_labels
 from ltui.app.presentation.snapshot_text import (
     done_fraction,
@@ -147,6 +147,21 @@ def header(frame: Frame) -> HeaderViewModel:
     banner, banner_tone = verdict_banner(frame)
     moving = run.state in (RunState.RUNNING, RunState.PAUSING) and not is_blocked(run)
     kind = f"{run.program} · " if run.program else ""
+    if frame.is_unknown:
+        return HeaderViewModel(
+            name=clean_name(run.name),
+            preset=clean_name(f"{kind}{program_text(run)}"),
+            state=NOT_RECORDED,
+            state_sign="?",
+            tone=Tone.WARN,
+            epoch="",
+            step="",
+            share=None,
+            eta="",
+            elapsed="",
+            attempt="",
+            notes=note_lines(frame),
+        )
     return HeaderViewModel(
         name=clean_name(run.name),
         preset=clean_name(f"{kind}{program_text(run)}"),
@@ -207,7 +222,9 @@ def verdict_banner(frame: Frame) -> tuple[str | None, Tone]:
 def note_lines(frame: Frame) -> tuple[str, ...]:
     """Return the remarks that are needed to read the rest of the screen correctly."""
     run = frame.snapshot
-    lines = []
+    lines = [] if frame.moment is None else [moment_text(frame, frame.moment)]
+    if frame.moment is not None and frame.moment.gap is not None:
+        lines.append(clean_line(frame.moment.gap))
     if run.history_note:
         lines.append(f"history incomplete: {clean_line(run.history_note)}")
     if run.detail and run.state in LIVE and run.state is not RunState.PAUSED:
@@ -230,6 +247,21 @@ def note_lines(frame: Frame) -> tuple[str, ...]:
         more = f" ({len(run.cautions) - 1} more: ltui show)" if len(run.cautions) > 1 else ""
         lines.append(f"{warning_line(run.cautions[0])}{more}")
     return tuple(lines)
+
+
+RECORDED_S = 2.0
+"""Seconds between a moment and its snapshot from which on the screen says so."""
+
+
+def moment_text(frame: Frame, moment: ShownMoment) -> str:
+    """Return ``◀ 12 m 04 s ago: 03:12:04 · checkpoint of step 1200 · esc: now``."""
+    sign = f"▶ {moment.speed}x" if moment.speed else "◀"
+    since = "before the end" if moment.has_ended else "ago"
+    at = formats.time_of_day(moment.at, moment.newest)
+    if moment.at - frame.now >= RECORDED_S:
+        at += f" (as recorded at {formats.time_of_day(frame.now, moment.at)})"
+    parts = (f"{sign} {formats.age(moment.newest - moment.at)} {since}: {at}", moment.about)
+    return clean_line(" · ".join([*filter(None, parts), "esc: now"]))
 
 
 def silence_text(frame: Frame) -> str | None:

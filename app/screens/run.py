@@ -10,15 +10,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
+from msgspec.structs import replace
 from rich.cells import cell_len
 from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.message import Message
 from textual.reactive import var
+from textual.widgets import Input
 
 from ltui.app.keys.footer import KeyFooter
-from ltui.app.keys.run_keys import KEYS, run_hints
+from ltui.app.keys.run_keys import KEYS, past_hints, run_hints
 from ltui.app.live.curve_arithmetic import LatestCurveRequest
 from ltui.app.live.frame import Frame
 from ltui.app.live.run_poller import Poller, PollerThread, RunPoller
@@ -36,8 +38,8 @@ from ltui.app.presentation.notifications import (
     toasts_for,
 )
 from ltui.app.screens.panel_screen import ChartKeysScreen, TabbedScreen
-from ltui.app.screens.run_commands import RunCommandScreen
-from ltui.training.state.run_snapshot import LIVE, RunSnapshot
+from ltui.app.screens.past_moments import PastMomentScreen
+from ltui.training.state.run_snapshot import LIVE
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets.header import RunHeader
 from ltui.widgets.log_view import LogView
@@ -56,7 +58,7 @@ class FrameArrived(Message):
         return isinstance(message, FrameArrived)
 
 
-class RunScreen(RunCommandScreen, ChartKeysScreen, TabbedScreen):
+class RunScreen(PastMomentScreen, ChartKeysScreen, TabbedScreen):
     """The screen of one run."""
 
     ABOUT = "Closing this screen never stops the run: training continues."
@@ -70,7 +72,7 @@ class RunScreen(RunCommandScreen, ChartKeysScreen, TabbedScreen):
         severity: Severity
 
     frame: var[Frame | None] = var(None, init=False)
-    """The newest frame; screens above this one watch it."""
+    """The frame that is shown; screens above this one watch it."""
 
     def __init__(
         self,
@@ -78,12 +80,15 @@ class RunScreen(RunCommandScreen, ChartKeysScreen, TabbedScreen):
         *,
         readonly: bool = False,
         alone: bool = False,
+        at: str | None = None,
         make_poller: Callable[[], Poller] | None = None,
     ) -> None:
-        """``alone`` means that the app was started with this run: closing the screen quits it."""
-        super().__init__(run_dir, readonly=readonly)
+        """``alone`` means that the app was started with this run: closing the screen quits it.
+
+        ``at``: the moment of the past that is shown first, as a person writes it.
+        """
+        super().__init__(run_dir, LatestCurveRequest(), readonly=readonly, asked=at)
         self.alone = alone
-        self._requests = LatestCurveRequest()
         self._make_poller = make_poller or (lambda: RunPoller(run_dir, self._requests))
         self._poller_thread: PollerThread | None = None
         self._hidden_ending: int | None = None
@@ -101,23 +106,24 @@ class RunScreen(RunCommandScreen, ChartKeysScreen, TabbedScreen):
     def panels(self) -> RunPanels:
         return self.query_one(RunPanels)
 
-    @property
-    def snapshot(self) -> RunSnapshot | None:
-        return self.frame.snapshot if self.frame is not None else None
-
     # -- frames ------------------------------------------------------------------------------------
 
     def on_mount(self) -> None:
         self._poller_thread = PollerThread(
             self._make_poller, self._post_frame, run_id=self.run_dir.id
         )
-        self._requests.on_change = self._poller_thread.wake
+        self._requests.on_change = self._curves_requested
         self._poller_thread.start()
         self.panels.fit_terminal(*self.app.size)
 
     def on_unmount(self) -> None:
         if self._poller_thread is not None:
             self._poller_thread.stop()
+
+    def _curves_requested(self) -> None:
+        if self._poller_thread is not None:
+            self._poller_thread.wake()
+        self.read_again()
 
     def on_resize(self, event: events.Resize) -> None:
         self.panels.fit_terminal(event.size.width, event.size.height)
@@ -132,12 +138,30 @@ class RunScreen(RunCommandScreen, ChartKeysScreen, TabbedScreen):
         if not self.query("#loss"):
             return  # The screen is being removed.
         before = self.snapshot
-        self.frame = message.frame
-        self.panels.use_frame(self.frame)
-        for sentence, severity in toasts_for(before, self.frame.snapshot):
+        self.use_present(message.frame)
+        for sentence, severity in toasts_for(before, message.frame.snapshot):
             self.post_message(self.Happened(sentence, severity))
-        if self.is_due(self.frame):
-            self._draw(self.frame)
+        if self.frame is not None and self.frame.moment is not None:
+            # Its age grows.
+            moment = replace(self.frame.moment, newest=self.newest)
+            self.frame = replace(self.frame, moment=moment)
+            self._draw_header(self.frame)
+
+    def show_frame(self, frame: Frame) -> None:
+        before, self.frame = self.frame, frame
+        self.set_class(frame.moment is not None, "-past")
+        if (before and before.moment) != frame.moment and not self.plays:
+            # Charts would wait for another frame before they are drawn again.
+            self.panels.charts.invalidate()
+        self.panels.use_frame(frame)
+        if self.is_due(frame):
+            self._draw(frame)
+
+    def speed_changed(self, speed: int) -> None:
+        if self.frame is not None and self.frame.moment is not None:
+            moment = replace(self.frame.moment, speed=speed)
+            self.frame = replace(self.frame, moment=moment)
+            self._draw_top_and_bottom(self.frame)
 
     def on_screen_resume(self) -> None:
         if self.frame is not None:
@@ -178,6 +202,8 @@ class RunScreen(RunCommandScreen, ChartKeysScreen, TabbedScreen):
         if lines:
             hint = resume_hint(frame.snapshot, readonly=self.readonly)
             text = run_view.cells_text(lines, f"{hint}   esc hide".strip())
+            if self.in_past:
+                text = run_view.cells_text(lines)
             # The key is in the help too: it takes no line of its own.
             if cell_len(text.plain.rpartition("\n")[2]) > self.size.width - 2:
                 text = run_view.cells_text(lines, hint)
@@ -186,6 +212,8 @@ class RunScreen(RunCommandScreen, ChartKeysScreen, TabbedScreen):
     def _draw_keys(self) -> None:
         if self.snapshot is not None:
             hints = run_hints(self.snapshot, readonly=self.readonly, focused=self.focused)
+            if self.in_past and not isinstance(self.focused, Input):
+                hints = past_hints(plays=self.plays)
             self.query_one(KeyFooter).show(hints)
 
     @on(events.DescendantFocus)
@@ -228,6 +256,10 @@ class RunScreen(RunCommandScreen, ChartKeysScreen, TabbedScreen):
         from ltui.app.screens.metrics import MetricsScreen
 
         self.app.push_screen(MetricsScreen(self, self._requests))
+
+    def action_smooth(self, by: int) -> None:
+        if not self.change_speed(by):
+            super().action_smooth(by)
 
     def action_choose_metrics(self) -> None:
         self.charts.choose_metrics()
@@ -277,6 +309,8 @@ class RunScreen(RunCommandScreen, ChartKeysScreen, TabbedScreen):
             self.app.push_screen(GpuScreen(lambda: self.frame, message.key))
 
     def action_diagnose(self) -> None:
+        if self.is_refused("diagnose"):
+            return
         # Imported here: what requests a diagnosis is not needed for the first frame.
         from ltui.app.screens.diagnosis import DiagnoseScreen
 
@@ -320,12 +354,14 @@ class RunScreen(RunCommandScreen, ChartKeysScreen, TabbedScreen):
         return farewell(self.snapshot)
 
     def action_cancel(self) -> None:
-        """Restore a maximised panel, hide how the run ended, or go back to home.
+        """Return to now, restore a maximised panel, hide how the run ended, or go back to home.
 
         Escape never quits the program.
         """
         if self.panels.ranks_panel.is_filtering and self.panels.ranks_panel.has_focus_within:
             self.panels.ranks_panel.clear_filter()
+        elif self.in_past:
+            self.return_to_now()
         elif self.panels.zoomed:
             self.action_zoom()
         elif self.query_one("#ending").display and self.snapshot is not None:

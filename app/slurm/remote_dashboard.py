@@ -43,7 +43,7 @@ def attach_words(run_dir: RunDir, *, readonly: bool = False) -> list[str] | None
     )
 
 
-def ssh_words(name: str, *, readonly: bool) -> list[str]:
+def ssh_words(name: str, *, readonly: bool, at: str | None = None) -> list[str]:
     """Return the command that opens the dashboard of ``host:run`` by ssh. Raises ``ProblemError``.
 
     ltui is looked for at the path that it has on this machine.
@@ -62,6 +62,7 @@ def ssh_words(name: str, *, readonly: bool) -> list[str]:
             remedy="Install it, or log in on that machine and run `ltui attach` there.",
         )
     words = [*own_program(), "attach", run, *(["--readonly"] if readonly else [])]
+    words += [] if at is None else [f"--at={at}"]
     return ["ssh", "-t", "--", host, shlex.join(words)]
 
 

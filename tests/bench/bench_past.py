@@ -7,8 +7,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from ltui.training.store.past_snapshots import document_of
-from ltui.training.store.past_writer import PastWriter
+from ltui.training.store.past.snapshots import document_of
+from ltui.training.store.past.writer import PastWriter
 from tests.bench.row import Row, row
 from tests.store.past_runs import snapshots
 

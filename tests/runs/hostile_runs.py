@@ -17,8 +17,8 @@ from unittest import mock
 from ltui.app.cli import main
 from ltui.training.state.run_snapshot import RunSnapshot, RunState
 from ltui.training.store.database_schema import open_for_writing
-from ltui.training.store.past_snapshots import document_of, past_folder
-from ltui.training.store.past_writer import PastWriter
+from ltui.training.store.past.snapshots import document_of, past_folder
+from ltui.training.store.past.writer import PastWriter
 from ltui.training.store.run_directory import RunDir
 from tests.stored_runs import stored_run
 

@@ -19,9 +19,9 @@ from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.incident_file import open_incident
-from ltui.training.store.past_reader import PastReader
-from ltui.training.store.past_snapshots import document_of, past_folder
-from ltui.training.store.past_writer import PastWriter
+from ltui.training.store.past.reader import PastReader
+from ltui.training.store.past.snapshots import document_of, past_folder
+from ltui.training.store.past.writer import PastWriter
 from ltui.training.store.redaction import Redactor, is_secret_name, secret_digests
 from ltui.training.store.run_directory import RunDir
 from tests.runs.fuzz import fuzz_incident

@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from ltui.training.state.run_snapshot import RunSnapshot, RunState
-from ltui.training.store.past_reader import PastReader, documents_of, record_files
-from ltui.training.store.past_snapshots import document_of, frame
-from ltui.training.store.past_writer import PastWriter
+from ltui.training.store.past.reader import PastReader, documents_of, record_files
+from ltui.training.store.past.snapshots import document_of, frame
+from ltui.training.store.past.writer import PastWriter
 from tests.store.past_runs import BEGAN, snapshots
 
 
@@ -64,7 +64,7 @@ def test_nothing_is_invented_for_a_gap_but_an_end_lasts(tmp_path: Path):
 
 
 def test_an_old_record_is_thinned_within_its_size_and_keeps_events(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("ltui.training.store.past_writer.FILE_BYTES", 20_000)
+    monkeypatch.setattr("ltui.training.store.past.writer.FILE_BYTES", 20_000)
     run = list(snapshots(2, 3000, period_s=1.0))
     reader = written(tmp_path, run, budgets=(100_000, 60_000, 100_000))
     files = record_files(tmp_path)

@@ -8,8 +8,8 @@ from ltui.training.lifecycle.resume_run import resume
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.lifecycle.supervisor_client import ControlClient
 from ltui.training.state.run_snapshot import RunSnapshot, RunState
-from ltui.training.store.past_reader import PastReader
-from ltui.training.store.past_snapshots import past_folder
+from ltui.training.store.past.reader import PastReader
+from ltui.training.store.past.snapshots import past_folder
 from ltui.training.store.run_directory import RunDir
 from tests.required import required
 from tests.supervise.conftest import Runs

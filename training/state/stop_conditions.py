@@ -34,7 +34,8 @@ _COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operato
 _METRIC = re.compile(r"\s*(?P<name>[^<>=\s]+)\s*(?P<op><=|>=|<|>)\s*(?P<value>\S+)\s*")
 _CLOCK = re.compile(r"(?P<hour>\d{1,2}):(?P<minute>\d{2})(?::(?P<second>\d{2}))?")
 _WAIT = re.compile(r"\+\s*(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>s|m|min|h|d)")
-_UNIT_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+UNIT_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+"""Seconds of each unit of time that a person may write."""
 
 
 class StopCondition(Struct, frozen=True, kw_only=True):
@@ -135,7 +136,7 @@ def parse_time_condition(text: str, now_s: float) -> StopCondition:
     """
     text = text.strip()
     if wait := _WAIT.fullmatch(text):
-        wait_s = float(wait["number"]) * _UNIT_S[wait["unit"]]
+        wait_s = float(wait["number"]) * UNIT_S[wait["unit"]]
         return StopCondition(kind="wait", wait_s=wait_s)
     clock = _CLOCK.fullmatch(text)
     now = datetime.fromtimestamp(now_s)
@@ -264,6 +265,6 @@ def _clock_words(at_s: float) -> str:
 
 def _wait_words(wait_s: float) -> str:
     for unit in ("d", "h", "min"):
-        if wait_s >= _UNIT_S[unit] and wait_s % _UNIT_S[unit] == 0:
-            return f"{wait_s / _UNIT_S[unit]:g} {unit}"
+        if wait_s >= UNIT_S[unit] and wait_s % UNIT_S[unit] == 0:
+            return f"{wait_s / UNIT_S[unit]:g} {unit}"
     return f"{wait_s:g} s"

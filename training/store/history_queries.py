@@ -16,11 +16,12 @@ import math
 import sqlite3
 from collections.abc import Collection, Iterator, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
 from ltui.training.json_codec import parse_json
+from ltui.training.state.gpu_values import GPU_READINGS
 from ltui.training.state.metric_name_patterns import (
     METRIC_RANKS,
     THROUGHPUT,
@@ -38,6 +39,9 @@ from ltui.training.store.history_windows import (
     TablePair,
 )
 
+if TYPE_CHECKING:
+    from ltui.training.store.curve_reader import FloatArray
+
 _UNBOUNDED = 1 << 60
 """Last step of an attempt that no later attempt cuts off."""
 
@@ -49,19 +53,23 @@ class Span(Struct, frozen=True):
     last_step: int
 
 
-def spans(connection: sqlite3.Connection, begun: int | None = None) -> list[Span]:
+def spans(
+    connection: sqlite3.Connection, begun: int | None = None, newest: int = _UNBOUNDED
+) -> list[Span]:
     """Return the attempts with steps that count, first to last.
 
     An attempt replaces the earlier steps after its checkpoint only once it has trained a step
     itself. Its parent is the attempt that saved the checkpoint, by default the one before; the
     attempts between the two have no steps that count. ``begun`` is an attempt that counts as if it
-    had trained: it is live, and about to train as an earlier one.
+    had trained: it is live, and about to train as an earlier one. Attempts after ``newest`` are
+    left out.
     """
     rows = connection.execute(
         "SELECT a.attempt, a.resumed_step, a.parent, "
         "EXISTS (SELECT 1 FROM steps s WHERE s.attempt = a.attempt) "
         "OR EXISTS (SELECT 1 FROM step_windows w WHERE w.attempt = a.attempt) "
-        "FROM attempts a ORDER BY a.attempt DESC"
+        "FROM attempts a WHERE a.attempt <= ? ORDER BY a.attempt DESC",
+        (newest,),
     ).fetchall()
     trains = any(trained for *_, trained in rows)
     spans_newest_first: list[Span] = []
@@ -378,3 +386,21 @@ def _equals(db: sqlite3.Connection, name_id: int, measured_id: int | None) -> bo
         known = f"SELECT 1 FROM {table} l WHERE l.{value} IS NOT NULL {key}LIMIT 1"  # noqa: S608
         return db.execute(known).fetchone() is None
     return int(equal) * 100 >= int(compared) * _EQUAL_PERCENT
+
+
+def gpu_readings(
+    connection: sqlite3.Connection, number: int, last_s: float, until: float
+) -> dict[str, FloatArray]:
+    """Return what ``RunStore.gpu_history`` does."""
+    columns = ("t", *GPU_READINGS)
+    rows = connection.execute(
+        f"SELECT {', '.join(columns)} FROM gpu_samples WHERE gpu = :gpu AND t <= :until "  # noqa: S608
+        "AND t >= (SELECT max(t) FROM gpu_samples WHERE gpu = :gpu AND t <= :until) - :last_s "
+        "ORDER BY t",
+        {"gpu": number, "last_s": last_s, "until": until},
+    ).fetchall()
+    # Imported here, as in ``RunStore.curve``.
+    import numpy as np
+
+    values = np.array(rows, dtype=np.float64).reshape(-1, len(columns)).T
+    return dict(zip(columns, values, strict=True))

@@ -19,7 +19,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ltui.training.json_codec import WRONG_CONTENT, from_json, parse_json
-from ltui.training.state.gpu_values import GPU_READINGS
 from ltui.training.state.metric_name_patterns import THROUGHPUT, TRAIN_LOSS
 from ltui.training.state.run_snapshot import RunSnapshot, Verdict, snapshot_from_json
 from ltui.training.store.database_schema import (
@@ -41,6 +40,7 @@ from ltui.training.store.history_queries import (
     ExportRow,
     Span,
     export_rows,
+    gpu_readings,
     has_step_loss,
     has_two_losses,
     logs_another_loss,
@@ -223,9 +223,9 @@ class RunStore:
 
         series = self._series(metric)
         points: list[Point] = []
-        for span in spans(self._connection) if series is not None else ():
+        for span in self.spans() if series is not None else ():
             if series is not None and attempt in (None, span.attempt):
-                part = SeriesPart(self._connection, series, span.attempt, rank)
+                part = self.part(series, span.attempt, rank)
                 last = span.last_step if last_step is None else min(last_step, span.last_step)
                 points += read_points(part, first_step or 0, last, max_rows or MAX_POINTS_READ)
         points.sort(key=lambda point: point[0])
@@ -259,7 +259,7 @@ class RunStore:
         series = self._series(metric)
         if series is None:
             return CurveEnd(attempt, None)
-        newest = SeriesPart(self._connection, series, attempt, rank).rows(
+        newest = self.part(series, attempt, rank).rows(
             "step, seq", "ORDER BY step DESC, seq DESC LIMIT 1"
         )
         return next(
@@ -281,7 +281,7 @@ class RunStore:
             return None
         if series is None:
             return to_curve([]), end
-        part, tables = SeriesPart(self._connection, series, end.attempt, rank), series.tables
+        part, tables = self.part(series, end.attempt, rank), series.tables
         columns = f"step, epoch, {tables.time}, {tables.single(series.column)}, seq"
         after = "AND (step, seq) > (?, ?) ORDER BY step, seq"
         rows = part.rows(columns, after, end.step, end.seq).fetchall()
@@ -296,14 +296,16 @@ class RunStore:
         for (rank,) in self._connection.execute(
             "SELECT rank FROM cursors WHERE attempt = ?", (attempt,)
         ).fetchall():
-            row = self._connection.execute(
-                f"SELECT {', '.join(STEP_COLUMNS)} FROM steps WHERE attempt = ? AND rank = ? "  # noqa: S608
-                "ORDER BY step DESC, seq DESC LIMIT 1",
-                (attempt, rank),
-            ).fetchone()
+            part = self.part(Series(STEPS, "loss"), attempt, rank)
+            newest = "ORDER BY step DESC, seq DESC LIMIT 1"
+            row = part.rows(", ".join(STEP_COLUMNS), newest).fetchone()
             if row is not None:
                 steps[int(rank)] = tuple(math.nan if v is None else float(v) for v in row)
         return steps
+
+    def part(self, series: Series, attempt: int, rank: int | None) -> SeriesPart:
+        """Return a series of one rank, or of all, in an attempt."""
+        return SeriesPart(self._connection, series, attempt, rank)
 
     def _series(self, metric: str) -> Series | None:
         row = self._connection.execute("SELECT id FROM names WHERE name = ?", (metric,)).fetchone()
@@ -329,7 +331,7 @@ class RunStore:
         A run may be resumed on another number of ranks, so attempts may have different ranks.
         """
         ranks: dict[int, tuple[int, ...]] = {}
-        for span in spans(self._connection):
+        for span in self.spans():
             rows = self._connection.execute(
                 "SELECT rank FROM cursors WHERE attempt = ? ORDER BY rank", (span.attempt,)
             )
@@ -396,23 +398,16 @@ class RunStore:
         return [from_json(Verdict, parse_json(row[0]), tolerant=True) for row in rows]
 
     @_raises_store_error
-    def gpu_history(self, number: int, last_s: float) -> dict[str, FloatArray]:
-        """Return the readings of a GPU in the ``last_s`` seconds before its newest one.
+    def gpu_history(
+        self, number: int, last_s: float, until: float = math.inf
+    ) -> dict[str, FloatArray]:
+        """Return the readings of a GPU in the ``last_s`` seconds before its newest one, of those
+        until ``until`` (unix seconds).
 
         ``GPU_READINGS``, and ``t`` in unix seconds -> values, oldest first; missing ones are NaN.
         ``number`` is ``GpuSnapshot.number``.
         """
-        columns = ("t", *GPU_READINGS)
-        rows = self._connection.execute(
-            f"SELECT {', '.join(columns)} FROM gpu_samples WHERE gpu = :gpu AND t >= "  # noqa: S608
-            "(SELECT max(t) FROM gpu_samples WHERE gpu = :gpu) - :last_s ORDER BY t",
-            {"gpu": number, "last_s": last_s},
-        ).fetchall()
-        # Imported here, as in ``curve``.
-        import numpy as np
-
-        values = np.array(rows, dtype=np.float64).reshape(-1, len(columns)).T
-        return dict(zip(columns, values, strict=True))
+        return gpu_readings(self._connection, number, last_s, until)
 
     # -- export --------------------------------------------------------------------------------
 

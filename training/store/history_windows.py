@@ -171,9 +171,16 @@ class SeriesPart:
     """One series in one attempt, of one rank or, if ``rank`` is None, of all ranks."""
 
     def __init__(
-        self, db: sqlite3.Connection, series: Series, attempt: int, rank: int | None = None
+        self,
+        db: sqlite3.Connection,
+        series: Series,
+        attempt: int,
+        rank: int | None = None,
+        until: tuple[int, float] | None = None,
     ) -> None:
+        """``until``: the step and the unix time up to which rows and windows are read."""
         self.tables, self.column, self.rank = series.tables, series.column, rank
+        self._until = until
         ranks = () if rank is None else (rank,)
         conditions = ["attempt = ?", *("rank = ?" for _ in ranks)]
         conditions += ["name_id = ?" for _ in series.name_key]
@@ -183,16 +190,24 @@ class SeriesPart:
 
     def rows(self, columns: str, more: str = "", *parameters: int) -> sqlite3.Cursor:
         """Select from the rows. ``more`` continues the WHERE clause."""
-        return self._select(columns, self.tables.rows, more, parameters)
+        limit = f"AND step <= ? AND coalesce({self.tables.time}, 0) <= ?"
+        return self._select(columns, self.tables.rows, limit, more, parameters)
 
     def windows(self, columns: str, more: str = "", *parameters: int) -> sqlite3.Cursor:
         """Select from the windows. ``more`` continues the WHERE clause."""
-        return self._select(columns, self.tables.windows, more, parameters)
+        limit = "AND last_step <= ? AND wall_s <= ?"
+        return self._select(columns, self.tables.windows, limit, more, parameters)
+
+    def has_values(self) -> bool:
+        """Return whether there is a row or a window."""
+        selections = (select("1", "LIMIT 1") for select in (self.rows, self.windows))
+        return any(selection.fetchone() is not None for selection in selections)
 
     def _select(
-        self, columns: str, table: str, more: str, parameters: tuple[int, ...]
+        self, columns: str, table: str, limit: str, more: str, parameters: tuple[int, ...]
     ) -> sqlite3.Cursor:
+        limits = self._until or ()
         return self._db.execute(
-            f"SELECT {columns} FROM {table} WHERE {self._where} {more}",  # noqa: S608
-            (*self._key, *parameters),
+            f"SELECT {columns} FROM {table} WHERE {self._where} {limit * bool(limits)} {more}",  # noqa: S608
+            (*self._key, *limits, *parameters),
         )

@@ -31,9 +31,9 @@ from ltui.training.problem import ProblemError
 from ltui.training.shared.regular_files import open_regular, read_regular
 from ltui.training.store.database_schema import open_for_reading
 from ltui.training.store.history_place import history_file
-from ltui.training.store.past_reader import documents_of, record_files
-from ltui.training.store.past_snapshots import past_folder
-from ltui.training.store.past_writer import FrameFile
+from ltui.training.store.past.reader import documents_of, record_files
+from ltui.training.store.past.snapshots import past_folder
+from ltui.training.store.past.writer import FrameFile
 from ltui.training.store.redaction import Redactor
 from ltui.training.store.run_directory import RunDir, make_private_folders, write_json
 from ltui.training.store.spec_file import document_text, parse_spec

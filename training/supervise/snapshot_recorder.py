@@ -19,8 +19,8 @@ import msgspec
 
 from ltui.training.json_codec import WRONG_CONTENT
 from ltui.training.state.run_snapshot import RunSnapshot
-from ltui.training.store.past_snapshots import document_of, past_folder
-from ltui.training.store.past_writer import PastWriter
+from ltui.training.store.past.snapshots import document_of, past_folder
+from ltui.training.store.past.writer import PastWriter
 from ltui.training.store.run_directory import RunDir
 
 PERIOD_S = 0.9

@@ -24,7 +24,7 @@ from ltui.widgets.charts.axis_scale import (
 )
 from ltui.widgets.charts.canvas import Canvas, CanvasWidget, changed_spans
 from ltui.widgets.charts.chart_options import ChartOptions
-from ltui.widgets.charts.plot import Plot, data_range, nearest_x, next_x, plot
+from ltui.widgets.charts.plot import Plot, data_range, mark_near, nearest_x, next_point, plot
 from ltui.widgets.make_bindings import bindings
 from ltui.widgets.view_models import ChartMark, ChartViewModel
 
@@ -115,6 +115,13 @@ class Chart(CanvasWidget, can_focus=True):
 
         chart: Chart
         view: Viewport | None
+
+    @dataclass
+    class MarkClicked(Message):
+        """The user clicked on a mark."""
+
+        chart: Chart
+        mark: ChartMark
 
     @dataclass
     class ExportRequested(Message):
@@ -264,16 +271,8 @@ class Chart(CanvasWidget, can_focus=True):
             self._set_crosshair(None if data is None else min(data.high, plotted.x.high))
             return
         cell = plotted.x.span / plotted.area.width
-        self._set_crosshair(self._next_point(self.crosshair, direction, cell))
-
-    def _next_point(self, now: float, direction: int, cell: float) -> float:
-        """Return the data point one cell away, or the next one if points are further apart."""
-        assert self.view_model is not None
-        nearest = nearest_x(self.view_model.series, now + direction * cell)
-        if nearest is not None and (nearest - now) * direction > 0:
-            return nearest
-        further = next_x(self.view_model.series, now, direction)
-        return now if further is None else further
+        series = self.view_model.series
+        self._set_crosshair(next_point(series, self.crosshair, direction * cell))
 
     def move_to_mark(self, direction: int) -> ChartMark | None:
         """Move the crosshair to the next mark in ``direction`` and return it; None at the last one.
@@ -311,6 +310,8 @@ class Chart(CanvasWidget, can_focus=True):
             self._set_view(None)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
+        if takes_key(self.screen, action):
+            return False
         if action == "clear":
             # Without anything to clear, the screen handles the key.
             return self.crosshair is not None or self.view is not None
@@ -335,7 +336,7 @@ class Chart(CanvasWidget, can_focus=True):
         if event.shift:
             self.action_pan(direction)
         else:
-            self.zoom(self._width_fraction(event.x), direction)
+            self.zoom(self._current_plot().fraction(event.x), direction)
 
     def on_mouse_down(self, event: events.MouseDown) -> None:
         """Begin to select a range with the left button, or to pan with another one."""
@@ -347,12 +348,17 @@ class Chart(CanvasWidget, can_focus=True):
             return
         self.capture_mouse()
 
-    def on_mouse_up(self) -> None:
+    def on_mouse_up(self, event: events.MouseUp) -> None:
         if self._pan_x is None and self._range_from is None:
             return
         self.release_mouse()
         selection, self._selection = self._selection, None
+        clicked = self._range_from if selection is None else None
         self._pan_x = self._range_from = None
+        marks = () if clicked is None or self.view_model is None else self.view_model.marks
+        mark = mark_near(marks, self._current_plot(), clicked or 0, event.y)
+        if mark is not None:
+            self.post_message(self.MarkClicked(self, mark))
         data = data_range(self.view_model)
         if selection is not None and data is not None:
             low, high = sorted(selection)
@@ -368,9 +374,9 @@ class Chart(CanvasWidget, can_focus=True):
                 self._pan((self._pan_x - event.x) / plotted.area.width)
                 self._pan_x = event.x
             return
-        x = plotted.x.low + self._width_fraction(event.x) * plotted.x.span
+        x = plotted.x.low + plotted.fraction(event.x) * plotted.x.span
         if self._range_from is not None:
-            begin = plotted.x.low + self._width_fraction(self._range_from) * plotted.x.span
+            begin = plotted.x.low + plotted.fraction(self._range_from) * plotted.x.span
             # A click with a small movement is no range, nor is a movement beside the curves.
             wide = abs(x - begin) * plotted.area.width >= _MIN_RANGE_CELLS * plotted.x.span > 0
             self._selection = (begin, x) if wide else None
@@ -381,12 +387,6 @@ class Chart(CanvasWidget, can_focus=True):
     def on_leave(self, event: events.Leave) -> None:
         if event.node is self:
             self._set_crosshair(None)
-
-    def _width_fraction(self, x: int) -> float:
-        area = self._current_plot().area
-        if area is None:
-            return 1.0
-        return min(1.0, max(0.0, (x - area.left + 0.5) / area.width))
 
     def _crosshair_fraction(self) -> float:
         x = self._current_plot().x
@@ -403,6 +403,12 @@ class Chart(CanvasWidget, can_focus=True):
         if x != self.crosshair:
             self.crosshair = x
             self.post_message(self.CrosshairMoved(self, x))
+
+
+def takes_key(screen: Screen[Any], action: str) -> bool:
+    """Return whether a screen has the key of an action of a widget itself."""
+    takes = getattr(screen, "takes_key", None)
+    return takes is not None and bool(takes(action))
 
 
 def _all_positive(view_model: ChartViewModel) -> bool:

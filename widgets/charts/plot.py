@@ -47,7 +47,7 @@ from ltui.widgets.charts.chart_options import (
     marker_of,
 )
 from ltui.widgets.formats import LOADING, metric
-from ltui.widgets.view_models import ChartSeries, ChartViewModel, FloatArray
+from ltui.widgets.view_models import ChartMark, ChartSeries, ChartViewModel, FloatArray
 
 MOST_MARGIN = 13
 """Maximum cells for the labels of the y axis, if they have many digits."""
@@ -77,6 +77,12 @@ class Plot(Struct, frozen=True, kw_only=True, eq=False):
     x: AxisRange | None
     y: AxisRange | None
     """Range of the y axis (exponents of ten if ``log_y``), to pass to the next call of ``plot``."""
+
+    def fraction(self, column: int) -> float:
+        """Return where a column lies in the width of the curves: 0 to 1."""
+        if self.area is None:
+            return 1.0
+        return min(1.0, max(0.0, (column - self.area.left + 0.5) / self.area.width))
 
 
 def data_range(view_model: ChartViewModel | None) -> AxisRange | None:
@@ -388,3 +394,25 @@ def next_x(series: Sequence[ChartSeries], x: float, direction: int) -> float | N
     if not candidates:
         return None
     return min(candidates) if direction > 0 else max(candidates)
+
+
+def next_point(series: Sequence[ChartSeries], x: float, distance: float) -> float:
+    """Return the data point at a distance from ``x``, or the next one if points are further
+    apart."""
+    direction = 1 if distance > 0 else -1
+    nearest = nearest_x(series, x + distance)
+    if nearest is not None and (nearest - x) * direction > 0:
+        return nearest
+    further = next_x(series, x, direction)
+    return x if further is None else further
+
+
+def mark_near(marks: Sequence[ChartMark], plotted: Plot, column: int, row: int) -> ChartMark | None:
+    """Return the mark at a cell: its sign at the foot, or its line, one cell beside it too."""
+    if plotted.x is None or plotted.area is None:
+        return None
+    at_foot = abs(row - (plotted.area.top + plotted.area.height - 1)) <= 1
+    cell = plotted.x.span / plotted.area.width
+    at = plotted.x.low + plotted.fraction(column) * plotted.x.span
+    near = [m for m in marks if abs(m.at - at) <= 1.5 * cell and (m.line or at_foot)]
+    return min(near, key=lambda mark: (not mark.line, abs(mark.at - at)), default=None)

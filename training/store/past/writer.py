@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ltui.training.store.past_reader import documents_of, record_files
-from ltui.training.store.past_snapshots import MAGIC, NO_CHANGE, SUFFIX, UNCHANGED, changes, frame
+from ltui.training.store.past.reader import documents_of, record_files
+from ltui.training.store.past.snapshots import MAGIC, NO_CHANGE, SUFFIX, UNCHANGED, changes, frame
 
 INTERVALS_S = (0.0, 15.0, 240.0)
 """Least seconds between two snapshots, by level of thinning."""

@@ -1,4 +1,4 @@
-"""Reader of the record of past snapshots (``past_snapshots.py``), also while it is written.
+"""Reader of the record of past snapshots (``snapshots.py``), also while it is written.
 
 Another person may have made the files, so what is read is bounded, and damaged frames are skipped
 and counted.
@@ -20,7 +20,7 @@ from msgspec import Struct
 from ltui.training.json_codec import WRONG_CONTENT
 from ltui.training.shared.regular_files import read_regular
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, snapshot_from_json
-from ltui.training.store.past_snapshots import FRAME, MAGIC, SUFFIX, apply
+from ltui.training.store.past.snapshots import FRAME, MAGIC, SUFFIX, apply
 
 GAPS_S = (10.0, 45.0, 720.0)
 """Seconds after a snapshot for which it still counts, by level of thinning."""
@@ -200,6 +200,11 @@ class PastReader:
             place = bisect_right(indexed.times, (at, MOST_FRAMES))
             near += [time for time, _ in indexed.times[max(0, place - 1) : place + 1]]
         return min(near, key=lambda time: abs(time - at), default=None)
+
+    def following(self, at: float) -> float | None:
+        """Return the time of the first snapshot after ``at``; None if there is none."""
+        places = ((i.times, bisect_right(i.times, (at, MOST_FRAMES))) for i in self._files.values())
+        return min((times[n][0] for times, n in places if n < len(times)), default=None)
 
     def at(self, at: float) -> PastMoment | None:
         """Return the last snapshot until ``at``; None if the run was not recorded then.
