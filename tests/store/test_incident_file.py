@@ -292,6 +292,13 @@ def test_forms_of_secrets(text: str, redacted: str | None) -> None:
     assert Redactor({}, {"/data/set/": "<data>"}).text(text) == (redacted or text)
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("part", ["://", "://a:", "token=", "a_", "--token ", "eyJ", "hf_"])
+def test_no_text_keeps_the_redactor_busy(part: str) -> None:
+    """A pattern whose time grows with the square of the length would take minutes."""
+    assert Redactor({}, {}).text(part * 90_000)
+
+
 def test_documents_are_redacted_as_documents() -> None:
     redactor = Redactor({}, {})
     command = ["python", "--api_key", "a, b", "--model.token=x y", "--lr", "1", "-n", "abcdef"]

@@ -57,7 +57,8 @@ _LINE_BEFORE = re.compile(r"(?:^|\n)[ \t]*(?:-[ \t]+)?\Z")
 _CLOSING = ")]}>,;."
 _USER = re.compile(
     # Up to the last @ of the part for it; what follows a colon and is no port may have a slash.
-    r"(?<=://)(?:[^\s/@:\"'<>]*:(?!\d{1,5}(?:[/?#\s\"'<>]|$))[^\s\"'<>]*(?=@)|[^\s/\"'<>?#]+(?=@))"
+    r"(?<=://)(?:[^\s/@:\"'<>]{0,99}:(?!\d{1,5}(?:[/?#\s\"'<>]|$))[^\s\"'<>]{0,512}(?=@)"
+    r"|[^\s/\"'<>?#]{1,512}(?=@))"
 )
 _KNOWN = re.compile(
     rf"{PRIVATE_KEY}-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
