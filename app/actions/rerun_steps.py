@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -42,7 +43,7 @@ from ltui.training.lifecycle.launch_run import (
 from ltui.training.lifecycle.run_status import current_snapshot
 from ltui.training.lifecycle.supervisor_client import AttemptPlan
 from ltui.training.problem import ProblemError
-from ltui.training.process.identity import lock_holder
+from ltui.training.process.identity import lock_holder, start_ticks
 from ltui.training.shared.defaults import RERUN_VARIABLE
 from ltui.training.state.metric_name_patterns import is_evaluation, is_training_loss
 from ltui.training.state.run_snapshot import LIVE, CheckpointInfo, RunSnapshot
@@ -269,7 +270,8 @@ def execute(plan: RerunPlan, on_step: Callable[[int], None] = lambda _: None) ->
     """Run the shadow to its end, and return what came out.
 
     ``on_step`` is called with the step that it has reached. If the wait is interrupted, the shadow
-    is killed. Raises ``ProblemError`` if it could not be started.
+    is killed; if this process is, the supervisor of the shadow does so. Raises ``ProblemError`` if
+    it could not be started.
     """
     shadow = _start(plan)
     try:
@@ -290,17 +292,23 @@ def execute(plan: RerunPlan, on_step: Callable[[int], None] = lambda _: None) ->
 def _start(plan: RerunPlan) -> RunDir:
     home = plan.original.home / FOLDER
     make_private_folders(home / "runs")
-    for old in list_runs(home)[KEPT - 1 :]:
-        if lock_holder(old.lock_path) is None:
+    for number, old in enumerate(list_runs(home), 1):
+        if lock_holder(old.lock_path) is not None:
+            continue
+        if number >= KEPT:
             shutil.rmtree(old.path, ignore_errors=True)
+        elif old.engine_start_path(1).exists():
+            # It has ended. If its command was killed, the checkpoints are still there.
+            shutil.rmtree(old.checkpoints_dir, ignore_errors=True)
     run_id, _ = new_run_id(home, plan.original.id[:-5])
     shadow = RunDir(home / "runs" / run_id)
     options, outputs = plan.options, shadow.path / "silenced"
     steps = {"first": options.first, "last": options.last, "after": plan.start.started_after}
     how = {"instrument": options.instrument, "rank": options.rank, "debugger": options.debugger}
+    owner = os.getpid(), start_ticks(os.getpid())
     env = {
         **plan.spec.env,
-        RERUN_VARIABLE: json.dumps(steps | how),
+        RERUN_VARIABLE: json.dumps(steps | how | {"owner": owner}),
         "WANDB_MODE": "disabled",
         "NEPTUNE_MODE": "debug",
         "MLFLOW_TRACKING_URI": outputs.as_uri(),

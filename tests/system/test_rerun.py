@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from ltui.training.store.history_reader import RunStore
+from ltui.training.store.run_directory import RunDir
 from tests.ltui_command import answer
 from tests.system.conftest import SCRIPTS, Ltui
 from tests.waiting import wait_for
@@ -128,7 +131,8 @@ def test_a_program_without_checkpoints_begins_at_the_beginning_with_frozen_code(
 
 
 @pytest.mark.slow
-def test_an_interrupt_leaves_no_process(ltui: Ltui) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_the_end_of_the_command_leaves_no_process(ltui: Ltui, number: int) -> None:
     trained(ltui, *TORCHRUN, PROGRAM, "ddp", "60", "0.05")
     process = subprocess.Popen(
         ltui.argv("rerun", "last", "--from", "50", "--to", "60"),
@@ -137,6 +141,10 @@ def test_an_interrupt_leaves_no_process(ltui: Ltui) -> None:
         stdout=subprocess.DEVNULL,
     )
     wait_for(lambda: list(ltui.home.glob("reruns/runs/*/queue/1/*.queue")), wanted=bool)
-    process.send_signal(2)
-    assert process.wait(60) == 130
+    process.send_signal(number)
+    assert process.wait(60) == (130 if number == signal.SIGINT else -number)
     ltui.wait_until_alone()
+    shadow = RunDir(next(ltui.home.glob("reruns/runs/*")))
+    with RunStore(shadow) as store:
+        told = "Killed, because `ltui rerun` has ended." in [event.text for event in store.events()]
+    assert told == (number == signal.SIGKILL)

@@ -26,9 +26,10 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ltui.training.config.run_spec import RunSpec
 from ltui.training.json_codec import to_json
-from ltui.training.process.identity import peer_uid
-from ltui.training.shared.defaults import STOP_TIMEOUT_S
+from ltui.training.process.identity import ProcessIdentity, peer_uid
+from ltui.training.shared.defaults import RERUN_VARIABLE, STOP_TIMEOUT_S
 from ltui.training.state.run_snapshot import LIVE, Event, RunSnapshot, RunState
 from ltui.training.state.stop_conditions import (
     StopCondition,
@@ -244,6 +245,14 @@ def _result(future: Future[_Result]) -> _Result:
         raise ValueError("its supervisor does not answer.") from None
 
 
+def _owner(spec: RunSpec) -> ProcessIdentity | None:
+    """Return the process that waits for a run that executes steps again; None for any other run."""
+    try:
+        return ProcessIdentity(*json.loads(spec.env[RERUN_VARIABLE])["owner"])
+    except (LookupError, TypeError, ValueError):
+        return None
+
+
 class RequestHandler:
     """The requests of one attempt."""
 
@@ -259,6 +268,7 @@ class RequestHandler:
         """What requests began, for the history."""
         self.stopped_because: str | None = None
         """Set if the stall policy has stopped the run: a phrase that begins with ``stopped``."""
+        self._owner = _owner(attempt.spec)
 
     # -- called by other threads and by signal handlers ----------------------------------------
 
@@ -410,7 +420,8 @@ class RequestHandler:
                 stored.set_exception(ValueError("the run has just ended."))
 
     def stop_if_due(self, now_s: float) -> list[Event]:
-        """Begin a stop if a condition is fulfilled or if ranks stop without a request."""
+        """Begin a stop if a condition is fulfilled, if ranks stop without a request, or if nobody
+        waits for the run any more."""
         attempt, stops = self._attempt, self._attempt.stops
         events: list[Event] = []
         if stops.detect_rank_stop(time.monotonic(), attempt.pulses):
@@ -420,6 +431,10 @@ class RequestHandler:
             if reason is not None:
                 stops.stop(time.monotonic(), STOP_TIMEOUT_S, attempt.can_stop_together())
                 events.append(Event(now_s, "stop_when", f"Stopping {reason}."))
+        if self._owner is not None and not self._owner.alive():
+            self._owner = None
+            stops.kill(time.monotonic())
+            events.append(Event(now_s, "note", "Killed, because `ltui rerun` has ended."))
         stops.record()
         return events
 
