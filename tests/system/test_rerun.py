@@ -99,6 +99,19 @@ def test_hugging_face_repeats_its_losses(ltui: Ltui) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ddp", "lightning", "hugging_face"])
+def test_steps_of_several_batches_repeat_their_losses(ltui: Ltui, kind: str) -> None:
+    launcher = (sys.executable,) if kind == "lightning" else TORCHRUN
+    words: tuple[str, ...] = PROGRAM, kind, "30", "0.05", "3"
+    if kind == "hugging_face":
+        ltui.environment["PYTHONPATH"] = str(SCRIPTS / "stand_in")
+        words = str(SCRIPTS / "hugging_face.py"), "3", "0.05", "3"
+    saved = trained(ltui, *launcher, *words)["checkpoints"][0]["global_step"]
+    result = rerun(ltui, "--from", str(saved + 1), "--to", str(saved + 4), code=0)
+    assert (result["started_after"], result["comparison"]["steps"]) == (saved, 4)
+
+
+@pytest.mark.slow
 def test_a_program_without_checkpoints_begins_at_the_beginning_with_frozen_code(ltui: Ltui) -> None:
     script = ltui.cwd / "train.py"
     text = Path(PROGRAM).read_text(encoding="utf-8")

@@ -85,11 +85,12 @@ class Rerun:
             self._instrument.begin()
         return self._instrument
 
-    def step_ended(self, step: int, *, body_ended: bool = True) -> None:
+    def step_ended(self, step: int, *, body_ended: bool = True, more_batches: bool = False) -> None:
         """Pass the end of a step. Raise ``RunStopped`` after the last one.
 
         Without ``body_ended``, the program has yet to log the values of this step: then it ends
-        with the next one.
+        with the next one. So it does if losses are compared and there may be ``more_batches``:
+        those without a step of the optimizer, whose losses belong to the step before them.
         """
         if os.getpid() != self._pid:
             return
@@ -97,7 +98,7 @@ class Rerun:
             self._instrument.step_ended(step)
         elif step == self._first - 1:
             self._begin()
-        if step >= self._last + (not body_ended):
+        if step >= self._last + (not body_ended or (more_batches and self._name == "compare")):
             self._stop(step)
 
     def _stop(self, step: int) -> None:

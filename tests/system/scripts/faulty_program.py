@@ -1,8 +1,9 @@
 """Trains with faults that the file ``fault`` of the working directory asks for: ``KIND STEP RANK``.
 
 ``nan``: a module's output has a NaN; ``gradient``: a gradient has one; ``differs``: a weight gets
-another bit. ``faulty_program.py ddp|lightning|untracked STEPS STEP_S`` trains without Lightning,
-with it, or without a line for ltui. It also logs to TensorBoard and saves checkpoints of its own.
+another bit. ``faulty_program.py ddp|lightning|untracked STEPS STEP_S [BATCHES]`` trains without
+Lightning, with it, or without a line for ltui, and accumulates gradients of so many batches for a
+step. It also logs to TensorBoard and saves checkpoints of its own.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 FAULT = Path("fault")
+BATCHES = int(sys.argv[4]) if len(sys.argv) > 4 else 1
 RANK = int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")))
 
 
@@ -90,15 +92,18 @@ def train_plain(steps: int, step_s: float, *, tracked: bool) -> None:
     if tracked:
         ltui.on_checkpoint(save, load)
     track: Any = ltui.track if tracked else lambda loop: loop
-    for _ in track(range(steps // 60 + 1)):
-        for (batch,) in track(loader(dist.is_initialized())):
+    for _ in track(range(steps * BATCHES // 60 + 1)):
+        for number, (batch,) in enumerate(track(loader(dist.is_initialized())), 1):
             if fault_at(head.step) == "differs":
                 change_bit(head.linear.weight)
             loss = model(batch).pow(2).mean()
             loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            if number % BATCHES == 0:
+                optimizer.step()
+                optimizer.zero_grad()
             ltui.log({"train/loss": loss})
+            if number % BATCHES:
+                continue
             if writer is not None:
                 writer.add_scalar("board/loss", loss.item(), head.step)
                 torch.save(model.state_dict(), "own.pt")
@@ -136,6 +141,7 @@ def train_lightning(steps: int, step_s: float) -> None:
         devices=2,
         strategy="ddp",
         max_steps=steps,
+        accumulate_grad_batches=BATCHES,
         logger=[CSVLogger("csv"), TensorBoardLogger("boards")],
         log_every_n_steps=5,
         callbacks=[ModelCheckpoint("own", every_n_train_steps=10, save_last=True)],

@@ -1,4 +1,7 @@
-"""A script of Hugging Face's Trainer: ``hugging_face.py EPOCHS STEP_S``. Prints the weights."""
+"""A script of Hugging Face's Trainer: ``hugging_face.py EPOCHS STEP_S [BATCHES]``.
+
+Prints the weights. A step accumulates the gradients of so many batches.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from transformers.trainer import Trainer  # type: ignore[import-not-found]
 
 def main(epochs: int, step_s: float) -> None:
     dist.init_process_group("gloo")
-    trainer = Trainer(epochs, step_s)
+    trainer = Trainer(epochs, step_s, int(sys.argv[3]) if len(sys.argv) > 3 else 1)
     trainer.train()
     total = sum(parameter.double().sum().item() for parameter in trainer.model.parameters())
     print(f"step {trainer.state.global_step}, weights {total!r}", flush=True)

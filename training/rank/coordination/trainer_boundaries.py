@@ -185,7 +185,7 @@ class TrainerBoundaries:
         else:
             self.batch_ended, step = False, trainer.global_step
         if RERUN is not None:
-            RERUN.step_ended(step)
+            RERUN.step_ended(step, more_batches=trainer.accumulate_grad_batches > 1)
         profile = self._profile
         if profile is not None and profile.word[0] == profile.seen:
             profile = None

@@ -142,6 +142,8 @@ class ProgramRank:
         self._profile = live_profile(channel)
         self._step_is_over = not stack.ends_steps
         """False if the body of a tracked loop still belongs to the last step."""
+        self._has_loose_bodies = True
+        """True if a body since the last step had none, or may have had none."""
         self.current_epoch = None
         """The epoch of a checkpoint: such a program is resumed by its steps."""
         self._plan: tuple[int | None, int | None] | None = None
@@ -283,15 +285,22 @@ class ProgramRank:
 
     def _body_ended(self) -> None:
         """Pass the end of the last step, now that the body of the loop has ended."""
-        if not self._step_is_over:
-            self._step_is_over = True
-            if self._pass_boundary():
-                self._telemetry.restart()
+        if self._step_is_over:
+            self._has_loose_bodies = True
+            return
+        self._step_is_over = True
+        if self._pass_boundary():
+            self._telemetry.restart()
+        self._has_loose_bodies = False
 
     def _pass_boundary(self) -> bool:
         """Pass the end of a step. Return True if the ranks waited there."""
         if RERUN is not None:
-            RERUN.step_ended(self.global_step, body_ended=stack.ends_steps)
+            RERUN.step_ended(
+                self.global_step,
+                body_ended=stack.ends_steps,
+                more_batches=self._has_loose_bodies,
+            )
         profile = self._profile
         if profile is None or profile.word[0] == profile.seen:
             return self._act_with_others()

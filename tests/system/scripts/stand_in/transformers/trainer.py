@@ -18,7 +18,7 @@ STEPS_PER_EPOCH = 10
 class Trainer:
     """Trains a linear model for ``epochs`` epochs."""
 
-    def __init__(self, epochs: int, step_s: float) -> None:
+    def __init__(self, epochs: int, step_s: float, batches: int = 1) -> None:
         self.args = SimpleNamespace(output_dir="out", save_only_model=True, push_to_hub=True)
         self.state = SimpleNamespace(
             global_step=0, epoch=0.0, max_steps=epochs * STEPS_PER_EPOCH, num_train_epochs=epochs
@@ -27,7 +27,7 @@ class Trainer:
         for parameter in self.model.parameters():
             torch.nn.init.constant_(parameter, 0.5)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
-        self.epochs, self.step_s = epochs, step_s
+        self.epochs, self.step_s, self.batches = epochs, step_s, batches
         self.calls: list[str] = []
 
     def train(self, resume_from_checkpoint: Any = None, trial: Any = None) -> None:
@@ -41,8 +41,9 @@ class Trainer:
         for epoch in range(self.state.global_step // STEPS_PER_EPOCH, self.epochs):
             for step in range(self.state.global_step % STEPS_PER_EPOCH, STEPS_PER_EPOCH):
                 generator = torch.Generator().manual_seed(epoch * STEPS_PER_EPOCH + step)
-                loss = model(torch.randn(4, 4, generator=generator)).pow(2).mean()
-                loss.backward()
+                for _ in range(self.batches):
+                    loss = model(torch.randn(4, 4, generator=generator)).pow(2).mean()
+                    loss.backward()
                 self.optimizer.step()
                 self.optimizer.zero_grad()
                 self.state.global_step += 1
