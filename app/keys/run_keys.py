@@ -147,7 +147,7 @@ def run_hints(
     in_log = isinstance(focused, LogLines)
     panel_hints: tuple[KeyHint, ...] = ()
     if isinstance(focused, Chart):
-        panel_hints = CHART_HINTS[:-1]
+        panel_hints = CHART_HINTS[:-1]  # On this screen, its last keys show the past.
     elif in_log:
         panel_hints = LOG_HINTS
     elif isinstance(focused, RankTable) and snapshot.nodes:

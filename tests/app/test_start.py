@@ -95,7 +95,8 @@ def test_ltui_without_arguments_opens_the_dashboard_as_its_grammar_does(
 ) -> None:
     opened: list[tuple[str | None, bool]] = []
 
-    def show(name: str | None = None, *, readonly: bool = False) -> int:
+    def show(name: str | None = None, *, readonly: bool = False, at: str | None = None) -> int:
+        assert at is None
         opened.append((name, readonly))
         return 0
 
