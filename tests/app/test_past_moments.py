@@ -38,7 +38,7 @@ from ltui.training.store.past.writer import PastWriter
 from ltui.training.store.run_directory import RunDir
 from tests.app.one_run import notices, text_of_screen, until
 from tests.runs.hostile_runs import output_of
-from tests.store.histories import step_row
+from tests.store.histories import StepRow, step_row
 from tests.stored_runs import LAUNCHED, stored_run
 
 BEGAN = LAUNCHED
@@ -91,7 +91,7 @@ def attempt_of(run_dir: RunDir, store: StoreWriter, attempt: int, first: int, la
     )  # fmt: skip
     log = run_dir.logs_dir(attempt) / "rank-00000.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    record, written, rows = PastWriter(past_folder(run_dir)), 0, []
+    record, written, rows = PastWriter(past_folder(run_dir)), 0, list[StepRow]()
     with log.open("w") as file:
         for second in range(1, 200 if attempt == 1 else 40):
             step = step_at(second) if attempt == 1 else first - 1 + second
