@@ -37,7 +37,7 @@ from ltui.app.screens.home_layout import (
 from ltui.app.screens.marked_runs import MarkedRunsScreen
 from ltui.app.settings import settings_of
 from ltui.training.config.preset_discovery import shipped_names
-from ltui.training.store.run_directory import has_runs
+from ltui.training.store.run_directory import has_runs, paths_in
 from ltui.widgets.make_bindings import bindings
 from ltui.widgets.sanitise import clean_name
 
@@ -149,7 +149,15 @@ class HomeScreen(MarkedRunsScreen):
         if panel == FORM != self._focused_panel:
             self.form_panel.focus_entered()
         self._focused_panel = panel
-        hints = home_hints(focused, in_runs=self._in_runs(), has_runs=self.home_layout.has_runs)
+        self._show_hints(focused)
+
+    def _show_hints(self, focused: Widget | None) -> None:
+        hints = home_hints(
+            focused,
+            in_runs=self._in_runs(),
+            has_runs=self.home_layout.has_runs,
+            has_sweeps=bool(paths_in(self.home / "sweeps")),
+        )
         self.query_one(KeyFooter).show(hints)
 
     @property
@@ -197,6 +205,9 @@ class HomeScreen(MarkedRunsScreen):
             # A run that was started elsewhere takes no form away.
             layout = replace(layout, has_runs=not layout.has_runs, new_run=not layout.has_runs)
             self._use_layout(layout)
+        else:
+            # The trials of a sweep are runs: it may be the first one.
+            self._show_hints(self.focused)
         if self.focused is None:
             self._focus_in(RUNS if layout.shows_runs else PRESETS)
         if not self._listed.is_set():

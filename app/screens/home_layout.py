@@ -115,9 +115,8 @@ _RUN_LIST_HINTS = (
     KeyHint("m", "columns", "screen.columns"),
     KeyHint("space", "mark", "screen.mark"),
     KeyHint("C", "compare", "screen.compare"),
-    KeyHint("W", "sweeps", "screen.sweeps"),
-    *_LAST_HINTS,
 )
+_SWEEPS_HINT = KeyHint("W", "sweeps", "screen.sweeps")
 # A text field takes letters as input, so no letter is offered as a key there.
 _FIELD_HINTS = (
     _LAUNCH_HINT,
@@ -141,7 +140,9 @@ _FILTER_HINTS = (
 )
 
 
-def home_hints(focused: Widget | None, *, in_runs: bool, has_runs: bool) -> tuple[KeyHint, ...]:
+def home_hints(
+    focused: Widget | None, *, in_runs: bool, has_runs: bool, has_sweeps: bool
+) -> tuple[KeyHint, ...]:
     """Return the hints for the footer, depending on the widget that has the focus."""
     if isinstance(focused, Input):
         return _FILTER_HINTS if focused.has_class("filter") else _FIELD_HINTS
@@ -150,5 +151,5 @@ def home_hints(focused: Widget | None, *, in_runs: bool, has_runs: bool) -> tupl
     if focused is not None and focused.id == "launch-line":
         return (_LAUNCH_HINT, _QUEUE_HINT, _NEXT_HINT, _BACK_HINT, *_LAST_HINTS)
     if in_runs:
-        return _RUN_LIST_HINTS
+        return (*_RUN_LIST_HINTS, *[_SWEEPS_HINT] * has_sweeps, *_LAST_HINTS)
     return (*_PRESET_HINTS[:1], _RUNS_HINT, *_PRESET_HINTS[1:]) if has_runs else _PRESET_HINTS

@@ -50,6 +50,14 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[RunSpec]:
     return specs
 
 
+async def test_sweeps_are_offered_as_soon_as_there_is_one(home: Path) -> None:
+    stored_run(home, IDS[0])
+    async with opened(home, runs=1) as it:
+        assert {"C", "W"} & it.footer() == {"C"}
+        (home / "sweeps" / "a").mkdir(parents=True)
+        await it.until(lambda: "W" in it.footer())
+
+
 async def test_a_run_is_opened_and_deleted_after_a_question_that_enter_does_not_answer(
     home: Path,
 ) -> None:
