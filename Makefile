@@ -10,7 +10,7 @@ SOURCES := app training widgets presets tests
 # Compiled modules are kept: the tests start hundreds of processes, each of which would compile anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test test-all nodes versions bench peers gpu offline data presets signals exactness cycles chaos zoo format lint types contracts unit lock clean
+.PHONY: help run test test-all nodes versions bench peers gpu offline data presets signals exactness cycles chaos zoo fuzz format lint types contracts unit lock clean
 
 help:
 	@printf '%s\n' \
@@ -28,7 +28,8 @@ help:
 	  'make cycles   stop and resume one run 200 times at random, compare bit for bit' \
 	  'make chaos    kill every process at random moments, LTUI_CHAOS_KILLS times (20 minutes)' \
 	  'make zoo      inject every fault, listen to healthy runs, print the table (45 minutes)' \
-	  'make signals  send every stop signal to every process of a run (10 minutes)' \
+	  'make fuzz     open damaged incident files, FUZZ=10000 of them (4 minutes)' \
+  'make signals  send every stop signal to every process of a run (10 minutes)' \
 	  'make format   rewrite the sources in the house format' \
 	  'make lock     refresh the locked versions from pyproject.toml' \
 	  'make clean    remove everything that make created'
@@ -151,6 +152,9 @@ zoo: $(VENV)/.installed-test
 cycles: $(VENV)/.installed-test
 	@folder=$$(mktemp -d) && OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= \
 	  $(PY) -m tests.rank.exactness.cycles $$folder $${CYCLES:-200} $${SEED:-}
+
+fuzz: $(VENV)/.installed-test
+	@$(PY) -m tests.runs.fuzz $${FUZZ:-10000} --incident
 
 format: $(VENV)/.installed-test
 	@$(VENV)/bin/ruff check --fix $(SOURCES) || true
