@@ -246,7 +246,7 @@ def test_a_program_without_checkpoints_is_stopped_although_its_ranks_cannot_agre
 def _handler(state: RunState, command: tuple[str, ...] | None) -> RequestHandler:
     attempt: Any = SimpleNamespace(
         snapshot=RunSnapshot(id="a", name="a", state=state),
-        spec=SimpleNamespace(nodes=None, command=command),
+        spec=SimpleNamespace(nodes=None, command=command, env={}),
         evidence=SimpleNamespace(rounds=SimpleNamespace(request_diagnosis=Future)),
         coordination_error=lambda: None,
         fold=FoldState(),

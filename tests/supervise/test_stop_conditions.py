@@ -129,7 +129,7 @@ def test_a_condition_is_on_disk_before_it_is_confirmed(
     run, queued = RunDir(tmp_path), threading.Event()
     attempt: Any = SimpleNamespace(
         snapshot=RunSnapshot(id="a", name="a", state=RunState.RUNNING),
-        spec=SimpleNamespace(nodes=None, command=None),
+        spec=SimpleNamespace(nodes=None, command=None, env={}),
         stops=Stops(run, 1),
         coordination_error=lambda: None,
         fold=FoldState(),
