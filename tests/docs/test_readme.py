@@ -47,6 +47,8 @@ KEY_NAMES = {
     "right_square_bracket": "]",
     "plus": "+",
     "minus": "-",
+    "comma": ",",
+    "full_stop": ".",
     "slash": "/",
     "asterisk": "*",
     "escape": "esc",
