@@ -16,15 +16,15 @@ from msgspec.structs import replace
 from ltui.app.diagnosis.request_diagnosis import request_diagnosis
 from ltui.training.diagnosis.judge import Judgement
 from ltui.training.diagnosis.judge_input import HealthHistory
+from ltui.training.diagnosis.limits import RankLoad
 from ltui.training.diagnosis.sample_report import SampleReport
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import ProcessTable
 from ltui.training.process.process_activity import LOADER_NAME
-from ltui.training.state.record_fold import FoldState, RankFold, fold
+from ltui.training.state.record_fold import FoldState
 from ltui.training.state.run_snapshot import Limit, LimitKind, RunState, Verdict
 from ltui.training.supervise.speed import sample_ranks
-from ltui.training.supervise.speed.sample_ranks import RankSampler, median_rank, own_step_s
-from tests.state.records import steps
+from ltui.training.supervise.speed.sample_ranks import RankSampler
 from tests.supervise.conftest import Runs
 from tests.supervise.test_evidence import Stuck
 from tests.waiting import wait_for
@@ -39,12 +39,15 @@ class Sampled:
 
     def __init__(self, home: Path) -> None:
         self.stuck = Stuck(home)
+        self.loads: list[RankLoad] = []
         self.evidence = cast(Any, SimpleNamespace(samples=None, workers_of=self.workers_of))
         self.sampler = RankSampler(self.stuck.run_dir, 1, self.evidence)
         self.live: Any = SimpleNamespace(
             state=RunState.RUNNING,
             spec=SimpleNamespace(nodes=None),
             fold=FoldState(),
+            limits=SimpleNamespace(loads=lambda _: self.loads),
+            profiles=SimpleNamespace(active=None),
             snapshot=SimpleNamespace(limit=None, verdicts=(STRAGGLER,)),
             machine=SimpleNamespace(rank_processes=self.stuck.processes),
             local_ranks=lambda: list(range(len(self.stuck.processes))),
@@ -152,13 +155,15 @@ def test_requests_at_the_same_time_share_one_sampling(sampled: Sampled) -> None:
 def test_ranks_that_cannot_be_sampled_are_refused_with_the_reason(sampled: Sampled) -> None:
     def refusal(**changes: Any) -> str:
         live: Any = SimpleNamespace(**{**vars(sampled.live), **changes})
-        with pytest.raises(ValueError, match=r"^its? .*\.$") as caught:
+        with pytest.raises(ValueError, match=r"^(its?|profile) .*\.$") as caught:
             sampled.sampler.answer(live)
         return str(caught.value)
 
     assert refusal(state=RunState.PAUSED) == "it is paused; only a run that trains can be sampled."
     several = SimpleNamespace(nodes=object())
     assert refusal(spec=several) == "its ranks are on several machines, so they cannot be sampled."
+    profiled = SimpleNamespace(active=SimpleNamespace(number=3))
+    assert refusal(profiles=profiled) == "profile 3 is running. Wait until it is over."
     assert refusal() == "its ranks send nothing to ltui, so they cannot be sampled."
 
 
@@ -174,18 +179,11 @@ def test_a_request_reaches_the_sampler_of_a_run_and_its_refusal_comes_back(runs:
 def test_the_slowest_and_a_median_rank_are_chosen(
     sampled: Sampled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state = FoldState()
-    for rank, seconds in enumerate((0.01, 0.03, 0.09, 0.02)):
-        state = fold(state, rank, steps(10, 0.1, fetch_s=seconds))
-    own_s = {rank: own_step_s(folded) for rank, folded in state.ranks.items()}
-    assert own_s[2] == pytest.approx(0.09)
-    assert own_step_s(RankFold(rank=0)) == 0.0
-    assert median_rank(own_s, [0, 1, 3]) == 3
-    assert median_rank(own_s, []) is None
-
+    for rank, seconds in enumerate((0.1, 0.3, 0.9, 0.2)):
+        sampled.loads.append(RankLoad(rank=rank, steps=10, seconds=1.0, own_s=seconds))
     monkeypatch.setattr(sampled.sampler._table, "read", lambda: dict.fromkeys(range(4)))
     live: Any = SimpleNamespace(**{
-        **vars(sampled.live), "fold": state, "local_ranks": lambda: [0, 1, 2, 3],
+        **vars(sampled.live), "local_ranks": lambda: [0, 1, 2, 3],
         "machine": SimpleNamespace(rank_processes=[SimpleNamespace(pid=n) for n in range(4)]),
     })  # fmt: skip
     monkeypatch.setattr(sampled.evidence, "workers_of", lambda _: ())

@@ -81,6 +81,7 @@ def test_a_profile_survives_its_supervisor_and_not_its_ranks(ltui: Ltui) -> None
 
     snapshot = begin(2)
     assert "profile 2 is running" in ltui("profile", "last", check=2).stderr
+    assert "profile 2 is running" in ltui("diagnose", "last", "--sample", check=2).stderr
     os.kill(snapshot["ranks"][1]["pid"], signal.SIGKILL)
     failed = over(2)
     assert failed["state"] == "failed"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 
 import pytest
+
+from tests.waiting import wait_for
 
 from .conftest import SCRIPTS, Ltui
 
@@ -25,6 +28,15 @@ def test_a_straggler_whose_workers_are_slow_is_explained(ltui: Ltui) -> None:
     assert (samples["slow"], samples["normal"], samples["differs"]) == (1, 0, True)
     assert samples["missing"] == []
     assert "in decode" in samples["workers"][0]["where"]
+
+    asked = subprocess.Popen(
+        ltui.argv("diagnose", "last", "--sample"), env=ltui.environment, stdout=subprocess.DEVNULL
+    )
+    wait_for(
+        lambda: ltui("profile", "last", "--ranks", "9", check=2).stderr,
+        wanted=lambda said: "its ranks are being sampled. Wait 10 s" in said,
+    )
+    assert asked.wait() == 0
     ltui("stop", "last", "--kill")
     ltui.ended()
     refused = ltui("diagnose", "last", "--sample", check=2)

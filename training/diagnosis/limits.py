@@ -67,6 +67,22 @@ class RunLoad(Struct, frozen=True, kw_only=True):
     ranks: tuple[RankLoad, ...] = ()
 
 
+def slowest_first(loads: Sequence[RankLoad], known: Sequence[int]) -> list[int]:
+    """Return the ranks ``known``: first the one that works most, or waits least for the others.
+
+    Ranks without a step in the window are the last.
+    """
+    measured = [load for load in loads if load.steps > 0 and load.rank in known]
+    if all(load.own_s is not None for load in measured):
+        measured.sort(key=lambda load: -(load.own_s or 0.0) / load.steps)
+    elif all(load.wait_share is not None for load in measured):
+        measured.sort(key=lambda load: load.wait_share or 0.0)
+    else:
+        measured.sort(key=lambda load: -load.seconds / load.steps)
+    ranks = [load.rank for load in measured]
+    return ranks + sorted(set(known) - set(ranks))
+
+
 def find_limit(load: RunLoad) -> Limit | None:
     """Return what limits the speed; None before there are enough steps."""
     if load.seconds <= 0:

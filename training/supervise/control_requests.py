@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.json_codec import to_json
 from ltui.training.process.identity import ProcessIdentity, peer_uid
-from ltui.training.shared.defaults import RERUN_VARIABLE, STOP_TIMEOUT_S
+from ltui.training.shared.defaults import RERUN_VARIABLE, SAMPLE_S, STOP_TIMEOUT_S
 from ltui.training.state.run_snapshot import LIVE, Event, RunSnapshot, RunState
 from ltui.training.state.stop_conditions import (
     StopCondition,
@@ -402,6 +402,8 @@ class RequestHandler:
         live = self._attempt
         furthest, last = live.furthest_step() or 0, live.snapshot.max_steps
         try:
+            if live.samples.is_sampling:
+                raise ValueError(f"its ranks are being sampled. Wait {SAMPLE_S:.0f} s.")
             loads = live.limits.loads(live.fold)
             profile = live.profiles.start(
                 request, live.fold, loads, furthest=furthest, max_steps=last

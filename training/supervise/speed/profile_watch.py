@@ -17,7 +17,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ltui.training.diagnosis.limits import RankLoad
+from ltui.training.diagnosis.limits import RankLoad, slowest_first
 from ltui.training.diagnosis.profile_summary import (
     Profile,
     ProfileState,
@@ -76,14 +76,7 @@ def choose_ranks(wanted: str, loads: Sequence[RankLoad], known: Sequence[int]) -
 
     Raises ``ValueError``.
     """
-    measured = [load for load in loads if load.steps > 0 and load.rank in known]
-    if all(load.own_s is not None for load in measured):
-        measured.sort(key=lambda load: -(load.own_s or 0.0) / load.steps)
-    elif all(load.wait_share is not None for load in measured):
-        measured.sort(key=lambda load: load.wait_share or 0.0)
-    else:
-        measured.sort(key=lambda load: -load.seconds / load.steps)
-    order = [load.rank for load in measured] or sorted(known)
+    order = slowest_first(loads, known)
     chosen = list[int]()
     for word in (part.strip() for part in wanted.split(",")):
         if word in ("slowest", "median"):

@@ -17,13 +17,13 @@ from msgspec.structs import replace
 
 from ltui.training.diagnosis.evidence import ThreadStack
 from ltui.training.diagnosis.judge import Judgement
+from ltui.training.diagnosis.limits import slowest_first
 from ltui.training.diagnosis.sample_report import SampleReport
 from ltui.training.diagnosis.stack_samples import SampledRank, StackSamples, compare
 from ltui.training.json_codec import from_json, parse_json, to_json
 from ltui.training.process.stack_dumps import dump_by_signal, request_samples
 from ltui.training.shared.defaults import SAMPLE_S
 from ltui.training.shared.regular_files import read_regular
-from ltui.training.state.record_fold import RankFold
 from ltui.training.state.run_snapshot import LimitKind, RunState, Verdict
 from ltui.training.state.verdicts import VerdictKind
 from ltui.training.store.run_directory import RunDir, write_atomically
@@ -66,6 +66,11 @@ class RankSampler:
         self._reports: dict[tuple[int, float | None], SampleReport | None] = {}
         """Rank and begin of a verdict on a straggler -> its report; None if there is none yet."""
 
+    @property
+    def is_sampling(self) -> bool:
+        """Whether ranks are being sampled now."""
+        return self._busy.locked()
+
     def explain(self, judgement: Judgement, live: LiveAttempt) -> Judgement:
         """Return the judgement with what the samples say about stragglers.
 
@@ -73,8 +78,13 @@ class RankSampler:
         loop.
         """
         straggler = _straggler(judgement.verdicts)
-        can_sample = live.state is RunState.RUNNING and not self._busy.locked()
-        if straggler is not None and can_sample and _key(straggler) not in self._reports:
+        can_sample = live.state is RunState.RUNNING and live.profiles.active is None
+        if (
+            straggler is not None
+            and _key(straggler) not in self._reports
+            and can_sample
+            and not self.is_sampling
+        ):
             self._reports[_key(straggler)] = None
             threading.Thread(
                 target=self._sample_straggler, args=(live, straggler), name="samples", daemon=True
@@ -123,6 +133,8 @@ class RankSampler:
                 return last
             if live.spec.nodes is not None:
                 raise ValueError("its ranks are on several machines, so they cannot be sampled.")
+            if (profile := live.profiles.active) is not None:
+                raise ValueError(f"profile {profile.number} is running. Wait until it is over.")
             targets = self._choose(live, straggler)
             ranks = [target.rank for target in targets]
             try:
@@ -139,20 +151,19 @@ class RankSampler:
     def _choose(self, live: LiveAttempt, straggler: Verdict | None) -> list[_Target]:
         """Return the rank to explain and a normal one, if there is one. Raises ``ValueError``."""
         ranks = [rank for rank in live.local_ranks() if rank in self._table.read()]
-        own_s = {rank: own_step_s(fold) for rank, fold in live.fold.ranks.items() if rank in ranks}
+        order = slowest_first(live.limits.loads(live.fold), ranks)
         limit = live.snapshot.limit
-        slow: int | None = max(ranks, key=lambda rank: own_s.get(rank, 0.0), default=None)
+        slow = order[0] if order else None
         if straggler is not None:
             slow = straggler.culprits[0]
         elif limit is not None and limit.kind is LimitKind.RANK:
             slow = limit.rank
-        if slow not in ranks:
+        if slow not in order:
             raise ValueError("its ranks send nothing to ltui, so they cannot be sampled.")
-        chosen = (slow, median_rank(own_s, [rank for rank in ranks if rank != slow]))
+        order.remove(slow)
         return [
             _Target(rank, live.machine.rank_processes[rank].pid, self._evidence.workers_of(rank))
-            for rank in chosen
-            if rank is not None
+            for rank in (slow, *order[len(order) // 2 :][:1])
         ]
 
     def _collect(self, targets: Sequence[_Target], request: int) -> list[SampledRank]:
@@ -224,26 +235,6 @@ def _missing(
     if len(target.workers) > len(chosen):
         missing.append(f"only {len(chosen)} of its {len(target.workers)} workers were sampled")
     return tuple(missing)
-
-
-def own_step_s(fold: RankFold) -> float:
-    """Return the mean seconds of a rank's own work in its recent steps: data and computing.
-
-    The backward pass is left out, because it contains the wait for others. 0 if there is no step.
-    """
-    end = fold.totals
-    begin = fold.recent_totals[0] if fold.recent_totals else None
-    steps = 0 if end is None else end.batches - (0 if begin is None else begin.batches)
-    now_s, then_s = (
-        0.0 if t is None else t.fetch_s + t.forward_s + t.optimizer_s for t in (end, begin)
-    )
-    return (now_s - then_s) / steps if steps > 0 else 0.0
-
-
-def median_rank(own_s: Mapping[int, float], ranks: Sequence[int]) -> int | None:
-    """Return the rank in the middle by its own work, of those that may be compared."""
-    by_work = sorted(ranks, key=lambda rank: (own_s.get(rank, 0.0), rank))
-    return by_work[len(by_work) // 2] if by_work else None
 
 
 def _straggler(verdicts: Sequence[Verdict]) -> Verdict | None:
