@@ -8,15 +8,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from ltui.training.diagnosis.collective_positions import collective_on_stack
 from ltui.training.diagnosis.evidence import Evidence, Frame, RankEvidence, ThreadStack
 from ltui.training.diagnosis.stack_frames import active_compiler, compiler_on_stack, user_frame
-from tests.diagnosis.machines import process, stack, with_rank
+from tests.diagnosis.machines import process, stack, with_each, with_rank
 from tests.diagnosis.recordings import judged, load
 
 _FOLDERS = {
     "torch": "/env/lib/python3/site-packages/",
     "triton": "/env/lib/python3/site-packages/",
     "sympy": "/env/lib/python3/site-packages/",
+    "filelock": "/env/lib/python3/site-packages/",
     "cgv3ti2gs2n2xjzxpcs5l7chfgjdmdv5a3ke3dyk66x35gn3tieu.py": "/tmp/kernels/gv/",
     "subprocess.py": "/usr/lib/python3.11/",
     "train.py": "/home/user/project/",
@@ -52,6 +54,15 @@ STACKS: dict[str, tuple[str | None, str]] = {
         "torch.compile",
         """torch/_inductor/compile_fx.py compile_fx_inner
         torch/_functorch/_aot_autograd/runtime_wrappers.py _backward_impl
+        torch/autograd/graph.py _engine_run_backward""",
+    ),
+    "waits in the backward for the process that compiles": (
+        "torch.compile",
+        f"""filelock/_api.py _poll_until_acquired
+        torch/_inductor/codecache.py future
+        torch/_inductor/async_compile.py cpp_pybinding
+        {_KERNEL.removesuffix("call")}<module>
+        torch/_inductor/runtime/compile_tasks.py _reload_python_module
         torch/autograd/graph.py _engine_run_backward""",
     ),
     "runs what was compiled": (
@@ -186,3 +197,41 @@ def test_no_rank_is_blamed_if_all_ranks_compile() -> None:
     assert judged(every, later_s=30.0).verdicts == ()
     (verdict,) = judged(every, later_s=70.0).verdicts
     assert (verdict.kind, verdict.level, verdict.culprits) == ("compiling", "slow", ())
+
+
+_IN_BACKWARD = _stack_of("torch/autograd/graph.py _engine_run_backward")
+
+
+@pytest.mark.parametrize("thread", ["main", "autograd"])
+@pytest.mark.parametrize("pending", [False, True], ids=["nothing pending", "a bucket pending"])
+def test_a_network_is_not_blamed_if_all_ranks_compile_their_backward_pass(
+    thread: str, pending: bool
+) -> None:
+    compiles = _stack_of(STACKS["waits in the backward for the process that compiles"][1])
+    others = (replace(compiles, main=False), _IN_BACKWARD)
+    stacks = (compiles,) if thread == "main" else others
+    evidence = load("data_spin")
+    begun = evidence.ranks[0].collectives if pending else ()
+    last = evidence.ranks[0].last_enqueued if pending else {}
+    fields = {"phase": "backward", "collectives": begun, "last_enqueued": last, "stacks": stacks}
+    every = with_each(evidence, process=process(interval_s=3.0), **fields)
+    assert judged(every, later_s=30.0).verdicts == ()
+    (verdict,) = judged(every, later_s=70.0).verdicts
+    assert (verdict.kind, verdict.level, verdict.culprits) == ("compiling", "slow", ())
+    waits = with_rank(every, 2, stacks=(_IN_BACKWARD,))
+    (verdict,) = judged(waits, later_s=70.0).verdicts
+    assert (verdict.kind, verdict.culprits, verdict.waiting) == ("compiling", (0, 1), (2,))
+    none_compile = with_each(every, stacks=(_IN_BACKWARD,))
+    (verdict,) = judged(none_compile, later_s=30.0).verdicts
+    assert verdict.kind == "transport"
+
+
+def test_a_compiler_beside_a_collective_does_not_hide_the_wait() -> None:
+    in_call = _stack_of(
+        """torch/distributed/distributed_c10d.py all_reduce
+        train.py training_step"""
+    )
+    compiles = replace(_stack_of(STACKS["compiles the backward"][1]), main=False)
+    beside = RankEvidence(rank=0, stacks=(in_call, compiles))
+    assert active_compiler(beside) is None
+    assert collective_on_stack(beside) == "all_reduce"

@@ -14,7 +14,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ltui.training.diagnosis.evidence import Collective, CollectivePosition, Frame, RankEvidence
-from ltui.training.diagnosis.stack_frames import call_site, collective_in, in_backward, user_frame
+from ltui.training.diagnosis.stack_frames import (
+    active_compiler,
+    call_site,
+    collective_in,
+    in_backward,
+    user_frame,
+)
 
 _SAME_SIZE_OPERATIONS = frozenset({"all_reduce", "allreduce", "broadcast", "reduce"})
 """Collectives whose sizes must be equal on all ranks."""
@@ -289,7 +295,8 @@ def _site_line(entry: Collective) -> tuple[str, int]:
 def collective_on_stack(rank_evidence: RankEvidence) -> str | None:
     """Return the collective that the rank's main thread is in by its stack, or None.
 
-    An idle backward pass without a frame of user code counts as ``all_reduce``.
+    An idle backward pass without a frame of user code counts as ``all_reduce``, unless it waits for
+    a compiler.
     """
     stack = rank_evidence.main_stack
     if (name := collective_in(stack)) is not None:
@@ -297,7 +304,9 @@ def collective_on_stack(rank_evidence: RankEvidence) -> str | None:
     process = rank_evidence.process
     cpu_share = process.cpu_share if process is not None else None
     idle = cpu_share is not None and cpu_share < _IDLE_CPU_SHARE
-    return "all_reduce" if in_backward(stack) and idle and user_frame(stack) is None else None
+    if not in_backward(stack) or not idle or user_frame(stack) is not None:
+        return None
+    return "all_reduce" if active_compiler(rank_evidence) is None else None
 
 
 def call_site_of(entry: Collective, rank_evidence: RankEvidence | None) -> Frame | None:

@@ -30,6 +30,12 @@ _COMPILERS: tuple[tuple[str, re.Pattern[str], re.Pattern[str]], ...] = (
             r"^_?(compile_fx|codegen_and_compile|fw_compiler|bw_compiler|compile_to_module)"
         ),
     ),
+    # They run the C++ compiler, or wait for the processes and the lock with which code is compiled.
+    (
+        "torch.compile",
+        re.compile(r"/torch/_inductor/(cpp_builder|async_compile)\.py$"),
+        re.compile(""),
+    ),
     (
         "Triton",
         re.compile(r"/torch/_inductor/runtime/triton_heuristics\.py$"),
@@ -63,13 +69,16 @@ def compiler_on_stack(stack: ThreadStack | None) -> str | None:
 def active_compiler(rank_evidence: RankEvidence) -> str | None:
     """Return the compiler that the rank waits for, or None.
 
-    It runs in the main thread, or it is Numba in another thread, where data loaders compile their
-    pipelines.
+    It runs in the main thread. Or it is Numba in another thread, where data loaders compile their
+    pipelines. In the backward pass it may be any in a thread of autograd, for which the main thread
+    waits.
     """
     if (name := compiler_on_stack(rank_evidence.main_stack)) is not None:
         return name
-    other_compilers = {compiler_on_stack(s) for s in rank_evidence.stacks if not s.main}
-    return "Numba" if "Numba" in other_compilers else None
+    others = {compiler_on_stack(s) for s in rank_evidence.stacks if not s.main} - {None}
+    if not in_backward(rank_evidence.main_stack):
+        others &= {"Numba"}
+    return min((name for name in others if name is not None), default=None)
 
 
 _LIBRARIES = re.compile(

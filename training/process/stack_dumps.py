@@ -262,7 +262,7 @@ def _py_spy_stack(thread: dict[str, Any], pid: int) -> ThreadStack:
             Frame(
                 file=str(f.get("filename") or f.get("short_filename")),
                 line=int(f.get("line") or 0),
-                function=str(f.get("name")),
+                function=str(f.get("name")).rpartition(".")[2],  # new versions qualify it
             )
             for f in thread.get("frames") or ()
         ),

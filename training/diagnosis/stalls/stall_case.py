@@ -27,7 +27,7 @@ from ltui.training.diagnosis.judge_input import (
     first_change_s,
     position_facts,
 )
-from ltui.training.diagnosis.stack_frames import frame_facts
+from ltui.training.diagnosis.stack_frames import active_compiler, collective_in, frame_facts
 from ltui.training.diagnosis.verdict_words import collective_text, sizes_text, waiting_text
 from ltui.training.shared.record_types import STEP_PHASES
 from ltui.training.state.run_snapshot import Verdict
@@ -236,12 +236,14 @@ def build_case(inputs: PreparedInput, slowest_step_s: float | None) -> StallCase
         return replace(case, evidence_may_come=may_come)
     unfinished = find_unfinished_collective(inputs.settled, ranks)
     if unfinished is not None:
+        held_up = {*unfinished.waiting} - _compiling_ranks(inputs, unfinished)
+        compiling = {*unfinished.waiting} - held_up if held_up else ()
         return replace(
             case,
             located=True,
-            unfinished=unfinished,
-            waiting=unfinished.waiting,
-            absent=unfinished.absent,
+            unfinished=unfinished if held_up else None,
+            waiting=tuple(sorted(held_up)),
+            absent=tuple(sorted({*unfinished.absent, *compiling})) if held_up else (),
         )
     if any(inputs.settled[r].main_stack is None for r in ranks - inputs.stopped_pids.keys()):
         return case
@@ -252,6 +254,23 @@ def build_case(inputs: PreparedInput, slowest_step_s: float | None) -> StallCase
         waiting=tuple(sorted(waiting)),
         absent=tuple(sorted(ranks - waiting)) if waiting else (),
     )
+
+
+def _compiling_ranks(inputs: PreparedInput, unfinished: UnfinishedCollective) -> set[int]:
+    """Return the ranks that compile in the middle of a backward pass which has begun collectives.
+
+    They do not wait for what they have begun. Another finding comes first: ranks that are absent
+    from the collective, or calls that do not match.
+    """
+    if unfinished.absent or unfinished.mismatched:
+        return set()
+    return {
+        rank
+        for rank in unfinished.waiting
+        if (of_rank := inputs.settled.get(rank)) is not None
+        and collective_in(of_rank.main_stack) is None
+        and active_compiler(of_rank) is not None
+    }
 
 
 def previous_step_was_slow(inputs: PreparedInput, ranks: Iterable[int]) -> bool:
