@@ -153,6 +153,35 @@ def test_batches_without_a_backward_pass_are_a_validation(
     assert run.column(StepField.STEP_S) == pytest.approx([130 - (100 - 30)] * 2)
 
 
+@pytest.mark.parametrize("grads", [True, False])
+def test_a_validation_after_the_last_step_is_reported_when_the_program_ends(
+    run: RunFolder, program: Program, monkeypatch: pytest.MonkeyPatch, grads: bool
+) -> None:
+    seconds = iter(range(0, 10_000, 10))
+    monkeypatch.setattr(step_telemetry, "clock", lambda: next(seconds) * 10**9)
+    program.telemetry.restart()  # at 0 s
+    training, validation = batches(4, 4), batches(100, 100)
+    program.fetch(training)
+    program.backward()
+    program.step(FIRST)
+    program.fetch(training)  # one batch that the program does not train with
+    with torch.set_grad_enabled(grads):
+        evaluate(program, validation)
+    program.telemetry.program_ends()
+    program.telemetry.program_ends()
+    assert [event["seconds"] for event in run.events("phase")] == [40]
+
+
+def test_the_end_of_the_training_data_is_no_validation(run: RunFolder, program: Program) -> None:
+    program.fetch(training := batches(4, 4))
+    program.backward()
+    program.step(FIRST)
+    program.fetch(training)
+    evaluate(program, training)
+    program.telemetry.program_ends()
+    assert run.events("phase") == []
+
+
 def test_the_first_batch_of_a_validation_may_be_fetched_in_training_mode(
     run: RunFolder, program: Program
 ) -> None:

@@ -361,6 +361,7 @@ class ProgramRank:
                 if self._coordinator is not None:
                     self._coordinator.fit_ended(_FIT)
                 channel.pulse.set(outcome=Outcome.FINISHED)
+            self._telemetry.program_ends()
             logged_values.send_waiting()
             self._metrics.flush()
             report_missing_values(channel, at_end=True)

@@ -276,12 +276,14 @@ class StepTelemetry:
         self._fetches.append(_Fetches(id(iterator), is_evaluated, began))
         return self._fetches[-1]
 
-    def _end_pass(self, iterator: Any, fetch_ns: int) -> None:
-        """Note that ``iterator`` has no further batch."""
+    def _end_pass(self, iterator: Any, began: int, fetch_ns: int) -> None:
+        """Note that ``iterator`` had no further batch at ``began``."""
         self._fetch_ns += fetch_ns
         for each in self._fetches:
             if each.iterator == id(iterator):
                 each.is_over = True
+        if self._fetches and self._fetches[-1].iterator == id(iterator):
+            self._fetches[-1].ended = began
 
     def marked_backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:
         """Return ``torch.autograd.backward``, which tells the batches that are trained with."""
@@ -342,6 +344,22 @@ class StepTelemetry:
         if ended - began >= _REPORTED_NS:
             self._report_validation((ended - began) * 1e-9, ended)
 
+    def program_ends(self) -> None:
+        """Report the validations after the last step, which no later step tells apart.
+
+        A single batch that is not evaluated is one that the training no longer needed.
+        """
+        fetches, self._fetches = self._fetches if self._thread else [], []
+        evaluated = {each.iterator for each in fetches if each.is_evaluated}
+        passes: dict[int, list[_Fetches]] = {}
+        for each in fetches:
+            if not each.has_backward and (each.iterator in evaluated or each.count > 1):
+                passes.setdefault(each.iterator, []).append(each)
+        for parts in passes.values():
+            seconds = (parts[-1].ended - parts[0].began) * 1e-9
+            if seconds * 1e9 >= _REPORTED_NS:
+                self._report_validation(seconds, parts[-1].ended)
+
     def _report_validation(self, seconds: float, ended: int) -> None:
         try:
             ended_at = time.time() - (time.monotonic_ns() - ended) * 1e-9
@@ -386,7 +404,7 @@ class StepTelemetry:
             try:
                 batch = fetch(iterator)
             except StopIteration:
-                self._end_pass(iterator, clock() - began if training else 0)
+                self._end_pass(iterator, began, clock() - began if training else 0)
                 raise
             finally:
                 now = clock()
