@@ -33,11 +33,15 @@ from ltui.training.nodes.messages import (
 from ltui.training.nodes.node_places import NodePlaces, make_offer
 from ltui.training.nodes.node_watch import NodeWatch
 from ltui.training.process.identity import write_lock_text
-from ltui.training.state.run_snapshot import GpuSnapshot, NodeState, Verdict
+from ltui.training.state.record_fold import FoldState, fold
+from ltui.training.state.run_snapshot import GpuSnapshot, NodeState, RunState, Verdict
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.node_agent import NodeAgent
 from ltui.training.supervise.node_reports import NodeReports, RemoteNode, ReportIntake, end_text
 from ltui.training.supervise.remote_nodes import RemoteNodes
+from ltui.training.supervise.speed.limit_meter import LimitMeter
+from ltui.training.tensor_queue.heartbeat_table import HeartbeatSlot
+from tests.state.records import steps
 
 SPEC = RunSpec(
     id="r",
@@ -122,6 +126,43 @@ def test_times_of_readings_are_those_of_the_heads_clock(
     assert sampled.sampled_at == pytest.approx(time.time() - 1.0, abs=30.0)
     assert never.sampled_at is None
     assert verdict.began == pytest.approx(time.time() - 20.0, abs=30.0)
+
+
+@pytest.mark.parametrize(("waits", "kind"), [(0.6, "communication"), (0.05, "rank")])
+def test_the_counts_of_other_machines_show_that_every_rank_waits(
+    intake: ReportIntake, waits: float, kind: str
+) -> None:
+    """The counts come over a slow link. Rank 0 is on node 0 and sleeps 60 % of the time."""
+    queue_dir = intake._run_dir.queue_dir(1)
+    queue_dir.mkdir(parents=True, exist_ok=True)
+    slot, meter = HeartbeatSlot(queue_dir, 0), LimitMeter(queue_dir)
+    reports, state = NodeReports(intake._nodes), FoldState()
+    gpu = GpuSnapshot(index=0, node=1, utilisation_percent=1e9, ranks=(1,))
+    for second in range(13):
+        for beat in range(10):
+            slot.count(waits=beat < 6, moved=None)
+        counts = 10 * (second + 1), round(10 * (second + 1) * waits), 0, 0
+        machine = MachineObservations(activity={1: counts, 0: (0, 0, 0, 0), 7: counts}, gpus=(gpu,))
+        report = a_report(machine=machine, ranks=(1, 0))
+        assert isinstance(decode(intake.report("1", encode(ReportMessage(report)))), OrdersMessage)
+        for rank in (0, 1):
+            rows = steps(1, 1.0, first=second + 1, start_s=second)
+            state = fold(state, rank, rows)
+        activity = reports.activity()
+        assert set(activity) == {0, 1}
+        meter.update(float(second), RunState.RUNNING, {}, state, reports.gpus(), activity)
+    assert meter.limit is not None
+    assert meter.limit.kind == kind
+    assert {load.gpu_percent for load in meter.loads(state)} == {None}
+
+
+def test_counts_that_cannot_be_are_refused(intake: ReportIntake) -> None:
+    for counts in ((-1, 0, 0, 0), (1 << 60, 0, 0, 0)):
+        machine = MachineObservations(activity={1: counts})
+        message = ReportMessage(a_report(machine=machine, ranks=(1,)))
+        answer = decode(intake.report("1", encode(message)))
+        assert isinstance(answer, OrdersMessage)
+        assert "damaged" in str(answer.orders.refusal)
 
 
 def test_a_machine_that_does_not_answer_delays_only_an_end_without_force() -> None:

@@ -106,6 +106,10 @@ def own_version() -> str:
 
 # -- what a machine observes -----------------------------------------------------------------------
 
+Rank: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+"""Number of a rank, of which a file of node 0 has its name."""
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
+
 MIN_SHIFT_S = 0.5
 """Seconds from which the clocks of two machines differ for the times of readings."""
 
@@ -133,6 +137,8 @@ class MachineObservations(Struct, frozen=True, kw_only=True):
     processes: Mapping[int, ProcessIdentity] = field(default_factory=dict)
     """Processes of ranks that have not sent a pulse."""
     usage: Mapping[int, RankUsage] = field(default_factory=dict)
+    activity: Mapping[Rank, tuple[_Count, _Count, _Count, _Count]] = field(default_factory=dict)
+    """What the heartbeat threads of its ranks have counted (``RankActivity``)."""
     host: HostEvidence | None = None
     gpus: tuple[GpuSnapshot, ...] = ()
     gpu_verdicts: tuple[Verdict, ...] = ()
@@ -224,10 +230,6 @@ class NodeReport(Struct, frozen=True, kw_only=True):
     """None if it was not read since the last report."""
     evidence_number: int = 0
     """Time (``taken_ns``) of the newest evidence of the machine; 0 if there is none."""
-
-
-Rank: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
-"""Number of a rank, of which a file of node 0 has its name."""
 
 
 class ReportMessage(Struct, tag="report", frozen=True):

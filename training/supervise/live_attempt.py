@@ -390,8 +390,10 @@ class LiveAttempt:
 
     def build_snapshot(self, judgement: Judgement, now_s: float) -> RunSnapshot:
         """Build a snapshot, store it in ``snapshot``, and return it."""
-        now, gpus = time.monotonic(), self.machine.gpu_view.gpus
-        self.limits.update(now, self.state, self.pulses, self.fold, gpus)
+        gpus, others = self.machine.gpu_view.gpus, {}
+        if self.nodes is not None:
+            gpus, others = gpus + self.nodes.reports.gpus(), self.nodes.reports.activity()
+        self.limits.update(time.monotonic(), self.state, self.pulses, self.fold, gpus, others)
         self.snapshot = build_snapshot(self, judgement, now_s, time.monotonic_ns())
         return self.snapshot
 

@@ -150,6 +150,7 @@ class NodeAgent:
             self._machine = MachineObservations(
                 processes=machine.unreported_processes,
                 usage=machine.readings,
+                activity=live.limits.activity(),
                 host=live.evidence.host,
                 gpus=tuple(replace(gpu, node=self._node) for gpu in machine.gpu_view.gpus),
                 gpu_verdicts=tuple(replace(v, nodes=(self._node,)) for v in machine.gpu_verdicts),

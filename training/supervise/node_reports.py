@@ -44,6 +44,7 @@ from ltui.training.nodes.queue_tail import LogPart
 from ltui.training.process.process_activity import RankUsage
 from ltui.training.state.run_snapshot import Event, GpuSnapshot, NodeState, Verdict
 from ltui.training.store.run_directory import RunDir, open_private_log
+from ltui.training.tensor_queue.heartbeat_table import RankActivity
 
 
 class RemoteNode(Struct, eq=False):
@@ -132,6 +133,16 @@ class NodeReports:
     def usage(self) -> dict[int, RankUsage]:
         """Return what the ranks of the other machines use."""
         return {r: u for node in self._nodes.values() for r, u in node.machine.usage.items()}
+
+    def activity(self) -> dict[int, RankActivity]:
+        """Return what the heartbeat threads of the ranks of the other machines have counted."""
+        return {
+            rank: RankActivity(*counts)
+            for node in self._nodes.values()
+            if node.report is not None
+            for rank, counts in node.machine.activity.items()
+            if rank in node.report.ranks
+        }
 
     def failures(self) -> list[WorkerFailure]:
         """Return the ranks that failed on the other machines, as their engines report them."""

@@ -57,8 +57,13 @@ class LimitMeter:
         pulses: Mapping[int, PulseState | None],
         fold: FoldState,
         gpus: Sequence[GpuSnapshot],
+        others: Mapping[int, RankActivity] | None = None,
     ) -> None:
-        """Take the present state into account. ``now_s`` is monotonic time."""
+        """Take the present state into account.
+
+        ``now_s`` is monotonic time. ``gpus`` are those of all machines, the own ones first;
+        ``others`` are the counts of the ranks on other machines.
+        """
         if state is not RunState.RUNNING:
             self._samples.clear()
             return
@@ -69,13 +74,12 @@ class LimitMeter:
         if self._samples and now_s - self._samples[-1].at_s < PERIOD_S:
             return
         totals = {r: f.totals for r, f in fold.ranks.items() if f.totals is not None}
-        busy = {
-            rank: gpu.utilisation_percent
-            for gpu in gpus
-            if gpu.utilisation_percent is not None
-            for rank in gpu.ranks
-        }
-        activity = self._table.read_activity()
+        busy: dict[int, float] = {}
+        for gpu in gpus:
+            percent = gpu.utilisation_percent
+            if percent is not None and 0 <= percent <= 100:
+                busy.update((rank, percent) for rank in gpu.ranks if rank not in busy)
+        activity = {**(others or {}), **self.activity()}
         counts = (self._ticks, self._validating, self._saving)
         self._samples.append(_Sample(now_s, *counts, totals, activity, busy))
         while now_s - self._samples[0].at_s > WINDOW_S:
@@ -88,6 +92,10 @@ class LimitMeter:
             key = self.limit.kind, self.limit.rank
             self._seconds[key] = self._seconds.get(key, 0.0) + PERIOD_S
             self._last[key] = self.limit
+
+    def activity(self) -> dict[int, RankActivity]:
+        """Return what the heartbeat threads of the ranks on this machine have counted."""
+        return {r: counts for r, counts in self._table.read_activity().items() if any(counts)}
 
     def loads(self, fold: FoldState) -> tuple[RankLoad, ...]:
         """Return what each rank did in the last half minute."""
@@ -121,7 +129,9 @@ def _rank_load(rank: int, samples: Sequence[_Sample], fold: FoldState) -> RankLo
     now, then = (sample.activity.get(rank, _NO_ACTIVITY) for sample in (last, first))
     # A new process of the rank counts from zero.
     then = then if now.looks >= then.looks and now.beats >= then.beats else _NO_ACTIVITY
-    counts = [after - before for before, after in zip(then, now, strict=True)]
+    beats, waiting, looks, moved = (
+        max(0, after - before) for before, after in zip(then, now, strict=True)
+    )
     readings = [sample.gpus[rank] for sample in samples if rank in sample.gpus]
     return RankLoad(
         rank=rank,
@@ -129,10 +139,10 @@ def _rank_load(rank: int, samples: Sequence[_Sample], fold: FoldState) -> RankLo
         seconds=end.timed_s - start.timed_s,
         fetch_s=end.fetch_s - start.fetch_s,
         own_s=own_s if folded.knows("forward") else None,
-        beats=counts[0],
-        waiting=counts[1],
-        looks=counts[2],
-        moved=counts[3],
+        beats=beats,
+        waiting=min(waiting, beats),  # another machine may send anything
+        looks=looks,
+        moved=min(moved, looks),
         gpu_percent=sum(readings) / len(readings) if readings else None,
         on_gpu=str((folded.hello or {}).get("device", "")).startswith("cuda"),
     )
