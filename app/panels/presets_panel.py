@@ -6,7 +6,7 @@ methods are called in a worker's thread, because reading takes longer than one f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -15,11 +15,12 @@ from msgspec import Struct
 from rich.text import Text
 from textual import events, on
 from textual.app import ComposeResult
+from textual.containers import VerticalScroll
 from textual.message import Message
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from ltui.app.panels.panel import FilterPanel
+from ltui.app.panels.panel import FilterPanel, Panel
 from ltui.widgets.sanitise import clean_name
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 TITLE = "presets"
 OWN_SCRIPT = "ltui exec -- python train.py"
 """How a run without a preset is started."""
+CHANGED = "▌"
+"""Sign of a line of the configuration that differs from the preset."""
 
 
 class PresetEntry(Struct, frozen=True, kw_only=True):
@@ -185,6 +188,26 @@ class PresetsPanel(FilterPanel):
     def _entered(self, event: OptionList.OptionSelected) -> None:
         event.stop()
         self.post_message(self.Entered())
+
+
+class ConfigurationPanel(Panel):
+    """The configuration of the run that the form describes, in YAML."""
+
+    def __init__(self) -> None:
+        super().__init__(None, "configuration", id="yaml")
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll():
+            yield Static(id="yaml-text", markup=False)
+
+    def show(self, text: str, changed: Container[int] = ()) -> None:
+        """Show ``text``, with a sign at the lines whose numbers are in ``changed``."""
+        lines = Text()
+        for number, line in enumerate(text.splitlines(keepends=True)):
+            is_changed = number in changed
+            lines.append(f"{CHANGED if is_changed else ' '} {line}", "bold" if is_changed else "")
+        self.query_one("#yaml-text", Static).update(lines)
+        self.set_titles(self.title, f"{CHANGED} changed" if changed else "")
 
 
 class PresetCatalog:

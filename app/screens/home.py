@@ -14,14 +14,20 @@ from rich.text import Text
 from textual import events, on, work
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.containers import Horizontal, VerticalScroll
+from textual.containers import Horizontal
 from textual.widgets import Static
 
 from ltui.app.keys.footer import KeyFooter
 from ltui.app.keys.ordered_input import OrderedKeysApp
 from ltui.app.panels.launch_panel import READONLY, FormPanel
-from ltui.app.panels.panel import Panel, SettingChosen, focus_in, panel_around
-from ltui.app.panels.presets_panel import OWN_SCRIPT, PresetCatalog, PresetEntry, PresetsPanel
+from ltui.app.panels.panel import SettingChosen, focus_in, panel_around
+from ltui.app.panels.presets_panel import (
+    OWN_SCRIPT,
+    ConfigurationPanel,
+    PresetCatalog,
+    PresetEntry,
+    PresetsPanel,
+)
 from ltui.app.panels.runs_panel import RunsPanel
 from ltui.app.screens.dialog import call_screen
 from ltui.app.screens.home_layout import (
@@ -56,8 +62,6 @@ FIRST_PAINT_TIMEOUT_S = 1.0
 """Maximum seconds to wait until the runs or the form are painted, before more is read."""
 SIDE_PRESETS = "layout.presets"
 """The setting whether presets stand beside the runs."""
-CHANGED = "▌"
-"""Sign of a line of the configuration that differs from the preset."""
 NOT_HELD = ("ctrl+q", "ctrl+c")
 """Keys that are not held back while the list of runs is being read."""
 
@@ -90,8 +94,7 @@ class HomeScreen(MarkedRunsScreen):
             yield RunsPanel(self.home, id=RUNS)
             yield PresetsPanel(shipped_names(), id=PRESETS)
             yield FormPanel(self.home, readonly=self.readonly, id=FORM)
-            with Panel(None, "configuration", id="yaml"), VerticalScroll():
-                yield Static(id="yaml-text", markup=False)
+            yield ConfigurationPanel()
         yield Static(f" Your own script:  {OWN_SCRIPT}", id="own-script", markup=False)
         yield Static(
             "ltui needs a little more room: 60 columns and 12 lines.", id="tiny", markup=False
@@ -288,11 +291,11 @@ class HomeScreen(MarkedRunsScreen):
         elif name is None:
             text = Text("No preset matches the filter. Esc clears it.", "dim")
             await panel.show_nothing("no preset selected", text)
-            self._show_yaml("")
+            self.query_one(ConfigurationPanel).show("")
         else:
             problem = self._catalog.problems.get(name, "")
             await panel.show_nothing(f"{name} (damaged)", Text(f"✗ {problem}", "bold"))
-            self._show_yaml("")
+            self.query_one(ConfigurationPanel).show("")
 
     @on(PresetsPanel.Entered)
     def _preset_entered(self, event: PresetsPanel.Entered) -> None:
@@ -310,17 +313,7 @@ class HomeScreen(MarkedRunsScreen):
     @on(FormPanel.Checked)
     def _form_checked(self, event: FormPanel.Checked) -> None:
         event.stop()
-        self._show_yaml(event.text, event.changed)
-
-    def _show_yaml(self, text: str, changed: frozenset[int] = frozenset()) -> None:
-        """Show the configuration, with a sign at the lines that differ from the preset."""
-        lines = Text()
-        for number, line in enumerate(text.splitlines(keepends=True)):
-            is_changed = number in changed
-            lines.append(f"{CHANGED if is_changed else ' '} {line}", "bold" if is_changed else "")
-        self.query_one("#yaml-text", Static).update(lines)
-        summary = f"{CHANGED} changed" if changed else ""
-        self.query_one("#yaml", Panel).set_titles("configuration", summary)
+        self.query_one(ConfigurationPanel).show(event.text, event.changed)
 
     def action_launch(self) -> None:
         """Start the run of the form if it has the focus; from elsewhere, go to the form."""
