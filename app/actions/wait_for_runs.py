@@ -141,11 +141,16 @@ def _position(comparison: StopCondition, snapshot: RunSnapshot) -> int | None:
 
 
 def lasting_stall(snapshot: RunSnapshot) -> Verdict | None:
-    """Return the verdict that says why a live run does not go on; None if it goes on."""
+    """Return the verdict that says why a live run does not go on; None if it goes on.
+
+    A run that waits for its automatic restart, with a rank that died, goes on.
+    """
+    if snapshot.state not in LIVE or snapshot.state is RunState.QUEUED:
+        return None
     now = snapshot.taken_at or time.time()
     for verdict in most_severe_first(open_verdicts(snapshot)):
         lasts_s = now - (verdict.began or math.inf)
-        if snapshot.state in LIVE and lasts_s >= _LASTING_S.get(verdict.level, math.inf):
+        if lasts_s >= _LASTING_S.get(verdict.level, math.inf):
             return verdict
     return None
 

@@ -34,6 +34,7 @@ STUCK = {
 }
 STALL = Verdict(kind="stopped", level="stalled", cause="rank 1 is stopped (SIGSTOP)", began=990.0)
 YOUNG_DEATH = Verdict(kind="died", level="dead", cause="rank 1 was killed by SIGKILL", began=990.0)
+DEATH = replace(YOUNG_DEATH, began=900.0)
 NAN = Verdict(kind="nan_loss", level="warning", cause="NaN", evidence={"step": 41}, began=900.0)
 LOSS = {"val/loss": MetricValue(last=0.3, step=80, best_min=0.19, best_max=float("nan"))}
 
@@ -50,6 +51,7 @@ def snapshot(**changes: Any) -> RunSnapshot:
         ("ended", {"state": RunState.FAILED, "detail": "rank 0 raised"}, "failed", "rank 0 raised"),
         ("ended", {"state": RunState.CRASHED}, "failed", "crashed"),
         ("ended", {"state": RunState.LOST}, "lost", "lost"),
+        ("ended", {"verdicts": (DEATH,)}, "stalled", "rank 1 was killed"),
         ("ended", {"verdicts": (STALL,)}, "stalled", "rank 1 is stopped"),
         ("stalled", {"verdicts": (STALL,)}, "met", "STALLED: rank 1 is stopped"),
         ("resolved", {}, "met", "no rank is stalled"),
@@ -77,6 +79,10 @@ def test_why_a_wait_ends(until: str, changes: dict[str, Any], reason: str, words
     [
         ("ended", {}),
         ("ended", {"verdicts": (YOUNG_DEATH,)}),
+        (
+            "ended",
+            {"state": RunState.QUEUED, "detail": "restart 3 of 3 in 8 s", "verdicts": (DEATH,)},
+        ),
         ("ended", {"state": RunState.PAUSED}),
         ("ended", {"state": RunState.QUEUED, "detail": "held"}),
         ("resolved", {"verdicts": (STALL,)}),
