@@ -15,6 +15,7 @@ import pytest
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.run_directory import RunDir
 from tests.ltui_command import answer
+from tests.nodes.addresses import free_port_pair
 from tests.system.conftest import SCRIPTS, Ltui
 from tests.waiting import wait_for
 
@@ -141,6 +142,19 @@ def test_a_program_without_checkpoints_begins_at_the_beginning_with_frozen_code(
     assert done.returncode == 0, done.stdout + done.stderr
     assert "torch.Size([4, 8])" in done.stdout
     assert "0 is the loss" in done.stdout
+
+
+@pytest.mark.slow
+def test_ranks_that_a_program_forks_are_observed_and_end(ltui: Ltui) -> None:
+    ltui.environment["MASTER_PORT"] = str(free_port_pair())
+    forked = sys.executable, str(SCRIPTS / "forked_ranks.py"), PROGRAM
+    ltui("exec", "--detach", "--", *forked, "untracked", "30", "0.05")
+    assert ltui.ended()["state"] == "finished"
+    fault(ltui, "nan 3 1")
+    result = rerun(ltui, "--from", "2", "--to", "4", "--with", "nan", code=1)
+    assert (result["nan"][0]["at_step"], result["nan"][0]["rank"]) == (3, 1)
+    with RunStore(RunDir(next(ltui.home.glob("reruns/runs/*")))) as store:
+        assert store.last_step() == 5  # The program could have logged values of step 4 until then.
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import is_grad_enabled
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils.data import get_worker_info
 
 from ltui.training.rank.channel import current_channel
 from ltui.training.rank.coordination.stop_signals import RunStopped
@@ -60,7 +61,7 @@ class Rerun:
         self, *, first: int, last: int, after: int, instrument: str, **options: Any
     ) -> None:
         """Steps ``first`` to ``last`` are of interest; the program continues ``after`` a step."""
-        self._first, self._last, self._pid = first, last, os.getpid()
+        self._first, self._last = first, last
         self._name, self._options = instrument, options
         self._instrument: Instrument | None = None
         self._first_forward: Any = None
@@ -68,7 +69,7 @@ class Rerun:
             self._first_forward = register_module_forward_pre_hook(self._at_first_forward)
 
     def _at_first_forward(self, module: Any, inputs: Any) -> None:
-        if is_grad_enabled() and os.getpid() == self._pid:
+        if is_grad_enabled() and get_worker_info() is None:
             self._begin().before_forward(module, inputs)
 
     def _begin(self) -> Instrument:
@@ -92,8 +93,6 @@ class Rerun:
         with the next one. So it does if losses are compared and there may be ``more_batches``:
         those without a step of the optimizer, whose losses belong to the step before them.
         """
-        if os.getpid() != self._pid:
-            return
         if self._instrument is not None and step >= self._first:
             self._instrument.step_ended(step)
         elif step == self._first - 1:
