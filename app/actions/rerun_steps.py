@@ -50,6 +50,7 @@ from ltui.training.state.run_snapshot import LIVE, CheckpointInfo, RunSnapshot
 from ltui.training.store.find_run import find_run
 from ltui.training.store.frozen_code import FrozenCode, frozen_folder, frozen_list_path
 from ltui.training.store.history_reader import RunStore
+from ltui.training.store.recorded_environment import environment_changes
 from ltui.training.store.run_checkpoints import import_checkpoint, list_checkpoints, verify
 from ltui.training.store.run_directory import (
     RunDir,
@@ -100,7 +101,7 @@ class RerunStart(Struct, frozen=True, kw_only=True):
     started_after: int
     """Step of the checkpoint at which the shadow run begins; 0 for the beginning."""
     code: str
-    """A sentence about the code that is used."""
+    """Sentences about the code that is used, and how the environment differs from that of then."""
     not_silenced: tuple[str, ...]
     """Lines of the program that may write or send something: ``train.py:41: open(path, "a")``."""
 
@@ -169,6 +170,7 @@ def prepare_rerun(options: RerunOptions) -> RerunPlan:
             remedy="Choose steps at which the program has logged its loss (ltui export RUN).",
         )
     frozen = frozen_code(run_dir, spec, attempt)
+    environment = environment_changes(run_dir, attempt, spec.env)
     spec = _silent_spec(run_dir, spec, attempt, len(ranks.get(attempt, ())), frozen)
     check_start(with_copy(run_dir, spec, frozen))
     checkpoint = _checkpoint_before(run_dir, spec, options.first)
@@ -179,7 +181,7 @@ def prepare_rerun(options: RerunOptions) -> RerunPlan:
         first_step=options.first,
         last_step=options.last,
         started_after=0 if checkpoint is None else checkpoint.global_step,
-        code=code_text(run_dir, spec, attempt, frozen),
+        code=f"{code_text(run_dir, spec, attempt, frozen)} {environment}".rstrip(),
         not_silenced=tuple(find_effects(sources(run_dir, spec, frozen))),
     )
     return RerunPlan(

@@ -28,6 +28,7 @@ from ltui.training.state.run_labels import RunLabels
 from ltui.training.state.run_snapshot import LIVE, CheckpointInfo, RunState
 from ltui.training.store.frozen_code import changed_files, differs_text, frozen_code_of, listed
 from ltui.training.store.labels_file import files_at_launch, read_labels
+from ltui.training.store.recorded_environment import environment_changes
 from ltui.training.store.run_checkpoints import furthest_checkpoint, list_checkpoints
 from ltui.training.store.run_directory import RunDir, new_run_id
 from ltui.widgets import formats
@@ -68,6 +69,8 @@ class PastRun(Struct, frozen=True, kw_only=True):
     """What later attempts changed: ``learning_rate 0.02 (attempt 2; attempt 1: 0.002)``."""
     code: str = ""
     """How the code of now differs from the frozen code of the run; empty if it does not."""
+    environment: str = ""
+    """How the environment of now differs from that of the last attempt; empty if it does not."""
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -129,6 +132,7 @@ def read_past_run(run_dir: RunDir) -> PastRun:
         attempt=snapshot.attempt,
         changed=_changed_settings(run_dir) if snapshot.attempt > 1 else (),
         code=_changed_code(run_dir) if spec.freeze else "",
+        environment=environment_changes(run_dir, snapshot.attempt, spec.env),
     )
 
 

@@ -109,12 +109,17 @@ class RunAgainScreen(Dialog[RunDir]):
         self.past, self._machine = past, machine
         fields = self.query_one("#fields")
         await fields.remove_children()
-        notes = []
-        if past.changed:
-            text = f"Settings of attempt {past.attempt}: {', '.join(past.changed)}."
-            notes.append(Static(Text(clean_line(text, 500), "dim"), id="changed-settings"))
-        if past.code:
-            notes.append(Static(Text(clean_line(past.code, 500), "dim"), id="changed-code"))
+        settings = f"Settings of attempt {past.attempt}: {', '.join(past.changed)}."
+        texts = {
+            "changed-settings": settings if past.changed else "",
+            "changed-code": past.code,
+            "changed-environment": past.environment,
+        }
+        notes = [
+            Static(Text(clean_line(text, 500), "dim"), id=name)
+            for name, text in texts.items()
+            if text
+        ]
         problems = Static(id="form-problems", markup=False)
         await fields.mount_all([*notes, *self._fields(past), problems])
         self._check()

@@ -111,7 +111,7 @@ def secret_digests(variables: Mapping[str, str]) -> dict[str, Any]:
         "key": key.hex(),
         "names": {
             name: [
-                [_digest(key, word) for word in words]
+                [short_digest(key, word) for word in words]
                 for words in {tuple(_WORD.findall(form)) for form in _forms(value)}
                 if len("".join(words)) >= LEAST_CHARACTERS
             ]
@@ -120,7 +120,8 @@ def secret_digests(variables: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _digest(key: bytes, word: str) -> str:
+def short_digest(key: bytes, word: str) -> str:
+    """Return 8 hexadecimal digits that nobody finds without ``key``."""
     return blake2b(word.encode("utf-8", "replace"), key=key, digest_size=4).hexdigest()
 
 
@@ -274,7 +275,7 @@ class Redactor:
         def digest(at: int) -> str:
             word = words[at][0]
             if word not in known:
-                known[word] = _digest(key, word)
+                known[word] = short_digest(key, word)
             return known[word]
 
         for at, word in enumerate(words):

@@ -6,7 +6,7 @@ import os
 import runpy
 import sys
 
-from torch import multiprocessing
+from torch.multiprocessing.spawn import start_processes
 
 
 def run_rank(rank: int) -> None:
@@ -18,4 +18,4 @@ def run_rank(rank: int) -> None:
 
 
 if __name__ == "__main__":
-    multiprocessing.start_processes(run_rank, nprocs=2, start_method="fork")
+    start_processes(run_rank, nprocs=2, start_method="fork")
