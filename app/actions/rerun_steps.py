@@ -13,7 +13,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from itertools import chain, product
 from pathlib import Path
@@ -160,8 +160,8 @@ def prepare_rerun(options: RerunOptions) -> RerunPlan:
     with RunStore(run_dir) as store:
         last_step, ranks = store.last_step(), store.attempt_ranks()
         spans = [span for span in store.spans() if options.first <= span.last_step]
-    _check_options(options, last_step)
     attempt = spans[0].attempt if spans else 1
+    _check_options(options, last_step, ranks.get(attempt, ()))
     before: Losses = {}
     if options.instrument == "compare" and not (before := _read_losses(run_dir, options)):
         raise ProblemError.of(
@@ -195,7 +195,7 @@ def prepare_rerun(options: RerunOptions) -> RerunPlan:
     )
 
 
-def _check_options(options: RerunOptions, last_step: int) -> None:
+def _check_options(options: RerunOptions, last_step: int, ranks: Collection[int]) -> None:
     first, last, instrument = options.first, options.last, options.instrument
     where, remedy = f"--from {first} --to {last}", None
     most = MOST_PROFILED if instrument in ("profile", "memory") else MOST_STEPS
@@ -204,6 +204,8 @@ def _check_options(options: RerunOptions, last_step: int) -> None:
         what = "it needs the terminal of the command `ltui rerun` without --json."
         if instrument != "pdb":
             what = f"there is no such instrument. Choose from: {', '.join(INSTRUMENTS)}."
+    elif instrument == "pdb" and ranks and options.rank not in ranks:
+        where, what = f"--rank {options.rank}", f"the run has ranks 0 to {max(ranks)}."
     elif not 1 <= first <= last:
         what = "the first step must be 1 or more, and the last one not before it."
     elif last - first >= most:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 from ltui.app.actions.rerun_code import SILENCED
@@ -26,6 +27,8 @@ _WIDTH = 300
 """Characters of a line about the program."""
 _LINES = 20
 """Lines of the program that are printed."""
+_SHOWN_EVERY_S = 5.0
+"""Seconds between two lines about the step that is reached."""
 
 
 def rerun(options: Namespace) -> int:
@@ -52,7 +55,7 @@ def rerun(options: Namespace) -> int:
         for line in _before_start(plan.start):
             print(clean_line(line, _WIDTH), file=stream, flush=True)
         shows_steps = sys.stderr.isatty() and not options.json and path is None
-        result = execute(plan, _show_step if shows_steps else lambda _: None)
+        result = execute(plan, _step_printer() if shows_steps else lambda _: None)
     following = f"LTUI_HOME={shlex.quote(result.home)} ltui show {result.shadow}"
     if options.json:
         print_envelope(result, [following])
@@ -62,9 +65,17 @@ def rerun(options: Namespace) -> int:
     return EXIT_DONE if result.is_equal else EXIT_FAILED
 
 
-def _show_step(step: int) -> None:
-    sys.stderr.write(f"\rstep {step} \r")
-    sys.stderr.flush()
+def _step_printer() -> Callable[[int], None]:
+    """Return what prints the step that is reached, every few seconds."""
+    shown, shown_at = -1, time.monotonic()
+
+    def show(step: int) -> None:
+        nonlocal shown, shown_at
+        if step != shown and time.monotonic() - shown_at >= _SHOWN_EVERY_S:
+            shown, shown_at = step, time.monotonic()
+            print(f"at step {step}", file=sys.stderr, flush=True)
+
+    return show
 
 
 def _before_start(start: RerunStart) -> Iterator[str]:
