@@ -45,12 +45,13 @@ from ltui.training.lifecycle.supervisor_client import AttemptPlan
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import lock_holder, start_ticks
 from ltui.training.shared.defaults import RERUN_VARIABLE
+from ltui.training.state.good_checkpoints import nan_since
 from ltui.training.state.metric_name_patterns import is_evaluation, is_training_loss
 from ltui.training.state.run_snapshot import LIVE, CheckpointInfo, RunSnapshot
 from ltui.training.store.find_run import find_run
 from ltui.training.store.frozen_code import FrozenCode, frozen_folder, frozen_list_path
 from ltui.training.store.history_reader import RunStore
-from ltui.training.store.recorded_environment import environment_changes
+from ltui.training.store.recorded_environment import recall_environment
 from ltui.training.store.run_checkpoints import import_checkpoint, list_checkpoints, verify
 from ltui.training.store.run_directory import (
     RunDir,
@@ -101,7 +102,8 @@ class RerunStart(Struct, frozen=True, kw_only=True):
     started_after: int
     """Step of the checkpoint at which the shadow run begins; 0 for the beginning."""
     code: str
-    """Sentences about the code that is used, and how the environment differs from that of then."""
+    """Sentences about the code that is used, and how it and the environment differ from those of
+    then; before them, which checkpoint is damaged."""
     not_silenced: tuple[str, ...]
     """Lines of the program that may write or send something: ``train.py:41: open(path, "a")``."""
 
@@ -128,12 +130,14 @@ class RerunResult(Struct, frozen=True, kw_only=True):
     home: str
     """The ``LTUI_HOME`` of the shadow run."""
     is_complete: bool
-    """False if the shadow ended before it had executed the last step."""
+    """False if the last step was not executed, or if no rank has sent its profile."""
     detail: str
-    """How the shadow ended."""
+    """How the shadow ended, or what is missing."""
     comparison: LossComparison | None = None
     nan: tuple[FirstNan, ...] = ()
     """The first NaN of each rank that had one, the earliest first."""
+    nan_loss: tuple[int | None, int | None] = (None, None)
+    """The steps since which the loss was NaN: in the run, and in the shadow."""
     profiles: tuple[RankProfile, ...] = ()
 
     @property
@@ -141,7 +145,8 @@ class RerunResult(Struct, frozen=True, kw_only=True):
         """Return whether the steps were executed with equal losses, or without a NaN."""
         compared = self.comparison
         differs = compared is not None and (compared.first is not None or not compared.is_whole)
-        return self.is_complete and not differs and not self.nan
+        has_nan = self.nan or (self.start.instrument == "nan" and self.nan_loss[1] is not None)
+        return self.is_complete and not differs and not has_nan
 
 
 def rerun(options: RerunOptions) -> RerunResult:
@@ -170,10 +175,11 @@ def prepare_rerun(options: RerunOptions) -> RerunPlan:
             remedy="Choose steps at which the program has logged its loss (ltui export RUN).",
         )
     frozen = frozen_code(run_dir, spec, attempt)
-    environment = environment_changes(run_dir, attempt, spec.env)
+    recalled = recall_environment(run_dir, attempt)
     spec = _silent_spec(run_dir, spec, attempt, len(ranks.get(attempt, ())), frozen)
     check_start(with_copy(run_dir, spec, frozen))
-    checkpoint = _checkpoint_before(run_dir, spec, options.first)
+    checkpoint, damaged = _checkpoint_before(run_dir, spec, options.first)
+    code = f"{damaged} {code_text(run_dir, spec, attempt, frozen)} {recalled.text}".strip()
     start = RerunStart(
         run=run_dir.id,
         instrument=options.instrument,
@@ -181,9 +187,10 @@ def prepare_rerun(options: RerunOptions) -> RerunPlan:
         first_step=options.first,
         last_step=options.last,
         started_after=0 if checkpoint is None else checkpoint.global_step,
-        code=f"{code_text(run_dir, spec, attempt, frozen)} {environment}".rstrip(),
+        code=code,
         not_silenced=tuple(find_effects(sources(run_dir, spec, frozen))),
     )
+    spec = spec.with_changes(env={**recalled.variables, **spec.env})
     return RerunPlan(
         start=start,
         options=options,
@@ -257,17 +264,22 @@ def _silent_spec(
     )
 
 
-def _checkpoint_before(run_dir: RunDir, spec: RunSpec, first: int) -> CheckpointInfo | None:
-    """Return the nearest undamaged checkpoint after which ``first`` is still to be executed."""
+def _checkpoint_before(
+    run_dir: RunDir, spec: RunSpec, first: int
+) -> tuple[CheckpointInfo | None, str]:
+    """Return the nearest undamaged checkpoint after which ``first`` is still to be executed, and a
+    sentence that names damaged ones after it."""
     saved = list_checkpoints(run_dir.checkpoints_dir)
     usable = [c for c in saved if c.global_step < first and c.ok is not False and not c.superseded]
+    damaged = ""
     for checkpoint in reversed(usable):
         if verify(checkpoint).ok:
-            return checkpoint
+            return checkpoint, damaged
+        damaged = f"{damaged} The checkpoint of step {checkpoint.global_step} is damaged.".lstrip()
     if spec.start_from is not None:
         what = f"it began with {spec.start_from}, and has no checkpoint before step {first}."
         raise ProblemError.of(where=run_dir.id, what=what)
-    return None
+    return None, damaged
 
 
 def execute(plan: RerunPlan, on_step: Callable[[int], None] = lambda _: None) -> RerunResult:
@@ -359,13 +371,22 @@ def _result(plan: RerunPlan, shadow: RunDir, snapshot: RunSnapshot) -> RerunResu
         comparison = compare_losses(plan.before, _read_losses(shadow, plan.options))
     with RunStore(shadow) as store:
         events = store.events()
+    options, detail = plan.options, snapshot.detail or snapshot.state.value
+    profiles = rank_profiles((e.rank, e.data) for e in events if e.kind == "rerun_profile")
+    is_complete = (snapshot.global_step or 0) >= options.last
+    if not is_complete:
+        detail = f"it ended before step {options.last}: {detail}"
+    elif options.instrument in ("profile", "memory") and not profiles:
+        is_complete, detail = False, "no rank has sent a profile"
+    before, again = (nan_since(s.verdicts) for s in (current_snapshot(plan.original), snapshot))
     return RerunResult(
         start=plan.start,
         shadow=shadow.id,
         home=str(shadow.home),
-        is_complete=(snapshot.global_step or 0) >= plan.options.last,
-        detail=snapshot.detail or snapshot.state.value,
+        is_complete=is_complete,
+        detail=detail,
+        nan_loss=(before, again),
         comparison=comparison,
         nan=first_nans((e.rank, e.data) for e in events if e.kind == "rerun_nan"),
-        profiles=rank_profiles((e.rank, e.data) for e in events if e.kind == "rerun_profile"),
+        profiles=profiles,
     )

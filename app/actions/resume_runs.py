@@ -25,7 +25,6 @@ from ltui.training.config.run_spec import RunSpec
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_queue import QueueEntry
 from ltui.training.store.find_run import find_run
-from ltui.training.store.recorded_environment import environment_changes
 from ltui.training.store.run_directory import RunDir, ltui_home
 
 
@@ -64,6 +63,7 @@ def prepare_resume(options: ResumeOptions) -> PreparedRun:
     from ltui.training.lifecycle.resume_run import resume as resume_run
     from ltui.training.lifecycle.run_processes import latest_attempt
     from ltui.training.nodes.link_key import KEY_FILE_NAME
+    from ltui.training.store.recorded_environment import recall_environment
 
     options = checked_options(options)
     home = ltui_home()
@@ -90,8 +90,7 @@ def prepare_resume(options: ResumeOptions) -> PreparedRun:
     warnings: tuple[str, ...] = ()
     if options.from_step is not None:
         checkpoint, warnings = _checkpoint_to_resume(run_dir, options.from_step)
-    attempt = latest_attempt(run_dir) or 1
-    if differs := environment_changes(run_dir, attempt, (spec or before).env):
+    if differs := recall_environment(run_dir, latest_attempt(run_dir) or 1).text:
         warnings += (differs,)
     if entry is not None:
         return _queued(run_dir, entry, spec, checkpoint, warnings)

@@ -115,11 +115,17 @@ def _lines(result: RerunResult) -> Iterator[str]:
         yield f"{comparison.missing_steps} steps of the history have no loss this time."
     yield from (found.text() for found in result.nan)
     if start.instrument == "nan" and not result.nan:
-        yield f"No NaN in steps {start.first_step} to {start.last_step}."
+        before, again = result.nan_loss
+        if again is not None:
+            yield f"The loss is NaN or infinite since step {again}, but no module had a NaN."
+        else:
+            yield f"No NaN in steps {start.first_step} to {start.last_step}."
+        if again is None and before is not None and before <= start.last_step:
+            yield f"The run had one at step {before}: its code or its environment was another."
     for profile in result.profiles:
         yield from _profile_lines(profile, start.instrument)
     if not result.is_complete:
-        yield f"It ended before step {start.last_step}: {result.detail}."
+        yield f"Incomplete: {result.detail}."
 
 
 def _profile_lines(profile: RankProfile, instrument: str) -> Iterator[str]:

@@ -28,7 +28,6 @@ from ltui.training.state.run_labels import RunLabels
 from ltui.training.state.run_snapshot import LIVE, CheckpointInfo, RunState
 from ltui.training.store.frozen_code import changed_files, differs_text, frozen_code_of, listed
 from ltui.training.store.labels_file import files_at_launch, read_labels
-from ltui.training.store.recorded_environment import environment_changes
 from ltui.training.store.run_checkpoints import furthest_checkpoint, list_checkpoints
 from ltui.training.store.run_directory import RunDir, new_run_id
 from ltui.widgets import formats
@@ -113,6 +112,7 @@ def read_past_run(run_dir: RunDir) -> PastRun:
     # Imported here: the screens import this module when ltui starts.
     from ltui.training.lifecycle.launch_run import check_not_imported
     from ltui.training.lifecycle.resume_run import replaced_steps
+    from ltui.training.store.recorded_environment import recall_environment
 
     spec = run_dir.read_spec()
     check_not_imported(spec)
@@ -132,7 +132,7 @@ def read_past_run(run_dir: RunDir) -> PastRun:
         attempt=snapshot.attempt,
         changed=_changed_settings(run_dir) if snapshot.attempt > 1 else (),
         code=_changed_code(run_dir) if spec.freeze else "",
-        environment=environment_changes(run_dir, snapshot.attempt, spec.env),
+        environment=recall_environment(run_dir, snapshot.attempt).text,
     )
 
 

@@ -147,12 +147,19 @@ def test_a_program_without_checkpoints_begins_at_the_beginning_with_frozen_code(
 @pytest.mark.slow
 def test_ranks_that_a_program_forks_are_observed_and_end(ltui: Ltui) -> None:
     ltui.environment["MASTER_PORT"] = str(free_port_pair())
+    ltui.environment["ONLY_THEN"] = "1"
     forked = sys.executable, str(SCRIPTS / "forked_ranks.py"), PROGRAM
     ltui("exec", "--detach", "--", *forked, "untracked", "30", "0.05")
     assert ltui.ended()["state"] == "finished"
     fault(ltui, "nan 3 1")
+    ltui.environment.pop("ONLY_THEN")
     result = rerun(ltui, "--from", "2", "--to", "4", "--with", "nan", code=1)
     assert (result["nan"][0]["at_step"], result["nan"][0]["rank"]) == (3, 1)
+    assert "set again as then: ONLY_THEN." in result["code"]
+    refused = ltui(
+        "rerun", "last", "--from", "2", "--to", "4", "--with", "pdb", "--rank", "2", check=2
+    )
+    assert "--rank 2: the run has ranks 0 to 1." in refused.stderr
     with RunStore(RunDir(next(ltui.home.glob("reruns/runs/*")))) as store:
         assert store.last_step() == 5  # The program could have logged values of step 4 until then.
 

@@ -33,6 +33,7 @@ from ltui.training.lifecycle.supervisor_client import (
     AttemptPlan,
     ControlClient,
     SupervisorDiedError,
+    attempt_environment,
 )
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import any_process_has, lock_holder
@@ -138,7 +139,7 @@ def enqueue_resume(
         remove_entry(run_dir)
         if spec is not None:
             write_atomically(run_dir.queued_spec_path, spec_text(spec).encode())
-        write_json(run_dir.environment_path, environment or os.environ)
+        write_json(run_dir.environment_path, environment or attempt_environment(run_dir))
         write_entry(run_dir, asked)
     wake_dispatcher(run_dir.home)
 

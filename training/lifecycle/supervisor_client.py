@@ -24,7 +24,7 @@ from msgspec import Struct, convert, to_builtins
 from msgspec.structs import replace
 
 from ltui.training.json_codec import parse_json
-from ltui.training.lifecycle.run_processes import has_live_shim
+from ltui.training.lifecycle.run_processes import has_live_shim, latest_attempt
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.identity import lock_holder, lock_left_by_us, lock_was_copied, peer_uid
 from ltui.training.process.python_environment import module_command
@@ -163,6 +163,16 @@ def supervisor_argv(run_dir: RunDir, plan: AttemptPlan, *options: str) -> list[s
     return module_command("ltui.training.supervise.main", str(run_dir.path), *what, *options)
 
 
+def attempt_environment(run_dir: RunDir) -> dict[str, str]:
+    """Return the environment of this process, with what the last attempt had besides."""
+    if (attempt := latest_attempt(run_dir)) is None:
+        return dict(os.environ)
+    # Imported here: a new run has nothing to recall.
+    from ltui.training.store.recorded_environment import recall_environment
+
+    return {**recall_environment(run_dir, attempt).variables, **os.environ}
+
+
 def start_supervisor(
     run_dir: RunDir, plan: AttemptPlan, environment: Mapping[str, str] | None = None
 ) -> None:
@@ -170,10 +180,10 @@ def start_supervisor(
 
     If it is killed before, the shim may start another one.
 
-    ``environment`` is the environment of the run; None means that of this process. Raises
+    ``environment`` is the environment of the run; None means ``attempt_environment``. Raises
     ``ProblemError`` with the reported problems, and ``SupervisorDiedError`` if there is no report.
     """
-    variables = os.environ if environment is None else environment
+    variables = attempt_environment(run_dir) if environment is None else environment
     report_end, write_end = os.pipe()
     environ = {k: v for k, v in variables.items() if not k.startswith("LTUI_RUN_")}
     try:

@@ -1,7 +1,8 @@
-"""What differs between the environment of an attempt and that of now, by short digests.
+"""The environment of an attempt, kept so that a resume from another shell trains as before.
 
-Values may be secrets, so they are not stored. Variables that terminals, sessions and job managers
-set are left out, since they differ each time and no program trains by them.
+Variables that are not set any more are set again; those that are set keep their values, and what
+differs is said. Of secrets, digests are kept and no values. Variables of terminals, sessions and
+job managers are left out, since they differ each time and no program trains by them.
 """
 
 from __future__ import annotations
@@ -11,55 +12,83 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ltui.training.store.redaction import short_digest
-from ltui.training.store.run_directory import RunDir, read_json
+from msgspec import Struct
 
-PART = "environment"
-"""Its key in the document at ``RunDir.secret_digests_path``."""
-_NAMED = 8
-"""Number of variables that are named."""
+from ltui.training.store.redaction import is_secret_name, short_digest
+from ltui.training.store.run_directory import RunDir, read_json, write_json
+from ltui.training.store.secret_files import holds_secret
+
+_NAMED = 12
+"""Number of variables of a kind that are named."""
 _OF_SESSIONS = re.compile(
-    r"_|\w*PWD|SHLVL|COLUMNS|LINES|\w*TERM\w*|TERM_\w*|TMUX\w*|STY|WINDOW\w*|\w*DISPLAY|MAIL|LOGNAME"
+    r"_|\w*PWD|SHLVL|COLUMNS|LINES|\w*TERM|TERM_\w*|TMUX\w*|STY|WINDOW\w*|\w*DISPLAY|MAIL|LOGNAME"
     r"|(?:LTUI|SSH|XDG|DBUS|SLURM|SLURMD|VSCODE|GNOME|DESKTOP|KITTY|ITERM|WT|ZSH|GIT|GPG|HIST|LESS"
-    r"|SUDO|SYSTEMD|MEMORY_PRESSURE|STARSHIP|P9K|COV|PYTEST)_?\w*|LS_COLORS|PS\d|PROMPT\w*|PAGER"
-    r"|EDITOR|VISUAL|INVOCATION_ID|JOURNAL_STREAM|NO_COLOR|TMPDIR|HOSTNAME|LANG|LC_\w*|BASH_\w*"
+    r"|SUDO|SYSTEMD|MEMORY_PRESSURE|STARSHIP|P9K|BASH|LC|PYTEST)_?\w*|LS_COLORS|PS\d|PROMPT\w*|PAGER"
+    r"|EDITOR|VISUAL|INVOCATION_ID|JOURNAL_STREAM|COLORTERM|NO_COLOR|TMPDIR|HOSTNAME|LANG"
     r"|CONDA_(?:PROMPT_MODIFIER|SHLVL)|VIRTUAL_ENV_PROMPT"
 )
 
 
-def environment_digests(own: Mapping[str, str]) -> dict[str, Any]:
-    """Return a new key, and digests with it of the variables of this process and of ``own``, which
-    the specification of the run adds."""
-    key = os.urandom(16)
-    return {"key": key.hex(), "variables": _digests(key, own)}
+class Recalled(Struct, frozen=True, kw_only=True):
+    """The environment of an attempt beside that of this process."""
+
+    variables: Mapping[str, str]
+    """Those that are not set now, with their values."""
+    text: str
+    """A sentence about all that differ; empty if none does."""
 
 
-def environment_changes(run_dir: RunDir, attempt: int, own: Mapping[str, str]) -> str:
-    """Return a sentence about what differs from the environment of an attempt.
+def record_environment(run_dir: RunDir, attempt: int, *, values: bool = True) -> None:
+    """Keep the environment of this process as that of an attempt. Raises ``OSError``.
 
-    It is empty if nothing differs, and for an attempt of which it was not recorded.
+    Without ``values`` nothing can be set again: that of a machine says nothing about others.
     """
-    recorded: Any = (read_json(run_dir.secret_digests_path(attempt)) or {}).get(PART)
-    try:
-        key, then = bytes.fromhex(recorded["key"]), dict(recorded["variables"])
-        now = _digests(key, own)
-    except (TypeError, ValueError, KeyError):
-        return ""
-    names = sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name))
-    words = {(False, True): "is set now", (True, False): "is not set now"}
-    parts = [
-        f"{name} {words.get((name in then, name in now), 'has another value')}"
-        for name in names[:_NAMED]
-    ]
-    if len(names) > _NAMED:
-        parts.append(f"{len(names) - _NAMED} more")
-    differs = f"The environment differs from that of attempt {attempt}: {', '.join(parts)}."
-    return differs if names else ""
-
-
-def _digests(key: bytes, own: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name: short_digest(key, value)
-        for name, value in {**os.environ, **own}.items()
-        if _OF_SESSIONS.fullmatch(name) is None
+    variables = _of_programs(os.environ)
+    secret = {
+        name
+        for name, value in variables.items()
+        if not values or is_secret_name(name) or holds_secret(os.fsencode(value))
     }
+    key = os.urandom(16)
+    document = {
+        "values": {name: value for name, value in variables.items() if name not in secret},
+        "key": key.hex(),
+        "digests": {name: short_digest(key, variables[name]) for name in sorted(secret)},
+    }
+    write_json(run_dir.recorded_environment_path(attempt), document)
+
+
+def recall_environment(run_dir: RunDir, attempt: int) -> Recalled:
+    """Return how the environment of an attempt differs; nothing does if it was not recorded."""
+    document: Any = read_json(run_dir.recorded_environment_path(attempt)) or {}
+    try:
+        values, digests = dict(document["values"]), dict(document["digests"])
+        key = bytes.fromhex(document["key"])
+        then = {str(name): str(value) for name, value in (values | digests).items()}
+    except (KeyError, TypeError, ValueError):
+        return Recalled(variables={}, text="")
+    now = _of_programs(os.environ)
+    again = {name: then[name] for name in values if name not in now}
+    other = [
+        name
+        for name in now.keys() & then.keys()
+        if then[name] != (short_digest(key, now[name]) if name in digests else now[name])
+    ]
+    kinds = {
+        "set again as then": again,
+        "not set now, and not kept": [name for name in digests if name not in now],
+        "with another value": other,
+        "new": now.keys() - then.keys(),
+    }
+    parts = [f"{kind}: {_listed(sorted(names))}" for kind, names in kinds.items() if names]
+    text = f"Environment variables, beside attempt {attempt}: {'; '.join(parts)}."
+    return Recalled(variables=again, text=text if parts else "")
+
+
+def _of_programs(variables: Mapping[str, str]) -> dict[str, str]:
+    return {k: v for k, v in variables.items() if _OF_SESSIONS.fullmatch(k) is None}
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join([*names[:_NAMED], *([f"{more} more"] if more > 0 else [])])

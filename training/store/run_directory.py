@@ -165,6 +165,10 @@ class RunDir(Struct, frozen=True):
         """By it the secrets of the environment of an attempt are found in texts: ``redaction``."""
         return self.path / "engine" / f"{attempt}.secrets.json"
 
+    def recorded_environment_path(self, attempt: int) -> Path:
+        """The environment that an attempt was started in: ``recorded_environment``."""
+        return self.path / "engine" / f"{attempt}.environment.json"
+
     def engine_exit_path(self, attempt: int) -> Path:
         return self.path / "engine" / f"{attempt}.json"
 

@@ -42,7 +42,7 @@ from ltui.training.store.database_schema import damaged_error
 from ltui.training.store.history_writer import Batch, StoreWriter
 from ltui.training.store.open_history import open_history
 from ltui.training.store.queue_files import check_asked, remove_entry
-from ltui.training.store.recorded_environment import PART, environment_digests
+from ltui.training.store.recorded_environment import record_environment
 from ltui.training.store.redaction import secret_digests
 from ltui.training.store.run_checkpoints import remove_unfinished, saved_by
 from ltui.training.store.run_directory import (
@@ -358,8 +358,8 @@ def _start_shim(
         "boot_id": boot_id(),
     }
     variables = {**os.environ, **{k: v for k, v in document["env"].items() if v is not None}}
-    recorded = {PART: environment_digests(spec.env)}
-    write_json(run_dir.secret_digests_path(attempt), secret_digests(variables) | recorded)
+    write_json(run_dir.secret_digests_path(attempt), secret_digests(variables))
+    record_environment(run_dir, attempt, values=spec.nodes is None)
     write_json(run_dir.engine_start_path(attempt), document)
     run_dir.environment_path.unlink(missing_ok=True)
     program = [sys.executable, "-I", "-S", SHIM_PATH]
