@@ -60,7 +60,7 @@ def rerun(options: Namespace) -> int:
     if options.json:
         print_envelope(result, [following])
     else:
-        lines = [*_lines(result), f"The shadow run: {following}"]
+        lines = [*result_lines(result), f"The shadow run: {following}"]
         print("\n".join(clean_line(line, _WIDTH) for line in lines))
     return EXIT_DONE if result.is_equal else EXIT_FAILED
 
@@ -99,7 +99,7 @@ def _before_start(start: RerunStart) -> Iterator[str]:
         yield f"  and {len(lines) - _LINES} more (--json names all)"
 
 
-def _lines(result: RerunResult) -> Iterator[str]:
+def result_lines(result: RerunResult) -> Iterator[str]:
     """Yield what came out."""
     start, comparison = result.start, result.comparison
     if comparison is not None and (first := comparison.first) is not None:

@@ -10,6 +10,8 @@ import pytest
 
 from ltui.app.actions.rerun_code import find_effects, reached_files, sources
 from ltui.app.actions.rerun_results import compare_losses, first_nans
+from ltui.app.actions.rerun_steps import RerunResult, RerunStart
+from ltui.app.commands.rerun import result_lines
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.store.run_directory import RunDir
 from tests.cli.conftest import Ltui
@@ -123,3 +125,33 @@ def test_a_run_without_values_has_nothing_to_compare(command: Ltui, private_home
     stored_run(private_home, "dry-hare-0002")
     done = command("rerun", "dry-hare", "--from", "1", "--to", "3")
     assert (done.returncode, "it has made no step" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("nan_loss", "is_equal", "words"),
+    [
+        ((None, None), True, ["No NaN in steps 2 to 4."]),
+        ((5, None), True, ["No NaN in steps 2 to 4."]),
+        ((3, None), True, ["No NaN in steps 2 to 4.", "The run had one at step 3: its code"]),
+        ((3, 3), False, ["The loss is NaN or infinite since step 3, but no module had a NaN."]),
+    ],
+)
+def test_a_search_without_a_nan_is_compared_with_the_losses(
+    nan_loss: Any, is_equal: bool, words: list[str]
+) -> None:
+    start = RerunStart(
+        run="r",
+        instrument="nan",
+        attempt=1,
+        first_step=2,
+        last_step=4,
+        started_after=0,
+        code="",
+        not_silenced=(),
+    )
+    result = RerunResult(
+        start=start, shadow="s", home="h", is_complete=True, detail="", nan_loss=nan_loss
+    )
+    assert result.is_equal == is_equal
+    lines = list(result_lines(result))
+    assert all(line.startswith(word) for line, word in zip(lines, words, strict=True))
