@@ -76,6 +76,10 @@ class Parser(argparse.ArgumentParser):
         )
 
 
+_MEANT = {"kill": "stop --kill", "ls": "runs", "list": "runs", "rm": "delete", "start": "run"}
+"""Commands of other tools, and those of ltui that do the same."""
+
+
 def _explain(message: str) -> str:
     choice = re.match(r"argument [^:]*: invalid choice: '?(.*?)'? \(choose from (.*)\)$", message)
     if choice is None:
@@ -87,7 +91,9 @@ def _explain(message: str) -> str:
 
 def _choice_hint(word: str, choices: Sequence[str], listed: str) -> str:
     """Return a sentence with the choice that is nearest to ``word``, or with all ``listed``."""
-    close_matches = difflib.get_close_matches(word, choices, n=1)
+    close_matches = (
+        [_MEANT[word]] if word in _MEANT else difflib.get_close_matches(word, choices, n=1)
+    )
     return f"Did you mean `{close_matches[0]}`?" if close_matches else f"Choose from: {listed}."
 
 
