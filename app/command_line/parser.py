@@ -91,9 +91,9 @@ def _explain(message: str) -> str:
 
 def _choice_hint(word: str, choices: Sequence[str], listed: str) -> str:
     """Return a sentence with the choice that is nearest to ``word``, or with all ``listed``."""
-    close_matches = (
-        [_MEANT[word]] if word in _MEANT else difflib.get_close_matches(word, choices, n=1)
-    )
+    close_matches = difflib.get_close_matches(word, choices, n=1)
+    if "runs" in choices and word in _MEANT:
+        close_matches = [_MEANT[word]]
     return f"Did you mean `{close_matches[0]}`?" if close_matches else f"Choose from: {listed}."
 
 

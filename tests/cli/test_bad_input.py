@@ -48,6 +48,7 @@ BORING = "lightning.pytorch.demos.boring_classes.Boring"
     ("line", "said"),
     [
         ("rnus", "Did you mean `runs`?"),
+        ("kill", "Did you mean `stop --kill`?"),
         ("run", "PRESET|FILE"),
         ("stop x --timeout -1", "not a positive number of seconds"),
         ("stop x --timeout nan", "not a positive number of seconds"),
