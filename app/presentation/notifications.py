@@ -134,6 +134,8 @@ def refusal(snapshot: RunSnapshot | None, action: str, *, readonly: bool) -> str
         return f"{name} is {state_word(snapshot)}: its ranks have not started to train yet"
     if action == "profile" and snapshot.state in (RunState.PAUSED, RunState.PAUSING):
         return f"{name} is {state_word(snapshot)}: continue it first"
+    if action == "profile" and snapshot.nodes:
+        return f"{name} runs on several machines: a profile of it is not possible yet"
     if action == "checkpoint" and not snapshot.saves_checkpoints:
         return f"{name} has not told ltui how to save a checkpoint (ltui_rank.on_checkpoint)"
     if snapshot.state is RunState.STOPPING and action != "kill":

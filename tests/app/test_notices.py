@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from ltui.app.keys.run_keys import run_hints
 from ltui.app.presentation.notifications import CONTROLS, farewell, refusal, toasts_for
 from ltui.app.screens.run_commands import kill_question, question_for_several, stop_question
-from ltui.training.state.run_snapshot import LIVE, CheckpointInfo, RunState
+from ltui.training.state.run_snapshot import LIVE, CheckpointInfo, NodeSnapshot, RunState
 from tests.app.frames import snapshot
 
 
@@ -57,6 +57,12 @@ def test_every_control_is_either_offered_or_refused_with_a_sentence(state: RunSt
         assert refusal(run, action, readonly=True) is not None
     assert (refusal(run, "resume", readonly=False) is None) == (state not in LIVE)
     assert refusal(run, "rerun", readonly=False) is None
+
+
+def test_several_machines_are_not_profiled() -> None:
+    run = snapshot(nodes=(NodeSnapshot(node=0, name="a"), NodeSnapshot(node=1, name="b")))
+    why = refusal(run, "profile", readonly=False)
+    assert why == "brave-owl runs on several machines: a profile of it is not possible yet"
 
 
 def test_without_a_good_checkpoint_there_is_nothing_to_resume() -> None:

@@ -273,6 +273,8 @@ def test_the_headline_of_healthy_and_unknown_runs() -> None:
     assert diagnosis_headline((), both).startswith(
         "Healthy: ranks 0 and 1 are running; the slowest is rank 1"
     )
+    # In a program without Lightning the steps of all ranks take equally long.
+    assert "the slowest is rank 0" in diagnosis_headline((), both, slowest=0)
     silent = RankSnapshot(rank=0, state=RankState.RUNNING)
     assert diagnosis_headline((), (silent,)).startswith("Unknown: rank 0 sends no telemetry")
     assert diagnosis_headline((), ()) == "No rank has started to train yet"

@@ -40,7 +40,7 @@ from ltui.training.supervise.node_agent import NodeAgent
 from ltui.training.supervise.node_reports import NodeReports, RemoteNode, ReportIntake, end_text
 from ltui.training.supervise.remote_nodes import RemoteNodes
 from ltui.training.supervise.speed.limit_meter import LimitMeter
-from ltui.training.tensor_queue.heartbeat_table import HeartbeatSlot
+from ltui.training.tensor_queue.heartbeat_table import HeartbeatSlot, RankActivity
 from tests.state.records import steps
 
 SPEC = RunSpec(
@@ -154,6 +154,19 @@ def test_the_counts_of_other_machines_show_that_every_rank_waits(
     assert meter.limit is not None
     assert meter.limit.kind == kind
     assert {load.gpu_percent for load in meter.loads(state)} == {None}
+
+
+def test_what_a_machine_counted_before_the_first_report_is_left_out(intake: ReportIntake) -> None:
+    """A new supervisor begins while rank 1, on node 1, has waited for hours."""
+    queue_dir = intake._run_dir.queue_dir(1)
+    queue_dir.mkdir(parents=True, exist_ok=True)
+    meter, state = LimitMeter(queue_dir), FoldState()
+    for second in range(13):
+        state = fold(state, 1, steps(1, 1.0, first=second + 1, start_s=second))
+        others = {1: RankActivity(9000 + 2 * second, 9000, 0, 0)} if second else {}
+        meter.update(float(second), RunState.RUNNING, {}, state, (), others)
+    (load,) = meter.loads(state)
+    assert (load.beats, load.waiting) == (22, 0)
 
 
 def test_counts_that_cannot_be_are_refused(intake: ReportIntake) -> None:

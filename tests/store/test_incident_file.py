@@ -140,6 +140,7 @@ def test_it_opens_with_the_minutes_around_the_moment(run_dir: RunDir, tmp_path: 
     opened, incident, note = open_incident(written(run_dir), tmp_path / "opened")
     assert (opened.id, note) == (run_dir.id, None)
     assert incident.about.startswith("verdict:1 at ")
+    assert opened.db_path.stat().st_mtime == incident.end  # until then it was copied, says `show`
     with RunStore(opened) as store:
         assert store.curve("val/loss").steps.tolist() == [1, 2]
         assert [verdict.cause for verdict in store.verdicts()] == ["rank 1 died"]

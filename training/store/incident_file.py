@@ -24,7 +24,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from ltui.training.json_codec import parse_json
 from ltui.training.problem import ProblemError
@@ -70,6 +70,7 @@ class Incident(Struct, frozen=True, kw_only=True):
     about: str
     """What happened, in words."""
     host: str
+    made_at: float = field(default_factory=time.time)
 
 
 class _PackedLog(Struct, frozen=True):
@@ -99,7 +100,7 @@ def packed_files(
 
     Raises ``ProblemError`` if the specification or the history cannot be read.
     """
-    about = {"schema": SCHEMA, "made_at": time.time()} | {
+    about = {"schema": SCHEMA} | {
         name: getattr(incident, name) for name in incident.__struct_fields__
     }
     about["about"] = redactor.text(incident.about)
@@ -268,6 +269,9 @@ def open_incident(path: Path, home: Path) -> tuple[RunDir, Incident, str | None]
         {"host": f"{incident.host} (incident file)", "folder": "the run directory"},
     )
     os.utime(run_dir.history_place_path, (_ALWAYS, _ALWAYS))
+    if run_dir.db_path.exists():
+        # The time of the copy, which `history_place` shows.
+        os.utime(run_dir.db_path, (min(incident.made_at, incident.end),) * 2)
     if not run_dir.spec_path.exists():
         raise _no_incident(path, note or "it has no specification of a run.")
     return run_dir, incident, note
@@ -341,6 +345,7 @@ def _incident(about: Any, path: Path) -> Incident:
         end=number("end"),
         about=str(about.get("about", ""))[:500],
         host=str(about.get("host", ""))[:100],
+        made_at=number("made_at"),
     )
 
 

@@ -23,7 +23,6 @@ from ltui.training.diagnosis.collective_positions import collective_positions
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence, Frame, StackGroup
 from ltui.training.diagnosis.judge import Judgement, judge
 from ltui.training.diagnosis.judge_input import Death, HealthHistory, JudgeInput, verdict_key
-from ltui.training.diagnosis.sample_report import SampleReport
 from ltui.training.diagnosis.stack_frames import is_library_file
 from ltui.training.diagnosis.verdict_words import NO_MACHINES, rank_machines, ranks_text, verb
 from ltui.training.lifecycle.elastic_log import WorkerFailure, last_error_line, log_tail
@@ -252,9 +251,12 @@ def build_diagnosis(
     evidence: Evidence | None,
     ranks: Sequence[RankSnapshot] = (),
     nodes: Sequence[NodeSnapshot] = (),
-    samples: SampleReport | None = None,
+    slowest: int | None = None,
 ) -> Diagnosis:
-    """Return the diagnosis of a run; ``nodes`` are the machines of a run on several."""
+    """Return the diagnosis of a run; ``nodes`` are the machines of a run on several.
+
+    ``slowest``: the rank that is known to be the slowest by other means than the times of steps.
+    """
     missing: tuple[str, ...] = ()
     machines = rank_machines(nodes)
     if evidence is not None:
@@ -268,12 +270,11 @@ def build_diagnosis(
         run=run,
         attempt=attempt,
         taken_at=taken_at,
-        headline=diagnosis_headline(verdicts, ranks, machines, samples),
+        headline=diagnosis_headline(verdicts, ranks, machines, slowest),
         verdicts=tuple(verdicts),
         evidence=evidence,
         wavefront=collective_positions(evidence.ranks) if evidence is not None else (),
         stacks=group_stacks(evidence, machines) if evidence is not None else (),
-        samples=samples,
         missing=missing,
     )
 
@@ -282,11 +283,11 @@ def diagnosis_headline(
     verdicts: Sequence[Verdict],
     ranks: Sequence[RankSnapshot],
     machines: Mapping[int, str] = NO_MACHINES,
-    samples: SampleReport | None = None,
+    slowest: int | None = None,
 ) -> str:
     """Return the cause of the most severe verdict, or a sentence about the ranks' health.
 
-    A rank that was sampled because it is the slowest is named as such.
+    The rank ``slowest`` is named as such.
     """
     if verdicts:
         first = verdicts[0]
@@ -301,18 +302,17 @@ def diagnosis_headline(
         )
     if not timed:
         return "No rank has started to train yet"
-    slowest = max(timed, key=lambda r: ((r.data_wait_share or 0.0), r.step_s or 0.0))
-    if samples is not None and samples.differs:
-        slowest = next((r for r in timed if r.rank == samples.slow), slowest)
-    wait = slowest.data_wait_share
+    last = max(timed, key=lambda r: ((r.data_wait_share or 0.0), r.step_s or 0.0))
+    last = next((r for r in timed if r.rank == slowest), last)
+    wait = last.data_wait_share
     share = f", {100 * wait:.0f} % of it waiting for data" if wait is not None else ""
     if len(ranks) == 1:
-        return f"Healthy: rank {slowest.rank} is running, {slowest.step_s:.3g} s per step{share}"
+        return f"Healthy: rank {last.rank} is running, {last.step_s:.3g} s per step{share}"
     running = [r.rank for r in ranks]
     return (
         f"Healthy: {ranks_text(running, machines)} {verb(running, 'is', 'are')} running; the"
-        f" slowest is {ranks_text((slowest.rank,), machines)}"
-        f" ({slowest.step_s:.3g} s per step{share})"
+        f" slowest is {ranks_text((last.rank,), machines)}"
+        f" ({last.step_s:.3g} s per step{share})"
     )
 
 

@@ -126,7 +126,9 @@ def _rank_load(rank: int, samples: Sequence[_Sample], fold: FoldState) -> RankLo
         end.fetch_s - start.fetch_s + end.forward_s - start.forward_s
         + end.optimizer_s - start.optimizer_s
     )  # fmt: skip
-    now, then = (sample.activity.get(rank, _NO_ACTIVITY) for sample in (last, first))
+    # The counts of another machine come with its reports, so the first samples may lack them.
+    known = [s.activity[rank] for s in samples if rank in s.activity] or [_NO_ACTIVITY]
+    then, now = known[0], known[-1]
     # A new process of the rank counts from zero.
     then = then if now.looks >= then.looks and now.beats >= then.beats else _NO_ACTIVITY
     beats, waiting, looks, moved = (
