@@ -31,8 +31,6 @@ SIGNS: dict[Part, tuple[str, str]] = {
 BAR_CELLS = 60
 PARTS_IN_TABLE = 6
 """Maximum number of parts that are columns of a table; the largest ones."""
-RANKS_SHOWN = 64
-"""Maximum number of ranks with a line of their own."""
 
 
 def time_bar(account: Account, cells: int) -> str:

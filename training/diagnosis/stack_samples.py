@@ -51,8 +51,6 @@ class StackSamples(Struct, frozen=True, kw_only=True):
 
     request: int = 0
     seconds: float
-    longest_s: float = 0.0
-    cpu_s: float = 0.0
     stacks: tuple[StackTime, ...] = ()
 
 

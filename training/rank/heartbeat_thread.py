@@ -10,7 +10,6 @@ uses the device and adds no collective.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 import os
@@ -23,8 +22,9 @@ from typing import Any
 
 from ltui.training.rank import stack_dump_setup
 from ltui.training.rank.channel import current_channel
+from ltui.training.rank.exit_lock import ExitLock
 from ltui.training.rank.flight_recorder import UNKNOWN, Counts, FlightRecorder
-from ltui.training.rank.stack_sampler import sample
+from ltui.training.rank.stack_sampler import frames_of, sample
 from ltui.training.shared.record_types import Phase
 from ltui.training.shared.regular_files import write_private_json
 from ltui.training.tensor_queue.heartbeat_table import (
@@ -39,8 +39,6 @@ _JOIN_CHECK_S = 2.0
 """Seconds between checks for a process group while the process has joined none."""
 _MAX_THREADS, _MAX_FRAMES = 64, 80
 """Threads, and frames of each, that are sent as evidence."""
-_EXIT_WAIT_S = 5.0
-"""Maximum seconds for which the exit of the process waits for a heartbeat."""
 _SECOND_STACK_S = 0.1
 """Seconds between two stacks of the main thread, which show if it moves between lines."""
 
@@ -54,9 +52,6 @@ _COMPUTES = frozenset({int(Phase.FORWARD), int(Phase.COMPUTE)})
 in one call."""
 _BACKWARD = frozenset({"_engine_run_backward", "backward"})
 """Innermost Python functions of a backward pass."""
-
-Frames = list[tuple[str, int, str]]
-"""File, line and function of each frame, innermost first."""
 
 
 class HeartbeatThread:
@@ -73,14 +68,8 @@ class HeartbeatThread:
         """True if this process has joined a process group."""
         self._join_check_due = 0.0
         self._counts = UNKNOWN
-        self._exits = False
-        self._beat_lock = threading.Lock()
-        """Held during a heartbeat, and for ever once the process exits.
-
-        When Python ends, it ends a daemon thread where it next needs the GIL. Within C++ code of
-        torch that aborts the process. A heartbeat calls torch. It also holds frames of the main
-        thread: if that returns meanwhile, the heartbeat destroys its variables, such as a model.
-        """
+        self._beat_lock = ExitLock()
+        """Held during a heartbeat."""
         self._answered = self.slot.evidence_request()
         self._sampled = self.slot.sample_request()[0]
         self._main = threading.main_thread().ident
@@ -89,21 +78,14 @@ class HeartbeatThread:
 
     def start(self) -> None:
         """Start the thread."""
-        atexit.register(self._end)
         self._thread.start()
-
-    def _end(self) -> None:
-        """Call torch no more, because the process exits. Wait for the present heartbeat."""
-        if os.getpid() == self.pid:  # the lock of a forked child may be held for ever
-            self._exits = True
-            self._beat_lock.acquire(timeout=_EXIT_WAIT_S)
 
     def _run(self) -> None:
         with contextlib.suppress(Exception):  # a failure here must not disturb training
             if not stack_dump_setup.is_handler_installed():
                 stack_dump_setup.install_handler()
         while True:
-            is_locked = not self._exits and self._beat_lock.acquire(blocking=False)
+            is_locked = self._beat_lock.acquire()
             with contextlib.suppress(Exception):
                 self._beat()
                 request = self.slot.evidence_request()
@@ -129,7 +111,7 @@ class HeartbeatThread:
     def _beat(self) -> None:
         """Write one heartbeat."""
         now_ns = time.monotonic_ns()
-        if not self._exits:
+        if not self._beat_lock.exits:
             try:
                 self._counts = self._read_counts(now_ns * 1e-9)
             except Exception:  # noqa: BLE001  (a heartbeat without counts is still valid)
@@ -141,7 +123,7 @@ class HeartbeatThread:
         )
         thread = threading.get_native_id()
         self.slot.publish(now_ns, thread, *self._counts, self._answered, flags)
-        if not self._exits:
+        if not self._beat_lock.exits:
             self._count_activity()
 
     def _count_activity(self) -> None:
@@ -193,13 +175,13 @@ class HeartbeatThread:
     def _write_evidence(self, request: int) -> None:
         """Write the stacks of all threads and the last collectives to this rank's file."""
         missing = []
-        first_stack = _frames_of(sys._current_frames().get(self._main or 0))
+        first_stack = frames_of(sys._current_frames().get(self._main or 0), _MAX_FRAMES)
         time.sleep(_SECOND_STACK_S)
         threads = self._stacks()
         collectives: list[dict[str, Any]] = []
         enqueued: dict[str, int] = {}
         groups: dict[str, list[int]] = {}
-        if self._exits:
+        if self._beat_lock.exits:
             missing.append("the process is exiting")
         else:
             try:
@@ -241,7 +223,7 @@ class HeartbeatThread:
                     "name": thread.name if thread is not None else f"thread {ident}",
                     "native_id": thread.native_id if thread is not None else None,
                     "main": ident == self._main,
-                    "frames": _frames_of(frame),
+                    "frames": frames_of(frame, _MAX_FRAMES),
                 }
             )
         return stacks
@@ -254,16 +236,6 @@ def _is_asleep(thread: int | None) -> bool:
             return file.read().rpartition(")")[2].split()[0] != "R"
     except (OSError, IndexError):
         return False
-
-
-def _frames_of(frame: Any) -> Frames:
-    """Return a frame and its callers, innermost first."""
-    frames: Frames = []
-    while frame is not None and len(frames) < _MAX_FRAMES:
-        code = frame.f_code
-        frames.append((code.co_filename, frame.f_lineno or 0, code.co_name))
-        frame = frame.f_back
-    return frames
 
 
 _current: HeartbeatThread | None = None

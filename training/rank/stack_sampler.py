@@ -8,15 +8,15 @@ returns, so the stack that is seen next is that of the call.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import sys
-import threading
 import time
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
+from ltui.training.rank.exit_lock import ExitLock
 from ltui.training.shared.defaults import SAMPLE_S
 from ltui.training.shared.regular_files import write_private_json
 
@@ -30,12 +30,10 @@ _MAX_STACKS, _MAX_WRITTEN = 2000, 300
 _MAX_FRAMES = 64
 _MAX_CHARS = 300
 """Innermost frames of a stack, and characters of a path or name."""
-_look_lock = threading.Lock()
-"""Held during a look, and for ever once the process exits, for the reason that
-``HeartbeatThread._beat_lock`` gives: a look holds frames of the other thread."""
-_EXIT_WAIT_S = 5.0
+_look_lock = ExitLock()
+"""Held during a look."""
 
-Stack = tuple[tuple[str, int, str], ...]
+Frames = list[tuple[str, int, str]]
 """File, line and function of each frame, innermost first."""
 
 
@@ -46,17 +44,16 @@ class StackSampler:
         """``thread`` is the ``ident`` of the thread, which must be alive."""
         self._thread = thread
         self._clock = time.pthread_getcpuclockid(thread)
-        self.times: dict[Stack, list[float]] = {}
+        self.times: dict[tuple[tuple[str, int, str], ...], list[float]] = {}
         """Stack -> seconds, and the seconds of those in which no other thread ran Python."""
         self.other_s = 0.0
         """Seconds of stacks that are not counted, because there are too many."""
-        self.seconds = self.longest_s = self.cpu_s = 0.0
-        """Seconds that were sampled, the longest time between two samples, and the processor time
-        that sampling took."""
+        self.seconds = 0.0
+        """Seconds that were sampled."""
 
     def run(self, seconds: float) -> None:
         """Take samples for ``seconds``."""
-        began_s, began_cpu_s = time.monotonic(), time.thread_time()
+        began_s = time.monotonic()
         last_s, last_cpu_s, last_delay_s = began_s, time.clock_gettime(self._clock), _delay_s()
         while last_s - began_s < seconds:
             time.sleep(PERIOD_S)
@@ -67,15 +64,14 @@ class StackSampler:
                 and delay_s - last_delay_s < elapsed_s / 2
                 and cpu_s - last_cpu_s > elapsed_s / 10
             )
-            with _look_lock:
+            if _look_lock.acquire():
                 self._count(elapsed_s, elapsed_s if held else 0.0)
-            self.longest_s = max(self.longest_s, elapsed_s)
+                _look_lock.release()
             last_s, last_cpu_s, last_delay_s = now_s, cpu_s, delay_s
         self.seconds = last_s - began_s
-        self.cpu_s = time.thread_time() - began_cpu_s
 
     def _count(self, elapsed_s: float, held_s: float) -> None:
-        stack = _stack_of(self._thread)
+        stack = tuple(frames_of(sys._current_frames().get(self._thread), _MAX_FRAMES))
         times = self.times.get(stack)
         if times is None and len(self.times) < _MAX_STACKS:
             times = self.times[stack] = [0.0, 0.0]
@@ -90,8 +86,6 @@ class StackSampler:
         longest = sorted(self.times.items(), key=lambda item: -item[1][0])[:_MAX_WRITTEN]
         return {
             "seconds": self.seconds,
-            "longest_s": self.longest_s,
-            "cpu_s": self.cpu_s,
             "stacks": [
                 {
                     "frames": [
@@ -115,24 +109,15 @@ def _delay_s() -> float:
         return 0.0
 
 
-def _stack_of(thread: int) -> Stack:
-    """Return the stack of a thread. No frame is kept, because that keeps its variables alive."""
-    frame = sys._current_frames().get(thread)
-    stack: list[tuple[str, int, str]] = []
-    while frame is not None and len(stack) < _MAX_FRAMES:
+def frames_of(frame: FrameType | None, most: int) -> Frames:
+    """Return a frame and its callers, at most so many. No frame is kept, because that keeps its
+    variables alive."""
+    frames: Frames = []
+    while frame is not None and len(frames) < most:
         code = frame.f_code
-        stack.append((code.co_filename, frame.f_lineno or 0, code.co_name))
+        frames.append((code.co_filename, frame.f_lineno or 0, code.co_name))
         frame = frame.f_back
-    return tuple(stack)
-
-
-def _end(pid: int = os.getpid()) -> None:
-    """Look no more, because the process exits."""
-    if os.getpid() == pid:  # the lock of a forked child may be held for ever
-        _look_lock.acquire(timeout=_EXIT_WAIT_S)
-
-
-atexit.register(_end)
+    return frames
 
 
 def sample(thread: int, folder: str | Path, request: int) -> None:
