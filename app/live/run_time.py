@@ -18,7 +18,7 @@ from ltui.training.state.run_snapshot import RunSnapshot
 from ltui.training.state.time_advice import Advice, LoaderSetting, advice
 from ltui.training.state.time_ledger import TimeLedger, time_ledger
 from ltui.training.store.run_directory import RunDir, read_json, write_json
-from ltui.training.store.time_queries import FEW_BLOCKS, MOST_BLOCKS, TimeStore
+from ltui.training.store.time_queries import TimeStore
 
 MAX_RANKS = 64
 """Maximum number of ranks with an account."""
@@ -35,10 +35,10 @@ class RunTime(Struct, frozen=True):
 def read_time(run_dir: RunDir, snapshot: RunSnapshot, *, in_detail: bool = False) -> RunTime:
     """Return the time of a run. Raise ``ProblemError`` if its history cannot be read.
 
-    ``in_detail``: with accounts of ranks and machines, and from finer steps.
+    ``in_detail``: with accounts of ranks and machines.
     """
     with TimeStore(run_dir) as store:
-        facts = store.time_facts(snapshot, MOST_BLOCKS if in_detail else FEW_BLOCKS)
+        facts = store.time_facts(snapshot)
     ledger = time_ledger(facts, MAX_RANKS if in_detail else 0)
     return RunTime(ledger, advice(ledger, facts, _loader(run_dir)))
 

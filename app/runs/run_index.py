@@ -24,7 +24,7 @@ from ltui.training.state.run_labels import NO_LABELS, labels_from_document
 from ltui.training.store.run_directory import RunDir
 
 INDEX_NAME = "index.db"
-VERSION = 6
+VERSION = 7
 """Version of the rows (``user_version``). Raise it when ``RunSummary`` or a table changes."""
 _TABLES = """
 CREATE TABLE runs (id TEXT PRIMARY KEY, stamp TEXT, row BLOB, metrics BLOB) WITHOUT ROWID;

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ltui.app.live.run_time import read_time
 from ltui.training.shared.record_types import StepField
 from ltui.training.state.run_snapshot import Event, RunState, Verdict
 from ltui.training.state.time_ledger import TimeLedger, time_ledger
@@ -107,3 +108,24 @@ def test_coarse_blocks_of_a_long_history_say_the_same(
     }  # fmt: skip
     for part, us in fine.run.parts_us.items():
         assert abs(coarse.run.parts_us[part] - us) <= 40_000_000, part  # one window
+
+
+def test_lists_and_reports_say_the_same(tmp_path: Path) -> None:
+    """Two ranks take turns in being the slow one, which blocks of several steps do not show."""
+    run = run_dir(tmp_path)
+    with closing(StoreWriter(run.db_path)) as store:
+        store.begin_attempt(1, started_at=0.0, boot_id="b", resumed_path=None, resumed_step=None)
+        for rank in range(2):
+            rows: list[StepRow] = []
+            for _, step, values in timed_steps(1, 1500, 10.0).steps:
+                row = list(values)
+                row[StepField.STEP_S] = 0.5 if step % 2 == rank else 0.2
+                rows.append((rank, step, row))
+            store.commit(1, Batch(steps=rows, cursors={rank: Cursor(1501)}))
+        store.end_attempt(1, 760.0)
+        store.write_snapshot(snapshot(state=RunState.FINISHED, created_at=0.0, ended_at=760.0))
+    with TimeStore(run) as reader:
+        newest = reader.snapshot()
+    listed, shown = read_time(run, newest).ledger, read_time(run, newest, in_detail=True).ledger
+    assert listed.run == shown.run
+    assert shown.run.parts_us["training"] == 600_000_000

@@ -20,9 +20,9 @@ from ltui.training.store.history_queries import spans
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.history_windows import WINDOW_SIZES
 
-MOST_BLOCKS, FEW_BLOCKS = 20_000, 2000
-"""Maximum number of blocks that are read of a run, about: for a report, and for lists and screens,
-which read many runs or often."""
+MOST_BLOCKS = 10_000
+"""Maximum number of blocks that are read of a run, about, for reports, screens and lists alike: an
+account depends on the size of its blocks. They take 0.1 s."""
 MOST_ROWS = 100_000
 """Steps of all ranks of an attempt up to which blocks are made of rows, which are more exact than
 the windows of the history and take 0.1 s."""
