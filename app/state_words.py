@@ -126,6 +126,14 @@ def limit_text(snapshot: RunSnapshot) -> str:
     return clean_line(f"{words}: {'; '.join(limit.evidence)}" if limit.evidence else words, 400)
 
 
+def limit_sentence(snapshot: RunSnapshot) -> str:
+    """Return ``speed limited by data: ...``, also if it is not known; empty as ``limit_text``."""
+    text = limit_text(snapshot)
+    if text.startswith(_LIMITS[LimitKind.UNKNOWN]):
+        return f"what limits the speed is {text}"
+    return f"speed limited by {text}" if text else ""
+
+
 def bad_loss_words(snapshot: RunSnapshot) -> str:
     """Return ``loss NaN since step 152``; empty if the loss is finite."""
     verdict = bad_loss(snapshot.verdicts)

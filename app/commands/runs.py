@@ -17,7 +17,7 @@ from ltui.app.runs.run_fields import FIELDS, Kind, kind_of, value_of, value_text
 from ltui.app.runs.run_list import RunList, read_settings, recovered_snapshot
 from ltui.training.json_codec import to_json
 from ltui.training.problem import ProblemError
-from ltui.training.state.run_snapshot import HEAD_FIELDS, RunSnapshot
+from ltui.training.state.run_snapshot import HEAD_FIELDS, Limit, LimitKind, RunSnapshot
 from ltui.training.state.time_advice import Advice
 from ltui.training.state.time_ledger import TimeLedger
 from ltui.training.store.code_record import CodeRecord
@@ -42,7 +42,7 @@ _WORDS = {"state_word": str, "tags": list[str], "group": str, "note": str, "star
 _LABELS = {**_WORDS, "name?": str, "colour?": int}
 _LISTED = (RunSnapshot, {**_LABELS, "state": str}, HEAD_FIELDS)
 _SHOWN = (RunSnapshot, {**_LABELS, "settings": dict[str, str]})
-_TIME = (TimeLedger, {"advice": [Advice]})
+_TIME = (TimeLedger, {"advice": [Advice], "limit": Limit | None})
 _CODE_DIFF = {"attempt": int, "changed_files": list[str], "diff": str}
 DATA = {
     "list_all": OneOf(([_LISTED], list[dict[str, Any]])),
@@ -175,13 +175,18 @@ def _show_time(run_dir: RunDir, snapshot: RunSnapshot, *, as_json: bool) -> int:
     from ltui.app.live.run_time import read_time
     from ltui.app.presentation.snapshot_text import title
     from ltui.app.presentation.time_view import time_lines
+    from ltui.app.state_words import limit_sentence
 
     time_of_run = read_time(run_dir, snapshot, in_detail=True)
     if as_json:
         found = [to_json(one) for one in time_of_run.advice]
-        print_envelope({**to_json(time_of_run.ledger), "advice": found})
+        limit = to_json(snapshot.limit)
+        print_envelope({**to_json(time_of_run.ledger), "advice": found, "limit": limit})
     else:
-        print("\n".join(time_lines(time_of_run.ledger, title(snapshot), time_of_run.advice)))
+        computes = snapshot.limit is not None and snapshot.limit.kind == LimitKind.DEVICE
+        limit = "" if computes else limit_sentence(snapshot)
+        lines = time_lines(time_of_run.ledger, title(snapshot), time_of_run.advice, limit)
+        print("\n".join(lines))
     return EXIT_DONE
 
 

@@ -64,8 +64,11 @@ def summary(ledger: TimeLedger, most: int = 4) -> str:
     return f"goodput {percent(ledger.goodput)}{': ' if texts else ''}{', '.join(texts)}"
 
 
-def time_lines(ledger: TimeLedger, title: str, found: Sequence[Advice]) -> list[str]:
-    """Return what ``ltui show --time`` prints."""
+def time_lines(
+    ledger: TimeLedger, title: str, found: Sequence[Advice], limit: str = ""
+) -> list[str]:
+    """Return what ``ltui show --time`` prints. ``limit``: a sentence about what limits the speed,
+    which no part shows if the ranks wait for each other within their steps."""
     run = ledger.run
     lines = [f"{title}: {duration(run.wall_us / 1e6)}, goodput {percent(ledger.goodput)}"]
     lines += [f"  {time_bar(run, BAR_CELLS)}"]
@@ -82,6 +85,7 @@ def time_lines(ledger: TimeLedger, title: str, found: Sequence[Advice]) -> list[
     for word, accounts, name_of in named:
         if accounts:
             lines += ["", *_table(word, accounts, name_of)]
+    lines += ["", limit] if limit else []
     if found:
         lines += [
             "",

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from ltui.app.presentation.time_view import BAR_CELLS, summary, time_bar, time_lines
+from ltui.training.state.run_snapshot import Limit
 from ltui.training.state.time_advice import Advice
 from ltui.training.state.time_ledger import AttemptTimes, Interval, Part, StepBlock, TimeFacts
 from ltui.training.state.time_ledger import time_ledger as ledger_of
+from tests.cli.conftest import Ltui
+from tests.ltui_command import answer
+from tests.stored_runs import stored_run
 
 FACTS = TimeFacts(
     begin=0.0,
@@ -42,3 +50,24 @@ def test_the_report_has_all_parts_ranks_and_advice() -> None:
     assert "pauses." in text
     assert "\x1b" not in text
     assert "0 1 m 40 s 60 %" in words, "rank 0 waits less by itself"
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("rank", "speed limited by rank 1, which the others wait for: it works longer"),
+        ("unknown", "what limits the speed is not known: it works longer"),
+        ("device", ""),
+    ],
+)
+def test_the_report_says_what_limits_the_speed(
+    private_home: Path, command: Ltui, kind: str, said: str
+) -> None:
+    limit = Limit(kind=kind, rank=1, evidence=("it works longer",))
+    stored_run(private_home, "brave-owl-0001", limit=limit)
+    text = command("show", "brave-owl", "--time").stdout
+    assert said in text.splitlines()
+    assert ("speed" in text) == bool(said)
+    assert "to gain" not in text
+    document = answer(command("show", "brave-owl", "--time", "--json").stdout)
+    assert document["limit"]["kind"] == kind
