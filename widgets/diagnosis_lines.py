@@ -55,8 +55,7 @@ def headline_lines(view_model: DiagnosisViewModel, width: int) -> Lines:
     """Return the headline, the line about the run, and what limits its speed."""
     lines = _wrapped(view_model.headline.text, width, tone=view_model.headline.tone)
     lines += _wrapped(view_model.about, width, tone=Tone.DIM)
-    limit = f"speed limited by {view_model.limit}" if view_model.limit else ""
-    return [*lines, *(_wrapped(limit, width) if limit else ())]
+    return [*lines, *_wrapped(view_model.limit, width)]
 
 
 # -- verdicts --------------------------------------------------------------------------------------

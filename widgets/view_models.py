@@ -315,7 +315,7 @@ class DiagnosisViewModel(Struct, frozen=True, kw_only=True):
     """The run, and the time of the diagnosis."""
     verdicts: tuple[VerdictViewModel, ...] = ()
     limit: str = ""
-    """What limits the speed of the run; empty if too little was measured."""
+    """A sentence about what limits the speed of the run; empty if too little was measured."""
     earlier: tuple[str, ...] = ()
     """Verdicts that have ended, one line each."""
     collectives: tuple[CollectiveTable, ...] = ()

@@ -19,7 +19,7 @@ from ltui.app.diagnosis.process_rows import (
     stack_title,
 )
 from ltui.app.presentation.snapshot_text import program_text
-from ltui.app.state_words import DURATION, level_word, limit_text, state_word
+from ltui.app.state_words import DURATION, level_word, limit_sentence, state_word
 from ltui.training.config.run_spec import BLOCKING_LEVELS
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence, RankEvidence
 from ltui.training.diagnosis.sample_report import SampleReport, SampleRow
@@ -104,7 +104,7 @@ def diagnosis_view_model(diagnosis: Diagnosis, context: DiagnosisContext) -> Dia
         headline=_headline(diagnosis, active, context),
         about=_about_line(diagnosis, context),
         verdicts=tuple(_verdict_view_model(v, context) for v in active),
-        limit=limit_text(context.snapshot),
+        limit=limit_sentence(context.snapshot),
         earlier=tuple(_earlier_line(v) for v in _ended_verdicts(diagnosis, context)[-MAX_EARLIER:]),
         collectives=grids,
         collectives_note="" if grids else _no_collectives_note(evidence, context),

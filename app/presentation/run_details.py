@@ -53,7 +53,7 @@ def metrics_and_configuration(frame: Frame) -> Text:
     out = Text()
     _append_metrics(out, frame)
     if text := limit_text(frame.snapshot):
-        out.append("\nspeed limited by\n", "bold")
+        out.append("\nwhat limits the speed\n", "bold")
         out.append(f"{text}\n")
     _append_time(out, frame)
     _append_configuration(out, frame)

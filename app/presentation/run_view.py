@@ -31,7 +31,7 @@ from ltui.app.state_words import (
     bad_loss_sentence,
     ended_detail,
     is_blocked,
-    limit_text,
+    limit_sentence,
     open_verdicts,
     recovery_text,
     state_sign,
@@ -242,7 +242,7 @@ def note_lines(frame: Frame) -> tuple[str, ...]:
             what = f"the run can't be read, for {age}: "
         lines.append(what + clean_line(frame.error))
     if run.limit is not None and run.state is RunState.RUNNING and run.limit.kind not in UNLIMITED:
-        lines.append(f"speed limited by {limit_text(run)}")
+        lines.append(limit_sentence(run))
     if run.cautions and run.state in LIVE:
         more = f" ({len(run.cautions) - 1} more: ltui show)" if len(run.cautions) > 1 else ""
         lines.append(f"{warning_line(run.cautions[0])}{more}")

@@ -98,6 +98,12 @@ BOTH = (rank(0), rank(1))
         pytest.param(load(rank(on_gpu=True)), "unknown", 0.3, "no readings", id="GPU not readable"),
         pytest.param(load(rank(looks=4)), "unknown", 0.3, "too rarely", id="few looks"),
         pytest.param(
+            load(rank(looks=18, moved=18, slept=95)), "unknown", 0.3, "slept in 84 %", id="sleeps"
+        ),
+        pytest.param(
+            load(rank(looks=30, moved=28, slept=10)), "host", 0.3, "93 % of", id="sleeps little"
+        ),
+        pytest.param(
             load(rank(0, beats=4, waiting=4), rank(1, beats=4)),
             "device",
             0.3,
@@ -137,7 +143,7 @@ def test_a_heartbeat_thread_counts_what_its_rank_does(tmp_path: Path) -> None:
     (tmp_path / "queue" / "1").mkdir(parents=True)
     slot = HeartbeatSlot(tmp_path / "queue" / "1", 3)
     for waits, moved in ((True, None), (False, True), (False, False), (None, True)):
-        slot.count(waits=waits, moved=moved)
+        slot.count(waits=waits, moved=moved, slept=moved is None)
     activity = HeartbeatTable(tmp_path / "queue" / "1").read_activity()
-    assert activity[3] == RankActivity(beats=3, waiting=1, looks=3, moved=2)
-    assert activity[0] == RankActivity(0, 0, 0, 0)
+    assert activity[3] == RankActivity(beats=3, waiting=1, looks=3, moved=2, slept=1)
+    assert activity[0] == RankActivity(0, 0, 0, 0, 0)

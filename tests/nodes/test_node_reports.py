@@ -140,9 +140,9 @@ def test_the_counts_of_other_machines_show_that_every_rank_waits(
     gpu = GpuSnapshot(index=0, node=1, utilisation_percent=1e9, ranks=(1,))
     for second in range(13):
         for beat in range(10):
-            slot.count(waits=beat < 6, moved=None)
-        counts = 10 * (second + 1), round(10 * (second + 1) * waits), 0, 0
-        machine = MachineObservations(activity={1: counts, 0: (0, 0, 0, 0), 7: counts}, gpus=(gpu,))
+            slot.count(waits=beat < 6, moved=None, slept=False)
+        counts = 10 * (second + 1), round(10 * (second + 1) * waits), 0, 0, 0
+        machine = MachineObservations(activity={1: counts, 0: (0,) * 5, 7: counts}, gpus=(gpu,))
         report = a_report(machine=machine, ranks=(1, 0))
         assert isinstance(decode(intake.report("1", encode(ReportMessage(report)))), OrdersMessage)
         for rank in (0, 1):
@@ -170,7 +170,7 @@ def test_what_a_machine_counted_before_the_first_report_is_left_out(intake: Repo
 
 
 def test_counts_that_cannot_be_are_refused(intake: ReportIntake) -> None:
-    for counts in ((-1, 0, 0, 0), (1 << 60, 0, 0, 0)):
+    for counts in ((-1, 0, 0, 0, 0), (1 << 60, 0, 0, 0, 0)):
         machine = MachineObservations(activity={1: counts})
         message = ReportMessage(a_report(machine=machine, ranks=(1,)))
         answer = decode(intake.report("1", encode(message)))

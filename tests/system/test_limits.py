@@ -1,4 +1,4 @@
-"""Eight programs that are limited in one way each, or in none: the right one is named.
+"""Nine programs that are limited in one way each, or in none: the right one is named.
 
 What limits a program depends on the machine and on what else it does, so ``make zoo`` runs them.
 """
@@ -23,6 +23,7 @@ CASES = {
     "validation": "validation",
     "checkpoints": "checkpoints",
     "healthy": "device",
+    "sleeps": "unknown",
 }
 
 
@@ -37,5 +38,8 @@ def test_what_limits_a_program_is_named(private_home: Path, case: str) -> None:
     if case == "slow_rank":
         assert limit["rank"] == 1
     assert limit["evidence"][0] in " ".join(ended.stdout.split())
-    assert "speed limited by" in run_ltui("diagnose", "last", code=0).stdout
+    if case == "sleeps":
+        assert "the training thread slept in" in limit["evidence"][0]
+    start = "what limits the speed is" if case == "sleeps" else "speed limited by"
+    assert start in run_ltui("diagnose", "last", code=0).stdout
     assert private_home.is_dir()

@@ -47,6 +47,8 @@ class RankLoad(Struct, frozen=True, kw_only=True):
     looks: int = 0
     """Looks at its training thread, outside of backward passes, optimizers and waits."""
     moved: int = 0
+    slept: int = 0
+    """The same looks in which it slept instead, in neither a collective nor its loader."""
     gpu_percent: float | None = None
     on_gpu: bool = False
 
@@ -189,17 +191,24 @@ def _computing(ranks: Sequence[RankLoad], step_s: float) -> Limit:
     """Return whether the host or the device computes most of the time, as far as that is known."""
     if any(rank.on_gpu for rank in ranks):
         return _on_gpu(ranks, step_s)
-    looks = sum(rank.looks for rank in ranks)
+    looks, slept = sum(rank.looks for rank in ranks), sum(rank.slept for rank in ranks)
+    if looks + slept >= LEAST_BEATS and slept >= looks:
+        text = f"the training thread slept in {100 * slept / (looks + slept):.0f} % of the looks"
+        where = "ltui diagnose RUN --sample shows where"
+        return _unknown(step_s, f"{text}, outside of collectives and its loader: {where}")
     if looks < LEAST_BEATS:
         return _unknown(step_s, "the training thread was seen too rarely outside of its waits")
     moved = sum(rank.moved for rank in ranks) / looks
-    text = f"after 0.5 ms the training thread had moved on in {100 * moved:.0f} % of {looks} looks"
+    text = (
+        f"in {100 * moved:.0f} % of {looks} looks the training thread was in another place of the "
+        "program after 0.5 ms of work"
+    )
     if moved >= SMALL_OPERATORS:
         text = f"many small operators: {text}"
         return Limit(kind=LimitKind.HOST, seconds=step_s, evidence=(text,))
     if moved <= LARGE_OPERATORS:
         return Limit(kind=LimitKind.DEVICE, seconds=step_s, evidence=(f"large operators: {text}",))
-    return _unknown(step_s, text)
+    return _unknown(step_s, f"operators of all sizes: {text}")
 
 
 def _on_gpu(ranks: Sequence[RankLoad], step_s: float) -> Limit:

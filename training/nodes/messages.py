@@ -137,7 +137,9 @@ class MachineObservations(Struct, frozen=True, kw_only=True):
     processes: Mapping[int, ProcessIdentity] = field(default_factory=dict)
     """Processes of ranks that have not sent a pulse."""
     usage: Mapping[int, RankUsage] = field(default_factory=dict)
-    activity: Mapping[Rank, tuple[_Count, _Count, _Count, _Count]] = field(default_factory=dict)
+    activity: Mapping[Rank, tuple[_Count, _Count, _Count, _Count, _Count]] = field(
+        default_factory=dict
+    )
     """What the heartbeat threads of its ranks have counted (``RankActivity``)."""
     host: HostEvidence | None = None
     gpus: tuple[GpuSnapshot, ...] = ()

@@ -127,32 +127,37 @@ class HeartbeatThread:
             self._count_activity()
 
     def _count_activity(self) -> None:
-        """Count whether the main thread waits in a collective, and whether it moves on."""
+        """Count whether the main thread waits in a collective, moves on, or sleeps elsewhere."""
         waits: bool | None = None
         if self._joined and self._recorder.is_recording and self._counts.completed >= 0:
             is_pending = self._counts.enqueued > self._counts.completed
             # The rank computes while a collective is pending that it does not need yet.
             waits = is_pending and _is_asleep(self._main_native)
-        self.slot.count(waits=waits, moved=None if waits else self._has_moved())
+        moved, slept = (None, False) if waits else self._look()
+        # It may sleep in a collective if those are not known.
+        slept = slept and (waits is False or not self._joined)
+        self.slot.count(waits=waits, moved=moved, slept=slept)
 
-    def _has_moved(self) -> bool | None:
-        """Return whether the main thread moves on while it computes for half a millisecond.
+    def _look(self) -> tuple[bool | None, bool]:
+        """Return whether the main thread moves on while it computes for half a millisecond, and
+        whether it sleeps instead.
 
         None if it does not compute, has no processor, or is in a backward pass, which is one call
         of Python.
         """
         clock = time.pthread_getcpuclockid(self._main or 0)
-        first, began_ns = self._place(), time.clock_gettime_ns(clock)
+        first, began_ns, ran_ns = self._place(), time.clock_gettime_ns(clock), 0
         for _ in range(_LOOKS):
             time.sleep(_LOOK_S)
             place = self._place()
             if first is None or place is None:
-                return None
+                return None, False
             if place != first:
-                return True
-            if time.clock_gettime_ns(clock) - began_ns >= _RAN_NS:
-                return False
-        return None
+                return True, False
+            ran_ns = time.clock_gettime_ns(clock) - began_ns
+            if ran_ns >= _RAN_NS:
+                return False, False
+        return None, not ran_ns and _is_asleep(self._main_native)
 
     def _place(self) -> tuple[Any, int] | None:
         """Return the call that the main thread is in, and its instruction, if it computes.

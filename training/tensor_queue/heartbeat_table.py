@@ -36,9 +36,10 @@ _BARRIER_AT: Final = 128
 _BARRIER: Final = Struct("<qH")
 """Time when the rank entered the barrier (0: it is in none), length of the barrier's name."""
 _NAME_BYTES: Final = 120
-_ACTIVITY: Final = Struct("<4q")
+_ACTIVITY: Final = Struct("<5q")
 """Heartbeats with known collectives, those in which the rank waits in one, looks at its training
-thread, and those in which it had moved on. Counts since the start of the process."""
+thread, those in which it had moved on, and looks in which it slept. Counts since the start of the
+process."""
 _ACTIVITY_AT: Final = 64
 _MAGIC: Final = int.from_bytes(b"LTUIWIT1", "little")
 
@@ -83,6 +84,7 @@ class RankActivity(NamedTuple):
     waiting: int
     looks: int
     moved: int
+    slept: int
 
 
 class HeartbeatSlot:
@@ -104,7 +106,7 @@ class HeartbeatSlot:
         self._words = view[self._at : self._at + _WORDS.size].cast("q")
         at = self._at + _ACTIVITY_AT
         self._activity = view[at : at + _ACTIVITY.size].cast("q")
-        self._activity[:] = memoryview(_ACTIVITY.pack(0, 0, 0, 0)).cast("q")
+        self._activity[:] = memoryview(_ACTIVITY.pack(0, 0, 0, 0, 0)).cast("q")
         self._words[:] = memoryview(_WORDS.pack(0, os.getpid(), 0, -1, -1, 0, 0, 0)).cast("q")
         self.leave_barrier()
 
@@ -134,8 +136,9 @@ class HeartbeatSlot:
         words[_ANSWERED], words[_FLAGS] = answered, flags
         words[_BEAT] = beat_ns
 
-    def count(self, *, waits: bool | None, moved: bool | None) -> None:
-        """Count whether the rank waits in a collective and has moved on; None: not known."""
+    def count(self, *, waits: bool | None, moved: bool | None, slept: bool) -> None:
+        """Count whether the rank waits in a collective, has moved on (None: not known), and whether
+        it slept elsewhere."""
         activity = self._activity
         if waits is not None:
             activity[1] += waits
@@ -143,6 +146,7 @@ class HeartbeatSlot:
         if moved is not None:
             activity[3] += moved
             activity[2] += 1
+        activity[4] += slept
 
     def enter_barrier(self, name: str, now_ns: int) -> None:
         """Record that the main thread has entered the barrier ``name``."""

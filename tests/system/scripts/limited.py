@@ -61,6 +61,8 @@ def main() -> None:
         inputs = sample if batches is None else next(batches)
         if CASE == "slow_rank" and rank == 1:
             time.sleep(0.5)
+        if CASE == "sleeps":
+            time.sleep(0.1)
         optimizer.zero_grad()
         net(inputs).mean().backward()
         if CASE == "all_reduce":

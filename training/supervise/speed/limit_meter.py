@@ -21,7 +21,7 @@ WINDOW_S = 30.0
 SHORTEST_S = 8.0
 """Seconds of a window below which nothing is said."""
 PERIOD_S = 1.0
-_NO_ACTIVITY = RankActivity(0, 0, 0, 0)
+_NO_ACTIVITY = RankActivity(0, 0, 0, 0, 0)
 
 
 class _Sample(Struct):
@@ -131,7 +131,7 @@ def _rank_load(rank: int, samples: Sequence[_Sample], fold: FoldState) -> RankLo
     then, now = known[0], known[-1]
     # A new process of the rank counts from zero.
     then = then if now.looks >= then.looks and now.beats >= then.beats else _NO_ACTIVITY
-    beats, waiting, looks, moved = (
+    beats, waiting, looks, moved, slept = (
         max(0, after - before) for before, after in zip(then, now, strict=True)
     )
     readings = [sample.gpus[rank] for sample in samples if rank in sample.gpus]
@@ -145,6 +145,7 @@ def _rank_load(rank: int, samples: Sequence[_Sample], fold: FoldState) -> RankLo
         waiting=min(waiting, beats),  # another machine may send anything
         looks=looks,
         moved=min(moved, looks),
+        slept=slept,
         gpu_percent=sum(readings) / len(readings) if readings else None,
         on_gpu=str((folded.hello or {}).get("device", "")).startswith("cuda"),
     )
