@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from ltui.training.diagnosis.limits import RankLoad, RunLoad, find_limit
+from ltui.training.state.record_fold import FoldState, fold
+from ltui.training.supervise.speed.limit_meter import LimitMeter
 from ltui.training.tensor_queue.heartbeat_table import HeartbeatSlot, HeartbeatTable, RankActivity
+from tests.state.records import steps
 
 
 def rank(number: int = 0, **changes: Any) -> RankLoad:
@@ -147,3 +150,28 @@ def test_a_heartbeat_thread_counts_what_its_rank_does(tmp_path: Path) -> None:
     activity = HeartbeatTable(tmp_path / "queue" / "1").read_activity()
     assert activity[3] == RankActivity(beats=3, waiting=1, looks=3, moved=2, slept=1)
     assert activity[0] == RankActivity(0, 0, 0, 0, 0)
+
+
+def test_the_step_that_contains_a_stall_or_a_pause_does_not_count(tmp_path: Path) -> None:
+    meter, state = LimitMeter(tmp_path), FoldState()
+
+    def second(now: int, *, trains: bool = True, stalled_s: float = 0.0, ends: bool = True) -> None:
+        nonlocal state
+        for number in range(2 * ends):
+            own_s = 0.1 + stalled_s * number
+            fields = {"step_s": 1.0 + stalled_s, "forward_s": own_s, "backward_s": 0.9}
+            rows = steps(1, 1.0, first=now, start_s=now, optimizer_s=0.0, fetch_s=0.0, **fields)
+            state = fold(state, number, rows)
+        meter.update(float(now), trains, {}, state, ())
+
+    for now in range(1, 11):
+        second(now)
+    assert meter.limit is None or meter.limit.kind != "rank"
+    for now in range(11, 31):
+        second(now, trains=False, ends=False)
+    second(31, ends=False)  # the rank has moved on, within the step
+    second(32, stalled_s=20.0)
+    for now in range(33, 45):
+        second(now)
+    assert meter.limit is not None
+    assert meter.limit.kind != "rank"

@@ -34,7 +34,7 @@ from ltui.training.nodes.node_places import NodePlaces, make_offer
 from ltui.training.nodes.node_watch import NodeWatch
 from ltui.training.process.identity import write_lock_text
 from ltui.training.state.record_fold import FoldState, fold
-from ltui.training.state.run_snapshot import GpuSnapshot, NodeState, RunState, Verdict
+from ltui.training.state.run_snapshot import GpuSnapshot, NodeState, Verdict
 from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.node_agent import NodeAgent
 from ltui.training.supervise.node_reports import NodeReports, RemoteNode, ReportIntake, end_text
@@ -150,7 +150,7 @@ def test_the_counts_of_other_machines_show_that_every_rank_waits(
             state = fold(state, rank, rows)
         activity = reports.activity()
         assert set(activity) == {0, 1}
-        meter.update(float(second), RunState.RUNNING, {}, state, reports.gpus(), activity)
+        meter.update(float(second), True, {}, state, reports.gpus(), activity)
     assert meter.limit is not None
     assert meter.limit.kind == kind
     assert {load.gpu_percent for load in meter.loads(state)} == {None}

@@ -74,6 +74,11 @@ class Judgement(Struct, frozen=True, kw_only=True):
     suspects: frozenset[int] = frozenset()
     """Ranks of which evidence is to be collected."""
 
+    @property
+    def is_blocked(self) -> bool:
+        """Whether a rank is stalled or dead."""
+        return any(v.level in BLOCKING_LEVELS and v.ended is None for v in self.verdicts)
+
 
 def judge(inputs: JudgeInput) -> Judgement:
     """Return the state of every rank and what is wrong with the run."""

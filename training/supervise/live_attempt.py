@@ -393,7 +393,8 @@ class LiveAttempt:
         gpus, others = self.machine.gpu_view.gpus, {}
         if self.nodes is not None:
             gpus, others = gpus + self.nodes.reports.gpus(), self.nodes.reports.activity()
-        self.limits.update(time.monotonic(), self.state, self.pulses, self.fold, gpus, others)
+        trains = self.state is RunState.RUNNING and not judgement.is_blocked
+        self.limits.update(time.monotonic(), trains, self.pulses, self.fold, gpus, others)
         self.snapshot = build_snapshot(self, judgement, now_s, time.monotonic_ns())
         return self.snapshot
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ltui.training.config.run_spec import BLOCKING_LEVELS
 from ltui.training.diagnosis.judge import Judgement
 from ltui.training.gpu.flop_utilisation import model_flop_utilisation
 from ltui.training.lifecycle.classify_end import AttemptEnd
@@ -62,9 +61,7 @@ def build_snapshot(
     ranks = _ranks(live, judgement, now_ns)
     speed = throughput(fold, now_ns)
     job = job_of_environment(os.environ)
-    resting = live.state is RunState.PAUSED or any(
-        v.level in BLOCKING_LEVELS and v.ended is None for v in judgement.verdicts
-    )
+    resting = live.state is RunState.PAUSED or judgement.is_blocked
     return RunSnapshot(
         id=live.run_dir.id,
         name=spec.name,

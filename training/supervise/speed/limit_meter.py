@@ -14,7 +14,7 @@ from msgspec import Struct, field
 from ltui.training.diagnosis.limits import RankLoad, RunLoad, find_limit
 from ltui.training.shared.record_types import Phase, PulseState
 from ltui.training.state.record_fold import FoldState, RunningTotals
-from ltui.training.state.run_snapshot import GpuSnapshot, Limit, RunState
+from ltui.training.state.run_snapshot import GpuSnapshot, Limit
 from ltui.training.tensor_queue.heartbeat_table import HeartbeatTable, RankActivity
 
 WINDOW_S = 30.0
@@ -43,6 +43,8 @@ class LimitMeter:
     def __init__(self, queue_dir: Path) -> None:
         self._table = HeartbeatTable(queue_dir)
         self._samples: deque[_Sample] = deque()
+        self._rested: set[tuple[int, float]] = set()
+        """Ranks and their batches before the time without training, which the next one contains."""
         self._ticks = self._validating = self._saving = 0
         self._seconds: dict[tuple[str, int | None], float] = {}
         """Kind and rank of a limit -> seconds for which it was the limit."""
@@ -53,7 +55,7 @@ class LimitMeter:
     def update(
         self,
         now_s: float,
-        state: RunState,
+        trains: bool,
         pulses: Mapping[int, PulseState | None],
         fold: FoldState,
         gpus: Sequence[GpuSnapshot],
@@ -61,11 +63,17 @@ class LimitMeter:
     ) -> None:
         """Take the present state into account.
 
-        ``now_s`` is monotonic time. ``gpus`` are those of all machines, the own ones first;
-        ``others`` are the counts of the ranks on other machines.
+        ``now_s`` is monotonic time. ``trains``: the run is neither paused nor stalled.
+        ``gpus`` are those of all machines, the own ones first; ``others`` are the counts of the
+        ranks on other machines.
         """
-        if state is not RunState.RUNNING:
+        totals = {r: f.totals for r, f in fold.ranks.items() if f.totals is not None}
+        done = {(rank, counted.batches) for rank, counted in totals.items()}
+        if not trains:
+            self._rested = done
+        if not trains or done & self._rested:
             self._samples.clear()
+            self.limit = None
             return
         phases = {pulse.phase for pulse in pulses.values() if pulse is not None}
         self._ticks += 1
@@ -73,7 +81,6 @@ class LimitMeter:
         self._saving += Phase.CHECKPOINT in phases and Phase.VALIDATION not in phases
         if self._samples and now_s - self._samples[-1].at_s < PERIOD_S:
             return
-        totals = {r: f.totals for r, f in fold.ranks.items() if f.totals is not None}
         busy: dict[int, float] = {}
         for gpu in gpus:
             percent = gpu.utilisation_percent
