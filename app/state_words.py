@@ -22,6 +22,7 @@ from ltui.training.state.run_snapshot import (
     RunSnapshot,
     RunState,
     Verdict,
+    health_word,
 )
 from ltui.training.state.verdicts import VerdictKind, is_gpu_kind, most_severe_first
 from ltui.widgets import formats
@@ -109,8 +110,6 @@ _LIMITS = {
     LimitKind.UNKNOWN: "not known",
 }
 """What limits the speed, in words."""
-UNLIMITED = frozenset({LimitKind.DEVICE.value, LimitKind.UNKNOWN.value})
-"""Limits that are no reason to change anything."""
 
 
 def limit_text(snapshot: RunSnapshot) -> str:
@@ -183,7 +182,7 @@ def state_sentence(snapshot: RunSnapshot) -> str:
         return "No problem found, but no rank has reported yet"
     count = len(snapshot.ranks)
     subject = {1: "the rank is", 2: "both ranks are"}.get(count, f"all {count} ranks are")
-    return f"Healthy: {subject} running{_pace(snapshot.ranks)}"
+    return f"{health_word(snapshot.limit)}: {subject} running{_pace(snapshot.ranks)}"
 
 
 def _pace(ranks: tuple[RankSnapshot, ...]) -> str:

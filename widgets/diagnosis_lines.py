@@ -70,7 +70,7 @@ def verdicts_lines(view_model: DiagnosisViewModel, width: int) -> Lines:
         in_headline = number == 0 and verdict.sentence in view_model.headline.text
         lines += verdict_lines(verdict, width, with_sentence=not in_headline)
     if not view_model.verdicts:
-        lines.append((Cell(text="No problem found"),))
+        lines += _wrapped(view_model.verdicts_note or "No problem found", width)
     if view_model.earlier:
         lines += [_EMPTY, _title("earlier")]
         for text in view_model.earlier:
@@ -334,7 +334,7 @@ WIDTH = 100
 def report(view_model: DiagnosisViewModel, width: int = WIDTH) -> str:
     """Return every part that is not empty, each under its title."""
     named: list[tuple[str, Lines]] = []
-    if view_model.verdicts or view_model.earlier:
+    if view_model.verdicts or view_model.earlier or view_model.verdicts_note:
         named.append(("problems and remedies", verdicts_lines(view_model, width)))
     if view_model.collectives:
         named.append(("collectives", collectives_lines(view_model, width)))

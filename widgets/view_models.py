@@ -314,6 +314,8 @@ class DiagnosisViewModel(Struct, frozen=True, kw_only=True):
     about: str
     """The run, and the time of the diagnosis."""
     verdicts: tuple[VerdictViewModel, ...] = ()
+    verdicts_note: str = ""
+    """What to know if there are no verdicts; empty if nothing is wrong."""
     limit: str = ""
     """A sentence about what limits the speed of the run; empty if too little was measured."""
     earlier: tuple[str, ...] = ()

@@ -19,7 +19,7 @@ from ltui.app.diagnosis.process_rows import (
     stack_title,
 )
 from ltui.app.presentation.snapshot_text import program_text
-from ltui.app.state_words import DURATION, level_word, limit_sentence, state_word
+from ltui.app.state_words import DURATION, FAILED, level_word, limit_sentence, state_word
 from ltui.training.config.run_spec import BLOCKING_LEVELS
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence, RankEvidence
 from ltui.training.diagnosis.sample_report import SampleReport, SampleRow
@@ -104,6 +104,7 @@ def diagnosis_view_model(diagnosis: Diagnosis, context: DiagnosisContext) -> Dia
         headline=_headline(diagnosis, active, context),
         about=_about_line(diagnosis, context),
         verdicts=tuple(_verdict_view_model(v, context) for v in active),
+        verdicts_note=_no_verdicts_note(context.snapshot),
         limit=limit_sentence(context.snapshot),
         earlier=tuple(_earlier_line(v) for v in _ended_verdicts(diagnosis, context)[-MAX_EARLIER:]),
         collectives=grids,
@@ -175,7 +176,8 @@ def _about_line(diagnosis: Diagnosis, context: DiagnosisContext) -> str:
         clean_name(run.name), program, state_word(run), f"attempt {diagnosis.attempt}",
         f"step {formats.step(run.global_step, run.max_steps)}", _checked_text(diagnosis, context),
     ]  # fmt: skip
-    return " · ".join(w for w in parts if w) + "".join(f" · {clean_line(n)}" for n in context.notes)
+    notes = (clean_line(note) for note in context.notes if note != limit_sentence(run))
+    return " · ".join([*filter(None, parts), *notes])
 
 
 def _checked_text(diagnosis: Diagnosis, context: DiagnosisContext) -> str:
@@ -223,6 +225,14 @@ def certainty(confidence: float) -> str:
     """Return ``high (90 %)`` or ``low, a guess (30 %)``."""
     word = "high" if confidence >= 0.85 else "medium" if confidence >= 0.6 else "low, a guess"
     return f"{word} ({formats.percent(confidence)})"
+
+
+def _no_verdicts_note(run: RunSnapshot) -> str:
+    if run.state in FAILED:
+        where = f", in {clean_line(run.log_dir)}" if run.log_dir else ""
+        return f"Its log says how it ended: ltui logs {clean_name(run.id)}{where}"
+    slows = run.limit is not None and run.limit.slows
+    return "No rank stalls; what limits the speed stands above" if slows else ""
 
 
 def _kill_and_resume(run: RunSnapshot) -> str:

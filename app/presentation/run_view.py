@@ -27,7 +27,6 @@ from ltui.app.presentation.snapshot_text import (
 )
 from ltui.app.state_words import (
     FAILED,
-    UNLIMITED,
     bad_loss_sentence,
     ended_detail,
     is_blocked,
@@ -241,7 +240,7 @@ def note_lines(frame: Frame) -> tuple[str, ...]:
             age = formats.age(frame.now - frame.error_since)
             what = f"the run can't be read, for {age}: "
         lines.append(what + clean_line(frame.error))
-    if run.limit is not None and run.state is RunState.RUNNING and run.limit.kind not in UNLIMITED:
+    if run.limit is not None and run.state is RunState.RUNNING and run.limit.slows:
         lines.append(limit_sentence(run))
     if run.cautions and run.state in LIVE:
         more = f" ({len(run.cautions) - 1} more: ltui show)" if len(run.cautions) > 1 else ""

@@ -20,12 +20,13 @@ from ltui.app.diagnosis.request_diagnosis import (
     post_mortem,
     stored_diagnoses,
 )
+from ltui.app.presentation.run_view import note_lines
 from ltui.app.screens.diagnosis import DiagnoseScreen
 from ltui.app.state_words import state_sentence
 from ltui.training.diagnosis.collective_positions import collective_positions
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence, Frame, RankEvidence
 from ltui.training.problem import Problem, ProblemError
-from ltui.training.state.run_snapshot import CheckpointInfo, NodeSnapshot, RunState, Verdict
+from ltui.training.state.run_snapshot import CheckpointInfo, Limit, NodeSnapshot, RunState, Verdict
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets.diagnosis_lines import report
 from ltui.widgets.tone import Tone
@@ -106,6 +107,23 @@ def test_a_healthy_run_is_said_to_be_one_with_verdicts_that_are_over() -> None:
     text = text_of(healthy())
     assert text.startswith("Healthy: ranks 0 and 1 are running")
     assert "STALLED" not in text
+
+
+def test_a_run_that_failed_or_is_slowed_is_not_said_to_be_without_a_problem() -> None:
+    how = "failed: python can't open the file"
+    ended = {"state": RunState.FAILED, "ended_at": NOW, "log_dir": "/runs/x/logs/1"}
+    run = snapshot(detail=how, **ended)
+    text = text_of(replace(healthy(), headline=state_sentence(run)), snapshot=run)
+    assert text.startswith(how)
+    assert f"ltui logs {run.id}, in /runs/x/logs/1" in text
+    run = snapshot(limit=Limit(kind="rank", rank=1, evidence=("it works longer",)))
+    assert state_sentence(run).startswith("No rank stalls: all 4 ranks are running")
+    notes = note_lines(frame(snapshot=run))
+    text = text_of(replace(healthy(), headline=state_sentence(run)), snapshot=run, notes=notes)
+    assert text.count("speed limited by rank 1, which the others wait for: it works longer") == 1
+    assert "No rank stalls; what limits" in text
+    assert "Healthy" not in text
+    assert "No problem" not in text
 
 
 SLOWEST = (*snapshot().ranks[:3], replace(snapshot().ranks[3], step_s=0.2))

@@ -12,8 +12,9 @@ from ltui.training.diagnosis.collective_positions import find_unfinished_collect
 from ltui.training.diagnosis.evidence import Collective, Diagnosis, Evidence, Frame, RankEvidence
 from ltui.training.json_codec import from_json, to_json
 from ltui.training.shared.record_types import Phase
-from ltui.training.state.run_snapshot import RankSnapshot, RankState
+from ltui.training.state.run_snapshot import Limit, RankSnapshot, RankState
 from ltui.training.supervise.health_monitor import build_diagnosis, diagnosis_headline
+from tests.app.frames import snapshot
 from tests.diagnosis.machines import (
     ALL_REDUCE,
     evidence_of,
@@ -225,7 +226,7 @@ def test_some_ranks_may_be_ahead_in_a_tree_broadcast() -> None:
 
 def test_a_diagnosis_survives_its_json() -> None:
     evidence = load("worker_sleep")
-    made = build_diagnosis("run", 1, 5.0, judged(evidence, later_s=4.0).verdicts, evidence)
+    made = build_diagnosis(snapshot(), 5.0, judged(evidence, later_s=4.0).verdicts, evidence)
     assert made.headline.startswith("stalled: rank 1")
     assert {front.rank for front in made.wavefront} == {0, 1, 2}
     assert any("worker" in who for group in made.stacks for who in group.who)
@@ -277,4 +278,6 @@ def test_the_headline_of_healthy_and_unknown_runs() -> None:
     assert "the slowest is rank 0" in diagnosis_headline((), both, slowest=0)
     silent = RankSnapshot(rank=0, state=RankState.RUNNING)
     assert diagnosis_headline((), (silent,)).startswith("Unknown: rank 0 sends no telemetry")
+    waited_for = snapshot(ranks=both, limit=Limit(kind="rank", rank=1))
+    assert build_diagnosis(waited_for, 5.0, (), None).headline.startswith("No rank stalls: ranks 0")
     assert diagnosis_headline((), ()) == "No rank has started to train yet"

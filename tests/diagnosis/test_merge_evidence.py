@@ -22,6 +22,7 @@ from ltui.training.diagnosis.judge_input import Death
 from ltui.training.json_codec import from_json, to_json
 from ltui.training.shared.record_types import Phase, PulseState
 from ltui.training.supervise.health_monitor import build_diagnosis
+from tests.app.frames import snapshot
 from tests.diagnosis.machines import at, machine, trained
 from tests.diagnosis.recordings import FOLDER, load, pulses_of
 from tests.required import required
@@ -164,7 +165,7 @@ def test_an_old_part_does_not_hide_that_a_rank_has_moved() -> None:
 def test_a_diagnosis_names_the_machine_of_every_rank() -> None:
     evidence = load("worker_stop")
     merged = merge_evidence(_split(evidence, {}))
-    made = build_diagnosis("run", 1, 5.0, (), merged, (), NODES)
+    made = build_diagnosis(snapshot(nodes=NODES), 5.0, (), merged)
     who = [name for group in made.stacks for name in group.who]
     assert {"rank 0 on a", "rank 1 on b", "rank 2 on c"} <= {*who}
     assert any(name.startswith("worker ") and name.endswith(" of rank 1 on b") for name in who)

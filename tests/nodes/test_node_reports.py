@@ -163,8 +163,8 @@ def test_what_a_machine_counted_before_the_first_report_is_left_out(intake: Repo
     meter, state = LimitMeter(queue_dir), FoldState()
     for second in range(13):
         state = fold(state, 1, steps(1, 1.0, first=second + 1, start_s=second))
-        others = {1: RankActivity(9000 + 2 * second, 9000, 0, 0)} if second else {}
-        meter.update(float(second), RunState.RUNNING, {}, state, (), others)
+        others = {1: RankActivity(9000 + 2 * second, 9000, 0, 0, 0)} if second else {}
+        meter.update(float(second), True, {}, state, (), others)
     (load,) = meter.loads(state)
     assert (load.beats, load.waiting) == (22, 0)
 

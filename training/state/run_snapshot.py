@@ -273,6 +273,16 @@ class Limit(Struct, frozen=True, kw_only=True):
     """The rank that others wait for."""
     evidence: tuple[str, ...] = ()
 
+    @property
+    def slows(self) -> bool:
+        """Whether it is known, and a reason to change anything."""
+        return self.kind not in (LimitKind.DEVICE, LimitKind.UNKNOWN)
+
+
+def health_word(limit: Limit | None) -> str:
+    """Return how a run without a verdict is called."""
+    return "No rank stalls" if limit is not None and limit.slows else "Healthy"
+
 
 class CheckpointInfo(Struct, frozen=True, kw_only=True):
     """One checkpoint, as its manifest describes it."""

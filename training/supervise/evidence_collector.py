@@ -15,7 +15,6 @@ from concurrent.futures import Future
 from typing import Any
 
 from msgspec import Struct, field
-from msgspec.structs import replace
 
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence, HostEvidence
 from ltui.training.diagnosis.judge import Judgement
@@ -257,20 +256,7 @@ class EvidenceCollector:
         now_s, samples = time.time(), self.samples
         if samples is not None and now_s - samples.taken_at > _SAMPLES_KEPT_S:
             samples = None
-        slowest = None if snapshot.limit is None else snapshot.limit.rank
-        if samples is not None and samples.differs:
-            slowest = samples.slow
-        diagnosis = build_diagnosis(
-            self._run_dir.id,
-            self._attempt,
-            now_s,
-            verdicts,
-            evidence,
-            snapshot.ranks,
-            snapshot.nodes,
-            slowest,
-        )
-        return replace(diagnosis, samples=samples)
+        return build_diagnosis(snapshot, now_s, verdicts, evidence, samples)
 
     def _request(self, poll: QueuePoll, fold: FoldState, snapshot: RunSnapshot) -> EvidenceRequest:
         """Return a request for evidence of all ranks."""

@@ -23,11 +23,18 @@ from ltui.training.diagnosis.collective_positions import collective_positions
 from ltui.training.diagnosis.evidence import Diagnosis, Evidence, Frame, StackGroup
 from ltui.training.diagnosis.judge import Judgement, judge
 from ltui.training.diagnosis.judge_input import Death, HealthHistory, JudgeInput, verdict_key
+from ltui.training.diagnosis.sample_report import SampleReport
 from ltui.training.diagnosis.stack_frames import is_library_file
 from ltui.training.diagnosis.verdict_words import NO_MACHINES, rank_machines, ranks_text, verb
 from ltui.training.lifecycle.elastic_log import WorkerFailure, last_error_line, log_tail
 from ltui.training.process.stack_dumps import parse_stacks
-from ltui.training.state.run_snapshot import NodeSnapshot, RankSnapshot, RankState, Verdict
+from ltui.training.state.run_snapshot import (
+    RankSnapshot,
+    RankState,
+    RunSnapshot,
+    Verdict,
+    health_word,
+)
 from ltui.training.store.run_directory import RunDir
 
 
@@ -244,21 +251,15 @@ _COMPARED_FRAMES = 40
 
 
 def build_diagnosis(
-    run: str,
-    attempt: int,
+    run: RunSnapshot,
     taken_at: float,
     verdicts: Sequence[Verdict],
     evidence: Evidence | None,
-    ranks: Sequence[RankSnapshot] = (),
-    nodes: Sequence[NodeSnapshot] = (),
-    slowest: int | None = None,
+    samples: SampleReport | None = None,
 ) -> Diagnosis:
-    """Return the diagnosis of a run; ``nodes`` are the machines of a run on several.
-
-    ``slowest``: the rank that is known to be the slowest by other means than the times of steps.
-    """
+    """Return the diagnosis of a run, with these of its verdicts."""
     missing: tuple[str, ...] = ()
-    machines = rank_machines(nodes)
+    machines = rank_machines(run.nodes)
     if evidence is not None:
         by_rank = [
             f"{ranks_text((r,), machines)}: {reason}"
@@ -266,15 +267,19 @@ def build_diagnosis(
             for reason in e.missing
         ]
         missing = (*evidence.missing, *by_rank)
+    slowest = None if run.limit is None else run.limit.rank
+    if samples is not None and samples.differs:
+        slowest = samples.slow
     return Diagnosis(
-        run=run,
-        attempt=attempt,
+        run=run.id,
+        attempt=run.attempt,
         taken_at=taken_at,
-        headline=diagnosis_headline(verdicts, ranks, machines, slowest),
+        headline=diagnosis_headline(verdicts, run.ranks, machines, slowest, health_word(run.limit)),
         verdicts=tuple(verdicts),
         evidence=evidence,
         wavefront=collective_positions(evidence.ranks) if evidence is not None else (),
         stacks=group_stacks(evidence, machines) if evidence is not None else (),
+        samples=samples,
         missing=missing,
     )
 
@@ -284,10 +289,11 @@ def diagnosis_headline(
     ranks: Sequence[RankSnapshot],
     machines: Mapping[int, str] = NO_MACHINES,
     slowest: int | None = None,
+    health: str = health_word(None),
 ) -> str:
     """Return the cause of the most severe verdict, or a sentence about the ranks' health.
 
-    The rank ``slowest`` is named as such.
+    ``slowest``: the rank that is known to be the slowest by other means than the times of steps.
     """
     if verdicts:
         first = verdicts[0]
@@ -307,10 +313,10 @@ def diagnosis_headline(
     wait = last.data_wait_share
     share = f", {100 * wait:.0f} % of it waiting for data" if wait is not None else ""
     if len(ranks) == 1:
-        return f"Healthy: rank {last.rank} is running, {last.step_s:.3g} s per step{share}"
+        return f"{health}: rank {last.rank} is running, {last.step_s:.3g} s per step{share}"
     running = [r.rank for r in ranks]
     return (
-        f"Healthy: {ranks_text(running, machines)} {verb(running, 'is', 'are')} running; the"
+        f"{health}: {ranks_text(running, machines)} {verb(running, 'is', 'are')} running; the"
         f" slowest is {ranks_text((last.rank,), machines)}"
         f" ({last.step_s:.3g} s per step{share})"
     )
