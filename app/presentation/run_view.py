@@ -51,6 +51,7 @@ from ltui.training.state.run_snapshot import (
     Verdict,
 )
 from ltui.training.state.verdicts import most_severe_first
+from ltui.training.store.history_place import INCIDENT_FILE
 from ltui.widgets import formats
 from ltui.widgets.columns import Column
 from ltui.widgets.sanitise import clean_line, clean_name
@@ -225,7 +226,9 @@ def note_lines(frame: Frame) -> tuple[str, ...]:
     if frame.moment is not None and frame.moment.gap is not None:
         lines.append(clean_line(frame.moment.gap))
     if run.history_note:
-        lines.append(f"history incomplete: {clean_line(run.history_note)}")
+        is_incident = run.history_note.startswith(INCIDENT_FILE)
+        prefix = "" if is_incident else "history incomplete: "
+        lines.append(prefix + clean_line(run.history_note))
     if run.detail and run.state in LIVE and run.state is not RunState.PAUSED:
         lines.append(clean_line(run.detail))
     if run.stops and run.state in LIVE:

@@ -42,6 +42,8 @@ NEAR_S = 1e-3
 """Marks that are nearer to the shown moment, in seconds, are this moment."""
 REFUSED = frozenset({"stop", "stop_when", "pause", "checkpoint", "kill", "resume", "rerun"})
 """Actions that change the run."""
+OF_THE_PRESENT = {"diagnose": "diagnosis", "profile": "profile"}
+"""Actions that show what is measured now, and what they show."""
 OF_THE_PAST = "This is the past of the run: nothing was requested. Esc returns to now."
 NO_MOMENT = "This is the present. `,` goes to the mark before, `b` asks for a moment."
 
@@ -94,8 +96,8 @@ class PastMomentScreen(RunCommandScreen):
     def refusal_of(self, action: str) -> str | None:
         if self.in_past and action in REFUSED:
             return OF_THE_PAST
-        if self.in_past and action == "diagnose":
-            return "The diagnosis is about the present. Esc returns to now."
+        if self.in_past and action in OF_THE_PRESENT:
+            return f"The {OF_THE_PRESENT[action]} is about the present. Esc returns to now."
         if action in ("play", "return_to_now") and not self.in_past:
             return NO_MOMENT
         return super().refusal_of(action)
@@ -205,8 +207,7 @@ class PastMomentScreen(RunCommandScreen):
             return
         at = frame.moment.at
         self._past_at = max(self._past_at, at) if playing else at
-        about = "" if playing else self._about
-        moment = replace(frame.moment, about=about, speed=self._speed, newest=self.newest)
+        moment = replace(frame.moment, about=self._about, speed=self._speed, newest=self.newest)
         self.show_frame(replace(frame, moment=moment))
 
     def _failed(self, error: Exception) -> None:
@@ -252,6 +253,7 @@ class PastMomentScreen(RunCommandScreen):
         if self._past_at is None or self.present is None:
             return
         self._past_at += passed_s * self._speed
+        self._about = ""
         if self._past_at >= self.newest:
             if self.present.snapshot.state in LIVE:
                 self.return_to_now()

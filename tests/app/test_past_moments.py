@@ -262,18 +262,22 @@ async def test_a_moment_is_asked_for_and_no_key_acts_on_the_run_there(run_dir: R
         keys = [hint.key for hint in screen.query_one(KeyFooter)._hints]
         assert "esc" in keys
         assert "r" not in keys
-        await pilot.press("r")
+        await pilot.press("r", "P")
         await until(pilot, lambda: OF_THE_PAST in notices(pilot.app))
+        await until(pilot, lambda: any("profile is about the" in t for t in notices(pilot.app)))
         assert pilot.app.screen is screen
 
 
 async def test_it_plays_to_the_end(run_dir: RunDir) -> None:
     async with opened(run_dir, at="-30s") as (pilot, screen):
         await at_moment(pilot, screen, 210)
+        screen.show_moment(AskedMoment(at=BEGAN + 210), "paused at step 71")
+        await until(pilot, lambda: "paused at step 71" in text_of_screen(pilot.app))
         await pilot.press("space", *["plus"] * 5)
         await until(pilot, lambda: not screen.plays)
         text = await at_moment(pilot, screen, 240)
         assert "89/1000" in text
+        assert "paused at step 71" not in text
 
 
 async def test_a_moment_that_is_none_is_said_and_the_present_stays(run_dir: RunDir) -> None:

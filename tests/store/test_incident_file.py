@@ -8,12 +8,14 @@ import os
 import shutil
 import sqlite3
 import tarfile
+import time
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from ltui.app.presentation.run_view import note_lines
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import RunState
@@ -24,6 +26,7 @@ from ltui.training.store.past.snapshots import document_of, past_folder
 from ltui.training.store.past.writer import PastWriter
 from ltui.training.store.redaction import Redactor, is_secret_name, secret_digests
 from ltui.training.store.run_directory import RunDir
+from tests.app.frames import frame
 from tests.runs.fuzz import fuzz_incident
 from tests.runs.hostile_runs import full_run, output_of
 
@@ -146,6 +149,9 @@ def test_it_opens_with_the_minutes_around_the_moment(run_dir: RunDir, tmp_path: 
         assert [verdict.cause for verdict in store.verdicts()] == ["rank 1 died"]
     snapshot = resolve_snapshot(opened)
     assert (snapshot.state, snapshot.global_step) == (RunState.FAILED, 9)
+    made = time.strftime("%Y-%m-%d %H:%M", time.localtime(incident.made_at))
+    assert snapshot.history_note == f"an incident file: minutes of the run, written at {made}"
+    assert snapshot.history_note in note_lines(frame(snapshot=snapshot))
     path = written(run_dir, "--force", "--around", "1970-01-01T02:30:00+00:00")
     shutil.rmtree(tmp_path / "opened")
     opened, _, _ = open_incident(path, tmp_path / "opened")

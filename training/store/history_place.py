@@ -91,6 +91,10 @@ KEEP_UNFINISHED_S = 14 * 86400.0
 """Seconds for which a history is kept whose last part was not copied."""
 
 
+INCIDENT_FILE = "an incident file"
+"""Begin of what is said about the history in one, which lacks nothing that it should have."""
+
+
 class HistoryPlace(Struct, frozen=True, kw_only=True):
     """The content of ``history.json``."""
 
@@ -99,6 +103,8 @@ class HistoryPlace(Struct, frozen=True, kw_only=True):
     """Folder of the history on ``host``; None if the copy in the run directory is complete."""
     alive_at: float
     """Unix time of the last sign of life of the supervisor."""
+    note: str | None = None
+    """What to say about the history; None if it is a copy that may lack its end."""
 
     @property
     def is_here(self) -> bool:
@@ -128,6 +134,7 @@ def read_place(run_dir: RunDir) -> HistoryPlace | None:
             host=str(document.get("host")),
             folder=Path(folder) if folder else None,
             alive_at=run_dir.history_place_path.stat().st_mtime,
+            note=str(document["note"]) if document.get("note") else None,
         )
     return None
 
@@ -172,7 +179,8 @@ def what_is_missing(run_dir: RunDir) -> str | None:
     place = read_place(run_dir)
     if place is None or place.folder is None or place.is_here:
         return None
-    return f"copied until {copied_at(run_dir)}; the rest is in {place.folder} on {place.host}"
+    copied = f"copied until {copied_at(run_dir)}"
+    return place.note or f"{copied}; the rest is in {place.folder} on {place.host}"
 
 
 def copied_at(run_dir: RunDir) -> str:

@@ -30,7 +30,7 @@ from ltui.training.json_codec import parse_json
 from ltui.training.problem import ProblemError
 from ltui.training.shared.regular_files import open_regular, read_regular
 from ltui.training.store.database_schema import open_for_reading
-from ltui.training.store.history_place import history_file
+from ltui.training.store.history_place import INCIDENT_FILE, history_file
 from ltui.training.store.past.reader import documents_of, record_files
 from ltui.training.store.past.snapshots import past_folder
 from ltui.training.store.past.writer import FrameFile
@@ -264,9 +264,14 @@ def open_incident(path: Path, home: Path) -> tuple[RunDir, Incident, str | None]
         except _DamagedError as error:
             note = f"The file is damaged or was cut after {count} of its files ({error})."
     # The processes of the run are elsewhere, whatever this machine has.
+    made = time.strftime("%Y-%m-%d %H:%M", time.localtime(incident.made_at))
     write_json(
         run_dir.history_place_path,
-        {"host": f"{incident.host} (incident file)", "folder": "the run directory"},
+        {
+            "host": f"{incident.host} (incident file)",
+            "folder": "the run directory",
+            "note": f"{INCIDENT_FILE}: minutes of the run, written at {made}",
+        },
     )
     os.utime(run_dir.history_place_path, (_ALWAYS, _ALWAYS))
     if run_dir.db_path.exists():
