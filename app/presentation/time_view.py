@@ -31,6 +31,8 @@ SIGNS: dict[Part, tuple[str, str]] = {
 BAR_CELLS = 60
 PARTS_IN_TABLE = 6
 """Maximum number of parts that are columns of a table; the largest ones."""
+_BEFORE = "before"
+"""The row of the time before the first attempt."""
 
 
 def time_bar(account: Account, cells: int) -> str:
@@ -92,11 +94,13 @@ def time_lines(
             "to gain, the most first",
             *(f"  {clean_line(one.text, 300)}" for one in found),
         ]
-    return [*lines, "", ledger.rule]
+    before = len(ledger.attempts) > 1 and not ledger.attempts[0].number
+    note = f" {_BEFORE.capitalize()} is the time from the launch to the first attempt."
+    return [*lines, "", ledger.rule + note * before]
 
 
 def _attempt_name(number: int) -> str:
-    return str(number) if number else "before"
+    return str(number) if number else _BEFORE
 
 
 def _table(word: str, accounts: Sequence[Account], name_of: Callable[[int], str]) -> list[str]:

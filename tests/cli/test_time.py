@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ltui.app.presentation.time_view import BAR_CELLS, summary, time_bar, time_lines
 from ltui.training.state.run_snapshot import Limit
@@ -50,6 +51,11 @@ def test_the_report_has_all_parts_ranks_and_advice() -> None:
     assert "pauses." in text
     assert "\x1b" not in text
     assert "0 1 m 40 s 60 %" in words, "rank 0 waits less by itself"
+    assert "Before" not in text
+    late = replace(FACTS, attempts=[replace(FACTS.attempts[0], begin=5.0)])
+    text = "\n".join(time_lines(ledger_of(late, 8), "brave-owl", ()))
+    assert " before " in text
+    assert text.endswith("Before is the time from the launch to the first attempt.")
 
 
 @pytest.mark.parametrize(

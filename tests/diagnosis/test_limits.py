@@ -80,7 +80,7 @@ BOTH = (rank(0), rank(1))
             id="parts of a step are not known",
         ),
         pytest.param(load(*BOTH, validation=0.4), "validation", 0.12, "40 %", id="validation"),
-        pytest.param(load(validation=0.9), "validation", None, "90 %", id="only validation"),
+        pytest.param(load(validation=0.9), "validation", None, "% of the time", id="only it"),
         pytest.param(load(*BOTH, checkpoints=0.2), "checkpoints", 0.06, "20 %", id="checkpoints"),
         pytest.param(
             load(*BOTH, validation=0.2, checkpoints=0.1), "device", 0.3, "", id="some of both"

@@ -116,7 +116,7 @@ def _around_steps(
         return None
     each_s = share * seconds / steps if steps else None
     each = "" if each_s is None else f", {each_s:.3g} s for each step"
-    text = f"{100 * share:.0f} % of the last {seconds:.0f} s{each}"
+    text = f"{100 * share:.0f} % of the time{each}"
     return Limit(kind=kind, share=share, seconds=each_s, evidence=(text,))
 
 
