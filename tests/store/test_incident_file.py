@@ -292,6 +292,8 @@ def test_damaged_files_neither_crash_nor_reach_the_terminal(tmp_path: Path) -> N
         ("http://localhost:6006/a@b", None),
         ("bearer abc.def.ghijk; sk-abc123DEF; ghp_0a1b2c3d4", "bearer [key]; [key]; [key]"),
         ("call hf_hub_download", None),
+        ("c3Q=\nZW5k\n-----END RSA PRIVATE KEY-----\nn: 1", "[key]\nn: 1"),
+        ("-----BEGIN PGP PRIVATE KEY BLOCK-----\nc3Q=", "[key]"),
         ("login me password hunter2", "login me password [secret]"),
     ],
 )
@@ -300,13 +302,17 @@ def test_forms_of_secrets(text: str, redacted: str | None) -> None:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("part", ["://", "://a:", "token=", "a_", "--token ", "eyJ", "hf_"])
+@pytest.mark.parametrize(
+    "part", ["://", "://a:", "token=", "a_", "--token ", "eyJ", "hf_", "-----END "]
+)
 def test_no_text_keeps_the_redactor_busy(part: str) -> None:
     """A pattern whose time grows with the square of the length would take minutes."""
     assert Redactor({}, {}).text(part * 90_000)
 
 
 def test_documents_are_redacted_as_documents() -> None:
+    lines = ["c3Q=", "-----END PRIVATE KEY-----", "ok", "-----BEGIN PRIVATE KEY-----", "c3Q="]
+    assert Redactor({}, {}).document({"log_tail": lines}) == {"log_tail": ["[key]", "ok", "[key]"]}
     redactor = Redactor({}, {})
     command = ["python", "--api_key", "a, b", "--model.token=x y", "--lr", "1", "-n", "abcdef"]
     document = {"command": command, "auth": {"user": "me", "n": [7, "x"]}, "pad_token": 3}

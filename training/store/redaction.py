@@ -60,9 +60,11 @@ _USER = re.compile(
     r"(?<=://)(?:[^\s/@:\"'<>]{0,99}:(?!\d{1,5}(?:[/?#\s\"'<>]|$))[^\s\"'<>]{0,512}(?=@)"
     r"|[^\s/\"'<>?#]{1,512}(?=@))"
 )
+_BLOCK = r"(?: BLOCK)?-----"
+_KEY_END = rf"-----END [A-Z ]*PRIVATE KEY{_BLOCK}"
 _KNOWN = re.compile(
-    rf"{PRIVATE_KEY}-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
-    # Also one that was cut: too much is replaced rather than too little.
+    # Also a key of which the begin or the end was cut: rather too much than too little.
+    rf"(?:{PRIVATE_KEY}{_BLOCK}.*?(?:{_KEY_END}|\Z)|\A(?:(?!{PRIVATE_KEY}{_BLOCK}).)*?{_KEY_END})"
     rf"|\b(?:{'|'.join(KEY_FORMS)})(?:(?=[\w-]*[0-9A-Z])[\w-]{{8,}}|[\w-]{{20,}})"
     r"|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
     r"|(?i:(?<=bearer )|(?<=bearer%20))[\w.~+/=-]{8,}",
@@ -176,6 +178,10 @@ class Redactor:
                 for key, inner in value.items()
             }
         if isinstance(value, list | tuple):
+            if all(isinstance(each, str) for each in value):
+                # The lines of a log: a key may have several.
+                lines = "\n".join(value)
+                value = self.text(lines).split("\n") if "PRIVATE KEY" in lines else value
             return [
                 self.document(inner, self._name_in(value, at, name))
                 for at, inner in enumerate(value)
