@@ -171,7 +171,10 @@ def _listed(what: Incident, files: list[PackedFile], redactor: Redactor) -> list
         f"  replaced {count:,} times: {clean_line(name, 100)}"
         for name, count in sorted(redactor.replaced.items())
     ]
-    return [*lines, "  Not replaced: names of machines, metrics, and what has no known form."]
+    return [
+        *lines,
+        "  Not replaced: names of machines, users and metrics, and what has no known form.",
+    ]
 
 
 def open_file(options: Namespace) -> int:

@@ -294,6 +294,16 @@ def test_damaged_files_neither_crash_nor_reach_the_terminal(tmp_path: Path) -> N
         ("call hf_hub_download", None),
         ("c3Q=\nZW5k\n-----END RSA PRIVATE KEY-----\nn: 1", "[key]\nn: 1"),
         ("-----BEGIN PGP PRIVATE KEY BLOCK-----\nc3Q=", "[key]"),
+        (
+            "x?X-Amz-Signature=ab12&y signature=cd34",
+            "x?X-Amz-Signature=[secret] signature=[secret]",
+        ),
+        ("https://hooks.slack.com/services/T01234567/B0/abCD12345678", "https://[key]"),
+        ("dckr_pat_abCD1234-x", "[key]"),
+        ("\x1b[1mpassword\x1b[0m=\x1b[32mhunter2\x1b[0m x", "password=[secret] x"),
+        ("password:\n  correct horse\nn: 1", "password:\n  [secret]\nn: 1"),
+        ("password: |\n  correct\nn: 1", "password: |\n  [secret]\nn: 1"),
+        ("secrets:\n  n: 1\ntoken:\nn: 1", None),
         ("login me password hunter2", "login me password [secret]"),
     ],
 )
@@ -303,11 +313,21 @@ def test_forms_of_secrets(text: str, redacted: str | None) -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
-    "part", ["://", "://a:", "token=", "a_", "--token ", "eyJ", "hf_", "-----END "]
+    "part",
+    ["://", "://a:", "token=", "a_", "--token ", "eyJ", "hf_", "-----END ", "token:\n ", "x\x1b["],
 )
 def test_no_text_keeps_the_redactor_busy(part: str) -> None:
     """A pattern whose time grows with the square of the length would take minutes."""
     assert Redactor({}, {}).text(part * 90_000)
+
+
+def test_each_form_and_line_of_a_secret_value_is_found() -> None:
+    value = "first line/1\n{\n-----BEGIN X-----\n"
+    for text in ("first+line%2F1", "first%20line/1", "a first line/1"):
+        stored = json.loads(json.dumps(secret_digests({"A_TOKEN": value})))
+        for redactor in Redactor({"A_TOKEN": value}, {}), Redactor({}, {}, [stored]):
+            assert redactor.text(text) in ("[A_TOKEN]", "a [A_TOKEN]")
+            assert redactor.text("{ -----BEGIN X-----") == "{ -----BEGIN X-----"
 
 
 def test_documents_are_redacted_as_documents() -> None:

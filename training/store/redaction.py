@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus
 
 from ltui.training.json_codec import parse_json
 from ltui.training.store.secret_files import KEY_FORMS, PRIVATE_KEY
@@ -29,7 +29,7 @@ _SECRET_NAME = re.compile(
     r"|(?:api|access|private|signing|encryption|account|auth|master|license)[_.-]?key"
     r"|token(?=$|[_.-])|(?:^|[_.-])(?:auth(?:orization)?|dsn|pat|sas|webhook_url)(?=$|[_.-])"
     r"|(?:^-*|[.]|(?:user|db|smtp|mysql|pg|redis|login)_)pass$|(?:[_.-]|^-+)pwd$|^-*(?-i:pwd)$"
-    r"|(?-i:_(?:KEY|PASS|PAT|PW)$)|^sig$",
+    r"|(?-i:_(?:KEY|PASS|PAT|PW)$)|^sig$|(?:^|-)signature$",
     re.IGNORECASE,
 )
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z][a-z])")
@@ -38,9 +38,11 @@ _NUMBERS = re.compile(r"pass|pwd|secret|credential", re.IGNORECASE)
 _NO_SECRET = frozenset(("", "null", "none", "true", "false", "~", "nan"))
 _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?", re.IGNORECASE)
 _HEAD = re.compile(
-    # name: value, "name": value, name=value, environ["name"] = value, name => value
+    # name: value, "name": value, name=value, environ["name"] = value, name => value; in YAML also
+    # with the value, but no other name, on the next line
     r"(?<![\w.-])(?P<name>[\w.-]{1,100})"
-    r"(?:\\*[\"']?\]?[ \t]*(?:=>|:=|[:=])[ \t]*|"
+    r"(?:\\*[\"']?\]?[ \t]*(?:=>|:=|[:=])[ \t]*"
+    r"(?:(?:[|>][-+]?[ \t]*)?\r?\n[ \t]+(?![ \t]|[\w.-]+:\s))?|"
     # As a shell, a list of JSON or Python, and one of YAML have an option and its value.
     r"(?P<option>\\*[\"'],\s*|[ \t]+(?=[^-\s])|\r?\n[ \t]*-[ \t]+))"
 )
@@ -71,6 +73,10 @@ _KNOWN = re.compile(
     re.DOTALL,
 )
 _LOGIN = re.compile(r"(\blogin\s+\S+\s+password\s+)(?!\[)\S+")
+_ESCAPES = re.compile(
+    # Of a terminal: titles, colours, others.
+    r"\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?|\x1b[ -/]*[0-~]?"
+)
 _OTHER_HOME = re.compile(r"(/(?:home|Users)/)[^/\s\"':,]+|(?<![\w.~>-])/root(?![\w-]|\.\w)")
 _WORD = re.compile(r"[\w-]+")
 _MOST_BETWEEN = 4
@@ -79,6 +85,8 @@ _SHORT, _MOST_CLEAN = 300, 50_000
 """Length and number of the texts of which is remembered that nothing has to be replaced."""
 LEAST_CHARACTERS = 4
 """Length of a value from which on it is replaced wherever it is."""
+LEAST_OF_LINE = 8
+"""Length of a line of a secret with several lines from which on it is replaced alone, too."""
 _SECRET = "[secret]"  # noqa: S105 - what is written instead of one
 _BESIDE = "values beside the names of secrets"
 
@@ -98,9 +106,16 @@ def _secret_values(variables: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _forms(value: str) -> set[str]:
-    """Return how a value is written: as it is, in JSON, in Python and in an address."""
-    escaped = (json.dumps(value, ensure_ascii=plain)[1:-1] for plain in (False, True))
-    return {value, *escaped, repr(value)[1:-1], quote(value, safe="")}
+    """Return how a value and each of its lines are written: as they are, in JSON, in Python and in
+    an address."""
+    forms = set[str]()
+    # By the first line of a private key, its other lines are found.
+    lines = (line.strip() for line in value.splitlines())
+    for part in {value, *(x for x in lines if len(x) >= LEAST_OF_LINE and x[:5] != "-----")}:
+        escaped = (json.dumps(part, ensure_ascii=plain)[1:-1] for plain in (False, True))
+        addresses = quote(part, safe=""), quote(part), quote_plus(part)
+        forms |= {part, *escaped, repr(part)[1:-1], *addresses}
+    return forms
 
 
 def secret_digests(variables: Mapping[str, str]) -> dict[str, Any]:
@@ -233,6 +248,7 @@ class Redactor:
         return redacted
 
     def _redacted(self, text: str) -> str:
+        text = _ESCAPES.sub("", text)  # They may be between a name and its value.
         for word, name in self._words:
             if word in text:
                 self.replaced[f"the value of {name}"] += text.count(word)
@@ -262,7 +278,7 @@ class Redactor:
             if value["quote"] is None:
                 # A line with nothing but a name and a value, as in YAML, has it up to its end.
                 before = text[max(0, head.start() - 40) : head.start()]
-                if option is None and ": " in head[0] and _LINE_BEFORE.search(before):
+                if option is None and re.search(r":\s", head[0]) and _LINE_BEFORE.search(before):
                     line_end = text.find("\n", begin)
                     end = line_end if line_end >= 0 else len(text)
                 end = begin + len(text[begin:end].rstrip().rstrip(_CLOSING))

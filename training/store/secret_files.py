@@ -25,6 +25,8 @@ KEY_FORMS = {
     "npm_": r"[A-Za-z0-9]{36}",
     "pypi-": r"[\w-]{80}",
     "wandb_v1_": r"\w{40}",
+    "dckr_pat_": r"[\w-]{20}",
+    r"hooks\.slack\.com/services/\w+/\w+/": r"\w{20}",
 }
 """Known kinds of keys: how one begins, and the rest of a complete one."""
 PRIVATE_KEY = r"-----BEGIN [A-Z ]*PRIVATE KEY"
